@@ -37,6 +37,13 @@ def steps(run: Path) -> list[int]:
     return [e["step"] for e in events.timeline(RunFolder(run).events_file, "step")]
 
 
+def assert_averaged(average: dict, start: dict, weights: dict, *, steps: int) -> None:
+    """Assert that an average of so many steps made one more, to these weights; the decay of step t, from 0, is (1 + t) / (10 + t)."""
+    for name, value in average.items():
+        expected = torch.lerp(start[name], weights[name], 1 - (1 + steps) / (10 + steps))
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.fixture(scope="module")
 def trained(tiny_in, tmp_path_factory):
     """A run of two steps, which stays as it is."""
@@ -65,17 +72,82 @@ def test_another_run_brings_its_weights_and_not_its_place(tiny, tmp_path, pretra
     before, after = state_at(pretrained, 2), state_at(tmp_path / "tuned", 1)
     for name, value in before["model"].items():
         torch.testing.assert_close(after["model"][name], value)
-    # One step moves the average a little towards the weights, from where it began.
-    start = before["model"] if weights_only else before["ema"]
-    rate = 1 - 1 / 10
-    for name, value in after["ema"].items():
-        expected = torch.lerp(start[name], before["model"][name], rate)
-        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-7)
+    if weights_only:
+        assert_averaged(after["ema"], before["model"], before["model"], steps=0)
+    else:
+        assert_averaged(after["ema"], before["ema"], before["model"], steps=2)
     name = next(iter(after["optimizer"]["state"]))
     assert float(after["optimizer"]["state"][name]["step"]) == (1 if weights_only else 3)
     assert steps(tmp_path / "tuned") == [1]
     (start,) = events.read(RunFolder(tmp_path / "tuned").events_file, "start")
     assert start["resumed_from"] is None
+
+
+STILL = {"learning_rate": 1e-30}  # the weights that are loaded are those that are averaged
+
+
+@pytest.fixture(scope="module")
+def apart(tiny_in, tmp_path_factory):
+    """A run whose average lies far from its weights, since its rate is high."""
+    folder = tmp_path_factory.mktemp("apart")
+    assert children.train(tiny_in(folder, train={"max_steps": 3, "learning_rate": 0.05}, **BARE)) == [0]
+    return folder / "run"
+
+
+def distance(tensors: dict) -> float:
+    return sum(float((tensors["ema"][n] - tensors["model"][n]).norm()) ** 2 for n in tensors["ema"]) ** 0.5
+
+
+def test_a_loaded_average_goes_on_with_its_own_age(tiny, tmp_path, apart):
+    """Also after a resume of the run that loaded it, and in a run that loads that one."""
+    before = state_at(apart, 3)
+    assert distance(before) > 0.01
+    once = tiny("once", train={"max_steps": 1, **STILL}, checkpoints={"every_steps": 1, "keep_last": 3}, **BARE)
+    assert children.train(once, load=str(apart)) == [0]
+    assert f"loaded weights, average (of 3 steps) and optimizer from {apart}" in children.output(once)
+    first = state_at(tmp_path / "once", 1)
+    assert_averaged(first["ema"], before["ema"], before["model"], steps=3)
+    assert distance(first) == pytest.approx(distance(before) * 4 / 13, rel=1e-4)
+
+    once["train"]["max_steps"] = 2
+    assert children.train(once) == [0]
+    second = state_at(tmp_path / "once", 2)
+    assert_averaged(second["ema"], first["ema"], before["model"], steps=4)
+
+    chained = tiny("chained", train={"max_steps": 1, **STILL}, **BARE)
+    assert children.train(chained, load=str(tmp_path / "once")) == [0]
+    assert "average (of 5 steps)" in children.output(chained)
+    assert_averaged(state_at(tmp_path / "chained", 1)["ema"], second["ema"], before["model"], steps=5)
+
+
+@pytest.mark.parametrize(
+    ("train", "decay"),
+    [
+        pytest.param({"ema_decay": 0.25}, 0.25, id="a lower decay holds at once"),
+        pytest.param({"ema_device": "cpu"}, 4 / 13, id="kept in CPU memory", marks=pytest.mark.slow),
+    ],
+)
+def test_a_loaded_average_goes_on_with_the_settings_of_the_new_run(tiny, tmp_path, apart, train, decay):
+    before = state_at(apart, 3)
+    assert children.train(tiny("other", train={"max_steps": 1, **STILL, **train}, **BARE), load=str(apart)) == [0]
+    after = state_at(tmp_path / "other", 1)
+    for name, value in after["ema"].items():
+        expected = torch.lerp(before["ema"][name], before["model"][name], 1 - decay)
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_without_an_average_in_one_of_the_runs_it_begins_from_the_weights(tiny, tmp_path, apart):
+    before = state_at(apart, 3)
+    none = tiny("none", train={"max_steps": 1, "learning_rate": 0.05, "ema_decay": 0.0}, **BARE)
+    assert children.train(none, load=str(apart)) == [0]
+    assert "; this one keeps no average (train.ema_decay = 0.0)" in children.output(none)
+    without = state_at(tmp_path / "none", 1)
+    assert distance(without) == 0 < distance(before)
+    begun = tiny("begun", train={"max_steps": 1, "learning_rate": 0.05}, **BARE)
+    assert children.train(begun, load=str(tmp_path / "none")) == [0]
+    assert "; that run kept no average (train.ema_decay = 0.0)" in children.output(begun)
+    after = state_at(tmp_path / "begun", 1)
+    assert_averaged(after["ema"], without["model"], after["model"], steps=0)
 
 
 def test_the_data_begin_again_and_the_steps_count_on(tiny, tmp_path):

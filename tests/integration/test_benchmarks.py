@@ -23,6 +23,7 @@ REPOSITORY = Path(__file__).parents[2]
             ['"named": ', '"false": ', '"cost": ', '"equal_after_kill": true'],
         ),
         (["crash", "--ranks", "--stages", "2", "--json"], ['"kills": 2', '"wrong": []']),
+        (["footage", "--only", "frames_*", "--json"], ["{"]),
         (["histories", "--histories", "1", "--seed", "1,2", "--json"], ['"seeds": {"1": {', '"2": {', '"commit": "']),
     ],
 )  # fmt: skip

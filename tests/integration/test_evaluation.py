@@ -32,7 +32,7 @@ def measured(path: Path, *, timesteps: int = 0, **which: Any) -> Evaluation:
 
 def trained(tiny: Any, tmp_path: Path) -> tuple[RunFolder, dict[int, dict[str, Any]], dict[str, Any]]:
     """Train four steps; returns the run, its validations by step, and the recipe."""
-    recipe = tiny(train={"max_steps": 4}, validation={"every_steps": 2, "split": 0.3})
+    recipe = tiny(train={"max_steps": 4}, validation={"every_steps": 2, "split": 0.5})
     assert children.train(recipe) == [0], children.output(recipe)
     run = RunFolder(tmp_path / "run")
     return run, {event["step"]: event for event in events.timeline(run.events_file, "validation")}, recipe

@@ -12,7 +12,8 @@ from reelworks.core.shape import Shape
 from reelworks.data import decode_requests
 from reelworks.media import decode
 from reelworks.media.crop_box import crop_box
-from reelworks.media.decode import Frames, MediaError, Request, load
+from reelworks.media.decode import Frames, MediaError, Request
+from reelworks.media.decode_pool import load
 from reelworks.models import components
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import Samples

@@ -224,7 +224,7 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
     "variable_fps": _ClipRule(
         lambda rows: rows.variable_fps,
         "{clips} with variable frame rate",
-        "motion looks uneven; convert them to a constant rate if that matters",
+        "motion looks uneven where frames are read one after the other; data.fps reads them at even times",
     ),
     "one_aspect": _one_aspect,
     "transparent": _ClipRule(

@@ -90,7 +90,7 @@ class Losses:
 
     Attributes:
         short_clips: Number of videos shorter than their bucket.
-        below_rate: Number of videos with a lower frame rate than `data.fps`, which keep their own.
+        below_rate: Number of videos of a constant frame rate lower than `data.fps`, which keep their own.
     """
 
     crop: Crop
@@ -143,7 +143,8 @@ def below_rate(data: RecipeData, row: Integers) -> int:
     if rate is None:
         return 0
     # 1 % is the difference between 24 and 23.976 frames per second, and more.
-    return int(np.count_nonzero(blocks.mask(row, len(rows)) & rows.is_video & (rows.fps < 0.99 * rate)))
+    slower = rows.is_video & ~rows.variable_fps & (rows.fps < 0.99 * rate)
+    return int(np.count_nonzero(blocks.mask(row, len(rows)) & slower))
 
 
 def lost_shares(data: RecipeData, row: Integers, bucket: Integers) -> F64:

@@ -102,6 +102,8 @@ class PlanSummary(PlanNumbers):
         reasons: The first clips that are left out for each reason.
         exclude_list_unmatched: Lines of the exclude list that name no clip.
         without_effect: A line for each key of the recipe that has no effect.
+        uneven_clips: Clips of variable frame rate whose frames are read one after the other, so that the frame rate that
+            the model is told is their average.
         chosen_buckets: How the bucket entries were chosen; None if the recipe has its own.
     """
 
@@ -109,6 +111,7 @@ class PlanSummary(PlanNumbers):
     exclude_list_unmatched: list[str]
     mirrored_sides: list[MirroredSides]
     without_effect: list[str]
+    uneven_clips: int
     shared_files: list[SharedFiles]
     graphs: PlannedGraphs
     chosen_buckets: ChosenBuckets | None
@@ -125,11 +128,20 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         exclude_list_unmatched=data.exclude_list.unmatched(rows),
         mirrored_sides=data_advice.mirrored_sides(data.recipe.dataset, rows),
         without_effect=without_effect(data.recipe),
+        uneven_clips=_uneven_clips(data, plan),
         shared_files=data_advice.shared_files(data.recipe.dataset, rows),
         graphs=compiled_graphs.of_plan(data, plan),
         chosen_buckets=None if data.chosen is None else data.chosen.report(),
         losses=discarded.losses(data, plan),
     )
+
+
+def _uneven_clips(data: RecipeData, plan: EpochPlan) -> int:
+    variable = data.rows.variable_fps
+    if data.spec.data.frame_rate is not None or not variable.any():
+        return 0
+    row = data.rows.find(np.unique(plan.uid))
+    return int(variable[row[row >= 0]].sum())
 
 
 @cache
@@ -207,6 +219,11 @@ def warnings(summary: PlanSummary) -> list[str]:
     lines = [f"exclude_file names {line}, which is no clip of the recipe" for line in unmatched[:_LINES_SHOWN]]
     lines += summary.without_effect
     more = len(unmatched) - _LINES_SHOWN
+    if clips := summary.uneven_clips:
+        lines.append(
+            f"{units.plural(clips, 'clip')} of variable frame rate {'is' if clips == 1 else 'are'} read frame by frame, so "
+            "that motion is uneven and the frame rate that the model is told is an average; data.fps reads frames at even times"
+        )
     lines += [f"exclude_file has {more} more lines that name no clip"] if more > 0 else []
     for overlap in summary.shared_files:
         outer, inner = overlap.datasets

@@ -154,11 +154,11 @@ def _explain(data: RecipeData, rows: CatalogRows, reason: Reason, row: int, row_
 def _frames_text(data: RecipeData, row: int) -> str:
     """Return a clip's number of frames, and after thinning too where some are not read: "40 frames, 26 at 16 fps,"."""
     rows, config = data.rows, data.spec.data
-    frames, rate = int(rows.num_frames[row]), float(rows.fps[row])
+    frames, rate, variable = int(rows.num_frames[row]), float(rows.fps[row]), bool(rows.variable_fps[row])
     text = units.plural(frames, "frame")
-    if not rows.is_video[row] or float(decode.frame_step(rate, config)) == 1:
+    if not rows.is_video[row] or float(decode.frame_step(rate, config, variable)) == 1:
         return text
-    read = int(decode.frames_available(np.array(frames), max(rate, 1e-6), config))
+    read = int(decode.frames_available(np.array(frames), max(rate, 1e-6), config, variable))
     how = f"at {config.frame_rate:g} fps" if config.frame_rate else f"with frame_interval {config.frame_interval}"
     return f"{text}, {read} {how},"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from reelworks.catalog import caption_names, caption_texts, companions, formats, listing, lists, location, remote
 from reelworks.catalog.caption_names import NO_FILES, CaptionFiles
 from reelworks.catalog.caption_texts import Unsettled, Waiting
-from reelworks.catalog.config import Source
+from reelworks.catalog.config import Source, is_list
 from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.rows import CatalogRows
@@ -143,7 +142,7 @@ def _in_lists(rows: CatalogRows) -> list[bool]:
 
 
 def _of_source(given: str, root: str | None) -> CaptionSource:
-    source = Source.from_path(given, root=root if _is_list(given) else None)
+    source = Source.from_path(given, root=root if is_list(given) else None)
     files = _listing(source)
     in_list = files.captions is not None
     clips = [
@@ -163,10 +162,6 @@ def _settled(clips: Sequence[tuple[CaptionClip, Unsettled | None]]) -> tuple[Cap
     for i, caption, lost in waiting.settled():
         done[i] = replace(done[i], caption=caption, undecoded=lost[0] if lost else "")
     return tuple(done)
-
-
-def _is_list(given: str) -> bool:
-    return posixpath.splitext(given)[1].lower() in (".csv", ".parquet", ".jsonl")
 
 
 def _listing(source: Source) -> Listing:

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from reelworks.captioning.clips import CaptionClip, CaptionSource
-from reelworks.catalog import lists, location, remote
+from reelworks.catalog import list_tables, lists, location, remote
+from reelworks.catalog.list_tables import PATH
 from reelworks.catalog.location import MediaPath
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -100,7 +101,7 @@ class _ListPart(NamedTuple):
     """Rows of one source.
 
     Attributes:
-        list_file: The list that it is, None for a folder or catalog.
+        list_file: The list that it is, None for a folder or catalog, and a list in another form than this program writes.
         table: The rows with captions and paths of the new list.
         column: Name of the column of captions in `table`.
         former: Its name in the list, None for none.
@@ -117,17 +118,17 @@ class _ListPart(NamedTuple):
         paths = pa.array([_below(root, clip) for clip in source.clips], pa.large_string())
         if source.list_file is None:
             ranges = _ranges(source.clips) if any(clip.range for clip in source.clips) else {}
-            return cls(None, pa.table({lists.PATH: paths, **ranges, _TEXT: texts}), _TEXT, None)
-        table = lists.read_table(source.list_file)
-        former = next((name for name in lists.CAPTIONS if name in table.column_names), None)
+            return cls(None, pa.table({PATH: paths, **ranges, _TEXT: texts}), _TEXT, None)
+        table, former, is_plain, _ = list_tables.read(source.list_file)
         column = former if former is not None and is_alone else _TEXT
         table = table.rename_columns([column if name == former else name for name in table.column_names])
         if len(set(table.column_names)) < len(table.column_names):
             raise ValueError("two columns have one name")
-        table = table.set_column(table.column_names.index(lists.PATH), lists.PATH, paths)
+        table = table.set_column(table.column_names.index(PATH), PATH, paths)
+        file = source.list_file if is_plain else None
         if former is None:
-            return cls(source.list_file, table.append_column(column, texts), column, None)
-        return cls(source.list_file, table.set_column(table.column_names.index(column), column, texts), column, former)
+            return cls(file, table.append_column(column, texts), column, None)
+        return cls(file, table.set_column(table.column_names.index(column), column, texts), column, former)
 
     def rows(self, suffix: str) -> list[dict[str, Any]]:
         """Return the rows without what they lack, for a list of some format; those of the same are as they stand there."""
@@ -145,17 +146,17 @@ class _ListPart(NamedTuple):
         else:
             with file.open(encoding="utf-8-sig") as lines:
                 rows = _renamed([json.loads(line) for line in lines if line.strip()], self.former, self.column)
-        changed = self.table.select([lists.PATH, self.column]).to_pylist()
+        changed = self.table.select([PATH, self.column]).to_pylist()
         return [_without_none(row | new) for row, new in zip(rows, changed, strict=True)]
 
 
 def _renamed(rows: list[dict[str, Any]], former: str | None, column: str) -> list[dict[str, Any]]:
     """Return rows of JSON with stripped names, and with those of the new list for paths and captions."""
-    rows = [{name.strip(): value for name, value in row.items()} for row in rows]
-    known = {name for row in rows for name in row}
-    path = next(name for name in (lists.PATH, *lists.PATH_ALIASES) if name in known)
-    names = {path: lists.PATH, former: column}
-    return [{names.get(name, name): value for name, value in row.items()} for row in rows]
+    known = list(dict.fromkeys(name for row in rows for name in row))
+    names = {
+        name: column if new == former else new for name, new in zip(known, list_tables.renamed(known), strict=True)
+    }
+    return [{names[name]: value for name, value in row.items()} for row in rows]
 
 
 def _without_none(row: dict[str, Any]) -> dict[str, Any]:

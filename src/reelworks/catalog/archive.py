@@ -2,7 +2,7 @@
 
     shard-0000.tar
         000017.mp4      a clip
-        000017.txt      its caption; or 000017.json, with the caption as one of `caption_texts.KEYS`
+        000017.txt      its caption; or 000017.json, with the caption as one of `list_tables.CAPTION_NAMES`
 
 A caption belongs to the clip of the same name as in a folder (`caption_names`). Where a clip has none, WebDataset's rule
 counts, by which members belong together by their path up to the first dot of the name: if only one clip and one caption

@@ -16,13 +16,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from reelworks.catalog import caption_names, location
 from reelworks.catalog.caption_names import CaptionFiles, CaptionNames, Range
+from reelworks.catalog.list_tables import CAPTION_NAMES, NOTHING
 from reelworks.catalog.location import Location, MediaPath
 from reelworks.core import text_encoding, user_files
 
 T = TypeVar("T")
-KEYS = ("text", "caption", "prompt", "text_prompt", "cap")  # of a JSON object, the first that has a caption
-NULL_WORDS = frozenset(("nan", "none", "null", "n/a", "#n/a", "<na>"))  # that programs write for nothing
-
+_LONGEST_WORD = max(map(len, NOTHING))
 _TICK_NS = 2_000_000_000
 _SECOND, _UNCLEAR, _NULL = "second", "unclear", "null"
 _REMARKS = {
@@ -77,7 +76,7 @@ def files_beside(media: MediaPath) -> CaptionFiles:
 
 def is_null(text: str) -> bool:
     """Return whether a caption is a word that programs write where there is none."""
-    return len(text) < 5 and text.casefold() in NULL_WORDS
+    return len(text) <= _LONGEST_WORD and text.lower() in NOTHING
 
 
 def of_json(text: str) -> str | None:
@@ -87,7 +86,7 @@ def of_json(text: str) -> str | None:
     except ValueError:
         return None
     named = {key.lower(): value for key, value in values.items()} if isinstance(values, dict) else {}
-    return next((caption for key in KEYS if (caption := _of_value(named.get(key)))), None)
+    return next((caption for key in CAPTION_NAMES if (caption := _of_value(named.get(key)))), None)
 
 
 def _of_value(value: Any) -> str | None:

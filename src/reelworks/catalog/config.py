@@ -18,12 +18,24 @@ from reelworks.core.errors import UserError
 
 _Text = Annotated[str, Field(min_length=1)]
 _OptionalText = Annotated[str | None, Field(min_length=1)]
-LISTS = (".csv", ".parquet", ".jsonl")
+LISTS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")  # all but Parquet may be packed, as .csv.gz
+
+
+def list_suffix(path: str | Path) -> str:
+    """Return the suffix that tells the format of a list, without that of gzip; "" for what is no list."""
+    name = str(path).lower()
+    packed = name.endswith(".gz")
+    suffix = PurePosixPath(name.removesuffix(".gz")).suffix
+    return suffix if suffix in LISTS and not (packed and suffix == ".parquet") else ""
 
 
 def is_list(path: str | Path) -> bool:
     """Return whether a path is a list of files rather than a folder, by its suffix alone."""
-    return Path(path).suffix.lower() in LISTS
+    return bool(list_suffix(path))
+
+
+def _stem(name: str) -> str:
+    return name[: name.lower().rindex(list_suffix(name))]
 
 
 @dataclass(frozen=True)
@@ -46,13 +58,13 @@ class Source:
             if not is_list(last):
                 return cls(name or last, Path(), url=url)
             url = folder if root is None else str(root).rstrip("/")
-            return cls(name or PurePosixPath(last).stem, Path(), Location(str(path), last), url)
+            return cls(name or _stem(last), Path(), Location(str(path), last), url)
         path = Path(path)
         if not is_list(path):
             return cls(name or path.resolve().name, path)
         if root is not None and location.is_url(str(root)):
-            return cls(name or path.stem, path.parent, path, str(root).rstrip("/"))
-        return cls(name or path.stem, path.parent if root is None else Path(root), path)
+            return cls(name or _stem(path.name), path.parent, path, str(root).rstrip("/"))
+        return cls(name or _stem(path.name), path.parent if root is None else Path(root), path)
 
     @property
     def address(self) -> str:
@@ -83,8 +95,8 @@ class DatasetConfig(PublicConfig):
 
     path: _Text = Field(
         description="Folder that is searched for videos and pictures, also inside tar archives; an address of one, "
-        "such as s3://bucket/clips or hf://datasets/user/name; or a list of files (.csv, .parquet, .jsonl) "
-        "with a column path (or file_name, video_path, image_path). A list's column text (or caption) holds the captions, and every other column of numbers "
+        "such as s3://bucket/clips or hf://datasets/user/name; or a list of files (.csv, .tsv, .parquet, .jsonl, .json) "
+        "with a column path (or file_name, video_path, image_path). A list's column text (or caption, prompt) holds the captions, and every other column of numbers "
         "is a score, such as aes or flow.",
     )
     name: _OptionalText = Field(

@@ -13,6 +13,7 @@ from av.sidedata.sidedata import Type
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 
 from reelworks.catalog.formats import ProbeError
+from reelworks.catalog.video import Video
 
 # ISO/IEC 23091-2 numbers of matrix coefficients that libswscale converts.
 _MATRICES = {1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020"}
@@ -22,10 +23,13 @@ _HDR = {int(ColorTrc.SMPTE2084): "pq", int(ColorTrc.ARIB_STD_B67): "hlg"}
 _RATIOS = (Fraction(1, 10), Fraction(10))  # plausible shapes of a pixel
 
 
+_TURNED = {1: 8, 2: 3, 3: 6}  # EXIF orientations by quarters of a turn counterclockwise
+
+
 def pixel_aspect_ratio(track: av.VideoStream) -> Fraction:
     """Return width to height of a pixel, 1 if the file does not say; raise `ProbeError` for an implausible one."""
     ratio = track.sample_aspect_ratio
-    if not ratio or ratio <= 0:
+    if not ratio or ratio.numerator <= 0:
         return Fraction(1)
     if not _RATIOS[0] <= ratio <= _RATIOS[1]:
         raise ProbeError(f"the pixels' aspect ratio of {ratio.numerator}:{ratio.denominator} is not plausible")
@@ -34,7 +38,10 @@ def pixel_aspect_ratio(track: av.VideoStream) -> Fraction:
 
 def orientation(frame: av.VideoFrame) -> int:
     """Return a frame's orientation as one of EXIF, 1 to 8: the multiple of 90 degrees nearest to its display matrix."""
-    data = frame.side_data.get(Type.DISPLAYMATRIX)  # type: ignore[call-overload]
+    try:
+        data = frame.side_data.get(Type.DISPLAYMATRIX)  # type: ignore[call-overload]
+    except ValueError:  # other data, such as EXIF, is of a kind that PyAV does not know
+        return _TURNED.get(round(frame.rotation / 90) % 4, 1)
     if data is None:
         return 1
     a, b, _, c, d = np.frombuffer(bytes(data), dtype=np.int32)[:5].astype(np.float64)
@@ -43,13 +50,14 @@ def orientation(frame: av.VideoFrame) -> int:
     return {(False, False): 5, (True, False): 6, (True, True): 7, (False, True): 8}[c < 0, b < 0]  # x' = cy, y' = bx
 
 
-def size(track: av.VideoStream) -> tuple[int, int]:
-    """Return height and width of a video with square pixels, before frames are turned: the width is what changes.
+def size(video: Video) -> tuple[int, int]:
+    """Return height and width of a video as cropped and with square pixels, which change the width, before it is turned.
 
     It is to be asked before frames are decoded: where their size changes midway, players scale them to that of the
     beginning. Raises `ProbeError` for an implausible shape of pixels.
     """
-    return track.height, max(1, round(track.width * pixel_aspect_ratio(track)))
+    height, width = video.size
+    return height, max(1, round(width * pixel_aspect_ratio(video.stream)))
 
 
 def has_matrix(frame: av.VideoFrame) -> bool:

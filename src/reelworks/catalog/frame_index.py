@@ -42,8 +42,8 @@ class PackedTimes(NamedTuple):
 
 
 def pack(times: FrameTimes) -> PackedTimes | None:
-    """Compress frame times; None if the container has none."""
-    return PackedTimes(_pack(times.ticks), _pack(times.keys), times.tick_seconds) if times.timed else None
+    """Compress frame times; None if frames are not sought by them."""
+    return PackedTimes(_pack(times.sought_at), _pack(times.keys), times.tick_seconds) if times.sought else None
 
 
 def _pack(numbers: NDArray[np.int64]) -> bytes:
@@ -57,7 +57,7 @@ def _unpack(data: bytes) -> NDArray[np.int64]:
 def write(catalog: Path, found: Mapping[str, PackedTimes]) -> None:
     """Add the frame times of files, by fingerprint, to the index of a catalog."""
     known = _read(catalog) if found else {}
-    new = {fingerprint: packed for fingerprint, packed in found.items() if fingerprint not in known}
+    new = {fingerprint: packed for fingerprint, packed in found.items() if known.get(fingerprint) != packed}
     if new:
         rows = [{"fingerprint": fingerprint, **packed._asdict()} for fingerprint, packed in new.items()]
         buffer = pa.BufferOutputStream()
@@ -95,4 +95,4 @@ class FrameIndex:
     def _times(self, fingerprint: str) -> FrameTimes:
         assert self._packed is not None
         ticks, keys, tick_seconds = self._packed[fingerprint]
-        return FrameTimes(_unpack(ticks), _unpack(keys), tick_seconds, None, timed=True)
+        return FrameTimes(_unpack(ticks), _unpack(keys), tick_seconds, None, timed=True, doubted=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from reelworks.catalog.clip_ranges import ClipRange
 from reelworks.catalog.frame_index import PackedTimes
-from reelworks.catalog.probe import MEASURES, Probe
+from reelworks.catalog.probe import MEASURES, VERSION, Probe
 from reelworks.core import digests
 
 NAME = "unfinished-scan.jsonl"
@@ -60,7 +60,10 @@ class ScanJournal:
         """Open the journal in a catalog's folder, or begin one; what cannot be read of it is dropped."""
         self._path = folder / NAME
         keys, offsets, end = array("Q"), array("Q"), 0
-        header = json.dumps({"format": _FORMAT, "measures": [*MEASURES, *ClipRange._fields]}).encode() + b"\n"
+        header = (
+            json.dumps({"format": _FORMAT, "reader": VERSION, "measures": [*MEASURES, *ClipRange._fields]}).encode()
+            + b"\n"
+        )
         with suppress(FileNotFoundError), self._path.open("rb") as stored:
             end = len(header) if stored.readline() == header else 0
             for line in stored if end else ():

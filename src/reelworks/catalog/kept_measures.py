@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import measured_columns
 from reelworks.catalog.rows import SCORE, CatalogRows, as_numpy
-from reelworks.core import files, hash_rng
+from reelworks.core import digests, files, hash_rng
 from reelworks.core.hash_rng import U64
 from reelworks.core.log import logger
 
 NAME = "measures"
 _KEY = "key"
-_OF_CONTENT = r"-[0-9a-f]{32}$"  # a fingerprint of sizes and times, which a trusted list has, is shorter
 _FEW_ROWS, _MOST_SMALL = 1 << 16, 32  # segments of few rows are joined when there are many
 
 
@@ -50,7 +49,7 @@ def keys_of_captions(rows: CatalogRows) -> U64:
 
 def _keys(fingerprint: Any, first_frame: NDArray[Any], num_frames: NDArray[Any], uid: U64) -> U64:
     keys = hash_rng.hash64(hash_rng.text_words(fingerprint.to_pylist()), first_frame, num_frames)
-    stated = np.flatnonzero(~as_numpy(pc.match_substring_regex(fingerprint, _OF_CONTENT)))
+    stated = np.flatnonzero(digests.content_keys(fingerprint) == digests.NO_CONTENT)
     keys[stated] = hash_rng.hash64(keys[stated], uid[stated])  # another file may have the same size and time
     return keys
 

@@ -1,8 +1,8 @@
-"""Read lists of files as CSV, Parquet or JSON lines, with a column each for paths, captions and scores.
+"""Read lists of files, with a column each for paths, captions and scores.
 
     path             required; absolute, or relative to the list's folder or to `root`; shard.tar/0001.mp4 is a member of
-                     a tar archive. Other names of the column are file_name (Hugging Face), video_path and image_path (musubi-tuner), video, image
-    text, caption    the clip's caption, or a list of them; without either, its caption file is read
+                     a tar archive. `list_tables` has other names of this column, and of the next
+    text             the clip's caption, or a list of them; without one, its caption file is read
     start_frame, end_frame, or start_seconds, end_seconds
                      the clip is a range of the file: the frames from the start on and before the end
     aes, flow, …     any other column of numbers is a score, which filters and captions may use
@@ -13,11 +13,12 @@ as arrays; only the size and time of each file are looked up one by one.
 
 from __future__ import annotations
 
-import csv
 import keyword
 import math
 import os
+import re
 import stat
+import unicodedata
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,19 +26,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.json
-import pyarrow.parquet
 from numpy.typing import NDArray
 
-from reelworks.catalog import formats, listing, location, probe, remote
+from reelworks.catalog import formats, list_tables, listing, location, probe, remote
 from reelworks.catalog.config import Source
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.integrity import OUTSIDE, is_text
+from reelworks.catalog.list_tables import PATH, TEXT
 from reelworks.catalog.listing import NO_FILE, Listing, SourceFile
-from reelworks.catalog.location import MediaPath
 from reelworks.catalog.rows import SCHEMA, CatalogRows, as_numpy
-from reelworks.core import user_files
+from reelworks.core import units
 from reelworks.core.errors import UserError
 
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
@@ -129,8 +127,8 @@ def _numbers(table: Any, name: str, count: int, source: Source) -> NDArray[np.fl
 def _refuse_twice(paths: Any, clips: list[str], source: Source) -> None:
     """Refuse a clip in several rows: which of its captions and scores is valid, only the user can tell."""
     if clips:
-        texts = pa.array([f" {clip}" if clip else "" for clip in clips], _TEXT)
-        paths = pc.binary_join_element_wise(paths.cast(_TEXT), texts, pa.scalar("", _TEXT))
+        texts = pa.array([f" {clip}" if clip else "" for clip in clips], TEXT)
+        paths = pc.binary_join_element_wise(paths.cast(TEXT), texts, pa.scalar("", TEXT))
     counts = paths.value_counts()
     duplicates = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     if len(duplicates):
@@ -174,42 +172,42 @@ def _entries(paths: Any, source: Source) -> list[SourceFile]:
     return files
 
 
+def _spellings(path: str) -> list[str]:
+    """Return other spellings of a path that print alike, or that other systems write: spaces, backslashes, composed signs."""
+    stripped = path.strip()
+    forms = [stripped, stripped.replace("\\", "/")]
+    forms += [unicodedata.normalize(form, one) for one in forms for form in ("NFC", "NFD") if not one.isascii()]
+    return [one for one in dict.fromkeys(forms) if one != path and not re.search(OUTSIDE, one)]
+
+
 def _members(path: str, archive: Path) -> list[SourceFile] | None:
     return [*listing.list_archive(path, archive)] if archive.is_file() else None
 
 
 def _entry(path: str, root: str, archives: listing.Archives) -> SourceFile:
     if formats.kind_of(path) is None:
-        return SourceFile(path, 0, 0, False, formats.why_not_read(path))
+        stripped = path.strip()
+        return (
+            SourceFile(path, 0, 0, False, formats.why_not_read(path))
+            if stripped == path
+            else _entry(stripped, root, archives)
+        )
     try:
         # Making a Path for each of millions of files takes longer than the lookup.
         status = os.stat(f"{root}/{path}")  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
-        return archives.member(path) or SourceFile(path, 0, 0, False, NO_FILE)
+        if (member := archives.member(path)) is not None:
+            return member
+        other = next((other for other in _spellings(path) if os.path.isfile(f"{root}/{other}")), None)  # noqa: PTH113
+        return SourceFile(path, 0, 0, False, NO_FILE) if other is None else _entry(other, root, archives)
     except OSError as error:
         return SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
     problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
     return SourceFile(path, status.st_size, location.changed_ns(status), True, problem)
 
 
-def _check_quotes(file: Path) -> None:
-    """Refuse a quote that is not closed or is followed by text; the message gives the first line of the row."""
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-        rows = csv.reader(lines, strict=True)
-        line = 1
-        try:
-            for _ in rows:
-                line = rows.line_num + 1
-        except csv.Error as error:
-            raise ValueError(f"the row that begins in line {line} has an unclosed quote ({error})") from error
-
-
-PATH, CAPTIONS = "path", ("text", "caption")
-# Names that other trainers' lists give to the column of paths.
-PATH_ALIASES = ("file_name", "video_path", "image_path", "video", "image", "media_path")
 RANGES = (("start_frame", "end_frame"), ("start_seconds", "end_seconds"))
 MEASURED = frozenset((*SCHEMA.names, *NUMBERS, *TEXTS, "aspect_ratio", "resolution"))
-_TEXT = pa.large_string()
 _NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
 _NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
 
@@ -217,8 +215,8 @@ _NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
 def read(source: Source) -> Listing:
     """Read a list and look up its files; refuse a list with an invalid row, or without any existing file."""
     assert source.list_file is not None
-    table = read_table(source.list_file)
-    for name in (PATH, *CAPTIONS):
+    table, caption, _, notes = list_tables.read(source.list_file)
+    for name in filter(None, (PATH, caption)):
         if table.column_names.count(name) > 1:
             remedy = "remove or rename one of them"
             raise ListError(f"two columns are named {name}", source, code="duplicate-column", remedy=remedy)
@@ -233,8 +231,9 @@ def read(source: Source) -> Listing:
     paths = _relative(table.column(PATH).combine_chunks(), source)
     clips = _clips(table, paths, source)
     _refuse_twice(paths, clips, source)
-    captions = next((_captions(table.column(name)) for name in CAPTIONS if name in table.column_names), None)
-    scores, note = _scores(table, str(source.list_file), trusted=source.trust_list)
+    captions, nothing = (None, None) if caption is None else _captions(table.column(caption))
+    scores, note = _scores(table, caption, str(source.list_file), trusted=source.trust_list)
+    note = "; ".join([note, *notes, *filter(None, [nothing])])
     entries = _entries(paths, source)
     if source.trust_list:
         entries = _with_measures(entries, table, source)
@@ -296,86 +295,25 @@ def _probe(path: str, num_frames: float, height: float, width: float, fps: float
     )
 
 
-def read_table(file: MediaPath) -> Any:
-    """Return the columns of a list, with stripped names, the paths as `path`, and captions as texts of lines."""
-    try:
-        path = Path(str(location.local(remote.current(file))))
-        user_files.require(path, user_files.LIST)
-        parse = {".parquet": pa.parquet.read_table, ".jsonl": pa.json.read_json}.get(file.suffix.lower(), _csv)
-        table = parse(path)
-        table = table.rename_columns([name.strip() for name in table.column_names])
-        if PATH not in table.column_names:
-            alias = next((name for name in PATH_ALIASES if name in table.column_names), PATH)
-            table = table.rename_columns([PATH if name == alias else name for name in table.column_names])
-        for i, name in enumerate(table.column_names):
-            if name in (PATH, *CAPTIONS):
-                table = table.set_column(i, name, _texts(table.column(i) if name == PATH else _joined(table.column(i))))
-    except (OSError, ValueError, pa.ArrowException) as error:
-        missing = isinstance(error, FileNotFoundError)
-        problem = "the list does not exist" if missing else f"the list cannot be read: {error}"
-        raise UserError(
-            problem,
-            code="list-unreadable",
-            field="dataset.path",
-            value=str(file),
-            remedy="give a CSV file with a header line and double quotes around texts with commas, a Parquet file, or a "
-            "JSON lines file, in UTF-8",
-        ) from error
-    return table
-
-
-def _csv(file: Path) -> Any:
-    convert = pa.csv.ConvertOptions(
-        column_types=dict.fromkeys((PATH, *PATH_ALIASES, *CAPTIONS), _TEXT),
-        null_values=[*pa.csv.ConvertOptions().null_values, "None"],
-    )
-    parse = pa.csv.ParseOptions(newlines_in_values=True)
-    try:
-        table = pa.csv.read_csv(file, parse_options=parse, convert_options=convert)
-    except pa.ArrowInvalid:
-        _check_quotes(file)  # gives a better message if a quote is the cause
-        raise
-    texts = (column for column in table.columns if is_text(column.type))
-    if any(pc.any(pc.match_substring_regex(column, r"[\r\n]")).as_py() for column in texts):  # an unclosed quote?
-        _check_quotes(file)
-    return table
-
-
-def _texts(column: Any) -> Any:
-    """Return a column as one array of texts; numbers become their digits, nested values null."""
-    if pa.types.is_nested(column.type):
-        return pa.nulls(len(column), _TEXT)
-    texts = column.cast(_TEXT)
-    texts.validate(full=True)  # reading a file does not check that texts are UTF-8
-    return pa.chunked_array(texts, _TEXT).combine_chunks()
-
-
-def _joined(column: Any) -> Any:
-    """Return a column of lists as one of texts, with a line for each text of a list; leave any other column alone."""
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        return column
-    lists = column.combine_chunks()
-    texts = _texts(pa.chunked_array([lists.flatten()]))
-    single = pc.fill_null(pc.replace_substring_regex(texts, pattern=r"\s*[\r\n]\s*", replacement=" "), "")
-    ends = np.cumsum(as_numpy(pc.fill_null(pc.list_value_length(lists), 0)))
-    offsets = np.concatenate([[0], ends]).astype(np.int32)
-    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, single), pa.scalar("\n", _TEXT))
-    return pa.chunked_array([joined], _TEXT)
-
-
-def _captions(column: Any) -> Any:
-    """Return captions without surrounding white space, null for empty ones."""
+def _captions(column: Any) -> tuple[Any, str | None]:
+    """Return captions without surrounding white space, null for empty ones and words for nothing, and what to tell of these."""
     trimmed = pc.utf8_trim_whitespace(column.combine_chunks())
-    return pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, _TEXT), trimmed)
+    nothing = list_tables.is_nothing(trimmed)
+    captions = pc.if_else(pc.or_(nothing, pc.equal(trimmed, "")), pa.scalar(None, TEXT), trimmed)
+    if not (count := pc.sum(nothing).as_py()):
+        return captions, None
+    words = pc.value_counts(trimmed.filter(nothing)).to_pylist()
+    named = ", ".join(f"{word['values']} ({word['counts']})" for word in words)
+    return captions, f"{units.plural(count, 'caption')} that say nothing are none: {named}"
 
 
-def _scores(table: Any, file: str, *, trusted: bool) -> tuple[dict[str, NDArray[np.float64]], str]:
+def _scores(table: Any, caption: str | None, file: str, *, trusted: bool) -> tuple[dict[str, NDArray[np.float64]], str]:
     """Return the finite numbers of columns by name, and a message about which columns were used and which ignored."""
     scores: dict[str, NDArray[np.float64]] = {}
     ignored: list[str] = []
     for name in table.column_names:
         column = table.column(name) if table.column_names.count(name) == 1 else None
-        if name in (PATH, *CAPTIONS, *RANGES[0], *RANGES[1]):
+        if name in (PATH, caption, *RANGES[0], *RANGES[1]):
             continue
         if trusted and name in _STATED:
             continue

@@ -240,13 +240,17 @@ def is_missing(file: MediaPath) -> bool:
     return not (isinstance(file, Location) and is_url(file.file)) and not _path(file).exists()
 
 
-def ffmpeg_url(file: MediaPath) -> str:
+def ffmpeg_url(file: MediaPath, *, is_open: bool = False) -> str:
     """Return the address by which FFmpeg opens a local file; a range needs its protocol `subfile`.
+
+    Args:
+        is_open: Whether the caller has opened the file, which is not looked at again.
 
     Raises:
         OSError: It is missing, or no regular file, for which FFmpeg might wait without an end.
     """
-    user_files.require(_path(file))
+    if not is_open:
+        user_files.require(_path(file))
     path = str(_path(file).absolute())
     if isinstance(file, Location) and file.start is not None:
         return f"subfile,,start,{file.start},end,{file.start + file.size},,:{path}"

@@ -21,7 +21,8 @@ class Part:
     rows: int
     retired: int  # rows of earlier parts
     time: float  # of the scan, in seconds since 1970
-    # The folders scanned, each with "name", "root" and "scores", the names of the scores of its list.
+    # The folders scanned, each with "name", "root", "scores", the names of the scores of its list, and "reader", the version
+    # of the measures of videos.
     sources: list[dict[str, str]]
 
     @classmethod

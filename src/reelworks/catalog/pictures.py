@@ -10,6 +10,8 @@ from functools import cache
 from io import BytesIO
 from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from reelworks.catalog.formats import ProbeError
@@ -81,6 +83,16 @@ def frame_milliseconds(image: Image.Image) -> float:
     """Return how long an animation's current frame is shown."""
     duration = float(image.info.get("duration") or 0)
     return _USUAL_MS if duration <= _SHORTEST_MS else duration
+
+
+def starts_seconds(image: Image.Image) -> NDArray[np.float64]:
+    """Return when each frame of an animation is shown, from its first one on."""
+    milliseconds = []
+    for number in shown_frames(image):
+        image.seek(number)
+        image.load()
+        milliseconds.append(frame_milliseconds(image))
+    return (np.cumsum(milliseconds) - milliseconds) / 1000
 
 
 def color_profile(image: Image.Image) -> ImageCms.ImageCmsProfile | None:

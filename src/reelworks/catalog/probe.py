@@ -1,13 +1,14 @@
 """Measure one video or picture, and check that it can be trained on.
 
 Frames are counted rather than read from the header: every packet of the stream is demuxed, which reads the file to
-its end (and so detects damage) without decoding it; only the first frame is decoded. Packets that an edit list
-hides are not counted, as decoders do not output them. All frames of an animated picture are decoded. Height and width
-are as displayed: rotation and mirroring of phone videos, EXIF orientation and the shape of pixels are applied.
+its end (and so detects damage) without decoding it; only the first frame is decoded, and more where packets do not tell
+the frames (`frame_times`). All frames of an animated picture are decoded. Height and width are as displayed: crops of
+containers, rotation and mirroring of phone videos, EXIF orientation and the shape of pixels are applied.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
@@ -16,12 +17,18 @@ from typing import Any, NamedTuple
 
 import av
 import numpy as np
-from av.stream import Disposition
+from numpy.typing import NDArray
 
-from reelworks.catalog import display, location, pictures
+from reelworks.catalog import display, frame_times, location, pictures, video
 from reelworks.catalog.formats import ProbeError, kind_of, why_not_read
+from reelworks.catalog.frame_times import FrameTimes, Packets
 from reelworks.catalog.location import MediaPath
+from reelworks.catalog.size_changes import HeaderWatch
 from reelworks.catalog.truncation import missing_bytes
+from reelworks.catalog.video import Video
+
+# Raise it when videos get other measures: those that a catalog has are then opened again by its next scan.
+VERSION = 2
 
 
 class FrameTiming(NamedTuple):
@@ -34,7 +41,7 @@ class FrameTiming(NamedTuple):
 
 def measure(
     num_frames: int,
-    timestamps: Sequence[int],
+    timestamps: Sequence[int] | NDArray[np.int64],
     last_duration: int,
     tick_seconds: Fraction,
     declared_fps: Fraction | None,
@@ -52,7 +59,7 @@ def measure(
         fps = declared or (float(1 / (last_duration * tick_seconds)) if last_duration > 0 else 0.0)
         return FrameTiming(fps, num_frames / fps if fps else 0.0, False)
     steps, span = np.diff(ticks), int(ticks[-1] - ticks[0])
-    if _uneven(steps):
+    if _uneven(steps) and not (tick_seconds <= _FINE_SECONDS and _is_line(ticks)):
         usual = int(np.sort(steps)[(len(steps) - 1) // 2])
         duration = float((span + (last_duration or usual)) * tick_seconds)
         return FrameTiming(num_frames / duration, duration, True)
@@ -63,48 +70,20 @@ def measure(
     return FrameTiming(fps, num_frames / fps, False)
 
 
+_FINE_SECONDS = Fraction(1, 1000)  # ticks that a missing frame is longer than
+
+
+def _is_line(ticks: NDArray[np.int64]) -> bool:
+    """Return whether times rise evenly but for rounding, as those of more frames than ticks allow to tell apart."""
+    line = np.linspace(ticks[0], ticks[-1], len(ticks))
+    return bool(np.abs(ticks - line).max() <= 1)
+
+
 def _uneven(steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
     """Return whether steps differ by more than rounding: in milliseconds, 30 fps has steps of 33 and 34."""
     spread = int(steps.max() - steps.min())
     rounding = 1 if steps.min() >= 4 else 0  # with ticks as coarse as frames, one tick is a dropped frame
-    return spread > max(rounding, 0.05 * float(np.median(steps)))
-
-
-# Containers that are opened, whatever the extension. Playlists are not allowed: they could make the decoder
-# open other files or the network.
-_CONTAINERS = "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,ogg,mxf,m4v,h264,hevc"
-# Largest frame that is decoded, as large as the largest picture that Pillow reads: a hostile file of some bytes
-# may state any size, whose memory a decoder would take.
-_MOST_PIXELS = 178_956_970
-
-
-def video(path: MediaPath) -> av.container.InputContainer:
-    """Open a video, without access to other files or addresses that it may refer to."""
-    return _opened(path, _CONTAINERS, "not a video: the content does not match the extension")
-
-
-def sound_file(path: MediaPath) -> av.container.InputContainer:
-    """Open a file of sound, or a video, in the same way."""
-    return _opened(path, f"{_CONTAINERS},wav,mp3,flac,aac", "neither a file of sound nor a video")
-
-
-def _opened(path: MediaPath, formats: str, otherwise: str) -> av.container.InputContainer:
-    options = {"protocol_whitelist": "file,subfile", "format_whitelist": formats}
-    try:
-        return av.open(location.ffmpeg_url(path), options=options, metadata_errors="replace")
-    except av.error.ArgumentError:  # EINVAL: a known format that is not among these
-        raise ProbeError(otherwise) from None
-
-
-def stream(container: av.container.InputContainer) -> av.VideoStream:
-    """Return the first video stream that is not a cover picture; raise `ProbeError` if there is none."""
-    for candidate in container.streams.video:
-        if not candidate.disposition & Disposition.attached_pic:
-            # Files are read in parallel, so decoder threads would only compete.
-            candidate.codec_context.thread_count = 1
-            candidate.codec_context.options = {"max_pixels": str(_MOST_PIXELS)}
-            return candidate
-    raise ProbeError("no video stream")
+    return spread > rounding and spread > 0.05 * float(np.median(steps))
 
 
 _CLOCKWISE = {3: 180, 4: 180, 5: 270, 6: 90, 7: 90, 8: 270}  # degrees of each EXIF orientation
@@ -137,13 +116,22 @@ class Probe:
     hdr: str = ""  # transfer function of a high dynamic range: "pq" or "hlg"
     icc_profile: str = ""  # description of a picture's colour profile; "" without one
     sound: str = ""  # codec of the first audio stream, such as "aac"; "" without one
+    notes: tuple[str, ...] = ()  # what a person should know of the file, of those below; not kept in the catalog
 
     def values(self) -> dict[str, Any]:
         """Return the measures by name, ten times as fast as `dataclasses.asdict`, which copies each of them deeply."""
         return dict(zip(MEASURES, _measures(self), strict=True))
 
 
-MEASURES = tuple(field.name for field in fields(Probe))
+# What the scan tells of videos "with" them.
+OTHERS = "several streams of pictures, of which the one that players show is read"
+CUT = "frames at the start that no player shows, since those that they refer to were cut off; they are not counted"
+COUNTED = (
+    "frames that cannot be found by their times; they are counted by decoding from the file's start, which takes longer the "
+    "longer the film. Encode it as MP4 to mend that"
+)
+RESIZED = "frames of several sizes or shapes of pixels, all of which are scaled to the size at the start"
+MEASURES = tuple(field.name for field in fields(Probe) if field.name != "notes")
 _measures = attrgetter(*MEASURES)
 
 
@@ -164,41 +152,57 @@ def probe(path: MediaPath) -> Probe:
 
 
 def _video(path: MediaPath) -> Probe:
-    missing = missing_bytes(path)
-    if missing:
-        raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
-    with video(path) as opened:
-        track = stream(opened)
-        ratio, size = display.pixel_aspect_ratio(track), display.size(track)
-        found = _demux(opened, track)
-        frame, times = found.frame, found.times
-        if frame is None or not times:
-            raise ProbeError("no frame can be decoded")
-        shown = [pts for pts, _, _ in times if pts is not None]
-        decoded = [dts for _, dts, _ in times if dts is not None]
-        _, _, last_duration = max(times, key=lambda time: (time[0] or 0, time[1] or 0))
-        tick = track.time_base or Fraction(1, 1000)
-        stamps = shown if len(shown) == len(times) else decoded
-        timing = measure(len(times), stamps, last_duration, tick, track.average_rate)
-        components = frame.format.components
-        return Probe(
-            kind="video",
-            num_frames=len(times),
-            codec=track.codec_context.name,
-            pixel_format=frame.format.name,
-            bit_depth=max(component.bits for component in components),
-            # WebM stores transparency outside the stream, where the default decoder does not see it.
-            has_alpha=any(c.is_alpha for c in components) or track.metadata.get("alpha_mode") == "1",
-            pixel_aspect_ratio=float(ratio),
-            hidden_frames=found.hidden,
-            interlaced=display.may_be_interlaced(track) or frame.interlaced_frame,
-            color_matrix=display.matrix_name(frame),
-            full_range=display.is_full_range(frame),
-            hdr=display.hdr(frame),
-            sound=_sound(opened),
-            **timing._asdict(),
-            **_upright(display.orientation(frame), *size),
-        )
+    with location.opened(path) as file:
+        if missing := missing_bytes(file, location.num_bytes(path)):
+            raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
+        with video.opened(path, file) as opened:
+            return _of_video(opened)
+
+
+def _of_video(opened: Video) -> Probe:
+    ratio, (height, width) = display.pixel_aspect_ratio(opened.stream), display.size(opened)
+    packets, headers = Packets(), HeaderWatch(opened)
+    noted = packets.noting(opened.container.demux(opened.stream), headers.see)
+    frame = next(opened.frames(noted), None)
+    deque(noted, maxlen=0)  # to the end of the file
+    if frame is None:
+        raise ProbeError("no frame can be decoded")
+    if not frame_times.are_whole(opened, packets):
+        raise ProbeError(f"damaged: packet {packets.corrupt[0]} is incomplete")
+    times = frame_times.of_packets(opened, packets)
+    tick = opened.stream.time_base or Fraction(1, 1000)
+    stamps = times.ticks if times.timed else ()
+    timing = measure(len(times.ticks), stamps, packets.last_duration, tick, times.declared_fps)
+    components = frame.format.components
+    return Probe(
+        kind="video",
+        num_frames=len(times.ticks),
+        codec=opened.stream.codec_context.name,
+        pixel_format=frame.format.name,
+        bit_depth=max(component.bits for component in components),
+        has_alpha=any(component.is_alpha for component in components),
+        pixel_aspect_ratio=float(ratio),
+        hidden_frames=times.hidden,
+        interlaced=display.may_be_interlaced(opened.stream) or frame.interlaced_frame,
+        color_matrix=display.matrix_name(frame),
+        full_range=display.is_full_range(frame),
+        hdr=display.hdr(frame),
+        sound=_sound(opened.container),
+        notes=_notes(opened, times, headers),
+        **timing._asdict(),
+        **_upright(display.orientation(frame), height, width),
+    )
+
+
+def _notes(opened: Video, times: FrameTimes, headers: HeaderWatch) -> tuple[str, ...]:
+    """Return what a person should know of a video."""
+    facts = {
+        OTHERS: opened.has_others,
+        CUT: times.cut,
+        COUNTED: not frame_times.have_order(opened, times),
+        RESIZED: headers.has_other_sizes(opened),
+    }
+    return tuple(note for note, holds in facts.items() if holds)
 
 
 def _sound(opened: av.container.InputContainer) -> str:
@@ -211,30 +215,6 @@ def _upright(orientation: int, height: int, width: int) -> dict[str, Any]:
     if rotation % 180:
         height, width = width, height
     return {"height": height, "width": width, "rotation": rotation, "mirrored": orientation in _MIRRORED}
-
-
-class _Demuxed(NamedTuple):
-    """Result of reading a stream to its end."""
-
-    frame: av.VideoFrame | None  # the first frame, decoded
-    times: list[tuple[int | None, int | None, int]]  # presentation, decoding, duration in ticks, in decoding order
-    hidden: int  # number of frames that an edit list hides, which are not in `times`
-
-
-def _demux(opened: av.container.InputContainer, track: av.VideoStream) -> _Demuxed:
-    frame: av.VideoFrame | None = None
-    times: list[tuple[int | None, int | None, int]] = []
-    hidden = 0
-    for packet in opened.demux(track):
-        if packet.is_corrupt:
-            raise ProbeError(f"damaged: packet {len(times)} is incomplete")
-        if frame is None:
-            frame = next(iter(packet.decode()), None)
-        if packet.size and packet.is_discard:
-            hidden += 1
-        elif packet.size:
-            times.append((packet.pts, packet.dts, packet.duration or 0))
-    return _Demuxed(frame, times, hidden)
 
 
 def _picture(path: MediaPath) -> Probe:

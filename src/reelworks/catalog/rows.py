@@ -371,6 +371,14 @@ class CatalogRows:
             groups[shared] = _hashes(self.take(shared).group.dictionary_encode())
         return groups
 
+    def content_keys(self) -> NDArray[np.uint64]:
+        """Return a key for the content of each row's file, see `digests.content_keys`."""
+        keys, first = np.empty(len(self), dtype=np.uint64), 0
+        for chunk in self._text_chunks("fingerprint"):
+            keys[first : first + len(chunk)] = digests.content_keys(chunk)
+            first += len(chunk)
+        return keys
+
     def file(self, index: int) -> MediaPath:
         """Return the place of a row's file."""
         numbers = (int(column[index]) for column in (self.start, self.size_bytes, self.mtime_ns))

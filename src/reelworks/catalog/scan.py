@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from reelworks.catalog import clip_ranges, frame_index, lists, location, probe_pool, remote, scenes
+from reelworks.catalog import clip_ranges, frame_index, lists, location, probe, probe_pool, remote, scenes
 from reelworks.catalog.caption_texts import Unsettled, Waiting
 from reelworks.catalog.config import Source, same_name
 from reelworks.catalog.examine import FileRequest, Finding, examine, examine_on_node, failed, most_seconds
@@ -73,7 +73,7 @@ class ScanResult:
     # Path and reason of each file that cannot be trained on, known ones included.
     bad_files: tuple[tuple[str, str], ...]
     version: int  # of the catalog after the scan
-    # Messages about the columns used and ignored of each list, the sidecars in each folder, and captions.
+    # Messages about the columns used and ignored of each list, the sidecars in each folder, captions, and odd files.
     notes: tuple[str, ...] = ()
 
     @property
@@ -144,9 +144,12 @@ def _scan(
         notes = _apply_all(update, listed, examine_all, on_progress, journal)
         frame_index.write(catalog_path, update.frame_times)
         retired = update.retired([source.name for source in sources])
-        if update.new or update.changed or len(retired):
+        if update.new or update.changed or len(retired) or update.outdated:
             pairs = zip(sources, listings, strict=True)
-            named = [{"name": s.name, "root": s.address, "scores": " ".join(files.scores)} for s, files in pairs]
+            reader = {"reader": str(probe.VERSION)}
+            named = [
+                {"name": s.name, "root": s.address, "scores": " ".join(files.scores)} | reader for s, files in pairs
+            ]
             catalog = catalog.append(update.table([source.name for source in sources]), retired, named)
     return ScanResult(
         found=update.new + update.changed + update.unchanged,
@@ -156,7 +159,7 @@ def _scan(
         removed=len(retired) - update.changed,
         bad_files=tuple(update.bad_files),
         version=catalog.version,
-        notes=(*(listing.note for listing in listings if listing.note is not None), *notes),
+        notes=(*(listing.note for listing in listings if listing.note is not None), *notes, *update.notes()),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.catalog import probe
+from reelworks.catalog import video
 from reelworks.catalog.location import MediaPath
 from reelworks.core.errors import UserError
 
@@ -77,8 +77,8 @@ def _judged(path: MediaPath) -> Iterator[tuple[int, NDArray[np.float32]]]:
 def _batches(path: MediaPath) -> Iterator[NDArray[np.uint8]]:
     """Decode all frames, small, in batches."""
     batch: list[NDArray[np.uint8]] = []
-    with probe.video(path) as container:
-        for frame in container.decode(probe.stream(container)):
+    with video.opened(path) as opened:
+        for frame in opened.frames():
             small: Any = frame.reformat(width=_SIZE[1], height=_SIZE[0], format="rgb24", threads=1)
             batch.append(small.to_ndarray())
             if len(batch) == _JUDGED:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
-from reelworks.catalog import location
-from reelworks.catalog.location import MediaPath
+from reelworks.catalog.container_crop import ebml_number
 
 # Top-level boxes of ISO/IEC 14496-12 and QuickTime. Anything else after the last box is data that some
 # cameras append, and its first bytes are not a size.
@@ -15,25 +14,23 @@ _MP4_BOXES = frozenset(
 _EBML_HEADER, _MATROSKA_SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
-def missing_bytes(path: MediaPath) -> int:
-    """Return how many bytes are missing from a file, by the length that its container states.
+def missing_bytes(file: BinaryIO, size: int) -> int:
+    """Return how many bytes are missing from a file of this size, by the length that its container states.
 
     Supports MP4 and QuickTime, Matroska and WebM, and AVI; the result is 0 for other containers, which state no
     length, and for files whose length a live recorder left open.
     """
-    size = location.num_bytes(path)
-    with location.opened(path) as f:
-        head = f.read(12)
-        if head[4:8] in _MP4_BOXES:
-            end = _mp4_end(f, size)
-        elif head[:4] == _EBML_HEADER:
-            end = _matroska_end(f)
-        elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-            length = int.from_bytes(head[4:8], "little")
-            # Unclosed files state 0 or all ones; an odd chunk's padding byte may be absent.
-            end = 0 if length in (0, 0xFFFFFFFF) else 8 + length - length % 2
-        else:
-            end = 0
+    head = file.read(12)
+    if head[4:8] in _MP4_BOXES:
+        end = _mp4_end(file, size)
+    elif head[:4] == _EBML_HEADER:
+        end = _matroska_end(file)
+    elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        length = int.from_bytes(head[4:8], "little")
+        # Unclosed files state 0 or all ones; an odd chunk's padding byte may be absent.
+        end = 0 if length in (0, 0xFFFFFFFF) else 8 + length - length % 2
+    else:
+        end = 0
     return max(0, end - size)
 
 
@@ -53,22 +50,11 @@ def _mp4_end(f: BinaryIO, size: int) -> int:
 
 def _matroska_end(f: BinaryIO) -> int:
     f.seek(4)
-    header_length = _ebml_size(f)
+    header_length = ebml_number(f)
     if header_length is None:
         return 0
     f.seek(header_length, 1)
     if f.read(4) != _MATROSKA_SEGMENT:
         return 0
-    length = _ebml_size(f)
+    length = ebml_number(f)
     return 0 if length is None else f.tell() + length
-
-
-def _ebml_size(f: BinaryIO) -> int | None:
-    """Read a variable-length size (RFC 8794, section 6); None if it is unknown or invalid."""
-    first = f.read(1)
-    if not first or first[0] == 0:
-        return None
-    num_bytes = 9 - first[0].bit_length()
-    value_bits = 7 * num_bytes
-    value = int.from_bytes(first + f.read(num_bytes - 1), "big") & ((1 << value_bits) - 1)
-    return None if value == (1 << value_bits) - 1 else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from reelworks.catalog.journal import FileState
 from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.rows import SCORE, as_numpy, schema
 from reelworks.catalog.store import Catalog
-from reelworks.core import hash_rng
+from reelworks.core import hash_rng, units
 from reelworks.core.errors import UserError
 
 _ROWS_PER_BATCH = 8192  # rows collected as Python values before they are converted to Arrow arrays
@@ -70,6 +71,8 @@ class Update:
         new, changed, unchanged: Number of files without a live row, with an outdated and with a valid one.
         bad_files: Path and reason of each file that cannot be trained on.
         frame_times: Frame times of long videos by fingerprint.
+        noted: Paths of files by what a person should know of them.
+        outdated: Names of datasets whose videos an earlier version has measured.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -77,6 +80,8 @@ class Update:
         self.new = self.changed = self.unchanged = 0
         self.bad_files: list[tuple[str, str]] = []
         self.frame_times: dict[str, PackedTimes] = {}
+        self.outdated: set[str] = set()
+        self.noted: defaultdict[str, list[str]] = defaultdict(list)
         self._live = catalog.live()
         self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
         self._of_lists: dict[str, frozenset[str]] = {}  # names of scores that a dataset's list gave, or gives now
@@ -91,7 +96,11 @@ class Update:
         If a list has the captions, rows of unchanged files are brought up to date at once. If videos are `cut`,
         unchanged ones are replaced by their clips.
         """
-        files = clip_ranges.expand(files, self._live, dataset, cut) if cut else files
+        if outdated := self._outdated(dataset):
+            self.outdated.add(dataset)
+        if cut:
+            former = self._live.take(np.zeros(0, dtype=np.int64)) if outdated else self._live
+            files = clip_ranges.expand(files, former, dataset, cut)
         entries = files.entries
         self._scores |= dict.fromkeys(files.scores)
         uid = uids_of(dataset, [entry.path for entry in entries], [entry.clip for entry in entries])
@@ -108,6 +117,9 @@ class Update:
         if any(entry.cut for entry in entries) or self._live.is_range.any():
             was, now = self._live.cut.take(pa.array(row)).to_pylist(), [entries[i].cut for i in known.tolist()]
             is_current &= np.array([a == b for a, b in zip(was, now, strict=True)], dtype=np.bool_)
+        if outdated:
+            is_video = [kind_of(entries[i].path) == "video" and entries[i].stated is None for i in known.tolist()]
+            is_current &= ~np.array(is_video, dtype=np.bool_)
         open_ = np.ones(len(entries), dtype=np.bool_)
         open_[known] = ~is_current
         self._of_lists[dataset] = self.catalog.list_scores(dataset) | files.scores.keys()
@@ -118,6 +130,11 @@ class Update:
         if files.captions is not None:
             self._update_listed(listed, np.flatnonzero(~look))
         return listed
+
+    def _outdated(self, dataset: str) -> bool:
+        """Return whether an earlier version has measured the videos of a dataset."""
+        source = self.catalog.source(dataset)
+        return source is not None and source.get("reader") != str(probe.VERSION)
 
     def _update_listed(self, listed: Listed, number: NDArray[np.int64]) -> None:
         """Update the rows of files that need no examination, where the list differs from them."""
@@ -142,9 +159,9 @@ class Update:
         for i in np.flatnonzero(listed.look).tolist():
             entry, position = listed.files.entries[i], int(listed.position[i])
             opened = bool(listed.open[i])
-            # A clip, and a file that was cut before, is measured anew even if the content is the same.
-            ranged = opened and position >= 0 and (entry.cut or self._live.cut[position].as_py())
-            known = self._live.fingerprint[position].as_py() if position >= 0 and not ranged else ""
+            # A clip, a file that was cut before, and what an earlier version measured is measured even if its content is known.
+            anew = entry.cut or listed.dataset in self.outdated or (position >= 0 and self._live.cut[position].as_py())
+            known = self._live.fingerprint[position].as_py() if position >= 0 and not (opened and anew) else ""
             file = location.below(listed.root, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
             captions = entry.captions if read_captions and entry.captioned else NO_FILES
             state = f"{entry.size_bytes:x}-{entry.mtime_ns:x}" + (f"-{entry.start:x}" if entry.start >= 0 else "")
@@ -159,6 +176,8 @@ class Update:
         error = finding.error if measured else self._live.error[position].as_py()
         if error is not None:
             self.bad_files.append((str(request.file), error))
+        for note in () if finding.probe is None else finding.probe.notes:
+            self.noted[note].append(str(request.file))
         if finding.times is not None and finding.fingerprint:
             self.frame_times[finding.fingerprint] = finding.times
         values: dict[str, Any] = {
@@ -176,7 +195,7 @@ class Update:
         elif (
             listed.same_scores[number]
             and self._live.start[position] == listed.files.entries[number].start
-            and all(getattr(self._live, name)[position].as_py() == value for name, value in values.items())
+            and self._has(position, values | ({} if finding.probe is None else finding.probe.values()))
         ):
             self.unchanged += 1
             return
@@ -197,14 +216,23 @@ class Update:
         texts = [request.clip or clip.text for clip in finding.clips]
         uids = uids_of(listed.dataset, [listed.files.entries[number].path] * len(texts), texts)
         for clip, uid, position in zip(finding.clips, uids.tolist(), self._live.find(uids).tolist(), strict=True):
-            if position >= 0:
-                self._listed[position] = self._replaced[position] = True
-                self.changed += 1
-            else:
-                self.new += 1
             assert finding.probe is not None
             measures = finding.probe.values() | clip._asdict()
+            if position < 0:
+                self.new += 1
+            else:
+                self._listed[position] = True
+                if listed.dataset in self.outdated and self._has(position, values | measures):
+                    self.unchanged += 1
+                    continue
+                self._replaced[position] = True
+                self.changed += 1
             self._wait(-1, values | self._listed_values(listed, number) | measures | {"uid": uid})
+
+    def _has(self, position: int, values: dict[str, Any]) -> bool:
+        """Return whether a live row has these values."""
+        row = self._live.take(np.array([position])).to_table().select(list(values)).to_pylist()[0]
+        return bool(row == values)
 
     def _wait(self, position: int, values: dict[str, Any]) -> None:
         self._waiting.append((position, {name: _as_utf8(value) for name, value in values.items()}))
@@ -252,6 +280,16 @@ class Update:
         labels = {name: column.label for name, column in written_columns.read(self.catalog.path).items()}
         own = of_lists | self._of_lists
         return kept_measures.carried(rows, self._live, retired, own, self.catalog.path, labels)
+
+    def notes(self) -> list[str]:
+        """Return what a person should know of files that were opened, one line for all with the same."""
+        again = (
+            f"videos of {', '.join(sorted(self.outdated))} were opened again: an earlier version had counted frames that no player "
+            "shows, and had not chosen streams and crops of containers as players do"
+        )
+        return [again] * bool(self.outdated) + [
+            f"{units.plural(len(of), 'video')} with {note}; the first is {of[0]}" for note, of in self.noted.items()
+        ]
 
     def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
         """Return the ordinals of rows to retire: changed files, and vanished files of these datasets."""

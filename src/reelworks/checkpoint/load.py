@@ -5,6 +5,7 @@ Nothing in a checkpoint is executed: plain values are JSON, and tensors are read
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reelworks.checkpoint import read_lock, restored_optimizer, shards, state_file, tree, verify
+from reelworks.checkpoint import names, read_lock, restored_optimizer, shards, state_file, tree, verify
 from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.shards import StoredTensor
@@ -27,6 +28,7 @@ from reelworks.checkpoint.verify import read_extra as read_extra
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.distributed import collectives
+from reelworks.schedule.cursor import Cursor
 
 T = TypeVar("T")
 
@@ -97,6 +99,13 @@ def load_newest(
             bad[info.step] = error.reason
             continue
         return info, result
+
+
+def average_step(path: Path) -> int:
+    """Return the step of its run since which a checkpoint's average is kept; 0 for a checkpoint that has no cursor."""
+    if not has_extra(path, names.CURSOR):
+        return 0
+    return Cursor(**json.loads(read_extra(path, names.CURSOR))).stage.average_step
 
 
 def _protect(path: Path, stack: ExitStack) -> None:

@@ -93,3 +93,17 @@ def narrow(numbers: NDArray[np.integer[Any]], most: int | None = None) -> NDArra
 def kind_of(largest: int) -> Any:
     """Return the narrowest signed type that holds integers from -1 to `largest`."""
     return next(kind for kind in (np.int8, np.int16, np.int32, np.int64) if largest <= np.iinfo(kind).max)
+
+
+def components(count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each element the smallest index among those that pairs `[P, 2]` connect it with."""
+    label = np.arange(count)
+    while len(pairs):
+        lower = np.minimum(label[pairs[:, 0]], label[pairs[:, 1]])
+        before = label.copy()
+        np.minimum.at(label, label[pairs[:, 0]], lower)
+        np.minimum.at(label, label[pairs[:, 1]], lower)
+        label = label[label]
+        if (label == before).all():
+            break
+    return label

@@ -13,6 +13,8 @@ import numpy as np
 import xxhash
 from typing_extensions import Buffer
 
+from reelworks.core import hash_rng
+
 _BLOCK_BYTES = 1 << 20
 _FULL_READ_LIMIT_BYTES = 64 << 20
 _PART = 1 << 18
@@ -91,6 +93,34 @@ def fingerprint(f: io.BufferedReader, size: int) -> str:
             f.seek(int(offset))
             h.update(f.read(_BLOCK_BYTES))
     return f"{size:x}-{h.hexdigest()}"
+
+
+NO_CONTENT = np.uint64(0)
+_DIGITS, _WORD_BYTES = (
+    32,
+    8,
+)  # of the digest in a fingerprint, of which two words tell contents apart as well as 64 bits can
+
+
+def content_keys(fingerprints: Any) -> hash_rng.U64:
+    """Return a key for each content by an Arrow array of fingerprints, of large strings, without a Python object for each.
+
+    It is `NO_CONTENT` where the content was not read: a trusted list states sizes and times, which make a shorter text, and a
+    file that cannot be read has none.
+    """
+    _, offset_buffer, data_buffer = fingerprints.buffers()
+    keys = np.full(len(fingerprints), NO_CONTENT)
+    if not len(keys) or data_buffer is None or data_buffer.size < _DIGITS:
+        return keys
+    offsets = np.frombuffer(offset_buffer, dtype=np.int64)[fingerprints.offset :][: len(keys) + 1]
+    at = np.flatnonzero(np.diff(offsets) > _DIGITS + 1)
+    end = offsets[1:][at]
+    is_digest = np.frombuffer(data_buffer, dtype=np.uint8)[end - _DIGITS - 1] == ord("-")
+    at, end = at[is_digest], end[is_digest]
+    at_each_byte = (data_buffer.size - _WORD_BYTES + 1,)
+    words = np.ndarray(at_each_byte, dtype="<u8", buffer=data_buffer, strides=(1,))
+    keys[at] = hash_rng.hash64(words[end - 2 * _WORD_BYTES], words[end - _WORD_BYTES])
+    return keys
 
 
 running = xxhash.xxh3_128

@@ -25,7 +25,7 @@ from reelworks.core import arguments, blocks, digests
 from reelworks.core.hash_rng import Purpose, bernoulli, hash64
 from reelworks.core.sources import ALIGNED, SOURCES
 from reelworks.core.words import tells_arguments
-from reelworks.data import clip_uses, duplicates, eligibility, plan_settings
+from reelworks.data import clip_uses, duplicates, eligibility, held_out, plan_settings
 from reelworks.data.clip_uses import ClipUses
 from reelworks.data.data_spec import SEED, DataSpec
 from reelworks.data.eligibility import ExcludeList
@@ -54,6 +54,7 @@ _OF_ROWS = (
     "failed_filters",
     "excluded",
     "duplicate_groups",
+    "is_held_out",
     "_uses",
     "frames",
 )
@@ -269,6 +270,11 @@ class Dataset:
         return duplicates.groups(self.rows, self.spec.datasets)
 
     @cached_property
+    def is_held_out(self) -> Mask:
+        """True for rows that are held out, which takes all fingerprints to compute."""
+        return held_out.held_out(self.rows, self.spec.seed, self.spec.split, self.spec.group)
+
+    @cached_property
     def _uses(self) -> ClipUses:
         return clip_uses.uses(self.rows, self.spec.datasets)
 
@@ -277,25 +283,21 @@ class Dataset:
         """Frames of each row at the frame rate of reading; 1 for a picture."""
         config, r = self.spec.data, self.rows
         frames = blocks.elementwise(
-            lambda count, fps, is_image: np.where(
-                is_image, 1, decode.frames_available(count, np.maximum(fps, 1e-6), config)
+            lambda count, fps, variable, is_image: np.where(
+                is_image, 1, decode.frames_available(count, np.maximum(fps, 1e-6), config, variable)
             ),
-            *(r.num_frames, r.fps, r.is_image),
+            *(r.num_frames, r.fps, r.variable_fps, r.is_image),
             dtype=np.int32,
         )
-        r.release("num_frames", "fps")
+        r.release("num_frames", "fps", "variable_fps")
         return frames
 
     @tells_arguments
     def clips(self) -> tuple[Clips, Integers]:
         """Return the clips to assign, a repeat as one element each, and the row of every element."""
         r, (row, copy) = self.rows, (self._uses.row, self._uses.copy)
-        of_groups = ("cut", "own_group") if self.spec.split else ()
-        r.load(*_SHAPES, "captioned", "readable", *of_groups)
-        held = np.zeros(len(r), dtype=np.bool_)
-        if self.spec.split:  # the groups take all paths to compute
-            held = assign.held_out(self.spec.seed, r.group_keys(self.spec.group), self.spec.split)
-        clips = Clips(r.uid, copy, self.frames, r.height, r.width, r.is_image, self.excluded, held)
+        r.load(*_SHAPES, "captioned", "readable", *(("own_group",) if self.spec.split else ()))
+        clips = Clips(r.uid, copy, self.frames, r.height, r.width, r.is_image, self.excluded, self.is_held_out)
         if len(row) != len(r) or (row[1:] == row[:-1]).any():  # else a copy of millions of clips is saved
             clips = replace(clips.take(row), copy=copy)
         if self._uses.choice is not None:

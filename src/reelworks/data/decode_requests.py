@@ -24,7 +24,7 @@ from reelworks.diffusion.part_masks import PartMask
 from reelworks.media import decode
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.media.crop_box import CropBox, crop_box
-from reelworks.media.decode import FrameReader, MediaError, Request
+from reelworks.media.decode import AtRate, FrameReader, MediaError, Request
 from reelworks.media.pictures import WHITE
 from reelworks.media.resize_filters import FILTERS
 from reelworks.media.sound import SoundRequest
@@ -62,7 +62,8 @@ def decode_requests(
             path=r.file(row),
             is_image=bool(r.is_image[row]),
             shape=shape,
-            step=float(decode.frame_step(float(r.fps[row]), config)),
+            step=float(decode.frame_step(float(r.fps[row]), config, bool(r.variable_fps[row]))),
+            at_rate=_at_rate(data, row),
             first_frame_draw=float(first[i]),
             crop_draw=(float(down[i]), float(across[i])),
             short_clips=config.short_clips,
@@ -78,6 +79,14 @@ def decode_requests(
         for i, row in enumerate(rows.tolist())
     ]
     return [_with_spot(data, r, row, request) for row, request in zip(rows.tolist(), requests, strict=True)]
+
+
+def _at_rate(data: Dataset, row: int) -> AtRate | None:
+    """Return the rate at which a clip is read by time; None for one of constant rate, whose frames are counted."""
+    fps = data.spec.data.frame_rate
+    if fps is None or not data.rows.variable_fps[row]:
+        return None
+    return AtRate(fps, int(data.frames[row]))
 
 
 def _with_spot(data: Dataset, rows: CatalogRows, row: int, request: Request) -> Request:
@@ -132,6 +141,9 @@ def _of_companion(data: Dataset, companions: CompanionMatches, row: int, own: Re
         return None
     size = (int(companions.rows.height[at]), int(companions.rows.width[at]))
     is_image = companions.rows.kind[at].as_py() == "image"
+    if own.at_rate is not None:
+        clock = replace(own.at_rate, clock=own.path, clock_id=data.rows.fingerprint[row].as_py())
+        own = replace(own, at_rate=clock)
     own = replace(own, path=companions.rows.file(at), is_image=is_image, size=size, spot=None)
     if companions.kind in SOURCES and data.spec.whole_sources:
         own = _whole(own)
@@ -199,7 +211,7 @@ def shown_fps(data: Dataset, row: int) -> float:
     if data.rows.is_image[row]:
         return decode.IMAGE_FPS
     fps = float(data.rows.fps[row])
-    return fps / float(decode.frame_step(fps, data.spec.data))
+    return fps / float(decode.frame_step(fps, data.spec.data, bool(data.rows.variable_fps[row])))
 
 
 def dataset_of_row(data: Dataset, row: int) -> DatasetConfig:

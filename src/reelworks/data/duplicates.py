@@ -9,8 +9,7 @@ share their groups.
 - "weight": each epoch trains one clip of a group, in an order that is drawn from the seed, so that as many epochs as
   the group has clips train each of them once.
 
-A group goes where its best clip goes. If that is held out, validation uses it alone, and training none of the group;
-if not, the group is trained, and no clip of it is in validation.
+A group is held out as a whole, see `held_out`; validation then uses its best clip alone.
 """
 
 from __future__ import annotations

@@ -156,6 +156,19 @@ def carry_over(identity: Identity, former: Known, ordinal: I64, copy: I64, exclu
     return Excluded(consumed.bits, key[~matched], copy[~matched])
 
 
+def former_places(identity: Identity, former: Known) -> I64:
+    """Return the index among the rows of the latest `former` segment of each live row, -1 where it has none."""
+    place = np.full(len(identity.ordinal), -1, dtype=np.int64)
+    place[identity.kept] = np.searchsorted(former.ordinal, identity.ordinal[identity.kept])
+    new = np.flatnonzero(~identity.kept)
+    if len(new):
+        key = former.keys(former.ordinal)
+        order = np.argsort(key, kind="stable")
+        at = _find(key[order], identity.key[new])
+        place[new] = np.where(at >= 0, order[at], -1)
+    return place
+
+
 @dataclass(frozen=True)
 class _Texts:
     """The texts by which rows are compared, as 64-bit hashes; `file` is the path on disk, `name` its last part."""

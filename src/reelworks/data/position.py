@@ -190,7 +190,7 @@ def _settings(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
             'set sound.missing = "silent" to train videos without sound as silent',
         ),
         Reason.SOUND_TIMING: (
-            "have fewer frames per second than data.fps or unevenly spaced ones, so that sound would drift",
+            "have another number of frames per second than data.fps, or without it unevenly spaced ones, so that sound would drift",
             "data.fps",
             spec.data.fps,
             "lower it to the rate of the clips, or encode them at a constant rate",

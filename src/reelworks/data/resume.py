@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reelworks.buckets import assign
 from reelworks.core import units
 from reelworks.core.errors import UserError
-from reelworks.data import clip_uses, position, segment_record
+from reelworks.data import clip_uses, held_out, position, segment_record
 from reelworks.data.dataset import Dataset
-from reelworks.data.identity import Identity, Known, carry_over, identify
+from reelworks.data.identity import Identity, Known, carry_over, former_places, identify
 from reelworks.data.position import Counts, DataPosition
 from reelworks.run import records
 from reelworks.run.folder import RunFolder
@@ -46,7 +45,7 @@ def resume(
     identity: Identity | None = None
     if not same:
         try:
-            former, identity = _identify(data, run, cursor, aliases)
+            former, known, identity = _identify(data, run, cursor, aliases)
         except UserError:
             if _is_unbegun(cursor):  # a record is written when the first step is requested
                 return _begun(data, spec, cursor, cursor.epoch)
@@ -55,7 +54,7 @@ def resume(
             begun = without_record(data, spec, cursor)
             if begun is None:
                 raise changed
-            lines = identity.lines(data.spec.data.renamed_clips, begins=True) + _other_sides(data, identity)
+            lines = identity.lines(data.spec.data.renamed_clips, begins=True) + _other_sides(data, known, identity)
             return Resumed(replace(begun.position, aliases=identity.aliases), [*lines, *begun.changes])
         consumed = zip(former.before(cursor.plan_step), excluded.places(), strict=True)
         ordinal, copy = (np.concatenate(both) for both in consumed)
@@ -82,7 +81,7 @@ def resume(
         stage=cursor.stage,
         clips_before=cursor.clips_before,
     )
-    changes = [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
+    changes = [] if identity is None else _difference(data, spec, cursor, done, plan, known, identity)
     return Resumed(resumed, changes)
 
 
@@ -153,19 +152,19 @@ def start_again(
     changes: list[str] = []
     if cursor.catalog != data.digest:
         try:
-            _, identity = _identify(data, run, cursor, aliases)
+            _, known, identity = _identify(data, run, cursor, aliases)
         except UserError:  # a restart does not need the clips that were trained before
             aliases = Aliases()
         else:
-            aliases, changes = identity.aliases, _other_sides(data, identity, begins_stage=bool(stage.name))
+            aliases, changes = identity.aliases, _other_sides(data, known, identity)
             if not stage.name:  # a stage has other datasets on purpose
                 changes = identity.lines(data.spec.data.renamed_clips, begins=True) + changes
     begun = replace(first, global_step=cursor.global_step, aliases=aliases, stage=stage, clips_before=cursor.clips)
     return Resumed(begun, changes)
 
 
-def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Identity]:
-    """Recognise the clips that the epoch had, by the records of its segments."""
+def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Known, Identity]:
+    """Recognise the clips that the epoch had, by the records of its segments; returns its latest one, too."""
     key = cursor.data_restarts, cursor.epoch, cursor.segment
     try:
         former = records.read(run, key, cursor.plan)
@@ -185,7 +184,7 @@ def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -
         except RecordError:
             continue  # the cursor has its consumed clips; only clips that are gone since then are not recognised
     identity = identify(data.rows, data.catalog, known, data.spec.data.renamed_clips, _older(run, key))
-    return former, identity
+    return former, known[0], identity
 
 
 def _older(run: RunFolder, key: Key) -> Iterator[Known]:
@@ -211,7 +210,7 @@ def _known(run: RunFolder, record: Record, aliases: Aliases | None = None) -> Kn
 
 
 def _difference(
-    data: Dataset, spec: PlanSpec, cursor: Cursor, done: int, rest: EpochPlan, identity: Identity
+    data: Dataset, spec: PlanSpec, cursor: Cursor, done: int, rest: EpochPlan, known: Known, identity: Identity
 ) -> list[str]:
     lines = []
     if cursor.catalog != data.digest:
@@ -219,29 +218,31 @@ def _difference(
         if not (identity.added or identity.removed or identity.edited or identity.renamed):
             changes = "the same clips; companions were added, removed or changed"
         lines = [f"catalog: {changes}", *identity.lines(data.spec.data.renamed_clips)]
+        lines += _other_sides(data, known, identity)
     if cursor.spec != spec.digest():
         lines.append(
             "buckets, batch sizes, costs, dataset settings, micro-batches per step or the seed differ from the "
             "checkpoint's"
         )
-    lines += _other_sides(data, identity)
     lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.num_steps} new steps")
     return lines
 
 
-def _other_sides(data: Dataset, identity: Identity, *, begins_stage: bool = False) -> list[str]:
-    """Return a line if clips with another name are held out now and were trained, or the other way round."""
-    aliases, spec = identity.aliases, data.spec
-    if not identity.renamed or not spec.split or spec.group != "file":
+def _other_sides(data: Dataset, known: Known, identity: Identity) -> list[str]:
+    """Return a line if clips are held out now and were trained, or the other way round; settings count as they are now."""
+    spec = data.spec
+    if not spec.split:
         return []
-    uid = data.rows.uid[data.rows_at(aliases.ordinal)]
-    before, now = (assign.held_out(spec.seed, keys, spec.split) for keys in (aliases.key, uid))
+    place = former_places(identity, known)
+    still = np.flatnonzero(place >= 0)
+    former = known.catalog.rows_at(known.ordinal)
+    before = held_out.held_out(former, spec.seed, spec.split, spec.group)[place[still]]
+    now = data.is_held_out[still]
     added, left = int((now & ~before).sum()), int((before & ~now).sum())
     if not added and not left:
         return []
     return [
-        f"clips are held out by their names: {units.plural(added, 'clip')} that may have been trained "
-        f"{'is' if added == 1 else 'are'} held out now, and {left} the other way round, so that the losses of validation "
-        "cannot be compared"
-        + ("" if begins_stage else "; a dataset of the same name with the same paths below it keeps them apart")
+        f"clips are held out by their content: {units.plural(added, 'clip')} that may have been trained "
+        f"{'is' if added == 1 else 'are'} held out now, and {left} the other way round, as their content, their near-duplicates, "
+        "their folders, or names of files that were not read, changed; the losses of validation cannot be compared"
     ]

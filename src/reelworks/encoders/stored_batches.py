@@ -32,7 +32,7 @@ from reelworks.encoders.conditioning import CLIP
 from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.encoders.request_key import TEXT, Keys, Wanted
 from reelworks.encoders.store import DamagedEntry, EncodedStore
-from reelworks.media import decode
+from reelworks.media import decode, decode_pool
 from reelworks.media.decode import MediaError, Request
 from reelworks.media.decode_pool import DecodePool
 from reelworks.media.sound import SoundRequest
@@ -296,7 +296,7 @@ def _picture(batch: StoredBatch, i: int, source: str) -> Tensor:
         return batch.decoded[i][source][:, 0].cpu()
     request = _request(batch.request, i, source)
     assert request is not None, "the clip has this source"
-    return torch.from_numpy(decode.load(request)[:1])
+    return torch.from_numpy(decode_pool.load(request)[:1])
 
 
 def _request(work: MicroBatchRequest, i: int, kind: str) -> Request | None:

@@ -16,7 +16,7 @@ from reelworks.catalog import caption_texts, formats, probe
 from reelworks.catalog.formats import ProbeError
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.media import decode
+from reelworks.media import decode_pool
 from reelworks.media.decode import MediaError, Request
 
 Frames = NDArray[np.uint8]
@@ -108,6 +108,6 @@ def read(
 
 def frames_of(path: Path) -> Frames:
     """Decode a whole file; raises `MediaError` or `ProbeError` for one that is damaged."""
-    facts = probe.probe(path)
+    facts = decode_pool.within_limit(probe.probe, path)
     shape = Shape(facts.num_frames, facts.height, facts.width)
-    return decode.load(Request(path, facts.kind == "image", shape))
+    return decode_pool.load(Request(path, facts.kind == "image", shape))

@@ -15,7 +15,7 @@ from reelworks.core.hash_rng import hash64
 from reelworks.data import decode_requests
 from reelworks.evaluation import clips
 from reelworks.evaluation.clips import MeasuredClip, Unreadable
-from reelworks.media import decode
+from reelworks.media import decode_pool
 from reelworks.media.decode import MediaError
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import Samples
@@ -81,7 +81,7 @@ class TrainingClips:
                 (request,) = decode_requests.decode_requests(data, rows[one], words[one], bucket, augments=False)
                 name = data.rows.label(int(rows[i]))
                 try:
-                    yield MeasuredClip(name, decode.load(request))
+                    yield MeasuredClip(name, decode_pool.load(request))
                 except MediaError as error:
                     yield Unreadable(name, str(error))
 

@@ -24,7 +24,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.core.sources import SOURCES
 from reelworks.encoders.encoders import FrozenEncoders
-from reelworks.media import decode, sound
+from reelworks.media import decode_pool, sound
 from reelworks.media.decode import MediaError, Request
 from reelworks.media.sound import SoundRequest
 from reelworks.models import components
@@ -156,7 +156,7 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
     is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
     wanted = Shape(1 if is_image else condition_frames, shape.height, shape.width)
     try:
-        return decode.load(Request(path, is_image, wanted, first_frame_draw=_LAST))
+        return decode_pool.load(Request(path, is_image, wanted, first_frame_draw=_LAST))
     except MediaError as error:
         raise UserError(
             str(error),
@@ -191,8 +191,8 @@ def companions(files: Mapping[str, str], shape: Shape, prefix: str, recipe: Reci
 
 def _own_shape(path: Path, shape: Shape, option: str, multiple: tuple[int, int]) -> Shape:
     try:
-        size = probe.probe(path)
-    except (OSError, ProbeError) as error:
+        size = decode_pool.within_limit(probe.probe, path)
+    except (OSError, ProbeError, MediaError) as error:
         raise _unreadable(str(error), path, option, shape) from error
     ratio = int(sources.ratios(size.width, size.height, shape.width, shape.height))
     return sources.own_shape(shape, ratio, multiple)
@@ -217,7 +217,7 @@ def read_sound(path: Path, recipe: Recipe, num_frames: int, fps: float) -> NDArr
     clip = Request(path, is_image=False, shape=Shape(num_frames, 1, 1))
     request = SoundRequest(clip, spec.sample_rate, spec.channels, spec.samples(num_frames))
     try:
-        return sound.load_track(request)
+        return decode_pool.within_limit(sound.load_track, request)
     except MediaError as error:
         raise UserError(
             f"its sound cannot be read ({error})",
@@ -233,7 +233,7 @@ def companion(path: Path, shape: Shape, option: str, *, whole: bool = False) -> 
     is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
     wanted = Shape(1, shape.height, shape.width) if is_image else shape
     try:
-        frames = decode.load(Request(path, is_image, wanted, whole=whole))
+        frames = decode_pool.load(Request(path, is_image, wanted, whole=whole))
     except MediaError as error:
         raise _unreadable(str(error), path, option, shape) from error
     return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames

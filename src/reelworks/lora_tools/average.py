@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from reelworks.checkpoint import listing, load, names, read_lock, state_file, verify
+from reelworks.checkpoint import listing, load, read_lock, state_file, verify
 from reelworks.checkpoint.config import Weights
 from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.state_file import StoredState
@@ -30,7 +29,6 @@ from reelworks.models.lora.adapter_types.adapter_type import AdapterType
 from reelworks.models.lora.adapter_types.registry import TYPES
 from reelworks.run import history
 from reelworks.run.folder import RunFolder
-from reelworks.schedule.cursor import Cursor
 
 _FAR, _MANY = 0.2, 10.0
 
@@ -99,7 +97,7 @@ def average(request: AverageRunRequest) -> RunAverage:
             stack.enter_context(read_lock.reading(info.path))
         states = [_state_of(info.path) for info in good]
         kind = _what(request.of, states, decays)
-        began = [_average_step(info) if kind == "ema" else 0 for info in good]
+        began = [_since(info.path) if kind == "ema" else 0 for info in good]
         notes += _begun_anew(good, began, request)
         checkpoints = [
             _Checkpoint(info.step, info.path, state, export.stored_weights(info.path, state, kind))
@@ -134,12 +132,10 @@ def _good_checkpoints(run: RunFolder, request: AverageRunRequest) -> tuple[list[
     return good, [f"left out: step {step}, which is damaged: {damage}" for step, damage in damaged.items()]
 
 
-def _average_step(info: CheckpointInfo) -> int:
-    """Return the step since which a checkpoint's average is kept: the start of a stage that began it anew, or 0."""
-    with verify.bad_told(info.path):
-        if not load.has_extra(info.path, names.CURSOR):
-            return 0
-        return Cursor(**json.loads(load.read_extra(info.path, names.CURSOR))).stage.average_step
+def _since(path: Path) -> int:
+    """Return the step since which a checkpoint's average is kept: the start of a stage that began it anew, or of the run."""
+    with verify.bad_told(path):
+        return load.average_step(path)
 
 
 def _begun_anew(good: Sequence[CheckpointInfo], began: Sequence[int], request: AverageRunRequest) -> list[str]:

@@ -43,20 +43,6 @@ def values(clips: ComparedClips, label: NDArray[np.int64], best: NDArray[np.int6
     return np.stack([_numbers(label, clips.former[:, 0]), rank.astype(np.float64)], axis=1)
 
 
-def components(count: int, pairs: Pairs) -> NDArray[np.int64]:
-    """Return for each clip the smallest index among those that pairs connect it with."""
-    label = np.arange(count)
-    while len(pairs):
-        lower = np.minimum(label[pairs[:, 0]], label[pairs[:, 1]])
-        before = label.copy()
-        np.minimum.at(label, label[pairs[:, 0]], lower)
-        np.minimum.at(label, label[pairs[:, 1]], lower)
-        label = label[label]
-        if (label == before).all():
-            break
-    return label
-
-
 def _numbers(label: NDArray[np.int64], former: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the numbers of groups, NaN for a clip alone; a group takes the least of its members that no other has."""
     number = np.full(len(label), np.nan)

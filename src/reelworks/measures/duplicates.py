@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from reelworks.catalog import measured_columns
+from reelworks.core import blocks
 from reelworks.measures import duplicate_groups
 from reelworks.measures.duplicate_groups import Pairs
 from reelworks.measures.measure import ComparedClips, SampledClip, Still
@@ -95,7 +96,7 @@ class Duplicates:
         colours, contrast = seen[..., _X * _X :].reshape(-1, 2, _C, _C, 2), _deviations(frames)
         pairs = near_duplicates(frames, contrast)
         pairs = pairs[_in_parts(pairs, lambda some: _same_light(colours, contrast.mean(axis=1), some))]
-        label = duplicate_groups.components(len(frames), pairs)
+        label = blocks.components(len(frames), pairs)
         return duplicate_groups.values(clips, label, duplicate_groups.best_first(clips))
 
 

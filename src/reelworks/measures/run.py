@@ -375,9 +375,8 @@ def _former(rows: CatalogRows, name: str) -> NDArray[np.float64]:
 
 def _source(catalog: Catalog, rows: CatalogRows, name: str, of_list: frozenset[str]) -> dict[str, str]:
     """Return a dataset's entry among the sources of the new part, from which a later scan learns what is of its list."""
-    known = catalog.source(name)
-    root = known["root"] if known else rows.root[int(np.flatnonzero(rows.of_datasets([name]))[0])].as_py()
-    return {"name": name, "root": root, "scores": " ".join(sorted(of_list))}
+    known = catalog.source(name) or {"root": rows.root[int(np.flatnonzero(rows.of_datasets([name]))[0])].as_py()}
+    return known | {"name": name, "scores": " ".join(sorted(of_list))}
 
 
 def _summary(rows: CatalogRows, column: measured_columns.Column) -> ColumnSummary:

@@ -36,7 +36,8 @@ class DataConfig(PublicConfig):
     fps: Annotated[float, Field(gt=0)] | Literal["model"] | None = Field(
         default=None,
         description='read at this frame rate instead; "model" is the rate that the model was trained with '
-        "(docs/reference/models.md). Clips with a lower rate keep their own",
+        "(docs/reference/models.md). Clips with a lower rate keep their own; of clips with a variable rate, each frame is the "
+        "one that is shown at its time, which may come twice",
     )
     clip_start: Literal["random", "start"] = Field(default="random", description="first frame used of a longer clip")
     short_clips: ShortClips = Field(
@@ -100,7 +101,7 @@ class DataConfig(PublicConfig):
         default=120.0,
         gt=0,
         description="seconds that a decoding process may spend on one clip before it is killed and the clip recorded "
-        "as failed; its other clip is decoded again. Threads (num_workers = 0) cannot be killed: a decoder that hangs in one stops the run",
+        "as failed; its other clip is decoded again. A thread (num_workers = 0) cannot be killed: one that hangs goes on beside the run",
     )
     prefetch_bytes: str = Field(
         default=_PREFETCH,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import av
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 from PIL import Image
 
-from reelworks.catalog import display, frame_times, location, pictures, probe
+from reelworks.catalog import display, frame_times, location, pictures, video
 from reelworks.catalog.formats import ProbeError, kind_of
 from reelworks.catalog.frame_times import FrameTimes
 from reelworks.catalog.location import MediaPath
+from reelworks.catalog.video import Video
 from reelworks.core import retry
 from reelworks.core.shape import Shape
 from reelworks.media import tone_map
@@ -27,24 +30,33 @@ if TYPE_CHECKING:  # processes that only decode start in two thirds of the time 
     from reelworks.media.config import DataConfig, ShortClips
 
 # Raise it when frames of the same request change: latents that were stored of them are then encoded again.
-VERSION = 1
+VERSION = 2
 # Open-Sora v1.2 conditions the model on this frame rate for pictures; its published weights expect it.
 IMAGE_FPS = 120.0
 # Rounding may leave a product such as 25 · (30 / 24) just below an integer.
 _EPSILON = 1e-6
+_ROUNDING_SECONDS = 0.001  # by which containers may tell a time too late
 
 
-def frame_step(fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.float64]:
-    """Return the source frames from one used frame to the next; at least 1, since no frames are interpolated."""
+def frame_step(
+    fps: NDArray[Any] | float, config: DataConfig, variable: NDArray[np.bool_] | bool = False
+) -> NDArray[np.float64]:
+    """Return the source frames from one used frame to the next; at least 1, since no frames are interpolated.
+
+    It is an average for clips of `variable` rate, which a frame rate reads by time, so that frames may come twice.
+    """
     if config.frame_rate is None:
         return np.full(np.shape(fps), float(config.frame_interval))
-    return np.maximum(np.asarray(fps, dtype=np.float64) / config.frame_rate, 1.0)
+    step = np.asarray(fps, dtype=np.float64) / config.frame_rate
+    return np.where(variable, step, np.maximum(step, 1.0))
 
 
-def frames_available(num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.int64]:
+def frames_available(
+    num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig, variable: NDArray[np.bool_] | bool = False
+) -> NDArray[np.int64]:
     """Return how many frames a clip has at the configured rate: the most that `frame_indices` can choose."""
     frames = np.asarray(num_frames, dtype=np.float64)
-    return np.where(frames > 0, np.ceil((frames - _EPSILON) / frame_step(fps, config)), 0).astype(np.int64)
+    return np.where(frames > 0, np.ceil((frames - _EPSILON) / frame_step(fps, config, variable)), 0).astype(np.int64)
 
 
 def frame_indices(
@@ -103,11 +115,29 @@ class MediaError(Exception):
     """A file cannot provide the requested frames; the message is the reason."""
 
 
+@dataclass(frozen=True)
+class AtRate:
+    """A frame rate at which a clip is read whose own is variable: frame i is the one that is shown at i / fps.
+
+    Attributes:
+        fps: Frames per second.
+        count: Frames that the clip has at this rate.
+        clock: File whose times count, for a companion of such a clip; None for the file itself.
+        clock_id: Fingerprint of that file.
+    """
+
+    fps: float
+    count: int
+    clock: MediaPath | None = field(default=None, compare=False)
+    clock_id: str = ""
+
+
 class Spot(NamedTuple):
     """Frames in a file, by their times in ticks."""
 
     ticks: tuple[int, ...]  # of the frames to return, in their order
-    key_tick: int  # of a frame before them with which a decoder can begin
+    # Of all frames from one before them with which a decoder can begin to one behind them, by which their order is checked.
+    around: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -135,6 +165,8 @@ class Request:
     num_frames: int | None = None  # frames of a clip that is a range of its file; None for a whole file
     decoder: FrameReader | None = None  # of videos; None for PyAV
     whole: bool = False  # whether the whole frame is shown, with white at two sides, in place of a crop
+    at_rate: AtRate | None = None  # for a clip of variable rate, in place of `step`
+    thinned: int = 0  # frames of which only as many as `shape` has are read, evenly spread; 0 reads all
     spot: Spot | None = None  # place of the frames, if the catalog knows it; otherwise all packets are read to find it
 
     @property
@@ -206,7 +238,7 @@ def _load_image(request: Request) -> Frames:
 def _load_animation(request: Request) -> Frames:
     with location.opened(request.path) as file, pictures.picture(file) as opened:
         shown = pictures.shown_frames(opened)
-        wanted, converted = _chosen(request, len(shown)).tolist(), {}
+        wanted, converted = _chosen(request, len(shown), lambda: pictures.starts_seconds(opened)).tolist(), {}
         for i in sorted(set(wanted)):
             opened.seek(shown[i])
             opened.load()
@@ -217,7 +249,8 @@ def _load_animation(request: Request) -> Frames:
 def _by_reader(request: Request, read: FrameReader) -> Frames:
     """Return frames that a function read, resized and cropped as those of other decoders."""
     assert request.num_frames is not None  # by which frames are chosen
-    wanted = _chosen(request, request.first_frame + request.num_frames).tolist()
+    total = request.first_frame + request.num_frames
+    wanted = _chosen(request, total, lambda: _seconds(request.path)).tolist()
     frames = np.asarray(read(str(request.path), wanted))
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[0] != len(wanted) or frames.shape[3] != 3:
         raise MediaError(f"the decoder returned {frames.dtype} {frames.shape}, not uint8 ({len(wanted)}, H, W, 3)")
@@ -232,91 +265,170 @@ def _resize(opened: Image.Image, request: Request) -> Frames:
     return _crop(np.asarray(image), request)
 
 
-def _chosen(request: Request, total: int) -> NDArray[np.int64]:
-    """Return the numbers of the requested frames in a file that has this many; raise `MediaError` if it has too few."""
-    whole = total if request.measures is None else request.measures.num_frames
-    count = whole if request.num_frames is None else request.num_frames
-    wanted = request.shape.num_frames
-    indices = frame_indices(count, wanted, request.step, request.first_frame_draw, request.short_clips)
-    if request.num_frames is not None and indices.max() >= count:
-        raise MediaError(f"the clip has {count} frames, {int(indices.max()) + 1} are needed")
+def _chosen(request: Request, total: int, seconds: Callable[[], NDArray[np.float64]]) -> NDArray[np.int64]:
+    """Return the numbers of the requested frames in a file that has this many; raise `MediaError` if it has too few.
+
+    `seconds` returns when each frame of the file is shown.
+    """
+    count = _count(request, total)
+    indices, rate = _places(request, count), request.at_rate
+    if rate is not None:
+        times = (seconds() if rate.clock is None else _seconds(rate.clock))[request.first_frame :][:count]
+        indices = np.searchsorted(times - times[0], indices / rate.fps + _ROUNDING_SECONDS, side="right") - 1
     indices += request.first_frame
     if indices.max() >= total:
         raise MediaError(f"the file has {total} frames, {int(indices.max()) + 1} are needed")
     return indices
 
 
+def _count(request: Request, total: int) -> int:
+    """Return how many frames the clip of a request has, of those of its file."""
+    whole = total if request.measures is None else request.measures.num_frames
+    return whole if request.num_frames is None else request.num_frames
+
+
+def _places(request: Request, count: int) -> NDArray[np.int64]:
+    """Return the numbers of the requested frames among those of the clip, or among those that it has at its rate."""
+    rate, wanted = request.at_rate, request.thinned or request.shape.num_frames
+    step, most = (request.step, count) if rate is None else (1.0, rate.count)
+    places = frame_indices(most, wanted, step, request.first_frame_draw, request.short_clips)
+    if request.thinned:
+        places = places[np.linspace(0, wanted - 1, request.shape.num_frames).round().astype(np.int64)]
+    if places.max() >= most and (request.num_frames is not None or rate is not None):
+        raise MediaError(f"the clip has {most} frames, {int(places.max()) + 1} are needed")
+    return places
+
+
+def start_seconds(request: Request, times: FrameTimes) -> float:
+    """Return the time in its container from which the frames of a request are shown."""
+    first = int(_places(request, _count(request, len(times.ticks))).min())
+    if request.at_rate is None:
+        return float(times.ticks[request.first_frame + first] * times.tick_seconds)
+    return float(times.ticks[request.first_frame] * times.tick_seconds + first / request.at_rate.fps)
+
+
+def _seconds(path: MediaPath) -> NDArray[np.float64]:
+    """Return when each frame of a video or animation is shown."""
+    path = location.local(path)
+    if kind_of(path.name) == "video":
+        return frame_times.read(path).seconds
+    with location.opened(path) as file, pictures.picture(file) as opened:
+        return pictures.starts_seconds(opened)
+
+
 def spot(request: Request, times: FrameTimes, *, interlaced: bool) -> Spot:
     """Find the frames of a request in a file with these frame times; raise `MediaError` if it has too few."""
-    indices = _chosen(request, len(times.ticks))
-    # The fields of a frame are completed by those of the frame before it.
-    first = max(int(indices[0]) - 1, 0) if interlaced else int(indices[0])
-    before = times.keys[times.keys <= first]
-    return Spot(tuple(times.ticks[indices].tolist()), int(times.ticks[before[-1] if len(before) else first]))
+    indices = _chosen(request, len(times.ticks), lambda: times.seconds)
+    (key, last), *_ = _sought([_span(indices)], times, interlaced=interlaced)
+    return Spot(tuple(times.sought_at[indices].tolist()), tuple(times.sought_at[key : last + 2].tolist()))
+
+
+def _span(indices: NDArray[np.int64]) -> range:
+    return range(int(indices.min()), int(indices.max()) + 1)
 
 
 def _load_video(request: Request) -> Frames:
     convert = _ToRgb(request)
+    converted: dict[int, Frames] = {}
     if request.spot is not None:
-        with probe.video(request.path) as container:
-            converted = _seek(container, request.spot, convert)
-        if len(converted) == len(set(request.spot.ticks)):
-            return np.stack([converted[tick] for tick in request.spot.ticks])
-    with probe.video(request.path) as container:
-        stream = probe.stream(container)
-        times = frame_times.of_stream(container, stream)
-        found = spot(request, times, interlaced=display.may_be_interlaced(stream))
-        needed = set(found.ticks)
-        converted = _seek(container, found, convert) if times.timed else {}
-    if len(converted) < len(needed):  # AVI files and raw streams may seek past the needed key frame
-        with probe.video(request.path) as container:
-            converted = _collect(container, times.timed, needed, convert)
-    if missing := len(needed) - len(converted):
-        raise MediaError(f"{missing} of {len(needed)} frames could not be decoded")
-    return np.stack([converted[tick] for tick in found.ticks])
+        found = _at_spot(request.path, request.spot, convert)
+        if found is not None:
+            return found
+
+    def use(number: int, frame: Any, shown: tuple[int, int]) -> None:
+        converted[number] = convert(frame, shown)
+
+    with video.opened(request.path) as opened:
+        times = frame_times.of_video(opened)
+        indices = _chosen(request, len(times.ticks), lambda: times.seconds)
+        numbers = indices.tolist()
+        _visit(opened, times, [_span(indices)], set(numbers), use)
+    return np.stack([converted[number] for number in numbers])
 
 
-def visit(path: MediaPath, runs: Sequence[range], use: Callable[[int, Any, tuple[int, int]], None]) -> None:
+def _at_spot(path: MediaPath, place: Spot, convert: _ToRgb) -> Frames | None:
+    """Return the frames of a spot; None if they are not there."""
+    converted: dict[int, Frames] = {}
+    ticks = np.array(place.around, dtype=np.int64)
+    with contextlib.suppress(_WrongTimesError, av.error.FFmpegError), video.opened(path) as opened:
+        shown, wanted = display.size(opened), set(place.ticks)
+        opened.seek(place.around[0])
+        for number, frame in progressive(_by_time(opened, ticks, 0)):
+            if place.around[number] in wanted:
+                converted[place.around[number]] = convert(frame, shown)
+        if len(converted) == len(wanted):
+            return np.stack([converted[tick] for tick in place.ticks])
+    return None
+
+
+Use = Callable[[int, Any, tuple[int, int]], None]
+
+
+def visit(path: MediaPath, runs: Sequence[range], use: Use) -> None:
     """Call `use(number, frame, shown)` for frames of a local video, in ascending runs of consecutive ones that are sought.
 
-    `shown` is the height and width of the video before it is turned; a frame is valid during the call.
+    `shown` is the height and width of the video before it is turned; a frame is valid during the call. Of a video whose
+    times prove to be wrong on the way, all frames are given again.
 
     Raises:
         MediaError: The file has fewer frames, or some of these cannot be decoded.
     """
-    with probe.video(path) as container:
-        stream = probe.stream(container)
-        times, shown = frame_times.of_stream(container, stream), display.size(stream)
+    with video.opened(path) as opened:
+        times = frame_times.of_video(opened)
         if max(run.stop for run in runs) > len(times.ticks):
             raise MediaError(f"the file has {len(times.ticks)} frames, {max(run.stop for run in runs)} are needed")
-        number_of = {tick: number for number, tick in enumerate(times.ticks.tolist())}
-        wanted = {number for run in runs for number in run}
+        _visit(opened, times, runs, {number for run in runs for number in run}, use)
 
-        def decode(container: Any, stream: Any, last: int) -> None:
-            frames = ((f.pts if times.timed else at, f) for at, f in enumerate(container.decode(stream)))
-            for key, frame in progressive(frames):
-                number = number_of.get(key, -1)
-                if number in wanted:
-                    wanted.remove(number)
-                    use(number, frame, shown)
-                if number >= last:
-                    break
 
-        for key, last in _sought(runs, times, interlaced=display.may_be_interlaced(stream)) if times.timed else ():
-            container.seek(int(times.ticks[key]), stream=stream, backward=True)
-            decode(container, stream, last)
-    if wanted:  # a file without times, and one that is sought past the needed key frame
-        with probe.video(path) as container:
-            decode(container, probe.stream(container), max(wanted))
-    if wanted:
-        raise MediaError(f"{len(wanted)} of {sum(map(len, runs))} frames could not be decoded")
+def _visit(opened: Video, times: FrameTimes, runs: Sequence[range], wanted: set[int], use: Use) -> None:
+    """Use the wanted frames of runs; if they do not come in the order of their times, by counting from the start."""
+    shown, left = display.size(opened), set(wanted)
+
+    def take(frames: Iterable[tuple[int, Any]], last: int) -> None:
+        for number, frame in progressive(frames):
+            if number in left:
+                left.remove(number)
+                use(number, frame, shown)
+            if number >= last:
+                break
+
+    with contextlib.suppress(_WrongTimesError, av.error.FFmpegError):  # some decoders cannot begin at a key frame
+        interlaced = display.may_be_interlaced(opened.stream)
+        for key, last in _sought(runs, times, interlaced=interlaced) if times.sought else ():
+            opened.seek(int(times.sought_at[key]))
+            take(_by_time(opened, times.sought_at[: last + 2], key), last + times.doubted)
+        if not left:
+            return
+    left |= wanted
+    with video.opened(opened.path) as again:
+        take(enumerate(again.frames()), max(wanted))
+    if left:
+        raise MediaError(f"{len(left)} of {len(wanted)} frames could not be decoded")
+
+
+class _WrongTimesError(Exception):
+    """Frames come in another order than that of their times, or from another place than was sought."""
+
+
+def _by_time(opened: Video, ticks: NDArray[np.int64], key: int) -> Iterator[tuple[int, Any]]:
+    """Yield frames with their numbers from a key frame on, as long as a decoder gives them at these ticks."""
+    number = key
+    for frame in opened.frames():
+        if frame.pts is not None and frame.pts < ticks[key]:  # of an earlier key frame, or before this one in time
+            continue
+        if frame.pts != ticks[number]:
+            raise _WrongTimesError
+        yield number, frame
+        number += 1
+        if number == len(ticks):
+            return
 
 
 def _sought(runs: Sequence[range], times: FrameTimes, *, interlaced: bool) -> list[tuple[int, int]]:
     """Return the key frames to begin with and the last frame that is needed from each, for ascending runs."""
     found: list[tuple[int, int]] = []
     for run in runs:
-        first = max(run.start - 1, 0) if interlaced else run.start
+        first = max(run.start - 1, 0) if interlaced else run.start  # fields are completed by those of the frame before
         before = times.keys[times.keys <= first]
         key, last = int(before[-1]) if len(before) else 0, run.stop - 1
         if found and key <= found[-1][1]:  # the decoder comes by
@@ -329,26 +441,6 @@ def _sought(runs: Sequence[range], times: FrameTimes, *, interlaced: bool) -> li
 def to_rgb(request: Request) -> Callable[[Any, tuple[int, int]], Frames]:
     """Return a function that makes an RGB frame of a request's shape of a frame that `visit` gives."""
     return _ToRgb(request)
-
-
-def _seek(container: Any, place: Spot, convert: _ToRgb) -> dict[int, Frames]:
-    """Convert the frames from the key frame before them on, as far as the container finds that."""
-    container.seek(place.key_tick, stream=probe.stream(container), backward=True)
-    return _collect(container, True, set(place.ticks), convert)
-
-
-def _collect(container: Any, timed: bool, keys: set[int], convert: _ToRgb) -> dict[int, Frames]:
-    """Convert the frames of these times in ticks, or numbers, until all are converted or the file ends."""
-    converted: dict[int, Frames] = {}
-    stream = probe.stream(container)
-    shown = display.size(stream)
-    decoded = ((frame.pts if timed else number, frame) for number, frame in enumerate(container.decode(stream)))
-    for key, frame in progressive(decoded):
-        if key in keys and key not in converted:
-            converted[key] = convert(frame, shown)
-        if len(converted) == len(keys):
-            break
-    return converted
 
 
 class _ToRgb:

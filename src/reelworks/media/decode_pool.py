@@ -1,4 +1,4 @@
-"""Decode clips in the background, in threads or in processes that are killed if they hang on a clip."""
+"""Decode clips in the background, in threads that are left behind or processes that are killed if they hang on a clip."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from reelworks.core.shared_array import Bytes, SharedArray, Slot
+from reelworks.core.thread_calls import ThreadCalls
 from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool, WorkerStopped
 from reelworks.media import decode, sound
 from reelworks.media.decode import Frames, MediaError, Request
 from reelworks.media.sound import SoundRequest
 
+T = TypeVar("T")
+R = TypeVar("R")
 THREADS_PER_WORKER = 2
 _THREADS = 2  # without workers
 _PATIENCE_SECONDS = 5.0
+MOST_SECONDS = 120.0  # for a clip that no pool decodes
 # A process may be killed from outside, e.g. for memory; a clip is blamed only if every attempt dies.
 _ATTEMPTS = 3
 _WINDOW = 1000
@@ -48,7 +54,7 @@ class DecodePool:
         num_workers: Spawned processes, each with `THREADS_PER_WORKER` threads; 0 uses two threads of this process.
         timeout_seconds: Seconds that a process may spend on one clip before it is killed and the clip fails. Clips that
             its other threads were decoding are decoded again.
-            A thread cannot be killed: with 0 workers, a decoder that hangs is waited for.
+            A thread cannot be killed: with 0 workers, one that hangs is left behind, and goes on until the program ends.
 
     Attributes:
         decode_seconds: Time that each of the last 1000 clips took in its decoder.
@@ -66,6 +72,7 @@ class DecodePool:
             num_workers * THREADS_PER_WORKER or _THREADS, "decode", initializer=lambda: own.add(threading.get_ident())
         )
         self._processes = WorkerPool(THREADS_PER_WORKER) if num_workers else None
+        self._calls = ThreadCalls()
 
     @property
     def is_of_this_process(self) -> bool:
@@ -115,11 +122,15 @@ class DecodePool:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._processes is not None:
             self._processes.close(_PATIENCE_SECONDS)
+        self._calls.close()
         # The garbage collector may close a pool that nobody uses any more, in any thread.
         self._threads.shutdown(wait=threading.get_ident() not in self._own_threads)
 
     def _decode(self, request: Request | SoundRequest, into: Slot | None) -> Decoded:
-        read = _read(request) if self._processes is None else self._read_in_process(self._processes, request, into)
+        if self._processes is None:
+            read = self._read_in_thread(request)
+        else:
+            read = self._read_in_process(self._processes, request, into)
         if isinstance(read, Failure):
             return read
         self.decode_seconds.append(read.seconds)
@@ -127,6 +138,14 @@ class DecodePool:
         if into is None or isinstance(read.result, Failure):
             return read.result
         return _placed(read.result, into)
+
+    def _read_in_thread(self, request: Request | SoundRequest) -> _Read | Failure:
+        try:
+            return self._calls.call(_read, request, self.timeout_seconds)
+        except WorkerHung:
+            return Failure(_too_long(self.timeout_seconds))
+        except WorkerDied:
+            return Failure("the decoders were closed")
 
     def _read_in_process(
         self, processes: WorkerPool, request: Request | SoundRequest, into: Slot | None
@@ -137,12 +156,33 @@ class DecodePool:
                 # A process that dies takes the clips of its other threads with it; alone, a clip cannot be such a victim.
                 return processes.call(_read, request, self.timeout_seconds, into=into, alone=deaths > 0)
             except WorkerHung:
-                return Failure(f"decoding took more than {self.timeout_seconds:g} s and was stopped")
+                return Failure(_too_long(self.timeout_seconds))
             except WorkerStopped:
                 continue
             except WorkerDied:
                 deaths += 1
         return Failure("the decoder crashed on it")
+
+
+def within_limit(read: Callable[[T], R], value: T) -> R:
+    """Return `read(value)`, made in a thread of its own, which is left behind if its decoder hangs.
+
+    Raises:
+        MediaError: It took more than `MOST_SECONDS`.
+    """
+    try:
+        return ThreadCalls().call(read, value, MOST_SECONDS)
+    except WorkerHung:
+        raise MediaError(_too_long(MOST_SECONDS)) from None
+
+
+def load(request: Request) -> Frames:
+    """Decode one clip now, as `decode.load` does, within `MOST_SECONDS`."""
+    return within_limit(decode.load, request)
+
+
+def _too_long(seconds: float) -> str:
+    return f"decoding took more than {seconds:g} s and was stopped"
 
 
 def _placed(array: Bytes, into: Slot) -> Bytes:

@@ -2,7 +2,7 @@
 
 Frames and sound share the times of their container. The sound of a clip begins at the time of its first used frame,
 wherever in the file that is, and goes on at its natural speed. A clip whose frames do not (slower than the rate at which
-they are shown, or unevenly spaced) is left out by `data.eligibility`.
+they are shown, or unevenly spaced and not read by time) is left out by `data.eligibility`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
 
-from reelworks.catalog import frame_times, probe
+from reelworks.catalog import frame_times, video
 from reelworks.catalog.formats import kind_of
 from reelworks.media import decode
 from reelworks.media.decode import MediaError, Request
@@ -94,11 +94,11 @@ def _read(clip: Request, request: SoundRequest) -> Samples:
             return silent
         raise MediaError("the file has no sound")
     seeks = start > _PREROLL_SECONDS
-    with probe.video(clip.path) as container:
-        read = _segments(container, request, start, seeks=seeks)
+    with video.opened(clip.path) as opened:
+        read = _segments(opened.container, request, start, seeks=seeks)
     if read is None:  # the container found a place after the start
-        with probe.video(clip.path) as container:
-            read = _segments(container, request, start, seeks=False)
+        with video.opened(clip.path) as opened:
+            read = _segments(opened.container, request, start, seeks=False)
     return _placed(read, silent)
 
 
@@ -112,7 +112,7 @@ def load_track(request: SoundRequest) -> Samples:
 
 
 def _read_track(clip: Request, request: SoundRequest) -> Samples:
-    with probe.sound_file(clip.path) as container:
+    with video.sound(clip.path) as container:
         if not container.streams.audio:
             raise MediaError("the file has no sound")
         read = _segments(container, request, 0.0, seeks=False)
@@ -131,18 +131,16 @@ def _placed(read: list[tuple[int, Samples]] | None, silent: Samples) -> Samples:
 
 def _start_seconds(clip: Request) -> float | None:
     """Return the time of the clip's first frame in its container; None if that has no sound."""
-    with probe.video(clip.path) as container:
-        if not container.streams.audio:
+    with video.opened(clip.path) as opened:
+        if not opened.container.streams.audio:
             return None
-        stream = probe.stream(container)
-        spot, tick = clip.spot, stream.time_base
-        if spot is None:
-            times = frame_times.of_stream(container, stream)
-            if not times.timed:
-                raise MediaError("its frames have no times, by which the sound would be found")
-            spot = decode.spot(clip, times, interlaced=False)
-        assert tick is not None, "frames with times have a unit of time"
-        return float(min(spot.ticks) * tick)
+        tick = opened.stream.time_base
+        if clip.spot is not None and clip.at_rate is None and tick is not None:
+            return float(min(clip.spot.ticks) * tick)
+        times = frame_times.of_video(opened)
+        if not times.timed:
+            raise MediaError("its frames have no times, by which the sound would be found")
+        return decode.start_seconds(clip, times)
 
 
 def _segments(container: Any, request: SoundRequest, start: float, *, seeks: bool) -> list[tuple[int, Samples]] | None:

@@ -84,7 +84,8 @@ def survey(
     taken = taken | (not taken.any())  # of one kind alone: whoever asks tells that the model does not take it
     left_out, good = good.take(~taken), good.take(taken)
     video = good.is_video
-    frames = decode.frames_available(good.num_frames, np.maximum(good.fps, 1e-6), DataConfig(fps=fps))
+    rates = np.maximum(good.fps, 1e-6)
+    frames = decode.frames_available(good.num_frames, rates, DataConfig(fps=fps), good.variable_fps)
     sizes = np.stack([frames, good.height, good.width], axis=1).astype(np.int64)
     captions = good.caption.fill_null("")
     triggered = pc.sum(pc.match_substring(captions, trigger)).as_py() if trigger else 0

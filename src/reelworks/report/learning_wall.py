@@ -14,7 +14,7 @@ from reelworks.catalog.rows import CatalogRows
 from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.media import decode
+from reelworks.media import decode_pool
 from reelworks.media.decode import MediaError, Request
 from reelworks.run.folder import RunFolder
 
@@ -70,7 +70,7 @@ def _picture(rows: CatalogRows, row: int) -> str:
         num_frames=int(rows.num_frames[row]) if rows.is_range[row] else None,
     )
     try:
-        frame_HWC = decode.load(request)[0]
+        frame_HWC = decode_pool.load(request)[0]
     except (MediaError, OSError):
         return ""
     file = io.BytesIO()

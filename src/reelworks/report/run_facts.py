@@ -45,7 +45,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "no_sound": ("no sound", 'It has no sound, and [sound] missing = "leave_out" leaves such clips out.'),
     "sound_timing": (
         "sound timing",
-        "Its frames are slower than data.fps or unevenly spaced, so that picture and sound would drift apart.",
+        "Its frames are slower than data.fps, or without it unevenly spaced, so that picture and sound would drift apart.",
     ),
     "too_short": ("too short", "It has fewer frames than any bucket; add a bucket with fewer frames."),
     "too_small": ("too small", "Every bucket would need upscaling; add a smaller resolution."),

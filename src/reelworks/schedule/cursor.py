@@ -32,7 +32,7 @@ class StageStart:
         name: Name of the stage; empty without stages.
         step, epoch: Its first, from 0.
         clips: Clips that the run had trained before, each use as one.
-        average_step: Step since which the weights are averaged.
+        average_step: Step since which the weights are averaged; negative for an average of another run that goes on.
     """
 
     name: str = ""

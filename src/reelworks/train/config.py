@@ -241,9 +241,12 @@ class TrainConfig(Config):
 class ValidationConfig(Config):
     """`[validation]`: loss of the averaged weights on held-out clips at fixed times and fixed noise."""
 
-    split: float = Field(default=0.01, ge=0, lt=1, description="share of source files, or of folders, held out")
+    split: float = Field(
+        default=0.01, ge=0, lt=1, description="share of source files, or of folders, held out, by their content"
+    )
     group: Literal["file", "folder"] = Field(
-        default="file", description="unit that is held out: each file by itself, or all clips of a folder"
+        default="file",
+        description="unit that is held out: each file by itself, or all clips of a folder; copies and measured near-duplicates go with it",
     )
     every_steps: int | None = Field(default=500, ge=1, description="steps between two validations")
     timesteps: list[float] = Field(default=[100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000]")

@@ -20,8 +20,7 @@ from reelworks.core import digests
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data import decode_requests
-from reelworks.media import decode
-from reelworks.media.decode import Frames, Request, Spot
+from reelworks.media.decode import Frames, Request
 from reelworks.media.decode_pool import DecodePool, Failure
 from reelworks.ui.clips import EPOCH, ClipView
 from reelworks.ui.workspace import Workspace
@@ -153,11 +152,10 @@ def request_of(clips: ClipView, row: int, kind: Kind, companion: str | None = No
     if companion is not None:
         request = _of_companion(clips, row, request, companion)
     frames = {"thumbnail": 1, "whole": 1, "loop": _LOOP_FRAMES, "strip": _STRIP_FRAMES}[kind]
-    count = request.num_frames or int(clips.data.rows.num_frames[row])
     if kind == "whole" and companion is None:
         upright = replace(request.augmentation, degrees=0.0)
         request = replace(request, shape=_place(clips, row, request)[2], augmentation=upright)
-    return reduce_request(request, count, _LONG_PX[kind], frames)
+    return reduce_request(request, _LONG_PX[kind], frames)
 
 
 def training_request(clips: ClipView, row: int) -> Request:
@@ -213,32 +211,21 @@ def _place(clips: ClipView, row: int, request: Request) -> tuple[int, tuple[int,
     return contact_sheet.placed(request, source)
 
 
-def reduce_request(request: Request, count: int, long_px: int, frames: int) -> Request:
+def reduce_request(request: Request, long_px: int, frames: int) -> Request:
     """Return a request for fewer and smaller frames of the same place and crop.
 
     Args:
-        count: Frames of the clip in its file.
         long_px: Most pixels of the longer side.
         frames: Most frames, which are spread over those of the request.
     """
     shape, number = request.shape, min(frames, request.shape.num_frames)
     scale = min(1.0, long_px / max(shape.height, shape.width))
     small = Shape(number, max(round(shape.height * scale), 1), max(round(shape.width * scale), 1))
-    if request.spot is not None:
-        chosen = np.linspace(0, len(request.spot.ticks) - 1, number).round().astype(int).tolist()
-        return replace(
-            request, shape=small, spot=Spot(tuple(request.spot.ticks[i] for i in chosen), request.spot.key_tick)
-        )
-    indices = decode.frame_indices(count, shape.num_frames, request.step, request.first_frame_draw, request.short_clips)
-    first = int(indices[0])
-    return replace(
-        request,
-        shape=small,
-        step=request.step * (shape.num_frames - 1) / (number - 1) if number > 1 else request.step,
-        first_frame=request.first_frame + first,
-        first_frame_draw=0.0,
-        num_frames=None if request.num_frames is None else request.num_frames - first,
-    )
+    request = replace(request, shape=small, thinned=shape.num_frames)
+    if request.spot is None:
+        return request
+    chosen = np.linspace(0, shape.num_frames - 1, number).round().astype(int).tolist()
+    return replace(request, spot=request.spot._replace(ticks=tuple(request.spot.ticks[i] for i in chosen)))
 
 
 def milliseconds_of(clips: ClipView, row: int, request: Request) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reelworks.catalog import companions, formats, pictures, probe
+from reelworks.catalog import companions, formats, pictures, probe, video
 from reelworks.catalog.config import Source
 from reelworks.catalog.scan import ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
@@ -260,7 +260,7 @@ def test_a_png_bomb_takes_no_memory(tmp_path: Path, squeezed: bytes, bomb: str) 
 
 def test_a_video_that_states_a_huge_frame_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clip = media.write_video(tmp_path / "a.mp4")
-    monkeypatch.setattr(probe, "_MOST_PIXELS", 1000)
+    monkeypatch.setattr(video, "_MOST_PIXELS", 1000)
     with pytest.raises(probe.ProbeError, match=r"too many pixels|damaged"):
         probe.probe(clip)
 

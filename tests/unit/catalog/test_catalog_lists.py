@@ -261,7 +261,7 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("file,text\na.png,x\n", "no column named path; it has file, text"),
+        ("thing,text\na.png,x\n", "no column named path; it has thing, text"),
         ("path,aes\na.png,1\n,2\n", "row 2 has no path"),
         ("path\na.png\nsub/b.png\n./a.png\n", "the first is a.png in rows 1, 3"),
         ("path\na.png\n../b.png\n", "row 2, .*/b.png, lies outside"),
@@ -271,7 +271,9 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
         ("path,aes\na.png,1,2\n", "cannot be read"),
         ("", "cannot be read"),
         ("path,path\na.png,b\n", "two columns are named path"),
-        ("path;text\na.png;x\n", "separate columns with commas"),
+        ("thing;text\na.png;x\n", "separate columns with commas"),
+        ("a.png,x\nsub/b.png,y\n", "its first line names a file and no columns: write path,text above it"),
+        ("path,text\na.png,x\nsub/b.png,y, z\n", "the row of line 3 has 3 cells in place of 2: put quotes around"),
         ('path,text\na.png,"x\nsub/b.png,y\n', "row that begins in line 2 .*unexpected end"),
         ('path,text\na.png,x\nsub/b.png,"y\nsub/c.png,"z\n', "row that begins in line 3 .*expected after"),
         ('path,size,text\na.png,"1,x\n' + "sub/b.png,1,y\n" * 200_000, "row that begins in line 2 "),

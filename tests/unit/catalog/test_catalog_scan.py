@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import catalog_crash
 import media_makers as media
 import numpy as np
 import pytest
@@ -218,6 +219,19 @@ def test_a_decoder_that_never_returns_costs_its_file(
     again = run(data, target)
     assert len(again.bad_files) == len(result.bad_files) - 1
     assert counts(again) == (0, 1, 3, 0)
+
+
+def test_in_a_process_it_is_ended(data: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a scan of many files, also where nothing of Python could stop it."""
+    with monkeypatch.context() as patched:
+        patched.setattr(scan, "PROCESSES_FROM", 4)
+        patched.setattr(scan, "examine", catalog_crash.examine_unless_endless)
+        patched.setattr(examine, "_SECONDS", 1.0)
+        result = run(data, target)
+    stopped = (str(data / "a.png"), "it took more than 1 s and was stopped")
+    assert stopped in result.bad_files
+    assert len(result.bad_files) == 2
+    assert counts(run(data, target)) == (0, 1, 3, 0)
 
 
 def test_a_large_file_has_more_time() -> None:

@@ -357,9 +357,9 @@ def test_frames_of_long_videos_are_found_without_reading_the_file(long: Path, mo
     expected = [load(request) for request in requests]
     placed = [replace(request, spot=decode.spot(request, times, interlaced=False)) for request in requests]
     with monkeypatch.context() as patch:
-        patch.setattr(frame_times, "of_stream", None)  # to read all packets would fail
+        patch.setattr(frame_times, "of_video", None)  # to read all packets would fail
         assert all(np.array_equal(load(request), frames) for request, frames in zip(placed, expected, strict=True))
-    elsewhere = replace(placed[0], spot=decode.Spot(tuple(tick + 1 for tick in placed[0].spot.ticks), 0))
+    elsewhere = replace(placed[0], spot=decode.Spot(tuple(tick + 1 for tick in placed[0].spot.ticks), (0,)))
     assert np.array_equal(load(elsewhere), expected[0]), "frames that are not where the index says are looked for"
 
 

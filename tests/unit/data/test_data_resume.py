@@ -257,16 +257,33 @@ def test_a_clip_may_move_between_datasets_with_other_resolutions(training: Train
     assert any("1 clip is the same file" in line for line in training.resume(training.save()))
 
 
-def test_clips_that_a_new_name_holds_out_are_told(tmp_path: Path) -> None:
+@pytest.fixture
+def with_split(tmp_path: Path) -> Training:
+    """A run of 40 clips that holds a quarter of them out, after its first step."""
     training = Training(tmp_path, num_pictures=40)
     training.changes["validation"] = {"split": 0.25}
     training.resume(training.save())
     training.step()
+    return training
+
+
+def test_a_new_name_moves_no_clip_to_the_other_side(with_split: Training) -> None:
+    held = set(with_split.names(with_split.data.held_out().ordinal))
+    assert 0 < len(held) < 40
+    rename(with_split, "renamed")
+    assert "held out" not in " ".join(with_split.resume(with_split.save()))
+    assert set(with_split.names(with_split.data.held_out().ordinal)) == held
+
+
+def test_clips_that_a_new_content_moves_to_the_other_side_are_told(with_split: Training) -> None:
+    training = with_split
     held = set(training.names(training.data.held_out().ordinal))
-    rename(training, "renamed")
+    for i in range(0, 40, 2):
+        files.picture(training.folder / f"{i:02}.png", grey=100 + i)
     said = " ".join(training.resume(training.save()))
     now = set(training.names(training.data.held_out().ordinal))
-    assert now != held
+    assert 0 < len(now - held) < 20
+    assert all(int(name.removesuffix(".png")) % 2 == 0 for name in now ^ held)
     assert (
         f"{len(now - held)} clips that may have been trained are held out now, and {len(held - now)} the other" in said
     )

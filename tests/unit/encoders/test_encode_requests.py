@@ -30,7 +30,7 @@ from reelworks.encoders.request_key import FileDigests
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.media.augment import Augmentation
 from reelworks.media.config import PREFETCH_BYTES
-from reelworks.media.decode import Request, Spot
+from reelworks.media.decode import AtRate, Request, Spot
 from reelworks.media.decode_pool import DecodePool
 from reelworks.media.resize_filters import FILTERS
 from reelworks.recipe import dataset, recipe_file
@@ -170,7 +170,7 @@ def test_every_field_of_a_request_is_part_of_its_key() -> None:
     request = Request(Path("a"), False, Shape(3, 32, 32), measures=Shape(9, 32, 48))
     other: dict[str, Any] = {"short_clips": "loop", "is_image": True, "nearest": True, "measures": None}
     other |= {"size": (32, 48), "resize": FILTERS["area"], "augmentation": Augmentation(flip=True)}
-    other |= {"decoder": "another", "num_frames": 3, "spot": Spot((0, 1, 2), 0)}
+    other |= {"decoder": "another", "num_frames": 3, "spot": Spot((0, 1, 2), (0, 1, 2)), "at_rate": AtRate(16.0, 9)}
     key, _ = request_key.of_request("latent", "e", request, "f")
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)

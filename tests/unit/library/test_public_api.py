@@ -92,7 +92,7 @@ def test_its_example_runs(name: str, value: object) -> None:
         ("reelworks.schedule.plan", 15, ("torch", "pydantic", "pyarrow")),
         (
             "reelworks.data.dataset",
-            81,
+            82,
             ("torch", "reelworks.recipe", "reelworks.train", "reelworks.models", "reelworks.report"),
         ),
     ],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from reelworks.checkpoint import load, locate, read_lock, verify
 from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.distributed.mesh import World
@@ -26,13 +27,24 @@ from reelworks.run.folder import RunFolder
 from reelworks.train.startup.build import TrainedModel
 
 
-def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *, weights_only: bool) -> None:
+class _Loaded(NamedTuple):
+    """A file of weights, or a checkpoint with its step, and whether its run kept an average."""
+
+    path: Path
+    step: int = 0
+    has_average: bool = False
+
+
+def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *, weights_only: bool) -> int:
     """Load the state of another run in place, and log its path; the position in the data is not loaded. Collective.
 
     `source` is the run's folder, one of its checkpoints, or a .safetensors file of weights. With `weights_only`, the
     average is copied from the weights, and the optimizer is reset.
+
+    Returns:
+        Number of steps that the average is of, from which its decay goes on; 0 if it begins anew.
     """
-    warning, path, base = None, source, model.base
+    warning, base = None, model.base
     tensors = model.state.state_dict()
     if source.suffix == ".safetensors":
         if not weights_only:
@@ -45,21 +57,36 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
             )
         _read_file(source, tensors["model"], recipe)
         warning = None if base is None else files.base_warning(str(source), base)
+        loaded = _Loaded(source)
     else:
-        path = world.broadcast(_checkpoint(source, recipe, weights_only) if world.is_main else source)  # type: ignore[assignment]
+        loaded = world.broadcast(_found(source, recipe, weights_only) if world.is_main else _Loaded(source))  # type: ignore[assignment]
         if weights_only:
             tensors = {"model": tensors["model"]}
-        with read_lock.reading(path), verify.bad_told(path):
-            load.load(path, tensors, fixed=True)
-            require_base(path, base)
+        with read_lock.reading(loaded.path), verify.bad_told(loaded.path):
+            load.load(loaded.path, tensors, fixed=True)
+            require_base(loaded.path, base)
+            average_step = load.average_step(loaded.path)
     if not weights_only:
         model.state.optimizer.load_state_dict(tensors["optimizer"])
-        logger.info("loaded weights, average and optimizer from %s", path)
-        return
+        return _continue_average(model, recipe, loaded, loaded.step - average_step)
     model.state.begin_again()
-    logger.info("loaded weights from %s", path)
+    logger.info("loaded weights from %s; optimizer and average begin anew", loaded.path)
     if warning is not None:
         logger.warning(warning)
+    return 0
+
+
+def _continue_average(model: TrainedModel, recipe: Recipe, loaded: _Loaded, steps: int) -> int:
+    """Log what is loaded, and return the steps of the average; it begins anew if one of both runs keeps none."""
+    this_keeps = recipe.train.ema_decay != 0.0
+    if this_keeps and loaded.has_average:
+        average = f"average (of {units.plural(steps, 'step')})"
+        logger.info("loaded weights, %s and optimizer from %s", average, loaded.path)
+        return steps
+    model.state.begin_average()
+    whose = "that run kept" if this_keeps else "this one keeps"
+    logger.info("loaded weights and optimizer from %s; %s no average (train.ema_decay = 0.0)", loaded.path, whose)
+    return 0
 
 
 def require_base(checkpoint: Path, base: Base | None) -> None:
@@ -95,10 +122,11 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
         tensor.copy_(value)
 
 
-def _checkpoint(source: Path, recipe: Recipe, weights_only: bool) -> Path:
+def _found(source: Path, recipe: Recipe, weights_only: bool) -> _Loaded:
     run, step = locate.locate(source)
     require_same_settings(run, step, recipe, None if weights_only else "add --weights-only")
-    return CheckpointFolder(run.checkpoints_folder).path(step)
+    trained = recipe_file.load(history.recipe_of(run, step))
+    return _Loaded(CheckpointFolder(run.checkpoints_folder).path(step), step, trained.train.ema_decay != 0.0)
 
 
 def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: str | None) -> None:

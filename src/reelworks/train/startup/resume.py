@@ -65,6 +65,7 @@ def restore(
             position, resumed_from = _start_fresh(run, data, spec, request, model), None
         else:
             position, resumed_from = _resume(run, data, spec, request, model, stage)
+        data.stage = position.stage  # of a run that began with --load, its average is older
         _require_same_plan(run.world, position)
         if not run.world.is_main:  # which reports what the plan leaves out
             data.forget_planning()
@@ -146,17 +147,16 @@ def _start_fresh(
     run: OpenRun, data: RecipeData, spec: PlanSpec, request: TrainRequest, model: TrainedModel
 ) -> DataPosition:
     position, empty = next_epoch(data, spec, None)
-    position = replace(position, stage=data.stage)
     logger.info("starting fresh")
     log_empty(empty)
-    recipe, base = data.recipe, model.base
+    recipe, base, average_steps = data.recipe, model.base, 0
     if request.load is not None:
-        init_from.load_run(request.load, model, run.world, recipe, weights_only=request.weights_only)
+        average_steps = init_from.load_run(request.load, model, run.world, recipe, weights_only=request.weights_only)
     file = recipe.lora.weights if recipe.lora is not None else None
     warning = base_warning(file, base) if file is not None and base is not None else None
     if warning is not None:
         logger.warning(warning)
-    return position
+    return replace(position, stage=replace(data.stage, average_step=-average_steps))
 
 
 def log_moved_sources(folder: RunFolder, sources: Mapping[str, str]) -> None:

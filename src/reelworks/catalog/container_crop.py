@@ -1,0 +1,181 @@
+"""Read the part of frames that a container says is to be shown: Matroska's PixelCrop, and `clap` of MP4 and QuickTime.
+
+FFmpeg's library reads both, and leaves it to its caller to apply them; PyAV does not show them.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import BinaryIO, NamedTuple
+
+_MOST_BYTES = 64 << 20  # of the header of a file of many hours
+_SEGMENT, _CLUSTER, _TRACKS, _TRACK, _TRACK_TYPE, _VIDEO = 0x18538067, 0x1F43B675, 0x1654AE6B, 0xAE, 0x83, 0xE0
+_SEEK_HEAD, _SEEK, _SEEK_ID, _SEEK_POSITION = 0x114D9B74, 0x4DBB, 0x53AB, 0x53AC
+_WIDTH, _HEIGHT, _BOTTOM, _TOP, _LEFT, _RIGHT = 0xB0, 0xBA, 0x54AA, 0x54BB, 0x54CC, 0x54DD
+_IS_VIDEO = 1
+_ENTRY_BYTES = 78  # of a visual sample entry before its boxes (ISO/IEC 14496-12, section 12.1.3)
+
+
+class Crop(NamedTuple):
+    """A part of stored frames, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    def fits(self, height: int, width: int) -> bool:
+        """Return whether it lies in frames of this size, and is not all of them."""
+        inside = min(self.top, self.left) >= 0 and min(self.height, self.width) > 0
+        inside = inside and self.top + self.height <= height and self.left + self.width <= width
+        return inside and (self.height, self.width) != (height, width)
+
+
+def read(file: BinaryIO, container: str, track_id: int, number: int) -> Crop | None:
+    """Return the part of frames that is shown; None if the container says nothing of it.
+
+    Args:
+        file: The open file.
+        container: FFmpeg's name of its format.
+        track_id: Identity of the track in MP4 and QuickTime.
+        number: Number of the track among those of pictures, in Matroska.
+    """
+    names = container.split(",")
+    if "matroska" not in names and "mov" not in names:
+        return None
+    return _matroska(file, number) if "matroska" in names else _mp4(file, track_id)
+
+
+def _mp4(file: BinaryIO, track_id: int) -> Crop | None:
+    moov = _moov(file)
+    if b"clap" not in moov:  # as in nearly all files
+        return None
+    for kind, trak in _boxes(moov):
+        if kind != b"trak":
+            continue
+        tkhd = _box(trak, b"tkhd")
+        if int.from_bytes(tkhd[20:24] if tkhd[:1] == b"\1" else tkhd[12:16], "big") == track_id:
+            stsd = _box(trak, b"mdia", b"minf", b"stbl", b"stsd")
+            entry = next((data for _, data in _boxes(stsd[8:])), b"")
+            clap = _box(entry[_ENTRY_BYTES:], b"clap")
+            width, height = (int.from_bytes(entry[at : at + 2], "big") for at in (24, 26))
+            return _clean_aperture(clap, height, width) if len(clap) >= 32 else None
+    return None
+
+
+def _box(data: bytes, *path: bytes) -> bytes:
+    """Return the content of the first box at a path; nothing if there is none."""
+    for name in path:
+        data = next((inside for kind, inside in _boxes(data) if kind == name), b"")
+    return data
+
+
+def _moov(file: BinaryIO) -> bytes:
+    size, at = file.seek(0, io.SEEK_END), 0
+    while at + 8 <= size:
+        file.seek(at)
+        header = file.read(16)
+        length, kind = struct.unpack_from(">I4s", header)
+        skip = 16 if length == 1 else 8
+        length = struct.unpack_from(">Q", header, 8)[0] if length == 1 and len(header) == 16 else length
+        if kind == b"moov":
+            file.seek(at + skip)
+            return file.read(min(length - skip, _MOST_BYTES))
+        if length < 8:
+            break
+        at += length
+    return b""
+
+
+def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    at = 0
+    while at + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, at)
+        if length < 8:
+            return
+        yield kind, data[at + 8 : at + length]
+        at += length
+
+
+def _clean_aperture(clap: bytes, height: int, width: int) -> Crop | None:
+    """Return the clean aperture, which lies around the centre of the frame with an offset (section 12.1.4)."""
+    numbers = struct.unpack_from(">IIIIiIiI", clap)
+    if 0 in numbers[1::2]:
+        return None
+    wide, high, across, down = (Fraction(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
+    left, top = (width - wide) / 2 + across, (height - high) / 2 + down
+    return Crop(round(top), round(left), round(high), round(wide))
+
+
+def _matroska(file: BinaryIO, number: int) -> Crop | None:
+    file.seek(0)
+    start = 0
+    for ident, size in _elements(file):
+        if ident == _SEGMENT:  # whose size a live recorder leaves open
+            start = file.tell()
+            continue
+        if ident == _CLUSTER or size is None:
+            break
+        if ident == _TRACKS:
+            return _of_track(file.read(min(size, _MOST_BYTES)), number)
+        behind = file.tell() + size
+        if ident == _SEEK_HEAD and (place := _place_of_tracks(file.read(min(size, _MOST_BYTES)))) is not None:
+            behind = start + place  # an editor may have moved them to the end of the file
+        file.seek(behind)
+    return None
+
+
+def _place_of_tracks(seek_head: bytes) -> int | None:
+    for ident, seek in _children(seek_head):
+        entry = dict(_children(seek)) if ident == _SEEK else {}
+        if entry.get(_SEEK_ID) == _TRACKS.to_bytes(4, "big"):
+            return int.from_bytes(entry.get(_SEEK_POSITION, b""), "big")
+    return None
+
+
+def _of_track(tracks: bytes, number: int) -> Crop | None:
+    videos = [track for ident, track in _children(tracks) if ident == _TRACK and _is_video(track)][number:]
+    found = (
+        next((dict(_children(data)) for ident, data in _children(videos[0]) if ident == _VIDEO), {}) if videos else {}
+    )
+    width, height, bottom, top, left, right = (
+        int.from_bytes(found.get(ident, b""), "big") for ident in (_WIDTH, _HEIGHT, _BOTTOM, _TOP, _LEFT, _RIGHT)
+    )
+    return Crop(top, left, height - top - bottom, width - left - right) if bottom or top or left or right else None
+
+
+def _is_video(track: bytes) -> bool:
+    return any(ident == _TRACK_TYPE and int.from_bytes(data, "big") == _IS_VIDEO for ident, data in _children(track))
+
+
+def _children(data: bytes) -> Iterator[tuple[int, bytes]]:
+    file = io.BytesIO(data)
+    for ident, size in _elements(file):
+        if size is None:
+            return
+        yield ident, file.read(size)
+
+
+def _elements(file: BinaryIO) -> Iterator[tuple[int, int | None]]:
+    """Yield identity and size of EBML elements (RFC 8794), None for an unknown size; the caller moves behind each."""
+    while True:
+        ident, size = ebml_number(file, keep_marker=True), ebml_number(file)
+        if ident is None:
+            return
+        yield ident, size
+
+
+def ebml_number(file: BinaryIO, *, keep_marker: bool = False) -> int | None:
+    """Read a number of variable length (RFC 8794, section 4); None if it is unknown or invalid."""
+    first = file.read(1)
+    if not first or not first[0]:
+        return None
+    length = 9 - first[0].bit_length()
+    value, bits = int.from_bytes(first + file.read(length - 1), "big"), 7 * length
+    if keep_marker:
+        return value
+    value &= (1 << bits) - 1
+    return None if value == (1 << bits) - 1 else value
