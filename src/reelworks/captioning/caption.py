@@ -151,7 +151,7 @@ def _choose(request: CaptionRequest, sources: Sequence[CaptionSource], books: _B
             choice.known[i] = answered
         elif clip.is_captioned and not request.overwrite:
             continue
-        elif (reason := _why_not(clip, to_list, shared)) is not None:
+        elif (reason := _why_not(clip, request, shared)) is not None:
             choice.failed[i] = FailedCaption(clip.label, reason)
         else:
             choice.todo.append((i, clip))
@@ -171,10 +171,12 @@ def _choose(request: CaptionRequest, sources: Sequence[CaptionSource], books: _B
     return choice
 
 
-def _why_not(clip: CaptionClip, to_list: bool, shared: Mapping[Path, Sequence[str]]) -> str | None:
+def _why_not(clip: CaptionClip, request: CaptionRequest, shared: Mapping[Path, Sequence[str]]) -> str | None:
     """Return why a clip cannot be captioned, as far as that is known before it is opened."""
-    if clip.problem is not None or to_list:
+    if clip.problem is not None or request.list is not None:
         return clip.problem
+    if clip.undecoded and not request.overwrite:
+        return f"its caption {clip.undecoded} is in an unknown encoding; save it as UTF-8, or add --overwrite"
     if clip.place is None:
         return clip.why_no_place
     if (labels := shared.get(clip.place)) is not None:

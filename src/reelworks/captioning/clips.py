@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reelworks.catalog import companions, formats, listing, lists, location, remote
+from reelworks.catalog import caption_names, caption_texts, companions, formats, listing, lists, location, remote
+from reelworks.catalog.caption_names import NO_FILES, CaptionFiles
+from reelworks.catalog.caption_texts import Unsettled, Waiting
 from reelworks.catalog.config import Source, is_list
 from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.location import MediaPath
@@ -41,6 +43,7 @@ class CaptionClip:
         place: The caption file to write; None if only a list can hold its caption.
         why_no_place: Why there is no such file.
         problem: Why it cannot be captioned at all, if that is known already.
+        undecoded: Name of its caption file if that is in an unknown encoding, which only `overwrite` writes over.
     """
 
     label: str
@@ -54,6 +57,7 @@ class CaptionClip:
     place: Path | None
     why_no_place: str = ""
     problem: str | None = None
+    undecoded: str = ""
 
     @property
     def is_captioned(self) -> bool:
@@ -98,24 +102,26 @@ def _is_catalog(given: str) -> bool:
 
 def _of_catalog(given: str) -> CaptionSource:
     rows = companions.without(Catalog.open(Path(given)).live())
-    clips, in_list = [], _in_lists(rows)
+    clips, in_list = list[tuple[CaptionClip, Unsettled | None]](), _in_lists(rows)
     for i in range(len(rows)):
         if not formats.may_hold_clips(rows.path[i].as_py()):
             continue
         file, first = rows.file(i), int(rows.first_frame[i])
         problem = None if rows.readable[i] else rows.error[i].as_py()
         text = f"{first}:{first + int(rows.num_frames[i])}" if rows.is_range[i] and problem is None else ""
-        entry = SourceFile(rows.path[i].as_py(), int(rows.size_bytes[i]), int(rows.mtime_ns[i]), 0, problem, clip=text)
+        entry = SourceFile(
+            rows.path[i].as_py(), int(rows.size_bytes[i]), int(rows.mtime_ns[i]), False, problem, clip=text
+        )
         caption = rows.caption[i].as_py()
         clips.append(
             _clip(rows.label(i), rows.root[i].as_py(), entry, file, caption, in_list=IN_CATALOG if in_list[i] else "")
         )
-    roots = {clip.root for clip in clips}
+    roots = {clip.root for clip, _ in clips}
     if not clips:
         raise UserError(
             "the catalog has no clips", code="no-media", field="DATA", value=given, remedy="scan a folder into it"
         )
-    return CaptionSource(given, roots.pop() if len(roots) == 1 else "", tuple(clips))
+    return CaptionSource(given, roots.pop() if len(roots) == 1 else "", _settled(clips))
 
 
 def _in_lists(rows: CatalogRows) -> list[bool]:
@@ -124,7 +130,7 @@ def _in_lists(rows: CatalogRows) -> list[bool]:
     A row without a caption is in a list too if others of its dataset are, and none has a caption file.
     """
     files = [rows.file(i) for i in range(len(rows))]
-    has_file = [isinstance(file, Path) and has_caption_file(file) for file in files]
+    has_file = [isinstance(file, Path) and caption_texts.files_beside(file) != NO_FILES for file in files]
     only_text = [
         isinstance(file, Path) and not there and not none
         for file, there, none in zip(files, has_file, rows.no_caption.tolist(), strict=True)
@@ -139,12 +145,23 @@ def _of_source(given: str, root: str | None) -> CaptionSource:
     source = Source.from_path(given, root=root if is_list(given) else None)
     files = _listing(source)
     in_list = files.captions is not None
-    clips = tuple(
+    clips = [
         _listed(source, files, i, entry, in_list)
         for i, entry in enumerate(files.entries)
         if source.list_file is not None or formats.may_hold_clips(entry.path)  # each row of a list stays one
-    )
-    return CaptionSource(given, source.address, clips, source.list_file)
+    ]
+    return CaptionSource(given, source.address, _settled(clips), source.list_file)
+
+
+def _settled(clips: Sequence[tuple[CaptionClip, Unsettled | None]]) -> tuple[CaptionClip, ...]:
+    """Return clips with their captions."""
+    waiting, done = Waiting[int](""), [clip for clip, _ in clips]
+    for i, (clip, found) in enumerate(clips):
+        if found is not None:
+            waiting.add(i, clip.path, found)
+    for i, caption, lost in waiting.settled():
+        done[i] = replace(done[i], caption=caption, undecoded=lost[0] if lost else "")
+    return tuple(done)
 
 
 def _listing(source: Source) -> Listing:
@@ -155,7 +172,9 @@ def _listing(source: Source) -> Listing:
     return listing.list_folder(source.name, source.root.resolve())
 
 
-def _listed(source: Source, files: Listing, number: int, entry: SourceFile, in_list: bool) -> CaptionClip:
+def _listed(
+    source: Source, files: Listing, number: int, entry: SourceFile, in_list: bool
+) -> tuple[CaptionClip, Unsettled | None]:
     file = location.below(source.address, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
     frames = f"[{entry.clip}]" if entry.clip else ""
     label = f"{source.name}/{entry.path}{frames}"
@@ -166,12 +185,16 @@ def _listed(source: Source, files: Listing, number: int, entry: SourceFile, in_l
 
 def _clip(
     label: str, root: str, entry: SourceFile, file: MediaPath, caption: str | None, *, in_list: str = ""
-) -> CaptionClip:
-    """Return a clip with the caption that its files have now, unless an archive has it, or a list, for the reason given."""
-    problem, place, why = entry.problem, None, in_list
+) -> tuple[CaptionClip, Unsettled | None]:
+    """Return a clip with the caption that its files have now, unless an archive has it, or a list, for the reason given.
+
+    Beside it is what was read of a caption that is not decoded yet.
+    """
+    problem, place, why, unsettled = entry.problem, None, in_list, None
     if not in_list and problem is None and (entry.captioned or isinstance(file, Path)):
         try:
-            caption = _read(file, entry)
+            found = caption_texts.read(file, _files(file, entry))
+            caption, unsettled = (None, found) if isinstance(found, Unsettled) else (found, None)
         except OSError as error:
             problem = error.strerror or str(error)
     if entry.clip:
@@ -180,49 +203,26 @@ def _clip(
         why = _REMOTE if file.start is None else _IN_ARCHIVE
     elif not why:
         place, why = _place(file)
-    return CaptionClip(
+    clip = CaptionClip(
         label, root, entry.path, entry.clip, file, entry.size_bytes, entry.mtime_ns, caption, place, why, problem
     )
+    return clip, unsettled
 
 
-def _read(file: MediaPath, entry: SourceFile) -> str | None:
-    if isinstance(file, Path):
-        return listing.read(file, _numbered(file) + 1) if has_caption_file(file) else None
-    return listing.read(file, entry.captioned, entry.caption)
+def _files(file: MediaPath, entry: SourceFile) -> CaptionFiles:
+    return caption_texts.files_beside(file) if entry.captions is None else entry.captions
 
 
 def _place(file: Path) -> tuple[Path | None, str]:
     """Return the caption file to write, or why there is none."""
-    place = caption_file(file)
-    if _numbered(file):
+    files = caption_texts.files_beside(file)
+    place = caption_names.file(file, files)
+    if len(files.read) > 1:
         names = f"{file.stem}.txt, {file.stem}.1.txt, …"
         return None, f"its captions are in several files, {names}; remove those with a number, or add --list OUT"
     if len(os.fsencode(place.name)) > _LONGEST_NAME:
         return None, "its name is too long for a caption file beside it; shorten it, or add --list OUT"
     return place, ""
-
-
-def _numbered(media: Path) -> int:
-    """Count the caption files x.1.txt, x.2.txt, … of x.mp4, of which few clips have any."""
-    if not _exists(media.with_suffix(f".1{listing.SUFFIX}")):
-        return 0
-    names = {file.name for file in media.parent.iterdir()}
-    return max(listing.count_captions(media.stem, names) - 1, 0)
-
-
-def caption_file(media: Path) -> Path:
-    """Return the file of a clip's caption, the first of several, which may not exist yet."""
-    there = (media.with_suffix(suffix) for suffix in listing.SUFFIXES if _exists(media.with_suffix(suffix)))
-    return next(there, media.with_suffix(listing.SUFFIX))
-
-
-def has_caption_file(media: Path) -> bool:
-    """Return whether a clip has a caption file of any name."""
-    return _exists(caption_file(media)) or _numbered(media) > 0
-
-
-def _exists(file: Path) -> bool:
-    return os.path.exists(file)  # noqa: PTH110, as `Path.exists` raises for a name that is too long
 
 
 def sharing(clips: Sequence[CaptionClip]) -> dict[Path, list[str]]:

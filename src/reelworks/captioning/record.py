@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from reelworks.captioning.clips import CaptionClip
+from reelworks.catalog import caption_texts
 from reelworks.core import digests, files, storage, user_files
 from reelworks.core.errors import UserError
 
@@ -174,8 +175,9 @@ def text_of(captions: Sequence[str]) -> bytes:
 
 
 def is_captioned(place: Path) -> bool:
-    """Return whether a caption file has a text now."""
-    return bool((_raw(place) or b"").strip())
+    """Return whether a caption file has a text now that is more than a word for nothing."""
+    text = (_raw(place) or b"").decode(errors="replace").strip()
+    return bool(text) and not caption_texts.is_null(text)
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

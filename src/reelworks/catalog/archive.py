@@ -2,9 +2,11 @@
 
     shard-0000.tar
         000017.mp4      a clip
-        000017.txt      its caption; or 000017.json, with the caption as "caption" or "text"
+        000017.txt      its caption; or 000017.json, with the caption as one of `list_tables.CAPTION_NAMES`
 
-Members belong together by their path up to the first dot of the name, as in WebDataset.
+A caption belongs to the clip of the same name as in a folder (`caption_names`). Where a clip has none, WebDataset's rule
+counts, by which members belong together by their path up to the first dot of the name: if only one clip and one caption
+have it.
 """
 
 from __future__ import annotations
@@ -15,20 +17,11 @@ import tarfile
 from collections import Counter
 from typing import Any, BinaryIO, NamedTuple
 
-from reelworks.catalog import formats
-from reelworks.core import user_files
+from reelworks.catalog import caption_names, formats
+from reelworks.catalog.caption_names import NO_FILES, CaptionFiles, CaptionNames, Range
 
-CAPTION_SUFFIXES = ("txt", "caption", "json")
-CAPTION_KEYS = ("caption", "text")
+SUFFIXES = (*caption_names.SUFFIXES, ".json")
 _MOST_OF_HEADER = 1 << 20  # bytes of a long name, or of the attributes of one member
-
-
-class Range(NamedTuple):
-    """Bytes of an archive."""
-
-    start: int
-    size: int
-    suffix: str  # of the member that they are
 
 
 class Member(NamedTuple):
@@ -37,7 +30,7 @@ class Member(NamedTuple):
     name: str  # path in the archive
     start: int
     size: int
-    caption: Range | None
+    captions: CaptionFiles = NO_FILES
     problem: str | None = None
 
 
@@ -71,7 +64,8 @@ def members(file: BinaryIO) -> tuple[list[Member], Counter[str]]:
 
 
 def _members(file: BinaryIO) -> tuple[list[Member], Counter[str]]:
-    media, captions, sidecars = dict[str, tuple[str, tarfile.TarInfo]](), dict[str, Range](), Counter[str]()
+    folders, sidecars = dict[str, dict[str, tarfile.TarInfo]](), Counter[str]()
+    order = dict[str, tarfile.TarInfo]()
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     headers: Any = _Headers(file)
@@ -83,46 +77,63 @@ def _members(file: BinaryIO) -> tuple[list[Member], Counter[str]]:
                 raise tarfile.ReadError(f"{member.name!r} has {member.size:,} bytes by its header, which are not there")
             if member.isdir():
                 continue
-            stem, _, suffix = posixpath.basename(member.name).partition(".")
-            key, last = posixpath.join(posixpath.dirname(member.name), stem), suffix.rpartition(".")[2].lower()
-            if last in CAPTION_SUFFIXES:
-                found = captions.get(key)
-                if found is None or CAPTION_SUFFIXES.index(last) <= CAPTION_SUFFIXES.index(found.suffix):
-                    is_whole = member.isreg() and not member.issparse()
-                    captions[key] = Range(member.offset_data if is_whole else -1, member.size, last)
-            elif formats.is_sidecar(member.name) or last == "cls":  # a class label
-                sidecars[f".{last}"] += 1
+            folder, name = posixpath.split(path := posixpath.normpath(member.name))
+            suffix = formats.extension_of(name)
+            if suffix in SUFFIXES:
+                folders.setdefault(folder, {})[name] = member
+            elif formats.is_sidecar(name) or suffix == ".cls":  # a class label
+                sidecars[suffix] += 1
             else:
-                media.pop(name := posixpath.normpath(member.name), None)
-                media[name] = (key, member)
-    return [_member(member, captions.get(key)) for key, member in media.values()], sidecars
+                order.pop(path, None)
+                order[path] = folders.setdefault(folder, {})[name] = member
+    captions = {folder: _Captions(inside) for folder, inside in folders.items()}
+    return [_member(path, member, captions) for path, member in order.items()], sidecars
 
 
-def _member(member: tarfile.TarInfo, caption: Range | None) -> Member:
-    name = posixpath.normpath(member.name)
+class _Captions:
+    """The captions in one folder of an archive."""
+
+    def __init__(self, members: dict[str, tarfile.TarInfo]) -> None:
+        self._members, self._names = members, CaptionNames(members, SUFFIXES)
+        self._clips, self._captions = Counter[str](), dict[str, set[str]]()
+        for name in members:
+            key, _, rest = name.partition(".")
+            if formats.extension_of(name) in SUFFIXES:
+                self._captions.setdefault(key, set()).add(rest.rpartition(".")[0])
+            else:
+                self._clips[key] += 1
+
+    def of(self, clip: str) -> CaptionFiles:
+        """Return the captions of a clip, given its name."""
+        read, rivals = self._names.find(clip)
+        key = clip.partition(".")[0]
+        if read or key not in self._captions:
+            # Beside a text, JSON holds other facts, and often the same text.
+            rivals = [name for name in rivals if formats.extension_of(name) != ".json"]
+            return CaptionFiles(tuple(map(self._range, read)), tuple(map(self._range, rivals)))
+        (base, *more) = (f"{key}.{rest}" if rest else key for rest in sorted(self._captions[key]))
+        if more or self._clips[key] > 1:
+            return CaptionFiles(unclear=base)
+        return CaptionFiles(tuple(map(self._range, self._names.named(base)[:1])))
+
+    def _range(self, name: str) -> Range:
+        member = self._members[name]
+        is_whole = member.isreg() and not member.issparse()
+        return Range(member.offset_data if is_whole else -1, member.size, name)
+
+
+def _member(name: str, member: tarfile.TarInfo, captions: dict[str, _Captions]) -> Member:
     if name == ".." or name.startswith(("/", "../")):
         readable = name.lstrip("/").replace("../", "")
-        return Member(readable, -1, 0, None, f"the archive names it {member.name!r}, outside of its own folder")
+        return Member(readable, -1, 0, problem=f"the archive names it {member.name!r}, outside of its own folder")
     if any("\udc80" <= letter <= "\udcff" for letter in name):
         readable = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        return Member(readable, -1, 0, None, "file name is not UTF-8")
+        return Member(readable, -1, 0, problem="file name is not UTF-8")
     if formats.kind_of(name) is None:
-        return Member(name, -1, 0, None, formats.why_not_read(name))
+        return Member(name, -1, 0, problem=formats.why_not_read(name))
     if not member.isreg() or member.issparse():
-        return Member(name, -1, 0, None, "not a regular file in the archive")
-    if caption is not None and caption.start < 0:
-        return Member(name, -1, 0, None, "its caption is not a regular file in the archive")
-    return Member(name, member.offset_data, member.size, caption)
-
-
-def caption_of(data: bytes, suffix: str) -> str | None:
-    """Return the caption that a member holds; None if it is JSON without one."""
-    text = data.decode("utf-8-sig", errors="replace").strip()
-    if suffix != "json":
-        return text
-    try:
-        values = user_files.parse_json(text)
-    except ValueError:
-        return None
-    found = (values.get(key) for key in CAPTION_KEYS) if isinstance(values, dict) else ()
-    return next((value.strip() for value in found if isinstance(value, str)), None)
+        return Member(name, -1, 0, problem="not a regular file in the archive")
+    found = captions[posixpath.dirname(name)].of(posixpath.basename(name))
+    if any(isinstance(one, Range) and one.start < 0 for one in (*found.read, *found.rivals)):
+        return Member(name, -1, 0, problem="its caption is not a regular file in the archive")
+    return Member(name, member.offset_data, member.size, found)

@@ -8,13 +8,14 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from reelworks.catalog import (
+    caption_texts,
     clip_ranges,
     frame_index,
-    listing,
     location,
     probe,
 )
-from reelworks.catalog.archive import Range
+from reelworks.catalog.caption_names import NO_FILES, CaptionFiles
+from reelworks.catalog.caption_texts import Unsettled
 from reelworks.catalog.clip_ranges import ClipRange
 from reelworks.catalog.formats import ProbeError, kind_of
 from reelworks.catalog.frame_index import PackedTimes
@@ -29,11 +30,10 @@ class FileRequest(NamedTuple):
     """A request to examine one file."""
 
     file: MediaPath
-    captioned: int  # number of its caption files to read
+    captions: CaptionFiles | None  # its caption files; None if those beside it are to be looked for
     open: bool  # whether to open the file; otherwise only its caption is read
     known: str  # fingerprint of the content at the last scan, which need not be measured again
     problem: str | None = None  # found by the listing; the file is then not opened
-    caption: Range | None = None  # bytes of an archive that hold its caption
     stated: probe.Probe | None = None  # measures of a trusted list
     fingerprint: str = ""  # in place of that of the content, if measures are `stated`
     cut: str = ""  # how to cut the file into clips
@@ -44,7 +44,7 @@ class FileRequest(NamedTuple):
 class Finding(NamedTuple):
     """Result of examining one file."""
 
-    caption: str | None  # text of the caption file, None if there is no such file
+    caption: str | Unsettled | None  # text of the caption file, None if there is no such file
     fingerprint: str | None  # fingerprint of the content; None if the file was not opened, "" if it could not be read
     probe: probe.Probe | None = None  # measures; None if the content is known, or after an error
     error: str | None = None  # why the file cannot be trained on; only for files that were opened
@@ -58,7 +58,8 @@ def examine(request: FileRequest) -> Finding:
     if request.problem is not None:
         return Finding(None, "", error=request.problem)
     try:
-        caption = listing.read(request.file, request.captioned, request.caption) if request.captioned else None
+        captions = caption_texts.files_beside(request.file) if request.captions is None else request.captions
+        caption = caption_texts.read(request.file, captions) if captions != NO_FILES else None
         if request.open and request.stated is not None:
             return Finding(caption, request.fingerprint, request.stated)
         path = location.local(request.file) if request.open else request.file

@@ -1,19 +1,17 @@
-"""List the files below a folder with size and time of each, and read the captions of clips.
+"""List the files below a folder with size and time of each, and the caption files of clips.
 
 Files of other types are listed with the reason why they are not read, except sidecars, which are counted.
 """
 
 from __future__ import annotations
 
-import codecs
 import os
-import posixpath
 import re
 import stat
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from pathlib import Path, PurePath
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
@@ -21,51 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.catalog import archive, formats, location
-from reelworks.catalog.archive import Range
+from reelworks.catalog.caption_names import NO_FILES, SUFFIXES, CaptionFiles, CaptionNames
 from reelworks.catalog.integrity import OUTSIDE
-from reelworks.catalog.location import MediaPath
 from reelworks.catalog.probe import Probe
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 
-SUFFIX = ".txt"
-SUFFIXES = (SUFFIX, ".caption")  # of a clip's only or first caption file; the first that exists is read
 NO_FILE = "no such file"
 # What a run writes into its folder.
 RUN_FOLDERS = frozenset(getattr(RunFolder(Path()), name).name for name in vars(RunFolder) if name.endswith("_folder"))
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-
-
-def read(media: MediaPath, files: int = 1, inside: Range | None = None) -> str | None:
-    """Read a clip's caption as UTF-8, stripped of white space and of a byte order mark.
-
-    The caption of a member of an archive is a range of it, `inside`.
-
-    Text with a UTF-16 byte order mark, which editors on Windows write, is decoded as such. Invalid bytes become
-    U+FFFD: one wrong character must not exclude the clip. The caption of a clip without a caption file is None. Of
-    several `files` (`SourceFile.captioned`), each becomes a line.
-    """
-    if inside is not None:
-        assert isinstance(media, location.Location)
-        return archive.caption_of(media.bytes_at(inside.start, inside.size, user_files.CAPTION), inside.suffix)
-    first = next((text for suffix in SUFFIXES if (text := _read(media.with_suffix(suffix))) is not None), None)
-    if files <= 1:
-        return first
-    texts = [first, *(_read(media.with_suffix(f".{n}{SUFFIX}")) for n in range(1, files))]
-    there = [" ".join(text.split()) for text in texts if text is not None]
-    return "\n".join(filter(None, there)) if there else None
-
-
-def _read(file: MediaPath) -> str | None:
-    try:
-        data = location.read_bytes(file, user_files.CAPTION)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise OSError(error.errno, f"its caption {PurePath(str(file)).name}: {error.strerror or error}") from error
-    encoding = "utf-16" if data.startswith(_UTF_16) else "utf-8-sig"
-    return data.decode(encoding, errors="replace").strip()
 
 
 class SourceFile(NamedTuple):
@@ -74,10 +37,10 @@ class SourceFile(NamedTuple):
     path: str  # below the listed folder, with forward slashes
     size_bytes: int
     mtime_ns: int
-    captioned: int  # number of caption files that it may have: x.txt, x.1.txt, x.2.txt, …; the first may be missing
+    captioned: bool  # whether it may have caption files
     problem: str | None = None  # why it cannot be opened, if the folder entry shows that already
     start: int = -1  # first byte in an archive; -1 for a file of its own
-    caption: Range | None = None  # of a member of an archive
+    captions: CaptionFiles | None = None  # its caption files; None if those beside it are to be looked for
     stated: Probe | None = None  # measures that a trusted list states, for which the file is not opened
     cut: str = ""  # `CatalogRows.cut` that its rows shall have
     clip: str = ""  # text of its range of frames (`clip_ranges`); "" for the whole file, or for one that is not cut yet
@@ -153,15 +116,16 @@ def _walk(
         if prefix:
             return
         inside = [entry for entry in inside if entry.name not in RUN_FOLDERS]  # the dataset's folder is the output
+    captions = CaptionNames(names)
     for entry in inside:
         if _is_folder(entry):
             yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), sidecars)
         elif formats.is_sidecar(entry.name):
-            sidecars.update([] if entry.name.endswith(SUFFIXES) else [extension_of(entry.name)])
+            sidecars.update([] if (suffix := extension_of(entry.name)) in SUFFIXES else [suffix])
         elif entry.name.endswith(formats.ARCHIVE_SUFFIX):
             yield from list_archive(prefix + entry.name, Path(entry.path), sidecars)
         else:
-            yield _entry(entry, prefix, names)
+            yield _entry(entry, prefix, captions)
 
 
 def settled(found: Iterable[SourceFile]) -> list[SourceFile]:
@@ -236,25 +200,14 @@ def archived(path: str, changed_ns: int, file: BinaryIO, sidecars: Counter[str])
     sidecars.update(inside)
     for m in members:
         yield SourceFile(
-            f"{path}/{m.name}", m.size, changed_ns, m.caption is not None, m.problem, start=m.start, caption=m.caption
+            f"{path}/{m.name}",
+            m.size,
+            changed_ns,
+            m.captions != NO_FILES,
+            m.problem,
+            start=m.start,
+            captions=m.captions,
         )
-
-
-def count_captions(stem: str, names: Container[str]) -> int:
-    """Count the caption files of a clip; x.1.txt belongs to a file x.1.mp4 if there is one, not to x.mp4.
-
-    Args:
-        stem: Path of the clip without its suffix.
-        names: Paths of all files.
-    """
-    count = 0
-    while f"{stem}.{count + 1}{SUFFIX}" in names and not _is_media(f"{stem}.{count + 1}", names):
-        count += 1
-    return count + 1 if count or any(stem + suffix in names for suffix in SUFFIXES) else 0
-
-
-def _is_media(stem: str, names: Container[str]) -> bool:
-    return any(stem + extension in names or stem + extension.upper() in names for extension in formats.EXTENSIONS)
 
 
 def _is_run(run: RunFolder) -> bool:
@@ -266,16 +219,17 @@ def _is_run(run: RunFolder) -> bool:
     return isinstance(info, dict) and {"format", "id"} <= info.keys()
 
 
-def _entry(entry: os.DirEntry[str], prefix: str, names: set[str]) -> SourceFile:
+def _entry(entry: os.DirEntry[str], prefix: str, names: CaptionNames) -> SourceFile:
     path = prefix + entry.name
-    captioned = count_captions(posixpath.splitext(entry.name)[0], names)
+    captions = names.of(entry.name)
+    captioned = captions != NO_FILES
     if not path.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in path):
         readable = os.fsencode(path).decode("utf-8", errors="backslashreplace")
         return SourceFile(readable, 0, 0, False, "file name is not UTF-8")
     try:
         status = entry.stat()
     except OSError as error:
-        return SourceFile(path, 0, 0, captioned, f"cannot be read: {error.strerror}")
+        return SourceFile(path, 0, 0, captioned, f"cannot be read: {error.strerror}", captions=captions)
     problem = None if formats.kind_of(entry.name) else formats.why_not_read(entry.name)
     problem = problem if stat.S_ISREG(status.st_mode) else "not a regular file"
-    return SourceFile(path, status.st_size, location.changed_ns(status), captioned, problem)
+    return SourceFile(path, status.st_size, location.changed_ns(status), captioned, problem, captions=captions)

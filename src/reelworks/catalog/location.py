@@ -112,10 +112,11 @@ class Location:
         key = digests.of_bytes("\0".join(map(str, (self.file, self.start, self.size, self.version))).encode())
         return Location(str(_cache().get(key + self.suffix, self._fetch)), self.name)
 
-    def with_suffix(self, suffix: str) -> Location:
-        """Return the location of the file beside it with another suffix, as `Path.with_suffix`."""
+    def with_name(self, name: str) -> Location:
+        """Return the location of a file beside it, as `Path.with_name`."""
         assert self.start is None
-        return Location(self.file.removesuffix(self.suffix) + suffix, self.name.removesuffix(self.suffix) + suffix)
+        folder, inside = (path[: path.rfind("/") + 1] for path in (self.file, self.name))
+        return Location(folder + name, inside + name)
 
     def read_bytes(self, most: int) -> bytes:
         """Read a whole file of at most so many bytes, without a local copy."""

@@ -11,14 +11,13 @@ from datetime import datetime
 from typing import Any
 
 from reelworks.catalog import formats, location
+from reelworks.catalog.caption_names import NO_FILES, SUFFIXES, CaptionNames
 from reelworks.catalog.listing import (
     NO_FILE,
-    SUFFIXES,
     Archives,
     Listing,
     SourceFile,
     archived,
-    count_captions,
     count_text,
     extension_of,
     settled,
@@ -65,7 +64,7 @@ def _find(fs: Any, root: str, name: str, url: str) -> dict[str, dict[str, Any]]:
 
 
 def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Counter[str]) -> Iterator[SourceFile]:
-    prefix = root.rstrip("/") + "/"
+    prefix, names = root.rstrip("/") + "/", CaptionNames(found)
     for full, info in sorted(found.items()):
         path = full.removeprefix(prefix)
         if any(part.startswith(".") for part in path.split("/")):
@@ -74,12 +73,12 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
         if path.endswith(formats.ARCHIVE_SUFFIX):
             yield from _members(fs, full, path, info, sidecars)
         elif formats.is_sidecar(posixpath.basename(path)):
-            sidecars.update([] if path.endswith(SUFFIXES) else [extension_of(path)])
+            sidecars.update([] if (suffix := extension_of(path)) in SUFFIXES else [suffix])
         elif formats.kind_of(path) is None:
             yield SourceFile(path, size, changed, False, formats.why_not_read(path))
         else:
-            captioned = count_captions(posixpath.splitext(full)[0], found)
-            yield SourceFile(path, size, changed, captioned)
+            captions = names.of(full)
+            yield SourceFile(path, size, changed, captions != NO_FILES, captions=captions)
 
 
 def _members(fs: Any, full: str, path: str, info: dict[str, Any], sidecars: Counter[str]) -> list[SourceFile]:
@@ -120,7 +119,7 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
         info = info_of(path)
         return None if info is None else _members(fs, prefix + path, path, info, Counter())
 
-    files, archives = [], Archives(members)
+    files, archives, names = [], Archives(members), CaptionNames(found)
     for path in paths:
         try:
             info = info_of(path)
@@ -132,8 +131,11 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
         elif info is None:
             files.append(archives.member(path) or SourceFile(path, 0, 0, False, NO_FILE))
         else:
-            captioned = count_captions(posixpath.splitext(prefix + path)[0], found)
-            files.append(SourceFile(path, int(info.get("size") or 0), changed_ns(info), captioned))
+            captions = names.of(prefix + path)
+            entry = SourceFile(
+                path, int(info.get("size") or 0), changed_ns(info), captions != NO_FILES, captions=captions
+            )
+            files.append(entry)
     return files
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from reelworks.catalog import clip_ranges, frame_index, lists, location, probe, probe_pool, remote, scenes
+from reelworks.catalog.caption_texts import Unsettled, Waiting
 from reelworks.catalog.config import Source, same_name
 from reelworks.catalog.examine import FileRequest, Finding, examine, examine_on_node, failed, most_seconds
 from reelworks.catalog.journal import ScanJournal
@@ -72,7 +73,7 @@ class ScanResult:
     # Path and reason of each file that cannot be trained on, known ones included.
     bad_files: tuple[tuple[str, str], ...]
     version: int  # of the catalog after the scan
-    # Messages about the columns used and ignored of each list, the sidecars in each folder, and odd files.
+    # Messages about the columns used and ignored of each list, the sidecars in each folder, captions, and odd files.
     notes: tuple[str, ...] = ()
 
     @property
@@ -140,7 +141,7 @@ def _scan(
         pairs = zip(sources, listings, strict=True)
         listed = [update.compare(source.name, source.address, files, source.cut) for source, files in pairs]
         examine_all = partial(_find_all, examiners=examiners, cuts_scenes=_cuts_scenes(sources, listed))
-        _apply_all(update, listed, examine_all, on_progress, journal)
+        notes = _apply_all(update, listed, examine_all, on_progress, journal)
         frame_index.write(catalog_path, update.frame_times)
         retired = update.retired([source.name for source in sources])
         if update.new or update.changed or len(retired) or update.outdated:
@@ -158,7 +159,7 @@ def _scan(
         removed=len(retired) - update.changed,
         bad_files=tuple(update.bad_files),
         version=catalog.version,
-        notes=(*(listing.note for listing in listings if listing.note is not None), *update.notes()),
+        notes=(*(listing.note for listing in listings if listing.note is not None), *notes, *update.notes()),
     )
 
 
@@ -194,8 +195,12 @@ def _apply_all(
     find_all: Callable[[Iterator[FileRequest], int], Iterator[Finding]],
     on_progress: Callable[[ScanProgress], None] | None,
     journal: ScanJournal,
-) -> None:
-    """Examine files and apply the results, except those that a scan which was killed has examined already."""
+) -> list[str]:
+    """Examine files and apply the results, except those that a scan which was killed has examined already.
+
+    Captions that are not UTF-8 wait for the others. Returns what there is to say of captions.
+    """
+    waiting = {files.dataset: Waiting[tuple[Task, Finding]](files.root) for files in listed}
     tasks = (task for files in listed for task in update.tasks(files))
     to_apply, to_examine = itertools.tee((task, _known(task, journal)) for task in tasks)
     requests = (task.request if known is None else task.request._replace(open=False) for task, known in to_examine)
@@ -208,11 +213,19 @@ def _apply_all(
             finding = finding._replace(**known)
         elif finding.fingerprint and task.request.stated is None:  # a file that could not be read is tried again
             journal.add(task.state, finding.fingerprint, finding.error, finding.probe, finding.times, finding.clips)
-        update.apply(task, finding)
+        if isinstance(finding.caption, Unsettled):
+            clip = task.listed.files.entries[task.number].path
+            waiting[task.listed.dataset].add((task, finding), clip, finding.caption)
+        else:
+            update.apply(task, finding)
         due = done == total or time.monotonic() - reported >= _SECONDS_BETWEEN_REPORTS
         if on_progress is not None and due:
             reported = time.monotonic()
             on_progress(ScanProgress(done, total))
+    for captions in waiting.values():
+        for (task, finding), caption, _ in captions.settled():
+            update.apply(task, finding._replace(caption=caption))
+    return [note for captions in waiting.values() for note in captions.notes]
 
 
 def _find_all(

@@ -21,6 +21,7 @@ from reelworks.catalog import (
     probe,
     written_columns,
 )
+from reelworks.catalog.caption_names import NO_FILES
 from reelworks.catalog.examine import FileRequest, Finding
 from reelworks.catalog.formats import kind_of
 from reelworks.catalog.frame_index import PackedTimes
@@ -162,13 +163,13 @@ class Update:
             anew = entry.cut or listed.dataset in self.outdated or (position >= 0 and self._live.cut[position].as_py())
             known = self._live.fingerprint[position].as_py() if position >= 0 and not (opened and anew) else ""
             file = location.below(listed.root, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
-            captioned = entry.captioned if read_captions else 0
+            captions = entry.captions if read_captions and entry.captioned else NO_FILES
             state = f"{entry.size_bytes:x}-{entry.mtime_ns:x}" + (f"-{entry.start:x}" if entry.start >= 0 else "")
             stated = (entry.stated, state, entry.cut, entry.clip, entry.size_bytes)
-            yield Task(listed, i, FileRequest(file, captioned, opened, known, entry.problem, entry.caption, *stated))
+            yield Task(listed, i, FileRequest(file, captions, opened, known, entry.problem, *stated))
 
     def apply(self, task: Task, finding: Finding) -> None:
-        """Update the part with the result of examining a file."""
+        """Update the part with the result of examining a file, whose caption is settled."""
         listed, number, request = task
         position, captions = int(listed.position[number]), listed.files.captions
         measured = finding.probe is not None or finding.error is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.catalog import formats, listing, probe
+from reelworks.catalog import caption_texts, formats, probe
 from reelworks.catalog.formats import ProbeError
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
@@ -98,7 +98,7 @@ def read(
     for name, path in files.items():
         reference = (references or {}).get(name)
         try:
-            caption = listing.read(path) if captions is None or name not in captions else captions[name]
+            caption = caption_texts.beside(path) if captions is None or name not in captions else captions[name]
             yield MeasuredClip(name, frames_of(path), caption, None if reference is None else frames_of(reference))
         except (MediaError, ProbeError) as error:
             yield Unreadable(name, str(error))

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from reelworks.catalog import listing
+from reelworks.catalog import caption_names, caption_texts
 from reelworks.catalog.rows import CatalogRows, without_range
 from reelworks.core import files, toml
 from reelworks.core.errors import UserError
@@ -50,12 +50,11 @@ def caption_place(workspace: Workspace, clips: ClipView, row: int) -> CaptionPla
     assert isinstance(media, Path)
     if not workspace.holds(media.parent):
         return CaptionPlace(None, f"a file in {media.parent}, outside of the page's folders")
-    has_more = media.with_suffix(f".1{listing.SUFFIX}").exists()  # or the caption of a clip with that name
-    if has_more and listing.count_captions(media.stem, {file.name for file in media.parent.iterdir()}) > 1:
+    files = caption_texts.files_beside(media)
+    if len(files.read) > 1:
         return CaptionPlace(None, f"several files, {media.stem}.txt, {media.stem}.1.txt, …; change them there")
-    existing = [media.with_suffix(suffix) for suffix in listing.SUFFIXES if media.with_suffix(suffix).exists()]
-    file = existing[0] if existing else media.with_suffix(listing.SUFFIX)
-    return CaptionPlace(file, str(file.name) if existing else f"{file.name}, which is made when you save")
+    file = caption_names.file(media, files)
+    return CaptionPlace(file, str(file.name) if files.read else f"{file.name}, which is made when you save")
 
 
 def write_caption(workspace: Workspace, clips: ClipView, row: int, text: str) -> Path:

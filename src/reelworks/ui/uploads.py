@@ -14,7 +14,7 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from reelworks.catalog import formats, listing
+from reelworks.catalog import caption_names, formats
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.ui.workspace import Workspace
@@ -43,7 +43,7 @@ def target(workspace: Workspace, name: str, file: str) -> Path:
             code="upload-not-taken",
             field="file",
             value=file,
-            remedy=f"send files that scans read, and captions as {listing.SUFFIX}",
+            remedy=f"send files that scans read, and captions as {caption_names.SUFFIX}",
         )
     path = workspace.roots[0].joinpath(FOLDER, name, *parts)
     links = [p for p in (path, *path.parents) if p.is_relative_to(workspace.roots[0] / FOLDER) and p.is_symlink()]
@@ -60,7 +60,7 @@ def target(workspace: Workspace, name: str, file: str) -> Path:
 
 def is_taken(name: str) -> bool:
     """Return whether a file is footage or a caption, by its suffix."""
-    return formats.kind_of(name) is not None or formats.extension_of(name) == listing.SUFFIX
+    return formats.kind_of(name) is not None or formats.extension_of(name) == caption_names.SUFFIX
 
 
 def is_name(name: str) -> bool:

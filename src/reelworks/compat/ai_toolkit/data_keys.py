@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.catalog import listing
+from reelworks.catalog import caption_names
 from reelworks.compat import datasets, rules
 from reelworks.compat.ai_toolkit import train_keys
 from reelworks.compat.draft import FormerSettings, ImportDraft
@@ -71,9 +71,9 @@ def _folder(value: Any, draft: ImportDraft) -> Outcome:
 
 def _extension(value: Any, draft: ImportDraft) -> Outcome:
     suffix = f".{str(value).lstrip('.')}"
-    if suffix in listing.SUFFIXES:
-        return Fate.DEFAULT, f"captions are read from {' and '.join(listing.SUFFIXES)} files beside the clips"
-    return Fate.NOT_POSSIBLE, f"captions are read from {' and '.join(listing.SUFFIXES)} files: rename them"
+    if suffix in caption_names.SUFFIXES:
+        return Fate.DEFAULT, f"captions are read from {' and '.join(caption_names.SUFFIXES)} files beside the clips"
+    return Fate.NOT_POSSIBLE, f"captions are read from {' and '.join(caption_names.SUFFIXES)} files: rename them"
 
 
 def _default_caption(value: Any, draft: ImportDraft) -> Outcome:
