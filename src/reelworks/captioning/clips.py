@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reelworks.catalog import companions, formats, listing, lists, location, remote
-from reelworks.catalog.config import Source, is_list
+from reelworks.catalog.config import Source
+from reelworks.catalog.formats import is_list
 from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.rows import CatalogRows

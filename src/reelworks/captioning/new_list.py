@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from reelworks.captioning.clips import CaptionClip, CaptionSource
-from reelworks.catalog import list_tables, lists, location, remote
-from reelworks.catalog.list_tables import PATH
+from reelworks.catalog import list_columns, list_tables, lists, location, remote
+from reelworks.catalog.list_columns import PATH
 from reelworks.catalog.location import MediaPath
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -154,7 +154,7 @@ def _renamed(rows: list[dict[str, Any]], former: str | None, column: str) -> lis
     """Return rows of JSON with stripped names, and with those of the new list for paths and captions."""
     known = list(dict.fromkeys(name for row in rows for name in row))
     names = {
-        name: column if new == former else new for name, new in zip(known, list_tables.renamed(known), strict=True)
+        name: column if new == former else new for name, new in zip(known, list_columns.renamed(known), strict=True)
     }
     return [{names[name]: value for name, value in row.items()} for row in rows]
 
