@@ -101,7 +101,7 @@ def _trained(place: Path, catalog_folder: Path) -> tuple[dict[str, str], set[str
     if (rows.captioned & rows.readable).any():
         entry = rw.BucketEntry(f"{SIZE}px", num_frames=[1], batch_size=[1])
         table = rw.BucketTable.from_entries([entry], geometry=rw.Geometry((4, 8, 8), (1, 2, 2)))
-        dataset = rw.Dataset(catalog, table, rw.DataSpec([config]))
+        dataset = rw.Dataset(catalog, table, rw.DataSpec((config,)))
         for step in rw.Loader(dataset, micro_batches_per_step=1):
             for micro_batch in step:
                 trained |= dict(zip((m["path"] for m in micro_batch.metadata), micro_batch.captions, strict=True))

@@ -10,7 +10,8 @@ from pathlib import Path
 from reelworks.catalog import caption_names, caption_texts, companions, formats, listing, lists, location, remote
 from reelworks.catalog.caption_names import NO_FILES, CaptionFiles
 from reelworks.catalog.caption_texts import Unsettled, Waiting
-from reelworks.catalog.config import Source, is_list
+from reelworks.catalog.config import Source
+from reelworks.catalog.formats import is_list
 from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.rows import CatalogRows

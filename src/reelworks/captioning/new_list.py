@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from reelworks.captioning.clips import CaptionClip, CaptionSource
-from reelworks.catalog import list_tables, lists, location, remote
-from reelworks.catalog.list_tables import PATH
+from reelworks.catalog import list_columns, list_tables, location, remote
+from reelworks.catalog.list_columns import PATH
 from reelworks.catalog.location import MediaPath
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -87,7 +87,7 @@ def check(file: Path, sources: Sequence[CaptionSource]) -> None:
 
 
 def _check_ranges(columns: Sequence[str], file: Path) -> None:
-    if all(any(name in columns for name in pair) for pair in lists.RANGES):
+    if all(any(name in columns for name in pair) for pair in list_columns.RANGES):
         raise UserError(
             "one list cannot have ranges in frames and in seconds",
             code="ranges-given-twice",
@@ -154,7 +154,7 @@ def _renamed(rows: list[dict[str, Any]], former: str | None, column: str) -> lis
     """Return rows of JSON with stripped names, and with those of the new list for paths and captions."""
     known = list(dict.fromkeys(name for row in rows for name in row))
     names = {
-        name: column if new == former else new for name, new in zip(known, list_tables.renamed(known), strict=True)
+        name: column if new == former else new for name, new in zip(known, list_columns.renamed(known), strict=True)
     }
     return [{names[name]: value for name, value in row.items()} for row in rows]
 
@@ -191,5 +191,5 @@ def _ranges(clips: Sequence[CaptionClip]) -> dict[str, Any]:
     )
     return {
         name: pa.array(bounds[:, i], pa.float64(), from_pandas=True).cast(pa.int64())
-        for i, name in enumerate(lists.RANGES[0])
+        for i, name in enumerate(list_columns.RANGES[0])
     }

@@ -2,7 +2,7 @@
 
     shard-0000.tar
         000017.mp4      a clip
-        000017.txt      its caption; or 000017.json, with the caption as one of `list_tables.CAPTION_NAMES`
+        000017.txt      its caption; or 000017.json, with the caption as one of `list_columns.CAPTION_NAMES`
 
 A caption belongs to the clip of the same name as in a folder (`caption_names`). Where a clip has none, WebDataset's rule
 counts, by which members belong together by their path up to the first dot of the name: if only one clip and one caption
@@ -103,7 +103,7 @@ class _Captions:
             else:
                 self._clips[key] += 1
 
-    def of(self, clip: str) -> CaptionFiles:
+    def files_of(self, clip: str) -> CaptionFiles:
         """Return the captions of a clip, given its name."""
         read, rivals = self._names.find(clip)
         key = clip.partition(".")[0]
@@ -133,7 +133,7 @@ def _member(name: str, member: tarfile.TarInfo, captions: dict[str, _Captions]) 
         return Member(name, -1, 0, problem=formats.why_not_read(name))
     if not member.isreg() or member.issparse():
         return Member(name, -1, 0, problem="not a regular file in the archive")
-    found = captions[posixpath.dirname(name)].of(posixpath.basename(name))
+    found = captions[posixpath.dirname(name)].files_of(posixpath.basename(name))
     if any(isinstance(one, Range) and one.start < 0 for one in (*found.read, *found.rivals)):
         return Member(name, -1, 0, problem="its caption is not a regular file in the archive")
     return Member(name, member.offset_data, member.size, found)

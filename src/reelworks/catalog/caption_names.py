@@ -80,7 +80,7 @@ class CaptionNames:
             further.append(more)
         return first[:1] + further, first[1:]
 
-    def of(self, clip: str) -> CaptionFiles:
+    def files_of(self, clip: str) -> CaptionFiles:
         """Return the caption files of a clip, given its name."""
         read, rivals = self.find(clip)
         stem = posixpath.splitext(clip)[0]

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from reelworks.catalog import caption_names, location
 from reelworks.catalog.caption_names import CaptionFiles, CaptionNames, Range
-from reelworks.catalog.list_tables import CAPTION_NAMES, NOTHING
+from reelworks.catalog.list_columns import CAPTION_NAMES, NOTHING
 from reelworks.catalog.location import Location, MediaPath
 from reelworks.core import text_encoding, user_files
 
@@ -71,7 +71,7 @@ def beside(media: Path) -> str | None:
 
 def files_beside(media: MediaPath) -> CaptionFiles:
     """Return the caption files beside a clip, for which its folder is listed."""
-    return _names_beside(media).of(PurePath(str(media)).name)
+    return _names_beside(media).files_of(PurePath(str(media)).name)
 
 
 def is_null(text: str) -> bool:

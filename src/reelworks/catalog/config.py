@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from reelworks.catalog import filter_expression, location, measured_columns, template
+from reelworks.catalog import filter_expression, formats, location, measured_columns, template
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.location import Location, MediaPath
 from reelworks.core import sources
@@ -18,24 +18,6 @@ from reelworks.core.errors import UserError
 
 _Text = Annotated[str, Field(min_length=1)]
 _OptionalText = Annotated[str | None, Field(min_length=1)]
-LISTS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")  # all but Parquet may be packed, as .csv.gz
-
-
-def list_suffix(path: str | Path) -> str:
-    """Return the suffix that tells the format of a list, without that of gzip; "" for what is no list."""
-    name = str(path).lower()
-    packed = name.endswith(".gz")
-    suffix = PurePosixPath(name.removesuffix(".gz")).suffix
-    return suffix if suffix in LISTS and not (packed and suffix == ".parquet") else ""
-
-
-def is_list(path: str | Path) -> bool:
-    """Return whether a path is a list of files rather than a folder, by its suffix alone."""
-    return bool(list_suffix(path))
-
-
-def _stem(name: str) -> str:
-    return name[: name.lower().rindex(list_suffix(name))]
 
 
 @dataclass(frozen=True)
@@ -55,16 +37,16 @@ class Source:
         if location.is_url(str(path)):
             url = str(path).rstrip("/")
             folder, _, last = url.rpartition("/")
-            if not is_list(last):
+            if not formats.is_list(last):
                 return cls(name or last, Path(), url=url)
             url = folder if root is None else str(root).rstrip("/")
-            return cls(name or _stem(last), Path(), Location(str(path), last), url)
+            return cls(name or formats.list_stem(last), Path(), Location(str(path), last), url)
         path = Path(path)
-        if not is_list(path):
+        if not formats.is_list(path):
             return cls(name or path.resolve().name, path)
         if root is not None and location.is_url(str(root)):
-            return cls(name or _stem(path.name), path.parent, path, str(root).rstrip("/"))
-        return cls(name or _stem(path.name), path.parent if root is None else Path(root), path)
+            return cls(name or formats.list_stem(path.name), path.parent, path, str(root).rstrip("/"))
+        return cls(name or formats.list_stem(path.name), path.parent if root is None else Path(root), path)
 
     @property
     def address(self) -> str:
@@ -386,7 +368,7 @@ SHOWING = DRAWN | {"caption", "keep_tags", "tag_separator"}
 
 
 def _is_list(info: ValidationInfo) -> bool:
-    return is_list(info.data.get("path", ""))
+    return formats.is_list(info.data.get("path", ""))
 
 
 def _known_scores(info: ValidationInfo, named: Iterable[str]) -> frozenset[str] | None:

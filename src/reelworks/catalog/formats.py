@@ -15,6 +15,8 @@ VIDEO_EXTENSIONS = _words(
 # Animations among them (GIF, WebP, PNG, AVIF) are clips; the content decides.
 IMAGE_EXTENSIONS = _words(".png .jpg .jpeg .webp .bmp .apng .avif .avifs .gif .heic .heif .hif .jfif .jpe .tif .tiff")
 ARCHIVE_SUFFIX = ".tar"
+LISTS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")  # all but Parquet may be packed, as .csv.gz
+LISTS_TOLD = " ".join((*LISTS, ".csv.gz"))
 EXTENSIONS = VIDEO_EXTENSIONS | IMAGE_EXTENSIONS
 
 # Files that belong beside clips and are no clips themselves: captions, lists, records, caches of other trainers,
@@ -70,6 +72,23 @@ def kind_of(name: str) -> str | None:
 def may_hold_clips(name: str) -> bool:
     """Return whether a file is a video, a picture or an archive that is read in place, by its suffix."""
     return kind_of(name) is not None or name.endswith(ARCHIVE_SUFFIX)
+
+
+def list_suffix(path: object) -> str:
+    """Return the suffix that tells the format of a list, without that of gzip; "" for what is no list."""
+    name = str(path).lower().rstrip("/")
+    suffix = extension_of(name.removesuffix(".gz"))
+    return suffix if suffix in LISTS and not (name.endswith(".gz") and suffix == ".parquet") else ""
+
+
+def is_list(path: object) -> bool:
+    """Return whether a path is a list of files rather than a folder, by its suffix alone."""
+    return bool(list_suffix(path))
+
+
+def list_stem(name: str) -> str:
+    """Return the name of a list without its suffixes."""
+    return name[: name.lower().rindex(list_suffix(name))]
 
 
 def is_sidecar(name: str) -> bool:

@@ -67,7 +67,7 @@ def list_folder(name: str, root: Path) -> Listing:
             code="no-such-folder",
             field=f"dataset {name!r}",
             value=str(root),
-            remedy="give the folder that holds the videos and pictures",
+            remedy=f"give the folder that holds the videos and pictures, or a list of them ({formats.LISTS_TOLD})",
         )
     sidecars: Counter[str] = Counter()
     entries = settled(_walk(name, root, "", (), sidecars))
@@ -78,7 +78,8 @@ def list_folder(name: str, root: Path) -> Listing:
             code="no-media",
             field=f"dataset {name!r}",
             value=str(root),
-            remedy=f"give a folder that contains files of the types {' '.join(sorted(formats.EXTENSIONS))}",
+            remedy=f"give a folder that contains files of the types {' '.join(sorted(formats.EXTENSIONS))}, or a list of such "
+            f"files as the path ({formats.LISTS_TOLD})",
         )
     note = f"{root}: files beside the clips: {count_text(sidecars)}" if sidecars else None
     return Listing(entries, note=note)
@@ -221,7 +222,7 @@ def _is_run(run: RunFolder) -> bool:
 
 def _entry(entry: os.DirEntry[str], prefix: str, names: CaptionNames) -> SourceFile:
     path = prefix + entry.name
-    captions = names.of(entry.name)
+    captions = names.files_of(entry.name)
     captioned = captions != NO_FILES
     if not path.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in path):
         readable = os.fsencode(path).decode("utf-8", errors="backslashreplace")

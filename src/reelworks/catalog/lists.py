@@ -1,7 +1,7 @@
 """Read lists of files, with a column each for paths, captions and scores.
 
     path             required; absolute, or relative to the list's folder or to `root`; shard.tar/0001.mp4 is a member of
-                     a tar archive. `list_tables` has other names of this column, and of the next
+                     a tar archive. `list_columns` has other names of this column, and of the next
     text             the clip's caption, or a list of them; without one, its caption file is read
     start_frame, end_frame, or start_seconds, end_seconds
                      the clip is a range of the file: the frames from the start on and before the end
@@ -16,9 +16,6 @@ from __future__ import annotations
 import keyword
 import math
 import os
-import re
-import stat
-import unicodedata
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,14 +25,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog import formats, list_tables, listing, location, probe, remote
+from reelworks.catalog import formats, list_files, list_tables, probe
 from reelworks.catalog.config import Source
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.integrity import OUTSIDE, is_text
-from reelworks.catalog.list_tables import PATH, TEXT
-from reelworks.catalog.listing import NO_FILE, Listing, SourceFile
+from reelworks.catalog.list_columns import CAPTION_NAMES, PATH, RANGES, TEXT
+from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.rows import SCHEMA, CatalogRows, as_numpy
-from reelworks.core import units
 from reelworks.core.errors import UserError
 
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
@@ -151,17 +147,12 @@ def _refuse_at(wrong: Any, paths: Any, source: Source, problem: str, remedy: str
 
 
 def _entries(paths: Any, source: Source) -> list[SourceFile]:
-    """Look up each file on disk; a missing file becomes an entry with that problem.
+    """Look up each file; a missing file becomes an entry with that problem.
 
     If all are missing, the folder is probably wrong or not mounted, and the clips must not count as deleted.
     """
-    if source.url is None:
-        root = source.root
-        archives = listing.Archives(lambda path: _members(path, root / path))
-        files = [_entry(path, str(root), archives) for path in paths.to_pylist()]
-    else:
-        files = remote.look_up(source.name, source.url, paths.to_pylist())
-    if all(file.problem == NO_FILE or formats.kind_of(file.path) is None for file in files):
+    files = list_files.look_up(source, paths.to_pylist())
+    if all(list_files.is_missing(file) or formats.kind_of(file.path) is None for file in files):
         first = f"; the first is {source.url or source.root}/{files[0].path}: {files[0].problem}" if files else ""
         raise ListError(
             f"none of the {len(files)} files of the list is an existing video or picture{first}",
@@ -172,41 +163,6 @@ def _entries(paths: Any, source: Source) -> list[SourceFile]:
     return files
 
 
-def _spellings(path: str) -> list[str]:
-    """Return other spellings of a path that print alike, or that other systems write: spaces, backslashes, composed signs."""
-    stripped = path.strip()
-    forms = [stripped, stripped.replace("\\", "/")]
-    forms += [unicodedata.normalize(form, one) for one in forms for form in ("NFC", "NFD") if not one.isascii()]
-    return [one for one in dict.fromkeys(forms) if one != path and not re.search(OUTSIDE, one)]
-
-
-def _members(path: str, archive: Path) -> list[SourceFile] | None:
-    return [*listing.list_archive(path, archive)] if archive.is_file() else None
-
-
-def _entry(path: str, root: str, archives: listing.Archives) -> SourceFile:
-    if formats.kind_of(path) is None:
-        stripped = path.strip()
-        return (
-            SourceFile(path, 0, 0, False, formats.why_not_read(path))
-            if stripped == path
-            else _entry(stripped, root, archives)
-        )
-    try:
-        # Making a Path for each of millions of files takes longer than the lookup.
-        status = os.stat(f"{root}/{path}")  # noqa: PTH116
-    except (FileNotFoundError, NotADirectoryError):
-        if (member := archives.member(path)) is not None:
-            return member
-        other = next((other for other in _spellings(path) if os.path.isfile(f"{root}/{other}")), None)  # noqa: PTH113
-        return SourceFile(path, 0, 0, False, NO_FILE) if other is None else _entry(other, root, archives)
-    except OSError as error:
-        return SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
-    problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
-    return SourceFile(path, status.st_size, location.changed_ns(status), True, problem)
-
-
-RANGES = (("start_frame", "end_frame"), ("start_seconds", "end_seconds"))
 MEASURED = frozenset((*SCHEMA.names, *NUMBERS, *TEXTS, "aspect_ratio", "resolution"))
 _NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
 _NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
@@ -231,15 +187,17 @@ def read(source: Source) -> Listing:
     paths = _relative(table.column(PATH).combine_chunks(), source)
     clips = _clips(table, paths, source)
     _refuse_twice(paths, clips, source)
-    captions, nothing = (None, None) if caption is None else _captions(table.column(caption))
+    captions = None if caption is None else table.column(caption).combine_chunks()
     scores, note = _scores(table, caption, str(source.list_file), trusted=source.trust_list)
-    note = "; ".join([note, *notes, *filter(None, [nothing])])
+    if caption is None:
+        notes += (f"no column of captions ({', '.join(CAPTION_NAMES)}): those beside the files are read",)
     entries = _entries(paths, source)
+    _refuse_twice(pa.array([entry.path for entry in entries], TEXT), clips, source)  # in other spellings
     if source.trust_list:
         entries = _with_measures(entries, table, source)
     if clips:  # a range is measured in its file, whatever the list states
         entries = [e._replace(clip=c, cut="list", stated=None) if c else e for e, c in zip(entries, clips, strict=True)]
-    return Listing(entries, captions, scores, note)
+    return Listing(entries, captions, scores, "; ".join([note, *notes]))
 
 
 _STATED = ("num_frames", "height", "width", "fps")
@@ -295,18 +253,6 @@ def _probe(path: str, num_frames: float, height: float, width: float, fps: float
     )
 
 
-def _captions(column: Any) -> tuple[Any, str | None]:
-    """Return captions without surrounding white space, null for empty ones and words for nothing, and what to tell of these."""
-    trimmed = pc.utf8_trim_whitespace(column.combine_chunks())
-    nothing = list_tables.is_nothing(trimmed)
-    captions = pc.if_else(pc.or_(nothing, pc.equal(trimmed, "")), pa.scalar(None, TEXT), trimmed)
-    if not (count := pc.sum(nothing).as_py()):
-        return captions, None
-    words = pc.value_counts(trimmed.filter(nothing)).to_pylist()
-    named = ", ".join(f"{word['values']} ({word['counts']})" for word in words)
-    return captions, f"{units.plural(count, 'caption')} that say nothing are none: {named}"
-
-
 def _scores(table: Any, caption: str | None, file: str, *, trusted: bool) -> tuple[dict[str, NDArray[np.float64]], str]:
     """Return the finite numbers of columns by name, and a message about which columns were used and which ignored."""
     scores: dict[str, NDArray[np.float64]] = {}
@@ -317,7 +263,7 @@ def _scores(table: Any, caption: str | None, file: str, *, trusted: bool) -> tup
             continue
         if trusted and name in _STATED:
             continue
-        if name in MEASURED:
+        if name.lower() in MEASURED:
             ignored.append(f"{name} (measured from the file)")
         elif not name.isidentifier() or keyword.iskeyword(name) or column is None:
             ignored.append(f'"{name}" (not a valid name in filters, or used by two columns)')

@@ -77,7 +77,7 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
         elif formats.kind_of(path) is None:
             yield SourceFile(path, size, changed, False, formats.why_not_read(path))
         else:
-            captions = names.of(full)
+            captions = names.files_of(full)
             yield SourceFile(path, size, changed, captions != NO_FILES, captions=captions)
 
 
@@ -131,7 +131,7 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
         elif info is None:
             files.append(archives.member(path) or SourceFile(path, 0, 0, False, NO_FILE))
         else:
-            captions = names.of(prefix + path)
+            captions = names.files_of(prefix + path)
             entry = SourceFile(
                 path, int(info.get("size") or 0), changed_ns(info), captions != NO_FILES, captions=captions
             )

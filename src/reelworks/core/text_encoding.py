@@ -55,6 +55,7 @@ _MOST_ODD = 0.05  # share of signs and words that no one writes, beside characte
 _ZEROS, _ZEROS_OF_ASCII = 0.05, 0.9  # least share of upper bytes that are 0 in UTF-16 and UTF-32 without a mark
 _PARTS = 8  # that texts of one encoding are judged in, if a few others are among them
 _MOST_AGAINST = 0.5  # lead of another encoding in a single text
+_UNRATED = 0.05  # stands for the rating of an encoding that is too rare in a short text for any
 
 _TWO_BYTES = ("gb18030", "big5", "cp950", "big5hkscs", "cp932", "shift_jis", "euc_jp", "cp949", "euc_kr")
 _JAPANESE = ("cp932", "euc_jp", "euc_jis_2004", "shift_jis", "shift_jis_2004")
@@ -98,7 +99,7 @@ class Settled(NamedTuple):
     encodings: Counter[str]
 
 
-class Encoding(NamedTuple):
+class TextEncoding(NamedTuple):
     """An encoding by the name that people know, and by that of Python."""
 
     name: str
@@ -134,7 +135,7 @@ def settle(texts: Sequence[bytes]) -> Settled:
     return Settled([None if one is None else one[1] for one in found], names)
 
 
-def _doubtful(data: bytes, text: str, encoding: Encoding | None) -> tuple[str, str] | None:
+def _doubtful(data: bytes, text: str, encoding: TextEncoding | None) -> tuple[str, str] | None:
     """Return a doubtful text as what the others are, with that name; else as UTF-8, if it may be that."""
     other = None if encoding is None else _in(data, encoding.codec)
     if encoding is not None and other is not None and _looks_written(other, encoding.codec):
@@ -143,7 +144,7 @@ def _doubtful(data: bytes, text: str, encoding: Encoding | None) -> tuple[str, s
     return None if is_chance else ("", text)
 
 
-def find(texts: Sequence[bytes]) -> Encoding | None:
+def find(texts: Sequence[bytes]) -> TextEncoding | None:
     """Return the encoding in which all texts, but for a few, surely are; None if that is not sure, or there are none."""
     whole = _sample(texts)
     if (encoding := _find(whole)) is not None or len(texts) <= _PARTS:
@@ -157,16 +158,24 @@ def find(texts: Sequence[bytes]) -> Encoding | None:
     return None if is_all else encoding
 
 
-def _find(sample: bytes) -> Encoding | None:
+def _find(sample: bytes) -> TextEncoding | None:
     rated = _rated(sample)
     if not rated or rated[0][1] < _LEAST_RATING:
         return None
-    (codec, rating, text), rest = rated[0], rated[1:]
-    lead = _lead(sample, codec, rating, rest[0][1] if rest else 0)
+    codec, rating, text = rated[0]
+    lead = _lead(sample, codec, rating, next((own for _, own, other in rated[1:] if not _breaks_words(other, text)), 0))
     if codec not in _NAMES or lead < _LEAST_LEAD:
         return None
     name, largest = _NAMES[codec]
-    return Encoding(name, largest if _in(sample, largest) == text else codec)
+    return TextEncoding(name, largest if _in(sample, largest) == text else codec)
+
+
+def _breaks_words(text: str, other: str) -> bool:
+    """Return whether a text differs from another only within words, by signs or capitals after small letters."""
+    if len(text) != len(other):
+        return False
+    differ = (i for i, (a, b) in enumerate(zip(text, other, strict=True)) if a != b)
+    return all(i and text[i - 1].islower() and other[i].islower() and not text[i].islower() for i in differ)
 
 
 def _lead(sample: bytes, codec: str, rating: float, other: float) -> float:
@@ -182,8 +191,8 @@ def _fits(data: bytes, text: str, codec: str, known: set[str]) -> bool:
     if signs <= known:
         return True
     rated = _rated(data)
-    own = next((rating for _, rating, other in rated if other == text), 0)
-    if not own or _lead(data, rated[0][0], rated[0][1], own) > _MOST_AGAINST:
+    own = max((rating for _, rating, other in rated if other == text), default=_UNRATED)
+    if rated and _lead(data, rated[0][0], rated[0][1], own) > _MOST_AGAINST:
         return False
     known |= signs
     return True

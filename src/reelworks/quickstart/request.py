@@ -123,13 +123,13 @@ def _require_folder(path: Path) -> None:
     """Refuse a path that is neither a folder nor a list of files."""
     if path.is_dir():
         return
-    from reelworks.catalog.config import is_list
+    from reelworks.catalog import formats
 
-    if not path.is_file() or not is_list(path):
+    if not path.is_file() or not formats.is_list(path):
         raise UserError(
             "this is a file, not a folder" if path.exists() else "there is no such folder",
             code="no-such-folder",
             field="data",
             value=str(path),
-            remedy="give the folder that holds the videos and pictures",
+            remedy=f"give the folder that holds the videos and pictures, or a list of them ({formats.LISTS_TOLD})",
         )

@@ -96,7 +96,7 @@ def test_a_list_names_members(folder: str, files: Path, tmp_path: Path) -> None:
     assert [rows[path]["error"] for path in (f"{archive}/none.png", "bad.tar/a.png", "no.tar/a.png")] == [
         "no such file",
         "not a tar archive: invalid header",
-        "no such file",
+        "no such file: there is no no.tar",
     ]
 
 

@@ -273,7 +273,10 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
         ("path,path\na.png,b\n", "two columns are named path"),
         ("thing;text\na.png;x\n", "separate columns with commas"),
         ("a.png,x\nsub/b.png,y\n", "its first line names a file and no columns: write path,text above it"),
-        ("path,text\na.png,x\nsub/b.png,y, z\n", "the row of line 3 has 3 cells in place of 2: put quotes around"),
+        (
+            "path,text\na.png,x\nsub/b.png,y, z\n",
+            "the row of line 3 has 3 cells in place of 2: put double quotes around",
+        ),
         ('path,text\na.png,"x\nsub/b.png,y\n', "row that begins in line 2 .*unexpected end"),
         ('path,text\na.png,x\nsub/b.png,"y\nsub/c.png,"z\n', "row that begins in line 3 .*expected after"),
         ('path,size,text\na.png,"1,x\n' + "sub/b.png,1,y\n" * 200_000, "row that begins in line 2 "),

@@ -58,6 +58,19 @@ def test_what_systems_write_is_read_if_there_is_enough_of_it(language: str, enco
     assert settled.encodings.total() == 27
 
 
+@pytest.mark.parametrize("encoding", ["cp932", "euc_jp"])
+def test_short_texts_are_read_as_the_others(encoding: str) -> None:
+    """A word of kana alone tells nothing, and nothing speaks against it."""
+    texts = [*captions("japanese"), "カメラがゆっくり近づく", "窓際"]
+    assert text_encoding.settle([text.encode(encoding) for text in texts]).texts == texts
+
+
+def test_an_encoding_that_breaks_words_is_no_rival() -> None:
+    """In that of a Mac, the last letter of the Russian alphabet is a sign of money, and another one a capital."""
+    texts = [*captions("russian")[:3], "камера приближается, объёмный свет"]
+    assert text_encoding.settle([text.encode("cp1251") for text in texts]).texts == texts
+
+
 def test_one_short_text_that_many_encodings_hold_is_none() -> None:
     assert text_encoding.settle([b"caf\xe9 au lait"]).texts == [None]
 

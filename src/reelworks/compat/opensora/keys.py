@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from reelworks.buckets.opensora import parse
-from reelworks.catalog.config import is_list
+from reelworks.catalog.formats import is_list
 from reelworks.compat import rules
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.rules import Fate, Outcome, Rule
