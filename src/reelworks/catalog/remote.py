@@ -26,6 +26,9 @@ from reelworks.catalog.location import Location, MediaPath
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
+# Ends of empty objects that consoles and Hadoop write so that a bucket has a folder.
+_FOLDER_MARKERS = ("/", "_$folder$")
+
 
 def list_address(name: str, url: str) -> Listing:
     """List a dataset's media files below an address, in sorted order; hidden files and folders are skipped.
@@ -60,7 +63,7 @@ def _find(fs: Any, root: str, name: str, url: str) -> dict[str, dict[str, Any]]:
             value=url,
             remedy="check the address, the network and the credentials, such as AWS_ACCESS_KEY_ID",
         ) from error
-    return found
+    return {full: info for full, info in found.items() if not full.endswith(_FOLDER_MARKERS)}
 
 
 def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Counter[str]) -> Iterator[SourceFile]:

@@ -79,6 +79,8 @@ def scan(path: str | Path, catalog: Path) -> tuple[ScanResult, CatalogRows]:
 
 def test_a_bucket_is_a_folder(files: Path, cache: Path, tmp_path: Path) -> None:
     url = upload(files, "one")
+    for marker in ("clips/", "clips/sub/", "clips/empty/", "clips/sub_$folder$"):
+        location.filesystem(url)[0].call_s3("put_object", Bucket="one", Key=marker, Body=b"")
     _, own = scan(files, tmp_path / "own")
     result, rows = scan(url, tmp_path / "remote")
     wanted, found = ({row["path"]: row for row in r.to_table().to_pylist()} for r in (own, rows))
