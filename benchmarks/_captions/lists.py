@@ -184,7 +184,7 @@ _refused("two_in_other_capitals", "path,Text,text\n0.png,a,b\n", "two columns ar
 
 # Words for nothing.
 for _word in ("nan", "NaN", "None", "NULL", "null", "N/A", "#N/A", "<NA>", "NA", "n/a", "-nan", "NONE", "\\N"):
-    _file(f"nothing_is_{_word.replace('/', '')}", _rows(_word, *TEXTS[1:]), NONE_OF_FIRST, says=rf"no caption: {re.escape(_word)} \(1\)")  # fmt: skip
+    _file(f"nothing_is_{_word.replace('/', '-')}", _rows(_word, *TEXTS[1:]), NONE_OF_FIRST, says=rf"no caption: {re.escape(_word)} \(1\)")  # fmt: skip
 _file("nothing_in_quotes", _rows('"nan"', '" None "', "c", "d"), _given(None, None, "c", "d"), says=r"nan \(1\)")
 _file("empty_cells", _rows("", '""', "   ", "d"), _given(None, None, None, "d"))
 _file(

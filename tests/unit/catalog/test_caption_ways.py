@@ -1,0 +1,19 @@
+"""Clips are trained with the captions that a person would read, in all ways of the benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks import _captions, captions
+
+CASES = {f"{kind}-{case.name}": case for kind in captions.KINDS for case in captions.of_kind(kind)}
+
+
+def test_ways_have_names_of_their_own() -> None:
+    assert len(CASES) == sum(len(captions.of_kind(kind)) for kind in captions.KINDS)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_each_clip_has_its_own_caption_or_none(case: _captions.Case, tmp_path: Path) -> None:
+    assert _captions.problem(case, tmp_path) == ""
