@@ -40,7 +40,9 @@ def write(
     container_options: dict[str, str] | None = None,
 ) -> Path:
     """Encode frames [H, W, 3 or 4]; `times_ms` makes the rate variable."""
-    with av.open(str(path), "w", options=container_options or {}) as container:
+    # The same bytes each time: Matroska has random ids else, and clips are held out by their content.
+    options_of_container = {"fflags": "+bitexact"} | (container_options or {})
+    with av.open(str(path), "w", options=options_of_container) as container:
         stream = container.add_stream(codec, rate=rate, options=options or {})
         stream.pix_fmt = pixel_format
         if times_ms is not None:
