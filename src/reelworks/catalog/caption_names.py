@@ -65,6 +65,7 @@ class CaptionNames:
             base, _, last = name.rpartition(".")
             if f".{last.lower()}" in suffixes:
                 self._of_base.setdefault(_key(base), []).append(name)
+        self._has_further = any(base.endswith(".1") for base in self._of_base)  # in few folders
 
     @cached_property
     def _stems(self) -> set[str]:
@@ -76,20 +77,19 @@ class CaptionNames:
         stem, whole = posixpath.splitext(clip)[0], self.named(clip)
         first = self.named(stem) + (whole if whole and clip not in self._stems else [])
         further = list[str]()
-        while more := self._further(f"{stem}.{len(further) + 1}"):
+        while self._has_further and (more := self._further(f"{stem}.{len(further) + 1}")):
             further.append(more)
         return first[:1] + further, first[1:]
 
     def files_of(self, clip: str) -> CaptionFiles:
         """Return the caption files of a clip, given its name."""
-        read, rivals = self.find(clip)
-        stem = posixpath.splitext(clip)[0]
+        stem, (read, rivals) = posixpath.splitext(clip)[0], self.find(clip)
         return _shared(tuple(_end(name, stem) for name in read), tuple(_end(name, stem) for name in rivals))
 
     def named(self, base: str) -> list[str]:
         """Return the caption files of this name with a suffix of captions, the preferred one first."""
         there = self._of_base.get(_key(base), [])
-        if len(there) == 1 and there[0].startswith(f"{base}."):
+        if not there or (len(there) == 1 and there[0].startswith(f"{base}.")):
             return there
         exact = [name for name in there if name.rpartition(".")[0] == base]
         alike = (

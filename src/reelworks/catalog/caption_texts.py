@@ -7,11 +7,12 @@ their encoding (`core.text_encoding`). A text that is still unclear is no captio
 from __future__ import annotations
 
 import os
+import posixpath
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from reelworks.catalog import caption_names, location
@@ -71,7 +72,7 @@ def beside(media: Path) -> str | None:
 
 def files_beside(media: MediaPath) -> CaptionFiles:
     """Return the caption files beside a clip, for which its folder is listed."""
-    return _names_beside(media).files_of(PurePath(str(media)).name)
+    return _names_beside(media).files_of(posixpath.basename(media.name))
 
 
 def is_null(text: str) -> bool:
@@ -112,7 +113,7 @@ def _names_of(folder: Path, changed_ns: int) -> CaptionNames:
 
 
 def _part(media: MediaPath, file: str | Range) -> str | Raw | None:
-    name = file.name if isinstance(file, Range) else caption_names.name_of(file, PurePath(str(media)).name)
+    name = file.name if isinstance(file, Range) else caption_names.name_of(file, posixpath.basename(media.name))
     try:
         data = _bytes(media, file, name)
     except FileNotFoundError:

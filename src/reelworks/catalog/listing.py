@@ -122,7 +122,7 @@ def _walk(
         if _is_folder(entry):
             yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), sidecars)
         elif formats.is_sidecar(entry.name):
-            sidecars.update([] if (suffix := extension_of(entry.name)) in SUFFIXES else [suffix])
+            sidecars.update([] if entry.name.lower().endswith(SUFFIXES) else [extension_of(entry.name)])
         elif entry.name.endswith(formats.ARCHIVE_SUFFIX):
             yield from list_archive(prefix + entry.name, Path(entry.path), sidecars)
         else:

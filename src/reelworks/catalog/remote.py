@@ -76,7 +76,7 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
         if path.endswith(formats.ARCHIVE_SUFFIX):
             yield from _members(fs, full, path, info, sidecars)
         elif formats.is_sidecar(posixpath.basename(path)):
-            sidecars.update([] if (suffix := extension_of(path)) in SUFFIXES else [suffix])
+            sidecars.update([] if path.lower().endswith(SUFFIXES) else [extension_of(path)])
         elif formats.kind_of(path) is None:
             yield SourceFile(path, size, changed, False, formats.why_not_read(path))
         else:
