@@ -40,11 +40,12 @@ def write(
     container_options: dict[str, str] | None = None,
 ) -> Path:
     """Encode frames [H, W, 3 or 4]; `times_ms` makes the rate variable."""
-    # The same bytes each time: Matroska has random ids else, and clips are held out by their content.
+    # The same bytes each time and everywhere, since clips are held out by their content: Matroska has random ids else, and
+    # x264 writes its number of threads.
     options_of_container = {"fflags": "+bitexact"} | (container_options or {})
     with av.open(str(path), "w", options=options_of_container) as container:
         stream = container.add_stream(codec, rate=rate, options=options or {})
-        stream.pix_fmt = pixel_format
+        stream.pix_fmt, stream.thread_count = pixel_format, 1
         if times_ms is not None:
             stream.codec_context.time_base = Fraction(1, 1000)
         for i, pixels in enumerate(frames):
