@@ -151,8 +151,9 @@ def test_the_next_commands_can_be_typed_as_they_are_told():
 
 
 def test_codes_of_a_file_are_kept_as_they_are(tmp_path):
-    """fp8 and nf4 by the header, GGUF by its first bytes; the other parts are those of the release."""
+    """fp8, int8 and nf4 by the header, GGUF by its first bytes; the other parts are those of the release."""
     fp8, plain = torch.zeros(8, 8).to(torch.float8_e4m3fn), torch.zeros(4)
+    save_file({"a.weight": torch.zeros(8, 8).to(torch.int8), "a.bias": plain}, "int8.safetensors")
     save_file({"a.weight": fp8, "a.bias": plain}, "fp8.safetensors")
     save_file({"a.weight": plain, "a.weight.quant_state.bitsandbytes__nf4": plain.clone()}, "nf4.safetensors")
     save_file({"a.weight": plain}, "plain.safetensors")
@@ -165,7 +166,7 @@ def test_codes_of_a_file_are_kept_as_they_are(tmp_path):
         assert values["[model]", "weights"] == file.name
         assert values["[autoencoder]", "weights"] == "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
         found[file.stem] = values.get(("[lora]", "base"))
-    assert found == {"fp8": "float8", "nf4": "nf4", "codes": "gguf", "plain": None, "damaged": None}
+    assert found == {"fp8": "float8", "int8": "int8", "nf4": "nf4", "codes": "gguf", "plain": None, "damaged": None}
     made, told = make("--weights", "fp8.safetensors", "--vram", "16", model="wan-2.1-1.3b")
     assert (made.lora.base, told["estimate"]["memory"]["base"]) == ("float8", 1_449_855_104)
 

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import fp8, nf4_files, recompute, stored_weights, weights
+from reelworks.models import nf4_files, recompute, scaled_weights, stored_weights, weights
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan, TextEmbedding
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject
@@ -171,7 +171,7 @@ class DiffusersNetwork:
 
         A source is a pipeline's folder, a network's folder, a single file, or a hub id, with the keys of
         diffusers or of the release (ComfyUI's). Values take the dtype of the module's parameters, and codes are
-        multiplied out first; parameters on `meta` take the file's tensors, or stay there with the codes of fp8, nf4 or
+        multiplied out first; parameters on `meta` take the file's tensors, or stay there with the codes of fp8, int8, nf4 or
         GGUF (`stored_weights`). Missing columns for companions are zeros. If a file holds two networks, `part`
         selects one.
         """
@@ -182,7 +182,7 @@ class DiffusersNetwork:
         is_mapped = any(parameter.is_meta for parameter in module.parameters())
         if not is_mapped and nf4_files.has_any(state):
             raise nf4_files.unsupported("only the frozen base of a LoRA can be")
-        state = fp8.read_quantized(nf4_files.read_quantized(state))
+        state = scaled_weights.read_quantized(nf4_files.read_quantized(state))
         if not is_mapped:
             state = stored_weights.values(state)
         state, stored = stored_weights.match(state, lambda one: self._match_network(module, config, one, part))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from reelworks.models.lora.config import BaseStorage
 
 _NF4 = ".quant_state.bitsandbytes__nf4"
-_FP8 = "F8_E4M3"
+_BASES: dict[str, BaseStorage] = {"F8_E4M3": "float8", "I8": "int8"}  # by dtype of most bytes
 
 
 def base_of(source: str) -> BaseStorage | None:
@@ -34,9 +35,9 @@ def base_of(source: str) -> BaseStorage | None:
             return None
     if any(_NF4 in name for name in tensors):
         return "nf4"
-    sizes = {_FP8: 0, "others": 0}
+    sizes = Counter[str]()
     for name, entry in tensors.items():
         if name != "__metadata__":
             begins, ends = entry["data_offsets"]
-            sizes[_FP8 if entry["dtype"] == _FP8 else "others"] += ends - begins
-    return "float8" if sizes[_FP8] > sizes["others"] else None
+            sizes[entry["dtype"]] += ends - begins
+    return next((base for dtype, base in _BASES.items() if 2 * sizes[dtype] > sizes.total()), None)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from reelworks.core import user_files
 from reelworks.core.errors import UserError, first_few
-from reelworks.models import gguf_files, hub, stored_weights
+from reelworks.models import gguf_files, hub, scaled_weights, stored_weights
 
 _PICKLED = (".pt", ".pth", ".bin")
 _GGUF = ".gguf"
@@ -228,8 +228,8 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         if path.suffix in _PICKLED:
             state = _unpickle(path, mapped=begins.startswith(b"PK"))
         else:
-            _require_whole(path)
-            state = load_file(path)
+            description = _require_whole(path)
+            state = scaled_weights.marked(load_file(path), description)
     except UserError:
         raise
     except pickle.UnpicklingError as error:  # whose text suggests to run the code in the file
@@ -250,8 +250,8 @@ def _unpickle(path: Path, mapped: bool) -> Any:
     return state["state_dict"] if nested else state
 
 
-def _require_whole(path: Path) -> None:
-    """Refuse a truncated .safetensors file, such as a broken download."""
+def _require_whole(path: Path) -> dict[str, str]:
+    """Refuse a truncated .safetensors file, such as a broken download; returns what it says of itself."""
     size = path.stat().st_size
     with user_files.opened(path) as file:
         length = int.from_bytes(file.read(8), "little")
@@ -262,6 +262,8 @@ def _require_whole(path: Path) -> None:
     expected = 8 + length + max(entry["data_offsets"][1] for entry in entries)
     if size < expected:
         raise _unreadable(path, f"it is truncated: {size:,} of {expected:,} bytes")
+    description: dict[str, str] = tensors.get("__metadata__", {})
+    return description
 
 
 def _lfs_pointer(path: Path) -> UserError:
@@ -311,9 +313,19 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str, field
 
     Raises:
         ShapeMismatch: If keys or shapes differ; nothing is loaded then.
+        UserError: If the state has whole numbers where the module has others.
     """
     own = module.state_dict()
     require_fit(shapes_of(own), shapes_of(state), source, field)
+    codes = [key for key, value in state.items() if own[key].is_floating_point() and not value.is_floating_point()]
+    if codes:
+        raise UserError(
+            f"these weights are codes of a format that is not read: {codes[0]} has {state[codes[0]].dtype}",
+            code="weights-quantised",
+            field=field,
+            value=source,
+            remedy="name the weights in bfloat16, fp8, GGUF, or in ComfyUI's int8",
+        )
     if any(parameter.is_meta for parameter in module.parameters()):
         module.load_state_dict(state, strict=True, assign=True)
     else:

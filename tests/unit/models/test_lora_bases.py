@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import bitsandbytes.functional as bits
 import pytest
 import torch
@@ -12,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from reelworks.models import factory, fp8, nf4_files, stored_weights
+from reelworks.models import factory, nf4_files, scaled_weights, stored_weights
 from reelworks.models.config import ModelConfig
 from reelworks.models.lora import base_model, frozen, inject
 from reelworks.models.lora.config import LoraConfig
@@ -243,13 +245,116 @@ def test_scales_follow_the_rows_of_a_layer_that_is_split(tmp_path):
     def split(state):
         return {f"{n}.weight": part for n, part in zip("qkv", state["qkv.weight"].chunk(3), strict=True)}
 
-    values = fp8.read_quantized(state)
+    values = scaled_weights.read_quantized(state)
     assert values["qkv.weight"].is_meta
     codes, stored = stored_weights.match(values, split)
     module.load_state_dict(codes, assign=True)
     stored_weights.attach(module, stored)
     found = torch.cat([stored_weights.value(module[name].weight) for name in "qkv"])
     assert torch.equal(found, state["qkv.weight"].float() * state["qkv.weight_scale"][:, None])
+
+
+def int8_file(path, name, group, said=None, header=False):
+    """A file of ComfyUI's int8, with inputs rotated in groups where these divide them, and the network of its values."""
+    denoiser, state, layers = contract.build(name), {}, {}
+    for key, value in denoiser.module.state_dict().items():
+        layer = key.removesuffix(".weight")
+        state[key] = value.clone()
+        if value.ndim == 2 and "blocks" in key and not (group and value.shape[1] % group):
+            rotation = torch.block_diag(*[reference_hadamard(group)] * (value.shape[1] // group)) if group else None
+            rotated = value.double() if rotation is None else value.double() @ rotation.T
+            scale = rotated.abs().amax(dim=1, keepdim=True).clamp(min=1e-9) / 127
+            codes = (rotated / scale).round()
+            state[key], state[f"{layer}.weight_scale"] = codes.to(torch.int8), scale.float()
+            layers[layer] = said or {
+                "format": "int8_tensorwise",
+                **({"convrot": True, "convrot_groupsize": group} if group else {}),
+            }
+            exact = codes * state[f"{layer}.weight_scale"].double()
+            value.copy_(exact if rotation is None else exact @ rotation)
+    if not header:
+        state |= {
+            f"{layer}.comfy_quant": torch.tensor([*json.dumps(one).encode()], dtype=torch.uint8)
+            for layer, one in layers.items()
+        }
+    save_file(state, path, {"_quantization_metadata": json.dumps({"layers": layers})} if header else None)
+    return denoiser
+
+
+def reference_hadamard(size):
+    """Sylvester's construction from the regular matrix of four, in float64."""
+    four = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], dtype=torch.float64) / 2
+    matrix = four
+    while len(matrix) < size:
+        matrix = torch.cat([torch.cat([sign * 2 * matrix for sign in row], dim=1) for row in four]) / 2
+    return matrix
+
+
+@pytest.mark.parametrize("size", [4, 16, 64, 256])
+def test_a_hadamard_matrix_undoes_itself(size):
+    """Regular: all rows have the same sum, in which it differs from the one of halves."""
+    matrix = scaled_weights.hadamard(size)
+    assert torch.equal(matrix, reference_hadamard(size).float())
+    assert torch.equal(matrix @ matrix, torch.eye(size))
+    assert torch.equal(matrix.sum(dim=0), torch.ones(size))
+
+
+@pytest.mark.parametrize("header", [False, True])
+@pytest.mark.parametrize(("base", "group"), [("float32", 0), ("float32", 4), ("float32", 16), ("int8", 0), ("int8", 4)])
+def test_int8_of_comfyui_is_read_in_its_basis(tmp_path, base, group, header):
+    """In wide numbers, and in the codes of the file."""
+    reference = int8_file(tmp_path / "model.safetensors", "wan-tiny", group, header=header)
+    denoiser = from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base=base))
+    for name, value in reference.module.state_dict().items():
+        layer, _, part = name.rpartition(".")
+        found = denoiser.module.get_submodule(layer)
+        found = getattr(getattr(found, "base_layer", found), part) if layer else getattr(denoiser.module, part)
+        torch.testing.assert_close(found.detach(), value, rtol=0, atol=2e-6 * float(value.abs().max() + 1e-9))
+    if base == "int8":
+        layers = [m for m in denoiser.module.modules() if isinstance(m, QuantizedLinear)]
+        assert {layer.group for layer in layers} == {group}
+    inject.inject(reference, LoraConfig(rank=2), seed=0)
+    inputs = contract.example(contract.shapes("wan-tiny")[-1], "wan-tiny")
+    for one in (reference, denoiser):
+        for key, value in inject.weights(one.module).items():
+            value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(len(key))) * 0.1)
+    torch.testing.assert_close(
+        contract.answer(denoiser, inputs), contract.answer(reference, inputs), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"format": "nvfp4"}, "format nvfp4"),
+        ({"format": "asym_w4a8_int8", "group_size": 16}, "format asym_w4a8_int8"),
+        ({"format": "int8_blockwise"}, "format int8_blockwise"),
+        ({"format": "int8_tensorwise", "smoothing": True}, "smoothing"),
+        ({"format": "int8_tensorwise", "params": {"zero_point": 3}}, "zero_point"),
+        ({"format": "float8_e4m3fn"}, "int8 where its marker says"),
+        ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 8}, "no power of 4"),
+        ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 1024}, "no multiple"),
+        ({"convrot": True}, "cannot be read"),
+        (["int8_tensorwise"], "cannot be read"),
+    ],
+)
+def test_what_a_marker_says_is_known_or_refused(tmp_path, said, problem):
+    int8_file(tmp_path / "model.safetensors", "wan-tiny", 0, said)
+    with refused("weights-quantised", says=problem):
+        from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base="float32"))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("with_scale", [True, False])
+def test_codes_without_a_marker_are_refused(tmp_path, dtype, with_scale):
+    state = contract.build("wan-tiny").module.state_dict()
+    name = next(key for key, value in state.items() if value.ndim == 2 and "blocks" in key)
+    state = {key: value.clone() for key, value in state.items()} | {name: torch.ones_like(state[name]).to(dtype)}
+    if with_scale:
+        state[name.replace(".weight", ".weight_scale")] = torch.ones(())
+    save_file(state, tmp_path / "model.safetensors")
+    with refused("weights-quantised", says="no marker"):
+        from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base="float32"))
 
 
 def nf4_file(path, nested):

@@ -42,7 +42,7 @@ class LoraConfig(Config):
         base: Storage of the frozen weights: linear layers of the model's blocks in 8 bits (`float8`, `int8`) or 4 bits
             (`nf4`), or all weights of matrix products in `bfloat16` or `float32`; default: the dtype of
             `precision.compute`, which changes no result. In `float8`, weights that a file stores in fp8 stay as they
-            are, and in `nf4` those that bitsandbytes stored in nf4. `gguf` keeps the codes of a GGUF file.
+            are, in `int8` those in ComfyUI's int8, and in `nf4` those that bitsandbytes stored in nf4. `gguf` keeps the codes of a GGUF file.
         weights: A LoRA of this model to start from, a `.safetensors` file of any convention; not read again when a
             run is resumed.
         training_adapter: A LoRA that undoes what was distilled into the base, a `.safetensors` file of any convention

@@ -16,16 +16,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from reelworks.core.log import logger
-from reelworks.models import nf4_files, stored_weights
-from reelworks.models.fp8 import Fp8Weight
+from reelworks.models import nf4_files, scaled_weights, stored_weights
 from reelworks.models.gguf_files import GgufWeight
 from reelworks.models.lora.config import BaseStorage
 from reelworks.models.nf4_files import BLOCK, Nf4Weight
+from reelworks.models.scaled_weights import ScaledWeight
 from reelworks.precision.audit import PRODUCTS
 
 Format = Literal["float8", "int8", "nf4"]  # into which any weight can be rounded
 FORMATS: tuple[Format, ...] = ("float8", "int8", "nf4")
 _FLOAT8 = torch.float8_e4m3fn
+_CODES = {"float8": _FLOAT8, "int8": torch.int8}
 _LARGEST = {"float8": torch.finfo(_FLOAT8).max, "int8": 127.0, "nf4": 1.0}
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -34,11 +35,12 @@ class Quantized(NamedTuple):
     """A quantised weight: codes `[out, in]` in float8 or int8, and their scale `[out, 1]` in float32.
 
     In nf4 the codes are `[ceil(out * in / 64) * 32]` uint8 with two values each, the first in the lower four bits, and
-    the scale is `[ceil(out * in / 64), 1]`.
+    the scale is `[ceil(out * in / 64), 1]`. Codes of a file may be those of inputs that are rotated in groups of `group`.
     """
 
     codes: Tensor
     scale: Tensor
+    group: int = 0
 
 
 def quantize(weight: Tensor, format: Format) -> Quantized:
@@ -66,9 +68,9 @@ def _stored_codes(weight: Tensor, format: Format) -> Quantized | None:
     if format == "nf4" and isinstance(stored, Nf4Weight):
         codes, scale = stored.parts
         return Quantized(codes.flatten(), scale.reshape(-1, 1))
-    if format == "float8" and isinstance(stored, Fp8Weight) and stored.parts[0].dtype == _FLOAT8:
+    if isinstance(stored, ScaledWeight) and stored.parts[0].dtype == _CODES.get(format):
         codes, scale = stored.parts
-        return Quantized(codes.clone(), scale.contiguous())
+        return Quantized(codes.clone(), scale.contiguous(), stored.group)
     return None
 
 
@@ -78,7 +80,7 @@ def _empty_codes(weight: Tensor, format: Format) -> Quantized:
         blocks = -(-out * width // BLOCK)
         codes = weight.new_empty(blocks * BLOCK // 2, dtype=torch.uint8)
         return Quantized(codes, weight.new_empty((blocks, 1), dtype=torch.float32))
-    codes = weight.new_empty(weight.shape, dtype=_FLOAT8 if format == "float8" else torch.int8)
+    codes = weight.new_empty(weight.shape, dtype=_CODES[format])
     return Quantized(codes, weight.new_empty((out, 1), dtype=torch.float32))
 
 
@@ -86,7 +88,7 @@ def dequantize(weight: Quantized, format: Format, shape: tuple[int, int], dtype:
     """Return the weight `[out, in]` in a dtype."""
     scale = weight.scale.to(dtype)
     if format != "nf4":
-        return weight.codes.to(dtype) * scale
+        return scaled_weights.unrotated(weight.codes.to(dtype) * scale, weight.group)
     return nf4_files.dequantize(weight.codes, scale, shape, dtype)
 
 
@@ -129,6 +131,7 @@ class QuantizedLinear(FrozenLinear):
         weight = _stored_codes(layer.weight, format) or quantize(stored_weights.value(layer.weight).to(device), format)
         # Scales of published files have more bits than bfloat16.
         self.wide_scale = not weight.scale.is_meta and not torch.equal(weight.scale, weight.scale.bfloat16().float())
+        self.group = weight.group
         self.register_buffer("codes", weight.codes.to(device))
         self.register_buffer("scale", weight.scale.to(device))
 
@@ -137,9 +140,10 @@ class QuantizedLinear(FrozenLinear):
         shape = (self.out_features, self.in_features)
         if self.codes.is_meta:  # networks whose memory is estimated are asked for their weights often
             return torch.empty(shape, dtype=dtype, device="meta")
-        if self.wide_scale:
-            return dequantize(Quantized(self.codes, self.scale), self.format, shape, torch.float32).to(dtype)
-        return dequantize(Quantized(self.codes, self.scale), self.format, shape, dtype)
+        weight = Quantized(self.codes, self.scale, self.group)
+        if self.wide_scale or self.group:
+            return dequantize(weight, self.format, shape, torch.float32).to(dtype)
+        return dequantize(weight, self.format, shape, dtype)
 
 
 @final
