@@ -171,17 +171,24 @@ def _print_info(found: LoraInfo, layers: bool) -> None:
         _print_layers(found.result.layers)
     (path,) = found.result.files
     show.line(f"{path}: {format_bytes(found.bytes)}, {_counts(found.dtypes)}")
-    show.line(f"convention: {found.result.convention or 'none known: names have no prefix'}")
-    show.line(f"layers: {_counts(found.types)}; by rank: {_counts(found.ranks)}")
+    for note in found.result.notes:
+        show.line(note)
+    if found.types:
+        show.line(f"convention: {found.result.convention or 'none known: names have no prefix'}")
+        show.line(f"layers: {_counts(found.types)}; by rank: {_counts(found.ranks)}")
+    if found.others:
+        show.line(f"other tensors: {_counts(found.others)}")
     if found.text_encoder_layers:
         show.line(f"text encoders: {plural(found.text_encoder_layers, 'layer')}")
-    total = len(found.result.layers) - found.text_encoder_layers
-    known = " or ".join(found.models) or "not known"
-    show.line(
-        f"model: {known}" + ("" if found.fitting == total else f", of which {found.fitting} of {total} layers fit")
-    )
-    show.line(f"norm of the updates: {_number(found.result.norm)}")
-    show.line(f"read by: {', '.join(found.readers) or 'no program that is known'}")
+    total = len(found.result.layers)
+    if total:
+        of_network = total - found.text_encoder_layers
+        known = " or ".join(found.models) or "not known"
+        fits = "" if found.fitting == of_network else f", of which {found.fitting} of {of_network} layers fit"
+        show.line(f"model: {known}{fits}")
+        show.line(f"norm of the updates: {_number(found.result.norm)}")
+        readers = [f"{name} ({count} of {total} layers)" for name, count in found.readers.items()]
+        show.line(f"read by: {', '.join(readers) or 'no program that is known'}")
     for key, value in sorted(found.metadata.items()):
         short = value if len(value) <= _LONGEST else f"{value[:_LONGEST]} … ({len(value):,} characters)"
         show.line(f"  {key}: {short}")

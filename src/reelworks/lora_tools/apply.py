@@ -22,8 +22,9 @@ from reelworks.core.errors import UserError, first_few
 from reelworks.core.units import plural
 from reelworks.export import export, safetensors_file
 from reelworks.lora_tools import base_network, output
-from reelworks.lora_tools.adapter_file import AdapterFile, StoredLayer, open_adapter
+from reelworks.lora_tools.adapter_file import AdapterFile, open_adapter
 from reelworks.lora_tools.base_network import BaseNetwork
+from reelworks.lora_tools.contents import StoredLayer
 from reelworks.lora_tools.full_weights import FullWeights, bare_names, open_weights
 from reelworks.lora_tools.request import ApplyLorasRequest
 from reelworks.lora_tools.results import LayerResult, LoraResult, ratio
@@ -125,7 +126,8 @@ def _edits(
         for name, edit in _edits_of(file, strength, weights, base.facts, model):
             edits[name].append(edit)
         if encoders := sum(layer.text_encoder is not None for layer in file.layers):
-            notes.append(f"left out: {plural(encoders, 'layer')} of text encoders in {file.source}")
+            notes.append(f"{file.source}: left out: {plural(encoders, 'layer')} of text encoders")
+        notes += file.left_out
     for name, each in edits.items():
         several = len({id(edit.file) for edit in each}) > 1
         if several and any(edit.layer.type.depends_on_weight(edit.layer.keys) for edit in each):

@@ -13,8 +13,9 @@ from reelworks.core.errors import UserError
 from reelworks.core.units import plural
 from reelworks.export import export
 from reelworks.lora_tools import base_network, output
-from reelworks.lora_tools.adapter_file import AdapterFile, StoredLayer, open_adapter
+from reelworks.lora_tools.adapter_file import AdapterFile, open_adapter
 from reelworks.lora_tools.base_network import BaseNetwork
+from reelworks.lora_tools.contents import StoredLayer
 from reelworks.lora_tools.output import NewAdapterFile, WrittenLayer, new_adapter_file
 from reelworks.lora_tools.request import ConvertLoraRequest
 from reelworks.lora_tools.results import LayerResult, LoraResult, ratio
@@ -58,7 +59,7 @@ def write_as(
         if left_out
         else []
     )
-    return LoraResult.of_layers(written, convention.name, conversion.results, notes)
+    return LoraResult.of_layers(written, convention.name, conversion.results, [*notes, *file.left_out])
 
 
 class _Conversion:

@@ -19,7 +19,8 @@ from reelworks.core import files, log, requests
 from reelworks.core.errors import UserError, first_few
 from reelworks.export import export
 from reelworks.lora_tools import base_network, convert, output
-from reelworks.lora_tools.adapter_file import AdapterFile, StoredLayer, open_adapter
+from reelworks.lora_tools.adapter_file import AdapterFile, open_adapter
+from reelworks.lora_tools.contents import StoredLayer
 from reelworks.lora_tools.output import NewAdapterFile, new_adapter_file
 from reelworks.lora_tools.request import MergeLorasRequest
 from reelworks.lora_tools.results import LayerResult, LoraResult, ratio
@@ -54,7 +55,8 @@ def merge(request: MergeLorasRequest) -> LoraResult:
     """
     with new_adapter_file(request.output, request.overwrite) as new, ExitStack() as stack:
         weighted = _opened(request, stack)
-        first, notes = weighted[0].file, _bases(weighted)
+        first = weighted[0].file
+        notes = [*_bases(weighted), *(sentence for file, _ in weighted for sentence in file.left_out)]
         dtype = None if request.dtype is None else export.DTYPES[request.dtype]
         results: list[LayerResult] = []
         layers = _layers(weighted, request.model)

@@ -8,7 +8,8 @@ from reelworks.core import log, requests
 from reelworks.core.errors import UserError
 from reelworks.export import export
 from reelworks.lora_tools import output
-from reelworks.lora_tools.adapter_file import AdapterFile, StoredLayer, open_adapter
+from reelworks.lora_tools.adapter_file import AdapterFile, open_adapter
+from reelworks.lora_tools.contents import StoredLayer
 from reelworks.lora_tools.output import NewAdapterFile, new_adapter_file
 from reelworks.lora_tools.request import ResizeLoraRequest
 from reelworks.lora_tools.results import LayerResult, LoraResult, ratio, share
@@ -36,7 +37,8 @@ def resize(request: ResizeLoraRequest) -> LoraResult:
         how = f"to rank {request.rank}" if request.keep is None else f"to keep {request.keep:g} of each layer"
         total = math.hypot(*(share(layer.norm, layer.relative_error) or 0.0 for layer in layers))
         error = ratio(total, math.hypot(*(layer.norm or 0.0 for layer in layers)))
-        return output.finish(new, file, layers, remark=f"resized {how}, with a relative error of {error:.3g}")
+        remark = f"resized {how}, with a relative error of {error:.3g}"
+        return output.finish(new, file, layers, remark=remark, notes=file.left_out)
 
 
 def _require_higher_rank(file: AdapterFile, rank: int | None) -> None:

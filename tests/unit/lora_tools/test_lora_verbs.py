@@ -24,7 +24,10 @@ from reelworks.testing import contract
 
 RESULT = {"files", "convention", "layers", "norm", "relative_error", "notes"}
 MORE = {
-    "info": {"bytes", "types", "ranks", "dtypes", "models", "fitting", "text_encoder_layers", "readers", "metadata"},
+    "info": {
+        *("bytes", "types", "ranks", "dtypes", "others", "models", "fitting", "text_encoder_layers", "readers"),
+        "metadata",
+    },
     "extract": {"model", "equal", "not_held", "difference", "relative_error_in_all"},
     "average": {"averaged", "sigma_rel", "checkpoints", "profile_error"},
 }

@@ -36,7 +36,6 @@ class LoRA(AdapterType):
     random = ranked = ("A",)
     multiplied = ("B",)
     stacked = "B"
-    peft_readers = ("diffusers", "peft")
     dependence = "a DoRA gives the rows of the updated weight their lengths, so that its update depends on its base"
 
     def peft_config(self, peft: Any, config: AdapterSettings, target_modules: str) -> Any:
@@ -122,10 +121,6 @@ class LoRA(AdapterType):
     def depends_on_weight(self, kinds: Collection[str]) -> bool:
         """Whether it is a DoRA, whose rows have given lengths."""
         return "magnitude_vector" in kinds
-
-    def readers(self, kinds: Collection[str], convention: Convention) -> tuple[str, ...]:
-        """Return the programs that read an update; of a DoRA, only those that compute as peft does."""
-        return () if self.depends_on_weight(kinds) and not convention.is_peft else super().readers(kinds, convention)
 
     def shape(self, kinds: Mapping[str, Tensor]) -> torch.Size:
         """Return the shape of the update, `[out, in]`."""

@@ -1,0 +1,246 @@
+"""Count the layers of a file that other programs take, and draw as they were trained, by how they map names to layers.
+
+diffusers is asked itself. The rules of the others are those of their sources: ComfyUI's `comfy/lora.py` and `weight_adapter/`
+(July 2026), Forge's `backend/patcher/lora.py` with its `packages_3rdparty` (dfdcbab), `networks/` of sd-scripts (48d368f) and
+of musubi-tuner (30c658c), LyCORIS's `create_lycoris_from_weights` (f49d30d), and peft's `PeftModel.from_pretrained`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from reelworks.core import optional_imports
+from reelworks.lora_tools.adapter_file import AdapterFile
+from reelworks.lora_tools.base_network import BaseNetwork
+from reelworks.lora_tools.contents import StoredLayer
+from reelworks.models import identify, registry
+from reelworks.models.lora import text_encoders
+from reelworks.models.lora.adapter_types.registry import LORA
+
+_FLUX, _FLUX2, _CHROMA = "FluxTransformer2DModel", "Flux2Transformer2DModel", "ChromaTransformer2DModel"
+_SDXL, _SD3 = "UNet2DConditionModel", "SD3Transformer2DModel"
+_QWEN, _Z_IMAGE, _KREA = "QwenImageTransformer2DModel", "ZImageTransformer2DModel", "Krea2Transformer2DModel"
+# What stands before names of diffusers' layers in the maps of names; a name behind "_" has underscores for dots.
+_COMFYUI: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys((_FLUX, _FLUX2, _CHROMA), ("transformer.", "", "lycoris_", "lora_transformer_")),
+    _SDXL: ("unet.", "", "lora_unet_", "lycoris_"),
+    _SD3: ("transformer.", "base_model.model.", "lycoris_", "lora_transformer_"),
+    _QWEN: ("transformer.", "", "lycoris_"),
+    **dict.fromkeys((_Z_IMAGE, _KREA), ("diffusion_model.", "transformer.", "", "lycoris_")),
+    **dict.fromkeys(("WanTransformer3DModel", "WanVACETransformer3DModel", "HunyuanVideo15Transformer3DModel"), ()),
+    **dict.fromkeys(("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel", "MiniMaxH3Transformer3DModel"), ()),
+}
+_FORGE = {_SDXL: _COMFYUI[_SDXL], _FLUX: ("transformer.", "lycoris_", "lora_transformer_"), _SD3: (), _CHROMA: ()}
+# Layers that are not in these maps though others of their network are: networks, beginnings and names of diffusers.
+_GAPS = (
+    (_SDXL, ("unet.", ""), re.compile(r".*\.to_(q|k|v|out\.0)")),  # only with `processor.` in their names
+    (_Z_IMAGE, ("lora_unet_",), re.compile(r".*\.attention\..*")),  # which are joined there
+)
+# Layers of the release that the networks of kohya's scripts are made for; of diffusers for those of _BY_DIFFUSERS.
+_SD_SCRIPTS = {
+    _SDXL: re.compile(r"(input_blocks\.(?!0\.)|middle_block\.|output_blocks\.).*"),
+    **dict.fromkeys((_FLUX, _CHROMA), re.compile(r"(double|single)_blocks\..*")),
+    _SD3: re.compile(r"joint_blocks\..*"),
+}
+_MUSUBI = {
+    "WanTransformer3DModel": re.compile(r"blocks\..*"),
+    **dict.fromkeys((_FLUX, _FLUX2), re.compile(r"(double|single)_blocks\..*")),
+    _QWEN: re.compile(r"transformer_blocks\..*"),
+    _Z_IMAGE: re.compile(r"layers\..*"),
+    _KREA: re.compile(r".*"),
+}
+_ADDED = ("lora", "loha", "lokr")  # types that ComfyUI, Forge and LyCORIS know in these files
+
+
+def readers_of(file: AdapterFile, network: BaseNetwork | None) -> dict[str, int]:
+    """Return the number of layers that each program takes and draws as they were trained, most first; none that takes none.
+
+    Layers that are none of the network's are taken by no program; without a network, only those of text encoders are.
+    """
+    layers = [_Layer(file, layer, network) for layer in file.layers]
+    by_diffusers = _of_diffusers(file, network)
+    counts = {name: sum(takes(layer) for layer in layers) for name, takes in _PROGRAMS.items()}
+    counts |= {"diffusers": sum(_has_all(layer, by_diffusers) for layer in layers)}
+    return {name: count for name, count in sorted(counts.items(), key=lambda pair: -pair[1]) if count}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer of a file, beside the network that the file belongs to."""
+
+    file: AdapterFile
+    stored: StoredLayer
+    network: BaseNetwork | None
+
+    @property
+    def of(self) -> str:
+        """The class of the network; empty for an unknown one."""
+        return "" if self.network is None else self.network.config.network.name
+
+    @cached_property
+    def own(self) -> tuple[str, ...]:
+        """The layers of diffusers that it is, in the order of their rows; empty if it is none of the network."""
+        found = [] if self.network is None else self.network.targets_of(self.stored.name)
+        return tuple(target.layer for target in found) if self.stored.text_encoder is None else ()
+
+    @property
+    def released(self) -> str:
+        """The layer of the release that it is, or is a part of."""
+        return self.network.place_of(self.own[0]).layer if self.network is not None and self.own else ""
+
+    def is_named(self, prefix: str, layer: str) -> bool:
+        """Whether its name is that of a layer behind a prefix; a name behind "_" has underscores for dots."""
+        return bool(layer) and self.stored.stem == prefix + (layer.replace(".", "_") if prefix.endswith("_") else layer)
+
+    def has(self, *types: str, ends: str = "") -> bool:
+        """Whether it is of one of some types; a LoRA with one of its matrices named so, and without magnitudes."""
+        kind = self.stored.type
+        is_plain = "magnitude_vector" not in self.stored.keys
+        return kind.name in types and is_plain and (kind is not LORA or self.stored.keys["A"].endswith(ends))
+
+    @cached_property
+    def is_scaled_by_header(self) -> bool:
+        """Whether it has another scale than 1, which only the header tells."""
+        return "alpha" not in self.stored.keys and self.file.scale_in_header(self.stored) != 1
+
+
+def _by_map(known: Mapping[str, tuple[str, ...]], ends: str = "") -> Callable[[_Layer], bool]:
+    """Return whether a program takes a layer whose map has names of the release, and some of diffusers."""
+
+    def takes(layer: _Layer) -> bool:
+        if not layer.has(*_ADDED, ends=ends) or layer.is_scaled_by_header:
+            return False
+        if layer.stored.text_encoder is not None:
+            return layer.of in known or layer.network is None
+        if layer.of not in known or not layer.own:
+            return False
+        gaps = {
+            prefix
+            for of, prefixes, names in _GAPS
+            if of == layer.of and names.fullmatch(layer.own[0])
+            for prefix in prefixes
+        }
+        own = [prefix for prefix in known[layer.of] if prefix not in gaps]
+        released = {
+            "diffusion_model.",
+            "lora_unet_",
+            *(("",) if "LTX" in layer.of or "MiniMax" in layer.of else ()),
+        } - gaps
+        return any(len(layer.own) == 1 and layer.is_named(prefix, layer.own[0]) for prefix in own) or any(
+            layer.is_named(prefix, layer.released) for prefix in released
+        )
+
+    return takes
+
+
+def _by_module(known: Mapping[str, re.Pattern[str]], *types: str) -> Callable[[_Layer], bool]:
+    """Return whether a network of kohya's scripts takes a layer, which has the name of a module of theirs."""
+
+    def takes(layer: _Layer) -> bool:
+        if not layer.has(*types, ends="lora_down.weight") or layer.is_scaled_by_header:
+            return False
+        if layer.stored.text_encoder is not None:
+            return (
+                known is _SD_SCRIPTS
+                and layer.stored.stem.startswith("lora_te")
+                and (layer.of in known or layer.network is None)
+            )
+        name = layer.own[0] if layer.of in (_QWEN, _Z_IMAGE) and layer.own else layer.released
+        return bool(layer.of in known and known[layer.of].fullmatch(name)) and layer.is_named("lora_unet_", name)
+
+    return takes
+
+
+def _by_lycoris(layer: _Layer) -> bool:
+    """Whether LyCORIS takes a layer of diffusers' network: with its own names, and DoRAs of rows as well."""
+    is_known = layer.stored.type.name in _ADDED and all("lora_A" not in key for key in layer.stored.keys.values())
+    return (
+        is_known and not layer.is_scaled_by_header and len(layer.own) == 1 and layer.is_named("lycoris_", layer.own[0])
+    )
+
+
+def _by_peft(layer: _Layer) -> bool:
+    """Whether peft takes a layer of diffusers' network, by the settings in its own file or in the header."""
+    ends = {*layer.stored.type.tensors.values(), "lora_magnitude_vector.weight"}
+    has_own_ends = all(key.removeprefix(f"{layer.stored.stem}.") in ends for key in layer.stored.keys.values())
+    return layer.file.has_settings and has_own_ends and len(layer.own) == 1 and layer.is_named(_PEFT, layer.own[0])
+
+
+def _by_injection(layer: _Layer) -> bool:
+    """Whether peft takes a layer of a file for diffusers, without the part of the pipeline before its name."""
+    part = "" if layer.network is None else f"{layer.network.part}."
+    ends = {*layer.stored.type.tensors.values(), "lora_magnitude_vector.weight"}
+    has_own_ends = all(key.removeprefix(f"{layer.stored.stem}.") in ends for key in layer.stored.keys.values())
+    return layer.file.has_settings and has_own_ends and len(layer.own) == 1 and layer.is_named(part, layer.own[0])
+
+
+def _by_network_of_diffusers(layer: _Layer) -> bool:
+    part = "" if layer.network is None else f"{layer.network.part}."
+    return layer.has("lokr") and "alpha" not in layer.stored.keys and layer.is_named(part, next(iter(layer.own), ""))
+
+
+_PEFT = "base_model.model."
+_PROGRAMS: Mapping[str, Callable[[_Layer], bool]] = {
+    "diffusers": lambda _: False,  # in its place among the others; see `_of_diffusers`
+    "diffusers (load_lora_adapter)": _by_network_of_diffusers,
+    "peft": _by_peft,
+    "peft (inject_adapter_in_model)": _by_injection,
+    "sd-scripts": _by_module(_SD_SCRIPTS, "lora"),
+    "sd-scripts with LyCORIS": _by_module(_SD_SCRIPTS, "loha", "lokr"),
+    "musubi-tuner": _by_module(_MUSUBI, "lora", "loha", "lokr"),
+    "Forge": _by_map(_FORGE),
+    "ComfyUI": _by_map(_COMFYUI),
+    "LyCORIS": _by_lycoris,
+}
+
+
+def _has_all(layer: _Layer, taken: set[str]) -> bool:
+    if layer.stored.type is not LORA:
+        return False
+    if (encoder := layer.stored.text_encoder) is not None:
+        name = text_encoders.in_diffusers(layer.stored.stem) if encoder else None
+        return name is not None and f"{name}.A" in taken
+    part = "" if layer.network is None else f"{layer.network.part}."
+    kinds = ("A", "B", "magnitude_vector") if "magnitude_vector" in layer.stored.keys else ("A", "B")
+    return bool(layer.own) and all(f"{part}{own}.{kind}" in taken for own in layer.own for kind in kinds)
+
+
+def _of_diffusers(file: AdapterFile, network: BaseNetwork | None) -> set[str]:
+    """Return the names of layers and kinds in what diffusers' pipeline makes of a file: by its own code, on zeros."""
+    if network is None or not any(layer.type is LORA for layer in file.layers):
+        return set()
+    preset = registry.PRESETS[network.names[0]]
+    texts = registry.family_of(network.names[0]).text_encoders.get(preset.parts.text)
+    if texts is None or not texts.pipeline:
+        return set()
+    module = identify.network(network.names[0])
+    tensors = {
+        key: torch.ones(()) if key.endswith(".alpha") else torch.zeros(shape, dtype=torch.bfloat16)
+        for key, (_, shape) in file.facts.items()
+    }
+    logger = logging.getLogger("diffusers")
+    level, _ = logger.level, logger.setLevel(logging.CRITICAL)
+    try:
+        pipeline = optional_imports.from_diffusers(texts.pipeline)
+        more = {"unet_config": module.config} if network.part == "unet" else {}
+        found = pipeline.lora_state_dict(tensors, **more)
+    except Exception:  # what a pipeline does not know, it refuses with errors of any kind
+        return set()
+    finally:
+        logger.setLevel(level)
+    names = [*(found[0] if isinstance(found, tuple) else found)]
+    if not all("lora" in name for name in names):
+        return set()  # it takes no such file
+    endings = LORA.endings()
+    return {
+        f"{name.removesuffix(end).rstrip('.')}.{kind}"
+        for name in names
+        for end, kind in endings.items()
+        if name.endswith(end)
+    }
