@@ -66,7 +66,9 @@ def readers_of(file: AdapterFile, network: BaseNetwork | None) -> dict[str, int]
     layers = [_Layer(file, layer, network) for layer in file.layers]
     by_diffusers = _of_diffusers(file, network)
     counts = {name: sum(takes(layer) for layer in layers) for name, takes in _PROGRAMS.items()}
-    counts |= {"diffusers": sum(_has_all(layer, by_diffusers) for layer in layers)}
+    counts["diffusers"] = sum(_has_all(layer, by_diffusers) for layer in layers)
+    if counts["diffusers"]:
+        del counts["diffusers (load_lora_adapter)"]  # its pipelines are what is used
     return {name: count for name, count in sorted(counts.items(), key=lambda pair: -pair[1]) if count}
 
 
@@ -165,30 +167,34 @@ def _by_lycoris(layer: _Layer) -> bool:
     )
 
 
+def _has_names_of_peft(layer: _Layer, prefix: str) -> bool:
+    """Whether the tensors of a layer of diffusers have peft's names behind a prefix."""
+    ends = {*layer.stored.type.tensors.values(), "lora_magnitude_vector.weight"}
+    is_own = all(key.removeprefix(f"{layer.stored.stem}.") in ends for key in layer.stored.keys.values())
+    return is_own and len(layer.own) == 1 and layer.is_named(prefix, layer.own[0])
+
+
 def _by_peft(layer: _Layer) -> bool:
     """Whether peft takes a layer of diffusers' network, by the settings in its own file or in the header."""
-    ends = {*layer.stored.type.tensors.values(), "lora_magnitude_vector.weight"}
-    has_own_ends = all(key.removeprefix(f"{layer.stored.stem}.") in ends for key in layer.stored.keys.values())
-    return layer.file.has_settings and has_own_ends and len(layer.own) == 1 and layer.is_named(_PEFT, layer.own[0])
+    return layer.file.has_settings and _has_names_of_peft(layer, "base_model.model.")
 
 
 def _by_injection(layer: _Layer) -> bool:
     """Whether peft takes a layer of a file for diffusers, without the part of the pipeline before its name."""
-    part = "" if layer.network is None else f"{layer.network.part}."
-    ends = {*layer.stored.type.tensors.values(), "lora_magnitude_vector.weight"}
-    has_own_ends = all(key.removeprefix(f"{layer.stored.stem}.") in ends for key in layer.stored.keys.values())
-    return layer.file.has_settings and has_own_ends and len(layer.own) == 1 and layer.is_named(part, layer.own[0])
+    return layer.network is not None and layer.file.has_settings and _has_names_of_peft(layer, f"{layer.network.part}.")
 
 
-def _by_network_of_diffusers(layer: _Layer) -> bool:
-    part = "" if layer.network is None else f"{layer.network.part}."
-    return layer.has("lokr") and "alpha" not in layer.stored.keys and layer.is_named(part, next(iter(layer.own), ""))
+def _by_adapter(layer: _Layer) -> bool:
+    """Whether diffusers takes a layer with `load_lora_adapter` of the network, by its names and the part before them."""
+    is_known = layer.network is not None and _pipeline_of(layer.network) is not None
+    return (
+        is_known and layer.stored.type.name in ("lora", "lokr") and _has_names_of_peft(layer, f"{layer.network.part}.")
+    )
 
 
-_PEFT = "base_model.model."
 _PROGRAMS: Mapping[str, Callable[[_Layer], bool]] = {
     "diffusers": lambda _: False,  # in its place among the others; see `_of_diffusers`
-    "diffusers (load_lora_adapter)": _by_network_of_diffusers,
+    "diffusers (load_lora_adapter)": _by_adapter,
     "peft": _by_peft,
     "peft (inject_adapter_in_model)": _by_injection,
     "sd-scripts": _by_module(_SD_SCRIPTS, "lora"),
@@ -213,13 +219,9 @@ def _has_all(layer: _Layer, taken: set[str]) -> bool:
 
 def _of_diffusers(file: AdapterFile, network: BaseNetwork | None) -> set[str]:
     """Return the names of layers and kinds in what diffusers' pipeline makes of a file: by its own code, on zeros."""
-    if network is None or not any(layer.type is LORA for layer in file.layers):
+    name = None if network is None else _pipeline_of(network)
+    if network is None or name is None or not any(layer.type is LORA for layer in file.layers):
         return set()
-    preset = registry.PRESETS[network.names[0]]
-    texts = registry.family_of(network.names[0]).text_encoders.get(preset.parts.text)
-    if texts is None or not texts.pipeline:
-        return set()
-    module = identify.network(network.names[0])
     tensors = {
         key: torch.ones(()) if key.endswith(".alpha") else torch.zeros(shape, dtype=torch.bfloat16)
         for key, (_, shape) in file.facts.items()
@@ -227,20 +229,27 @@ def _of_diffusers(file: AdapterFile, network: BaseNetwork | None) -> set[str]:
     logger = logging.getLogger("diffusers")
     level, _ = logger.level, logger.setLevel(logging.CRITICAL)
     try:
-        pipeline = optional_imports.from_diffusers(texts.pipeline)
-        more = {"unet_config": module.config} if network.part == "unet" else {}
-        found = pipeline.lora_state_dict(tensors, **more)
+        more = {"unet_config": identify.network(network.names[0]).config} if network.part == "unet" else {}
+        found = optional_imports.from_diffusers(name).lora_state_dict(tensors, **more)
+        state = found[0] if isinstance(found, tuple) else found
+        if not all("lora" in key for key in state):
+            return set()  # which its pipelines refuse
+        if network.part == "unet":
+            state = optional_imports.diffusers().utils.convert_unet_state_dict_to_peft(state)
     except Exception:  # what a pipeline does not know, it refuses with errors of any kind
         return set()
     finally:
         logger.setLevel(level)
-    names = [*(found[0] if isinstance(found, tuple) else found)]
-    if not all("lora" in name for name in names):
-        return set()  # it takes no such file
     endings = LORA.endings()
     return {
-        f"{name.removesuffix(end).rstrip('.')}.{kind}"
-        for name in names
+        f"{key.removesuffix(f'.{end}')}.{kind}"
+        for key in state
         for end, kind in endings.items()
-        if name.endswith(end)
+        if key.endswith(f".{end}")
     }
+
+
+def _pipeline_of(network: BaseNetwork) -> str | None:
+    """Return the class of the network's pipeline in diffusers; None for a network that is not there."""
+    texts = registry.family_of(network.names[0]).text_encoders.get(registry.PRESETS[network.names[0]].parts.text)
+    return texts.pipeline or None if texts is not None else None

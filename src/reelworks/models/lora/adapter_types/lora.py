@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 # Of a convolution in three factors (LyCORIS's "use_tucker"): the kernel, [rank, rank, ...], between the two others.
 _MID = "mid"
 # Names of the two matrices in older files of diffusers, and in those that have the name of peft's adapter in them.
-_OLD, _NAMED = ("lora.down", "lora.up"), (f"lora_A.{NAME}", f"lora_B.{NAME}")
+_OLD, _NAMED = (
+    (("lora.down", "lora.up"), ("lora_linear_layer.down", "lora_linear_layer.up")),
+    (f"lora_A.{NAME}", f"lora_B.{NAME}"),
+)
 
 
 @final
@@ -64,7 +67,7 @@ class LoRA(AdapterType):
 
     def endings(self) -> dict[str, str]:
         """Return the kinds of its tensors by the ends of their names in files of all conventions."""
-        pairs = [_OLD, _NAMED, *(convention.matrices for convention in CONVENTIONS.values())]
+        pairs = [*_OLD, _NAMED, *(convention.matrices for convention in CONVENTIONS.values())]
         matrices = {f"{name}.weight": kind for pair in pairs for kind, name in zip("AB", pair, strict=True)}
         return super().endings() | matrices | {"dora_scale": "magnitude_vector", "lora_mid.weight": _MID}
 
