@@ -54,7 +54,8 @@ class StoredLayer:
     @property
     def folded(self) -> str:
         """Its name as all conventions spell it that have the same layers."""
-        return (text_encoders.in_kohya(self.stem) if self.text_encoder else self.name).replace(".", "_")
+        name = text_encoders.in_kohya(self.stem) or self.stem if self.text_encoder else self.name
+        return name.replace(".", "_")
 
 
 @dataclass

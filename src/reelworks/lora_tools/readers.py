@@ -26,6 +26,9 @@ from reelworks.models.lora.adapter_types.registry import LORA
 _FLUX, _FLUX2, _CHROMA = "FluxTransformer2DModel", "Flux2Transformer2DModel", "ChromaTransformer2DModel"
 _SDXL, _SD3 = "UNet2DConditionModel", "SD3Transformer2DModel"
 _QWEN, _Z_IMAGE, _KREA = "QwenImageTransformer2DModel", "ZImageTransformer2DModel", "Krea2Transformer2DModel"
+# Networks with layers of the release by their bare names there, and those with text encoders that have names; "" is unknown.
+_BARE = ("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel", "MiniMaxH3Transformer3DModel")
+_WITH_TEXTS = (_SDXL, _FLUX, _SD3, _CHROMA, "")
 # What stands before names of diffusers' layers in the maps of names; a name behind "_" has underscores for dots.
 _COMFYUI: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((_FLUX, _FLUX2, _CHROMA), ("transformer.", "", "lycoris_", "lora_transformer_")),
@@ -34,7 +37,7 @@ _COMFYUI: Mapping[str, tuple[str, ...]] = {
     _QWEN: ("transformer.", "", "lycoris_"),
     **dict.fromkeys((_Z_IMAGE, _KREA), ("diffusion_model.", "transformer.", "", "lycoris_")),
     **dict.fromkeys(("WanTransformer3DModel", "WanVACETransformer3DModel", "HunyuanVideo15Transformer3DModel"), ()),
-    **dict.fromkeys(("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel", "MiniMaxH3Transformer3DModel"), ()),
+    **dict.fromkeys(_BARE, ()),
 }
 _FORGE = {_SDXL: _COMFYUI[_SDXL], _FLUX: ("transformer.", "lycoris_", "lora_transformer_"), _SD3: (), _CHROMA: ()}
 # Layers that are not in these maps though others of their network are: networks, beginnings and names of diffusers.
@@ -54,6 +57,11 @@ _MUSUBI = {
     _QWEN: re.compile(r"transformer_blocks\..*"),
     _Z_IMAGE: re.compile(r"layers\..*"),
     _KREA: re.compile(r".*"),
+}
+# Kinds by the ends of names that diffusers' pipelines take at last: those of peft, and of text encoders.
+_TAKEN = {
+    **{end: kind for kind, end in LORA.tensors.items()},
+    **{"lora_linear_layer.down.weight": "A", "lora_linear_layer.up.weight": "B"},
 }
 _ADDED = ("lora", "loha", "lokr")  # types that ComfyUI, Forge and LyCORIS know in these files
 
@@ -92,6 +100,15 @@ class _Layer:
         return tuple(target.layer for target in found) if self.stored.text_encoder is None else ()
 
     @property
+    def part(self) -> str:
+        """The one layer of diffusers that it is; empty if it is several, or none."""
+        return self.own[0] if len(self.own) == 1 else ""
+
+    def is_one_of(self, names: re.Pattern[str]) -> bool:
+        """Whether a pattern means a layer of diffusers that it is."""
+        return any(names.fullmatch(layer) for layer in self.own)
+
+    @property
     def released(self) -> str:
         """The layer of the release that it is, or is a part of."""
         return self.network.place_of(self.own[0]).layer if self.network is not None and self.own else ""
@@ -100,7 +117,7 @@ class _Layer:
         """Whether its name is that of a layer behind a prefix; a name behind "_" has underscores for dots."""
         return bool(layer) and self.stored.stem == prefix + (layer.replace(".", "_") if prefix.endswith("_") else layer)
 
-    def has(self, *types: str, ends: str = "") -> bool:
+    def has(self, *types: str, ends: str | tuple[str, ...] = "") -> bool:
         """Whether it is of one of some types; a LoRA with one of its matrices named so, and without magnitudes."""
         kind = self.stored.type
         is_plain = "magnitude_vector" not in self.stored.keys
@@ -112,30 +129,21 @@ class _Layer:
         return "alpha" not in self.stored.keys and self.file.scale_in_header(self.stored) != 1
 
 
-def _by_map(known: Mapping[str, tuple[str, ...]], ends: str = "") -> Callable[[_Layer], bool]:
+def _by_map(known: Mapping[str, tuple[str, ...]], ends: str | tuple[str, ...] = "") -> Callable[[_Layer], bool]:
     """Return whether a program takes a layer whose map has names of the release, and some of diffusers."""
 
     def takes(layer: _Layer) -> bool:
-        if not layer.has(*_ADDED, ends=ends) or layer.is_scaled_by_header:
+        if (layer.of and layer.of not in known) or not layer.has(*_ADDED, ends=ends) or layer.is_scaled_by_header:
             return False
         if layer.stored.text_encoder is not None:
-            return layer.of in known or layer.network is None
-        if layer.of not in known or not layer.own:
-            return False
-        gaps = {
-            prefix
-            for of, prefixes, names in _GAPS
-            if of == layer.of and names.fullmatch(layer.own[0])
-            for prefix in prefixes
-        }
-        own = [prefix for prefix in known[layer.of] if prefix not in gaps]
-        released = {
-            "diffusion_model.",
-            "lora_unet_",
-            *(("",) if "LTX" in layer.of or "MiniMax" in layer.of else ()),
-        } - gaps
-        return any(len(layer.own) == 1 and layer.is_named(prefix, layer.own[0]) for prefix in own) or any(
-            layer.is_named(prefix, layer.released) for prefix in released
+            return layer.of in _WITH_TEXTS and not text_encoders.is_named_by_diffusers_alone(layer.stored.stem)
+        gaps = {each for of, prefixes, names in _GAPS if of == layer.of and layer.is_one_of(names) for each in prefixes}
+        bare = ("",) if layer.of in _BARE else ()
+        own = any(layer.is_named(prefix, layer.part) for prefix in known.get(layer.of, ()) if prefix not in gaps)
+        return own or any(
+            layer.is_named(each, layer.released)
+            for each in ("diffusion_model.", "lora_unet_", *bare)
+            if each not in gaps
         )
 
     return takes
@@ -148,13 +156,9 @@ def _by_module(known: Mapping[str, re.Pattern[str]], *types: str) -> Callable[[_
         if not layer.has(*types, ends="lora_down.weight") or layer.is_scaled_by_header:
             return False
         if layer.stored.text_encoder is not None:
-            return (
-                known is _SD_SCRIPTS
-                and layer.stored.stem.startswith("lora_te")
-                and (layer.of in known or layer.network is None)
-            )
-        name = layer.own[0] if layer.of in (_QWEN, _Z_IMAGE) and layer.own else layer.released
-        return bool(layer.of in known and known[layer.of].fullmatch(name)) and layer.is_named("lora_unet_", name)
+            return known is _SD_SCRIPTS and layer.of in _WITH_TEXTS and layer.stored.stem.startswith("lora_te")
+        name = layer.part if layer.of in (_QWEN, _Z_IMAGE) else layer.released
+        return layer.of in known and known[layer.of].fullmatch(name) is not None and layer.is_named("lora_unet_", name)
 
     return takes
 
@@ -162,16 +166,14 @@ def _by_module(known: Mapping[str, re.Pattern[str]], *types: str) -> Callable[[_
 def _by_lycoris(layer: _Layer) -> bool:
     """Whether LyCORIS takes a layer of diffusers' network: with its own names, and DoRAs of rows as well."""
     is_known = layer.stored.type.name in _ADDED and all("lora_A" not in key for key in layer.stored.keys.values())
-    return (
-        is_known and not layer.is_scaled_by_header and len(layer.own) == 1 and layer.is_named("lycoris_", layer.own[0])
-    )
+    return is_known and not layer.is_scaled_by_header and layer.is_named("lycoris_", layer.part)
 
 
 def _has_names_of_peft(layer: _Layer, prefix: str) -> bool:
     """Whether the tensors of a layer of diffusers have peft's names behind a prefix."""
     ends = {*layer.stored.type.tensors.values(), "lora_magnitude_vector.weight"}
     is_own = all(key.removeprefix(f"{layer.stored.stem}.") in ends for key in layer.stored.keys.values())
-    return is_own and len(layer.own) == 1 and layer.is_named(prefix, layer.own[0])
+    return is_own and layer.is_named(prefix, layer.part)
 
 
 def _by_peft(layer: _Layer) -> bool:
@@ -186,10 +188,9 @@ def _by_injection(layer: _Layer) -> bool:
 
 def _by_adapter(layer: _Layer) -> bool:
     """Whether diffusers takes a layer with `load_lora_adapter` of the network, by its names and the part before them."""
-    is_known = layer.network is not None and _pipeline_of(layer.network) is not None
-    return (
-        is_known and layer.stored.type.name in ("lora", "lokr") and _has_names_of_peft(layer, f"{layer.network.part}.")
-    )
+    if layer.network is None or _pipeline_of(layer.network) is None:
+        return False
+    return layer.stored.type.name in ("lora", "lokr") and _has_names_of_peft(layer, f"{layer.network.part}.")
 
 
 _PROGRAMS: Mapping[str, Callable[[_Layer], bool]] = {
@@ -200,7 +201,9 @@ _PROGRAMS: Mapping[str, Callable[[_Layer], bool]] = {
     "sd-scripts": _by_module(_SD_SCRIPTS, "lora"),
     "sd-scripts with LyCORIS": _by_module(_SD_SCRIPTS, "loha", "lokr"),
     "musubi-tuner": _by_module(_MUSUBI, "lora", "loha", "lokr"),
-    "Forge": _by_map(_FORGE),
+    "Forge": _by_map(
+        _FORGE, ("lora_down.weight", "lora_A.weight", "lora.down.weight", "lora_linear_layer.down.weight")
+    ),
     "ComfyUI": _by_map(_COMFYUI),
     "LyCORIS": _by_lycoris,
 }
@@ -209,9 +212,8 @@ _PROGRAMS: Mapping[str, Callable[[_Layer], bool]] = {
 def _has_all(layer: _Layer, taken: set[str]) -> bool:
     if layer.stored.type is not LORA:
         return False
-    if (encoder := layer.stored.text_encoder) is not None:
-        name = text_encoders.in_diffusers(layer.stored.stem) if encoder else None
-        return name is not None and f"{name}.A" in taken
+    if layer.stored.text_encoder is not None:
+        return f"{text_encoders.in_diffusers(layer.stored.stem)}.A" in taken
     part = "" if layer.network is None else f"{layer.network.part}."
     kinds = ("A", "B", "magnitude_vector") if "magnitude_vector" in layer.stored.keys else ("A", "B")
     return bool(layer.own) and all(f"{part}{own}.{kind}" in taken for own in layer.own for kind in kinds)
@@ -227,24 +229,24 @@ def _of_diffusers(file: AdapterFile, network: BaseNetwork | None) -> set[str]:
         for key, (_, shape) in file.facts.items()
     }
     logger = logging.getLogger("diffusers")
-    level, _ = logger.level, logger.setLevel(logging.CRITICAL)
+    level = logger.level
     try:
+        logger.setLevel(logging.CRITICAL)
         more = {"unet_config": identify.network(network.names[0]).config} if network.part == "unet" else {}
         found = optional_imports.from_diffusers(name).lora_state_dict(tensors, **more)
         state = found[0] if isinstance(found, tuple) else found
         if not all("lora" in key for key in state):
             return set()  # which its pipelines refuse
-        if network.part == "unet":
+        if not any("lora_A" in key for key in state):
             state = optional_imports.diffusers().utils.convert_unet_state_dict_to_peft(state)
     except Exception:  # what a pipeline does not know, it refuses with errors of any kind
         return set()
     finally:
         logger.setLevel(level)
-    endings = LORA.endings()
     return {
         f"{key.removesuffix(f'.{end}')}.{kind}"
         for key in state
-        for end, kind in endings.items()
+        for end, kind in _TAKEN.items()
         if key.endswith(f".{end}")
     }
 

@@ -129,7 +129,7 @@ DAMAGED: Bad = {
     "other shapes": (changed(lora_B__weight=torch.zeros(12, 3)), "lora-unreadable", "do not belong together"),
     "whole numbers": (changed(lora_A__weight=torch.ones(4, 8, dtype=torch.int8)), "lora-unreadable", "whole numbers"),
     "an alpha of NaN": (changed(alpha=torch.tensor(torch.nan)), "lora-unreadable", "is no number"),
-        "a layer twice": (twice, "lora-unreadable", "several updates of one layer"),
+    "a layer twice": (twice, "lora-unreadable", "several updates of one layer"),
     "a text as alpha": (with_header(r=4, lora_alpha="x"), "lora-unreadable", "settings"),
     "a list as alpha": (with_header(r=4, lora_alpha=[1]), "lora-unreadable", "settings"),
     "a pattern": (
