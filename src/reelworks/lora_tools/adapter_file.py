@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 
@@ -46,8 +46,12 @@ class AdapterFile:
 
     def stem_of(self, layer: StoredLayer) -> str:
         """Return what the names of new tensors of a layer begin with: those of peft get the part of diffusers' pipeline."""
+        return self.renamed(layer.stem)
+
+    def renamed(self, name: str) -> str:
+        """Return a name of the file with the part of diffusers' pipeline for peft's prefix."""
         part = "unet." if any(other.name.startswith(_OF_UNETS) for other in self.layers) else "transformer."
-        return part + layer.name if layer.stem.startswith(_PEFT) else layer.stem
+        return part + name.removeprefix(_PEFT) if name.startswith(_PEFT) else name
 
     @cached_property
     def dtypes(self) -> dict[str, int]:
@@ -58,9 +62,18 @@ class AdapterFile:
         return dict(counts)
 
     @property
-    def left_out(self) -> list[str]:
-        """Sentences on the tensors that are no update of a layer, for whoever writes a file of the others."""
-        return [f"{self.source}: {sentence}" for sentence in self.contents.left_out()]
+    def others(self) -> list[str]:
+        """The names of tensors that are no update of a layer."""
+        return [key for keys in self.contents.others.values() for key in keys]
+
+    def left_out(self, held: Collection[str] = ()) -> list[str]:
+        """Return sentences on the tensors that are no update of a layer, for whoever writes a file without them."""
+        return [f"{self.source}: {each}" for each in self.contents.told("left out", lambda key: key not in held)]
+
+    def read_other(self, key: str) -> Tensor:
+        """Return a tensor that is no update of a layer, as it is stored."""
+        with self.telling():
+            return self._tensors.read(key)
 
     @property
     def has_settings(self) -> bool:
@@ -112,7 +125,7 @@ class AdapterFile:
 def open_adapter(source: str, field: str) -> Iterator[AdapterFile]:
     """Open a file by its path or its place on the hub; errors in the block that name no field name this one.
 
-    Tensors that are no update of a layer are left out, and `left_out` tells of them.
+    Tensors that are no update of a layer are left out, and `left_out()` tells of them.
 
     Raises:
         UserError: It is damaged, or holds no update of a layer.

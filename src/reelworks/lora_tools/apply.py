@@ -28,6 +28,7 @@ from reelworks.lora_tools.contents import StoredLayer
 from reelworks.lora_tools.full_weights import FullWeights, bare_names, open_weights
 from reelworks.lora_tools.request import ApplyLorasRequest
 from reelworks.lora_tools.results import LayerResult, LoraResult, ratio
+from reelworks.models.lora import key_mapping, other_tensors
 from reelworks.models.tensor_files import TensorFacts
 
 _BLOCK = 1 << 22  # numbers of a weight that are widened at once: 16 MB
@@ -59,6 +60,14 @@ class _Edit(NamedTuple):
     strength: float
     layer: StoredLayer
     rows: _RowRange
+
+
+class _Difference(NamedTuple):
+    """A tensor of a file that is added to a weight or a bias as it is."""
+
+    file: AdapterFile
+    strength: float
+    key: str
 
 
 @requests.telling(ApplyLorasRequest)
@@ -111,8 +120,8 @@ def _require_folder(request: ApplyLorasRequest) -> None:
 
 def _edits(
     base: FullWeights, adapters: Sequence[tuple[AdapterFile, float]], model: str | None
-) -> tuple[dict[str, list[_Edit]], list[str]]:
-    """Return the updates of each weight by its name, and notes."""
+) -> tuple[dict[str, list[_Edit | _Difference]], list[str]]:
+    """Return the updates and differences of each weight by its name, and notes."""
     matrices = {
         full: name.removesuffix(".weight").replace(".", "_")
         for name, full in bare_names(base.facts).items()
@@ -120,17 +129,24 @@ def _edits(
     }
     counts = Counter(matrices.values())
     weights = {name: full for full, name in matrices.items() if counts[name] == 1}
-    edits: dict[str, list[_Edit]] = defaultdict(list)
+    edits: dict[str, list[_Edit | _Difference]] = defaultdict(list)
     notes = []
     for file, strength in adapters:
         for name, edit in _edits_of(file, strength, weights, base.facts, model):
             edits[name].append(edit)
         if encoders := sum(layer.text_encoder is not None for layer in file.layers):
             notes.append(f"{file.source}: left out: {plural(encoders, 'layer')} of text encoders")
-        notes += file.left_out
+        own = _differences_of(file, strength, base.facts)
+        for name, difference in own.items():
+            edits[name].append(difference)
+        notes += file.left_out({each.key for each in own.values()})
     for name, each in edits.items():
-        several = len({id(edit.file) for edit in each}) > 1
-        if several and any(edit.layer.type.depends_on_weight(edit.layer.keys) for edit in each):
+        rotated = [
+            edit for edit in each if isinstance(edit, _Edit) and edit.layer.type.depends_on_weight(edit.layer.keys)
+        ]
+        if rotated and (
+            len({id(edit.file) for edit in each}) > 1 or any(isinstance(edit, _Difference) for edit in each)
+        ):
             raise UserError(
                 f"the result for {name} would depend on the order of the files, since a DoRA or OFT is among them",
                 code="adapter-without-sum",
@@ -139,6 +155,21 @@ def _edits(
                 remedy="apply one file, and the next one to the result",
             )
     return edits, notes
+
+
+def _differences_of(file: AdapterFile, strength: float, facts: Mapping[str, TensorFacts]) -> dict[str, _Difference]:
+    """Return the tensors of a file that are differences of weights and biases of the base, by the names of these.
+
+    Those of layers that the release names otherwise than the base are not among them.
+    """
+    folded = {name.replace(".", "_"): full for name, full in bare_names(facts).items()}
+    found = {}
+    for key in file.others:
+        if (target := other_tensors.added_to(key)) is not None:
+            name = folded.get(f"{key_mapping.layer_of(target[0])}.{target[1]}".replace(".", "_"))
+            if name is not None and facts[name].shape == file.facts[key].shape:
+                found[name] = _Difference(file, strength, key)
+    return found
 
 
 def _edits_of(
@@ -213,7 +244,7 @@ def _places(
 
 def _write(
     base: FullWeights,
-    edits: Mapping[str, Sequence[_Edit]],
+    edits: Mapping[str, Sequence[_Edit | _Difference]],
     layers: list[LayerResult],
     adapters: Sequence[tuple[AdapterFile, float]],
     request: ApplyLorasRequest,
@@ -266,13 +297,18 @@ def _replace(target: Path, temporary: Path) -> None:
     shutil.rmtree(former, ignore_errors=True)
 
 
-def _value(base: FullWeights, name: str, edits: Sequence[_Edit], layers: list[LayerResult]) -> Tensor:
+def _value(base: FullWeights, name: str, edits: Sequence[_Edit | _Difference], layers: list[LayerResult]) -> Tensor:
     """Return a weight with its updates, and note how far rounding takes it from them."""
     weight = base.read(name)
     if not edits:
         return weight
     matrix = weight.view(len(weight), -1)
-    updates = [(edit, edit.file.read(edit.layer)) for edit in edits]
+    updates = [(edit, edit.file.read(edit.layer)) for edit in edits if isinstance(edit, _Edit)]
+    differences = [
+        (each.strength, each.file.read_other(each.key).view(len(weight), -1))
+        for each in edits
+        if isinstance(each, _Difference)
+    ]
     norm = error = 0.0
     step = max(_BLOCK // matrix.shape[1], 1)
     for begin in range(0, len(matrix), step):
@@ -280,11 +316,13 @@ def _value(base: FullWeights, name: str, edits: Sequence[_Edit], layers: list[La
         exact = stored.clone()
         for edit, kinds in updates:
             _add(exact, begin, edit, kinds)
+        for strength, difference in differences:
+            exact += strength * difference[begin : begin + step].float()
         rounded = export.cast(name, exact, weight.dtype)
         norm = math.hypot(norm, float((exact - stored).norm()))
         error = math.hypot(error, float((rounded.float() - exact).norm()))
         matrix[begin : begin + step] = rounded
-    types = "+".join(sorted({edit.layer.type.name for edit in edits}))
+    types = "+".join(sorted({edit.layer.type.name if isinstance(edit, _Edit) else "diff" for edit in edits}))
     layers.append(LayerResult(name, types, None, norm, ratio(error, norm)))
     return weight
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,9 +120,10 @@ class Contents:
         if not self.layers:
             raise _without_updates(facts, self.others)
 
-    def left_out(self) -> list[str]:
-        """Return a sentence for each kind of tensors that are no update here."""
-        return [f"left out: {len(keys):,} {what}: {first_few(keys)}" for what, keys in self.others.items()]
+    def told(self, verb: str, chosen: Callable[[str], bool]) -> list[str]:
+        """Return a sentence with the verb for each kind of chosen tensors that are no update here."""
+        found = {what: [key for key in keys if chosen(key)] for what, keys in self.others.items()}
+        return [f"{verb}: {len(keys):,} {what}: {first_few(keys)}" for what, keys in found.items() if keys]
 
 
 def _is_by_columns(keys: Mapping[str, str], facts: Mapping[str, TensorFacts]) -> bool:

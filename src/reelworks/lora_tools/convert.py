@@ -59,7 +59,7 @@ def write_as(
         if left_out
         else []
     )
-    return LoraResult.of_layers(written, convention.name, conversion.results, [*notes, *file.left_out])
+    return LoraResult.of_layers(written, convention.name, conversion.results, [*notes, *file.left_out()])
 
 
 class _Conversion:

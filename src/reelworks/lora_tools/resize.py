@@ -20,7 +20,7 @@ from reelworks.models.lora.adapter_types.registry import LORA
 def resize(request: ResizeLoraRequest) -> LoraResult:
     """Write a file whose updates have a lower rank, or the ranks that keep a share of each.
 
-    Layers whose rank is as low already keep their numbers.
+    Layers whose rank is as low already keep their numbers, and tensors that are no update stay as they are.
 
     Raises:
         UserError: The file is damaged, has no higher rank, or holds updates without a rank.
@@ -38,7 +38,11 @@ def resize(request: ResizeLoraRequest) -> LoraResult:
         total = math.hypot(*(share(layer.norm, layer.relative_error) or 0.0 for layer in layers))
         error = ratio(total, math.hypot(*(layer.norm or 0.0 for layer in layers)))
         remark = f"resized {how}, with a relative error of {error:.3g}"
-        return output.finish(new, file, layers, remark=remark, notes=file.left_out)
+        kept = {key for key in file.others if file.facts[key].dtype is not None}
+        for key in sorted(kept):
+            new.add_as_stored(file.renamed(key), file.read_other(key))
+        notes = [*file.contents.told("kept as stored", kept.__contains__), *file.left_out(kept)]
+        return output.finish(new, file, layers, remark=remark, notes=notes)
 
 
 def _require_higher_rank(file: AdapterFile, rank: int | None) -> None:

@@ -103,7 +103,11 @@ def test_a_file_is_described(tmp_path: Path) -> None:
         (LoraConfig(rank=2), "diffusers", ["diffusers", "peft (inject_adapter_in_model)"]),
         (LoraConfig(rank=2), "kohya", ["musubi-tuner", "ComfyUI"]),
         (LoraConfig(rank=2, dora=True), "diffusers", ["diffusers", "peft (inject_adapter_in_model)"]),
-        (LoraConfig(type="lokr", rank=2), "diffusers", ["diffusers (load_lora_adapter)", "peft (inject_adapter_in_model)"]),
+        (
+            LoraConfig(type="lokr", rank=2),
+            "diffusers",
+            ["diffusers (load_lora_adapter)", "peft (inject_adapter_in_model)"],
+        ),
         (LoraConfig(type="oft", block_size=4), "diffusers", ["peft (inject_adapter_in_model)"]),
     ],
 )

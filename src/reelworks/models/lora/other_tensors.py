@@ -32,6 +32,14 @@ _BESIDE = re.compile(
     r"diff|diff_b|w_norm|b_norm|set_weight|reshape_weight|(base_layer\.)?(weight|bias)|(lora_\w+|lora\.\w+)(\.\w+)?\.bias"
 )
 
+_ADDED = {"diff": "weight", "w_norm": "weight", "diff_b": "bias", "b_norm": "bias"}
+
+
+def added_to(name: str) -> tuple[str, str] | None:
+    """Return the layer, and "weight" or "bias", that a tensor is a plain difference of; None for others."""
+    stem, _, end = name.rpartition(".")
+    return (stem, _ADDED[end]) if stem and end in _ADDED else None
+
 
 def kind_of(name: str) -> str:
     """Return what a tensor is by its name, in the plural; unknown ones by the end of their names."""
