@@ -40,6 +40,11 @@ class AdapterFile:
         self.convention: Convention | None = conventions.recognise(layer.stem for layer in self.layers)
 
     @property
+    def has_network(self) -> bool:
+        """Whether it has layers of a network, beside those of text encoders."""
+        return any(layer.text_encoder is None for layer in self.layers)
+
+    @property
     def names(self) -> Convention:
         """The convention that new tensors of the file have the names of."""
         return self.convention or conventions.CONVENTIONS["diffusers"]

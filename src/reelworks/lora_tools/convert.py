@@ -46,12 +46,21 @@ def write_as(
     file: AdapterFile, new: NewAdapterFile, convention: Convention, model: str | None, dtype: torch.dtype | None
 ) -> LoraResult:
     """Write an open file in a convention, in a dtype or else in that of each layer."""
-    conversion = _Conversion(file, new, convention, base_network.require(file, model), dtype)
+    network = base_network.require(file, model) if file.has_network else None
+    conversion = _Conversion(file, new, convention, network, dtype)
     with log.stage("converting", lambda: f"{len(conversion.results)} of {len(file.layers)} layers"):
         for group in conversion.groups():
             conversion.add(group)
         encoders = [layer for layer in file.layers if layer.text_encoder]
         left_out = sum(not conversion.add_of_text_encoder(layer) for layer in encoders)
+    if not new.layers:
+        raise UserError(
+            "its layers are those of text encoders, of which diffusers reads no LoRA",
+            code="adapter-not-writable",
+            field="to",
+            value=convention.name,
+            remedy="write kohya or comfyui",
+        )
     header = output.header_of(file.header, new.layers) | {"modelspec.usage_hint": convention.usage}
     written = new.finish(header | conversion.peft_settings())
     notes = (
@@ -70,14 +79,23 @@ class _Conversion:
         file: AdapterFile,
         new: NewAdapterFile,
         convention: Convention,
-        network: BaseNetwork,
+        network: BaseNetwork | None,
         dtype: torch.dtype | None,
     ) -> None:
-        self._file, self._new, self._convention, self._network, self._dtype = file, new, convention, network, dtype
-        self._names_release = convention.has_release_names(network.config.network)
+        self._file, self._new, self._convention, self._base, self._dtype = file, new, convention, network, dtype
         self.results: list[LayerResult] = []
         # Of those with diffusers' names, the shapes of tensors by kind.
         self._own: dict[AdapterType, dict[str, dict[str, torch.Size]]] = defaultdict(dict)
+
+    @property
+    def _network(self) -> BaseNetwork:
+        """The network, of a file that has layers of one."""
+        assert self._base is not None
+        return self._base
+
+    @property
+    def _names_release(self) -> bool:
+        return self._convention.has_release_names(self._network.config.network)
 
     def groups(self) -> list[list[StoredLayer]]:
         """Return the network's layers of the file, those together that are parts of one layer in the release."""
@@ -168,17 +186,18 @@ class _Conversion:
         """Refuse an update that the convention's readers would take for another one."""
         if joins or layer.type.depends_on_weight(layer.keys):
             settings = LoraConfig.model_validate({"type": layer.type.name, "dora": "magnitude_vector" in layer.keys})
-            layer.type.require_writable(settings, self._convention, "to", self._network.config.network)
+            network = None if self._base is None else self._base.config.network
+            layer.type.require_writable(settings, self._convention, "to", network)
 
     def peft_settings(self) -> dict[str, str]:
         """Return the header field with peft's settings, for conventions whose readers need them."""
         if not self._convention.is_peft:
             return {}
-        (kind, layers), *others = self._own.items()
-        if kind is LORA and not others:
+        if {layer.type for layer in self._new.layers.values()} == {LORA}:
             return output.peft_settings(self._new.layers)
-        found = None if others else fit.settings_of_shapes(kind, layers)
-        if found is None:
+        kind, layers = next(iter(self._own.items()), (None, {}))
+        found = fit.settings_of_shapes(kind, layers) if kind is not None and len(self._own) == 1 else None
+        if kind is None or found is None:
             raise UserError(
                 "peft has no settings that give all its layers these shapes",
                 code="adapter-not-writable",

@@ -86,6 +86,8 @@ def _names_alike(first: AdapterFile, other: AdapterFile) -> bool:
     """Whether two files surely spell layers alike: in one convention, or where one file has the layers of the other."""
     if first.convention is other.convention is not None:
         return True
+    if not other.has_network and first.convention is None:
+        return True  # names of text encoders say what they are
     names, others = ({layer.folded for layer in file.layers} for file in (first, other))
     return names <= others or others <= names
 
@@ -148,11 +150,12 @@ def _layers(weighted: list[_Weighted], model: str | None) -> list[list[_Term]]:
 
 def _require_one_network(weighted: list[_Weighted], by_name: dict[str, list[_Term]], model: str | None) -> None:
     shared = {id(term.file) for terms in by_name.values() if len(terms) > 1 for term in terms}
-    alone = [file for file, _ in weighted if id(file) not in shared]
-    if len(weighted) == 1 or not alone:
-        return
-    candidates = [{*found.names} for file, _ in weighted if (found := base_network.closest_to(file, model)).is_whole]
-    if len(candidates) < len(weighted) or not set.intersection(*candidates):
+    of_networks = [file for file, _ in weighted if file.has_network]
+    alone = [file for file in of_networks if id(file) not in shared]
+    if len(of_networks) < 2 or not alone:
+        return  # text encoders go with any network
+    candidates = [{*found.names} for file in of_networks if (found := base_network.closest_to(file, model)).is_whole]
+    if len(candidates) < len(of_networks) or not set.intersection(*candidates):
         told = [first_few(sorted(names)) for names in candidates]
         raise UserError(
             f"no layer of it is in another file, and no known network has the layers of all ({' and '.join(told) or 'none'})",

@@ -136,7 +136,9 @@ def _by_map(known: Mapping[str, tuple[str, ...]], ends: str | tuple[str, ...] = 
         if (layer.of and layer.of not in known) or not layer.has(*_ADDED, ends=ends) or layer.is_scaled_by_header:
             return False
         if layer.stored.text_encoder is not None:
-            return layer.of in _WITH_TEXTS and not text_encoders.is_named_by_diffusers_alone(layer.stored.stem)
+            stem = layer.stored.stem
+            is_known = not text_encoders.is_named_by_diffusers(stem) or text_encoders.in_diffusers(stem) is not None
+            return layer.of in _WITH_TEXTS and is_known
         gaps = {each for of, prefixes, names in _GAPS if of == layer.of and layer.is_one_of(names) for each in prefixes}
         bare = ("",) if layer.of in _BARE else ()
         own = any(layer.is_named(prefix, layer.part) for prefix in known.get(layer.of, ()) if prefix not in gaps)

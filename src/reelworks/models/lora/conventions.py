@@ -56,7 +56,7 @@ class _Diffusers(Convention):
     is_peft = True
 
     def has_stem(self, stem: str) -> bool:
-        return super().has_stem(stem) or (text_encoders.part_of(stem) is not None and "." in stem)
+        return super().has_stem(stem) or (text_encoders.is_named_by_diffusers(stem))
 
     def names_parts(self, network: Network) -> bool:
         return True
@@ -71,6 +71,9 @@ class _ComfyUI(Convention):
     usage = "for ComfyUI"
     how_to_use = "for ComfyUI, copy it to models/loras and load it with the node Load LoRA"
     prefixes = ("diffusion_model.",)
+
+    def has_stem(self, stem: str) -> bool:
+        return super().has_stem(stem) or text_encoders.is_named_by_comfyui(stem)
 
     def names_parts(self, network: Network) -> bool:
         names_parts = network.comfyui_maps_parts or not self.has_release_names(network)

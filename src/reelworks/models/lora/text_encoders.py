@@ -51,7 +51,12 @@ def in_diffusers(stem: str) -> str | None:
     return f"{part}.{layer}" if layer.startswith(_CLIP) else None
 
 
-def is_named_by_diffusers_alone(stem: str) -> bool:
-    """Whether a name has diffusers' form and is none of CLIP's, so that no other program knows it."""
+def is_named_by_diffusers(stem: str) -> bool:
+    """Whether a name is that of a text encoder's layer in the form of diffusers."""
     match = _STEM.fullmatch(stem)
-    return match is not None and bool(match["layer"]) and in_diffusers(stem) is None
+    return match is not None and bool(match["layer"])
+
+
+def is_named_by_comfyui(stem: str) -> bool:
+    """Whether a name is that of a text encoder's layer in the form that ComfyUI alone has."""
+    return stem.startswith("text_encoders.")
