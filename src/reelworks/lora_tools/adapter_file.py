@@ -35,7 +35,7 @@ class AdapterFile:
     def __init__(self, field: str, source: str, tensors: TensorFiles, header: dict[str, str]) -> None:
         self.field, self.source, self.header, self._tensors = field, source, header, tensors
         self.facts = tensors.facts
-        self.contents = Contents.of(tensors.facts)
+        self.contents = Contents.sorted_from(tensors.facts)
         self.layers = tuple(self.contents.layers)
         self.convention: Convention | None = conventions.recognise(layer.stem for layer in self.layers)
 
@@ -73,7 +73,7 @@ class AdapterFile:
 
     def left_out(self, held: Collection[str] = ()) -> list[str]:
         """Return sentences on the tensors that are no update of a layer, for whoever writes a file without them."""
-        return [f"{self.source}: {each}" for each in self.contents.told("left out", lambda key: key not in held)]
+        return [f"{self.source}: {each}" for each in self.contents.describe("left out", lambda key: key not in held)]
 
     def read_other(self, key: str) -> Tensor:
         """Return a tensor that is no update of a layer, as it is stored."""

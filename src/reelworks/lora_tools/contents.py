@@ -73,7 +73,7 @@ class Contents:
     problems: list[UserError] = field(default_factory=list)
 
     @classmethod
-    def of(cls, facts: Mapping[str, TensorFacts]) -> Contents:
+    def sorted_from(cls, facts: Mapping[str, TensorFacts]) -> Contents:
         """Sort the tensors of a file."""
         found: dict[str, dict[str, str]] = defaultdict(dict)
         unknown = []
@@ -120,7 +120,7 @@ class Contents:
         if not self.layers:
             raise _without_updates(facts, self.others)
 
-    def told(self, verb: str, chosen: Callable[[str], bool]) -> list[str]:
+    def describe(self, verb: str, chosen: Callable[[str], bool]) -> list[str]:
         """Return a sentence with the verb for each kind of chosen tensors that are no update here."""
         found = {what: [key for key in keys if chosen(key)] for what, keys in self.others.items()}
         return [f"{verb}: {len(keys):,} {what}: {first_few(keys)}" for what, keys in found.items() if keys]
@@ -178,7 +178,7 @@ def _without_updates(facts: Mapping[str, TensorFacts], others: Mapping[str, Sequ
         return release_layers.refusal_of_columns()
     shapes = {name: tensor.shape for name, tensor in facts.items()}
     problem, remedy = ("", "") if identify.is_lora(shapes) else identify.what(shapes, for_field="lora.weights")
-    held = other_tensors.told({what: len(keys) for what, keys in others.items()})
+    held = other_tensors.describe({what: len(keys) for what, keys in others.items()})
     return UserError(
         f"not a LoRA: {problem}" if problem else f"it holds no update that is read here: {held}",
         code="not-a-lora",

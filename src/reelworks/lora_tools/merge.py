@@ -202,7 +202,7 @@ def _add_differences(weighted: list[_Weighted], new: NewAdapterFile, dtype: torc
     notes = []
     for file, _ in weighted:
         own = {key for key in file.others if (id(file), key) in held}
-        notes += [f"{file.source}: {told}" for told in file.contents.told("added", own.__contains__)]
+        notes += [f"{file.source}: {told}" for told in file.contents.describe("added", own.__contains__)]
         notes += file.left_out(own)
     return notes
 

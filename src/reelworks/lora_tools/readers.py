@@ -89,7 +89,7 @@ class _Layer:
     network: BaseNetwork | None
 
     @property
-    def of(self) -> str:
+    def network_class(self) -> str:
         """The class of the network; empty for an unknown one."""
         return "" if self.network is None else self.network.config.network.name
 
@@ -133,15 +133,26 @@ def _by_map(known: Mapping[str, tuple[str, ...]], ends: str | tuple[str, ...] = 
     """Return whether a program takes a layer whose map has names of the release, and some of diffusers."""
 
     def takes(layer: _Layer) -> bool:
-        if (layer.of and layer.of not in known) or not layer.has(*_ADDED, ends=ends) or layer.is_scaled_by_header:
+        if (
+            (layer.network_class and layer.network_class not in known)
+            or not layer.has(*_ADDED, ends=ends)
+            or layer.is_scaled_by_header
+        ):
             return False
         if layer.stored.text_encoder is not None:
             stem = layer.stored.stem
             is_known = not text_encoders.is_named_by_diffusers(stem) or text_encoders.in_diffusers(stem) is not None
-            return layer.of in _WITH_TEXTS and is_known
-        gaps = {each for of, prefixes, names in _GAPS if of == layer.of and layer.is_one_of(names) for each in prefixes}
-        bare = ("",) if layer.of in _BARE else ()
-        own = any(layer.is_named(prefix, layer.part) for prefix in known.get(layer.of, ()) if prefix not in gaps)
+            return layer.network_class in _WITH_TEXTS and is_known
+        gaps = {
+            each
+            for of, prefixes, names in _GAPS
+            if of == layer.network_class and layer.is_one_of(names)
+            for each in prefixes
+        }
+        bare = ("",) if layer.network_class in _BARE else ()
+        own = any(
+            layer.is_named(prefix, layer.part) for prefix in known.get(layer.network_class, ()) if prefix not in gaps
+        )
         return own or any(
             layer.is_named(each, layer.released)
             for each in ("diffusion_model.", "lora_unet_", *bare)
@@ -158,9 +169,15 @@ def _by_module(known: Mapping[str, re.Pattern[str]], *types: str) -> Callable[[_
         if not layer.has(*types, ends="lora_down.weight") or layer.is_scaled_by_header:
             return False
         if layer.stored.text_encoder is not None:
-            return known is _SD_SCRIPTS and layer.of in _WITH_TEXTS and layer.stored.stem.startswith("lora_te")
-        name = layer.part if layer.of in (_QWEN, _Z_IMAGE) else layer.released
-        return layer.of in known and known[layer.of].fullmatch(name) is not None and layer.is_named("lora_unet_", name)
+            return (
+                known is _SD_SCRIPTS and layer.network_class in _WITH_TEXTS and layer.stored.stem.startswith("lora_te")
+            )
+        name = layer.part if layer.network_class in (_QWEN, _Z_IMAGE) else layer.released
+        return (
+            layer.network_class in known
+            and known[layer.network_class].fullmatch(name) is not None
+            and layer.is_named("lora_unet_", name)
+        )
 
     return takes
 

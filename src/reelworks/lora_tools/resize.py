@@ -41,7 +41,7 @@ def resize(request: ResizeLoraRequest) -> LoraResult:
         kept = {key for key in file.others if file.facts[key].dtype is not None}
         for key in sorted(kept):
             new.add_as_stored(file.renamed(key), file.read_other(key))
-        notes = [*file.contents.told("kept as stored", kept.__contains__), *file.left_out(kept)]
+        notes = [*file.contents.describe("kept as stored", kept.__contains__), *file.left_out(kept)]
         return output.finish(new, file, layers, remark=remark, notes=notes)
 
 

@@ -138,7 +138,7 @@ def updates_in(tensors: Mapping[str, Tensor], source: str, field: str) -> Mappin
     """Return the tensors of a file that may be updates of a network's layers; warns of the others. All, if none may be."""
     updates, others = key_mapping.without_others(tensors)
     if updates and others:
-        counts = other_tensors.told(other_tensors.counts_of(others))
+        counts = other_tensors.describe(other_tensors.counts_of(others))
         logger.warning(f"{field}: left out of {source}: {counts}, such as {first_few(others)}")
     return updates or tensors
 

@@ -59,7 +59,7 @@ def counts_of(names: Iterable[str]) -> dict[str, int]:
     return counts
 
 
-def told(counts: Mapping[str, int]) -> str:
+def describe(counts: Mapping[str, int]) -> str:
     """Return numbers of tensors as part of a sentence."""
     return ", ".join(f"{count:,} {what}" for what, count in counts.items())
 
