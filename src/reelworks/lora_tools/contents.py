@@ -11,15 +11,13 @@ from typing import Any
 import torch
 
 from reelworks.core.errors import UserError, first_few
-from reelworks.core.units import plural
 from reelworks.models import identify
 from reelworks.models.lora import key_mapping, other_tensors, release_layers, text_encoders
 from reelworks.models.lora.adapter_types.adapter_type import AdapterType
-from reelworks.models.lora.adapter_types.registry import TYPES
 from reelworks.models.tensor_files import TensorFacts
 
 _WRITTEN = (torch.float32, torch.bfloat16, torch.float16)
-_BY_COLUMNS = "DoRAs by columns"
+_BY_COLUMNS, _LACKING = "DoRAs by columns", "tensors of updates that lack a part"
 _NO_REMEDY = "name a file of a LoRA, LoKr, LoHa or OFT"
 
 
@@ -84,10 +82,9 @@ class Contents:
             else:
                 found[target[0]][target[1]] = key
         contents, spoiled = cls(), {other_tensors.layer_of(key, found) for key in unknown}
-        lacking = [stem for stem, keys in found.items() if stem not in spoiled and not contents._add(stem, keys, facts)]
-        if lacking:
-            layers = plural(len(lacking), "layer")
-            contents.problems.append(damaged(f"{layers} lack a tensor of their update, such as {first_few(lacking)}"))
+        for stem, keys in found.items():
+            if stem not in spoiled:
+                contents._add(stem, keys, facts)
         for key in (*unknown, *(key for stem in spoiled if stem for key in found[stem].values())):
             contents.others[other_tensors.kind_of(key)].append(key)
         names = Counter(layer.folded for layer in contents.layers)
@@ -97,21 +94,19 @@ class Contents:
             )
         return contents
 
-    def _add(self, stem: str, keys: dict[str, str], facts: Mapping[str, TensorFacts]) -> bool:
-        """Add the tensors of a layer as its update or as others; returns whether all are there."""
-        own, kind = keys.keys() - {"alpha"}, _type_of(keys)
-        if kind is not None and not _is_by_columns(keys, facts):
+    def _add(self, stem: str, keys: dict[str, str], facts: Mapping[str, TensorFacts]) -> None:
+        """Add the tensors of a layer as its update, or as others."""
+        kind, lengths = key_mapping.type_of(keys), keys.get("magnitude_vector")
+        is_by_columns = lengths is not None and release_layers.is_by_columns(facts[lengths].shape)
+        if kind is not None and not is_by_columns:
             try:
                 self.layers.append(_layer(stem, kind, keys, facts))
-                return True
+                return
             except UserError as error:
                 self.problems.append(error)
         for key in keys.values():
-            what = _BY_COLUMNS if kind is not None and _is_by_columns(keys, facts) else other_tensors.kind_of(key)
-            self.others[what].append(key)
-        # Types have no alpha or magnitude alone, and none of several types together.
-        is_part = any(own and own <= {*each.endings().values()} for each in TYPES.values())
-        return kind is not None or not is_part or own == {"magnitude_vector"}
+            what = _BY_COLUMNS if kind is not None and is_by_columns else other_tensors.kind_of(key)
+            self.others[_LACKING if kind is None and key_mapping.is_part(keys) else what].append(key)
 
     def require_updates(self, facts: Mapping[str, TensorFacts]) -> None:
         """Refuse a file that is damaged, or without updates of layers."""
@@ -124,11 +119,6 @@ class Contents:
         """Return a sentence with the verb for each kind of chosen tensors that are no update here."""
         found = {what: [key for key in keys if chosen(key)] for what, keys in self.others.items()}
         return [f"{verb}: {len(keys):,} {what}: {first_few(keys)}" for what, keys in found.items() if keys]
-
-
-def _is_by_columns(keys: Mapping[str, str], facts: Mapping[str, TensorFacts]) -> bool:
-    lengths = keys.get("magnitude_vector")
-    return lengths is not None and release_layers.is_by_columns(facts[lengths].shape)
 
 
 def _layer(stem: str, kind: AdapterType, keys: dict[str, str], facts: Mapping[str, TensorFacts]) -> StoredLayer:
@@ -163,19 +153,15 @@ def _written_dtype(dtypes: set[torch.dtype | None]) -> torch.dtype:
     return torch.float32 if dtypes & {None, torch.float64, *_WRITTEN} else torch.bfloat16
 
 
-def _type_of(kinds: Mapping[str, str]) -> AdapterType | None:
-    """Return the type that a layer's tensors make a whole update of; None if they do not."""
-    own = kinds.keys() - {"alpha"}
-    types = (kind for kind in TYPES.values() if own <= {*kind.endings().values()} and kind.is_whole(own))
-    return next(types, None)
-
-
 def _without_updates(facts: Mapping[str, TensorFacts], others: Mapping[str, Sequence[str]]) -> UserError:
     """Return the error for a file that is used for its updates and has none."""
     if not facts:
         return UserError("it holds no tensors", code="lora-unreadable", remedy=_NO_REMEDY)
     if _BY_COLUMNS in others:
         return release_layers.refusal_of_columns()
+    if _LACKING in others:
+        some = others[_LACKING]
+        return damaged(f"its updates lack a part: {len(some):,} tensors are alone, such as {first_few(some)}")
     shapes = {name: tensor.shape for name, tensor in facts.items()}
     problem, remedy = ("", "") if identify.is_lora(shapes) else identify.what(shapes, for_field="lora.weights")
     held = other_tensors.describe({what: len(keys) for what, keys in others.items()})

@@ -117,7 +117,6 @@ UNREADABLE: Bad = {
 }
 DAMAGED: Bad = {
     "no tensors": (lambda path: path.write_bytes(save({})), "lora-unreadable", "holds no tensors"),
-    "half of its tensors": (half_of_its_tensors, "lora-unreadable", "3 layers lack a tensor"),
     "NaN": (changed(lora_A__weight=torch.full((4, 8), torch.nan)), "lora-unreadable", "holds infinities, NaN"),
     "huge numbers": (changed(lora_A__weight=torch.full((4, 8), 1e38)), "lora-unreadable", "above 1e"),
     "a huge alpha": (changed(alpha=torch.tensor(1e30)), "lora-unreadable", "above 1e"),
@@ -158,6 +157,21 @@ def test_a_bad_file_is_refused_by_each_tool(tmp_path: Path, name: str) -> None:
         assert any(caught.value.code.startswith(one) for one in code.split("|")), caught.value.code
         assert str(path) in str(caught.value) or caught.value.value == str(path)
         assert not [found for found in tmp_path.rglob("*") if found.is_file() and found not in there]
+
+
+def test_updates_that_lack_a_part_are_left_out_and_refused_alone(tmp_path: Path) -> None:
+    path, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    half_of_its_tensors(path)
+    assert info.info(LoraInfoRequest(file=path)).others == {"tensors of updates that lack a part": 3}
+    with refused("lora-unreadable", "file", says="lack a part: 3 tensors"):
+        resize.resize(ResizeLoraRequest(file=path, output=target, rank=1))
+    lora(path)
+    alone = {f"diffusion_model.x.{end}": torch.ones(2, 2) for end in ("lora_mid.weight", "lokr_w1", "hada_w1_a")}
+    for key, value in alone.items():
+        save_file(load_file(path) | {key: value}, target)
+        result = merge.merge(MergeLorasRequest(files=[str(target)], output=tmp_path / "c.safetensors", overwrite=True))
+        assert result.notes == [f"{target}: left out: 1 tensors of updates that lack a part: {key}"]
+        assert len(result.layers) == 3
 
 
 @pytest.mark.slow

@@ -69,6 +69,7 @@ class LoRA(AdapterType):
         """Return the kinds of its tensors by the ends of their names in files of all conventions."""
         pairs = [*_OLD, _NAMED, *(convention.matrices for convention in CONVENTIONS.values())]
         matrices = {f"{name}.weight": kind for pair in pairs for kind, name in zip("AB", pair, strict=True)}
+        matrices |= {"lora_A": "A", "lora_B": "B"}  # as Mochi's are named
         return super().endings() | matrices | {"dora_scale": "magnitude_vector", "lora_mid.weight": _MID}
 
     def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
