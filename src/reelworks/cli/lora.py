@@ -170,7 +170,7 @@ def _print_info(found: LoraInfo, layers: bool) -> None:
     if layers:
         _print_layers(found.result.layers)
     (path,) = found.result.files
-    show.line(f"{path}: {format_bytes(found.bytes)}, {_counts(found.dtypes)}")
+    show.line(", ".join(filter(None, [f"{path}: {format_bytes(found.bytes)}", _counts(found.dtypes)])))
     for note in found.result.notes:
         show.line(note)
     if found.types:
@@ -184,10 +184,11 @@ def _print_info(found: LoraInfo, layers: bool) -> None:
     if total:
         of_network = total - found.text_encoder_layers
         known = " or ".join(found.models) or "not known"
-        fits = "" if found.fitting == of_network else f", of which {found.fitting} of {of_network} layers fit"
+        is_whole = found.fitting == of_network or not found.models
+        fits = "" if is_whole else f", of which {found.fitting} of {of_network} layers fit"
         show.line(f"model: {known}{fits}")
         show.line(f"norm of the updates: {_number(found.result.norm)}")
-        readers = [f"{name} ({count} of {total} layers)" for name, count in found.readers.items()]
+        readers = [f"{name} ({count} of {plural(total, 'layer')})" for name, count in found.readers.items()]
         show.line(f"read by: {', '.join(readers) or 'no program that is known'}")
     for key, value in sorted(found.metadata.items()):
         short = value if len(value) <= _LONGEST else f"{value[:_LONGEST]} … ({len(value):,} characters)"

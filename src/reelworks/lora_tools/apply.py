@@ -132,11 +132,12 @@ def _edits(
     edits: dict[str, list[_Edit | _Difference]] = defaultdict(list)
     notes = []
     for file, strength in adapters:
-        for name, edit in _edits_of(file, strength, weights, base.facts, model):
+        network = _network_of(file, weights, model)
+        for name, edit in _edits_of(file, strength, weights, base.facts, network):
             edits[name].append(edit)
         if encoders := sum(layer.text_encoder is not None for layer in file.layers):
             notes.append(f"{file.source}: left out: {plural(encoders, 'layer')} of text encoders")
-        own = _differences_of(file, strength, base.facts)
+        own = _differences_of(file, strength, base.facts, network)
         for name, difference in own.items():
             edits[name].append(difference)
         notes += file.left_out({each.key for each in own.values()})
@@ -157,30 +158,45 @@ def _edits(
     return edits, notes
 
 
-def _differences_of(file: AdapterFile, strength: float, facts: Mapping[str, TensorFacts]) -> dict[str, _Difference]:
+def _network_of(file: AdapterFile, weights: Mapping[str, str], model: str | None) -> BaseNetwork | None:
+    """Return the network of a file whose layers have other names than the weights; None if all have the same."""
+    if all(layer.folded in weights for layer in file.layers if layer.text_encoder is None):
+        return None
+    found = base_network.closest_to(file, model)  # another convention may join layers, or name them otherwise
+    return base_network.resolve(found, file) if found.is_whole else None
+
+
+def _differences_of(
+    file: AdapterFile, strength: float, facts: Mapping[str, TensorFacts], network: BaseNetwork | None
+) -> dict[str, _Difference]:
     """Return the tensors of a file that are differences of weights and biases of the base, by the names of these.
 
-    Those of layers that the release names otherwise than the base are not among them.
+    Those of norms that the release names otherwise than the base are not among them, nor are those of joined layers.
     """
     folded = {name.replace(".", "_"): full for name, full in bare_names(facts).items()}
     found = {}
     for key in file.others:
-        if (target := other_tensors.added_to(key)) is not None:
-            name = folded.get(f"{key_mapping.layer_of(target[0])}.{target[1]}".replace(".", "_"))
-            if name is not None and facts[name].shape == file.facts[key].shape:
-                found[name] = _Difference(file, strength, key)
+        if (difference := other_tensors.added_to(key)) is None:
+            continue
+        layer, end = key_mapping.layer_of(difference[0]), difference[1]
+        targets = [] if network is None else network.targets_of(layer)
+        own = [target.layer for target in targets if target.place.heights == (1,) and not target.place.swapped]
+        spellings = [f"{name}.{end}" for name in (layer, *own)] + ([layer] if end == "weight" else [])
+        name = next((folded[each] for spelling in spellings if (each := spelling.replace(".", "_")) in folded), None)
+        if name is not None and facts[name].shape == file.facts[key].shape:
+            found[name] = _Difference(file, strength, key)
     return found
 
 
 def _edits_of(
-    file: AdapterFile, strength: float, weights: Mapping[str, str], facts: Mapping[str, TensorFacts], model: str | None
+    file: AdapterFile,
+    strength: float,
+    weights: Mapping[str, str],
+    facts: Mapping[str, TensorFacts],
+    network: BaseNetwork | None,
 ) -> Iterator[tuple[str, _Edit]]:
     """Yield the updates of a file with the names of their weights; refuses a layer without one."""
     layers = [layer for layer in file.layers if layer.text_encoder is None]
-    network = None
-    if any(layer.folded not in weights for layer in layers):
-        found = base_network.closest_to(file, model)  # another convention may join layers, or name them otherwise
-        network = base_network.resolve(found, file) if found.is_whole else None
     lost = []
     for layer in layers:
         places = _places(layer, network, weights, facts)

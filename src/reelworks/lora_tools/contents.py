@@ -118,7 +118,7 @@ class Contents:
     def describe(self, verb: str, chosen: Callable[[str], bool]) -> list[str]:
         """Return a sentence with the verb for each kind of chosen tensors that are no update here."""
         found = {what: [key for key in keys if chosen(key)] for what, keys in self.others.items()}
-        return [f"{verb}: {len(keys):,} {what}: {first_few(keys)}" for what, keys in found.items() if keys]
+        return [f"{verb}: {what} × {len(keys):,}: {first_few(keys)}" for what, keys in found.items() if keys]
 
 
 def _layer(stem: str, kind: AdapterType, keys: dict[str, str], facts: Mapping[str, TensorFacts]) -> StoredLayer:

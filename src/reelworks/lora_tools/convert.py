@@ -26,6 +26,8 @@ from reelworks.models.lora.config import LoraConfig
 from reelworks.models.lora.conventions import CONVENTIONS, Convention
 from reelworks.models.lora.release_layers import Place
 
+_NAMELESS = "for which programs that read this convention have no names"
+
 
 @requests.telling(ConvertLoraRequest)
 def convert(request: ConvertLoraRequest) -> LoraResult:
@@ -55,19 +57,15 @@ def write_as(
         left_out = sum(not conversion.add_of_text_encoder(layer) for layer in encoders)
     if not new.layers:
         raise UserError(
-            "its layers are those of text encoders, of which diffusers reads no LoRA",
+            f"its layers are those of text encoders, {_NAMELESS}",
             code="adapter-not-writable",
             field="to",
             value=convention.name,
-            remedy="write kohya or comfyui",
+            remedy="use the file as it is",
         )
     header = output.header_of(file.header, new.layers) | {"modelspec.usage_hint": convention.usage}
     written = new.finish(header | conversion.peft_settings())
-    notes = (
-        [f"left out: {plural(left_out, 'layer')} of text encoders, of which diffusers reads no LoRA"]
-        if left_out
-        else []
-    )
+    notes = [f"left out: {plural(left_out, 'layer')} of text encoders, {_NAMELESS}"] if left_out else []
     return LoraResult.of_layers(written, convention.name, conversion.results, [*notes, *file.left_out()])
 
 

@@ -58,11 +58,6 @@ _MUSUBI = {
     _Z_IMAGE: re.compile(r"layers\..*"),
     _KREA: re.compile(r".*"),
 }
-# Kinds by the ends of names that diffusers' pipelines take at last: those of peft, and of text encoders.
-_TAKEN = {
-    **{end: kind for kind, end in LORA.tensors.items()},
-    **{"lora_linear_layer.down.weight": "A", "lora_linear_layer.up.weight": "B"},
-}
 _ADDED = ("lora", "loha", "lokr")  # types that ComfyUI, Forge and LyCORIS know in these files
 
 
@@ -142,6 +137,7 @@ def _by_map(known: Mapping[str, tuple[str, ...]], ends: str | tuple[str, ...] = 
         if layer.stored.text_encoder is not None:
             stem = layer.stored.stem
             is_known = not text_encoders.is_named_by_diffusers(stem) or text_encoders.in_diffusers(stem) is not None
+            is_known = is_known and (known is _COMFYUI or not text_encoders.is_named_by_comfyui(stem))
             return layer.network_class in _WITH_TEXTS and is_known
         gaps = {
             each
@@ -232,7 +228,9 @@ def _has_all(layer: _Layer, taken: set[str]) -> bool:
     if layer.stored.type is not LORA:
         return False
     if layer.stored.text_encoder is not None:
-        return f"{text_encoders.in_diffusers(layer.stored.stem)}.A" in taken
+        name = text_encoders.in_diffusers(layer.stored.stem)
+        is_own = layer.network is None and name == layer.stored.stem and layer.has("lora", ends="lora_A.weight")
+        return is_own or f"{name}.A" in taken
     part = "" if layer.network is None else f"{layer.network.part}."
     kinds = ("A", "B", "magnitude_vector") if "magnitude_vector" in layer.stored.keys else ("A", "B")
     return bool(layer.own) and all(f"{part}{own}.{kind}" in taken for own in layer.own for kind in kinds)
@@ -256,8 +254,14 @@ def _of_diffusers(file: AdapterFile, network: BaseNetwork | None) -> set[str]:
         state = found[0] if isinstance(found, tuple) else found
         if not all("lora" in key for key in state):
             return set()  # which its pipelines refuse
+        utils = optional_imports.diffusers().utils
+        texts = {key: value for key, value in state.items() if key.startswith("text_encoder")}
+        state = {key: value for key, value in state.items() if key not in texts}
         if not any("lora_A" in key for key in state):
-            state = optional_imports.diffusers().utils.convert_unet_state_dict_to_peft(state)
+            state = utils.convert_unet_state_dict_to_peft(state)
+        if texts:
+            texts = utils.convert_state_dict_to_peft(utils.convert_state_dict_to_diffusers(texts))
+        state |= texts
     except Exception:  # what a pipeline does not know, it refuses with errors of any kind
         return set()
     finally:
@@ -265,7 +269,7 @@ def _of_diffusers(file: AdapterFile, network: BaseNetwork | None) -> set[str]:
     return {
         f"{key.removesuffix(f'.{end}')}.{kind}"
         for key in state
-        for end, kind in _TAKEN.items()
+        for kind, end in LORA.tensors.items()
         if key.endswith(f".{end}")
     }
 

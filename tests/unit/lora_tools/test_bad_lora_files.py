@@ -170,7 +170,7 @@ def test_updates_that_lack_a_part_are_left_out_and_refused_alone(tmp_path: Path)
     for key, value in alone.items():
         save_file(load_file(path) | {key: value}, target)
         result = merge.merge(MergeLorasRequest(files=[str(target)], output=tmp_path / "c.safetensors", overwrite=True))
-        assert result.notes == [f"{target}: left out: 1 tensors of updates that lack a part: {key}"]
+        assert result.notes == [f"{target}: left out: tensors of updates that lack a part × 1: {key}"]
         assert len(result.layers) == 3
 
 

@@ -205,3 +205,33 @@ def test_readers_are_those_of_the_programs_own_code(tmp_path: Path, name: str) -
             answer = "yes" if count == whole else "in part" if count else "no"
             is_open = programs[program] == "–" or (program, kind, programs[program]) == ("diffusers", "lokr", "in part")
             assert is_open or answer == programs[program], (kind, format, program)
+
+
+def test_layers_of_text_encoders_have_readers(tmp_path: Path) -> None:
+    """Of CLIP in names of kohya and of diffusers; those of a network that has no such encoder have none."""
+    path, down = tmp_path / "a.safetensors", ("lora_down.weight", "lora_up.weight")
+    clips = [f"text_model.encoder.layers.0.self_attn.{name}" for name in ("q_proj", "out_proj")]
+    of_unet = {layer: weight for layer, weight in linear("sdxl-tiny").items() if "attn1.to_q" in layer}
+    text = {f"lora_te1_{clip.replace('.', '_')}.{end}": torch.ones(2, 2) for clip in clips for end in down}
+
+    def of_release(layer: str) -> str:
+        return release_layers.place(registry.PRESETS["sdxl-tiny"].config, layer).layer
+
+    file_of(path, "lora_unet_", down, layers=lambda: of_unet, name=of_release, more=text)
+    programs = ("sd-scripts", "Forge", "ComfyUI", "diffusers")
+    assert told(path, "sdxl-tiny") == dict.fromkeys(programs, len(of_unet) + 2)
+    file_of(path, "lora_unet_", down, name=released, more=text)
+    assert told(path) == dict.fromkeys(("musubi-tuner", "ComfyUI"), len(linear()))
+    save_file(text, path)
+    assert told(path) == dict.fromkeys(("sd-scripts", "Forge", "ComfyUI"), 2)
+    save_file({f"text_encoder.{clip}.lora_{side}.weight": torch.ones(2, 2) for clip in clips for side in "AB"}, path)
+    assert told(path) == dict.fromkeys(("Forge", "ComfyUI", "diffusers"), 2)
+    save_file(
+        {
+            f"text_encoders.clip_l.transformer.{clip}.lora_{side}.weight": torch.ones(2, 2)
+            for clip in clips
+            for side in "AB"
+        },
+        path,
+    )
+    assert told(path) == {"ComfyUI": 2}

@@ -11,7 +11,7 @@ import torch
 from lora_files import SHAPES, header_of, lora, random, updates_of
 from refused import refused
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from reelworks.lora_tools import apply, convert, info, merge, resize
 from reelworks.lora_tools.info import LoraInfo
@@ -22,6 +22,8 @@ from reelworks.lora_tools.request import (
     MergeLorasRequest,
     ResizeLoraRequest,
 )
+from reelworks.models.lora import release_layers
+from reelworks.testing import contract
 
 LAYER = "diffusion_model.blocks.0.self_attn.q"  # (12, 8), which has an update of rank 4
 ALONE = "diffusion_model.blocks.7.x"
@@ -70,14 +72,14 @@ def test_a_tensor_beside_updates_hides_none(tmp_path: Path, key: str) -> None:
     assert (found.others, found.types, found.result.notes) == ({what: 1}, {"lora": 3}, [])
     wanted = {f"diffusion_model.{layer}": update for layer, update in updates.items()}
     result = resize.resize(ResizeLoraRequest(file=path, output=target, keep=1.0))
-    assert result.notes == [f"kept as stored: 1 {what}: {key}"]
+    assert result.notes == [f"kept as stored: {what} × 1: {key}"]
     after = load_file(target)
     assert torch.equal(after[key], value)
     save_file({name: each for name, each in after.items() if name != key}, target)
     torch.testing.assert_close(updates_of(target), wanted, rtol=1e-4, atol=1e-4)
     result = merge.merge(MergeLorasRequest(files=[f"{path}=2"], output=target, overwrite=True))
     verb = "added" if key.endswith((".diff", ".diff_b", "_norm")) else "left out"
-    assert result.notes == [f"{path}: {verb}: 1 {what}: {key}"]
+    assert result.notes == [f"{path}: {verb}: {what} × 1: {key}"]
     after = load_file(target)
     assert (key in after) == (verb == "added")
     assert verb != "added" or torch.equal(after.pop(key), 2 * value)
@@ -167,7 +169,7 @@ def test_differences_are_added_to_full_weights_and_to_each_other(tmp_path: Path)
     lost = {"diffusion_model.blocks.99.norm3.diff": random(6, seed=9)}
     updates = with_others(one, others | lost)
     result = apply.apply(ApplyLorasRequest(base=base, files=[f"{one}=0.5"], output=out))
-    assert result.notes == [f"{one}: left out: 1 differences of weights (.diff): {next(iter(lost))}"]
+    assert result.notes == [f"{one}: left out: differences of weights (.diff) × 1: {next(iter(lost))}"]
     after = load_file(out / "base.safetensors")
     for layer, update in updates.items():
         torch.testing.assert_close(after[f"{layer}.weight"], weights[f"{layer}.weight"] + 0.5 * update.float())
@@ -249,3 +251,33 @@ def test_diffusers_loads_a_merged_file_into_both(tmp_path: Path) -> None:
     assert len(changed) == len(of_texts)
     assert sum("lora_A" in name for name, _ in unet.named_parameters()) == 1
     assert json.loads(header_of(target)["lora_adapter_metadata"])["text_encoder.r"] == 4
+
+
+def test_a_distilled_lora_is_added_to_a_base_of_diffusers(tmp_path: Path) -> None:
+    """In the release's names, with differences of the biases of its layers and of others; norms have no place there."""
+    denoiser = contract.build("wan-tiny")
+    base, path, out = tmp_path / "base.safetensors", tmp_path / "a.safetensors", tmp_path / "out"
+    wanted = {name: value.detach().clone() for name, value in denoiser.module.state_dict().items()}
+    save_file(wanted, base)
+    tensors: dict[str, Tensor] = {}
+    for number, (name, layer) in enumerate(denoiser.module.named_modules()):
+        if isinstance(layer, nn.Linear) and name.startswith("blocks"):
+            stem = f"diffusion_model.{release_layers.place(denoiser.config, name).layer}"
+            A, B = random(2, layer.in_features, seed=number), random(layer.out_features, 2, seed=number + 999)
+            bias = tensors[f"{stem}.diff_b"] = random(layer.out_features, seed=number)
+            tensors |= {f"{stem}.lora_down.weight": A, f"{stem}.lora_up.weight": B}
+            wanted |= {
+                f"{name}.weight": wanted[f"{name}.weight"] + B @ A,
+                f"{name}.bias": wanted[f"{name}.bias"] + bias,
+            }
+    patch, head = tensors["diffusion_model.patch_embedding.diff"], tensors["diffusion_model.head.head.diff_b"] = (
+        random(*wanted["patch_embedding.weight"].shape, seed=1),
+        random(*wanted["proj_out.bias"].shape, seed=2),
+    )
+    wanted |= {"patch_embedding.weight": wanted["patch_embedding.weight"] + patch}
+    wanted |= {"proj_out.bias": wanted["proj_out.bias"] + head}
+    norm = "diffusion_model.blocks.0.norm3.diff"
+    save_file(tensors | {norm: torch.ones_like(wanted["blocks.0.norm2.weight"])}, path)
+    result = apply.apply(ApplyLorasRequest(base=base, files=[str(path)], output=out, model="wan-tiny"))
+    assert [note.rpartition(": ")[2] for note in result.notes] == [norm]
+    torch.testing.assert_close(load_file(out / "base.safetensors"), wanted, rtol=1e-5, atol=1e-5)

@@ -61,7 +61,7 @@ def counts_of(names: Iterable[str]) -> dict[str, int]:
 
 def describe(counts: Mapping[str, int]) -> str:
     """Return numbers of tensors as part of a sentence."""
-    return ", ".join(f"{count:,} {what}" for what, count in counts.items())
+    return ", ".join(f"{what} × {count:,}" for what, count in counts.items())
 
 
 def layer_of(name: str, layers: Mapping[str, object]) -> str | None:
