@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from reelworks.core import optional_imports
 from reelworks.lora_tools.adapter_file import AdapterFile
@@ -44,8 +45,11 @@ _FORGE = {_SDXL: _COMFYUI[_SDXL], _FLUX: ("transformer.", "lycoris_", "lora_tran
 _GAPS = (
     (_SDXL, ("unet.", ""), re.compile(r".*\.to_(q|k|v|out\.0)")),  # only with `processor.` in their names
     (_Z_IMAGE, ("lora_unet_",), re.compile(r".*\.attention\..*")),  # which are joined there
+    (_FLUX2, _COMFYUI[_FLUX2], re.compile(r"(time_guidance_embed|(double|single)_stream_modulation\w*)\..*")),
+    (_CHROMA, _COMFYUI[_CHROMA], re.compile(r"distilled_guidance_layer\..*")),
 )
-# Layers of the release that the networks of kohya's scripts are made for; of diffusers for those of _BY_DIFFUSERS.
+# Layers that the networks of kohya's scripts are made for: of the release, or of diffusers for those of _OF_DIFFUSERS.
+_OF_DIFFUSERS = (_QWEN, _Z_IMAGE)
 _SD_SCRIPTS = {
     _SDXL: re.compile(r"(input_blocks\.(?!0\.)|middle_block\.|output_blocks\.).*"),
     **dict.fromkeys((_FLUX, _CHROMA), re.compile(r"(double|single)_blocks\..*")),
@@ -128,34 +132,31 @@ def _by_map(known: Mapping[str, tuple[str, ...]], ends: str | tuple[str, ...] = 
     """Return whether a program takes a layer whose map has names of the release, and some of diffusers."""
 
     def takes(layer: _Layer) -> bool:
-        if (
-            (layer.network_class and layer.network_class not in known)
-            or not layer.has(*_ADDED, ends=ends)
-            or layer.is_scaled_by_header
-        ):
+        if not layer.has(*_ADDED, ends=ends) or layer.is_scaled_by_header:
             return False
         if layer.stored.text_encoder is not None:
-            stem = layer.stored.stem
-            is_known = not text_encoders.is_named_by_diffusers(stem) or text_encoders.in_diffusers(stem) is not None
-            is_known = is_known and (known is _COMFYUI or not text_encoders.is_named_by_comfyui(stem))
-            return layer.network_class in _WITH_TEXTS and is_known
-        gaps = {
-            each
-            for of, prefixes, names in _GAPS
-            if of == layer.network_class and layer.is_one_of(names)
-            for each in prefixes
-        }
-        bare = ("",) if layer.network_class in _BARE else ()
-        own = any(
-            layer.is_named(prefix, layer.part) for prefix in known.get(layer.network_class, ()) if prefix not in gaps
-        )
-        return own or any(
-            layer.is_named(each, layer.released)
-            for each in ("diffusion_model.", "lora_unet_", *bare)
-            if each not in gaps
-        )
+            return (layer.network is None or layer.network_class in known) and _is_text_of_map(layer, known is _COMFYUI)
+        return layer.network_class in known and _is_in_map(layer, known[layer.network_class])
 
     return takes
+
+
+def _is_in_map(layer: _Layer, prefixes: tuple[str, ...]) -> bool:
+    """Whether a map has a layer's name: that of the release, or that of diffusers behind one of some prefixes."""
+    missing = [gap for network, gap, names in _GAPS if network == layer.network_class and layer.is_one_of(names)]
+    gaps = {prefix for gap in missing for prefix in gap}
+    released = {"diffusion_model.", "lora_unet_", *([""] if layer.network_class in _BARE else [])}
+    names = [*((each, layer.part) for each in prefixes), *((each, layer.released) for each in released)]
+    return any(layer.is_named(prefix, name) for prefix, name in names if prefix not in gaps)
+
+
+def _is_text_of_map(layer: _Layer, knows_own: bool) -> bool:
+    """Whether a map has the name of a text encoder's layer: kohya's, diffusers' of CLIP, and ComfyUI's if it is its own."""
+    stem = layer.stored.stem
+    is_named = not text_encoders.is_named_by_diffusers(stem) or text_encoders.in_diffusers(stem) is not None
+    return (
+        layer.network_class in _WITH_TEXTS and is_named and (knows_own or not text_encoders.is_named_by_comfyui(stem))
+    )
 
 
 def _by_module(known: Mapping[str, re.Pattern[str]], *types: str) -> Callable[[_Layer], bool]:
@@ -168,7 +169,7 @@ def _by_module(known: Mapping[str, re.Pattern[str]], *types: str) -> Callable[[_
             return (
                 known is _SD_SCRIPTS and layer.network_class in _WITH_TEXTS and layer.stored.stem.startswith("lora_te")
             )
-        name = layer.part if layer.network_class in (_QWEN, _Z_IMAGE) else layer.released
+        name = layer.part if layer.network_class in _OF_DIFFUSERS else layer.released
         return (
             layer.network_class in known
             and known[layer.network_class].fullmatch(name) is not None
@@ -225,19 +226,20 @@ _PROGRAMS: Mapping[str, Callable[[_Layer], bool]] = {
 
 
 def _has_all(layer: _Layer, taken: set[str]) -> bool:
+    """Whether all parts of a LoRA are among the layers and kinds that diffusers takes."""
     if layer.stored.type is not LORA:
         return False
     if layer.stored.text_encoder is not None:
         name = text_encoders.in_diffusers(layer.stored.stem)
         is_own = layer.network is None and name == layer.stored.stem and layer.has("lora", ends="lora_A.weight")
-        return is_own or f"{name}.A" in taken
+        return is_own or (layer.has("lora") and f"{name}.A" in taken)
     part = "" if layer.network is None else f"{layer.network.part}."
     kinds = ("A", "B", "magnitude_vector") if "magnitude_vector" in layer.stored.keys else ("A", "B")
     return bool(layer.own) and all(f"{part}{own}.{kind}" in taken for own in layer.own for kind in kinds)
 
 
 def _of_diffusers(file: AdapterFile, network: BaseNetwork | None) -> set[str]:
-    """Return the names of layers and kinds in what diffusers' pipeline makes of a file: by its own code, on zeros."""
+    """Return the layers and kinds that diffusers' pipeline takes of a file's LoRAs."""
     name = None if network is None else _pipeline_of(network)
     if network is None or name is None or not any(layer.type is LORA for layer in file.layers):
         return set()
@@ -249,29 +251,30 @@ def _of_diffusers(file: AdapterFile, network: BaseNetwork | None) -> set[str]:
     level = logger.level
     try:
         logger.setLevel(logging.CRITICAL)
-        more = {"unet_config": identify.network(network.names[0]).config} if network.part == "unet" else {}
-        found = optional_imports.from_diffusers(name).lora_state_dict(tensors, **more)
-        state = found[0] if isinstance(found, tuple) else found
-        if not all("lora" in key for key in state):
-            return set()  # which its pipelines refuse
-        utils = optional_imports.diffusers().utils
-        texts = {key: value for key, value in state.items() if key.startswith("text_encoder")}
-        state = {key: value for key, value in state.items() if key not in texts}
-        if not any("lora_A" in key for key in state):
-            state = utils.convert_unet_state_dict_to_peft(state)
-        if texts:
-            texts = utils.convert_state_dict_to_peft(utils.convert_state_dict_to_diffusers(texts))
-        state |= texts
+        names = _converted_by_diffusers(tensors, name, network)
     except Exception:  # what a pipeline does not know, it refuses with errors of any kind
         return set()
     finally:
         logger.setLevel(level)
-    return {
-        f"{key.removesuffix(f'.{end}')}.{kind}"
-        for key in state
-        for kind, end in LORA.tensors.items()
-        if key.endswith(f".{end}")
-    }
+    ends = [(kind, f".{end}") for kind, end in LORA.tensors.items()]
+    return {f"{key.removesuffix(end)}.{kind}" for key in names for kind, end in ends if key.endswith(end)}
+
+
+def _converted_by_diffusers(tensors: dict[str, Tensor], pipeline: str, network: BaseNetwork) -> list[str]:
+    """Return the names in peft's form that a pipeline's own code makes of a file; none if it refuses them."""
+    more = {"unet_config": identify.network(network.names[0]).config} if network.part == "unet" else {}
+    found = optional_imports.from_diffusers(pipeline).lora_state_dict(tensors, **more)
+    state = found[0] if isinstance(found, tuple) else found
+    if not all("lora" in key for key in state):
+        return []
+    utils = optional_imports.diffusers().utils
+    texts = {key: value for key, value in state.items() if key.startswith("text_encoder")}
+    state = {key: value for key, value in state.items() if key not in texts}
+    if not any("lora_A" in key for key in state):
+        state = utils.convert_unet_state_dict_to_peft(state)
+    if texts:
+        texts = utils.convert_state_dict_to_peft(utils.convert_state_dict_to_diffusers(texts))
+    return [*state, *texts]
 
 
 def _pipeline_of(network: BaseNetwork) -> str | None:
