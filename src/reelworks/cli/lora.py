@@ -41,7 +41,7 @@ def lora() -> None:
 
 @app.command("info", doing="reading the file")
 def info(request: LoraInfoRequest, layers: Layers = False, json: Json = False) -> None:
-    """Tell the convention, the model, ranks, norms and metadata of a file, and which programs read it."""
+    """Tell what is in a file: convention, model, ranks, norms, other tensors, metadata, and which programs read how much of it."""
     with show.loading():
         from reelworks.lora_tools import info
     found = info.info(request)

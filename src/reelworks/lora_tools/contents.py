@@ -142,11 +142,12 @@ def _layer(stem: str, kind: AdapterType, keys: dict[str, str], facts: Mapping[st
     kernel = max((shape[2:] for shape in shapes.values()), key=lambda sides: (math.prod(sides), len(sides)))
     rank = kind.rank_of(kind.flat(meta))
     return StoredLayer(
-        stem, key_mapping.layer_of(stem), kind, keys, (rows, columns), kernel, rank, _written_dtype(dtypes)
+        stem, key_mapping.layer_of(stem), kind, keys, (rows, columns), kernel, rank, written_dtype(dtypes)
     )
 
 
-def _written_dtype(dtypes: set[torch.dtype | None]) -> torch.dtype:
+def written_dtype(dtypes: set[torch.dtype | None]) -> torch.dtype:
+    """Return a type that holds numbers of some types and is one of those that are written."""
     if len(dtypes) == 1 and (one := next(iter(dtypes))) in _WRITTEN:
         assert one is not None
         return one

@@ -20,7 +20,7 @@ from reelworks.core.errors import UserError, first_few
 from reelworks.export import export
 from reelworks.lora_tools import base_network, convert, output
 from reelworks.lora_tools.adapter_file import AdapterFile, open_adapter
-from reelworks.lora_tools.contents import StoredLayer
+from reelworks.lora_tools.contents import StoredLayer, written_dtype
 from reelworks.lora_tools.output import NewAdapterFile, new_adapter_file
 from reelworks.lora_tools.request import MergeLorasRequest
 from reelworks.lora_tools.results import LayerResult, LoraResult, ratio
@@ -197,7 +197,7 @@ def _add_differences(weighted: list[_Weighted], new: NewAdapterFile, dtype: torc
         facts = [each.file.facts[key] for each, key in each_term]
         if len({fact.shape for fact in facts}) == 1:
             values = [each.weight * each.file.read_other(key).float() for each, key in each_term]
-            new.add(name, sum(values[1:], values[0]), dtype or _widest([fact.dtype or torch.float32 for fact in facts]))
+            new.add(name, sum(values[1:], values[0]), dtype or written_dtype({fact.dtype for fact in facts}))
             held |= {(id(each.file), key) for each, key in each_term}
     notes = []
     for file, _ in weighted:
