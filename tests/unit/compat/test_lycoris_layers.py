@@ -40,6 +40,17 @@ CASES = {
     "flux, attn-mlp": ("flux-tiny", FLUX, _FLUX),
     "flux, attn-only": ("flux-tiny", FLUX, r"double_blocks\.\d+\.(img|txt)_attn\.(qkv|proj)"),
     "flux": ("flux-tiny", FLUX, _FLUX),
+    "hunyuan": (
+        "hunyuan-video-1.5-tiny",
+        "hv_1_5_train_network.py --task t2v --network_module lycoris.kohya",
+        r"double_blocks\.\d+\..*|final_layer\.linear",
+    ),
+    "krea": ("krea2-tiny", "krea2_train_network.py --network_module lycoris.kohya", r"blocks\.\d+\..*"),
+    "z-image": (
+        "z-image-tiny",
+        "zimage_train_network.py --network_module lycoris.kohya",
+        r"final_layer\.(linear|adaLN_modulation\.1)",
+    ),
     "wan, attn-mlp": (
         "wan-tiny",
         "wan_train_network.py --task t2v-1.3B --network_module lycoris.kohya",
@@ -65,7 +76,7 @@ def matching(name: str, pattern: str) -> set[str]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_layers_are_those_of_the_preset(tmp_path: Path, case: str) -> None:
     name, command, pattern = CASES[case]
-    preset = case.rpartition(", ")[2] if "-" in case else ""
+    preset = case.rpartition(", ")[2] if case.endswith(("only", "lin", "mlp", "full")) else ""
     arguments = f'{command} --network_args "algo=lora"' + (f' "preset={preset}"' if preset else "")
     config = imported(tmp_path, arguments, name).model_copy(update={"weights": None})
     wanted = matching(name, pattern)

@@ -22,7 +22,7 @@ _RESNET = ["time_emb_proj"]
 _HUNYUAN = [
     *_STREAMS,
     *(f"transformer_blocks.*.{name}" for name in (*_FEED_FORWARD, "norm1.linear", "norm1_context.linear")),
-    *("proj_out", "norm_out.linear"),
+    "proj_out",
 ]
 _KREA = [
     *(f"transformer_blocks.*.attn.{name}" for name in (*_ATTENTION, "to_gate")),
@@ -36,13 +36,16 @@ class _Network(NamedTuple):
     blocks: list[str] | str = "blocks"
     residual: tuple[str, ...] = ()
     attention: tuple[str, ...] = ()
+    missing: str = ""
 
 
 # By the beginning of the preset's name here.
 _NETWORKS: Mapping[str, _Network] = {
     "sdxl": _Network(_TRANSFORMER_2D, tuple(_RESNET), _ATTENTION),
     **dict.fromkeys(("flux-", "chroma", "flux2-"), _Network(attention=tuple(_STREAMS))),
-    "hunyuan-video-1.5": _Network(_HUNYUAN),
+    "hunyuan-video-1.5": _Network(
+        _HUNYUAN, missing="it adapts norm_out.linear too, a name that means layers of the refiner here"
+    ),
     "krea2": _Network(_KREA),
     # None of its blocks is of a class that LyCORIS knows, but its last layer is.
     "z-image": _Network(["all_final_layer.2-1.linear", "all_final_layer.2-1.adaLN_modulation.1"]),
@@ -72,8 +75,11 @@ def adapted(draft: ImportDraft) -> Adapted:
     """Return the layers that LyCORIS adapts in the draft's network."""
     name, preset = str(draft.get("model.name", "")), preset_of(draft)
     known = next((network for start, network in _NETWORKS.items() if name.startswith(start)), _Network())
-    if preset in _WITHOUT or (preset in _WITH_RESIDUAL and not known.residual):
-        return Adapted(known.blocks)
+    is_glora = (
+        draft.settings.get("network_args.algo") == "glora"
+    )  # which adapts transformers alone, whatever the preset
+    if is_glora or preset in _WITHOUT or (preset in _WITH_RESIDUAL and not known.residual):
+        return Adapted(known.blocks, known.missing)
     if preset in _WITH_RESIDUAL:
         return Adapted([*known.blocks, *known.residual], "it adapts convolutions too, which have no update here")
     if preset == "attn-only":
