@@ -41,7 +41,7 @@ def lora() -> None:
 
 @app.command("info", doing="reading the file")
 def info(request: LoraInfoRequest, layers: Layers = False, json: Json = False) -> None:
-    """Tell the convention, the model, ranks, norms and metadata of a file, and which programs read it."""
+    """Tell what is in a file: convention, model, ranks, norms, other tensors, metadata, and which programs read how much of it."""
     with show.loading():
         from reelworks.lora_tools import info
     found = info.info(request)
@@ -170,18 +170,26 @@ def _print_info(found: LoraInfo, layers: bool) -> None:
     if layers:
         _print_layers(found.result.layers)
     (path,) = found.result.files
-    show.line(f"{path}: {format_bytes(found.bytes)}, {_counts(found.dtypes)}")
-    show.line(f"convention: {found.result.convention or 'none known: names have no prefix'}")
-    show.line(f"layers: {_counts(found.types)}; by rank: {_counts(found.ranks)}")
+    show.line(", ".join(filter(None, [f"{path}: {format_bytes(found.bytes)}", _counts(found.dtypes)])))
+    for note in found.result.notes:
+        show.line(note)
+    if found.types:
+        show.line(f"convention: {found.result.convention or 'none known: names have no prefix'}")
+        show.line(f"layers: {_counts(found.types)}; by rank: {_counts(found.ranks)}")
+    if found.others:
+        show.line(f"other tensors: {_counts(found.others)}")
     if found.text_encoder_layers:
         show.line(f"text encoders: {plural(found.text_encoder_layers, 'layer')}")
-    total = len(found.result.layers) - found.text_encoder_layers
-    known = " or ".join(found.models) or "not known"
-    show.line(
-        f"model: {known}" + ("" if found.fitting == total else f", of which {found.fitting} of {total} layers fit")
-    )
-    show.line(f"norm of the updates: {_number(found.result.norm)}")
-    show.line(f"read by: {', '.join(found.readers) or 'no program that is known'}")
+    total = len(found.result.layers)
+    if total:
+        of_network = total - found.text_encoder_layers
+        known = " or ".join(found.models) or "not known"
+        is_whole = found.fitting == of_network or not found.models
+        fits = "" if is_whole else f", of which {found.fitting} of {of_network} layers fit"
+        show.line(f"model: {known}{fits}")
+        show.line(f"norm of the updates: {_number(found.result.norm)}")
+        readers = [f"{name} ({count} of {plural(total, 'layer')})" for name, count in found.readers.items()]
+        show.line(f"read by: {', '.join(readers) or 'no program that is known'}")
     for key, value in sorted(found.metadata.items()):
         short = value if len(value) <= _LONGEST else f"{value[:_LONGEST]} … ({len(value):,} characters)"
         show.line(f"  {key}: {short}")

@@ -3,63 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from reelworks.core.errors import UserError, first_few
-from reelworks.models import identify, weights
+from reelworks.core.errors import UserError
+from reelworks.lora_tools.contents import Contents, StoredLayer, damaged
+from reelworks.models import weights
 from reelworks.models.lora import conventions, files, key_mapping, text_encoders
-from reelworks.models.lora.adapter_types.adapter_type import AdapterType
-from reelworks.models.lora.adapter_types.registry import TYPES
 from reelworks.models.lora.conventions import Convention
-from reelworks.models.tensor_files import TensorFacts, TensorFiles
+from reelworks.models.tensor_files import TensorFiles
 
 _PEFT = "base_model.model."
 _OF_UNETS = ("down_blocks.", "mid_block.", "up_blocks.")
 _LARGEST = 1e8  # above all that training gives; products of four such numbers are within float32
-_REMEDY = "download or export it again"
-_WRITTEN = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class StoredLayer:
-    """A layer that a file has an update of.
-
-    Attributes:
-        stem: What the names of its tensors begin with.
-        name: The layer as it is spelt in the file, without the convention's prefix.
-        keys: Names of its tensors by kind.
-        shape: `[out, in]` of the update; no `out` for a rotation of inputs.
-        kernel: Sides of a convolution's kernel; empty for a linear layer.
-        rank: Its rank; None if the update is stored otherwise.
-        dtype: A type that holds its numbers and is one of those that are written.
-    """
-
-    stem: str
-    name: str
-    type: AdapterType
-    keys: Mapping[str, str]
-    shape: tuple[int, int]
-    kernel: tuple[int, ...]
-    rank: int | None
-    dtype: torch.dtype
-
-    @property
-    def text_encoder(self) -> str | None:
-        """The text encoder that it is a layer of; None for one of the network."""
-        return text_encoders.part_of(self.stem)
-
-    @property
-    def folded(self) -> str:
-        """Its name as all conventions spell it that have the same layers."""
-        return (text_encoders.in_kohya(self.stem) if self.text_encoder else self.name).replace(".", "_")
 
 
 class AdapterFile:
@@ -67,16 +28,21 @@ class AdapterFile:
 
     Attributes:
         source: How the user named it.
+        contents: Its tensors, sorted; `layers` are the updates among them.
         convention: That of its names; None if they have no prefix.
     """
 
     def __init__(self, field: str, source: str, tensors: TensorFiles, header: dict[str, str]) -> None:
         self.field, self.source, self.header, self._tensors = field, source, header, tensors
-        self.layers = tuple(_layers(tensors.facts))
-        names = Counter(layer.folded for layer in self.layers)
-        if twice := [name for name, count in names.items() if count > 1]:
-            raise _damaged(f"it has several updates of one layer, under other prefixes: {first_few(twice)}")
+        self.facts = tensors.facts
+        self.contents = Contents.sorted_from(tensors.facts)
+        self.layers = tuple(self.contents.layers)
         self.convention: Convention | None = conventions.recognise(layer.stem for layer in self.layers)
+
+    @property
+    def has_network(self) -> bool:
+        """Whether it has layers of a network, beside those of text encoders."""
+        return any(layer.text_encoder is None for layer in self.layers)
 
     @property
     def names(self) -> Convention:
@@ -85,16 +51,48 @@ class AdapterFile:
 
     def stem_of(self, layer: StoredLayer) -> str:
         """Return what the names of new tensors of a layer begin with: those of peft get the part of diffusers' pipeline."""
+        return self.renamed(layer.stem)
+
+    def renamed(self, name: str) -> str:
+        """Return a name of the file with the part of diffusers' pipeline for peft's prefix."""
         part = "unet." if any(other.name.startswith(_OF_UNETS) for other in self.layers) else "transformer."
-        return part + layer.name if layer.stem.startswith(_PEFT) else layer.stem
+        return part + name.removeprefix(_PEFT) if name.startswith(_PEFT) else name
 
     @cached_property
     def dtypes(self) -> dict[str, int]:
         """Numbers of tensors by data type."""
         counts: dict[str, int] = defaultdict(int)
-        for tensor in self._tensors.facts.values():
+        for tensor in self.facts.values():
             counts[str(tensor.dtype).removeprefix("torch.")] += 1
         return dict(counts)
+
+    @property
+    def others(self) -> list[str]:
+        """The names of tensors that are no update of a layer."""
+        return [key for keys in self.contents.others.values() for key in keys]
+
+    def left_out(self, held: Collection[str] = ()) -> list[str]:
+        """Return sentences on the tensors that are no update of a layer, for whoever writes a file without them."""
+        return [f"{self.source}: {each}" for each in self.contents.describe("left out", lambda key: key not in held)]
+
+    def read_other(self, key: str) -> Tensor:
+        """Return a tensor that is no update of a layer, as it is stored."""
+        with self.telling():
+            return self._tensors.read(key)
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether the header has peft's settings, or peft's own file beside it."""
+        return key_mapping.METADATA in self.header
+
+    def scale_in_header(self, layer: StoredLayer) -> float:
+        """Return the scale of a layer without an alpha among its tensors; 0 if its settings are not understood."""
+        try:
+            return self._scale(
+                layer, {kind: torch.empty(self.facts[key].shape, device="meta") for kind, key in layer.keys.items()}
+            )
+        except UserError:
+            return 0.0
 
     def telling(self) -> AbstractContextManager[None]:
         """Let errors in the block that name no field name this file."""
@@ -108,7 +106,7 @@ class AdapterFile:
             kinds = key_mapping.multiply(layer.type, kinds, self._scale(layer, stored))
             for kind, value in kinds.items():
                 if not float(value.abs().max()) <= _LARGEST:
-                    raise _damaged(f"{layer.keys[kind]} holds infinities, NaN or numbers above {_LARGEST:g}")
+                    raise damaged(f"{layer.keys[kind]} holds infinities, NaN or numbers above {_LARGEST:g}")
         return kinds
 
     def _scale(self, layer: StoredLayer, stored: Mapping[str, Tensor]) -> float:
@@ -122,9 +120,9 @@ class AdapterFile:
         except UserError:
             raise
         except Exception as error:  # settings of other programs may be of any type
-            raise _damaged("the settings in its header are not understood") from error
+            raise damaged("the settings in its header are not understood") from error
         if not math.isfinite(scale):
-            raise _damaged(f"the alpha of {layer.stem} is no number")
+            raise damaged(f"the alpha of {layer.stem} is no number")
         return scale
 
 
@@ -132,12 +130,31 @@ class AdapterFile:
 def open_adapter(source: str, field: str) -> Iterator[AdapterFile]:
     """Open a file by its path or its place on the hub; errors in the block that name no field name this one.
 
+    Tensors that are no update of a layer are left out, and `left_out()` tells of them.
+
     Raises:
-        UserError: It is damaged, holds other tensors than those of updates, or lacks some of a layer.
+        UserError: It is damaged, or holds no update of a layer.
     """
     path = weights.require_file(source, field)
     with telling(field, source), TensorFiles([path]) as tensors:
-        yield AdapterFile(field, source, tensors, files.stored_header(str(path)))
+        file = AdapterFile(field, source, tensors, files.stored_header(str(path)))
+        file.contents.require_updates(tensors.facts)
+        yield file
+
+
+@contextmanager
+def look_into(source: str, field: str) -> Iterator[AdapterFile]:
+    """Open a file of any tensors, whose problems are in its contents."""
+    path = weights.require_file(source, field)
+    with telling(field, source), TensorFiles([path]) as tensors:
+        header, problems = tensors.metadata, []
+        try:
+            header = files.stored_header(str(path))
+        except UserError as error:
+            problems.append(error)
+        file = AdapterFile(field, source, tensors, header)
+        file.contents.problems += problems
+        yield file
 
 
 @contextmanager
@@ -149,81 +166,3 @@ def telling(field: str, value: str) -> Iterator[None]:
         if error.field is not None:
             raise
         raise UserError(error.problem, code=error.code, field=field, value=value, remedy=error.remedy) from error
-
-
-def _layers(facts: Mapping[str, TensorFacts]) -> Iterator[StoredLayer]:
-    found: dict[str, dict[str, str]] = defaultdict(dict)
-    unknown = []
-    for key in facts:
-        target = key_mapping.split_ending(key)
-        if target is None or target[1] in found[target[0]]:
-            unknown.append(key)
-        else:
-            found[target[0]][target[1]] = key
-    if unknown or not found:
-        raise _no_adapter(facts, unknown)
-    broken = [stem for stem, keys in found.items() if _type_of(keys) is None]
-    if broken:
-        raise _damaged(
-            f"{len(broken):,} of its {len(found):,} layers lack a tensor of their update, such as {first_few(broken)}"
-        )
-    for stem, keys in found.items():
-        yield _layer(stem, keys, facts)
-
-
-def _layer(stem: str, keys: dict[str, str], facts: Mapping[str, TensorFacts]) -> StoredLayer:
-    kind = _type_of(keys)
-    assert kind is not None
-    shapes = {each: facts[key].shape for each, key in keys.items() if each != "alpha"}
-    dtypes = {facts[key].dtype for each, key in keys.items() if each != "alpha"}
-    try:
-        with torch.device("meta"):
-            meta: dict[str, Any] = {each: torch.empty(shape) for each, shape in shapes.items()}
-            rows, columns = kind.shape(kind.flat(meta))
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise _damaged(f"the shapes of {stem} do not belong together: {shapes}") from error
-    if not all(math.prod(shape) for shape in shapes.values()):
-        raise _damaged(f"{stem} has an update of rank 0")
-    if any(dtype is not None and not dtype.is_floating_point for dtype in dtypes):
-        raise _damaged(f"{stem} is stored in whole numbers, which are no update without their scales")
-    kernel = max((shape[2:] for shape in shapes.values()), key=lambda sides: (math.prod(sides), len(sides)))
-    rank = kind.rank_of(kind.flat(meta))
-    return StoredLayer(
-        stem, key_mapping.layer_of(stem), kind, keys, (rows, columns), kernel, rank, _written_dtype(dtypes)
-    )
-
-
-def _written_dtype(dtypes: set[torch.dtype | None]) -> torch.dtype:
-    if len(dtypes) == 1 and (one := next(iter(dtypes))) in _WRITTEN:
-        assert one is not None
-        return one
-    return torch.float32 if dtypes & {None, torch.float64, *_WRITTEN} else torch.bfloat16
-
-
-def _type_of(kinds: Mapping[str, str]) -> AdapterType | None:
-    """Return the type that a layer's tensors make a whole update of; None if they do not."""
-    own = kinds.keys() - {"alpha"}
-    types = (kind for kind in TYPES.values() if own <= {*kind.endings().values()} and kind.is_whole(own))
-    return next(types, None)
-
-
-def _no_adapter(facts: Mapping[str, TensorFacts], unknown: list[str]) -> UserError:
-    shapes = {name: tensor.shape for name, tensor in facts.items()}
-    if not facts:
-        return _damaged("it holds no tensors")
-    if len(unknown) < len(facts):
-        return UserError(
-            f"{len(unknown):,} of its {len(facts):,} tensors belong to no update of a known type: {first_few(unknown)}",
-            code="lora-tensors-unknown",
-            remedy="name a file of a LoRA, LoKr, LoHa or OFT alone",
-        )
-    problem, remedy = ("", "") if identify.is_lora(shapes) else identify.what(shapes, for_field="lora.weights")
-    return UserError(
-        f"not a LoRA{': ' + problem if problem else ''}",
-        code="not-a-lora",
-        remedy=remedy or "name a file of a LoRA, LoKr, LoHa or OFT",
-    )
-
-
-def _damaged(problem: str) -> UserError:
-    return UserError(problem, code="lora-unreadable", remedy=_REMEDY)

@@ -22,11 +22,13 @@ from reelworks.core.errors import UserError, first_few
 from reelworks.core.units import plural
 from reelworks.export import export, safetensors_file
 from reelworks.lora_tools import base_network, output
-from reelworks.lora_tools.adapter_file import AdapterFile, StoredLayer, open_adapter
+from reelworks.lora_tools.adapter_file import AdapterFile, open_adapter
 from reelworks.lora_tools.base_network import BaseNetwork
+from reelworks.lora_tools.contents import StoredLayer
 from reelworks.lora_tools.full_weights import FullWeights, bare_names, open_weights
 from reelworks.lora_tools.request import ApplyLorasRequest
 from reelworks.lora_tools.results import LayerResult, LoraResult, ratio
+from reelworks.models.lora import key_mapping, other_tensors
 from reelworks.models.tensor_files import TensorFacts
 
 _BLOCK = 1 << 22  # numbers of a weight that are widened at once: 16 MB
@@ -58,6 +60,14 @@ class _Edit(NamedTuple):
     strength: float
     layer: StoredLayer
     rows: _RowRange
+
+
+class _Difference(NamedTuple):
+    """A tensor of a file that is added to a weight or a bias as it is."""
+
+    file: AdapterFile
+    strength: float
+    key: str
 
 
 @requests.telling(ApplyLorasRequest)
@@ -110,8 +120,8 @@ def _require_folder(request: ApplyLorasRequest) -> None:
 
 def _edits(
     base: FullWeights, adapters: Sequence[tuple[AdapterFile, float]], model: str | None
-) -> tuple[dict[str, list[_Edit]], list[str]]:
-    """Return the updates of each weight by its name, and notes."""
+) -> tuple[dict[str, list[_Edit | _Difference]], list[str]]:
+    """Return the updates and differences of each weight by its name, and notes."""
     matrices = {
         full: name.removesuffix(".weight").replace(".", "_")
         for name, full in bare_names(base.facts).items()
@@ -119,16 +129,25 @@ def _edits(
     }
     counts = Counter(matrices.values())
     weights = {name: full for full, name in matrices.items() if counts[name] == 1}
-    edits: dict[str, list[_Edit]] = defaultdict(list)
+    edits: dict[str, list[_Edit | _Difference]] = defaultdict(list)
     notes = []
     for file, strength in adapters:
-        for name, edit in _edits_of(file, strength, weights, base.facts, model):
+        network = _network_of(file, weights, model)
+        for name, edit in _edits_of(file, strength, weights, base.facts, network):
             edits[name].append(edit)
         if encoders := sum(layer.text_encoder is not None for layer in file.layers):
-            notes.append(f"left out: {plural(encoders, 'layer')} of text encoders in {file.source}")
+            notes.append(f"{file.source}: left out: {plural(encoders, 'layer')} of text encoders")
+        own = _differences_of(file, strength, base.facts, network)
+        for name, difference in own.items():
+            edits[name].append(difference)
+        notes += file.left_out({each.key for each in own.values()})
     for name, each in edits.items():
-        several = len({id(edit.file) for edit in each}) > 1
-        if several and any(edit.layer.type.depends_on_weight(edit.layer.keys) for edit in each):
+        rotated = [
+            edit for edit in each if isinstance(edit, _Edit) and edit.layer.type.depends_on_weight(edit.layer.keys)
+        ]
+        if rotated and (
+            len({id(edit.file) for edit in each}) > 1 or any(isinstance(edit, _Difference) for edit in each)
+        ):
             raise UserError(
                 f"the result for {name} would depend on the order of the files, since a DoRA or OFT is among them",
                 code="adapter-without-sum",
@@ -139,15 +158,45 @@ def _edits(
     return edits, notes
 
 
+def _network_of(file: AdapterFile, weights: Mapping[str, str], model: str | None) -> BaseNetwork | None:
+    """Return the network of a file whose layers have other names than the weights; None if all have the same."""
+    if all(layer.folded in weights for layer in file.layers if layer.text_encoder is None):
+        return None
+    found = base_network.closest_to(file, model)  # another convention may join layers, or name them otherwise
+    return base_network.resolve(found, file) if found.is_whole else None
+
+
+def _differences_of(
+    file: AdapterFile, strength: float, facts: Mapping[str, TensorFacts], network: BaseNetwork | None
+) -> dict[str, _Difference]:
+    """Return the tensors of a file that are differences of weights and biases of the base, by the names of these.
+
+    Those of norms that the release names otherwise than the base are not among them, nor are those of joined layers.
+    """
+    folded = {name.replace(".", "_"): full for name, full in bare_names(facts).items()}
+    found = {}
+    for key in file.others:
+        if (difference := other_tensors.added_to(key)) is None:
+            continue
+        layer, end = key_mapping.layer_of(difference[0]), difference[1]
+        targets = [] if network is None else network.targets_of(layer)
+        own = [target.layer for target in targets if target.place.heights == (1,) and not target.place.swapped]
+        spellings = [f"{name}.{end}" for name in (layer, *own)] + ([layer] if end == "weight" else [])
+        name = next((folded[each] for spelling in spellings if (each := spelling.replace(".", "_")) in folded), None)
+        if name is not None and facts[name].shape == file.facts[key].shape:
+            found[name] = _Difference(file, strength, key)
+    return found
+
+
 def _edits_of(
-    file: AdapterFile, strength: float, weights: Mapping[str, str], facts: Mapping[str, TensorFacts], model: str | None
+    file: AdapterFile,
+    strength: float,
+    weights: Mapping[str, str],
+    facts: Mapping[str, TensorFacts],
+    network: BaseNetwork | None,
 ) -> Iterator[tuple[str, _Edit]]:
     """Yield the updates of a file with the names of their weights; refuses a layer without one."""
     layers = [layer for layer in file.layers if layer.text_encoder is None]
-    network = None
-    if any(layer.folded not in weights for layer in layers):
-        found = base_network.closest_to(file, model)  # another convention may join layers, or name them otherwise
-        network = base_network.resolve(found, file) if found.is_whole else None
     lost = []
     for layer in layers:
         places = _places(layer, network, weights, facts)
@@ -211,7 +260,7 @@ def _places(
 
 def _write(
     base: FullWeights,
-    edits: Mapping[str, Sequence[_Edit]],
+    edits: Mapping[str, Sequence[_Edit | _Difference]],
     layers: list[LayerResult],
     adapters: Sequence[tuple[AdapterFile, float]],
     request: ApplyLorasRequest,
@@ -264,13 +313,18 @@ def _replace(target: Path, temporary: Path) -> None:
     shutil.rmtree(former, ignore_errors=True)
 
 
-def _value(base: FullWeights, name: str, edits: Sequence[_Edit], layers: list[LayerResult]) -> Tensor:
+def _value(base: FullWeights, name: str, edits: Sequence[_Edit | _Difference], layers: list[LayerResult]) -> Tensor:
     """Return a weight with its updates, and note how far rounding takes it from them."""
     weight = base.read(name)
     if not edits:
         return weight
     matrix = weight.view(len(weight), -1)
-    updates = [(edit, edit.file.read(edit.layer)) for edit in edits]
+    updates = [(edit, edit.file.read(edit.layer)) for edit in edits if isinstance(edit, _Edit)]
+    differences = [
+        (each.strength, each.file.read_other(each.key).view(len(weight), -1))
+        for each in edits
+        if isinstance(each, _Difference)
+    ]
     norm = error = 0.0
     step = max(_BLOCK // matrix.shape[1], 1)
     for begin in range(0, len(matrix), step):
@@ -278,11 +332,13 @@ def _value(base: FullWeights, name: str, edits: Sequence[_Edit], layers: list[La
         exact = stored.clone()
         for edit, kinds in updates:
             _add(exact, begin, edit, kinds)
+        for strength, difference in differences:
+            exact += strength * difference[begin : begin + step].float()
         rounded = export.cast(name, exact, weight.dtype)
         norm = math.hypot(norm, float((exact - stored).norm()))
         error = math.hypot(error, float((rounded.float() - exact).norm()))
         matrix[begin : begin + step] = rounded
-    types = "+".join(sorted({edit.layer.type.name for edit in edits}))
+    types = "+".join(sorted({edit.layer.type.name if isinstance(edit, _Edit) else "diff" for edit in edits}))
     layers.append(LayerResult(name, types, None, norm, ratio(error, norm)))
     return weight
 

@@ -13,8 +13,9 @@ from reelworks.core.errors import UserError
 from reelworks.core.units import plural
 from reelworks.export import export
 from reelworks.lora_tools import base_network, output
-from reelworks.lora_tools.adapter_file import AdapterFile, StoredLayer, open_adapter
+from reelworks.lora_tools.adapter_file import AdapterFile, open_adapter
 from reelworks.lora_tools.base_network import BaseNetwork
+from reelworks.lora_tools.contents import StoredLayer
 from reelworks.lora_tools.output import NewAdapterFile, WrittenLayer, new_adapter_file
 from reelworks.lora_tools.request import ConvertLoraRequest
 from reelworks.lora_tools.results import LayerResult, LoraResult, ratio
@@ -24,6 +25,8 @@ from reelworks.models.lora.adapter_types.registry import LORA
 from reelworks.models.lora.config import LoraConfig
 from reelworks.models.lora.conventions import CONVENTIONS, Convention
 from reelworks.models.lora.release_layers import Place
+
+_NAMELESS = "for which programs that read this convention have no names"
 
 
 @requests.telling(ConvertLoraRequest)
@@ -45,20 +48,25 @@ def write_as(
     file: AdapterFile, new: NewAdapterFile, convention: Convention, model: str | None, dtype: torch.dtype | None
 ) -> LoraResult:
     """Write an open file in a convention, in a dtype or else in that of each layer."""
-    conversion = _Conversion(file, new, convention, base_network.require(file, model), dtype)
+    network = base_network.require(file, model) if file.has_network else None
+    conversion = _Conversion(file, new, convention, network, dtype)
     with log.stage("converting", lambda: f"{len(conversion.results)} of {len(file.layers)} layers"):
         for group in conversion.groups():
             conversion.add(group)
         encoders = [layer for layer in file.layers if layer.text_encoder]
         left_out = sum(not conversion.add_of_text_encoder(layer) for layer in encoders)
+    if not new.layers:
+        raise UserError(
+            f"its layers are those of text encoders, {_NAMELESS}",
+            code="adapter-not-writable",
+            field="to",
+            value=convention.name,
+            remedy="use the file as it is",
+        )
     header = output.header_of(file.header, new.layers) | {"modelspec.usage_hint": convention.usage}
     written = new.finish(header | conversion.peft_settings())
-    notes = (
-        [f"left out: {plural(left_out, 'layer')} of text encoders, of which diffusers reads no LoRA"]
-        if left_out
-        else []
-    )
-    return LoraResult.of_layers(written, convention.name, conversion.results, notes)
+    notes = [f"left out: {plural(left_out, 'layer')} of text encoders, {_NAMELESS}"] if left_out else []
+    return LoraResult.of_layers(written, convention.name, conversion.results, [*notes, *file.left_out()])
 
 
 class _Conversion:
@@ -69,14 +77,23 @@ class _Conversion:
         file: AdapterFile,
         new: NewAdapterFile,
         convention: Convention,
-        network: BaseNetwork,
+        network: BaseNetwork | None,
         dtype: torch.dtype | None,
     ) -> None:
-        self._file, self._new, self._convention, self._network, self._dtype = file, new, convention, network, dtype
-        self._names_release = convention.has_release_names(network.config.network)
+        self._file, self._new, self._convention, self._base, self._dtype = file, new, convention, network, dtype
         self.results: list[LayerResult] = []
         # Of those with diffusers' names, the shapes of tensors by kind.
         self._own: dict[AdapterType, dict[str, dict[str, torch.Size]]] = defaultdict(dict)
+
+    @property
+    def _network(self) -> BaseNetwork:
+        """The network, of a file that has layers of one."""
+        assert self._base is not None
+        return self._base
+
+    @property
+    def _names_release(self) -> bool:
+        return self._convention.has_release_names(self._network.config.network)
 
     def groups(self) -> list[list[StoredLayer]]:
         """Return the network's layers of the file, those together that are parts of one layer in the release."""
@@ -167,17 +184,18 @@ class _Conversion:
         """Refuse an update that the convention's readers would take for another one."""
         if joins or layer.type.depends_on_weight(layer.keys):
             settings = LoraConfig.model_validate({"type": layer.type.name, "dora": "magnitude_vector" in layer.keys})
-            layer.type.require_writable(settings, self._convention, "to", self._network.config.network)
+            network = None if self._base is None else self._base.config.network
+            layer.type.require_writable(settings, self._convention, "to", network)
 
     def peft_settings(self) -> dict[str, str]:
         """Return the header field with peft's settings, for conventions whose readers need them."""
         if not self._convention.is_peft:
             return {}
-        (kind, layers), *others = self._own.items()
-        if kind is LORA and not others:
+        if {layer.type for layer in self._new.layers.values()} == {LORA}:
             return output.peft_settings(self._new.layers)
-        found = None if others else fit.settings_of_shapes(kind, layers)
-        if found is None:
+        kind, layers = next(iter(self._own.items()), (None, {}))
+        found = fit.settings_of_shapes(kind, layers) if kind is not None and len(self._own) == 1 else None
+        if kind is None or found is None:
             raise UserError(
                 "peft has no settings that give all its layers these shapes",
                 code="adapter-not-writable",

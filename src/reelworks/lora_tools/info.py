@@ -1,4 +1,4 @@
-"""Tell what a file of updates holds: convention, model, ranks, norms, metadata, and the programs that read it."""
+"""Tell what a file holds: updates with their norms, other tensors, convention, model, metadata, and programs that read it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from reelworks.core import log, requests, results
+from reelworks.core.errors import UserError
 from reelworks.lora_tools import base_network
-from reelworks.lora_tools.adapter_file import AdapterFile, open_adapter
+from reelworks.lora_tools.adapter_file import AdapterFile, look_into
+from reelworks.lora_tools.base_network import BaseNetwork
+from reelworks.lora_tools.contents import StoredLayer
+from reelworks.lora_tools.readers import readers_of
 from reelworks.lora_tools.request import LoraInfoRequest
 from reelworks.lora_tools.results import LayerResult, LoraResult
-from reelworks.models import weights
+from reelworks.models import identify, weights
 
 
 @dataclass(frozen=True)
@@ -23,10 +27,11 @@ class LoraInfo:
         types: Number of layers by adapter type.
         ranks: Number of layers by rank, in ascending order; "none" are those without.
         dtypes: Number of tensors by data type.
+        others: Number of tensors that are no update of a layer, by what they are.
         models: Models whose layers fit all layers of the file, or else most of them; several if their layers are alike.
         fitting: Number of the network's layers that fit these models.
         text_encoder_layers: Number of layers of text encoders.
-        readers: Programs that read it as it was trained.
+        readers: Number of layers that each program takes and draws as they were trained, by its name; no program that takes none.
         metadata: Its header.
     """
 
@@ -35,48 +40,64 @@ class LoraInfo:
     types: dict[str, int]
     ranks: dict[str, int]
     dtypes: dict[str, int]
+    others: dict[str, int]
     models: list[str]
     fitting: int
     text_encoder_layers: int
-    readers: list[str]
+    readers: dict[str, int]
     metadata: dict[str, str]
 
 
 @requests.telling(LoraInfoRequest)
 def info(request: LoraInfoRequest) -> LoraInfo:
-    """Return what a file holds; reads it a layer at a time.
+    """Return what a file holds, also of tensors that nothing here can use; reads it a layer at a time.
 
     Raises:
-        UserError: The file is damaged, or holds no updates.
+        UserError: It is no whole .safetensors file.
     """
-    with open_adapter(str(request.file), "file") as file:
+    with look_into(str(request.file), "file") as file:
         layers: list[LayerResult] = []
+        problems = {str(error.problem): None for error in file.contents.problems}
         with log.stage("reading", lambda: f"{len(layers)} of {len(file.layers)} layers"):
             for layer in file.layers:
-                norm = layer.type.norm(file.read(layer))
+                norm, problem = _norm(file, layer)
+                problems |= {problem: None} if problem else {}
                 layers.append(LayerResult(layer.stem, layer.type.name, layer.rank, norm, None))
         with log.stage("comparing its layers with those of known models"):
             base = base_network.closest_to(file, request.model)
+            readers = readers_of(file, BaseNetwork(base.names) if base.names else None)
         name = None if file.convention is None else file.convention.name
         path = weights.require_file(str(request.file), "file")
         ranks = Counter(layer.rank for layer in file.layers)
         return LoraInfo(
-            LoraResult.of_layers([path], name, layers),
+            LoraResult.of_layers([path], name, layers, [*problems, *_what_else(file)]),
             path.stat().st_size,
             dict(Counter(layer.type.name for layer in file.layers)),
             {str(rank or "none"): ranks[rank] for rank in sorted(ranks, key=lambda rank: rank or 0)},
             file.dtypes,
+            {what: len(keys) for what, keys in file.contents.others.items()},
             [*base.names],
             base.fitting,
             sum(layer.text_encoder is not None for layer in file.layers),
-            readers_of(file),
+            readers,
             file.header,
         )
 
 
-def readers_of(file: AdapterFile) -> list[str]:
-    """Return the programs that are known to read all layers of a file as they were trained."""
-    if file.convention is None:
+def _norm(file: AdapterFile, layer: StoredLayer) -> tuple[float | None, str | None]:
+    """Return the norm of an update; of one that cannot be read, the reason."""
+    try:
+        return layer.type.norm(file.read(layer)), None
+    except UserError as error:
+        return None, error.problem
+
+
+def _what_else(file: AdapterFile) -> list[str]:
+    """Return what a file without updates is, if it is known."""
+    if file.layers:
         return []
-    by_layer = [layer.type.readers(layer.keys, file.convention) for layer in file.layers]
-    return [program for program in by_layer[0] if all(program in programs for programs in by_layer)]
+    if not file.facts:
+        return ["it holds no tensors"]
+    shapes = {name: tensor.shape for name, tensor in file.facts.items()}
+    problem, _ = ("", "") if identify.is_lora(shapes) else identify.what(shapes, for_field="lora.weights")
+    return [f"not a LoRA: {problem}"] if problem else []

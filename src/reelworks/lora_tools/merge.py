@@ -19,11 +19,12 @@ from reelworks.core import files, log, requests
 from reelworks.core.errors import UserError, first_few
 from reelworks.export import export
 from reelworks.lora_tools import base_network, convert, output
-from reelworks.lora_tools.adapter_file import AdapterFile, StoredLayer, open_adapter
+from reelworks.lora_tools.adapter_file import AdapterFile, open_adapter
+from reelworks.lora_tools.contents import StoredLayer, written_dtype
 from reelworks.lora_tools.output import NewAdapterFile, new_adapter_file
 from reelworks.lora_tools.request import MergeLorasRequest
 from reelworks.lora_tools.results import LayerResult, LoraResult, ratio
-from reelworks.models.lora import low_rank
+from reelworks.models.lora import low_rank, other_tensors
 from reelworks.models.lora.adapter_types.registry import LORA
 from reelworks.models.lora.low_rank import LowRank
 
@@ -53,20 +54,22 @@ def merge(request: MergeLorasRequest) -> LoraResult:
         UserError: A file is damaged, the files are of different networks, or an update has no sum.
     """
     with new_adapter_file(request.output, request.overwrite) as new, ExitStack() as stack:
-        weighted = _opened(request, stack)
-        first, notes = weighted[0].file, _bases(weighted)
+        notes: list[str] = []
+        weighted = _opened(request, stack, notes)
+        first = weighted[0].file
         dtype = None if request.dtype is None else export.DTYPES[request.dtype]
         results: list[LayerResult] = []
         layers = _layers(weighted, request.model)
         with log.stage("adding", lambda: f"{len(results)} of {len(layers)} layers"):
             for terms in layers:
                 results.append(_merged(terms, new, request.rank, dtype))
+        notes += _bases(weighted) + _add_differences(weighted, new, dtype)
         remark = "merged: " + ", ".join(f"{Path(each.path).name}={each.weight:g}" for each in request.weighted)
         return output.finish(new, first, results, remark=remark, notes=notes, former=_common_header(weighted))
 
 
-def _opened(request: MergeLorasRequest, stack: ExitStack) -> list[_Weighted]:
-    """Open all files, those of other conventions as converted ones."""
+def _opened(request: MergeLorasRequest, stack: ExitStack, notes: list[str]) -> list[_Weighted]:
+    """Open all files, those of other conventions as converted ones, which has what is left out among the notes."""
     found: list[_Weighted] = []
     for path, weight in request.weighted:
         file = stack.enter_context(open_adapter(path, "files"))
@@ -74,7 +77,7 @@ def _opened(request: MergeLorasRequest, stack: ExitStack) -> list[_Weighted]:
             if layer.type.depends_on_weight(layer.keys):
                 raise layer.type.no_answer()
         if found and not _names_alike(found[0].file, file):
-            file = _converted(found[0].file, file, request, stack)
+            file = _converted(found[0].file, file, request, stack, notes)
         found.append(_Weighted(file, weight))
     return found
 
@@ -83,11 +86,15 @@ def _names_alike(first: AdapterFile, other: AdapterFile) -> bool:
     """Whether two files surely spell layers alike: in one convention, or where one file has the layers of the other."""
     if first.convention is other.convention is not None:
         return True
+    if not other.has_network and first.convention is None:
+        return True  # names of text encoders say what they are
     names, others = ({layer.folded for layer in file.layers} for file in (first, other))
     return names <= others or others <= names
 
 
-def _converted(first: AdapterFile, other: AdapterFile, request: MergeLorasRequest, stack: ExitStack) -> AdapterFile:
+def _converted(
+    first: AdapterFile, other: AdapterFile, request: MergeLorasRequest, stack: ExitStack, notes: list[str]
+) -> AdapterFile:
     """Return a file in the convention of the first one, exactly, from a temporary file beside the output."""
     if first.convention is None:
         raise UserError(
@@ -102,7 +109,9 @@ def _converted(first: AdapterFile, other: AdapterFile, request: MergeLorasReques
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=request.output.parent, prefix=".merge-")))
     with new_adapter_file(folder / "converted.safetensors", overwrite=False) as new:
         try:
-            (path,) = convert.write_as(other, new, first.convention, request.model, torch.float32).files
+            converted = convert.write_as(other, new, first.convention, request.model, torch.float32)
+            notes += converted.notes
+            (path,) = converted.files
         except UserError as error:
             raise UserError(
                 f"it has another convention than {first.source}, and cannot be converted: {error.problem}",
@@ -141,11 +150,12 @@ def _layers(weighted: list[_Weighted], model: str | None) -> list[list[_Term]]:
 
 def _require_one_network(weighted: list[_Weighted], by_name: dict[str, list[_Term]], model: str | None) -> None:
     shared = {id(term.file) for terms in by_name.values() if len(terms) > 1 for term in terms}
-    alone = [file for file, _ in weighted if id(file) not in shared]
-    if len(weighted) == 1 or not alone:
-        return
-    candidates = [{*found.names} for file, _ in weighted if (found := base_network.closest_to(file, model)).is_whole]
-    if len(candidates) < len(weighted) or not set.intersection(*candidates):
+    of_networks = [file for file, _ in weighted if file.has_network]
+    alone = [file for file in of_networks if id(file) not in shared]
+    if len(of_networks) < 2 or not alone:
+        return  # text encoders go with any network
+    candidates = [{*found.names} for file in of_networks if (found := base_network.closest_to(file, model)).is_whole]
+    if len(candidates) < len(of_networks) or not set.intersection(*candidates):
         told = [first_few(sorted(names)) for names in candidates]
         raise UserError(
             f"no layer of it is in another file, and no known network has the layers of all ({' and '.join(told) or 'none'})",
@@ -169,6 +179,32 @@ def _merged(terms: list[_Term], new: NewAdapterFile, rank: int | None, dtype: to
     norm = exact.norm()
     error = ratio(math.hypot(missing, product.distance(written)), norm)
     return LayerResult(stem, LORA.name, written.rank, norm, error)
+
+
+def _add_differences(weighted: list[_Weighted], new: NewAdapterFile, dtype: torch.dtype | None) -> list[str]:
+    """Write the sums of differences of weights and biases, and return notes on these, and on other tensors without a sum.
+
+    A difference of a weight that has an update too is left out: readers take one of the two.
+    """
+    terms: dict[str, list[tuple[_Weighted, str]]] = defaultdict(list)
+    for each in weighted:
+        for key in each.file.others:
+            target, name = other_tensors.added_to(key), each.file.renamed(key)
+            if target is not None and (target[1] == "bias" or each.file.renamed(target[0]) not in new.layers):
+                terms[name].append((each, key))
+    held: set[tuple[int, str]] = set()
+    for name, each_term in terms.items():
+        facts = [each.file.facts[key] for each, key in each_term]
+        if len({fact.shape for fact in facts}) == 1:
+            values = [each.weight * each.file.read_other(key).float() for each, key in each_term]
+            new.add(name, sum(values[1:], values[0]), dtype or written_dtype({fact.dtype for fact in facts}))
+            held |= {(id(each.file), key) for each, key in each_term}
+    notes = []
+    for file, _ in weighted:
+        own = {key for key in file.others if (id(file), key) in held}
+        notes += [f"{file.source}: {told}" for told in file.contents.describe("added", own.__contains__)]
+        notes += file.left_out(own)
+    return notes
 
 
 def _factors(term: _Term) -> LowRank:

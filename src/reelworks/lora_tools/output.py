@@ -58,10 +58,13 @@ class NewAdapterFile:
 
     def add(self, name: str, value: Tensor, dtype: torch.dtype) -> None:
         """Add a tensor."""
-        cast = export.cast(name, value, dtype)
+        self.add_as_stored(name, export.cast(name, value, dtype))
+
+    def add_as_stored(self, name: str, value: Tensor) -> None:
+        """Add a tensor of any type as it is."""
         with files.writing(_FIELD, self.target):
-            self._entries[name] = TensorRange(name, dtype, tuple(cast.shape)), self._spool.tell()
-            self._spool.write(cast.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            self._entries[name] = TensorRange(name, value.dtype, tuple(value.shape)), self._spool.tell()
+            self._spool.write(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     def add_layer(self, stem: str, named: Mapping[str, Tensor], layer: WrittenLayer, dtype: torch.dtype) -> None:
         """Add the tensors of a layer by their names in the file; alphas, which are counts, stay in float32."""
@@ -88,6 +91,8 @@ class NewAdapterFile:
             )
 
     def _read(self, entry: TensorRange) -> Tensor:
+        if not entry.num_bytes:
+            return torch.empty(entry.shape, dtype=entry.dtype)
         self._spool.seek(self._entries[entry.name][1])
         return torch.frombuffer(bytearray(self._spool.read(entry.num_bytes)), dtype=entry.dtype).reshape(entry.shape)
 

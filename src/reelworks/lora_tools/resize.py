@@ -8,7 +8,8 @@ from reelworks.core import log, requests
 from reelworks.core.errors import UserError
 from reelworks.export import export
 from reelworks.lora_tools import output
-from reelworks.lora_tools.adapter_file import AdapterFile, StoredLayer, open_adapter
+from reelworks.lora_tools.adapter_file import AdapterFile, open_adapter
+from reelworks.lora_tools.contents import StoredLayer
 from reelworks.lora_tools.output import NewAdapterFile, new_adapter_file
 from reelworks.lora_tools.request import ResizeLoraRequest
 from reelworks.lora_tools.results import LayerResult, LoraResult, ratio, share
@@ -19,7 +20,7 @@ from reelworks.models.lora.adapter_types.registry import LORA
 def resize(request: ResizeLoraRequest) -> LoraResult:
     """Write a file whose updates have a lower rank, or the ranks that keep a share of each.
 
-    Layers whose rank is as low already keep their numbers.
+    Layers whose rank is as low already keep their numbers, and tensors that are no update stay as they are.
 
     Raises:
         UserError: The file is damaged, has no higher rank, or holds updates without a rank.
@@ -36,7 +37,12 @@ def resize(request: ResizeLoraRequest) -> LoraResult:
         how = f"to rank {request.rank}" if request.keep is None else f"to keep {request.keep:g} of each layer"
         total = math.hypot(*(share(layer.norm, layer.relative_error) or 0.0 for layer in layers))
         error = ratio(total, math.hypot(*(layer.norm or 0.0 for layer in layers)))
-        return output.finish(new, file, layers, remark=f"resized {how}, with a relative error of {error:.3g}")
+        remark = f"resized {how}, with a relative error of {error:.3g}"
+        kept = {key for key in file.others if file.facts[key].dtype is not None}
+        for key in sorted(kept):
+            new.add_as_stored(file.renamed(key), file.read_other(key))
+        notes = [*file.contents.describe("kept as stored", kept.__contains__), *file.left_out(kept)]
+        return output.finish(new, file, layers, remark=remark, notes=notes)
 
 
 def _require_higher_rank(file: AdapterFile, rank: int | None) -> None:

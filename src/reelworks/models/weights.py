@@ -238,6 +238,10 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise _unreadable(path, "it is not a flat table of tensors")
+    if not state:
+        raise UserError(
+            f"{path.name} holds no tensors", code="weights-unreadable", remedy="name another file, or export it again"
+        )
     return state
 
 
@@ -259,7 +263,7 @@ def _require_whole(path: Path) -> dict[str, str]:
             raise _unreadable(path, "it has no header of a .safetensors file, or is truncated within it")
         tensors = json.loads(file.read(length))
     entries = (entry for key, entry in tensors.items() if key != "__metadata__")
-    expected = 8 + length + max(entry["data_offsets"][1] for entry in entries)
+    expected = 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0)
     if size < expected:
         raise _unreadable(path, f"it is truncated: {size:,} of {expected:,} bytes")
     description: dict[str, str] = tensors.get("__metadata__", {})

@@ -56,7 +56,8 @@ def test_a_lokr_of_pictures(tmp_path: Path) -> None:
         32.0,
         16,
     )
-    assert recipe.lora.targets == "blocks"  # Attention and FeedForward
+    classes = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
+    assert recipe.lora.targets == classes  # Attention and FeedForward
     # 512² pixels at least, and repeats come on top of the first time.
     assert recipe.dataset[0].filter == "width * height >= 262144 and width <= 2 * height"
     assert (recipe.dataset[0].repeats, recipe.dataset[0].captions) == (2, "lines")

@@ -1,9 +1,10 @@
-"""A file that is damaged, cut, hostile or of another kind ends in a sentence, and writes nothing."""
+"""A file that is damaged, cut, hostile or of another kind ends in a sentence, and writes nothing; `info` tells what is in it."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,9 @@ def pickled(path: Path) -> None:
     torch.save({f"{FIRST}.lora_A.weight": torch.zeros(1, 8)}, path)
 
 
-BAD: dict[str, tuple[Callable[[Path], object], str, str]] = {
+# Files that cannot be opened at all, and those that can, which `info` tells of.
+Bad = dict[str, tuple[Callable[[Path], object], str, str]]
+UNREADABLE: Bad = {
     "truncated": (cut, "weights-unreadable", "truncated"),
     "truncated in its header": (cut_in_its_header, "weights-unreadable", "truncated within it"),
     "empty": (lambda path: path.touch(), "weights-unreadable", "no header"),
@@ -111,8 +114,9 @@ BAD: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a folder": (lambda path: path.mkdir(), "weights-folder-ambiguous", "none"),
     "a pipe": (lambda path: os.mkfifo(path), "weights-", ""),
     "missing": (lambda path: None, "weights-not-found", ""),
-    "no tensors": (lambda path: path.write_bytes(save({})), "weights-unreadable|lora-unreadable", ""),
-    "half of its tensors": (half_of_its_tensors, "lora-unreadable", "3 of its 3 layers lack a tensor"),
+}
+DAMAGED: Bad = {
+    "no tensors": (lambda path: path.write_bytes(save({})), "lora-unreadable", "holds no tensors"),
     "NaN": (changed(lora_A__weight=torch.full((4, 8), torch.nan)), "lora-unreadable", "holds infinities, NaN"),
     "huge numbers": (changed(lora_A__weight=torch.full((4, 8), 1e38)), "lora-unreadable", "above 1e"),
     "a huge alpha": (changed(alpha=torch.tensor(1e30)), "lora-unreadable", "above 1e"),
@@ -124,10 +128,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "other shapes": (changed(lora_B__weight=torch.zeros(12, 3)), "lora-unreadable", "do not belong together"),
     "whole numbers": (changed(lora_A__weight=torch.ones(4, 8, dtype=torch.int8)), "lora-unreadable", "whole numbers"),
     "an alpha of NaN": (changed(alpha=torch.tensor(torch.nan)), "lora-unreadable", "is no number"),
-    "two of one kind": (changed(lora_down__weight=torch.ones(4, 8)), "lora-tensors-unknown", "lora_down"),
-    "lengths of columns": (changed(dora_scale=torch.ones(1, 8)), "lora-unreadable", "do not belong together"),
     "a layer twice": (twice, "lora-unreadable", "several updates of one layer"),
-    "an unknown tensor": (changed(diff_b=torch.ones(12)), "lora-tensors-unknown", "1 of its 7 tensors.*diff_b"),
     "a text as alpha": (with_header(r=4, lora_alpha="x"), "lora-unreadable", "settings"),
     "a list as alpha": (with_header(r=4, lora_alpha=[1]), "lora-unreadable", "settings"),
     "a pattern": (
@@ -139,12 +140,16 @@ BAD: dict[str, tuple[Callable[[Path], object], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", [*UNREADABLE, *DAMAGED])
 def test_a_bad_file_is_refused_by_each_tool(tmp_path: Path, name: str) -> None:
-    write, code, says = BAD[name]
+    write, code, says = (UNREADABLE | DAMAGED)[name]
     path, target = tmp_path / "a.safetensors", tmp_path / "new" / "b.safetensors"
     write(path)
     asked = tools(path, target)
+    if name in DAMAGED:
+        told = info.info(LoraInfoRequest(file=path, model="wan-tiny")).result.notes
+        assert any(re.search(says, note) for note in told), told
+        del asked["info"]
     there = {*tmp_path.iterdir()}
     for ask in asked.values():
         with pytest.raises(UserError, match=f"(?s){says}") as caught:
@@ -152,6 +157,21 @@ def test_a_bad_file_is_refused_by_each_tool(tmp_path: Path, name: str) -> None:
         assert any(caught.value.code.startswith(one) for one in code.split("|")), caught.value.code
         assert str(path) in str(caught.value) or caught.value.value == str(path)
         assert not [found for found in tmp_path.rglob("*") if found.is_file() and found not in there]
+
+
+def test_updates_that_lack_a_part_are_left_out_and_refused_alone(tmp_path: Path) -> None:
+    path, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    half_of_its_tensors(path)
+    assert info.info(LoraInfoRequest(file=path)).others == {"tensors of updates that lack a part": 3}
+    with refused("lora-unreadable", "file", says="lack a part: 3 tensors"):
+        resize.resize(ResizeLoraRequest(file=path, output=target, rank=1))
+    lora(path)
+    alone = {f"diffusion_model.x.{end}": torch.ones(2, 2) for end in ("lora_mid.weight", "lokr_w1", "hada_w1_a")}
+    for key, value in alone.items():
+        save_file(load_file(path) | {key: value}, target)
+        result = merge.merge(MergeLorasRequest(files=[str(target)], output=tmp_path / "c.safetensors", overwrite=True))
+        assert result.notes == [f"{target}: left out: tensors of updates that lack a part × 1: {key}"]
+        assert len(result.layers) == 3
 
 
 @pytest.mark.slow

@@ -351,7 +351,7 @@ def test_text_encoders_are_converted_or_told(tmp_path: Path) -> None:
     save_file(tensors, source)
     there, back = tmp_path / "b.safetensors", tmp_path / "c.safetensors"
     told = convert.convert(ConvertLoraRequest(file=source, output=there, to="diffusers", model="sdxl-tiny")).notes
-    assert told == ["left out: 1 layer of text encoders, of which diffusers reads no LoRA"]
+    assert told == ["left out: 1 layer of text encoders, for which programs that read this convention have no names"]
     stem = "text_encoder_2.text_model.encoder.layers.11.self_attn.q_proj"
     assert torch.equal(load_file(there)[f"{stem}.lora_A.weight"], pair["lora_down.weight"])
     assert json.loads(header_of(there)[METADATA])["text_encoder_2.r"] == 2

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from refused import refused
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from reelworks.core.errors import UserError
@@ -87,3 +88,30 @@ def test_targets_are_the_shortest_names_of_some_layers_and_no_others() -> None:
         endings = fit._endings(layers, meant)
         assert {layer for layer in layers if any(inject.matches(name, layer) for name in endings)} == meant
         assert len(endings) <= len(asked)
+
+
+def test_training_begins_from_a_file_with_tensors_of_other_kinds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its updates are taken, and a warning names what is left out; but of an update of another form nothing is taken."""
+    settings, path = LoraConfig(rank=3, targets=["to_q"]), tmp_path / "lora.safetensors"
+    wanted = written(path, "wan-tiny", settings, "comfyui")
+    tensors = load_file(path)
+    layer = next(iter(tensors)).removesuffix(".lora_A.weight")
+    text = "lora_te1_text_model_encoder_layers_0_self_attn_q_proj.lora_down.weight"
+    others = (f"{layer}.diff_b", "diffusion_model.blocks.0.norm3.diff", "bundle_emb.x.string_to_param.*", text)
+    save_file(tensors | {key: torch.ones(4, 8) for key in others}, path)
+    found = begun("wan-tiny", path, settings)
+    assert all(torch.equal(found[key], value) for key, value in wanted.items())
+    (told,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert "embeddings of words × 1" in told
+    assert "differences of biases (.diff_b) × 1" in told
+    save_file(tensors | {f"{layer}.lora_E": torch.ones(3, 1)}, path)
+    with refused("lora-does-not-fit", says="1 of its"):
+        begun("wan-tiny", path, settings)
+
+
+def test_a_file_without_tensors_is_said_to_have_none(tmp_path: Path) -> None:
+    save_file({}, tmp_path / "lora.safetensors")
+    with refused("weights-unreadable", "lora.weights", says="holds no tensors"):
+        begun("wan-tiny", tmp_path / "lora.safetensors", RECIPE)

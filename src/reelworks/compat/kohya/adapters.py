@@ -8,7 +8,7 @@ from typing import Any
 
 from reelworks.compat import rules
 from reelworks.compat.draft import ImportDraft
-from reelworks.compat.kohya import reading
+from reelworks.compat.kohya import lycoris, reading
 from reelworks.compat.kohya.training import impossible
 from reelworks.compat.kohya.values import is_on, number, number_of, text, whole_of
 from reelworks.compat.rules import Fate, Outcome, Rule
@@ -27,8 +27,6 @@ _ALGORITHMS = {
     "oft": "oft",
     "oft_flux": "oft",
 }
-# Presets of LyCORIS that adapt attentions alone.
-_ATTENTION_ONLY = ("attn-only", "unet-transformer-only-attn")
 _FULL = 100_000  # of LyCORIS's dimension from which on a LoKr's factor is a full matrix
 _ONE_RANK = "all layers have one rank: lora.rank"
 _CONVOLUTIONS = "convolutions are not adapted, linear layers alone"
@@ -58,12 +56,14 @@ def begin(draft: ImportDraft, targets: Any, why: str) -> Outcome:
     theirs = type_of(draft)
     ours = _ALGORITHMS.get(theirs)
     remark = draft.set("lora.type", ours or "lora")
-    chosen: Any = targets
-    if str(draft.settings.get("network_args.preset")) in _ATTENTION_ONLY:
-        chosen, why = "default", "network_args.preset"
-    draft.set("lora.targets", chosen, why)
+    found = lycoris.adapted(draft) if lycoris.is_used(draft) else None
+    if found is not None:
+        targets, why = found.targets, f'preset "{lycoris.preset_of(draft)}" of LyCORIS'
+    draft.set("lora.targets", targets, why)
     if ours is None:
         return Fate.NOT_POSSIBLE, f"{theirs} is not there; {remark} replaces it"
+    if found is not None and found.missing and "network_args.preset" not in draft.settings.values:
+        return Fate.NOT_POSSIBLE, f'{remark}; the preset of LyCORIS is "full" by default: {found.missing}'
     return Fate.TAKEN, remark
 
 
@@ -145,10 +145,10 @@ def _weights(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _lycoris_preset(value: Any, draft: ImportDraft) -> Outcome:
-    known = {*_ATTENTION_ONLY, "full", "full-lin", "attn-mlp", "unet-only", "unet-transformer-only"}
-    if value in known:
-        return Fate.TAKEN, f"lora.targets = {draft.get('lora.targets')!r}"
-    return Fate.NOT_POSSIBLE, "this preset is not known: name its layers in lora.targets"
+    if not lycoris.is_used(draft):
+        return Fate.NO_MEANING, "only LyCORIS has presets"
+    remark, missing = f"lora.targets = {draft.get('lora.targets')!r}", lycoris.adapted(draft).missing
+    return (Fate.NOT_POSSIBLE, f"{remark}; {missing}") if missing else (Fate.TAKEN, remark)
 
 
 RULES: Mapping[str, Rule] = {

@@ -33,8 +33,8 @@ def family_of(draft: ImportDraft) -> str:
 
 
 def targets_of(draft: ImportDraft) -> tuple[Any, str]:
-    """Return the layers of the trained network, and why: of SDXL without LyCORIS, those of its attentions' blocks."""
-    if family_of(draft) in _DIFFUSION and not str(draft.settings.get("network_module", "")).startswith("lycoris"):
+    """Return the layers of the trained network of the scripts' own modules, and why: of SDXL those of its attentions' blocks."""
+    if family_of(draft) in _DIFFUSION:
         return list(_SDXL_LAYERS), "linear layers of Transformer2DModel"
     return "blocks", "linear layers of all blocks"
 

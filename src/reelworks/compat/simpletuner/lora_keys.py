@@ -9,6 +9,14 @@ from reelworks.compat.draft import ImportDraft
 from reelworks.compat.rules import Fate, Outcome, Rule
 from reelworks.compat.simpletuner import options
 
+_QKV, _ADDED = "to_q to_k to_v to_out.0", "add_q_proj add_k_proj add_v_proj to_add_out"
+_FEED, _CONTEXT = "ff.net.0.proj ff.net.2", "ff_context.net.0.proj ff_context.net.2"
+# Linear layers in modules of diffusers' classes Attention and FeedForward, by the beginning of the preset.
+_CLASSES = {
+    **dict.fromkeys(("sdxl", "ltx-video"), (_QKV, _FEED)),
+    **dict.fromkeys(("flux-", "chroma", "sd3"), (f"{_QKV} {_ADDED}", f"{_FEED} {_CONTEXT}")),
+    "wan-": (_QKV, "ffn.net.0.proj ffn.net.2"),
+}
 LORA_DEFAULTS: dict[str, Any] = {"lora_type": "standard", "lora_rank": 16, "lora_dropout": 0.1}
 
 
@@ -61,13 +69,47 @@ def _algorithm(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NO_MEANING, "all weights are trained"
     here = {"lora": "lora", "locon": "lora", "lokr": "lokr", "loha": "loha", "diag-oft": "oft"}.get(str(value).lower())
     settings = draft.settings
-    targets = [*_strings(settings.get("lycoris.apply_preset.target_module"))]
-    blocks = any("feed" in name.lower() or "mlp" in name.lower() or "block" in name.lower() for name in targets)
-    draft.set("lora.targets", "blocks" if blocks or not targets else "default", "lycoris.apply_preset")
+    draft.set("lora.targets", _targets_of_classes(draft), "lycoris.apply_preset")
     remark = draft.set("lora.type", here or "lokr")
     if settings.get("lycoris.dora_wd", settings.get("lycoris.weight_decompose")) is True and here == "lora":
         draft.set("lora.dora", True)
     return (Fate.TAKEN, remark) if here else (Fate.NOT_POSSIBLE, f"{remark} replaces it")
+
+
+def _targets_of_classes(draft: ImportDraft) -> list[str] | str:
+    """Return the linear layers in modules of the classes that LyCORIS's preset names, or the nearest of others."""
+    names, known = _classes(draft), _layers_of_classes(draft)
+    if names and names <= known.keys():
+        return [layer for name in sorted(names) for layer in known[name]]
+    is_wider = any(part in name.lower() for name in names for part in ("feed", "mlp", "block"))
+    return "blocks" if is_wider or not names else "default"
+
+
+def _classes(draft: ImportDraft) -> set[str]:
+    return {*_strings(draft.settings.get("lycoris.apply_preset.target_module"))}
+
+
+def _layers_of_classes(draft: ImportDraft) -> dict[str, list[str]]:
+    """Return the linear layers in modules of diffusers' classes; empty for a network whose ones are not known."""
+    preset = str(draft.get("model.name", ""))
+    known = next((known for start, known in _CLASSES.items() if preset.startswith(start)), None)
+    if known is None:
+        return {}
+    attention, feed_forward = (text.split() for text in known)
+    if preset.startswith(("wan-2.1-i2v", "wan-2.1-flf2v")):
+        attention += ["add_k_proj", "add_v_proj"]  # of pictures
+    return {"Attention": attention, "FeedForward": feed_forward}
+
+
+def _target_module(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.get("lora.type") is None:
+        return Fate.NO_MEANING, "all weights are trained"
+    if _classes(draft) <= _layers_of_classes(draft).keys():
+        return Fate.TAKEN, "lora.targets"
+    return (
+        Fate.NOT_POSSIBLE,
+        f"layers of these classes are not known: name them in lora.targets, {draft.get('lora.targets')!r} until then",
+    )
 
 
 def _strings(value: Any) -> list[str]:
@@ -178,7 +220,7 @@ RULES: dict[str, Rule] = {
     "lycoris.use_tucker": rules.without_meaning("convolutions are not adapted"),
     "lycoris.dora_wd": rules.read_with("lycoris.algo"),
     "lycoris.weight_decompose": rules.read_with("lycoris.algo"),
-    "lycoris.apply_preset.target_module": rules.read_with("lycoris.algo"),
+    "lycoris.apply_preset.target_module": _target_module,
     "lycoris.apply_preset.*": rules.impossible(
         "all layers have the same settings: lora.targets decides which there are", ()
     ),

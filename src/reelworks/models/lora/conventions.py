@@ -25,9 +25,6 @@ class Convention:
     # Whether files need an alpha beside these. Without it the scale is 1; some readers of ComfyUI's files know none.
     needs_alpha: ClassVar[bool] = False
     is_peft: ClassVar[bool] = False  # whether readers compute as peft does, by its settings in the header
-    readers: ClassVar[
-        tuple[str, ...]
-    ] = ()  # programs that read all types that it holds; empty if that depends on the type
 
     def names_parts(self, network: Network) -> bool:
         """Whether files name each layer of a network, and none that joins several."""
@@ -58,6 +55,9 @@ class _Diffusers(Convention):
     prefixes = ("base_model.model.", "transformer.", "unet.")
     is_peft = True
 
+    def has_stem(self, stem: str) -> bool:
+        return super().has_stem(stem) or (text_encoders.is_named_by_diffusers(stem))
+
     def names_parts(self, network: Network) -> bool:
         return True
 
@@ -71,7 +71,9 @@ class _ComfyUI(Convention):
     usage = "for ComfyUI"
     how_to_use = "for ComfyUI, copy it to models/loras and load it with the node Load LoRA"
     prefixes = ("diffusion_model.",)
-    readers = ("ComfyUI",)
+
+    def has_stem(self, stem: str) -> bool:
+        return super().has_stem(stem) or text_encoders.is_named_by_comfyui(stem)
 
     def names_parts(self, network: Network) -> bool:
         names_parts = network.comfyui_maps_parts or not self.has_release_names(network)
@@ -92,7 +94,6 @@ class _Kohya(Convention):
     prefixes = ("lora_unet_", "lora_transformer_", "lycoris_")
     matrices = ("lora_down", "lora_up")
     needs_alpha = True
-    readers = ("kohya's scripts", "Forge", "ComfyUI")
 
     def has_stem(self, stem: str) -> bool:
         return super().has_stem(stem) or (text_encoders.part_of(stem) is not None and "." not in stem)

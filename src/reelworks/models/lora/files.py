@@ -20,10 +20,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from reelworks.core import user_files
-from reelworks.core.errors import UserError
+from reelworks.core.errors import UserError, first_few
+from reelworks.core.log import logger
 from reelworks.models import registry, weights
 from reelworks.models.family import FamilyConfig
-from reelworks.models.lora import fit, inject, key_mapping
+from reelworks.models.lora import fit, inject, key_mapping, other_tensors
 from reelworks.models.lora.adapter_types.adapter_type import Adapter
 from reelworks.models.lora.adapter_types.registry import TYPES
 from reelworks.models.lora.base_model import Base
@@ -125,11 +126,21 @@ def read(
     """
     try:
         metadata = header(source)
-        return fit.fit_to_network(weights.read(source, field=field), metadata, own, config, family)
+        tensors = updates_in(weights.read(source, field=field), source, field)
+        return fit.fit_to_network(tensors, metadata, own, config, family)
     except UserError as error:
         field = error.field or field
         value = source if error.value is None else error.value
         raise UserError(error.problem, code=error.code, field=field, value=value, remedy=error.remedy) from error
+
+
+def updates_in(tensors: Mapping[str, Tensor], source: str, field: str) -> Mapping[str, Tensor]:
+    """Return the tensors of a file that may be updates of a network's layers; warns of the others. All, if none may be."""
+    updates, others = key_mapping.without_others(tensors)
+    if updates and others:
+        counts = other_tensors.describe(other_tensors.counts_of(others))
+        logger.warning(f"{field}: left out of {source}: {counts}, such as {first_few(others)}")
+    return updates or tensors
 
 
 def header(source: str) -> dict[str, str]:

@@ -6,13 +6,14 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from reelworks.core.errors import UserError
 from reelworks.models.family import FamilyConfig
+from reelworks.models.lora import other_tensors, text_encoders
 from reelworks.models.lora.adapter_types.adapter_type import AdapterType
 from reelworks.models.lora.adapter_types.registry import TYPES
 from reelworks.models.lora.config import LoraConfig
@@ -36,6 +37,40 @@ def split_ending(key: str, kind: AdapterType | None = None) -> tuple[str, str] |
     endings = {ending: name for each in ([kind] if kind else TYPES.values()) for ending, name in each.endings().items()}
     ending = next((ending for ending in endings if key.endswith(f".{ending}")), None)
     return None if ending is None else (key.removesuffix(f".{ending}"), endings[ending])
+
+
+def type_of(kinds: Collection[str]) -> AdapterType | None:
+    """Return the type that the kinds of a layer's tensors make a whole update of; None if they do not."""
+    own = {*kinds} - {"alpha"}
+    types = (kind for kind in TYPES.values() if own <= {*kind.endings().values()} and kind.is_whole(own))
+    return next(types, None)
+
+
+def is_part(kinds: Collection[str]) -> bool:
+    """Whether the kinds of a layer's tensors are a part of an update, which is more than an alpha or magnitudes alone."""
+    own = {*kinds} - {"alpha"}
+    is_of_a_type = any(own <= {*kind.endings().values()} for kind in TYPES.values())
+    return bool(own - {"magnitude_vector"}) and is_of_a_type and type_of(own) is None
+
+
+def without_others(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors of a file that may be updates of a network's layers, and the names of the others.
+
+    Those of a layer's update stay together, also if they are none that is read here.
+    """
+    found = {key: target for key in tensors if (target := split_ending(key)) is not None}
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for stem, kind in found.values():
+        kinds[stem].add(kind)
+
+    def is_other(key: str) -> bool:
+        if key not in found:
+            return other_tensors.layer_of(key, kinds) is None
+        stem = found[key][0]
+        return text_encoders.part_of(stem) is not None or kinds[stem] == {"alpha"} or is_part(kinds[stem])
+
+    others = [key for key in tensors if is_other(key)]
+    return {key: value for key, value in tensors.items() if key not in {*others}}, others
 
 
 def layer_of(stem: str) -> str:

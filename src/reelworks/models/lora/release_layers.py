@@ -117,12 +117,22 @@ def split_layer(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int)
 def _refuse_columns(kinds: Mapping[str, Tensor]) -> None:
     """Refuse a DoRA with a magnitude for each column of a weight: of a square one it has as many as there are rows."""
     lengths = kinds.get("magnitude_vector")
-    if lengths is not None and lengths.ndim > 1 and lengths.shape[0] == 1 < lengths.shape[1]:
-        raise UserError(
-            "the magnitudes of this DoRA are those of columns, and here they are those of rows",
-            code="lora-unreadable",
-            remedy="merge it into its base with the program that wrote it, or name another file",
-        )
+    if lengths is not None and is_by_columns(lengths.shape):
+        raise refusal_of_columns()
+
+
+def is_by_columns(shape: Sequence[int]) -> bool:
+    """Whether the magnitudes of a DoRA are those of a weight's columns, by their shape."""
+    return len(shape) > 1 and shape[0] == 1 < shape[1]
+
+
+def refusal_of_columns() -> UserError:
+    """Return the error for a DoRA by columns."""
+    return UserError(
+        "the magnitudes of this DoRA are those of columns, and here they are those of rows",
+        code="lora-unreadable",
+        remedy="merge it into its base with the program that wrote it, or name another file",
+    )
 
 
 def _in_blocks(rows: list[Tensor]) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-# kohya's names and those of ComfyUI begin like the first, and those of diffusers like the second.
-_STEM = re.compile(r"lora_te(?P<kohya>\d?)_(?P<folded>.+)|text_encoder(?P<diffusers>(_\d)?)\.(?P<layer>.+)")
+# kohya's names begin like the first, those of diffusers like the second, and those of ComfyUI alone like the third.
+_STEM = re.compile(
+    r"lora_te(?P<kohya>\d?)_(?P<folded>.+)|text_encoder(?P<diffusers>(_\d)?)\.(?P<layer>.+)|text_encoders\.(?P<comfyui>.+)"
+)
 # Names of modules of CLIP that have an underscore; all others of its layers have none.
 _WORD = re.compile(r"text_model|text_projection|self_attn|[qkv]_proj|out_proj|[A-Za-z0-9]+")
 _CLIP = "text_model."
@@ -16,6 +18,8 @@ def part_of(stem: str) -> str | None:
     match = _STEM.fullmatch(stem)
     if match is None:
         return None
+    if match["comfyui"]:
+        return "text_encoders"
     number = (match["kohya"] or "1") if match["folded"] else (match["diffusers"].lstrip("_") or "1")
     return "text_encoder" if number == "1" else f"text_encoder_{number}"
 
@@ -25,10 +29,12 @@ def is_part(part: str) -> bool:
     return part.startswith("text_encoder")
 
 
-def in_kohya(stem: str) -> str:
-    """Return kohya's name of a text encoder's layer, which ComfyUI knows too."""
+def in_kohya(stem: str) -> str | None:
+    """Return kohya's name of a text encoder's layer, which ComfyUI knows too; None for a name of ComfyUI alone."""
     match = _STEM.fullmatch(stem)
     assert match is not None, stem
+    if match["comfyui"]:
+        return None
     if match["folded"]:
         return stem
     number = match["diffusers"].lstrip("_") or "1"
@@ -39,5 +45,18 @@ def in_diffusers(stem: str) -> str | None:
     """Return diffusers' name of a layer of CLIP; None for other text encoders, whose LoRAs its pipelines do not read."""
     match, part = _STEM.fullmatch(stem), part_of(stem)
     assert match is not None, stem
+    if match["comfyui"]:
+        return None
     layer = match["layer"] or ".".join(_WORD.findall(match["folded"]))
     return f"{part}.{layer}" if layer.startswith(_CLIP) else None
+
+
+def is_named_by_diffusers(stem: str) -> bool:
+    """Whether a name is that of a text encoder's layer in the form of diffusers."""
+    match = _STEM.fullmatch(stem)
+    return match is not None and bool(match["layer"])
+
+
+def is_named_by_comfyui(stem: str) -> bool:
+    """Whether a name is that of a text encoder's layer in the form that ComfyUI alone has."""
+    return stem.startswith("text_encoders.")

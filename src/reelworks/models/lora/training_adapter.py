@@ -40,7 +40,8 @@ class TrainingAdapter(NamedTuple):
         """Read a file: a path, a hub id of a repository with one file, or `owner/name/file` on the hub."""
         path = str(weights.require_file(source, _FIELD))
         try:
-            return cls(source, weights.read(path, field=_FIELD), files.header(path))
+            tensors = files.updates_in(weights.read(path, field=_FIELD), source, _FIELD)
+            return cls(source, tensors, files.header(path))
         except UserError as error:
             raise UserError(error.problem, code=error.code, field=_FIELD, value=source, remedy=error.remedy) from error
 

@@ -68,7 +68,6 @@ class AdapterType(ABC):
     stacked: ClassVar[str | None] = None  # kind with the rows of a layer that joins several; None if none can be joined
     forward: ClassVar[Callable[..., Any] | None] = None  # forward pass of a layer, in place of peft's
     dependence: ClassVar[str] = ""  # why an update depends on the weight, if it does
-    peft_readers: ClassVar[tuple[str, ...]] = ("peft",)  # programs that read its files for diffusers
     # How far a new adapter may change predictions in bfloat16, and settings for tiny networks: for `testing.contract`.
     tolerance: ClassVar[float] = 0.0
     tiny: ClassVar[Mapping[str, Any]] = {"rank": 2}
@@ -190,10 +189,6 @@ class AdapterType(ABC):
     def depends_on_weight(self, kinds: Collection[str]) -> bool:
         """Whether what an update adds to a weight depends on the weight, so that it has neither sum nor rank."""
         return False
-
-    def readers(self, kinds: Collection[str], convention: Convention) -> tuple[str, ...]:
-        """Return the programs that read an update in a convention's file and compute what was trained."""
-        return self.peft_readers if convention.is_peft else convention.readers
 
     def no_answer(self) -> UserError:
         """Return the error for a question about an update that it has no answer to without the weight."""

@@ -34,7 +34,6 @@ class LoKr(LycorisType):
     random = ("lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
     ranked = ("lokr_w2_b", "lokr_w1_b")
     multiplied = ("lokr_w1", "lokr_w1_a")
-    peft_readers = ("diffusers (load_lora_adapter)", "peft")
 
     def peft_config(self, peft: Any, config: AdapterSettings, target_modules: str) -> Any:
         """Return peft's settings of an adapter on the layers that a pattern matches."""

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 # Of a convolution in three factors (LyCORIS's "use_tucker"): the kernel, [rank, rank, ...], between the two others.
 _MID = "mid"
 # Names of the two matrices in older files of diffusers, and in those that have the name of peft's adapter in them.
-_OLD, _NAMED = ("lora.down", "lora.up"), (f"lora_A.{NAME}", f"lora_B.{NAME}")
+_OLD, _NAMED = (
+    (("lora.down", "lora.up"), ("lora_linear_layer.down", "lora_linear_layer.up")),
+    (f"lora_A.{NAME}", f"lora_B.{NAME}"),
+)
 
 
 @final
@@ -36,7 +39,6 @@ class LoRA(AdapterType):
     random = ranked = ("A",)
     multiplied = ("B",)
     stacked = "B"
-    peft_readers = ("diffusers", "peft")
     dependence = "a DoRA gives the rows of the updated weight their lengths, so that its update depends on its base"
 
     def peft_config(self, peft: Any, config: AdapterSettings, target_modules: str) -> Any:
@@ -65,8 +67,9 @@ class LoRA(AdapterType):
 
     def endings(self) -> dict[str, str]:
         """Return the kinds of its tensors by the ends of their names in files of all conventions."""
-        pairs = [_OLD, _NAMED, *(convention.matrices for convention in CONVENTIONS.values())]
+        pairs = [*_OLD, _NAMED, *(convention.matrices for convention in CONVENTIONS.values())]
         matrices = {f"{name}.weight": kind for pair in pairs for kind, name in zip("AB", pair, strict=True)}
+        matrices |= {"lora_A": "A", "lora_B": "B"}  # as Mochi's are named
         return super().endings() | matrices | {"dora_scale": "magnitude_vector", "lora_mid.weight": _MID}
 
     def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
@@ -122,10 +125,6 @@ class LoRA(AdapterType):
     def depends_on_weight(self, kinds: Collection[str]) -> bool:
         """Whether it is a DoRA, whose rows have given lengths."""
         return "magnitude_vector" in kinds
-
-    def readers(self, kinds: Collection[str], convention: Convention) -> tuple[str, ...]:
-        """Return the programs that read an update; of a DoRA, only those that compute as peft does."""
-        return () if self.depends_on_weight(kinds) and not convention.is_peft else super().readers(kinds, convention)
 
     def shape(self, kinds: Mapping[str, Tensor]) -> torch.Size:
         """Return the shape of the update, `[out, in]`."""
