@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -12,16 +11,15 @@ from typing import Any
 
 import yaml
 
+from reelworks.compat import batch, powershell, shell
+from reelworks.compat.script import Command, Script
 from reelworks.core import toml, user_files
 from reelworks.core.errors import UserError
 
 _MOST_VALUES = 100_000  # of one file; aliases of YAML can stand for more than any memory
-_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))|%(\w+)%")
-_WINDOWS_ASSIGNMENT = re.compile(r"\s*(?:set\s+\"?(\w+)|\$(?:env:)?(\w+)\s*)=\s*(.*)", re.IGNORECASE)
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:\\|\w\\\w|\.\\\w")
-_ARRAY = re.compile(r"\$(?:\{\w+\[[@*]\]\}|[@*])")
-_ENDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "2>&1"})
+_BATCH = re.compile(r"(?m)\^[ \t]*$|^@?set\s+\"?\w+=|%\w+%", re.IGNORECASE)
+_POWERSHELL = re.compile(r"(?m)`[ \t]*$|^\s*\$[\w:]+\s*\+?=")
 
 
 def existing(name: str | Path) -> Path | None:
@@ -84,17 +82,45 @@ class ConfigFile:
                 code="config-unreadable",
                 field="FILE",
                 value=str(self.path),
-                remedy="correct the file, or give the right one",
+                remedy=_remedy(kind, text),
             ) from error
         return values if isinstance(values, dict) else None
 
     @cached_property
-    def commands(self) -> list[list[str]]:
-        """The commands of a shell script, each as its words, with the values of variables that the script sets."""
-        return [] if self.path.is_dir() else list(_commands(self.text))
+    def script(self) -> Script:
+        """The commands of a script, or those of a text such as a command line or a page of documentation."""
+        if self.path.is_dir():
+            return Script()
+        suffix, text = self.path.suffix.lower(), self.text
+        if suffix in (".bat", ".cmd") or (suffix not in _SHELLS and _BATCH.search(text)):
+            return batch.follow(text)
+        if suffix == ".ps1" or (suffix not in _SHELLS and _POWERSHELL.search(text)):
+            return powershell.follow(text)
+        if suffix not in _SHELLS:  # a line that begins with an option continues the one before: its mark is easily lost
+            text = re.sub(r"[ \t]*\\?[ \t]*\r?\n[ \t]*(?=--[A-Za-z])", " ", text)
+            text = "\n".join(
+                re.sub(r"\\(?!$)", r"\\\\", one) if _WINDOWS_PATH.search(one) else one for one in text.splitlines()
+            )
+        return shell.follow(text, self._sourced)
+
+    def _sourced(self, name: str) -> str | None:
+        try:
+            return self.beside(name).text
+        except UserError:
+            return None
+
+    @property
+    def commands(self) -> list[Command]:
+        """The commands of a script."""
+        return self.script.commands
 
     def beside(self, name: str) -> ConfigFile:
-        """Return the file that a path in this one means, or one of that name beside it if that is missing."""
+        """Return the file that a path in this one means, or one of that name beside it if that is missing.
+
+        One that a script writes itself is what the script says.
+        """
+        if self.path.suffix.lower() not in _PARSERS and (text := self.script.files.get(name)) is not None:
+            return ConfigFile(Path(name), text)
         for named in (name, self.path.parent / name, self.path.parent / re.split(r"[/\\]", name)[-1]):
             if (path := existing(named)) is not None and path.is_file():
                 return ConfigFile(path)
@@ -105,6 +131,15 @@ class ConfigFile:
             value=name,
             remedy=f"put it beside {self.path.name}",
         )
+
+
+def _remedy(kind: str, text: str) -> str:
+    """Return what to do about a file that is not what its ending says, by what is easily wrong in it."""
+    if kind == "TOML" and re.search(r'"[^"\n]*\\[^"\n]*"', text):
+        return "write / for \\ in paths of Windows, or put single quotes around them"
+    if kind == "JSON" and re.search(r",\s*[}\]]", text):
+        return "remove the comma before a closing bracket"
+    return "correct the file, or give the right one"
 
 
 def _load_yaml(text: str) -> Any:
@@ -123,6 +158,7 @@ _YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
+_SHELLS = (".sh", ".bash", ".env")
 _PARSERS = {".toml": toml.parse, ".json": user_files.parse_json, ".yaml": _load_yaml, ".yml": _load_yaml}
 
 
@@ -192,73 +228,3 @@ def plain(value: Any) -> Any:
             return float(value) if re.fullmatch(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", value) else value
         except ValueError:
             return value
-
-
-def parse_env(text: str) -> dict[str, str]:
-    """Return the variables that a shell script of assignments sets."""
-    variables: dict[str, str] = {}
-    for words in _split(text):
-        for word in words:
-            if (match := _ASSIGNMENT.fullmatch(word)) is not None:
-                variables[match[1]] = _substituted(match[2], variables)
-    return variables
-
-
-def _commands(text: str) -> Iterator[list[str]]:
-    variables: dict[str, str] = {}
-    for words in _split(text):
-        assigned = [_ASSIGNMENT.fullmatch(word) for word in words]
-        if words and all(assigned):
-            variables |= {match[1]: _substituted(match[2], variables) for match in assigned if match is not None}
-            continue
-        part: list[str] = []
-        for word in words:
-            if word in _ENDS:
-                if part:
-                    yield part
-                part = []
-            else:
-                part += _expanded(word, variables)
-        if part:
-            yield part
-
-
-def _split(text: str) -> Iterator[list[str]]:
-    """Split a script into lines of words; of Windows, too, where ^ and ` continue a line.
-
-    A line that begins with an option continues the one before, since the mark at its end is easily lost.
-    """
-    joined = re.sub(r"[ \t]*[\\^`][ \t]*\r?\n", " ", text)
-    joined = re.sub(r"[ \t]*\r?\n[ \t]*(?=--[A-Za-z])", " ", joined)
-    for line in joined.splitlines():
-        if (match := _WINDOWS_ASSIGNMENT.fullmatch(line)) is not None:
-            value = match[3].strip()
-            yield [f"{match[1] or match[2]}={value.partition('#')[0].strip() if match[2] else value}".replace('"', "")]
-            continue
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
-        lexer.whitespace_split, lexer.commenters = True, "#"
-        if _WINDOWS_PATH.search(line):
-            lexer.escape = ""
-        try:
-            words = list(lexer)
-        except ValueError:  # a quote that is not closed: of a language that is no shell
-            continue
-        if words:
-            yield words
-
-
-def _expanded(word: str, variables: Mapping[str, str]) -> list[str]:
-    """Return a word with variables replaced; of one that is nothing but a variable with options, its words."""
-    if _ARRAY.fullmatch(word):  # arguments that only a run of the script adds
-        return []
-    value = _substituted(word, variables)
-    if value.startswith("-") and _VARIABLE.fullmatch(word):
-        try:
-            return shlex.split(value)
-        except ValueError:
-            return [value]
-    return [value]
-
-
-def _substituted(word: str, variables: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda found: variables.get(found[1] or found[2] or found[3], found[0]), word)

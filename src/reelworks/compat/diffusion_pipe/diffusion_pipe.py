@@ -12,6 +12,7 @@ from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile, existing, flatten, parse_arguments, plain
 from reelworks.compat.former import Clip, FormerEpoch
 from reelworks.compat.rules import Fate, ImportedKey
+from reelworks.compat.script import Command
 from reelworks.compat.trainer import convert_by_rules
 from reelworks.core.errors import UserError
 
@@ -26,14 +27,19 @@ class _DiffusionPipe:
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.suffix == ".toml":
             return _is_main(file.values) or _is_dataset(file.values)
-        return any(_is_command(words) for words in _commands(file))
+        return any(_is_command(command.words) for command in _commands(file))
 
     def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
         found: dict[str, Any] = {}
+        unread: dict[str, str] = {}
         main, dataset = {}, None
         for file in files:
-            for words in filter(_is_command, _commands(file)):
-                found |= _options(words)
+            for command in _commands(file):
+                if not _is_command(command.words):
+                    continue
+                command.require_followed(str(file.path))
+                unread |= command.notes
+                found |= _options(command.words)
                 if isinstance(config := found.get("config"), str):
                     main = file.beside(config).values or {}
             if file.path.suffix == ".toml":
@@ -55,7 +61,7 @@ class _DiffusionPipe:
                 value=", ".join(str(file.path) for file in files),
                 remedy="give the main TOML too, as `train.py --config` takes it",
             )
-        return FormerSettings(found | flatten(main) | (flatten(dataset) if dataset else {}))
+        return FormerSettings(found | flatten(main) | (flatten(dataset) if dataset else {}), unread)
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         # Of two lines of a setting, the later one knows more.
@@ -103,7 +109,7 @@ def _is_dataset(values: dict[str, Any] | None) -> bool:
     return isinstance(found, list) and bool(found) and isinstance(found[0], dict)
 
 
-def _commands(file: ConfigFile) -> list[list[str]]:
+def _commands(file: ConfigFile) -> list[Command]:
     return file.commands if file.path.suffix in ("", ".sh", ".bat", ".txt", ".md") else []
 
 

@@ -41,7 +41,7 @@ def names(values: Mapping[str, Any]) -> set[str]:
 def starts_training(file: ConfigFile, is_training: Callable[[str], bool]) -> bool:
     """Whether a script starts a training, by the names of the programs in its commands."""
     programs = (
-        [word for words in file.commands for word in words if word.endswith(".py")]
+        [word for command in file.commands for word in command.words if word.endswith(".py")]
         if file.path.suffix.lower() in SCRIPTS
         else []
     )
@@ -62,11 +62,12 @@ def read(
     dataset: ConfigFile | None = None
     config: dict[str, Any] = {}
     command: dict[str, Any] = {}
+    unread: dict[str, str] = {}
     for file in given:
         if file.path.is_dir():
             config["train_data_dir"] = str(file.path)
         elif file.path.suffix.lower() not in FILES:
-            command |= _command(file, is_training)
+            command |= _command(file, is_training, unread)
         elif is_dataset_config(file.values):
             dataset = file
         else:
@@ -82,7 +83,7 @@ def read(
     values = dict(_spread(values))
     if dataset is not None:
         values |= files.flatten(_table(dataset))
-    return FormerSettings({key: _without_secret(key, value) for key, value in values.items()})
+    return FormerSettings({key: _without_secret(key, value) for key, value in values.items()}, unread)
 
 
 def _table(file: ConfigFile) -> dict[str, Any]:
@@ -110,14 +111,19 @@ def _found(origin: ConfigFile, name: str) -> ConfigFile | None:
     return file if file.path.suffix.lower() in FILES else None
 
 
-def _command(file: ConfigFile, is_training: Callable[[str], bool]) -> dict[str, Any]:
-    """Return the options of the first command that trains, those of its launcher, and those of other scripts by their name."""
+def _command(file: ConfigFile, is_training: Callable[[str], bool], unread: dict[str, str]) -> dict[str, Any]:
+    """Return the options of the first command that trains, those of its launcher, and those of other scripts by their name.
+
+    What is not known of them is added to `unread`.
+    """
     found: dict[str, Any] = {}
-    for words in file.commands:
-        words = [word for word in words if word != "..."]  # as pages of documentation shorten them
+    for each in file.commands:
+        words = [word for word in each.words if word != "..."]  # as pages of documentation shorten them
         names = [re.split(r"[/\\]", word)[-1].removesuffix(".py") for word in words]
         at = next((i for i, name in enumerate(names) if is_training(name)), None)
         if at is not None and SCRIPT not in found:
+            each.require_followed(str(file.path))
+            unread |= each.notes
             launcher = {f"accelerate.{key}": value for key, value in files.parse_arguments(words[:at]).items()}
             options = {key: _plain(value) for key, value in files.parse_arguments(words[at + 1 :]).items()}
             found |= {SCRIPT: f"{names[at]}.py", **{k: _plain(v) for k, v in launcher.items()}, **options}

@@ -42,6 +42,17 @@ _ALIASES = {
     "model_flavor": "model_flavour",
     "validation_steps": "validation_step_interval",
 }
+# Switches of versions before `model_family`, without any of which SDXL was trained.
+_FAMILIES = {
+    "flux": "flux",
+    "stable_diffusion_3": "sd3",
+    "pixart_sigma": "pixart_sigma",
+    "kolors": "kolors",
+    "stable_diffusion_legacy": "sd1x",
+    "aura_flow": "auraflow",
+    "ltxvideo": "ltxvideo",
+    "sana": "sana",
+}
 _CONFIGS = ("config.env", "config.toml", "config.json")  # each wins over those before
 _LYCORIS = "lycoris_config"
 _TRAINED = ("image", "video")
@@ -59,25 +70,25 @@ def recognises(file: ConfigFile) -> bool:
     if suffix in (".json", ".toml"):
         values = _options(file)
         return "model_family" in values or ("data_backend_config" in values and "model_type" in values)
-    return any(_option(word) in _OPTIONS[:2] for command in _commands(file) for word in command)
+    return any(_option(word) in _OPTIONS[:2] for command in file.commands for word in command.words)
 
 
 def read(given: Sequence[ConfigFile]) -> FormerSettings:
     """Read options, and the files that they name; of several files, each may be either kind."""
     options: dict[str, Any] = {}
+    unread: dict[str, str] = {}
     backends: list[Any] | None = None
     for file in [*_beside(given), *given]:
         own = _backends(file) if file.path.suffix.lower() == ".json" else None
         if own is not None:
             backends = own
         else:
-            options |= _read_options(file)
-    unread: dict[str, str] = {}
+            options |= _read_options(file, unread)
     values: dict[str, Any] = config_files.flatten(options)
     named = options.get("data_backend_config")
     if backends is None and isinstance(named, str) and (found := _named(given, named)) is not None:
         backends = _backends(found)
-        if backends is None:
+        if backends is None and found.values is None:  # which raises for what is no JSON
             unread["data_backend_config"] = f"{named} is no list of data backends"
     elif backends is None and isinstance(named, list):
         backends = named
@@ -98,9 +109,10 @@ def _beside(given: Sequence[ConfigFile]) -> Iterator[ConfigFile]:
                 yield ConfigFile(path)
 
 
-def _read_options(file: ConfigFile) -> dict[str, Any]:
+def _read_options(file: ConfigFile, unread: dict[str, str]) -> dict[str, Any]:
     suffix = file.path.suffix.lower()
     if suffix == ".env":
+        unread |= file.script.unread_variables()
         return _of_variables(_variables(file))
     if suffix in (".json", ".toml"):
         options = _options(file)
@@ -114,9 +126,11 @@ def _read_options(file: ConfigFile) -> dict[str, Any]:
             )
         return options
     options = {}
-    for command in _commands(file):
-        if any(word.startswith("--") for word in command):
-            options |= config_files.parse_arguments(command)
+    for command in file.commands:
+        if any(word.startswith("--") for word in command.words):
+            command.require_followed(str(file.path))
+            unread |= command.notes
+            options |= config_files.parse_arguments(command.words)
     return _normal({name: config_files.plain(value) for name, value in options.items()})
 
 
@@ -139,8 +153,7 @@ def _option(name: str) -> str:
 
 
 def _variables(file: ConfigFile) -> dict[str, str]:
-    appended = re.sub(r"(?m)^(\s*(?:export\s+)?)(\w+)\+=(['\"]?)", r"\1\2=\3${\2} ", file.text)
-    return config_files.parse_env(appended)
+    return {name: value for name, value in file.script.variables.items() if isinstance(value, str)}
 
 
 def _of_variables(variables: Mapping[str, str]) -> dict[str, Any]:
@@ -153,11 +166,11 @@ def _of_variables(variables: Mapping[str, str]) -> dict[str, Any]:
         words = [word for word in shlex.split(extra) if not word.startswith("$")]
     except ValueError:
         words = extra.split()
-    return _normal(options | config_files.parse_arguments(words))
-
-
-def _commands(file: ConfigFile) -> Iterator[list[str]]:
-    yield from file.commands
+    found = _normal(options | config_files.parse_arguments(words))
+    if "model_family" not in found and "pretrained_model_name_or_path" in found:
+        switches = [family for name, family in _FAMILIES.items() if found.pop(name, False) is True]
+        found["model_family"] = switches[0] if switches else "sdxl"
+    return found
 
 
 def _backends(file: ConfigFile) -> list[Any] | None:

@@ -30,7 +30,7 @@ class _SimpleTuner:
                 code="config-unreadable",
                 field="FILE",
                 value=", ".join(str(file.path) for file in given),
-                remedy="give config.json, config.toml or config.env, beside multidatabackend.json",
+                remedy="add it to the config, such as model_family = flux, or MODEL_FAMILY=flux in a config.env",
             )
         if settings.get("controlnet") is True and settings.get("model_type") != "lora":
             raise UserError(
