@@ -14,6 +14,12 @@ def test_ways_have_names_of_their_own() -> None:
     assert len(CASES) == sum(len(captions.of_kind(kind)) for kind in captions.KINDS)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+_SLOW = pytest.mark.slow(reason="others of the same kind are tried; `python -m benchmarks.captions` tries all")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=name, marks=[_SLOW] if i % 3 else []) for i, (name, case) in enumerate(CASES.items())],
+)
 def test_each_clip_has_its_own_caption_or_none(case: _captions.Case, tmp_path: Path) -> None:
     assert _captions.problem(case, tmp_path) == ""
