@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from reelworks.compat.draft import ImportDraft
@@ -66,13 +65,6 @@ def side_of(value: Any) -> int:
     if isinstance(value, bool) or not 1 <= side <= _LONGEST_SIDE:
         raise ValueError(value)
     return side
-
-
-def set_sizes(draft: ImportDraft, resolutions: Sequence[str], frames: Sequence[int], *, first: int = 0) -> None:
-    """Set one `[[bucket]]` for each resolution, the largest first, from the number `first` on."""
-    for number, resolution in enumerate(resolutions, first):
-        draft.set(f"bucket.{number}.resolution", resolution)
-        draft.set(f"bucket.{number}.num_frames", list(frames) if len(frames) > 1 else frames[0], "")
 
 
 def set_preview_side(draft: ImportDraft, key: str, pixels: Any) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from reelworks.compat import captions
+from reelworks.compat.captions import Beside, Caption, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings
-from reelworks.compat.former import Clip, FormerEpoch, Use
+from reelworks.compat.former import FormerEpoch, Use
 from reelworks.compat.kohya import areas, reading, sizes
 from reelworks.compat.kohya.areas import AspectBuckets, Size
 from reelworks.compat.kohya.levels import FormerDataset
@@ -17,6 +22,8 @@ from reelworks.compat.kohya.values import is_on, whole_of
 from reelworks.compat.sd_scripts.folders import usable
 
 _ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+_FACE_PARTS = 5
+_MOST_CHOICES = 256
 _VIDEO = "videos are not read"
 _BELOW = "folders in a folder are not searched"
 _FORMAT = "this kind of file is not read"
@@ -85,6 +92,73 @@ def epoch(settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch:
     for numbers in groups.values():
         _balance(settings, {number: datasets[number] for number in numbers}, owned, clips, uses)
     return FormerEpoch(uses, (_count(settings, datasets, clips, uses, chosen), *_RULES))
+
+
+def caption(settings: FormerSettings, beside: Beside) -> FormerCaption:
+    """Return the captions of a picture, as `read_caption` and `process_caption` make them (library/train_util.py)."""
+    dataset = usable(settings).used[beside.clip.dataset]
+    draws = is_on(dataset.get(settings, "enable_wildcard", False))
+    ending = f".{str(dataset.get(settings, 'caption_extension', '.caption')).lstrip('.')}"
+    text = beside.text(ending)
+    parts = beside.path.rpartition(".")[0].split("_")
+    if text is None and len(parts) >= _FACE_PARTS:  # a crop of a face has four numbers behind its name
+        text = beside.read("_".join(parts[:-4]) + ending)
+    if text == "":
+        return captions.stops("the caption file is empty, at which the trainer stops")
+    lines = [line.strip() for line in (text or "").split("\n")]
+    words = dataset.find(settings, "class_tokens")
+    own = lines[:1] if not draws else [line for line in lines if line]
+    texts = own if text is not None else [str(words.value) if words else ""]
+    why = "" if text is not None or beside.clip.caption is None else f"captions are read from {ending} files alone"
+    return _processed(settings, dataset, texts or [""], why, draws=draws)
+
+
+def _processed(
+    settings: FormerSettings, dataset: FormerDataset, lines: list[str], why: str, *, draws: bool
+) -> FormerCaption:
+    """Put prefix and suffix around all lines, draw one of them and its choices, and shuffle its tags."""
+    prefix, suffix = (str(dataset.get(settings, f"caption_{name}", "")) for name in ("prefix", "suffix"))
+    if draws and len(lines) > 1 and (prefix or suffix):
+        why = why or "the prefix is before the first line alone, and the suffix behind the last"
+    lines = [*lines]
+    lines[0] = f"{prefix} {lines[0]}" if prefix else lines[0]
+    lines[-1] = f"{lines[-1]} {suffix}" if suffix else lines[-1]
+    found = [choice for line in lines for choice in _choices(line)] if draws else lines
+    if found != lines:
+        why = why or "one of the choices in {a|b} is drawn"
+    secondary = str(dataset.get(settings, "secondary_separator", ""))
+    if not (
+        is_on(dataset.get(settings, "shuffle_caption", False)) or dataset.get(settings, "caption_tag_dropout_rate", 0)
+    ):
+        texts = [text.replace(secondary, ",") if secondary else text for text in found]
+        return captions.former(texts, why or ("secondary_separator becomes a comma" if texts != found else ""))
+    shuffled = frozenset(_shuffled(settings, dataset, text) for text in found)
+    return FormerCaption(shuffled, why or "prefix and suffix are shuffled as tags, or tags are kept by a mark")
+
+
+def _choices(text: str) -> list[str]:
+    """Return what a text with choices in braces may become; the first of each beyond 256."""
+    parts = re.split(r"(?<!\{)\{([^{}]+)\}(?!\})", text)
+    options = [part.split("|") if number % 2 else [part] for number, part in enumerate(parts)]
+    many = math.prod(map(len, options)) > _MOST_CHOICES
+    made = [[each[0] for each in options]] if many else itertools.product(*options)
+    return ["".join(each).replace("{{", "{").replace("}}", "}") for each in made]
+
+
+def _shuffled(settings: FormerSettings, dataset: FormerDataset, text: str) -> Caption:
+    separator = str(dataset.get(settings, "caption_separator", ","))
+    mark = str(dataset.get(settings, "keep_tokens_separator", ""))
+    keep = max(int(dataset.get(settings, "keep_tokens", 0)), 0)
+    first, _, rest = text.partition(mark) if mark and mark in text else ("", "", text)
+    middle, _, last = rest.partition(mark) if mark and mark in text else (rest, "", "")
+    head, tags, tail = (
+        [tag for each in part.split(separator) if (tag := each.strip())] for part in (first, middle, last)
+    )
+    if not head and not tail:
+        head, tags = tags[:keep], tags[keep:]
+    if is_on(dataset.get(settings, "shuffle_caption", False)):
+        return captions.mixed(head, tags, tail)
+    return captions.plain(", ".join([*head, *tags, *tail]))
 
 
 def _repeats(settings: FormerSettings, dataset: FormerDataset) -> float:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
-from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.former import FormerEpoch
 from reelworks.compat.kohya import adapters, levels, reading, sizes
 from reelworks.compat.kohya import datasets as dataset_rules
 from reelworks.compat.kohya.convert import convert
@@ -81,6 +83,9 @@ class _SdScripts:
     def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
         return former_clips.epoch(settings, clips)
 
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return former_clips.caption(settings, beside)
+
 
 SD_SCRIPTS = _SdScripts()
 
@@ -122,7 +127,6 @@ def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
         no_upscale=bucketed and is_on(dataset.get(settings, "bucket_no_upscale", False)),
         batch_size=sizes.batch_of(dataset.get(settings, "batch_size", 1)),
         frames=(1,),
-        share=max(dataset.get(settings, "num_repeats", 1), 1),
         path=str(dataset.get(settings, "image_dir", "")),
     )
 
