@@ -16,6 +16,7 @@ from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import ScanProgress
 from reelworks.catalog.store import Catalog
+from reelworks.compat import files as config_files
 from reelworks.compat.clip import Clip
 from reelworks.core.errors import UserError
 from reelworks.recipe import dataset
@@ -84,6 +85,9 @@ class Scan:
         """Scan the datasets of a recipe into a catalog in a folder."""
         self._folder, self.missing = folder, dict[int, str]()
         for number, each in enumerate(recipe.dataset):
+            if "://" not in each.path and config_files.existing(each.path) is None:
+                self.missing[number] = f"there is no {each.path}"
+                continue
             try:
                 dataset.scan_recipe(self._of(recipe, [number]), on_scan)
             except UserError as error:

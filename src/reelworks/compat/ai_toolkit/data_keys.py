@@ -16,6 +16,7 @@ DATASET_DEFAULTS: dict[str, Any] = {
     "num_frames": 1,
     "caption_dropout_rate": 0.0,
     "default_caption": None,
+    "trigger_word": None,
 }
 
 
@@ -87,7 +88,9 @@ def _default_caption(value: Any, draft: ImportDraft) -> Outcome:
 
 def _trigger(value: Any, draft: ImportDraft) -> Outcome:
     if not isinstance(value, str) or not value.strip():
-        return Fate.DEFAULT, "none"
+        if not draft.numbers or draft.settings.get("trigger_word"):
+            return Fate.DEFAULT, "none"
+        return Fate.TAKEN, f"{draft.set(f'dataset.{draft.numbers[0]}.trigger', '')}: [trigger] and [name] are taken out"
     mine = draft.numbers[:1] or tuple(
         number
         for number in range(draft.settings.count("datasets"))
@@ -97,6 +100,12 @@ def _trigger(value: Any, draft: ImportDraft) -> Outcome:
         if draft.settings.get(f"datasets.{number}.is_reg") is not True:
             draft.set(f"dataset.{number}.trigger", value)
     return Fate.TAKEN, "dataset.trigger: in place of [trigger] and [name], and before captions without it"
+
+
+def _kept(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.settings.get(f"datasets.{draft.numbers[0]}.shuffle_tokens") is True:
+        return Fate.NO_MEANING, "shuffle_tokens puts all tags into another order"
+    return Fate.TAKEN, draft.set(f"dataset.{draft.numbers[0]}.keep_tags", int(value or 0))
 
 
 def _control(value: Any, draft: ImportDraft) -> Outcome:
@@ -278,7 +287,7 @@ RULES: dict[str, Rule] = {
     "datasets.*.caption_dropout_rate": _dropout,
     "datasets.*.token_dropout_rate": rules.to("dataset.*.tag_dropout", none=0.0),
     "datasets.*.shuffle_tokens": rules.to("dataset.*.shuffle_tags", none=False),
-    "datasets.*.keep_tokens": rules.to("dataset.*.keep_tags", none=0),
+    "datasets.*.keep_tokens": _kept,
     "datasets.*.use_short_captions": rules.impossible("captions.txt has one caption: write the short one there"),
     "datasets.*.replacements": rules.impossible("change the caption files"),
     "datasets.*.flip_x": _mirrored,

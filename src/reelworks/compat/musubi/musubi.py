@@ -22,8 +22,7 @@ from reelworks.compat.musubi.musubi_datasets import FOLDERS, datasets_of, is_vid
 from reelworks.compat.rules import Fate, ImportedKey
 from reelworks.compat.trainer import choose_model
 from reelworks.core.errors import UserError
-from reelworks.models import components, registry
-from reelworks.models.config import ModelConfig
+from reelworks.models import registry
 
 _LEVELS = ("general.", "datasets.")
 
@@ -72,7 +71,6 @@ class _Musubi:
         sizes.tell(draft, datasets, sizings, told)
         _tell_lengths(draft, datasets, sizings, told)
         dataset_rules.name_all(draft)
-        yield from _needed_sources(draft)
         draft.set("objective.caption_dropout", 0.0, "captions are never left out there")
         draft.set("encode.store", True, "latents and embeddings are always stored there")
         script = str(draft.settings.get("script", ""))
@@ -150,16 +148,6 @@ def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
         path=str(source),
         each_length=dataset.get(settings, "frame_extraction", "head") == "head",
     )
-
-
-def _needed_sources(draft: ImportDraft) -> Iterator[ImportedKey]:
-    """Put a placeholder where a model of edits needs pictures beside the captions."""
-    if "source" not in components.conditioning(ModelConfig(name=draft.get("model.name"))).needs:
-        return
-    for number in range(draft.count("dataset")):
-        if draft.get(f"dataset.{number}.source") is None:
-            remark = draft.set(f"dataset.{number}.source", "sources", "to fill in")
-            yield ImportedKey(f"datasets.{number}.control_directory", None, Fate.TO_FILL_IN, f"replace {remark}")
 
 
 def _tell_lengths(draft: ImportDraft, datasets: Sequence[FormerDataset], sizings: Sequence[Sizing], told: Told) -> None:

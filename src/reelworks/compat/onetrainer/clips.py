@@ -118,12 +118,11 @@ def _left_out(settings: FormerSettings, clip: Clip, of_dataset: dict[int, int]) 
     concept = of_dataset.get(clip.dataset)
     if concept is None:
         return "the concept is not trained"
-    path = PurePosixPath(clip.path)
-    if "/" in clip.path and settings.get(f"concepts.{concept}.include_subdirectories") is not True:
+    if concepts.is_below(settings, concept, clip.path):
         return "it is in a folder of the concept's folder"
-    if path.stem.endswith(("-masklabel", "-condlabel")):
+    if PurePosixPath(clip.path).stem.endswith(concepts.BESIDE):
         return "it is a mask or a condition of another picture"
-    if not clip.is_image or path.suffix.lower() not in concepts.PICTURES:
+    if not clip.is_image or not concepts.is_picture(clip.path):
         return "it is no picture of a kind that the trainer reads"
     return ""
 

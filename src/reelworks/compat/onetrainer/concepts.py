@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from reelworks.compat import datasets, rules, sizes, values
@@ -13,6 +14,8 @@ from reelworks.compat.rules import Fate, ImportedKey, Outcome, Rule
 from reelworks.compat.sizes import Sizes
 
 PICTURES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".avif")
+BESIDE = ("-masklabel", "-condlabel")  # ends of names of masks and conditions
+_MOST_FILES = 1_000_000
 RATIOS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)  # and their inverses
 _MOST_LINES = 1  # of a file of prompts that becomes the caption of all clips
 _MOST_PROMPTS_BYTES = 1 << 20
@@ -105,15 +108,35 @@ def _balancing(value: Any, draft: ImportDraft, number: int) -> Outcome:
     if not is_samples:
         repeats = int(amount) if amount == int(amount) else amount
         return Fate.TAKEN, draft.set(f"dataset.{number}.repeats", repeats)
-    folder = Path(str(_own(draft, "path", "")))
-    try:
-        found = sum(path.suffix.lower() in PICTURES for path in folder.iterdir())
-    except (OSError, ValueError):
-        found = 0
+    found = _count(draft, draft.numbers[0], number)
     if not found:
         return Fate.TO_FILL_IN, f"set dataset.{number}.repeats to {amount:g} divided by the number of pictures"
     remark = draft.set(f"dataset.{number}.repeats", round(int(amount) / found, 6))
     return Fate.TAKEN, f"{remark}, {int(amount)} of {found} pictures"
+
+
+def is_below(settings: FormerSettings, concept: int, path: str) -> bool:
+    """Return whether a file is in a folder of the concept's folder, which is not read."""
+    return "/" in path and settings.get(f"concepts.{concept}.include_subdirectories") is not True
+
+
+def is_picture(path: str) -> bool:
+    """Return whether a file is a picture of its own that OneTrainer reads, by its name."""
+    name = PurePosixPath(path)
+    return name.suffix.lower() in PICTURES and not name.stem.endswith(BESIDE)
+
+
+def _count(draft: ImportDraft, concept: int, number: int) -> int:
+    """Return the number of pictures of a concept: of the clips that were scanned, or else of the folder's files."""
+    if draft.clips:
+        paths = [clip.path for clip in draft.clips if clip.dataset == number and clip.is_image]
+    else:
+        folder = Path(str(_own(draft, "path", "")))
+        try:
+            paths = [path.relative_to(folder).as_posix() for path in itertools.islice(folder.rglob("*"), _MOST_FILES)]
+        except (OSError, ValueError):
+            paths = []
+    return sum(is_picture(path) and not is_below(draft.settings, concept, path) for path in paths)
 
 
 def _weight(value: Any, draft: ImportDraft, number: int) -> Outcome:
@@ -153,14 +176,23 @@ def _override(value: Any, draft: ImportDraft, number: int) -> Outcome:
 
 def _source(value: Any, draft: ImportDraft, number: int) -> Outcome:
     """Take captions of files, a line at a time; those of one file for all only if it has one line."""
-    draft.set(f"dataset.{number}.missing_caption", "")
     if value == "sample":
+        draft.set(f"dataset.{number}.missing_caption", "")
         return Fate.TAKEN, draft.set(f"dataset.{number}.captions", "lines")
     if value == "filename":
-        return Fate.NOT_POSSIBLE, "captions are not taken from names: make a list (.jsonl) with columns path and text"
+        return (
+            Fate.NOT_POSSIBLE,
+            "captions are not taken from names, and pictures without a text file are left out: make a list (.jsonl) with "
+            "columns path and text",
+        )
     prompts = _lines(str(_own(draft, "text.prompt_path", "")))
     if len(prompts) != _MOST_LINES:
-        return Fate.NOT_POSSIBLE, "captions are texts beside the files: make a list (.jsonl) with columns path and text"
+        return (
+            Fate.NOT_POSSIBLE,
+            "captions are texts beside the files, and pictures without one are left out: make a list (.jsonl) with columns "
+            "path and text",
+        )
+    draft.set(f"dataset.{number}.missing_caption", "")
     form = prompts[0].replace("{", "{{").replace("}", "}}")
     return Fate.TAKEN, draft.set(f"dataset.{number}.caption", form)
 

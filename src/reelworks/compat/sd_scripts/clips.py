@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import random
 import re
 from collections import defaultdict
@@ -15,13 +14,13 @@ from reelworks.compat.captions import Beside, Caption, FormerCaption
 from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings
 from reelworks.compat.former import FormerEpoch, Use
-from reelworks.compat.kohya import areas, reading, sizes
+from reelworks.compat.kohya import areas, sizes
 from reelworks.compat.kohya.areas import AspectBuckets, Size
 from reelworks.compat.kohya.levels import FormerDataset
 from reelworks.compat.kohya.values import is_on, whole_of
-from reelworks.compat.sd_scripts.folders import usable
+from reelworks.compat.sd_scripts import folders
+from reelworks.compat.sd_scripts.folders import is_picture, usable
 
-_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 _FACE_PARTS = 5
 _MOST_CHOICES = 256
 _VIDEO = "videos are not read"
@@ -174,7 +173,7 @@ def _unread(clip: Clip, *, is_list: bool) -> str:
         return _VIDEO
     if "/" in clip.path and not is_list:
         return _BELOW
-    return "" if clip.path.lower().endswith(_ENDINGS) else _FORMAT
+    return "" if is_picture(clip.path) else _FORMAT
 
 
 def _hold_out(
@@ -240,16 +239,16 @@ def _count(
     return f"an epoch is {steps} batches of {used} sizes on one process (library/train_util.py:make_buckets)"
 
 
-def count_pictures(settings: FormerSettings, datasets: Sequence[FormerDataset]) -> list[int] | None:
-    """Return the number of pictures in each dataset's folder; None if one of the folders is not there."""
-    counts = []
-    for dataset in datasets:
-        folder = reading.existing_folder(str(dataset.get(settings, "image_dir", "")))
-        if folder is None:
-            return None
-        try:
-            with os.scandir(folder) as entries:
-                counts.append(sum(entry.name.lower().endswith(_ENDINGS) for entry in entries))
-        except OSError:
-            return None
-    return counts
+def count_pictures(
+    settings: FormerSettings, datasets: Sequence[FormerDataset], clips: Sequence[Clip]
+) -> list[int] | None:
+    """Return the number of pictures of each dataset: of the clips that were scanned, or else of the folder's files.
+
+    None if one of the folders is not there.
+    """
+    is_list = [any(each.find(settings, name) is not None for name in ("metadata_file", "in_json")) for each in datasets]
+    read = [clip.dataset for clip in clips if not _unread(clip, is_list=is_list[clip.dataset])]
+    if clips:
+        return [read.count(number) for number in range(len(datasets))]
+    counted = [folders.count_pictures(str(dataset.get(settings, "image_dir", ""))) for dataset in datasets]
+    return None if None in counted else [number for number in counted if number is not None]

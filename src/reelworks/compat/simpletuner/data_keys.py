@@ -152,12 +152,12 @@ def _captions(value: Any, draft: ImportDraft) -> Outcome:
         if option(settings, number, "disable_multiline_split") is True:
             return Fate.DEFAULT, "captions are read from text files beside the clips"
         return Fate.TAKEN, f"{draft.set(f'dataset.{number}.captions', 'lines')}: each line of a text file is a caption"
-    draft.set(f"dataset.{number}.missing_caption", "", "no caption")
     sources = {"filename": "names of files", "parquet": "tables", "csv": "tables", "huggingface": "tables of the hub"}
     told = f"captions are not read from {sources.get(strategy, 'there')}"
     return (
         Fate.TO_FILL_IN,
-        f"{told}: write text files beside the clips, or a list (.csv, .parquet) with the columns path and text",
+        f"{told}, and clips without a text file are left out: write text files beside them, or a list (.csv, .parquet) with "
+        "the columns path and text",
     )
 
 
