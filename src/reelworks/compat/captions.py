@@ -141,7 +141,7 @@ def others(
         theirs = _former(caption_of, Beside(clip, _path(clip, dataset)))
         if ours is None or theirs is None or theirs.captions == ours:
             continue
-        why = theirs.why or (_BOM if any("\ufeff" in each.text for each in theirs.captions) else _OTHER)
+        why = _BOM if _without_mark(theirs.captions) == ours else theirs.why or _OTHER
         found[why].append(name)
         examples.setdefault(why, _example(theirs.captions, ours))
     return {f"{why}{examples[why]}": named for why, named in sorted(found.items(), key=lambda item: -len(item[1]))}
@@ -154,6 +154,14 @@ def _former(caption_of: Callable[[Beside], FormerCaption | None], beside: Beside
         return stops(_NOT_UTF8)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
         return None  # settings that a stranger filled with something else, which the list of settings tells
+
+
+def _without_mark(found: frozenset[Caption]) -> frozenset[Caption]:
+    bare = [[each.text, *each.tags] for each in found]
+    texts = [[part.replace("\ufeff", "") for part in parts] for parts in bare]
+    return frozenset(
+        each._replace(text=text, tags=_sorted(tags)) for each, (text, *tags) in zip(found, texts, strict=True)
+    )
 
 
 def _example(theirs: frozenset[Caption], ours: frozenset[Caption]) -> str:

@@ -122,10 +122,14 @@ def plan(data: RecipeData) -> Plan:
 
 
 def account(
-    trainer: str, scan: Scan, data: RecipeData, epoch: FormerEpoch, other_captions: Mapping[str, list[str]]
+    trainer: str,
+    scan: Scan,
+    data: RecipeData,
+    planned: Plan,
+    epoch: FormerEpoch,
+    other_captions: Mapping[str, list[str]],
 ) -> ClipAccount:
     """Compare the first epoch of a recipe with that of the former trainer."""
-    planned = plan(data)
     return ClipAccount(
         trainer=trainer,
         clips=len(scan.clips),
@@ -141,9 +145,11 @@ def account(
     )
 
 
-def trained_by_both(scan: Scan, data: RecipeData, epoch: FormerEpoch) -> Iterator[tuple[Clip, str, DatasetConfig]]:
+def trained_by_both(
+    scan: Scan, data: RecipeData, planned: Plan, epoch: FormerEpoch
+) -> Iterator[tuple[Clip, str, DatasetConfig]]:
     """Yield the clips that are trained there and here, with their names and datasets here."""
-    rejected = plan(data).rejected
+    rejected = planned.rejected
     without = {name for reason in rejected.by_reason() for name in rejected.paths(reason)}
     for clip, name, use in zip(scan.clips, scan.names, epoch.uses, strict=True):
         if use.times > 0 and name not in without:

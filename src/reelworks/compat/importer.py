@@ -169,14 +169,14 @@ def _account(
         made = _Converted.of(trainer, ImportDraft(settings, request, scan.clips))
         try:
             data = scan.open(made.recipe)
+            planned = former.plan(data)
             if rates.lacks_steps(made.draft):
-                steps = former.plan(data).steps
-                made = _Converted.of(trainer, ImportDraft(settings, request, scan.clips, steps))
+                made = _Converted.of(trainer, ImportDraft(settings, request, scan.clips, planned.steps))
             epoch = trainer.former_epoch(settings, scan.clips)
             if epoch is None:
                 return made, None, _SILENT.format(trainer.name)
-            trained = former.trained_by_both(scan, data, epoch)
+            trained = former.trained_by_both(scan, data, planned, epoch)
             other = captions.others(partial(trainer.caption, settings), trained)
-            return made, former.account(trainer.name, scan, data, epoch, other), ""
+            return made, former.account(trainer.name, scan, data, planned, epoch, other), ""
         except UserError as error:
             return made, None, f"{error.problem}: {error.remedy}"

@@ -5,6 +5,7 @@ Entries hold for all datasets of a recipe, and a clip takes the largest that it 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,9 +56,10 @@ def write(draft: ImportDraft, datasets: Sequence[Sizes], *, draws: bool = False)
         for resolution in each.resolutions:
             entries.setdefault((each.is_video, resolution), []).append(each)
     ranked = sorted(entries, key=lambda entry: (not entry[0], -sizes.pixel_budget(entry[1])[0]))
+    why = re.sub(r"\.\d+\.", ".*.", draft.key) or "resolution"
     for number, entry in enumerate(ranked):
         frames = sorted({each for user in entries[entry] for each in user.frames})
-        draft.set(f"bucket.{number}.resolution", entry[1])
+        draft.set(f"bucket.{number}.resolution", entry[1], why)
         draft.set(f"bucket.{number}.num_frames", frames if len(frames) > 1 else frames[0], "")
         if batches := [user.batch_size for user in entries[entry] if user.batch_size is not None]:
             draft.set(f"bucket.{number}.batch_size", max(batches), "batch_size")

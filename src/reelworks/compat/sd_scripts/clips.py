@@ -132,7 +132,9 @@ def _processed(
         texts = [text.replace(secondary, ",") if secondary else text for text in found]
         return captions.former(texts, why or ("secondary_separator becomes a comma" if texts != found else ""))
     shuffled = frozenset(_shuffled(settings, dataset, text) for text in found)
-    return FormerCaption(shuffled, why or "prefix and suffix are shuffled as tags, or tags are kept by a mark")
+    mark = dataset.find(settings, "keep_tokens_separator") is not None
+    why = why or ("prefix and suffix are shuffled as tags" if prefix or suffix else "")
+    return FormerCaption(shuffled, why or ("keep_tokens_separator tells which tags stay in place" if mark else ""))
 
 
 def _choices(text: str) -> list[str]:
