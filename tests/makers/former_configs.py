@@ -9,8 +9,9 @@ from typing import Any
 
 from reelworks.compat import files as config_files
 from reelworks.compat import importer
+from reelworks.compat.clip import Clip
 from reelworks.compat.files import ConfigFile
-from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.former import FormerEpoch
 from reelworks.compat.importer import TRAINERS, Imported
 from reelworks.compat.request import ImportRequest
 from reelworks.compat.rules import Fate

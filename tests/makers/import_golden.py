@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reelworks.compat import importer
-from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.clip import Clip
+from reelworks.compat.former import FormerEpoch
 from reelworks.compat.importer import Imported
 from reelworks.compat.request import ImportRequest
 from reelworks.recipe import recipe_file

@@ -52,7 +52,7 @@ class CaptionNeeds:
     Attributes:
         trigger: The trigger word.
         encoder: The text encoder.
-        templates: What a recipe puts around captions (`dataset.caption`), by the name of the dataset.
+        templates: What a recipe puts around captions (`dataset.trigger` and `caption`), by the name of the dataset.
         line_datasets: Names of datasets each line of whose texts is a caption.
     """
 
@@ -84,7 +84,7 @@ def find(trigger: str | None = None, text_encoder: str | None = None, recipe: Re
     return CaptionNeeds(
         trigger,
         encoder,
-        tuple((dataset.dataset_name, dataset.caption) for dataset in datasets),
+        tuple((dataset.dataset_name, f"{dataset.trigger or ''} {dataset.caption}".strip()) for dataset in datasets),
         tuple(dataset.dataset_name for dataset in datasets if dataset.captions == "lines"),
     )
 

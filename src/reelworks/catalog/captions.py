@@ -19,9 +19,18 @@ def chosen(text: str, dataset: DatasetConfig, word: U64 | None) -> str:
     """
     if dataset.captions == "lines":
         text = _line(text, word)
-    if word is None or not (dataset.shuffle_tags or dataset.tag_dropout):
-        return text
-    return _tags(text, dataset, word)
+    elif dataset.captions == "first":
+        text = next(iter(lines(text)), "")
+    if word is not None and (dataset.shuffle_tags or dataset.tag_dropout):
+        text = _tags(text, dataset, word)
+    return text if dataset.trigger is None else triggered(text, dataset.trigger)
+
+
+def triggered(text: str, trigger: str) -> str:
+    """Return a caption with a trigger word in place of [trigger] and [name], or before it if it has none."""
+    for placeholder in ("[trigger]", "[name]"):
+        text = text.replace(placeholder, trigger)
+    return text if trigger in text else f"{trigger} {text}".strip()
 
 
 def lines(text: str) -> list[str]:
@@ -38,12 +47,21 @@ def _line(text: str, word: U64 | None) -> str:
 
 def _tags(text: str, dataset: DatasetConfig, word: U64) -> str:
     """Drop and shuffle the tags after the first `keep_tags`; whether one is dropped does not depend on the others."""
-    tags = [tag.strip() for tag in text.split(dataset.tag_separator) if tag.strip()]
-    kept, rest = tags[: dataset.keep_tags], tags[dataset.keep_tags :]
+    kept, rest = tags(text, dataset)
     numbers = np.arange(len(rest))
     dropped = hash_rng.bernoulli(hash_rng.extend(word, Purpose.TAG_DROPOUT, numbers), dataset.tag_dropout)
     order = numbers
     if dataset.shuffle_tags:
         order = np.argsort(hash_rng.extend(word, Purpose.TAG_ORDER, numbers), kind="stable")
-    separator = dataset.tag_separator if dataset.tag_separator[-1].isspace() else f"{dataset.tag_separator} "
-    return separator.join([*kept, *(rest[i] for i in order.tolist() if not dropped[i])])
+    return joint(dataset).join([*kept, *(rest[i] for i in order.tolist() if not dropped[i])])
+
+
+def tags(text: str, dataset: DatasetConfig) -> tuple[list[str], list[str]]:
+    """Return the tags of a caption that keep their place, and the others."""
+    found = [tag.strip() for tag in text.split(dataset.tag_separator) if tag.strip()]
+    return found[: dataset.keep_tags], found[dataset.keep_tags :]
+
+
+def joint(dataset: DatasetConfig) -> str:
+    """Return what stands between two tags that were put into another order."""
+    return dataset.tag_separator if dataset.tag_separator[-1].isspace() else f"{dataset.tag_separator} "

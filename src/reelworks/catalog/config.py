@@ -189,10 +189,15 @@ class DatasetConfig(PublicConfig):
         description="Train a LoRA on these clips to predict what the base model predicts without it, instead of the "
         "clips themselves. This regularises: it keeps the model's knowledge of similar subjects from drifting.",
     )
-    captions: Literal["whole", "lines"] = Field(
+    trigger: str | None = Field(
+        default=None,
+        description="Word for what a LoRA learns. It takes the place of [trigger] and [name] in captions, and is put before "
+        "those without it; an empty text takes [trigger] and [name] out. Without this key, both stay as they are.",
+    )
+    captions: Literal["whole", "lines", "first"] = Field(
         default="whole",
         description='"lines": each line of a clip\'s text is a caption of its own, and each use of the clip draws one '
-        'of them; "whole": the text is one caption. Caption files with a number (cat.txt, cat.1.txt, cat.2.txt, …) and '
+        'of them; "first": the first line is the caption; "whole": the text is one caption. Caption files with a number (cat.txt, cat.1.txt, cat.2.txt, …) and '
         "the texts of a list's column of lists are a line each.",
     )
     shuffle_tags: bool = Field(
@@ -364,7 +369,7 @@ DRAWN = frozenset(
     )
 )
 # Keys that change how clips and captions are shown, but not which clips are trained or when.
-SHOWING = DRAWN | {"caption", "keep_tags", "tag_separator"}
+SHOWING = DRAWN | {"caption", "keep_tags", "tag_separator", "trigger"}
 
 
 def _is_list(info: ValidationInfo) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from reelworks.compat.draft import ImportDraft
+from reelworks.compat.rules import Fate, ImportedKey
 from reelworks.core.shape import Geometry
 from reelworks.models import components, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
@@ -68,11 +69,17 @@ def side_of(value: Any) -> int:
     return side
 
 
-def set_sizes(draft: ImportDraft, resolutions: Sequence[str], frames: Sequence[int], *, first: int = 0) -> None:
-    """Set one `[[bucket]]` for each resolution, the largest first, from the number `first` on."""
-    for number, resolution in enumerate(resolutions, first):
-        draft.set(f"bucket.{number}.resolution", resolution)
-        draft.set(f"bucket.{number}.num_frames", list(frames) if len(frames) > 1 else frames[0], "")
+def needed(draft: ImportDraft) -> Iterator[ImportedKey]:
+    """Put a placeholder where the model needs pictures beside the clips and a dataset has none; yield a line for each."""
+    for number in range(draft.count("dataset")):
+        for kind in conditioning_of(draft).needs:
+            if draft.get(f"dataset.{number}.{kind}") is not None:
+                continue
+            path, origin = draft.get(f"dataset.{number}.path"), draft.origin_of(f"dataset.{number}.path")
+            draft.begin("")
+            placeholder = draft.set(f"dataset.{number}.{kind}", f"{kind}s", "to fill in")
+            remark = f"{path} ({origin or 'its folder'}) has none, and the model is given one with each clip: replace {placeholder}"
+            yield ImportedKey(f"dataset.{number}.{kind}", None, Fate.TO_FILL_IN, f"{remark}, or leave the dataset out")
 
 
 def set_preview_side(draft: ImportDraft, key: str, pixels: Any) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from reelworks.compat.clip import Clip
 from reelworks.compat.request import ImportRequest
 from reelworks.core import toml, toml_none
 from reelworks.core.errors import shown
@@ -47,11 +48,22 @@ class ImportDraft:
         key: Name of the setting that is being converted, in the trainer's own words.
         numbers: Numbers in that name, such as that of the dataset.
         is_default: The setting is not in the config, and has the trainer's default.
+        clips: The clips of all datasets, if their folders were scanned.
+        epoch_steps: Steps of an epoch here, if they were planned.
+        warmup: A warm-up that is a share of all steps, and the setting that it comes from.
         took_data: The folders of `--data` are in the recipe already.
     """
 
-    def __init__(self, settings: FormerSettings, request: ImportRequest) -> None:
+    def __init__(
+        self,
+        settings: FormerSettings,
+        request: ImportRequest,
+        clips: Sequence[Clip] = (),
+        epoch_steps: int | None = None,
+    ) -> None:
         self.settings, self.request = settings, request
+        self.clips, self.epoch_steps = clips, epoch_steps
+        self.warmup: tuple[str, float] | None = None
         self.key, self.is_default = "", False
         self.took_data = False
         self.numbers: tuple[int, ...] = ()

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from reelworks.analysis import plan as analysis_plan
+from reelworks.analysis.plan import Plan
+from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import ScanProgress
+from reelworks.catalog.store import Catalog
 from reelworks.compat import files as config_files
+from reelworks.compat.clip import Clip
+from reelworks.core.errors import UserError
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
-
-
-class Clip(NamedTuple):
-    """A picture or video that can be read, as a scan finds it."""
-
-    dataset: int  # number of its dataset in the recipe
-    path: str  # below the folder of the dataset
-    width: int
-    height: int
-    num_frames: int  # 1 of a picture
-    fps: float  # 0 of a picture
-    is_image: bool
-    caption: str | None
 
 
 class Use(NamedTuple):
@@ -61,6 +53,8 @@ class ClipAccount:
         here_trained: Number of clips that an epoch trains here.
         here_left_out: Clips that are left out here, by reason.
         rules: The rules of the trainer that this follows from, with the place in its source.
+        other_captions: Clips that both train, with another caption each, by what the trainer does with it.
+        not_told: Folders whose clips are not among these, with the reason.
     """
 
     trainer: str
@@ -72,45 +66,94 @@ class ClipAccount:
     here_trained: int
     here_left_out: Mapping[str, list[str]]
     rules: tuple[str, ...]
+    other_captions: Mapping[str, list[str]] = field(default_factory=dict)
+    not_told: tuple[str, ...] = ()
 
 
-def missing_folders(recipe: Recipe) -> list[str]:
-    """Return the folders and lists of a recipe's datasets that are not there."""
-    paths = [each.path for each in recipe.dataset]
-    return [path for path in paths if "://" not in path and config_files.existing(path) is None]
+class Scan:
+    """The clips of a recipe's datasets, in a temporary catalog.
+
+    A dataset whose folder is not there, or has no clip, hides no other one.
+
+    Attributes:
+        missing: Why a dataset's clips are not known, by its number.
+        clips: The clips that can be read.
+        names: Their names, as dataset/path.
+    """
+
+    def __init__(self, recipe: Recipe, folder: str, on_scan: Callable[[ScanProgress], None] | None = None) -> None:
+        """Scan the datasets of a recipe into a catalog in a folder."""
+        self._folder, self.missing = folder, dict[int, str]()
+        for number, each in enumerate(recipe.dataset):
+            if "://" not in each.path and config_files.existing(each.path) is None:
+                self.missing[number] = f"there is no {each.path}"
+                continue
+            try:
+                dataset.scan_recipe(self._of(recipe, [number]), on_scan)
+            except UserError as error:
+                self.missing[number] = f"{each.path}: {error.problem}"
+        self.clips: list[Clip] = []
+        self.names: list[str] = []
+        if len(self.missing) < len(recipe.dataset):
+            rows = self._rows(Catalog.open(Path(folder)), recipe)
+            self.clips = _clips(rows, [each.dataset_name for each in recipe.dataset])
+            self.names = rows.labels(np.arange(len(rows)))
+
+    def open(self, recipe: Recipe) -> RecipeData:
+        """Return those datasets of a recipe whose clips are known."""
+        return RecipeData.open(self._of(recipe, [n for n in range(len(recipe.dataset)) if n not in self.missing]))
+
+    def _rows(self, catalog: Catalog, recipe: Recipe) -> CatalogRows:
+        rows = catalog.live()
+        own = [each.dataset_name for number, each in enumerate(recipe.dataset) if number not in self.missing]
+        return rows.take(np.flatnonzero(rows.readable & rows.of_datasets(own)))
+
+    def _of(self, recipe: Recipe, numbers: Sequence[int]) -> Recipe:
+        return recipe.model_copy(
+            update={"catalog": self._folder, "dataset": [recipe.dataset[number] for number in numbers]}
+        )
+
+
+def plan(data: RecipeData) -> Plan:
+    """Return the plan of the first epoch on one process."""
+    train = data.recipe.train
+    size = train.micro_batches_per_step or train.gradient_accumulation_steps
+    return analysis_plan.plan(data, micro_batches_per_step=size, world_size=1)
 
 
 def account(
     trainer: str,
-    recipe: Recipe,
-    former: Callable[[Sequence[Clip]], FormerEpoch | None],
-    on_scan: Callable[[ScanProgress], None] | None = None,
-) -> ClipAccount | None:
-    """Scan the folders of a recipe, plan its first epoch, and compare it with that of the former trainer.
+    scan: Scan,
+    data: RecipeData,
+    planned: Plan,
+    epoch: FormerEpoch,
+    other_captions: Mapping[str, list[str]],
+) -> ClipAccount:
+    """Compare the first epoch of a recipe with that of the former trainer."""
+    return ClipAccount(
+        trainer=trainer,
+        clips=len(scan.clips),
+        former_trained=sum(use.times > 0 for use in epoch.uses),
+        left_out=_by_reason(scan.names, epoch.uses, lambda use: use.times == 0),
+        in_part=_by_reason(scan.names, epoch.uses, lambda use: 0 < use.times < 1 and bool(use.reason)),
+        repeated=_by_reason(scan.names, epoch.uses, lambda use: use.times >= 1 and bool(use.reason)),
+        here_trained=len(np.unique(data.entries(0).uid)),  # a repeated clip is one
+        here_left_out={reason: planned.rejected.paths(reason) for reason in planned.rejected.by_reason()},
+        rules=epoch.rules,
+        other_captions=other_captions,
+        not_told=tuple(scan.missing.values()),
+    )
 
-    Leaves nothing behind. None is returned if the trainer's source does not tell what becomes of a clip.
-    """
-    with tempfile.TemporaryDirectory(prefix="reelworks-import-") as folder:
-        recipe = recipe.model_copy(update={"catalog": folder})
-        dataset.scan_recipe(recipe, on_scan)
-        data = RecipeData.open(recipe)
-        rows = np.flatnonzero(data.rows.readable)
-        epoch = former(_clips(data.rows, rows, [each.place.name for each in recipe.dataset]))
-        if epoch is None:
-            return None
-        names = data.rows.labels(rows)
-        planned = analysis_plan.plan(data, world_size=1)
-        return ClipAccount(
-            trainer=trainer,
-            clips=len(rows),
-            former_trained=sum(use.times > 0 for use in epoch.uses),
-            left_out=_by_reason(names, epoch.uses, lambda use: use.times == 0),
-            in_part=_by_reason(names, epoch.uses, lambda use: 0 < use.times < 1 and bool(use.reason)),
-            repeated=_by_reason(names, epoch.uses, lambda use: use.times >= 1 and bool(use.reason)),
-            here_trained=len(np.unique(data.entries(0).uid)),  # a repeated clip is one
-            here_left_out={reason: planned.rejected.paths(reason) for reason in planned.rejected.by_reason()},
-            rules=epoch.rules,
-        )
+
+def trained_by_both(
+    scan: Scan, data: RecipeData, planned: Plan, epoch: FormerEpoch
+) -> Iterator[tuple[Clip, str, DatasetConfig]]:
+    """Yield the clips that are trained there and here, with their names and datasets here."""
+    rejected = planned.rejected
+    without = {name for reason in rejected.by_reason() for name in rejected.paths(reason)}
+    for clip, name, use in zip(scan.clips, scan.names, epoch.uses, strict=True):
+        if use.times > 0 and name not in without:
+            yield clip, name, data.dataset_by_name[name.partition("/")[0]]
 
 
 def _by_reason(names: Sequence[str], uses: Sequence[Use], wanted: Callable[[Use], bool]) -> dict[str, list[str]]:
@@ -121,12 +164,11 @@ def _by_reason(names: Sequence[str], uses: Sequence[Use], wanted: Callable[[Use]
     return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
-def _clips(rows: CatalogRows, numbers: np.ndarray, datasets: Sequence[str]) -> list[Clip]:
-    table = rows.take(numbers)
+def _clips(rows: CatalogRows, datasets: Sequence[str]) -> list[Clip]:
     numbers_of = {name: number for number, name in enumerate(datasets)}
-    columns = (table.width, table.height, table.num_frames, table.fps, table.is_image)
-    owners = [numbers_of[owner] for owner in table.dataset.to_pylist()]
+    columns = (rows.width, rows.height, rows.num_frames, rows.fps, rows.is_image)
+    owners = [numbers_of[owner] for owner in rows.dataset.to_pylist()]
     found = zip(
-        owners, table.path.to_pylist(), *(column.tolist() for column in columns), table.caption.to_pylist(), strict=True
+        owners, rows.path.to_pylist(), *(column.tolist() for column in columns), rows.caption.to_pylist(), strict=True
     )
     return [Clip(*each) for each in found]

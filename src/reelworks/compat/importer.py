@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from reelworks.catalog.scan import ScanProgress
-from reelworks.compat import former, stages
+from reelworks.compat import captions, former, rates, stages
 from reelworks.compat.ai_toolkit.ai_toolkit import AI_TOOLKIT
 from reelworks.compat.diffusion_pipe.diffusion_pipe import DIFFUSION_PIPE
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.files import ConfigFile
-from reelworks.compat.former import ClipAccount
+from reelworks.compat.former import ClipAccount, Scan
 from reelworks.compat.musubi.musubi import MUSUBI
 from reelworks.compat.onetrainer.onetrainer import ONETRAINER
 from reelworks.compat.opensora.open_sora import OPEN_SORA
@@ -21,13 +24,14 @@ from reelworks.compat.rules import ImportedKey
 from reelworks.compat.sd_scripts.sd_scripts import SD_SCRIPTS
 from reelworks.compat.simpletuner.simpletuner import SIMPLETUNER
 from reelworks.compat.trainer import FormerTrainer
-from reelworks.core import files, requests, toml
+from reelworks.core import files, requests
 from reelworks.core.errors import UserError, nearest
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 
 WHOLE_FILES = {OPEN_SORA.name}  # trainers each of whose files is a training, so that several are its stages
 TRAINERS: dict[str, FormerTrainer] = {}
+_SILENT = "the source of {} does not tell what becomes of a clip"
 
 
 def register(trainer: FormerTrainer) -> None:
@@ -74,26 +78,43 @@ def convert(request: ImportRequest, on_scan: Callable[[ScanProgress], None] | No
     trainer = _trainer_of(given, request.trainer)
     is_staged = len(given) > 1 and trainer.name in WHOLE_FILES and all(map(trainer.recognises, given))
     parts = [[file] for file in given] if is_staged else [given]
-    drafts = [ImportDraft(trainer.read(part), request) for part in parts]
-    keys_of = [_fill(trainer, draft) for draft in drafts]
-    recipes = [_parse(draft) for draft in drafts]
-    title, keys = f"Imported from {', '.join(file.path.name for file in given)} of {trainer.name}.", keys_of[0]
+    settings = [trainer.read(part) for part in parts]
+    made = [_Converted.of(trainer, ImportDraft(each, request), is_stage=is_staged) for each in settings]
+    title = f"Imported from {', '.join(file.path.name for file in given)} of {trainer.name}."
     if is_staged:
         names = stages.names_of([file.path.stem for file in given])
-        text = stages.text(title, names, drafts, recipes)
-        recipe_file.parse({"output": f"runs/{request.path.stem}", **toml.parse(text)})
-        for name, more in zip(names[1:], keys_of[1:], strict=True):
-            keys += tuple(replace(key, key=f"{name}: {key.key}") for key in more if key not in keys_of[0])
+        text = stages.text(title, names, [each.draft for each in made], [each.recipe for each in made])
+        keys = tuple(
+            replace(key, key=f"{name}: {key.key}") for name, own in zip(names, made, strict=True) for key in own.keys
+        )
     else:
-        text = drafts[0].text(title)
+        text, keys = made[0].draft.text(title), made[0].keys
     files.write_for("--output", request.path, text.encode())
-    clips, why = _account(trainer, drafts[0], recipes[0], on_scan) if request.clips else (None, "not asked for")
+    clips, why = None, _SILENT.format(trainer.name) if request.clips else "not asked for"
+    if request.clips and not is_staged:
+        found, clips, why = _account(trainer, made[0], on_scan)
+        text, keys = found.draft.text(title), found.keys
+        files.write_for("--output", request.path, text.encode())
     return Imported(trainer.name, str(request.path), text, keys, clips, why)
 
 
-def _fill(trainer: FormerTrainer, draft: ImportDraft) -> tuple[ImportedKey, ...]:
+class _Converted(NamedTuple):
+    """A draft that is filled, with what became of each setting, and the recipe that it is."""
+
+    draft: ImportDraft
+    keys: tuple[ImportedKey, ...]
+    recipe: Recipe
+
+    @classmethod
+    def of(cls, trainer: FormerTrainer, draft: ImportDraft, *, is_stage: bool = False) -> _Converted:
+        """Convert a draft's settings, and check the recipe."""
+        keys = _fill(trainer, draft, is_stage=is_stage)
+        return cls(draft, keys, _parse(draft))
+
+
+def _fill(trainer: FormerTrainer, draft: ImportDraft, *, is_stage: bool) -> tuple[ImportedKey, ...]:
     """Fill the draft of a recipe; returns what became of each setting."""
-    keys = tuple(trainer.convert(draft))
+    keys = rates.finish(draft, tuple(trainer.convert(draft)), is_stage=is_stage)
     draft.begin("")
     for number, path in enumerate(() if draft.took_data else draft.request.data[: draft.count("dataset")]):
         draft.set(f"dataset.{number}.path", str(path), "as given with --data")
@@ -136,9 +157,26 @@ def _parse(draft: ImportDraft) -> Recipe:
 
 
 def _account(
-    trainer: FormerTrainer, draft: ImportDraft, recipe: Recipe, on_scan: Callable[[ScanProgress], None] | None
-) -> tuple[ClipAccount | None, str]:
-    if missing := former.missing_folders(recipe):
-        return None, f"there is no {missing[0]}: give --data DIR to see what becomes of each clip"
-    found = former.account(trainer.name, recipe, lambda clips: trainer.former_epoch(draft.settings, clips), on_scan)
-    return found, "" if found is not None else f"the source of {trainer.name} does not tell what becomes of a clip"
+    trainer: FormerTrainer, made: _Converted, on_scan: Callable[[ScanProgress], None] | None
+) -> tuple[_Converted, ClipAccount | None, str]:
+    """Return what a config becomes with its clips at hand, and the account of them; or why there is none."""
+    with tempfile.TemporaryDirectory(prefix="reelworks-import-") as folder:
+        scan = Scan(made.recipe, folder, on_scan)
+        if not scan.clips:
+            remedy = "give --data DIR to see what becomes of each clip"
+            return made, None, f"{'; '.join(scan.missing.values()) or 'no clip can be read'}: {remedy}"
+        settings, request = made.draft.settings, made.draft.request
+        made = _Converted.of(trainer, ImportDraft(settings, request, scan.clips))
+        try:
+            data = scan.open(made.recipe)
+            planned = former.plan(data)
+            if rates.lacks_steps(made.draft):
+                made = _Converted.of(trainer, ImportDraft(settings, request, scan.clips, planned.steps))
+            epoch = trainer.former_epoch(settings, scan.clips)
+            if epoch is None:
+                return made, None, _SILENT.format(trainer.name)
+            trained = former.trained_by_both(scan, data, planned, epoch)
+            other = captions.others(partial(trainer.caption, settings), trained)
+            return made, former.account(trainer.name, scan, data, planned, epoch, other), ""
+        except UserError as error:
+            return made, None, f"{error.problem}: {error.remedy}"

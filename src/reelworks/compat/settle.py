@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from reelworks.compat import datasets
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.rules import Fate, ImportedKey
 from reelworks.core.errors import UserError
@@ -22,7 +23,7 @@ def settle(draft: ImportDraft, keys: Iterable[ImportedKey]) -> list[ImportedKey]
     Raises:
         UserError: What is wrong is no value that a setting gave, such as a model without its needed companions.
     """
-    told = list(keys)
+    told = [*keys, *datasets.needed(draft)]
     for _ in range(_MOST):
         if all(draft.get(f"train.{key}") in (None, NONE) for key in ("max_steps", "max_epochs")):
             draft.begin("")

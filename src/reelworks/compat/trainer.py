@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
-from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.former import FormerEpoch
 from reelworks.compat.rules import Fate, ImportedKey, Outcome, Rule
 from reelworks.core.errors import UserError
 from reelworks.models import registry
@@ -37,6 +39,9 @@ class FormerTrainer(Protocol):
 
     def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
         """Return what the trainer does with each clip in an epoch by its own rules; None if its source does not tell."""
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        """Return the captions that it shows with a clip; None if that is not known."""
 
 
 def convert_by_rules(

@@ -192,7 +192,9 @@ def _digest(front: str, body: str) -> str:
 
 
 def trigger_of(recipe: Recipe) -> str | None:
-    """Return the words that a recipe puts before each caption; None if there are none, or datasets differ."""
+    """Return the trigger word of a recipe, or the words before each caption; None if there are none, or datasets differ."""
+    if len(named := {d.trigger for d in recipe.dataset if not d.prior_prediction}) == 1 and (word := next(iter(named))):
+        return word
     forms = {dataset.caption.partition("{text}")[0] for dataset in recipe.dataset if not dataset.prior_prediction}
     words = {form.replace("{{", "").replace("}}", "").strip(" ,.:;") for form in forms}
     if len(forms) != 1 or "{" in "".join(forms).replace("{{", ""):

@@ -27,7 +27,14 @@ C = TypeVar("C", bound=BaseModel)
 # Texts that say how was trained, and on what words.
 KEPT = frozenset(
     (
-        *("dataset.caption", "dataset.missing_caption", "dataset.tag_separator", "samples.prompts", "samples.model"),
+        *(
+            "dataset.caption",
+            "dataset.missing_caption",
+            "dataset.tag_separator",
+            "dataset.trigger",
+            "samples.prompts",
+            "samples.model",
+        ),
         *(
             "bucket.resolution",
             "dataset.resolutions",

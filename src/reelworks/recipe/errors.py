@@ -84,7 +84,7 @@ _ELSEWHERE = {
     "steps": "train.max_steps",
     "traindatadir": "dataset.path",
     "trainbatchsize": "buckets.batch_size, or batch_size in a [[bucket]]",
-    "triggerword": 'dataset.caption, as in "WORD, {text}"',
+    "triggerword": 'dataset.trigger, or dataset.caption as in "WORD, {text}"',
     "warmup": "train.warmup_steps",
 }
 

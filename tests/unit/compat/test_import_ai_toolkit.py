@@ -59,7 +59,7 @@ def test_a_lora_of_pictures(tmp_path: Path) -> None:
     assert recipe.objective.timestep_sampling == "logit-normal"
     assert recipe.objective.timestep_shift == "none"
     assert (recipe.objective.caption_dropout, recipe.train.ema_decay) == (0.1, 0.98)
-    assert recipe.dataset[0].caption == "p0rc3l4in {text}"
+    assert (recipe.dataset[0].trigger, recipe.dataset[0].caption) == ("p0rc3l4in", "{text}")
     assert recipe.output == "out/porcelain"
     assert "max_steps = 600                # train.steps = 1200" in made.text
     assert fates(made)["train.optimizer_params.d_coef"] == Fate.NOT_POSSIBLE

@@ -86,7 +86,7 @@ def test_a_lora_of_sdxl(tmp_path: Path) -> None:
 def test_a_lora_of_flux_from_a_batch_file(tmp_path: Path) -> None:
     """flux_shift at 1024 x 1024, which are 4096 tokens, is exp(1.15); a tenth of 600 steps warms up.
 
-    The folder is trained three times at 1024 and once at 768 in an epoch: three quarters of its uses go to the former.
+    The folder is trained three times at 1024 and once at 768 in an epoch: it is a dataset at each.
     """
     made, recipe = convert(tmp_path, GOLDEN / "sd-scripts-2.bat")
     assert (recipe.model.name, recipe.model.weights) == ("flux-dev", r"D:\models\flux1-dev.safetensors")
@@ -100,9 +100,10 @@ def test_a_lora_of_flux_from_a_batch_file(tmp_path: Path) -> None:
     assert [(each.path, each.repeats) for each in recipe.dataset] == [(r"C:\sets\style", 3), (r"C:\sets\style", 1)]
     assert recipe.dataset[0].caption == "in the style of rw, {text}"
     assert [(each.resolution, each.batch_size, each.keep_prob) for each in recipe.bucket] == [
-        ("1024px", 2, 0.75),
+        ("1024px", 2, 1.0),
         ("768px", 4, 1.0),
     ]
+    assert [each.resolutions for each in recipe.dataset] == [["1024px"], ["768px"]]
     assert (recipe.checkpoints.every_steps, recipe.exports.keep_last, recipe.encode.store) == (200, 2, True)
     assert {key for key, fate in fates(made).items() if fate is Fate.NOT_POSSIBLE} == {
         "optimizer_type",
@@ -294,7 +295,7 @@ def test_edits_have_sources(tmp_path: Path) -> None:
     assert (recipe.model.name, recipe.dataset[0].source) == ("qwen-image-edit-2509", "before")
     made, recipe = convert(tmp_path, command=command.replace("--dataset_config d.toml", ""))
     assert recipe.dataset[0].source == "sources"
-    assert fates(made)["datasets.0.control_directory"] is Fate.TO_FILL_IN
+    assert fates(made)["dataset.0.source"] is Fate.TO_FILL_IN
 
 
 def test_shifts_by_size_are_those_of_the_trainers() -> None:

@@ -13,8 +13,8 @@ from hypothesis import given
 from import_golden import FOLDER, converted, former_epoch, golden
 
 from reelworks.compat import importer
+from reelworks.compat.clip import Clip
 from reelworks.compat.files import ConfigFile, flatten
-from reelworks.compat.former import Clip
 from reelworks.compat.onetrainer import layers, models
 from reelworks.compat.onetrainer.onetrainer import ONETRAINER
 from reelworks.compat.request import ImportRequest

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings
-from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.former import FormerEpoch
 from reelworks.compat.kohya import areas
 from reelworks.compat.kohya.levels import FormerDataset
 from reelworks.compat.musubi import clips as musubi_clips

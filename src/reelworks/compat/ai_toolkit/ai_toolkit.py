@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
-from reelworks.compat import datasets, settle, trainer
 from reelworks.compat import files as config_files
+from reelworks.compat import settle, sizes, trainer
 from reelworks.compat.ai_toolkit import clips, keys, model_keys, models
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
-from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.former import FormerEpoch
 from reelworks.compat.rules import ImportedKey
+from reelworks.compat.sizes import Sizes
 from reelworks.core.errors import UserError
 
 _TRAIN = ("sd_trainer", "diffusion_trainer", "ui_trainer", "fine_tune")
@@ -71,6 +74,9 @@ class _AiToolkit:
     def former_epoch(self, settings: FormerSettings, clips_found: Sequence[Clip]) -> FormerEpoch | None:
         return clips.epoch(settings, clips_found)
 
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return clips.caption(settings, beside)
+
 
 AI_TOOLKIT = _AiToolkit()
 
@@ -103,5 +109,5 @@ def _prepare(draft: ImportDraft) -> None:
     draft.set("validation.split", 0.0, "ai-toolkit holds no clips back")
     for number in range(max(draft.settings.count("datasets"), 1)):
         draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
-    datasets.set_sizes(draft, ["512px"], [1])
+    sizes.write(draft, [Sizes(("512px",))])
     draft.set("buckets.upscale", True, "smaller pictures are trained too")

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from reelworks.catalog import caption_names
-from reelworks.compat import datasets, rules
+from reelworks.compat import datasets, rules, sizes
 from reelworks.compat.ai_toolkit import train_keys
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.rules import Fate, Outcome, Rule
+from reelworks.compat.sizes import Sizes
 
 DATASET_DEFAULTS: dict[str, Any] = {
     "resolution": 512,
     "num_frames": 1,
     "caption_dropout_rate": 0.0,
     "default_caption": None,
+    "trigger_word": None,
 }
 
 
@@ -35,28 +37,31 @@ def _uses(draft: ImportDraft, number: int) -> Outcome:
 
 
 def _resolution(value: Any, draft: ImportDraft) -> Outcome:
-    number, count = draft.numbers[0], draft.settings.count("datasets")
-    all_sizes = [{datasets.side_of(size) for size in sizes_of(draft.settings, each)} for each in range(count)]
-    wanted = sorted(set().union(*all_sizes), reverse=True)
-    set_buckets(draft, wanted)
+    number = draft.numbers[0]
     _uses(draft, number)
-    told = f"[[bucket]] resolution = {', '.join(f'{size}px' for size in wanted)}"
-    if len(wanted) > 1:
-        own = [f"{size}px" for size in sorted(all_sizes[number], reverse=True)]
-        told += f", {draft.set(f'dataset.{number}.resolutions', own)}: each clip is used once at each"
+    own = _set_buckets(draft)[number].resolutions
+    told = f"[[bucket]] resolution = {', '.join(own)}"
+    if draft.get(f"dataset.{number}.resolutions") is not None:
+        told += ", and dataset.resolutions: each clip is used once at each"
     return Fate.TAKEN, f"{told}; smaller pictures are enlarged, which ai-toolkit trains at their own size"
 
 
-def set_buckets(draft: ImportDraft, sizes: list[int]) -> None:
-    """Set a bucket for each resolution and the frames of the datasets."""
-    frames = {1}
+def _set_buckets(draft: ImportDraft) -> list[Sizes]:
+    """Set a bucket for each resolution and number of frames of the datasets, and return the sizes of each."""
+    found = []
     for number in range(draft.settings.count("datasets")):
-        if draft.settings.get(f"datasets.{number}.auto_frame_count") is True and not datasets.pictures_only(draft):
-            frames |= {*datasets.ladder(draft, datasets.preset_of(draft).release.num_frames)}  # type: ignore[union-attr]
-        else:
-            frames.add(datasets.frames_here(draft, int(draft.settings.get(f"datasets.{number}.num_frames", 1))))
-    datasets.set_sizes(draft, [f"{size}px" for size in sizes], sorted(frames))
+        sides = sorted({datasets.side_of(size) for size in sizes_of(draft.settings, number)}, reverse=True)
+        found.append(Sizes(tuple(f"{side}px" for side in sides), tuple(sorted({1, *_lengths(draft, number)}))))
+    sizes.write(draft, found)
     draft.set("buckets.upscale", True, "smaller pictures are trained too")
+    return found
+
+
+def _lengths(draft: ImportDraft, number: int) -> list[int]:
+    release = datasets.preset_of(draft).release
+    if draft.settings.get(f"datasets.{number}.auto_frame_count") is True and not datasets.pictures_only(draft):
+        return datasets.ladder(draft, release.num_frames)  # type: ignore[union-attr]
+    return [datasets.frames_here(draft, int(draft.settings.get(f"datasets.{number}.num_frames", 1)))]
 
 
 def _folder(value: Any, draft: ImportDraft) -> Outcome:
@@ -83,16 +88,24 @@ def _default_caption(value: Any, draft: ImportDraft) -> Outcome:
 
 def _trigger(value: Any, draft: ImportDraft) -> Outcome:
     if not isinstance(value, str) or not value.strip():
-        return Fate.DEFAULT, "none"
+        if not draft.numbers or draft.settings.get("trigger_word"):
+            return Fate.DEFAULT, "none"
+        return Fate.TAKEN, f"{draft.set(f'dataset.{draft.numbers[0]}.trigger', '')}: [trigger] and [name] are taken out"
     mine = draft.numbers[:1] or tuple(
         number
         for number in range(draft.settings.count("datasets"))
         if not draft.settings.get(f"datasets.{number}.trigger_word")
     )
-    remark = next(
-        (text for text in [datasets.adds_word(draft, number, value.strip()) for number in mine]), "no dataset"
-    )
-    return Fate.TAKEN, f"{remark}; captions that have it already are not told apart: leave it out if they do"
+    for number in mine:
+        if draft.settings.get(f"datasets.{number}.is_reg") is not True:
+            draft.set(f"dataset.{number}.trigger", value)
+    return Fate.TAKEN, "dataset.trigger: in place of [trigger] and [name], and before captions without it"
+
+
+def _kept(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.settings.get(f"datasets.{draft.numbers[0]}.shuffle_tokens") is True:
+        return Fate.NO_MEANING, "shuffle_tokens puts all tags into another order"
+    return Fate.TAKEN, draft.set(f"dataset.{draft.numbers[0]}.keep_tags", int(value or 0))
 
 
 def _control(value: Any, draft: ImportDraft) -> Outcome:
@@ -274,7 +287,7 @@ RULES: dict[str, Rule] = {
     "datasets.*.caption_dropout_rate": _dropout,
     "datasets.*.token_dropout_rate": rules.to("dataset.*.tag_dropout", none=0.0),
     "datasets.*.shuffle_tokens": rules.to("dataset.*.shuffle_tags", none=False),
-    "datasets.*.keep_tokens": rules.to("dataset.*.keep_tags", none=0),
+    "datasets.*.keep_tokens": _kept,
     "datasets.*.use_short_captions": rules.impossible("captions.txt has one caption: write the short one there"),
     "datasets.*.replacements": rules.impossible("change the caption files"),
     "datasets.*.flip_x": _mirrored,

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from reelworks.buckets.config import MOST_EXTREME
-from reelworks.compat import datasets
+from reelworks.compat import datasets, sizes
 from reelworks.compat.diffusion_pipe import data, models
 from reelworks.compat.diffusion_pipe.data import Directory
 from reelworks.compat.draft import ImportDraft
+from reelworks.compat.sizes import Sizes
 
 
 def fill(draft: ImportDraft, directories: Sequence[Directory]) -> str:
@@ -25,26 +26,28 @@ def fill(draft: ImportDraft, directories: Sequence[Directory]) -> str:
     ratios = sorted({ratio for each in directories for ratio in each.ratios or _ratios_of_sizes(each)})
     legal = [ratio for ratio in ratios if 1 / MOST_EXTREME <= ratio <= MOST_EXTREME] or [1.0]
     draft.set("buckets.aspect_ratios", [f"{ratio:g}:1" for ratio in legal], _why(draft, "ar_buckets", "min_ar"))
-    batches = draft.settings.get("micro_batch_size_per_gpu", 1)
-    for number, side in enumerate(sides):
-        sizes = [
-            data.batch_size(
-                draft.settings.get("image_micro_batch_size_per_gpu", batches) if each == 1 else batches, side
-            )
-            for each in frames
-        ]
-        draft.set(f"bucket.{number}.resolution", f"{round(side)}px", _why(draft, "resolutions", "size_buckets"))
-        draft.set(
-            f"bucket.{number}.num_frames", frames[0] if len(frames) == 1 else frames, _why(draft, "frame_buckets")
-        )
-        size = sizes[0] if len(set(sizes)) == 1 else sizes
-        draft.set(f"bucket.{number}.batch_size", size, _why(draft, "micro_batch_size_per_gpu"))
+    lengths = [tuple(sorted({taken for n in _frames(each) if (taken := here[n])})) or (1,) for each in directories]
+    names = [tuple(f"{round(side)}px" for side in sorted(_sides(each), reverse=True)) for each in directories]
+    sizes.write(draft, [Sizes(*each) for each in zip(names, lengths, strict=True)])
+    _set_batches(draft)
     for number, each in enumerate(directories):
         _repeat(draft, number, each)
-        if len(sides) > 1:
-            own = [f"{round(side)}px" for side in sorted(_sides(each), reverse=True)]
-            draft.set(f"dataset.{number}.resolutions", own, _why(draft, "resolutions", "size_buckets"))
     return _other_frames(draft, here)
+
+
+def _set_batches(draft: ImportDraft) -> None:
+    """Set the micro-batches of each entry, which depend on its side, and on whether it has videos."""
+    videos = draft.settings.get("micro_batch_size_per_gpu", 1)
+    pictures = draft.settings.get("image_micro_batch_size_per_gpu", videos)
+    for number in range(draft.count("bucket")):
+        frames = draft.get(f"bucket.{number}.num_frames")
+        side = float(draft.get(f"bucket.{number}.resolution").removesuffix("px"))
+        many = [
+            data.batch_size(pictures if each == 1 else videos, side)
+            for each in ([frames] if isinstance(frames, int) else frames)
+        ]
+        size = many[0] if len(set(many)) == 1 else many
+        draft.set(f"bucket.{number}.batch_size", size, _why(draft, "micro_batch_size_per_gpu"))
 
 
 def clear(draft: ImportDraft) -> None:

@@ -7,23 +7,26 @@ follows from the names of the files alone, and they are never trained.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from reelworks.compat import values
+from reelworks.compat import captions, values
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.diffusion_pipe import data, models
 from reelworks.compat.diffusion_pipe.data import Directory
 from reelworks.compat.diffusion_pipe.models import DiffusionPipeModel
 from reelworks.compat.draft import FormerSettings
 from reelworks.compat.files import existing
-from reelworks.compat.former import Clip, FormerEpoch, Use
+from reelworks.compat.former import FormerEpoch, Use
 
 _Item = TypeVar("_Item")
 _NO_MEDIA = (".txt", ".npz", ".json", ".parquet", ".bak", ".db")
@@ -66,6 +69,26 @@ def former_epoch(settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch
         return _epoch(settings, clips, model, directories, batches, step)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
         return None
+
+
+def caption(settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+    """Return the captions of a file: a prefix, and its text with its tags in a few orders (utils/dataset.py)."""
+
+    def get(name: str, default: Any = None) -> Any:
+        return data.of_directory(settings, beside.clip.dataset, name, default)
+
+    prefix, delimiter = str(get("caption_prefix", "")), str(get("cache_shuffle_delimiter", ", "))
+    shuffles = get("cache_shuffle_num", 0) or get("shuffle_tags", False)
+    listed = beside.read(str(Path(beside.path).with_name("captions.json"))) if beside.path else None
+    own = json.loads(listed).get(Path(beside.path).name) if listed is not None else None
+    texts = own if isinstance(own, list) else [(beside.text(".txt") or "").strip()]
+    why = "captions are those of captions.json" if isinstance(own, list) else ""
+    if not shuffles:
+        return captions.former([f"{prefix}{text}" for text in texts], why)
+    joint = delimiter.strip() or delimiter
+    parts = [captions.mixed([], text.split(delimiter), joint=f"{joint} ") for text in texts]
+    found = (part._replace(text=captions.plain(prefix + part.text).text) for part in parts)
+    return FormerCaption(frozenset(found), why or f"tags are split at {delimiter!r} and shuffled")
 
 
 def _step(settings: FormerSettings) -> int:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, final
 
 from reelworks.compat import datasets, settle
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.diffusion_pipe import buckets, clips, data, keys, models, objective, optimizer
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile, existing, flatten, parse_arguments, plain
-from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.former import FormerEpoch
 from reelworks.compat.rules import Fate, ImportedKey
 from reelworks.compat.script import Command
 from reelworks.compat.trainer import convert_by_rules
@@ -69,6 +71,9 @@ class _DiffusionPipe:
 
     def former_epoch(self, settings: FormerSettings, clips_: Sequence[Clip]) -> FormerEpoch | None:
         return clips.former_epoch(settings, clips_)
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return clips.caption(settings, beside)
 
 
 DIFFUSION_PIPE = _DiffusionPipe()

@@ -39,6 +39,13 @@ def _skip(value: Any, draft: ImportDraft, number: int) -> str:
     return "" if values.flag(value) else draft.set(f"dataset.{number}.missing_caption", "")
 
 
+def _frames(value: Any, draft: ImportDraft) -> Outcome:
+    lengths = [draft.settings.get(f"directory.{n}.frame_buckets") for n in range(draft.settings.count("directory"))]
+    if draft.key.startswith("directory.") and any(each != value for each in lengths) and len(value) > 2:
+        return Fate.NOT_POSSIBLE, "[[bucket]] num_frames: videos take longer lengths of other directories too"
+    return Fate.TAKEN, "[[bucket]] num_frames, and dataset.lengths where directories differ"
+
+
 def _in_buckets(value: Any, draft: ImportDraft) -> Outcome:
     """Tell what becomes of sizes, which all datasets share here; the entries are made of all settings together."""
     if draft.key.startswith("directory.") and draft.settings.count("directory") > 1:
@@ -84,6 +91,7 @@ RULES: dict[str, Rule] = {
     "directory.*.control_path": _control,
     **{key: rule for name in data.SHAPES for key, rule in _both(name, _in_buckets).items()},
     **_both("resolutions", _resolutions),
+    **_both("frame_buckets", _frames),
     **_both("num_repeats", _repeats),
     **_inherited("caption_prefix", _prefix),
     **_inherited("shuffle_tags", _shuffle),

@@ -48,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
 FIRST = (
     *("model.type", "adapter.type", "optimizer.type", "model.dtype", "model.transformer_dtype"),
     *("model.diffusion_model_dtype", "model.timestep_sample_method"),
+    *("optimizer.lr", "model.unet_lr"),
 )
 
 

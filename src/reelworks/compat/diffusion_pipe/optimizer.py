@@ -93,12 +93,16 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "the rate is constant after warm-up"
     if value not in ("linear", "cosine"):
         raise ValueError("no such schedule")
-    final = ", train.final_learning_rate = 1e-6," if value == "cosine" else ""
-    return (
-        Fate.TO_FILL_IN,
-        f'it falls over all epochs: set train.learning_rate_schedule = "{value}"{final} and train.max_steps to the steps of an '
-        f"epoch (`reelworks plan`) times the epochs; until then the rate is constant after warm-up",
-    )
+    if "force_constant_lr" in draft.settings.values:
+        return Fate.NO_MEANING, "force_constant_lr decides"
+    if draft.get("train.optimizer") == "schedulefree":
+        return Fate.NO_MEANING, "the rate of this optimizer is constant"
+    remark = draft.set("train.learning_rate_schedule", value)
+    if value == "cosine":
+        remark += f", {draft.set('train.final_learning_rate', min(1e-6, draft.get('train.learning_rate', 1e-4)))}"
+    if draft.settings.get("max_steps") is not None:
+        return Fate.NOT_POSSIBLE, f"{remark}: it falls until train.max_steps, and over all epochs there"
+    return Fate.TAKEN, remark
 
 
 def _epochs(value: Any, draft: ImportDraft) -> Outcome:

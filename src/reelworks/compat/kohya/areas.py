@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reelworks.compat.former import Clip
+from reelworks.compat.clip import Clip
 
 Size = tuple[int, int]  # width and height in pixels
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from reelworks.compat.datasets import needed
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.kohya import adapters, reading, training
 from reelworks.compat.rules import ImportedKey, Rule
@@ -16,6 +17,7 @@ def convert(draft: ImportDraft, rules: Mapping[str, Rule], defaults: Mapping[str
     if not reading.has_arguments(draft.settings):
         defaults = {}
         yield training.WITHOUT_ARGUMENTS
+    yield from needed(draft)
     yield from convert_by_rules(draft, rules, defaults, training.FIRST)
     training.finish(draft)
     adapters.finish(draft)

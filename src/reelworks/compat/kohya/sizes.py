@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reelworks.compat import sizes
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.kohya.levels import FormerDataset, Told
 from reelworks.compat.rules import Fate
+from reelworks.compat.sizes import Sizes
 from reelworks.models import components
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 
@@ -32,7 +33,7 @@ class Sizing:
         no_upscale: Whether clips that are smaller keep their size.
         batch_size: Clips of a batch on one process.
         frames: Lengths of videos.
-        share: How often a clip is trained in an epoch.
+        each_length: Whether a video is trained at each of them that it has.
         path: The dataset's folder.
     """
 
@@ -43,8 +44,13 @@ class Sizing:
     no_upscale: bool
     batch_size: int
     frames: tuple[int, ...]
-    share: float
     path: str
+    each_length: bool = False
+
+    @property
+    def entry(self) -> tuple[bool, int, int, bool]:
+        """What its bucket entry follows from."""
+        return self.is_video, self.width, self.height, self.bucketed
 
 
 def resolution_of(value: Any) -> tuple[int, int] | None:
@@ -67,24 +73,23 @@ def batch_of(value: Any) -> int:
 def write(draft: ImportDraft, sizings: Sequence[Sizing]) -> None:
     """Write the entries of all sizings."""
     multiple = max(_multiple(draft))
-    entries: dict[tuple[bool, str], list[Sizing]] = defaultdict(list)
-    no_upscale = all(each.no_upscale for each in sizings)
-    for sizing in sizings:
-        for resolution in _resolutions(sizing, multiple, with_smaller=no_upscale):
-            entries[sizing.is_video, resolution].append(sizing)
-    chances = _chances(entries) if not no_upscale else {}
-    for number, ((is_video, resolution), users) in enumerate(entries.items()):
-        draft.set(f"bucket.{number}.resolution", resolution, "resolution")
-        frames = sorted({each for user in users for each in user.frames}) if is_video else 1
-        draft.set(f"bucket.{number}.num_frames", frames, "target_frames" if is_video else "pictures")
-        draft.set(f"bucket.{number}.batch_size", max(user.batch_size for user in users), "batch_size")
-        if (chance := chances.get((is_video, resolution), 1.0)) < 1:
-            draft.set(f"bucket.{number}.keep_prob", chance, "the datasets of this folder have several resolutions")
-    draft.set(
-        "buckets.upscale", not no_upscale, "bucket_no_upscale" if no_upscale else "clips are enlarged to the resolution"
-    )
+    keeps = _keeps_small(sizings)
+    sizes.write(draft, [_sizes(each, multiple, with_smaller=keeps) for each in sizings])
+    why = "bucket_no_upscale" if keeps else "clips are enlarged to the resolution"
+    draft.set("buckets.upscale", not keeps, why)
     crop = 0.9 if all(sizing.bucketed for sizing in sizings) else 0.99
     draft.set("buckets.max_crop", crop, "no clip is left out for its shape")
+
+
+def _sizes(sizing: Sizing, multiple: int, *, with_smaller: bool) -> Sizes:
+    resolutions = tuple(_resolutions(sizing, multiple, with_smaller=with_smaller))
+    frames = sizing.frames if sizing.is_video else (1,)
+    return Sizes(resolutions, frames, sizing.batch_size, each_length=sizing.each_length, is_ladder=with_smaller)
+
+
+def _keeps_small(sizings: Sequence[Sizing]) -> bool:
+    """Return whether smaller clips keep their size, for which they need smaller entries, which hold for all datasets."""
+    return all(each.no_upscale for each in sizings) and len({(each.width, each.height) for each in sizings}) == 1
 
 
 def _multiple(draft: ImportDraft) -> tuple[int, int]:
@@ -103,61 +108,37 @@ def _resolutions(sizing: Sizing, multiple: int, *, with_smaller: bool) -> list[s
     return [f"{each}px" for each in (side, *smaller) if each == side or each >= 2 * multiple]
 
 
-def _chances(entries: dict[tuple[bool, str], list[Sizing]]) -> dict[tuple[bool, str], float]:
-    """Return the chance of each entry to take a clip, so that clips of the same folders are spread over resolutions."""
-    chances: dict[tuple[bool, str], float] = {}
-    for kind in (False, True):
-        own = [(key, users) for key, users in entries.items() if key[0] == kind]
-        if len({frozenset(user.path for user in users) for _, users in own}) > 1:
-            continue
-        own.sort(key=lambda item: -item[1][0].width * item[1][0].height)
-        shares = [sum(user.share for user in users) for _, users in own]
-        for number, (key, _) in enumerate(own):
-            chances[key] = round(shares[number] / sum(shares[number:]), 6)
-    return chances
-
-
 def tell(draft: ImportDraft, datasets: Sequence[FormerDataset], sizings: Sequence[Sizing], told: Told) -> None:
     """Tell what became of the settings of sizes and batches, of which a recipe has one for all datasets."""
     for name in ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale"):
         for number, dataset in enumerate(datasets):
             if (found := dataset.find(draft.settings, name)) is None:
                 continue
-            sizing = sizings[number]
-            peers = [each for each in sizings if each.is_video == sizing.is_video]
-            differs = len({_value(name, each) for each in peers}) > 1
-            told.add(found.key, _outcome(draft, name, sizing, differs, len({each.path for each in peers}) > 1))
+            told.add(found.key, _outcome(draft, name, sizings[number], sizings))
 
 
-def _value(name: str, sizing: Sizing) -> object:
-    return {
-        "resolution": (sizing.width, sizing.height),
-        "batch_size": sizing.batch_size,
-        "enable_bucket": sizing.bucketed,
-        "bucket_no_upscale": sizing.no_upscale,
-    }[name]
-
-
-def _outcome(draft: ImportDraft, name: str, sizing: Sizing, differs: bool, several: bool) -> tuple[Fate, str]:
+def _outcome(draft: ImportDraft, name: str, sizing: Sizing, sizings: Sequence[Sizing]) -> tuple[Fate, str]:
+    text = " and ".join(_resolutions(sizing, max(_multiple(draft)), with_smaller=False))
     if name == "resolution":
-        text = " and ".join(_resolutions(sizing, max(_multiple(draft)), with_smaller=False))
-        if differs and several:
-            return (
-                Fate.NOT_POSSIBLE,
-                f'bucket.resolution = "{text}", but entries hold for all datasets: each clip goes to the largest; '
-                "make a recipe for each, or take entries out",
-            )
-        return Fate.TAKEN, f'bucket.resolution = "{text}"'
+        differs = len({(each.width, each.height) for each in sizings if each.is_video == sizing.is_video}) > 1
+        return Fate.TAKEN, f'bucket.resolution = "{text}"' + ", and dataset.resolutions" * differs
     if name == "batch_size":
-        if differs:
-            return Fate.TAKEN, f"bucket.batch_size = {sizing.batch_size}; of one resolution, the largest is taken"
-        return Fate.TAKEN, f"bucket.batch_size = {sizing.batch_size}"
+        peers = [each for each in sizings if (each.is_video, each.width, each.height, each.bucketed) == sizing.entry]
+        most = max(each.batch_size for each in peers)
+        if most != sizing.batch_size:
+            return Fate.NOT_POSSIBLE, f"bucket.batch_size = {most}: of datasets of one size, the largest is taken"
+        return Fate.TAKEN, f"bucket.batch_size = {most}"
     if name == "enable_bucket":
         if sizing.bucketed:
             return Fate.TAKEN, "sizes of nine aspect ratios: buckets.aspect_ratios"
         return Fate.TAKEN, "one size for all, to which clips are cropped"
-    if differs:
-        return Fate.NOT_POSSIBLE, "one setting holds for all datasets: buckets.upscale = true"
-    if sizing.no_upscale:
+    if _keeps_small(sizings):
         return Fate.TAKEN, "buckets.upscale = false, with smaller entries for smaller clips"
+    if sizing.no_upscale:
+        return Fate.NOT_POSSIBLE, "buckets.upscale = true holds for all datasets: smaller clips are enlarged"
     return Fate.TAKEN, "buckets.upscale = true"
+
+
+def frames_differ(number: int, sizings: Sequence[Sizing]) -> bool:
+    """Return whether videos of a dataset may take lengths of other datasets, of which it has several."""
+    return sizes.takes_others(number, [_sizes(each, 1, with_smaller=False) for each in sizings])

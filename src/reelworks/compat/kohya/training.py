@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from reelworks.compat import rules
+from reelworks.compat import rates, rules
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.kohya import previews
 from reelworks.compat.kohya.values import count, is_on, number, number_of, switch, text, whole_of
@@ -149,11 +149,6 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     remark = draft.set("train.learning_rate_schedule", known or _nearest_schedule(name))
     if name == "constant":
         draft.remove("train.warmup_steps")
-    if draft.get("train.learning_rate_schedule") != "constant" and steps_of(draft) is None:
-        return (
-            Fate.TO_FILL_IN,
-            f"{remark}, which falls until train.max_steps: set it to the steps of all epochs, which `reelworks plan` tells",
-        )
     if known is None:
         return Fate.NOT_POSSIBLE, f"this schedule is not there; {remark} replaces it"
     return Fate.TAKEN, remark
@@ -176,7 +171,7 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
         return number("train.warmup_steps", 0, whole=True)(round(steps), draft)
     if (of := steps_of(draft)) is not None:
         return Fate.TAKEN, f"{draft.set('train.warmup_steps', int(steps * of))}, a share of {of}"
-    return Fate.TO_FILL_IN, "a share of all steps, whose number `reelworks plan` tells: set train.warmup_steps"
+    return Fate.TAKEN, rates.share(draft, steps)
 
 
 def _least_rate(value: Any, draft: ImportDraft) -> Outcome:

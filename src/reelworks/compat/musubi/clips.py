@@ -9,8 +9,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from reelworks.compat import captions
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings
-from reelworks.compat.former import Clip, FormerEpoch, Use
+from reelworks.compat.former import FormerEpoch, Use
 from reelworks.compat.kohya import areas, sizes
 from reelworks.compat.kohya.areas import AspectBuckets, Size
 from reelworks.compat.kohya.levels import FormerDataset
@@ -112,6 +115,18 @@ def epoch(settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch:
         buckets += len(counts)
     count = f"an epoch is {steps} batches of {buckets} shapes on one process (dataset/bucket.py:BucketBatchManager)"
     return FormerEpoch(uses, (count, *_RULES))
+
+
+def caption(settings: FormerSettings, beside: Beside) -> FormerCaption:
+    """Return the caption of a clip: the whole text of its file, or that of the list (dataset/datasources.py)."""
+    dataset = musubi_datasets.datasets_of(settings)[beside.clip.dataset]
+    ending = dataset.find(settings, "caption_extension")
+    if beside.path and ending is None:
+        return captions.stops("without caption_extension no caption is found, and their caching stops")
+    text = beside.text(str(ending.value) if ending else "")
+    if text is None:
+        return captions.stops(_NO_CAPTION if beside.clip.is_image else _VIDEO_WITHOUT)
+    return captions.former([text.strip()])
 
 
 def _use(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import final
 
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
-from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.former import FormerEpoch
 from reelworks.compat.kohya import adapters, levels, reading, sizes
 from reelworks.compat.kohya import datasets as dataset_rules
 from reelworks.compat.kohya.convert import convert
@@ -20,8 +22,7 @@ from reelworks.compat.musubi.musubi_datasets import FOLDERS, datasets_of, is_vid
 from reelworks.compat.rules import Fate, ImportedKey
 from reelworks.compat.trainer import choose_model
 from reelworks.core.errors import UserError
-from reelworks.models import components, registry
-from reelworks.models.config import ModelConfig
+from reelworks.models import registry
 
 _LEVELS = ("general.", "datasets.")
 
@@ -70,7 +71,6 @@ class _Musubi:
         sizes.tell(draft, datasets, sizings, told)
         _tell_lengths(draft, datasets, sizings, told)
         dataset_rules.name_all(draft)
-        yield from _needed_sources(draft)
         draft.set("objective.caption_dropout", 0.0, "captions are never left out there")
         draft.set("encode.store", True, "latents and embeddings are always stored there")
         script = str(draft.settings.get("script", ""))
@@ -85,6 +85,9 @@ class _Musubi:
 
     def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
         return former_clips.epoch(settings, clips)
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return former_clips.caption(settings, beside)
 
 
 MUSUBI = _Musubi()
@@ -142,31 +145,21 @@ def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
         no_upscale=bucketed and not videos and is_on(dataset.get(settings, "bucket_no_upscale", False)),
         batch_size=sizes.batch_of(dataset.get(settings, "batch_size", 1)),
         frames=longer or (5,),
-        share=max(dataset.get(settings, "num_repeats", 1), 1),
         path=str(source),
+        each_length=dataset.get(settings, "frame_extraction", "head") == "head",
     )
 
 
-def _needed_sources(draft: ImportDraft) -> Iterator[ImportedKey]:
-    """Put a placeholder where a model of edits needs pictures beside the captions."""
-    if "source" not in components.conditioning(ModelConfig(name=draft.get("model.name"))).needs:
-        return
-    for number in range(draft.count("dataset")):
-        if draft.get(f"dataset.{number}.source") is None:
-            remark = draft.set(f"dataset.{number}.source", "sources", "to fill in")
-            yield ImportedKey(f"datasets.{number}.control_directory", None, Fate.TO_FILL_IN, f"replace {remark}")
-
-
 def _tell_lengths(draft: ImportDraft, datasets: Sequence[FormerDataset], sizings: Sequence[Sizing], told: Told) -> None:
-    differs = len({sizing.frames for sizing in sizings if sizing.is_video}) > 1
-    for dataset, sizing in zip(datasets, sizings, strict=True):
+    differs = {number: sizes.frames_differ(number, sizings) for number in range(len(sizings))}
+    for number, (dataset, sizing) in enumerate(zip(datasets, sizings, strict=True)):
         for name in keys.LENGTHS:
             found = dataset.find(draft.settings, name)
             if found is None:
                 continue
             fate, remark = _lengths_outcome(name, dataset, sizing, draft.settings)
-            if fate is Fate.TAKEN and differs:
-                fate, remark = Fate.NOT_POSSIBLE, f"{remark}; lengths hold for all datasets"
+            if fate is Fate.TAKEN and differs[number]:
+                fate, remark = Fate.NOT_POSSIBLE, f"{remark}; videos take longer lengths of other datasets too"
             told.add(found.key, (fate, remark))
 
 
@@ -183,5 +176,7 @@ def _lengths_outcome(name: str, dataset: FormerDataset, sizing: Sizing, settings
     if lengths == (1,):
         return Fate.NOT_POSSIBLE, f"single frames of videos are not trained: {remark}"
     if len(lengths) > 1:
+        if dataset.get(settings, "frame_extraction", "head") == "head":
+            return Fate.TAKEN, f"{remark}, and dataset.lengths: a video is trained once at each that it has"
         return Fate.TAKEN, f"{remark}; a video is trained once, at the longest that it has, and there once at each"
     return Fate.TAKEN, remark

@@ -9,9 +9,11 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from reelworks.compat import values
+from reelworks.compat import captions, values
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings
-from reelworks.compat.former import Clip, FormerEpoch, Use
+from reelworks.compat.former import FormerEpoch, Use
 from reelworks.compat.onetrainer import concepts, models, objective
 
 _ASPECTS = tuple((1.0, ratio) for ratio in concepts.RATIOS)
@@ -63,6 +65,32 @@ def _epoch(settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | Non
     return FormerEpoch(_uses(len(clips), reasons, _epochs(members, totals), shares, batch), _RULES)
 
 
+def caption(settings: FormerSettings, beside: Beside) -> FormerCaption:
+    """Return the captions of a picture: lines of its file or of the concept's, or its name, with their tags shuffled."""
+    of_dataset = {number: concept for concept, number in concepts.numbers(settings).items()}
+    get = settings.below(f"concepts.{of_dataset[beside.clip.dataset]}.text").get
+    source, why = get("prompt_source", "sample"), ""
+    if source == "filename":
+        texts, why = [PurePosixPath(beside.clip.path).stem], "captions are the names of files"
+    elif source == "concept":
+        texts, why = _lines(beside.read(str(get("prompt_path", "")))), "captions are the lines of prompt_path"
+    else:
+        texts = _lines(beside.text(".txt"))
+    if get("caps_randomize_enable") is True:
+        why = "capitals of tags are drawn"
+        texts = [text.lower() for text in texts] if get("caps_randomize_lowercase") is True else texts
+    if get("enable_tag_shuffling") is not True:
+        return captions.former(texts, why)
+    delimiter, kept = str(get("tag_delimiter", ",")), values.whole(get("keep_tags_count", 1), 0)
+    tags = [[tag for each in text.split(delimiter) if (tag := each.strip())] for text in texts]
+    mixed = (captions.mixed(each[:kept], each[kept:], joint=f"{delimiter} ") for each in tags)
+    return FormerCaption(frozenset(mixed), why)
+
+
+def _lines(text: str | None) -> list[str]:
+    return [line.strip() for line in (text or "").split("\n") if line.strip()] or [""]
+
+
 def _epochs(members: dict[int, list[int]], totals: dict[int, int]) -> list[Counter[int]]:
     """Return how often each picture is taken in the first epochs, after which the same pictures follow again."""
     periods = [len(own) // math.gcd(totals[number], len(own)) for number, own in members.items()]
@@ -90,12 +118,11 @@ def _left_out(settings: FormerSettings, clip: Clip, of_dataset: dict[int, int]) 
     concept = of_dataset.get(clip.dataset)
     if concept is None:
         return "the concept is not trained"
-    path = PurePosixPath(clip.path)
-    if "/" in clip.path and settings.get(f"concepts.{concept}.include_subdirectories") is not True:
+    if concepts.is_below(settings, concept, clip.path):
         return "it is in a folder of the concept's folder"
-    if path.stem.endswith(("-masklabel", "-condlabel")):
+    if PurePosixPath(clip.path).stem.endswith(concepts.BESIDE):
         return "it is a mask or a condition of another picture"
-    if not clip.is_image or path.suffix.lower() not in concepts.PICTURES:
+    if not clip.is_image or not concepts.is_picture(clip.path):
         return "it is no picture of a kind that the trainer reads"
     return ""
 

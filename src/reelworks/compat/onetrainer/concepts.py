@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from reelworks.compat import datasets, rules, values
+from reelworks.compat import datasets, rules, sizes, values
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.onetrainer import objective, parts
 from reelworks.compat.rules import Fate, ImportedKey, Outcome, Rule
+from reelworks.compat.sizes import Sizes
 
 PICTURES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".avif")
+BESIDE = ("-masklabel", "-condlabel")  # ends of names of masks and conditions
+_MOST_FILES = 1_000_000
 RATIOS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)  # and their inverses
 _MOST_LINES = 1  # of a file of prompts that becomes the caption of all clips
 _MOST_PROMPTS_BYTES = 1 << 20
@@ -104,15 +108,35 @@ def _balancing(value: Any, draft: ImportDraft, number: int) -> Outcome:
     if not is_samples:
         repeats = int(amount) if amount == int(amount) else amount
         return Fate.TAKEN, draft.set(f"dataset.{number}.repeats", repeats)
-    folder = Path(str(_own(draft, "path", "")))
-    try:
-        found = sum(path.suffix.lower() in PICTURES for path in folder.iterdir())
-    except (OSError, ValueError):
-        found = 0
+    found = _count(draft, draft.numbers[0], number)
     if not found:
         return Fate.TO_FILL_IN, f"set dataset.{number}.repeats to {amount:g} divided by the number of pictures"
     remark = draft.set(f"dataset.{number}.repeats", round(int(amount) / found, 6))
     return Fate.TAKEN, f"{remark}, {int(amount)} of {found} pictures"
+
+
+def is_below(settings: FormerSettings, concept: int, path: str) -> bool:
+    """Return whether a file is in a folder of the concept's folder, which is not read."""
+    return "/" in path and settings.get(f"concepts.{concept}.include_subdirectories") is not True
+
+
+def is_picture(path: str) -> bool:
+    """Return whether a file is a picture of its own that OneTrainer reads, by its name."""
+    name = PurePosixPath(path)
+    return name.suffix.lower() in PICTURES and not name.stem.endswith(BESIDE)
+
+
+def _count(draft: ImportDraft, concept: int, number: int) -> int:
+    """Return the number of pictures of a concept: of the clips that were scanned, or else of the folder's files."""
+    if draft.clips:
+        paths = [clip.path for clip in draft.clips if clip.dataset == number and clip.is_image]
+    else:
+        folder = Path(str(_own(draft, "path", "")))
+        try:
+            paths = [path.relative_to(folder).as_posix() for path in itertools.islice(folder.rglob("*"), _MOST_FILES)]
+        except (OSError, ValueError):
+            paths = []
+    return sum(is_picture(path) and not is_below(draft.settings, concept, path) for path in paths)
 
 
 def _weight(value: Any, draft: ImportDraft, number: int) -> Outcome:
@@ -147,19 +171,28 @@ def _augmentation(strength: str, key: str, factor: float = 1.0, most: float = 1.
 def _override(value: Any, draft: ImportDraft, number: int) -> Outcome:
     if not values.flag(value):
         return Fate.DEFAULT, "off"
-    return Fate.NOT_POSSIBLE, "all datasets share the [[bucket]] entries, which have these sizes too"
+    return Fate.TAKEN, "dataset.resolutions"
 
 
 def _source(value: Any, draft: ImportDraft, number: int) -> Outcome:
     """Take captions of files, a line at a time; those of one file for all only if it has one line."""
-    draft.set(f"dataset.{number}.missing_caption", "")
     if value == "sample":
+        draft.set(f"dataset.{number}.missing_caption", "")
         return Fate.TAKEN, draft.set(f"dataset.{number}.captions", "lines")
     if value == "filename":
-        return Fate.NOT_POSSIBLE, "captions are not taken from names: make a list (.jsonl) with columns path and text"
+        return (
+            Fate.NOT_POSSIBLE,
+            "captions are not taken from names, and pictures without a text file are left out: make a list (.jsonl) with "
+            "columns path and text",
+        )
     prompts = _lines(str(_own(draft, "text.prompt_path", "")))
     if len(prompts) != _MOST_LINES:
-        return Fate.NOT_POSSIBLE, "captions are texts beside the files: make a list (.jsonl) with columns path and text"
+        return (
+            Fate.NOT_POSSIBLE,
+            "captions are texts beside the files, and pictures without one are left out: make a list (.jsonl) with columns "
+            "path and text",
+        )
+    draft.set(f"dataset.{number}.missing_caption", "")
     form = prompts[0].replace("{", "{{").replace("}", "}}")
     return Fate.TAKEN, draft.set(f"dataset.{number}.caption", form)
 
@@ -371,26 +404,26 @@ def finish(draft: ImportDraft) -> Iterator[ImportedKey]:
 
 def fill_buckets(draft: ImportDraft) -> None:
     """Put the bucket entries into a draft; raises `ValueError` for resolutions that the trainer would not take."""
-    sources = {resolution_of(draft.settings, concept) for concept in numbers(draft.settings)}
-    sources = sources or {str(draft.settings.get("resolution", "512"))}
-    sizes = sorted({size for text in sources for size in objective.sides_of(text)}, key=lambda size: size[0] * size[1])
+    texts = [resolution_of(draft.settings, concept) for concept in numbers(draft.settings)]
+    texts = texts or [str(draft.settings.get("resolution", "512"))]
     draft.begin("resolution", is_default="resolution" not in draft.settings.values)
     draft.set("buckets.upscale", True, "small pictures are enlarged")
     draft.set("buckets.max_crop", 0.99, "pictures of any shape are cropped to the nearest")
-    draft.set("buckets.aspect_ratios", _ratios(draft, sizes), "aspect_ratio_bucketing")
-    fixed = any(height != width for height, width in sizes) or any("x" in text for text in sources)
+    draft.set("buckets.aspect_ratios", _ratios(draft), "aspect_ratio_bucketing")
+    sizes.write(draft, [Sizes(_names(draft, text)) for text in texts], draws=True)
+
+
+def _names(draft: ImportDraft, text: str) -> tuple[str, ...]:
+    """Return the resolutions of a concept as entries have them: one size, or areas, of which each picture draws one."""
+    found = sorted(objective.sides_of(text), reverse=True)
     multiple = datasets.geometry_of(draft).multiple
-    for number, (height, width) in enumerate(reversed(sizes)):
-        exact = [max(round(side / each), 1) * each for side, each in zip((height, width), multiple, strict=True)]
-        text = f"{exact[0]}x{exact[1]}" if fixed and len(sizes) == 1 else f"{round((height * width) ** 0.5)}px"
-        draft.set(f"bucket.{number}.resolution", text)
-        draft.set(f"bucket.{number}.num_frames", 1, "this model takes pictures")
-        if number < len(sizes) - 1:
-            chance = round(1 / (len(sizes) - number), 6)
-            draft.set(f"bucket.{number}.keep_prob", chance, "each picture draws one of the sizes")
+    if "x" in text and len(found) == 1:
+        height, width = (max(round(side / each), 1) * each for side, each in zip(found[0], multiple, strict=True))
+        return (f"{height}x{width}",)
+    return tuple(f"{round((height * width) ** 0.5)}px" for height, width in found)
 
 
-def _ratios(draft: ImportDraft, sizes: list[tuple[int, int]]) -> list[str]:
+def _ratios(draft: ImportDraft) -> list[str]:
     if draft.settings.get("aspect_ratio_bucketing", True) is not True:
         return ["1:1"]
     return [f"{ratio:g}:1" for ratio in reversed(RATIOS)] + [f"1:{ratio:g}" for ratio in RATIOS[1:]]

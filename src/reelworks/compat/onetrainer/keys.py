@@ -40,7 +40,10 @@ _DEFAULTS: dict[str, Any] = {
     "optimizer.weight_decay": None,
 }
 _OF_LORA: dict[str, Any] = {"peft_type": "LORA", "lora_rank": 16, "lora_alpha": 1.0, "layer_filter": None}
-FIRST = ("model_type", "training_method", "optimizer.optimizer", "train_dtype", "peft_type")
+FIRST = (
+    *("model_type", "training_method", "optimizer.optimizer", "train_dtype", "peft_type", "learning_rate"),
+    *("unet.learning_rate", "transformer.learning_rate", "prior.learning_rate"),
+)
 
 
 def defaults(draft: ImportDraft) -> dict[str, Any]:

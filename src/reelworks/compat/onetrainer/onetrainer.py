@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from reelworks.compat import settle, values
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile, flatten
-from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.former import FormerEpoch
 from reelworks.compat.onetrainer import clips, concepts, keys, migrations, models
 from reelworks.compat.rules import Fate, ImportedKey
 from reelworks.compat.trainer import convert_by_rules
@@ -65,6 +67,9 @@ class _OneTrainer:
 
     def former_epoch(self, settings: FormerSettings, clips_: Sequence[Clip]) -> FormerEpoch | None:
         return clips.former_epoch(settings, clips_)
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return clips.caption(settings, beside)
 
 
 ONETRAINER = _OneTrainer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.compat import rules, values
+from reelworks.compat import rates, rules, values
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.onetrainer import optimizers, parts
 from reelworks.compat.rules import Fate, Outcome, Rule
@@ -29,10 +29,7 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.TAKEN, draft.set("train.warmup_steps", taken)
     if steps <= 0:
         return Fate.TAKEN, draft.set("train.warmup_steps", 0)
-    return (
-        Fate.TO_FILL_IN,
-        f"a share of all steps: set train.warmup_steps to {steps:g} of the steps that `reelworks plan` tells",
-    )
+    return Fate.TAKEN, rates.share(draft, steps)
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
@@ -45,12 +42,10 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
             "the rate is constant after warm-up; set train.learning_rate_schedule for linear or cosine",
         )
     factor = values.number(draft.settings.get("learning_rate_min_factor", 0.0), 0, 1)
-    final = f", train.final_learning_rate to {factor:g} of the rate" if factor else ""
-    return (
-        Fate.TO_FILL_IN if value in ("LINEAR", "COSINE") else Fate.NOT_POSSIBLE,
-        f'the nearest falls over all epochs: set train.learning_rate_schedule = "{nearest or "cosine"}"{final}, and '
-        "train.max_steps to the steps of an epoch (`reelworks plan`) times the epochs; until then the rate is constant",
-    )
+    remark = draft.set("train.learning_rate_schedule", nearest or "cosine")
+    if factor:
+        remark += f", {draft.set('train.final_learning_rate', factor * draft.get('train.learning_rate', 1e-4))}"
+    return (Fate.TAKEN, remark) if value in ("LINEAR", "COSINE") else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
 
 
 def _ema(value: Any, draft: ImportDraft) -> Outcome:

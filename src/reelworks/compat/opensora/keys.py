@@ -257,14 +257,10 @@ def _weights(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _cosine(value: Any, draft: ImportDraft) -> Outcome:
-    """Ask for max_steps: Open-Sora's schedule covers all epochs, whose steps are known only after planning."""
+    """Let the rate fall over all epochs, whose steps are known only after planning."""
     if not value:
         return Fate.NO_MEANING, "the rate is constant after warm-up"
-    return (
-        Fate.TO_FILL_IN,
-        'set train.learning_rate_schedule = "cosine", and train.max_steps to the steps of an epoch (`reelworks plan`) '
-        "times the epochs; until then the rate is constant after warm-up",
-    )
+    return Fate.TAKEN, draft.set("train.learning_rate_schedule", "cosine")
 
 
 def _keep(value: Any, draft: ImportDraft) -> Outcome:

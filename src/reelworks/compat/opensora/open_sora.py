@@ -11,9 +11,11 @@ from functools import partial
 from typing import Any, final
 
 from reelworks.buckets.opensora import parse
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
-from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.former import FormerEpoch
 from reelworks.compat.opensora import keys, literals
 from reelworks.compat.rules import Fate, ImportedKey
 from reelworks.compat.trainer import apply_rule
@@ -75,6 +77,9 @@ class _OpenSora:
             draft.set("autoencoder.stride", _stride(table, meaning), "divides every size of the table")
 
     def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
+        return None
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
         return None
 
 

@@ -61,7 +61,11 @@ def usable(settings: FormerSettings) -> UsedDatasets:
     seen: set[tuple[int, str]] = set()
     for dataset in found:
         path = dataset.get(settings, "image_dir", "")
-        if _repeats(settings, dataset) < 1:
+        is_list = any(dataset.find(settings, name) is not None for name in ("metadata_file", "in_json"))
+        if path and not is_list and count_pictures(path) == 0:
+            place = dataset.own["image_dir"].key if "image_dir" in dataset.own else dataset.places[0]
+            left_out[place] = Fate.TAKEN, f"{path} has no pictures, and is left out, as there"
+        elif _repeats(settings, dataset) < 1:
             left_out[dataset.places[0]] = Fate.TAKEN, "a folder without repeats is left out, as there"
         elif path and (dataset.group, path) in seen:
             left_out[dataset.places[0]] = Fate.TAKEN, "of a folder that a dataset has twice, the first counts, as there"
@@ -73,6 +77,20 @@ def usable(settings: FormerSettings) -> UsedDatasets:
     if not used:
         return UsedDatasets(found[:1] or [FormerDataset(("general.", ""), ALSO)], {})
     return UsedDatasets(used, left_out)
+
+
+def count_pictures(path: str) -> int | None:
+    """Return the number of pictures that the trainer reads in a folder; None if the folder is not there."""
+    folder = reading.existing_folder(path)
+    try:
+        return None if folder is None else sum(is_picture(file.name) for file in folder.iterdir())
+    except OSError:
+        return None
+
+
+def is_picture(name: str) -> bool:
+    """Return whether a file is a picture that sd-scripts reads, by its name."""
+    return name.lower().endswith((".png", ".jpg", ".jpeg", ".webp", ".bmp"))
 
 
 def _repeats(settings: FormerSettings, dataset: FormerDataset) -> int:

@@ -370,7 +370,10 @@ def _template(draft: ImportDraft, form: str, value: Any) -> str:
 
 def _wildcard(value: Any, draft: ImportDraft) -> Outcome:
     if not is_on(value):
-        return Fate.DEFAULT, "off"
+        return (
+            Fate.TAKEN,
+            f"{draft.set(rules.numbered('dataset.*.captions', draft), 'first')}: the other lines are not read",
+        )
     remark = draft.set(rules.numbered("dataset.*.captions", draft), "lines")
     return Fate.TAKEN, f"{remark}: each use draws a line; choices in a line, as in {{a|b}}, are not there"
 
@@ -463,5 +466,5 @@ DATASETS: Mapping[str, Rule] = {
     **dict.fromkeys(("min_bucket_reso", "max_bucket_reso", "bucket_reso_steps"), rules.without_meaning(_SIZES)),
 }
 SIZES = ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale")
-DATASET_DEFAULTS: Mapping[str, Any] = {"caption_dropout_rate": 0.0, "class_tokens": ""}
+DATASET_DEFAULTS: Mapping[str, Any] = {"caption_dropout_rate": 0.0, "class_tokens": "", "enable_wildcard": False}
 ALSO = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}

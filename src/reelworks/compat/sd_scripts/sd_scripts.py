@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
-from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.former import FormerEpoch
 from reelworks.compat.kohya import adapters, levels, reading, sizes
 from reelworks.compat.kohya import datasets as dataset_rules
 from reelworks.compat.kohya.convert import convert
@@ -62,6 +64,8 @@ class _SdScripts:
         for key in draft.settings.values:
             if (place := next((each for each in left_out if each and key.startswith(each)), None)) is not None:
                 told.add(key, left_out[place])
+        for number, each in enumerate(datasets):
+            _fix_tags(draft, number, each, told)
         _paths(draft, datasets)
         draft.begin("")
         sizes.write(draft, sizings)
@@ -80,6 +84,9 @@ class _SdScripts:
 
     def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
         return former_clips.epoch(settings, clips)
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return former_clips.caption(settings, beside)
 
 
 SD_SCRIPTS = _SdScripts()
@@ -122,7 +129,6 @@ def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
         no_upscale=bucketed and is_on(dataset.get(settings, "bucket_no_upscale", False)),
         batch_size=sizes.batch_of(dataset.get(settings, "batch_size", 1)),
         frames=(1,),
-        share=max(dataset.get(settings, "num_repeats", 1), 1),
         path=str(dataset.get(settings, "image_dir", "")),
     )
 
@@ -135,9 +141,29 @@ def _paths(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
             draft.remove(f"dataset.{number}.root")
 
 
+def _fix_tags(draft: ImportDraft, number: int, dataset: FormerDataset, told: Told) -> None:
+    """Count the tags that stay in place without those of the prefix, which is joined to the caption before, there."""
+    if not draft.get(f"dataset.{number}.shuffle_tags") and not draft.get(f"dataset.{number}.tag_dropout"):
+        return
+    separator = draft.get(f"dataset.{number}.tag_separator", ",")
+    kept = draft.get(f"dataset.{number}.keep_tags", 0)
+    if prefix := dataset.find(draft.settings, "caption_prefix"):
+        *tags, rest = str(prefix.value).split(separator)
+        if kept < len(tags) + bool(rest.strip()):
+            remark = "there, its tags are shuffled or dropped with the others; here, it stays in place: dataset.caption"
+            told.add(prefix.key, (Fate.NOT_POSSIBLE, remark))
+        if tags and (keep := dataset.find(draft.settings, "keep_tokens")):
+            draft.begin(keep.key)
+            remark = draft.set(f"dataset.{number}.keep_tags", max(kept - len(tags), 0))
+            told.add(keep.key, (Fate.TAKEN, f"{remark}, without those of caption_prefix"))
+    if suffix := dataset.find(draft.settings, "caption_suffix"):
+        remark = "there, its tags are shuffled or dropped with the others; here, it stays behind them: dataset.caption"
+        told.add(suffix.key, (Fate.NOT_POSSIBLE, remark))
+
+
 def _regularise(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
     """Repeat regularisation pictures as often in all as the others, where both can be counted."""
-    counted = former_clips.count_pictures(draft.settings, datasets)
+    counted = former_clips.count_pictures(draft.settings, datasets, draft.clips)
     if counted is None:
         return
     subjects, regular = 0, 0

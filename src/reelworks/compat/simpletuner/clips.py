@@ -7,8 +7,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from reelworks.compat import captions
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings
-from reelworks.compat.former import Clip, FormerEpoch, Use
+from reelworks.compat.former import FormerEpoch, Use
 from reelworks.compat.simpletuner import data_keys, models
 
 _RULES = (
@@ -70,6 +73,47 @@ def epoch(settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch:
     for dataset, numbers in by_dataset.items():
         _use(settings, dataset, numbers, clips, uses)
     return FormerEpoch(uses, _RULES)
+
+
+def caption(settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+    """Return the captions of a clip, as `PromptHandler.magic_prompt` makes them (helpers/prompts.py)."""
+    number = beside.clip.dataset
+    strategy = data_keys.option(settings, number, "caption_strategy", "filename")
+    prompt = data_keys.option(settings, number, "instance_prompt")
+    if data_keys.option(settings, number, "only_instance_prompt") is True or strategy == "instanceprompt":
+        texts = [str(each).strip() for each in (prompt if isinstance(prompt, list) else [prompt or ""])]
+        return captions.former(texts, "one of several instance prompts is drawn" if len(texts) > 1 else "")
+    if strategy == "filename":
+        texts, why = (
+            [beside.clip.path.rpartition("/")[2].rpartition(".")[0].replace("_", " ")],
+            "captions are file names",
+        )
+    elif strategy == "textfile":
+        text, why = beside.text(".txt"), ""
+        if text is None:
+            return captions.stops("a clip without a text file stops the trainer")
+        whole = data_keys.option(settings, number, "disable_multiline_split") is True
+        texts = [text] if whole else [line for line in text.split("\n") if line] or [""]
+    else:
+        return None
+    if settings.get(f"data.{number}.caption_filter_list"):
+        why = "words of caption_filter_list are taken out"
+        return FormerCaption(frozenset(captions.plain(f"{text} …") for text in texts), why)
+    before = f"{prompt} " if data_keys.option(settings, number, "prepend_instance_prompt") is True and prompt else ""
+    if settings.get(f"data.{number}.caption_shuffle.enable") is not True:
+        return captions.former([before + text for text in texts], why)
+    return FormerCaption(frozenset(_shuffled(settings, number, before, text) for text in texts), why)
+
+
+def _shuffled(settings: FormerSettings, number: int, before: str, text: str) -> captions.Caption:
+    get = settings.below(f"data.{number}.caption_shuffle").get
+    mark = {"space": " ", "period": "."}.get(str(get("split_on", "comma")), ",")
+    tags = [tag.strip() for tag in text.split(mark) if tag.strip()]
+    kept = _whole(get("position_start"), 0)
+    if len(tags) - kept < 2:
+        return captions.plain(before + text)
+    found = captions.mixed(tags[:kept], tags[kept:], joint=" " if mark == " " else f"{mark} ")
+    return found._replace(text=captions.plain(before + found.text).text)
 
 
 def _use(

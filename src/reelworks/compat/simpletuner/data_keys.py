@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reelworks.compat import datasets, rules
+from reelworks.compat import datasets, rules, sizes
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.rules import Fate, Outcome, Rule
 from reelworks.compat.simpletuner import models
+from reelworks.compat.sizes import Sizes
 
 FRAMES = 125  # of a video backend without num_frames: 5 seconds
 
@@ -61,34 +61,23 @@ def frames_of(settings: FormerSettings, number: int) -> int:
 
 def _resolution(value: Any, draft: ImportDraft) -> Outcome:
     settings, number = draft.settings, draft.numbers[0]
-    remark = set_buckets(draft)
-    told = f"{remark}; smaller clips are enlarged, as there"
-    kind = is_video(settings, number)
-    if len({side_of(settings, n) for n in range(settings.count("data")) if is_video(settings, n) == kind}) > 1:
-        told += f"; {draft.set(f'dataset.{number}.resolutions', [_name(draft, number)])}, since others have other sizes"
+    names = set_buckets(draft)
+    told = f'[[bucket]] resolution = "{names[number]}"; smaller clips are enlarged, as there'
+    if len(set(names)) > 1:
+        told += ", and dataset.resolutions, since others have other sizes"
     shorter = option(settings, number, "resolution_type", "pixel_area") == "pixel"
     if shorter and not crops_square(settings, number):
         return Fate.NOT_POSSIBLE, f"{told}; the shorter side is fixed there, and the area here"
     return Fate.TAKEN, told
 
 
-def set_buckets(draft: ImportDraft) -> str:
-    """Set the buckets of all data backends, videos apart from pictures, and return the assignments as text."""
-    settings = draft.settings
-    found: dict[tuple[bool, str], set[int]] = {}
-    for number in range(settings.count("data")):
-        video = _makes_clips(draft, number)
-        frames = _lengths(draft, number) if video else {1}
-        found.setdefault((video, _name(draft, number)), set()).update(frames)
-    first = 0
-    for kind in (True, False):
-        names = sorted((name for video, name in found if video is kind), key=lambda name: -_pixels(name))
-        lengths = sorted({length for (video, _), own in found.items() if video is kind for length in own})
-        if names:
-            datasets.set_sizes(draft, names, lengths, first=first)
-        first += len(names)
+def set_buckets(draft: ImportDraft) -> list[str]:
+    """Set the buckets of all data backends, videos apart from pictures, and return the resolution of each."""
+    names = [_name(draft, number) for number in range(draft.settings.count("data"))]
+    frames = [_lengths(draft, n) if _makes_clips(draft, n) else {1} for n in range(len(names))]
+    sizes.write(draft, [Sizes((name,), tuple(sorted(own))) for name, own in zip(names, frames, strict=True)])
     draft.set("buckets.upscale", True, "smaller clips are trained too")
-    return ", ".join(f'[[bucket]] resolution = "{name}"' for _, name in sorted(found))
+    return names
 
 
 def _makes_clips(draft: ImportDraft, number: int) -> bool:
@@ -99,11 +88,6 @@ def _name(draft: ImportDraft, number: int) -> str:
     """Return the resolution of a data backend, as entries have it."""
     by_lines = option(draft.settings, number, "resolution_type", "pixel_area") == "pixel"
     return f"{side_of(draft.settings, number)}{'p' if by_lines and _makes_clips(draft, number) else 'px'}"
-
-
-def _pixels(name: str) -> float:
-    side = int(re.sub(r"\D", "", name))
-    return side * side * (16 / 9 if name.endswith("p") else 1)
 
 
 def _lengths(draft: ImportDraft, number: int) -> set[int]:
@@ -168,12 +152,12 @@ def _captions(value: Any, draft: ImportDraft) -> Outcome:
         if option(settings, number, "disable_multiline_split") is True:
             return Fate.DEFAULT, "captions are read from text files beside the clips"
         return Fate.TAKEN, f"{draft.set(f'dataset.{number}.captions', 'lines')}: each line of a text file is a caption"
-    draft.set(f"dataset.{number}.missing_caption", "", "no caption")
     sources = {"filename": "names of files", "parquet": "tables", "csv": "tables", "huggingface": "tables of the hub"}
     told = f"captions are not read from {sources.get(strategy, 'there')}"
     return (
         Fate.TO_FILL_IN,
-        f"{told}: write text files beside the clips, or a list (.csv, .parquet) with the columns path and text",
+        f"{told}, and clips without a text file are left out: write text files beside them, or a list (.csv, .parquet) with "
+        "the columns path and text",
     )
 
 

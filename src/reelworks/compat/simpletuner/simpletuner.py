@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import final
 
-from reelworks.compat import datasets, settle, trainer
+from reelworks.compat import settle, sizes, trainer
+from reelworks.compat.captions import Beside, FormerCaption
+from reelworks.compat.clip import Clip
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
-from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.former import FormerEpoch
 from reelworks.compat.rules import ImportedKey
 from reelworks.compat.simpletuner import clips, files, keys, models, train_keys
+from reelworks.compat.sizes import Sizes
 from reelworks.core.errors import UserError
 
 
@@ -51,6 +54,9 @@ class _SimpleTuner:
     def former_epoch(self, settings: FormerSettings, clips_found: Sequence[Clip]) -> FormerEpoch | None:
         return clips.epoch(settings, clips_found)
 
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return clips.caption(settings, beside)
+
 
 SIMPLETUNER = _SimpleTuner()
 
@@ -63,7 +69,7 @@ def _prepare(draft: ImportDraft) -> None:
         draft.set("data.fps", "model", "clips with sound need one rate")
     for number in range(max(draft.settings.count("data"), 1)):
         draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
-    datasets.set_sizes(draft, ["1024px"], [1])
+    sizes.write(draft, [Sizes(("1024px",))])
     draft.set("buckets.upscale", True, "smaller pictures are trained too")
     if train_keys.is_flow(draft):
         draft.set("objective.timestep_shift", 3.0, "default of flow_schedule_shift")

@@ -99,7 +99,9 @@ def drawn_settings(recipe: Recipe) -> list[str]:
     crop = ["data.crop"] if recipe.data.crop == "random" else []
     masks = ["objective.mask_ratios"] if conditioning.control_parts and recipe.objective.mask_ratios else []
     plain = DatasetConfig(path="-")
-    drawn = DRAWN & {key for d in recipe.dataset for key in DRAWN if getattr(d, key) != getattr(plain, key)}
+    drawn = DRAWN & {
+        key for d in recipe.dataset for key in DRAWN if getattr(d, key) not in (getattr(plain, key), "first")
+    }
     return [*crop, *masks, *(f"dataset.{key}" for key in sorted(drawn))]
 
 
