@@ -79,7 +79,7 @@ def convert(request: ImportRequest, on_scan: Callable[[ScanProgress], None] | No
     is_staged = len(given) > 1 and trainer.name in WHOLE_FILES and all(map(trainer.recognises, given))
     parts = [[file] for file in given] if is_staged else [given]
     settings = [trainer.read(part) for part in parts]
-    made = [_Converted.of(trainer, ImportDraft(each, request), is_stage=is_staged) for each in settings]
+    made = [_Converted.from_draft(trainer, ImportDraft(each, request), is_stage=is_staged) for each in settings]
     title = f"Imported from {', '.join(file.path.name for file in given)} of {trainer.name}."
     if is_staged:
         names = stages.names_of([file.path.stem for file in given])
@@ -106,7 +106,7 @@ class _Converted(NamedTuple):
     recipe: Recipe
 
     @classmethod
-    def of(cls, trainer: FormerTrainer, draft: ImportDraft, *, is_stage: bool = False) -> _Converted:
+    def from_draft(cls, trainer: FormerTrainer, draft: ImportDraft, *, is_stage: bool = False) -> _Converted:
         """Convert a draft's settings, and check the recipe."""
         keys = _fill(trainer, draft, is_stage=is_stage)
         return cls(draft, keys, _parse(draft))
@@ -166,12 +166,12 @@ def _account(
             remedy = "give --data DIR to see what becomes of each clip"
             return made, None, f"{'; '.join(scan.missing.values()) or 'no clip can be read'}: {remedy}"
         settings, request = made.draft.settings, made.draft.request
-        made = _Converted.of(trainer, ImportDraft(settings, request, scan.clips))
+        made = _Converted.from_draft(trainer, ImportDraft(settings, request, scan.clips))
         try:
             data = scan.open(made.recipe)
             planned = former.plan(data)
             if rates.lacks_steps(made.draft):
-                made = _Converted.of(trainer, ImportDraft(settings, request, scan.clips, planned.steps))
+                made = _Converted.from_draft(trainer, ImportDraft(settings, request, scan.clips, planned.steps))
             epoch = trainer.former_epoch(settings, scan.clips)
             if epoch is None:
                 return made, None, _SILENT.format(trainer.name)

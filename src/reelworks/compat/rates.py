@@ -73,7 +73,7 @@ def _has(draft: ImportDraft, key: str) -> bool:
 def _with(keys: tuple[ImportedKey, ...], origin: str, said: str, found: str | None) -> tuple[ImportedKey, ...]:
     """Put what was found into the line of a setting, or what is to be filled in."""
 
-    def told(key: ImportedKey) -> ImportedKey:
+    def with_it(key: ImportedKey) -> ImportedKey:
         if found is not None:
             return replace(key, remark=key.remark.replace(said, found) if said else f"{key.remark}, {found}")
         field = _WARMUP if said else "train.max_steps"
@@ -81,4 +81,4 @@ def _with(keys: tuple[ImportedKey, ...], origin: str, said: str, found: str | No
         fate = Fate.NOT_POSSIBLE if key.fate is Fate.NOT_POSSIBLE else Fate.TO_FILL_IN
         return replace(key, fate=fate, remark=f"{key.remark}: {remedy}")
 
-    return tuple(told(key) if key.key == origin else key for key in keys)
+    return tuple(with_it(key) if key.key == origin else key for key in keys)

@@ -15,7 +15,7 @@ from reelworks.compat.draft import ImportDraft
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the clips of a dataset are trained at.
+    """The sizes that the clips of a dataset are trained at.
 
     Attributes:
         resolutions: Names of resolutions, as entries have them.

@@ -49,7 +49,7 @@ class Sizing:
 
     @property
     def entry(self) -> tuple[bool, int, int, bool]:
-        """What its bucket entry follows from."""
+        """The values that its bucket entry follows from."""
         return self.is_video, self.width, self.height, self.bucketed
 
 
