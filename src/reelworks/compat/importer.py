@@ -74,7 +74,7 @@ def convert(request: ImportRequest, on_scan: Callable[[ScanProgress], None] | No
     """
     given = [ConfigFile(path) for path in request.files]
     if request.command is not None:
-        given.append(ConfigFile(Path("command.sh"), request.command))
+        given.append(ConfigFile(Path("command"), request.command))
     trainer = _trainer_of(given, request.trainer)
     is_staged = len(given) > 1 and trainer.name in WHOLE_FILES and all(map(trainer.recognises, given))
     parts = [[file] for file in given] if is_staged else [given]

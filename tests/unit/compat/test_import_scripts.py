@@ -43,6 +43,16 @@ def test_options_of_arrays_are_in_the_recipe(tmp_path: Path) -> None:
     assert (read.train.learning_rate, read.lora.rank) == (3e-4, 24)
 
 
+@pytest.mark.parametrize("end", ["", " \\\\", " \\\\  ", " ^", " `"])
+def test_a_command_line_goes_on_where_its_mark_is_lost(tmp_path: Path, end: str) -> None:
+    """As pages and chats show command lines."""
+    command = f"{TRAIN}{end}\n  --learning_rate 3e-4{end}\n  --network_module networks.lora --network_dim 24"
+    recipe = tmp_path / "recipe.toml"
+    importer.convert(ImportRequest(files=(), command=command, output=recipe, clips=False))
+    read = recipe_file.load(recipe, [])
+    assert (read.train.learning_rate, read.lora.rank) == (3e-4, 24)
+
+
 def test_options_that_are_not_known_end_the_import(tmp_path: Path) -> None:
     """They would become defaults of the trainer."""
     with refused("script-not-followed", says=r"\$\{args\[@\]\} \(line 3\).*if \[ -f x"):
