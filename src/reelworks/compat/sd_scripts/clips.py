@@ -153,12 +153,12 @@ def _shuffled(settings: FormerSettings, dataset: FormerDataset, text: str) -> Ca
     first, _, rest = text.partition(mark) if mark and mark in text else ("", "", text)
     middle, _, last = rest.partition(mark) if mark and mark in text else (rest, "", "")
     head, tags, tail = (
-        [tag for each in part.split(separator) if (tag := each.strip())] for part in (first, middle, last)
+        [tag.strip() for tag in part.split(separator)] if part else [] for part in (first, middle, last)
     )
     if not head and not tail:
         head, tags = tags[:keep], tags[keep:]
     if is_on(dataset.get(settings, "shuffle_caption", False)):
-        return captions.mixed(head, tags, tail)
+        return captions.mixed(head, [tag for tag in tags if tag], tail)
     return captions.plain(", ".join([*head, *tags, *tail]))
 
 
