@@ -178,10 +178,10 @@ def results() -> dict[tuple[str, str, str], dict[str, str]]:
 @pytest.mark.parametrize(
     "name",
     [
-        *("wan", "sdxl"),
+        "wan",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("flux", "chroma", "ltx", "qwen-image", "z-image", "sd3")
+            for name in ("sdxl", "flux", "chroma", "ltx", "qwen-image", "z-image", "sd3")
         ),
     ],
 )
