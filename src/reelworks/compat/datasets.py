@@ -71,8 +71,9 @@ def side_of(value: Any) -> int:
 
 def needed(draft: ImportDraft) -> Iterator[ImportedKey]:
     """Put a placeholder where the model needs pictures beside the clips and a dataset has none; yield a line for each."""
+    kinds = conditioning_of(draft).needs if draft.get("model.name") is not None else ()
     for number in range(draft.count("dataset")):
-        for kind in conditioning_of(draft).needs:
+        for kind in kinds:
             if draft.get(f"dataset.{number}.{kind}") is not None:
                 continue
             path, origin = draft.get(f"dataset.{number}.path"), draft.origin_of(f"dataset.{number}.path")

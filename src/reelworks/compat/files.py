@@ -101,7 +101,7 @@ class ConfigFile:
             text = "\n".join(
                 re.sub(r"\\(?!$)", r"\\\\", one) if _WINDOWS_PATH.search(one) else one for one in text.splitlines()
             )
-        return shell.follow(text, self._sourced)
+        return shell.follow(text, self._sourced, is_script=suffix in _SHELLS)
 
     def _sourced(self, name: str) -> str | None:
         try:

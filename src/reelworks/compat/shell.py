@@ -20,11 +20,22 @@ _MOST_STEPS = 20_000  # nodes that are followed, so that loops of loops end
 _PRINTS = frozenset({"echo", "printf", "cat", "true", ":"})
 
 
-def follow(text: str, beside: Callable[[str], str | None] = lambda _: None) -> Script:
-    """Follow a script; `beside` returns the text of a file that it sources, or None."""
+def follow(text: str, beside: Callable[[str], str | None] = lambda _: None, *, is_script: bool = True) -> Script:
+    """Follow a script, or the commands in another text; `beside` returns the text of a file that it sources, or None."""
     runner = _Runner(beside)
-    runner.runtext_of(_tidied(text))
+    runner.run_text(_tidied(text))
+    if is_script and (error := _first_error(parse(_tidied(text)))) is not None:
+        for command in runner.script.commands:  # of any, words may be missing
+            command.unread.append(
+                f"line {_line(error)} in its script, {text_of(error).strip()[:60]!r}, which is not understood"
+            )
     return runner.script
+
+
+def _first_error(node: Any) -> Any:
+    if node.type == "ERROR" or node.is_missing:
+        return node
+    return next((_first_error(child) for child in node.children if child.has_error), None)
 
 
 def _tidied(text: str) -> str:
@@ -45,7 +56,7 @@ class _Runner(Words):
 
     # Statements return whether they succeed, None if that is unknown.
 
-    def runtext_of(self, text: str) -> bool | None:
+    def run_text(self, text: str) -> bool | None:
         try:
             return self._run(parse(text))
         except _Exit:
@@ -78,7 +89,7 @@ class _Runner(Words):
                 text_of(node), "is set by an element"
             )
             return True
-        if text_of(name) in re.findall(r"\w+", text_of(node)[len(text_of(name)) :]):
+        if re.search(rf"\$(?:{text_of(name)}\b|\{{{text_of(name)}\}})", text_of(node)):
             self.script.variables.setdefault(text_of(name), "")  # X="$X --more", of which nothing was set before
         self._set(text_of(name), self.value(value), appends=appends)
         return True
@@ -116,11 +127,11 @@ class _Runner(Words):
             return self._all(child for child in node.children if child.type == "variable_assignment")
         name, words = fields[0].text, [each.text for each in fields]
         if name in self._functions:
-            return self._call(name, words[1:])
+            return self._call(name, [*map(_carried, fields[1:])])
         if name == "eval" and not any(each.unknown for each in fields):
-            return self.runtext_of(" ".join(words[1:]))
+            return self.run_text(" ".join(words[1:]))
         if name in ("source", ".") and len(words) > 1 and (text := self._beside(words[1])) is not None:
-            return self.runtext_of(_tidied(text))
+            return self.run_text(_tidied(text))
         if name == "read" and stdin is not None:
             self.script.variables[words[-1]] = stdin.strip()
         elif name in ("readarray", "mapfile") and stdin is not None:
@@ -136,7 +147,7 @@ class _Runner(Words):
         elif name == "shift" and self.arguments is not None:
             self.arguments = self.arguments[int(words[1]) if len(words) > 1 and words[1].isdigit() else 1 :]
         elif name == "set" and "--" in words:
-            self.arguments = words[words.index("--") + 1 :]
+            self.arguments = [*map(_carried, fields[words.index("--") + 1 :])]
         elif name not in _PRINTS:
             self._add(fields, node)
         return True
@@ -153,7 +164,7 @@ class _Runner(Words):
             if each.unknown is None:
                 continue
             is_value = (i > 0 and words[i - 1].startswith("-") and "=" not in words[i - 1]) or "=" in each.text
-            if each.may_be_several and (each.unknown.has_options or not is_value):
+            if each.unknown.has_options or (each.may_be_several and not is_value):
                 unread.append(f"{each.unknown.source} (line {_line(node)}), which {each.unknown.why}")
             else:
                 notes[each.unknown.source] = each.unknown.why
@@ -302,6 +313,13 @@ class _Runner(Words):
             ]
             has_options = any(re.search(r"(^|\s)--?\w", str(word)) for word in words)
             self.script.variables[name] = Unknown(f"${name}", f"depends on {condition[:60]!r}", has_options)
+
+
+def _carried(word: Field) -> str:
+    """Return a word as an argument of a function, which knows what in it is unknown."""
+    if word.unknown is None:
+        return word.text
+    return Partly(word.text, word.unknown._replace(has_options=word.unknown.has_options or word.may_be_several))
 
 
 def _line(node: Any) -> int:
