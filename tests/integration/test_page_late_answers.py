@@ -17,6 +17,10 @@ from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
 from reelworks.ui import learning
 
+pytestmark = pytest.mark.slow(
+    reason="a dozen pages whose answers are held back; the forms' own tests save and read them too"
+)
+
 RECIPE = small_recipe("runs/cats", "mine", num_frames=(1, 9), aspect_ratios=())
 RECIPE = RECIPE.replace("\n[[bucket]]", '\n[[dataset]]\npath = "other"\n\n[[bucket]]', 1)
 BATCH_SIZE = "batch_size = [3, 2]\n"
