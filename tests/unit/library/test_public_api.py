@@ -28,6 +28,7 @@ NAMES = [
     "Recipe",
     "Retention",
     "Step",
+    "check_attention",
     "export",
     "load_model",
     "objectives",
