@@ -89,7 +89,7 @@ class AttentionCall:
 
     @property
     def kind(self) -> CallKind:
-        """What `kind_of` tells of the arguments."""
+        """The same as `kind_of` returns for the arguments."""
         masked = self.mask is not None
         lengths = self.query.shape[-2], self.key.shape[-2]
         return CallKind(*lengths, self.query.shape[-1], self.value.shape[-1], masked, self.is_causal)

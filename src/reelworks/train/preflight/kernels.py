@@ -78,7 +78,7 @@ def run(recipe: Recipe, denoiser: Denoiser, shapes: Sequence[DenoiserInputs], wo
     """Compare each kind of call that the network makes for these shapes; use the denoiser before it is sharded."""
     compute = denoiser.contract.compute if world.shards else None
     attend = attention.function_of(denoiser, recipe.model.attention)
-    return attention_audit.audit(_calls(denoiser, compute, shapes), world.device, attend)
+    return attention_audit.audit(calls_of(denoiser, compute, shapes), world.device, attend)
 
 
 def replacement_lines(faults: Sequence[AttentionFault]) -> Iterator[str]:
@@ -100,7 +100,7 @@ def examples(
     return [dry_run.blank(encoders, one, one.batch_size * recipe.clips_per_place, meta) for one in alike.values()]
 
 
-def _calls(denoiser: Denoiser, compute: torch.dtype | None, shapes: Sequence[DenoiserInputs]) -> list[AttentionCall]:
+def calls_of(denoiser: Denoiser, compute: torch.dtype | None, shapes: Sequence[DenoiserInputs]) -> list[AttentionCall]:
     """Record forward and backward passes on the meta device, where layouts are those of any device."""
     shadow = cast(Denoiser, audit.shadow_of(denoiser, compute))
     shadow.contract = replace(shadow.contract, storage=compute or shadow.contract.storage)
