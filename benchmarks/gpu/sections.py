@@ -40,6 +40,14 @@ def _step(own_name: str, about: str, seconds: int, limit_seconds: int) -> Unit:
 
 UNITS = (
     Unit("tests", "", "tests", "tests marked gpu", 90, 320),
+    Unit(
+        "attention",
+        "",
+        "attention",
+        "attention kernels against exact attention, for the calls of every family",
+        150,
+        300,
+    ),
     _step("stdit3-51x480p", "a step of STDiT3-XL/2, clips of 51 frames in 480p", 60, 180),
     _step("wan-49x480p", "a step of Wan 2.1 1.3B against the loop of diffusers", 100, 240),
     _step("sd3.5-1024px", "a step of Stable Diffusion 3.5 medium against the loop of diffusers", 100, 240),

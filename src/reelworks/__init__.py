@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from reelworks.generate.export_run import export as export
     from reelworks.generate.load_run import load_model as load_model
     from reelworks.media.config import DataConfig as DataConfig
+    from reelworks.models.attention_audit import check_attention as check_attention
     from reelworks.recipe.recipe import Recipe as Recipe
     from reelworks.train.trainer import train as train
 
@@ -69,6 +70,7 @@ _PLACES = {
     "Recipe": "reelworks.recipe.recipe",
     "Retention": "reelworks.checkpoint.config",
     "Step": "reelworks.data.step",
+    "check_attention": "reelworks.models.attention_audit",
     "load_model": "reelworks.generate.load_run",
     "plan": "reelworks.analysis.plan",
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+from functools import partial
 from typing import Any
 
 import devices
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import reelworks as rw
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed import mesh
 from reelworks.distributed.layout import Layout
@@ -65,11 +68,15 @@ def check_alike(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> None:
 
 @devices.both(contract.FAMILIES)
 def test_every_family_in_bfloat16_is_near_float32(device: str, name: str) -> None:
-    """Forward and backward, for each of its shapes."""
+    """Forward and backward, for each of its shapes, with kernels of attention that are right."""
     for shape in contract.shapes(name):
         inputs = contract.example(shape, name)
         exact, lowered = contract.build(name), contract.build(name, compute=torch.bfloat16)
-        check_alike(contract.answer(exact, inputs), answer_on(device, lowered, inputs))
+        report = rw.check_attention(partial(contract.answer, copy.deepcopy(lowered), inputs), device=device)
+        assert report.calls
+        assert all(fault.instead for fault in report.faults)
+        with report.replaced():
+            check_alike(contract.answer(exact, inputs), answer_on(device, lowered, inputs))
 
 
 @devices.both([f"{name} {base}" for name in _NETWORKS for base in _BASES], quick=["wan-tiny int8"])

@@ -34,6 +34,8 @@ def check(
     one process: weights, gradients, optimizer, weight average, encoders, and the peak of activations in a pass,
     recomputation included.
 
+    Kernels of attention are run for every shape, and their outputs and gradients compared with exact ones.
+
     Each violation is reported with the path of its module, both dtypes and a remedy, and the exit code is 1.
     `train` checks only the largest bucket at each start.
     """
@@ -76,6 +78,12 @@ def _print_report(report: CheckReport) -> None:
         show.line(
             f"{rehearsal.bucket}, batch size {rehearsal.batch_size}: forward and backward in "
             f"{rehearsal.seconds:.1f} s on {report.device}, {_size(rehearsal.activations_bytes)} of activations"
+        )
+    if (attention := report.attention) is not None:
+        left_out = f", {attention.left_out} too large to compare" if attention.left_out else ""
+        right = attention.calls - len(attention.faults)
+        show.line(
+            f"attention: kernels are right for {right} of {attention.calls} kinds of calls, at most {attention.worst:.1%} off{left_out}"
         )
     for fault in report.violations:
         show.line(f"violation: {fault.module}: {fault.problem}\n  remedy: {fault.remedy}")

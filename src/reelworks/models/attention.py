@@ -6,19 +6,22 @@ diffusers itself calls the 3 without gradients, and would download the 4.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import logging
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import attention as torch_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from reelworks.core.errors import UserError
 from reelworks.models.api import Denoiser
+from reelworks.models.attention_calls import ATTEND
 from reelworks.models.config import Attention
 
 # Names in diffusers, which calls the kernels of its networks by them.
@@ -56,20 +59,53 @@ def use(denoiser: Denoiser, name: Attention, device: torch.device) -> None:
     """
     if name == "native":
         return
-    module: Any = denoiser.module
-    networks = [one for one in module.modules() if hasattr(one, "set_attention_backend")]
+    networks = _of_diffusers(denoiser)
     if reason := _reason_against(name, denoiser, device, in_diffusers=bool(networks)):
         raise _refusal(name, reason)
     if name in _VERSIONS:
         return
+    _set_backend(networks, _IN_DIFFUSERS[name])
+
+
+def use_native(denoiser: Denoiser) -> None:
+    """Let a network call torch's attention, whatever it was told to use."""
+    _set_backend(_of_diffusers(denoiser), "native")
+
+
+def _of_diffusers(denoiser: Denoiser) -> list[Any]:
+    """Return the networks that choose their kernels by themselves."""
+    return [one for one in denoiser.module.modules() if hasattr(one, "set_attention_backend")]
+
+
+def _set_backend(networks: list[Any], name: str) -> None:
     # It warns on each call that this interface may change.
     level = logging.getLogger("diffusers.models.modeling_utils")
     former, level.level = level.level, logging.ERROR
     try:
         for network in networks:
-            network.set_attention_backend(_IN_DIFFUSERS[name])
+            network.set_attention_backend(name)
     finally:
         level.level = former
+
+
+def function_of(denoiser: Denoiser, name: Attention) -> Callable[..., Tensor]:
+    """Return what computes attention in a network for which `use` was called, with the arguments of torch's function."""
+    if name != "flash" or not _of_diffusers(denoiser):
+        return ATTEND
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
+        dispatch: Any = importlib.import_module("diffusers.models.attention_dispatch").dispatch_attention_fn
+        tokens_first = [each.transpose(1, 2) for each in (query, key, value)]
+        out: Tensor = dispatch(*tokens_first, **more, backend=_IN_DIFFUSERS[name])
+        return out.transpose(1, 2)
+
+    return attend
+
+
+def package_versions() -> list[str]:
+    """Return the versions of the packages of kernels that are installed."""
+    found = {"flash-attn", *(version.package for version in _VERSIONS.values())}
+    return sorted(f"{one.name} {one.version}" for one in importlib.metadata.distributions() if one.name in found)
 
 
 @contextmanager

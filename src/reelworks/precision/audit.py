@@ -60,7 +60,7 @@ def faults(
         reported.add(str(fault.field).rpartition(".")[0])
         yield fault
     compute = denoiser.contract.compute if sharded else None
-    shadow = _shadow(denoiser, compute)
+    shadow = shadow_of(denoiser, compute)
     if compute is not None:
         shadow.contract = dataclasses.replace(shadow.contract, storage=compute)
     tables = _run_repeats_once(shadow.module)
@@ -72,7 +72,7 @@ def faults(
                 table.clear()  # the results of an earlier pass have no role in this one
             try:
                 with trace:
-                    boundary(_on_meta(example))
+                    boundary(on_meta(example))
             except (DtypeError, RuntimeError) as error:
                 named = error if isinstance(error, DtypeError) else calls.named(error)
                 if named is None:
@@ -159,7 +159,7 @@ class _Traced(Generic[InputsT_contra]):
         return self.inner.predict(inputs)
 
 
-def _shadow(denoiser: Predictor[InputsT], compute: torch.dtype | None) -> Predictor[InputsT]:
+def shadow_of(denoiser: Predictor[InputsT], compute: torch.dtype | None) -> Predictor[InputsT]:
     """Copy the model with meta tensors in place of its own, which are not touched."""
     memo: dict[int, Any] = {}
     for parameter in denoiser.module.parameters():
@@ -173,7 +173,8 @@ def _shadow(denoiser: Predictor[InputsT], compute: torch.dtype | None) -> Predic
     return copy.deepcopy(denoiser, memo)
 
 
-def _on_meta(example: InputsT) -> InputsT:
+def on_meta(example: InputsT) -> InputsT:
+    """Return inputs without their values."""
     values = {f.name: getattr(example, f.name) for f in dataclasses.fields(example)}
     return dataclasses.replace(example, **pytree.tree_map_only(Tensor, lambda tensor: tensor.to("meta"), values))
 

@@ -31,18 +31,20 @@ class _CannotTell(Exception):  # noqa: N818
     """A setting is a function that was made while the program ran, whose behaviour nothing names."""
 
 
-def find(key: str | None) -> bool:
-    """Whether a model passed."""
-    return key is not None and (_folder() / key).exists()
+def find(key: str | None) -> str | None:
+    """Return what was noted of a model that passed, or None if none did."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return None if key is None else (_folder() / key).read_text(encoding="utf-8")
+    return None
 
 
-def note(key: str | None) -> None:
+def note(key: str | None, text: str = "") -> None:
     """Remember that a model passed; a folder that cannot be written to costs only time."""
     if key is None:
         return
     with contextlib.suppress(OSError):
         _folder().mkdir(parents=True, exist_ok=True)
-        (_folder() / key).touch()
+        (_folder() / key).write_text(text, encoding="utf-8")
         oldest = sorted(_folder().iterdir(), key=lambda file: file.stat().st_mtime)[:-_MOST_KEPT]
         for file in oldest:
             file.unlink(missing_ok=True)

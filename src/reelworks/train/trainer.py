@@ -20,7 +20,7 @@ from reelworks.data.position import DataPosition
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.precompute.encode_worker import Progress
-from reelworks.models import attention
+from reelworks.models import attention, attention_audit
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
@@ -30,6 +30,7 @@ from reelworks.train.early_stop import EarlyStop
 from reelworks.train.logging import previews
 from reelworks.train.logging.profile import StepProfiler
 from reelworks.train.logging.run_logger import RunLogger
+from reelworks.train.preflight import kernels
 from reelworks.train.request import TrainRequest
 from reelworks.train.startup import open_run, rendezvous, resume, stages, start
 from reelworks.train.startup.open_run import FolderLock
@@ -179,6 +180,7 @@ def _train_stage(
 
         stack.enter_context(attention.prefer(recipe.model.attention))
         model = start.build_model(this_run, data, sources, encoders, resumed=resumed)
+        stack.enter_context(attention_audit.replacing(model.wrong_kernels))
         position, resumed_from = resume.restore(this_run, data, spec, request, model, stage)
         start.rehearse(this_run, data, model, position, debug=request.debug)
         checkpointing.try_disk(this_run, recipe, model.state, position)
@@ -191,6 +193,10 @@ def _train_stage(
             RunLogger(this_run.folder, data, world, position, recipe_name=recipe_name, debug=request.debug)
         )
         run_log.start(spec, threads=threads, resumed_from=resumed_from, sources=sources)
+        if model.wrong_kernels:
+            run_log.event(
+                "attention", step=position.global_step, replaced=list(kernels.replacement_lines(model.wrong_kernels))
+            )
         mirror = stack.enter_context(checkpointing.mirroring(this_run, recipe, run_log, resumed_from))
         checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)
         profiler = StepProfiler(request.profiled_steps, this_run.folder, run_log, world)

@@ -13,7 +13,9 @@ from typing import Any
 import errors_page
 import numpy as np
 import pytest
+import torch
 from refused import refused
+from torch.nn import functional
 
 import reelworks as rw
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
@@ -70,6 +72,7 @@ def calls(tmp_path: Path) -> dict[Callable[..., Any], dict[str, Any]]:
         rw.KeepBest: {},
         rw.load_model: {"source": tmp_path / "nothing"},
         export: {"source": tmp_path / "nothing", "target": tmp_path / "x.safetensors"},
+        rw.check_attention: {"step": lambda: functional.scaled_dot_product_attention(*[torch.zeros(1, 1, 2, 2)] * 3)},
         train: {"recipe": tmp_path / "nothing.toml"},
         (loader := rw.Loader(sample_dataset())).restart: {},
         loader.load_state_dict: {"state": loader.state_dict()},

@@ -28,6 +28,7 @@ NAMES = [
     "Recipe",
     "Retention",
     "Step",
+    "check_attention",
     "export",
     "load_model",
     "objectives",
@@ -55,7 +56,7 @@ def test_each_is_there_and_can_be_called_where_it_is_a_function() -> None:
         rw.nothing  # noqa: B018
 
 
-HEAVY = ("Loader", "MicroBatch", "Step", "load_model", "objectives", "samplers")
+HEAVY = ("Loader", "MicroBatch", "Step", "check_attention", "load_model", "objectives", "samplers")
 
 
 def test_importing_loads_nothing_and_the_light_names_load_no_torch() -> None:

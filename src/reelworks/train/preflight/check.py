@@ -12,14 +12,16 @@ from torch import nn
 
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.core import results
+from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.units import plural
 from reelworks.distributed import layout, mesh
 from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import FrozenEncoders
-from reelworks.models import components, sequence_limits
+from reelworks.models import attention, attention_audit, components, sequence_limits
 from reelworks.models.api import Denoiser
+from reelworks.models.attention_audit import AttentionReport
 from reelworks.models.lora import frozen
 from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeError
@@ -28,7 +30,7 @@ from reelworks.recipe import validation
 from reelworks.recipe.recipe import Recipe
 from reelworks.train.config import no_end
 from reelworks.train.logging import preview_model
-from reelworks.train.preflight import dry_run, estimate, memory, meter
+from reelworks.train.preflight import dry_run, estimate, kernels, memory, meter
 from reelworks.train.preflight.dry_run import Encoder
 from reelworks.train.preflight.estimate import size
 from reelworks.train.startup import build, weights_layout
@@ -104,9 +106,10 @@ class Violation:
     remedy: str
 
     @classmethod
-    def from_error(cls, fault: DtypeError) -> Violation:
+    def from_error(cls, fault: UserError) -> Violation:
         """Return what an error tells."""
-        return cls(fault.field, fault.problem, _name(fault.found), _name(fault.declared), fault.remedy)
+        found, declared = (fault.found, fault.declared) if isinstance(fault, DtypeError) else (None, None)
+        return cls(fault.field, fault.problem, _name(found), _name(declared), fault.remedy)
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class CheckReport:
         layout: How they would share the weights, and why.
         shapes: Number of shapes that were run on the meta device.
         rehearsed: Buckets that were run on `device`; none if there are violations.
+        attention: Comparison of attention kernels with exact attention on `device`; None if there are violations.
     """
 
     device: str
@@ -126,6 +130,7 @@ class CheckReport:
     shapes: int
     components: list[ComponentReport]
     rehearsed: list[RehearsedBucket]
+    attention: AttentionReport | None
     memory: MemoryReport
     violations: list[Violation]
     warnings: list[str]
@@ -144,7 +149,7 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckRep
     optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world, local_ranks(world)))
     if recipe.train.lacks_end:
         raise no_end(recipe.train)
-    with mesh.join(offload=recipe.parallel.offload) as this_process:
+    with mesh.join(offload=recipe.parallel.offload) as this_process, attention.prefer(recipe.model.attention):
         return _check(recipe, table, this_process, world)
 
 
@@ -160,15 +165,21 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
     planned, reason = weights_layout.choose(
         recipe, denoiser, ranks=world, local_ranks=local_ranks(world), device_bytes=this_process.device_bytes
     )
+    compared = None
     if not violations:
+        if this_process.device.type == "cuda":  # what needs a GPU may be checked without one
+            attention.use(denoiser, recipe.model.attention, this_process.device)
+        compared = _compare_kernels(recipe, denoiser, encoder, table, this_process)
         mesh.shard(
             denoiser.module, units, denoiser.contract, this_process, Layout.from_strategy("fsdp", this_process.size)
         )
     state = TrainState.start(denoiser, recipe.train)
+    wrong = [kernels.refusal(recipe, fault) for fault in (compared.faults if compared else ()) if fault.instead is None]
     rehearsed: list[RehearsedBucket] = []
-    if not violations:
+    if compared is not None and not wrong:
         try:
-            rehearsed += _rehearse(recipe, denoiser, encoder, state, table)
+            with attention_audit.replacing(compared.faults):
+                rehearsed += _rehearse(recipe, denoiser, encoder, state, table)
         except DtypeError as fault:
             violations.append(fault)
     note = None if (told := validation.licence_note(recipe)) is None else f"licence of {told}"
@@ -180,10 +191,22 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         shapes=len(shapes),
         components=_components(recipe, denoiser, encoder, str(this_process.device)),
         rehearsed=rehearsed,
+        attention=compared,
         memory=_memory(recipe, state, encoder, units, activations=activations, shards=planned.shards),
-        violations=[Violation.from_error(fault) for fault in violations],
-        warnings=[warning for warning in (validation.distilled_warning(recipe), note) if warning is not None],
+        violations=[Violation.from_error(fault) for fault in (*violations, *wrong)],
+        warnings=[
+            *(warning for warning in (validation.distilled_warning(recipe), note) if warning is not None),
+            *(kernels.replacement_lines(compared.faults) if compared else ()),
+        ],
     )
+
+
+def _compare_kernels(
+    recipe: Recipe, denoiser: Denoiser, encoder: FrozenEncoders, table: BucketTable, world: World
+) -> AttentionReport:
+    shapes = kernels.examples(recipe, denoiser, encoder, table.buckets)
+    logger.info("comparing attention kernels with exact attention")
+    return kernels.run(recipe, denoiser, shapes, world)
 
 
 def local_ranks(world: int) -> int:

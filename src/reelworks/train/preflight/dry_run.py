@@ -36,7 +36,7 @@ def audit_shapes(denoiser: Denoiser, encoder: FrozenEncoders, table: BucketTable
 
     def first() -> DtypeError | None:
         key = audited.key_of(denoiser, shapes, **how)
-        fault = None if audited.find(key) else next(audit.faults(denoiser, shapes, **how), None)
+        fault = None if audited.find(key) is not None else next(audit.faults(denoiser, shapes, **how), None)
         if fault is None:
             audited.note(key)
         return fault

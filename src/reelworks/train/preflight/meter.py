@@ -160,6 +160,15 @@ def measure_few_blocks(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
     return Pass(peak, flops)
 
 
+@contextmanager
+def few_blocks(module: nn.Module) -> Iterator[None]:
+    """Remove most of the equal blocks of a deep network while open; each that is left does what the others did."""
+    groups: dict[_BlockRange, list[_List]] = {}
+    _collect(module, groups)
+    with _cut(groups, {}):
+        yield
+
+
 def _collect(parent: nn.Module, groups: dict[_BlockRange, list[_List]]) -> None:
     """Group the outermost lists with a long run; lists with equal runs may be used in parallel, so they are cut alike."""
     for name, child in list(parent.named_children()):

@@ -19,6 +19,7 @@ from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.encoders.sound import SoundTrack
 from reelworks.models import attention, components, factory, hub, weights
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
+from reelworks.models.attention_audit import AttentionFault
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
@@ -31,7 +32,7 @@ from reelworks.precision.boundary import DtypeBoundary, check_contract
 from reelworks.recipe import preview_model
 from reelworks.recipe.dataset import RecipeData, sound_spec
 from reelworks.recipe.recipe import Recipe
-from reelworks.train.preflight import dry_run
+from reelworks.train.preflight import dry_run, kernels
 from reelworks.train.startup import weights_layout
 from reelworks.train.step.compiled_blocks import CompiledBlocks
 from reelworks.train.step.state import TrainState
@@ -41,7 +42,10 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The network, sharded and with its optimizer, and the encoders of its inputs; without a LoRA, `base` is None."""
+    """The network, sharded and with its optimizer, and the encoders of its inputs; without a LoRA, `base` is None.
+
+    Attention must be computed while `attention_audit.replacing(wrong_kernels)` is open.
+    """
 
     boundary: DtypeBoundary[DenoiserInputs]
     encoder: FrozenEncoders
@@ -50,6 +54,7 @@ class TrainedModel:
     compiled: CompiledBlocks
     sequence: SequenceParallel
     layout: Layout
+    wrong_kernels: tuple[AttentionFault, ...]
 
     @classmethod
     def build(
@@ -67,6 +72,7 @@ class TrainedModel:
         for fault in dry_run.faults_of_encoders(encoders):
             raise fault
         attention.use(network, recipe.model.attention, world.device)
+        wrong_kernels = kernels.require_right(network, encoders, data, world)
         layout, reason = weights_layout.choose(
             recipe, network, ranks=world.size, local_ranks=world.local_size, device_bytes=world.device_bytes
         )
@@ -83,6 +89,7 @@ class TrainedModel:
             compiled,
             sequence,
             layout,
+            wrong_kernels,
         )
 
 

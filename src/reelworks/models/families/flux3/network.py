@@ -53,8 +53,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: Flux3Config) -> Tensor:
 
 def _windows(inputs: DenoiserInputs) -> tuple[Tensor, Tensor | None]:
     """Return texts cut to the longest window, and a mask if there are shorter ones, since networks know none."""
-    if inputs.text_mask.is_meta:  # only shapes matter there
-        return inputs.text, None
+    if inputs.text_mask.is_meta:  # nobody knows there whether any is shorter
+        return inputs.text, inputs.text_mask
     longest = int(inputs.text_mask.sum(dim=1).max())
     mask_BL = inputs.text_mask[:, :longest]
     return inputs.text[:, :longest], None if bool(mask_BL.all()) else mask_BL

@@ -1,0 +1,188 @@
+"""Record the attention calls of a network: sizes, masks, memory layouts, and the layout of the gradient that comes back.
+
+A kernel may be right for contiguous tensors and wrong for the views that a network gives it. Tensors of a recorded layout can
+be made anew, with drawn values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+ATTEND: Callable[..., Tensor] = torch.nn.functional.scaled_dot_product_attention
+
+_ALIGNMENT = 8  # elements; kernels load up to 16 bytes at once
+_MASKED = -10_000.0  # near what networks add where a key is masked, and finite in bfloat16
+
+
+class TensorLayout(NamedTuple):
+    """Shape, strides and dtype of a tensor; the offset of its first element counts from an aligned address."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of_tensor(cls, tensor: Tensor) -> TensorLayout:
+        """Return the layout of a tensor on any device."""
+        return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()) % _ALIGNMENT, tensor.dtype)
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return a tensor of this layout whose memory, gaps included, is zero."""
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        memory = torch.zeros(self.offset + last + 1, dtype=self.dtype, device=device)
+        return memory.as_strided(self.shape, self.strides, self.offset)
+
+    def drawn(self, device: torch.device) -> Tensor:
+        """Return a tensor of this layout with normally distributed values, the same along expanded dimensions."""
+        tensor = self.empty(device)
+        written = _written(tensor)
+        return tensor if written.numel() == 0 else _filled(tensor, torch.randn(written.shape, device=device))
+
+
+def _written(tensor: Tensor) -> Tensor:
+    """Return the part of an expanded tensor that has memory of its own."""
+    for dim, stride in enumerate(tensor.stride()):
+        tensor = tensor.narrow(dim, 0, 1) if stride == 0 and tensor.shape[dim] > 1 else tensor
+    return tensor
+
+
+def _filled(tensor: Tensor, values: Tensor) -> Tensor:
+    _written(tensor).copy_(values)
+    return tensor
+
+
+class CallKind(NamedTuple):
+    """Facts of a call that are known before it is computed, whatever its layout; they tell the calls of a fault from others."""
+
+    queries: int
+    keys: int
+    width: int  # of a head
+    value_width: int
+    masked: bool
+    causal: bool
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """Arguments of scaled dot product attention.
+
+    Attributes:
+        gradient: TensorLayout of the output's gradient; None if none came back.
+    """
+
+    query: TensorLayout  # `[B, A, L, E]`
+    key: TensorLayout  # `[B, A or fewer, S, E]`
+    value: TensorLayout
+    mask: TensorLayout | None = None  # boolean, or added to the logits
+    gradient: TensorLayout | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    @property
+    def kind(self) -> CallKind:
+        """The same as `kind_of` returns for the arguments."""
+        masked = self.mask is not None
+        lengths = self.query.shape[-2], self.key.shape[-2]
+        return CallKind(*lengths, self.query.shape[-1], self.value.shape[-1], masked, self.is_causal)
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations forward and backward."""
+        *batch, queries, width = self.query.shape
+        products = 2 * queries * self.key.shape[-2] * (width + self.value.shape[-1])
+        return int(torch.Size(batch).numel()) * products * (1 if self.gradient is None else 3)
+
+    def __str__(self) -> str:
+        *batch, queries, width = self.query.shape
+        heads, keys = " × ".join(map(str, batch)), self.key.shape[-2]
+        lengths = f"{queries} tokens" if queries == keys else f"{queries} tokens to {keys}"
+        dtype = str(self.query.dtype).removeprefix("torch.")
+        extra = [f"a mask {self.mask.shape}"] if self.mask is not None else []
+        extra += ["causal"] if self.is_causal else []
+        extra += [f"query strides {self.query.strides}"]
+        extra += [f"gradient strides {self.gradient.strides}"] if self.gradient is not None else []
+        return f"{heads} heads of {width}, {lengths}, {dtype}, {', '.join(extra)}"
+
+
+def kind_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool) -> CallKind:
+    """Return the kind of a call."""
+    return CallKind(query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1], mask is not None, is_causal)
+
+
+def mask_for(layout: TensorLayout, device: torch.device) -> Tensor:
+    """Return a mask of a layout with padding behind the keys of each clip, and in a square mask behind its queries too."""
+    mask = layout.empty(device)
+    own = _written(mask)
+    clips, rows, keys = own.shape[0] if own.dim() > 2 else 1, own.shape[-2], own.shape[-1]
+    left = keys - (torch.arange(clips, device=device) % 3 + 1) * keys // 6
+    left = left.clamp(min=1).reshape(-1, *[1] * max(own.dim() - 1, 1))
+    kept = torch.arange(keys, device=device) < left
+    if rows == keys > 1:
+        kept = kept & (torch.arange(rows, device=device)[:, None] < left)
+    kept = kept.expand(own.shape) if own.dim() > 1 else kept.reshape(own.shape)
+    return _filled(mask, kept if layout.dtype == torch.bool else torch.where(kept, 0.0, _MASKED))
+
+
+class Recorder(TorchFunctionMode):
+    """While entered, records each kind of attention call once, on any device, the meta device included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: dict[AttentionCall, None] = {}
+        self.device: torch.device | None = None  # of the last call
+
+    @property
+    def calls(self) -> list[AttentionCall]:
+        """The calls in the order in which their gradients came back; calls without gradient first."""
+        return list(self._calls)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation; of attention, note the arguments, and the gradient when it comes."""
+        if func is not ATTEND:
+            return func(*args, **(kwargs or {}))
+        return self._attend(*args, **(kwargs or {}))
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        query, key, value = _lowered(query), _lowered(key), _lowered(value)
+        mask = None if attn_mask is None else _lowered(attn_mask)
+        out = ATTEND(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        of_query, of_key, of_value = (TensorLayout.of_tensor(each) for each in (query, key, value))
+        of_mask = None if mask is None else TensorLayout.of_tensor(mask)
+        call = AttentionCall(of_query, of_key, of_value, of_mask, None, is_causal, scale, enable_gqa)
+        self._calls[call], self.device = None, query.device
+        if out.requires_grad:
+            out.register_hook(partial(self._note_gradient, call))  # type: ignore[no-untyped-call]
+        return out
+
+    def _note_gradient(self, call: AttentionCall, gradient: Tensor) -> None:
+        self._calls.pop(call, None)
+        self._calls[replace(call, gradient=TensorLayout.of_tensor(gradient))] = None
+
+
+def _lowered(tensor: Tensor) -> Tensor:
+    """Cast a tensor as autocast does inside of attention, where nobody sees the result."""
+    device = "cpu" if tensor.is_meta else tensor.device.type
+    if not torch.is_autocast_enabled(device) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))

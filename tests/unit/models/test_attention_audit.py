@@ -1,0 +1,291 @@
+"""Attention kernels are compared with exact attention as a network calls them, and wrong ones are replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted_attention import Arguments, Results, exact, planted
+from refused import refused
+from torch import Tensor
+from torch.nn import functional
+
+import reelworks as rw
+from reelworks.models import attention_audit
+from reelworks.models.attention_calls import ATTEND, AttentionCall, Recorder, TensorLayout, mask_for
+from reelworks.precision import audit
+from reelworks.precision.boundary import DtypeBoundary, MetaAutocast
+from reelworks.testing import contract
+
+CPU = torch.device("cpu")
+
+
+def call_of(
+    clips: int = 2,
+    heads: int = 3,
+    queries: int = 22,
+    keys: int = 22,
+    width: int = 16,
+    *,
+    mask: str = "",
+    causal: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    padding: int = 0,
+    key_heads: int = 0,
+) -> AttentionCall:
+    """Return a call as networks make them: heads behind tokens, gradients perhaps as slices of wider rows."""
+
+    def layout(tokens: int, heads: int, extra: int = 0) -> TensorLayout:
+        row = heads * width + extra
+        return TensorLayout((clips, heads, tokens, width), (tokens * row, width, row, 1), 0, dtype)
+
+    shapes = {"keys": (clips, 1, 1, keys), "square": (clips, 1, queries, keys), "added": (clips, 1, 1, keys)}
+    of_mask = None
+    if mask:
+        empty = torch.empty(shapes[mask], dtype=dtype if mask == "added" else torch.bool, device="meta")
+        of_mask = TensorLayout.of_tensor(empty)
+    of_keys = layout(keys, key_heads or heads)
+    gradient = layout(queries, heads, padding)
+    return AttentionCall(
+        layout(queries, heads), of_keys, of_keys, of_mask, gradient, causal, enable_gqa=key_heads not in (0, heads)
+    )
+
+
+@given(
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 150),
+    st.integers(1, 150),
+    st.sampled_from([8, 12, 64, 72]),
+    st.sampled_from(["", "keys", "square", "added", "causal", "shared"]),
+    st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
+    st.sampled_from([0, 8, 64]),
+)
+@settings(max_examples=60, deadline=None)
+def test_torchs_own_kernels_are_right(clips, heads, queries, keys, width, kind, dtype, padding):
+    mask, causal = (kind if kind in ("keys", "square", "added") else ""), kind == "causal"
+    call = call_of(
+        clips,
+        heads,
+        queries,
+        queries if causal or mask == "square" else keys,
+        width,
+        mask=mask,
+        causal=causal,
+        dtype=dtype,
+        padding=padding,
+        key_heads=1 if kind == "shared" else 0,
+    )
+    report = attention_audit.audit([call], CPU)
+    assert (report.calls, report.faults) == (1, ())
+    assert report.worst < 0.03
+
+
+def replaced(results: Results, index: int, change: Callable[[Tensor], Tensor]) -> Results:
+    changed = list(results)
+    changed[index] = change(results[index])
+    return tuple(changed)
+
+
+def garbage_for_one_length(a: Arguments) -> Results:
+    found = exact(a)
+    is_hit = a.gradient is not None and a.query.shape[-2] == 22
+    return replaced(found, 0, lambda dq: dq * 1e31) if is_hit else found
+
+
+def gradient_read_as_if_contiguous(a: Arguments) -> Results:
+    if a.gradient is None:
+        return exact(a)
+    B, A, L, E = a.gradient.shape
+    strides = (L * A * E, E, A * E, 1)
+    return exact(
+        dataclasses.replace(a, gradient=a.gradient.as_strided((B, A, L, E), strides, a.gradient.storage_offset()))
+    )
+
+
+def mask_ignored(a: Arguments) -> Results:
+    return exact(dataclasses.replace(a, mask=None))
+
+
+def nan_in_padding_rows(a: Arguments) -> Results:
+    found = exact(a)
+    if a.mask is None or a.gradient is not None:
+        return found
+    padding = (a.mask < -1e30).all(dim=-1, keepdim=True)
+    return replaced(found, 0, lambda out: out.masked_fill(padding, math.nan))
+
+
+def nan_gradients_with_a_mask(a: Arguments) -> Results:
+    found = exact(a)
+    is_hit = a.mask is not None and a.gradient is not None and a.query.shape[-2] % 128 == 64
+    return replaced(found, 1, lambda dk: dk.masked_fill(dk == dk.max(), math.nan)) if is_hit else found
+
+
+def keys_and_values_exchanged(a: Arguments) -> Results:
+    found = exact(a)
+    return found if a.gradient is None else (found[0], found[2], found[1])
+
+
+def last_key_left_out(a: Arguments) -> Results:
+    """The tail behind the last whole tile of 64 keys is not visited in the backward pass."""
+    found, keys = exact(a), a.key.shape[-2] // 64 * 64
+    if a.gradient is None or keys in (0, a.key.shape[-2]):
+        return found
+    return replaced(found, 2, lambda dv: torch.cat([dv[..., :keys, :], torch.zeros_like(dv[..., keys:, :])], -2))
+
+
+def heads_shared_wrongly(a: Arguments) -> Results:
+    """Heads of queries that share keys see those of others."""
+    return exact(dataclasses.replace(a, key=a.key.flip(1))) if a.query.shape[1] != a.key.shape[1] else exact(a)
+
+
+def causal_by_one_too_many(a: Arguments) -> Results:
+    if not a.causal:
+        return exact(a)
+    bias = torch.zeros(a.query.shape[-2], a.key.shape[-2]).masked_fill(
+        torch.ones(22, 22, dtype=torch.bool).triu(2), -math.inf
+    )
+    return exact(dataclasses.replace(a, causal=False, mask=bias))
+
+
+def scale_of_another_width(a: Arguments) -> Results:
+    return exact(dataclasses.replace(a, scale=a.scale / 2)) if a.query.shape[-1] == 72 else exact(a)
+
+
+PLANTED = [
+    (garbage_for_one_length, call_of(), "the gradient of the query"),
+    (gradient_read_as_if_contiguous, call_of(padding=64), "the gradient of the query"),
+    (mask_ignored, call_of(mask="keys"), "the output"),
+    (nan_in_padding_rows, call_of(mask="square"), "the output"),
+    (nan_gradients_with_a_mask, call_of(queries=192, keys=192, mask="added"), "the gradient of the key"),
+    (keys_and_values_exchanged, call_of(), "the gradient of the key"),
+    (last_key_left_out, call_of(queries=65, keys=65), "the gradient of the value"),
+    (heads_shared_wrongly, call_of(heads=4, key_heads=2), "the output"),
+    (causal_by_one_too_many, call_of(causal=True), "the output"),
+    (scale_of_another_width, call_of(width=72), "the output"),
+]
+
+
+@pytest.mark.parametrize(("fault", "call", "where"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_planted_fault_is_found_and_another_kernel_takes_its_place(fault, call, where):
+    right = call_of(queries=30, keys=30)
+    with planted(fault):
+        report = attention_audit.audit([call, right], CPU)
+        if fault is not keys_and_values_exchanged:
+            assert [each.call for each in report.faults] == [str(call)]
+        found = report.faults[0]
+        assert (found.kernel, found.instead) == ("flash", "math")
+        assert where in found.problem
+        assert f"torch {torch.__version__}" in str(found)
+        with report.replaced():
+            assert attention_audit.audit([call, right], CPU, functional.scaled_dot_product_attention).faults == ()
+    assert functional.scaled_dot_product_attention is ATTEND
+
+
+def test_only_the_calls_of_a_fault_are_replaced():
+    seen = []
+
+    def fault(a: Arguments) -> Results:
+        seen.append(a.query.shape[-2])
+        return garbage_for_one_length(a)
+
+    with planted(fault):
+        report = attention_audit.audit([call_of()], CPU)
+        seen.clear()
+        with report.replaced():
+            for tokens in (22, 23):
+                x = torch.randn(1, 2, tokens, 16)
+                functional.scaled_dot_product_attention(x, x, x)
+    assert seen == [23]
+
+
+def test_a_kernel_that_raises_is_a_fault_and_none_that_is_right_is_told():
+    def broken(*args: Tensor, **more: object) -> Tensor:
+        raise RuntimeError("no plan for this shape")
+
+    (found,) = attention_audit.audit([call_of()], CPU, broken).faults
+    assert "no plan for this shape" in found.problem
+    assert found.instead is None
+
+
+def test_a_call_that_would_take_long_on_a_cpu_is_left_out():
+    report = attention_audit.audit([call_of(queries=40_000, keys=40_000)], CPU)
+    assert (report.calls, report.left_out) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["flux-tiny", "stdit3-tiny", "qwen-image-tiny", "ltx-2-sound-tiny"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_what_is_recorded_on_the_meta_device_is_what_a_pass_calls(name, checkpointing):
+    denoiser = contract.build(name, compute=torch.bfloat16, gradient_checkpointing=checkpointing)
+    inputs = contract.example(contract.shapes(name)[-1], name)
+    with Recorder() as recorder:
+        contract.answer(denoiser, inputs)
+    real, shadow = recorder.calls, audit.shadow_of(denoiser, None)
+    assert real
+    assert all(call.gradient is not None for call in real)
+    with Recorder() as recorder, MetaAutocast(torch.bfloat16):
+        boundary, on_meta = DtypeBoundary(shadow), audit.on_meta(inputs)
+        outputs = boundary.both(on_meta) if inputs.sound.shape[1] else (boundary(on_meta),)
+        torch.autograd.graph._engine_run_backward(
+            outputs, tuple(map(torch.empty_like, outputs)), False, False, (), True, accumulate_grad=True
+        )
+    assert set(recorder.calls) == set(real)
+
+
+def test_gradients_of_flux_are_parts_of_wider_rows():
+    """The layout in which a kernel was wrong on an H100, and which attention alone never has."""
+    denoiser = contract.build("flux-tiny", compute=torch.bfloat16)
+    report = rw.check_attention(
+        lambda: contract.answer(denoiser, contract.example(contract.shapes("flux-tiny")[-1], "flux-tiny"))
+    )
+    assert (report.calls, report.faults) == (2, ())
+    with planted(gradient_read_as_if_contiguous):
+        report = rw.check_attention(
+            lambda: contract.answer(denoiser, contract.example(contract.shapes("flux-tiny")[-1], "flux-tiny"))
+        )
+    (fault,) = report.faults
+    assert fault.instead == "math"
+
+
+def test_a_pass_without_attention_is_told():
+    with refused("no-attention", "step", says="without torch.compile"):
+        rw.check_attention(lambda: None)
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.randoms(use_true_random=False), st.integers(0, 7))
+@settings(max_examples=30, deadline=None)
+def test_a_drawn_tensor_has_its_layout(shape, random, offset):
+    dims = list(range(len(shape)))
+    random.shuffle(dims)
+    whole = torch.empty(offset + 2 * math.prod(shape))[offset : offset + math.prod(shape)]
+    view = whole.reshape([shape[dim] for dim in dims]).permute([dims.index(dim) for dim in range(len(shape))])
+    if random.random() < 0.5:
+        view = view.narrow(0, 0, 1).expand(shape)
+    layout = TensorLayout.of_tensor(view)
+    drawn = layout.drawn(CPU)
+    assert TensorLayout.of_tensor(drawn) == layout
+    assert drawn.isfinite().all()
+    assert (drawn != 0).all()
+
+
+def test_masks_have_padding_behind_keys_and_rows():
+    keys = mask_for(TensorLayout((3, 1, 1, 12), (12, 12, 12, 1), 0, torch.bool), CPU)
+    assert keys.sum(-1).flatten().tolist() == [10, 8, 6]
+    square = mask_for(TensorLayout((2, 1, 12, 12), (144, 144, 12, 1), 0, torch.bool), CPU)
+    assert square.any(-1).sum(-1).flatten().tolist() == [10, 8]
+    expanded = mask_for(TensorLayout((2, 4, 6, 6), (36, 0, 6, 1), 0, torch.bool), CPU)
+    assert (expanded == expanded[:, :1]).all()
+    added = mask_for(TensorLayout((1, 1, 1, 12), (12, 12, 12, 1), 0, torch.bfloat16), CPU)
+    assert (added == 0).sum() == 10
+    assert mask_for(TensorLayout((7, 9), (9, 1), 0, torch.bool), CPU).any(-1).all()
+
+
+def test_planted_kernels_without_a_fault_are_right():
+    """What is found above is the fault, and not the way in which it was planted."""
+    with planted(exact):
+        assert attention_audit.audit([call for _, call, _ in PLANTED], CPU).faults == ()
