@@ -24,6 +24,7 @@ from reelworks.precision.repeats import layout
 _PROGRAM = Path(__file__).parents[1]
 _MOST_KEPT = 1000
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+_HOOKS = "_hooks"
 _OF_LAYERS = ("_parameters", "_buffers", "_modules")
 
 
@@ -82,7 +83,14 @@ def _described(root: nn.Module, units: set[int]) -> Iterator[object]:
 
 def _settings(holder: object, within: tuple[int, ...] = ()) -> list[tuple[str, str]]:
     """Return the attributes of an object as text, by name, and those of the objects that it holds; layers are told by type."""
-    named = ((name, value) for name, value in vars(holder).items() if name not in _OF_LAYERS)
+    named = (
+        (
+            name,
+            list((value or {}).values()) if name.endswith(_HOOKS) else value,
+        )  # whose keys are numbers of this process
+        for name, value in vars(holder).items()
+        if name not in _OF_LAYERS
+    )
     return sorted((name, _text(value, (*within, id(holder)))) for name, value in named)
 
 
@@ -107,9 +115,16 @@ def _text(value: Any, within: tuple[int, ...]) -> str:
 
 
 def _is_changed(module: nn.Module) -> bool:
-    """Whether a layer has hooks, or a method that its class does not have."""
-    hooks = (getattr(module, name) for name in vars(module) if name.endswith("_hooks"))
-    return any(hooks) or any(callable(value) and hasattr(type(module), name) for name, value in vars(module).items())
+    """Whether a layer has hooks other than functions of this program, or a method that its class does not have."""
+    hooks = (hook for name, each in vars(module).items() if name.endswith(_HOOKS) for hook in (each or {}).values())
+    methods = (callable(value) and hasattr(type(module), name) for name, value in vars(module).items())
+    return not all(map(_is_of_program, hooks)) or any(methods)
+
+
+def _is_of_program(hook: Any) -> bool:
+    """Whether a hook does what the code of this program says, and nothing else."""
+    name = getattr(hook, "__qualname__", "<")
+    return "<" not in name and not hasattr(hook, "__self__") and hook.__module__.startswith("reelworks.")
 
 
 def _code(root: nn.Module, denoiser: object) -> list[str]:

@@ -118,7 +118,11 @@ def prepare(module: nn.Module) -> None:
     """Let norms of queries and keys compute in the dtype of their weights; diffusers gives them float32 in any case."""
     for name, norm in module.named_modules():
         if name.endswith((".norm_q", ".norm_k")):
-            norm.register_forward_pre_hook(lambda norm, args: (args[0].to(norm.weight.dtype),))
+            norm.register_forward_pre_hook(_lower)
+
+
+def _lower(norm: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+    return (args[0].to(norm.weight.dtype),)
 
 
 def encode_text(parts: TextParts, captions: Sequence[str], length: int, _pictures: list[Tensor]) -> EncodedText:
