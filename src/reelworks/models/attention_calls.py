@@ -89,7 +89,7 @@ class AttentionCall:
 
     @property
     def kind(self) -> CallKind:
-        """The same as `kind_of` returns for the arguments."""
+        """Kind of the call, as `kind_of` finds it from the tensors."""
         masked = self.mask is not None
         lengths = self.query.shape[-2], self.key.shape[-2]
         return CallKind(*lengths, self.query.shape[-1], self.value.shape[-1], masked, self.is_causal)

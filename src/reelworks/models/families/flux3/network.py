@@ -121,7 +121,7 @@ def prepare(module: nn.Module) -> None:
             norm.register_forward_pre_hook(_lower)
 
 
-def _lower(norm: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+def _lower(norm: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
     return (args[0].to(norm.weight.dtype),)
 
 
