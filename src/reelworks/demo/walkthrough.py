@@ -7,6 +7,7 @@ its start, or too few of ten clips with the words of their prompts, as `judge` s
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.analysis import plan_report
-from reelworks.core import terminal, toml
+from reelworks.core import cores, terminal, toml
 from reelworks.core.shape import Shape
 from reelworks.demo import judge, sample_recipe
 from reelworks.demo.scenes import PROMPTS
@@ -36,6 +37,7 @@ SHAPE = Shape(num_frames=8, height=64, width=96)
 KILL_AT_SHARE = 0.47
 LEAST_RIGHT = {"colour": 9, "shape": 4, "direction": 8}  # clips of ten
 QUICK_STEPS = 240  # of a quick demo
+_MOST_THREADS = 4  # more of them wait for one another: tensors are small
 
 REELWORKS = [sys.executable, "-m", "reelworks"]
 
@@ -126,14 +128,18 @@ def _say(number: int, title: str) -> None:
 
 def _reelworks(*arguments: str) -> None:
     terminal.say(f"$ reelworks {' '.join(a if a.isprintable() and ' ' not in a else repr(a) for a in arguments)}")
-    subprocess.run([*REELWORKS, *arguments], check=True, stdout=sys.stdout)
+    subprocess.run([*REELWORKS, *arguments], check=True, stdout=sys.stdout, env=_environment())
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": str(min(cores.threads(), _MOST_THREADS))}
 
 
 def _train_and_kill(recipe: list[str]) -> int:
     """Train until near the middle, kill the process, and return the last step in its events."""
     total = toml.parse(RECIPE.read_text())["train"]["max_steps"]
     terminal.say(f"$ reelworks train {' '.join(recipe)}")
-    process = subprocess.Popen([*REELWORKS, "train", *recipe], stdout=sys.stdout)
+    process = subprocess.Popen([*REELWORKS, "train", *recipe], stdout=sys.stdout, env=_environment())
     while (step := _last_step()) < total * KILL_AT_SHARE:
         if process.poll() is not None:
             raise SystemExit(f"training ended by itself at step {step} with code {process.returncode}")
