@@ -220,10 +220,9 @@ class _Comparison:
     @classmethod
     def of_call(cls, call: AttentionCall, device: torch.device) -> _Comparison:
         """Draw values, which are the same each time, and compute what is exact."""
-        with torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type):
-            torch.manual_seed(0)
-            inputs = [layout.drawn(device) for layout in (call.query, call.key, call.value)]
-            gradient = None if call.gradient is None else call.gradient.drawn(device)
+        generator = torch.Generator(device).manual_seed(0)
+        inputs = [layout.drawn(device, generator) for layout in (call.query, call.key, call.value)]
+        gradient = None if call.gradient is None else call.gradient.drawn(device, generator)
         mask = None if call.mask is None else mask_for(call.mask, device)
         if gradient is not None and mask is not None and mask.dtype == torch.bool and 0 not in gradient.stride():
             # What a query without keys attends to is not defined, so no loss may depend on it.

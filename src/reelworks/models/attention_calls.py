@@ -40,11 +40,10 @@ class TensorLayout(NamedTuple):
         memory = torch.zeros(self.offset + last + 1, dtype=self.dtype, device=device)
         return memory.as_strided(self.shape, self.strides, self.offset)
 
-    def drawn(self, device: torch.device) -> Tensor:
+    def drawn(self, device: torch.device, generator: torch.Generator) -> Tensor:
         """Return a tensor of this layout with normally distributed values, the same along expanded dimensions."""
         tensor = self.empty(device)
-        written = _written(tensor)
-        return tensor if written.numel() == 0 else _filled(tensor, torch.randn(written.shape, device=device))
+        return _filled(tensor, torch.randn(_written(tensor).shape, generator=generator, device=device))
 
 
 def _written(tensor: Tensor) -> Tensor:

@@ -31,6 +31,10 @@ _VIEWS = frozenset((
 ))  # fmt: skip
 # Functions that mostly read a size or a dtype, which networks do all the time.
 _ATTRIBUTES = frozenset(("get", "size", "stride", "dim"))
+# Functions that take size and dtype of a tensor, and none of its values.
+_FRESH = frozenset(
+    ("empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
+)
 # Functions whose result still is the time, size or mask that went in.
 _KEEP = _VIEWS | frozenset((
     "add", "bool", "cat", "chunk", "concat", "concatenate", "div", "divide", "double", "floor", "index_select",
@@ -81,7 +85,7 @@ class Trace(TorchFunctionMode):
         if name == ATTENTION:
             self._refuse_added_mask(args[3] if len(args) > 3 else kwargs.get("attn_mask"))
         out = func(*args, **kwargs)
-        if sources:
+        if sources and name not in _FRESH:
             self._follow_through(name, sources, list(_tensors([out])))
         return out
 

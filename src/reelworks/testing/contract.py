@@ -207,6 +207,8 @@ def check_dtypes(name: str) -> None:
         times = [torch.full_like(inputs.time, time) for time in (999.0, 999.9)]  # one number in bfloat16
         near = [DtypeBoundary(stored)(dataclasses.replace(inputs, time=time)) for time in times]
     assert not torch.equal(*near), f"{name}: times are rounded before the network uses them"
+    with audit.watched(lowered) as run:
+        run(inputs)
     if exact.runs_on_meta:
         for sharded in (False, True):
             audit.audit(lowered, [inputs], sharded=sharded, units=lowered.sharding().blocks)

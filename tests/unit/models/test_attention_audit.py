@@ -267,7 +267,7 @@ def test_a_drawn_tensor_has_its_layout(shape, random, offset):
     if random.random() < 0.5:
         view = view.narrow(0, 0, 1).expand(shape)
     layout = TensorLayout.of_tensor(view)
-    drawn = layout.drawn(CPU)
+    drawn = layout.drawn(CPU, torch.Generator())
     assert TensorLayout.of_tensor(drawn) == layout
     assert drawn.isfinite().all()
     assert (drawn != 0).all()

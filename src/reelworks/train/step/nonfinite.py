@@ -88,15 +88,19 @@ def _bad(each: KeptBatch) -> list[int]:
 
 @torch.no_grad()
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the tensors, all on one device, whose local shard holds infinities or NaN."""
-    parts = {name: local(tensor.detach()) for name, tensor in tensors.items()}
-    parts = {name: part for name, part in parts.items() if part.is_floating_point() and part.numel()}
-    if not parts:
-        return []
-    # The largest absolute value, as a sum of squares could overflow although all values are finite.
-    largest = torch._foreach_norm(list(parts.values()), math.inf)
-    finite = torch.isfinite(torch.stack([value.float() for value in largest])).tolist()
-    return [name for name, is_finite in zip(parts, finite, strict=True) if not is_finite]
+    """Return the names of the tensors, on any devices, whose local shard holds infinities or NaN."""
+    of_device: dict[torch.device, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        part = local(tensor.detach())
+        if part.is_floating_point() and part.numel():
+            of_device.setdefault(part.device, {})[name] = part
+    bad: set[str] = set()
+    for parts in of_device.values():
+        # The largest absolute value, as a sum of squares could overflow although all values are finite.
+        largest = torch._foreach_norm(list(parts.values()), math.inf)
+        finite = torch.isfinite(torch.stack([value.float() for value in largest])).tolist()
+        bad |= {name for name, is_finite in zip(parts, finite, strict=True) if not is_finite}
+    return [name for name in tensors if name in bad]
 
 
 @torch.no_grad()
