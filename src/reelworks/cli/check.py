@@ -34,7 +34,7 @@ def check(
     one process: weights, gradients, optimizer, weight average, encoders, and the peak of activations in a pass,
     recomputation included.
 
-    Kernels of attention are run for every shape, and their outputs and gradients compared with exact ones.
+    Kernels of attention are run for every shape on a GPU, and for the largest on a CPU, and compared with exact attention.
 
     Each violation is reported with the path of its module, both dtypes and a remedy, and the exit code is 1.
     `train` checks only the largest bucket at each start.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Functions of several kernels each, whose result is one new tensor.
 _FUNCTIONS = frozenset((
@@ -37,6 +38,15 @@ class Repeats(TorchFunctionMode):
         if getattr(func, "__name__", "") not in _FUNCTIONS or "out" in kwargs:
             return func(*args, **kwargs)
         return run(func, args, kwargs)
+
+
+class RepeatedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Mode that does the same below autograd, for forward and backward passes."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return run(func, args, kwargs or {}) if makes_new(func) else func(*args, **(kwargs or {}))
 
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -24,6 +24,7 @@ from reelworks.models.attention_audit import AttentionFault, AttentionReport
 from reelworks.models.attention_calls import AttentionCall, CallKind, Recorder
 from reelworks.precision import audit, audited
 from reelworks.precision.boundary import DtypeBoundary, MetaAutocast
+from reelworks.precision.repeats import RepeatedOperations
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.train.preflight import dry_run, meter
@@ -105,7 +106,7 @@ def calls_of(denoiser: Denoiser, compute: torch.dtype | None, shapes: Sequence[D
     shadow = cast(Denoiser, audit.shadow_of(denoiser, compute))
     shadow.contract = replace(shadow.contract, storage=compute or shadow.contract.storage)
     attention.use_native(shadow)
-    with meter.few_blocks(shadow.module), Recorder() as recorder:
+    with meter.few_blocks(shadow.module), Recorder() as recorder, RepeatedOperations():
         for inputs in shapes:
             with MetaAutocast(shadow.contract.compute), torch.autograd.set_multithreading_enabled(False):
                 boundary = DtypeBoundary(shadow)
