@@ -106,7 +106,7 @@ def calls_of(denoiser: Denoiser, compute: torch.dtype | None, shapes: Sequence[D
     shadow = cast(Denoiser, audit.shadow_of(denoiser, compute))
     shadow.contract = replace(shadow.contract, storage=compute or shadow.contract.storage)
     attention.use_native(shadow)
-    with meter.few_blocks(shadow.module), Recorder() as recorder, RepeatedOperations():
+    with meter.few_blocks(shadow.module), Recorder() as recorder, RepeatedOperations():  # type: ignore[no-untyped-call]
         for inputs in shapes:
             with MetaAutocast(shadow.contract.compute), torch.autograd.set_multithreading_enabled(False):
                 boundary = DtypeBoundary(shadow)
