@@ -96,6 +96,27 @@ def test_every_picture_is_trained_each_epoch_and_the_loss_falls(lora, pictures, 
     assert np.mean(found[-third:]) < 0.9 * np.mean(found[:third])
 
 
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_lora_that_begins_with_zeros_is_told_by_its_layers(lora, tmp_path, world):
+    """On each of the ranks that share its weights alike, and never for one that learns."""
+    strategy = {"parallel": {"strategy": "fsdp"}} if world > 1 else {}
+    train = {"max_epochs": "none", "max_steps": 6}
+    assert children.train(lora("learns", **train) | strategy, world=world) == [0] * world
+    assert events.timeline(tmp_path / "learns/events.jsonl", "idle_layers") == []
+    (file,) = (tmp_path / "learns/exports").glob("*6-ema-lora-diffusers.safetensors")
+    save_file(
+        {key: torch.zeros_like(value) for key, value in load_file(file).items()},
+        zeros := tmp_path / "zeros.safetensors",
+    )
+    idle = lora("idle", **train) | strategy
+    idle["lora"]["weights"] = str(zeros)
+    assert children.train(idle, world=world) == [0] * world
+    (told,) = events.timeline(tmp_path / "idle/events.jsonl", "idle_layers")
+    assert told["problem"] == "no gradient"
+    assert len(told["layers"]) == len(load_file(file)) // 2
+    assert "the adapter learns nothing in all layers" in children.output(idle)
+
+
 @pytest.mark.slow
 def test_clips_that_preserve_the_base_are_trained_on_one_process_and_on_two(lora, pictures, tmp_path):
     """With ranks that have such clips beside ranks that have none: all are trained, and losses agree."""

@@ -135,6 +135,11 @@ class CheckpointManager:
         self._step_seconds = 0.0
         self.exported: list[Path] = []  # files of the latest export of this start, on rank 0
 
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the newest save, which may still be written."""
+        return self._saved_step
+
     def epochs_in_use(self) -> set[tuple[int, int]]:
         """Return data_restarts and epoch of the position in each checkpoint, without damaged ones."""
         in_use = set()

@@ -44,6 +44,7 @@ from reelworks.train.startup.build import TrainedModel
 from reelworks.train.startup.open_run import OpenRun
 from reelworks.train.startup.stages import Stage
 from reelworks.train.step import out_of_memory
+from reelworks.train.step.adapter_watch import AdapterWatch
 from reelworks.train.step.examples import ExampleBuilder
 from reelworks.train.step.step_sums import StepFlags
 from reelworks.train.step.train_step import StepResult, TrainStep
@@ -90,8 +91,18 @@ class Trainer:
         times_forward = world.size > 1 and world.sequence is None and self._balance_every is not None
         self._times = ForwardTimes(world.device, times_forward and balance.can_time_forward(state.module))
         self._examples = ExampleBuilder(recipe, data.table, encoder)
+        experts = 2 if recipe.model.experts == "both" else 1
+        self._watch = AdapterWatch(state.optimizer.trained, world, experts=experts)
         self._train_step = TrainStep(
-            boundary, self._examples, state, world, model.compiled, self._times, data.stage, sequence=model.sequence
+            boundary,
+            self._examples,
+            state,
+            world,
+            model.compiled,
+            self._times,
+            data.stage,
+            sequence=model.sequence,
+            watch=self._watch,
         )
         self._state = state
         self._validator = Validator(
@@ -273,6 +284,9 @@ class Trainer:
             self._checkpoints.save_last(position, metrics)
         elif flags is not None:
             self._checkpoints.after_step(position, metrics, flags, self._step_seconds)
+        if done or self._watch.is_first_due or self._checkpoints.saved_step == step:
+            for idle in self._watch.find_idle(is_end=done):
+                self._log.idle_layers(step, idle)
         if previews_due and self._previewer.metrics is None:
             self._previewer.run(step, self._log)
 

@@ -43,6 +43,7 @@ from reelworks.train.logging import trackers
 from reelworks.train.logging.balance import Balance
 from reelworks.train.logging.segment_records import RecordKeeper
 from reelworks.train.step import spikes
+from reelworks.train.step.adapter_watch import IdleLayers
 from reelworks.train.step.nonfinite import NonFiniteCause
 from reelworks.train.step.spikes import Spike
 from reelworks.train.step.step_sums import TIMESTEP_RANGES
@@ -298,6 +299,12 @@ class RunLogger:
         if step % _MEAN_STEPS == 0:
             self._scalars(step, {name: sum(values) / len(values) for name, values in self._parts.items()})
             self._parts.clear()
+
+    def idle_layers(self, step: int, idle: IdleLayers) -> None:
+        """Log layers of an adapter that have learnt nothing."""
+        self.event("idle_layers", step=step, problem=idle.problem, layers=list(idle.layers), steps=idle.steps)
+        if self._world.is_main:
+            logger.warning(f"step {step}: {idle}")
 
     def _log_non_finite(self, step: int, blame: NonFiniteCause) -> None:
         what, module = (blame.origin.what, blame.origin.path) if blame.origin else (None, None)

@@ -34,17 +34,17 @@ def squares(module: nn.Module, blocks: Sequence[nn.Module], world: World) -> Ten
     if with_gradient:
         places, gradients = zip(*with_gradient, strict=True)
         norms = torch.stack([norm.float().to(world.device) for norm in torch._foreach_norm([*map(local, gradients)])])
-        share = torch.tensor([1 / _copies(g, world) for g in gradients], device=world.device)
+        share = torch.tensor([1 / copies(g, world) for g in gradients], device=world.device)
         # A matrix product sums in the same order each time, which index_add does not on a GPU.
         belongs = torch.tensor(places, device=world.device) == torch.arange(len(total), device=world.device)[:, None]
         total = belongs.float() @ (norms.square() * share)
     return world.sum(total)
 
 
-def _copies(gradient: Tensor, world: World) -> int:
-    """Return how many ranks hold the same part of a gradient."""
-    if not isinstance(gradient, DTensor):
+def copies(tensor: Tensor, world: World) -> int:
+    """Return how many ranks hold the same part of a weight or gradient."""
+    if not isinstance(tensor, DTensor):
         return world.size
-    mesh = gradient.device_mesh
-    shards = [mesh.size(dim) for dim, kind in enumerate(gradient.placements) if isinstance(kind, Shard)]
+    mesh = tensor.device_mesh
+    shards = [mesh.size(dim) for dim, kind in enumerate(tensor.placements) if isinstance(kind, Shard)]
     return world.size // math.prod(shards)

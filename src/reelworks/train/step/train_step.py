@@ -42,6 +42,7 @@ from reelworks.schedule.plan import EpochPlan
 from reelworks.train import progress
 from reelworks.train.logging.balance import ForwardTimes
 from reelworks.train.step import block_norms, nonfinite, sound_inputs
+from reelworks.train.step.adapter_watch import AdapterWatch
 from reelworks.train.step.compiled_blocks import CompiledBlocks
 from reelworks.train.step.examples import Example, ExampleBuilder, Predicted
 from reelworks.train.step.lr_schedule import learning_rate
@@ -157,6 +158,7 @@ class TrainStep:
     times: ForwardTimes = field(default_factory=lambda: ForwardTimes(torch.device("cpu"), False))
     stage: StageStart = RUN_START
     sequence: SequenceParallel = field(default_factory=SequenceParallel)
+    watch: AdapterWatch = field(default_factory=AdapterWatch.none)
 
     @property
     def recipe(self) -> Recipe:
@@ -206,6 +208,7 @@ class TrainStep:
         if applied:
             if train.max_grad_norm is not None:
                 scale = scale * (train.max_grad_norm / (norm + _EPSILON)).clamp(max=1.0)
+            self.watch.note(rate)
             state.optimizer.step(scale)
             state.update_ema(step - self.stage.average_step, train.ema_decay)
         blame = None if finite else self._find_cause(kept, step, forwards.most)

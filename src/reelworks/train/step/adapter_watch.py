@@ -1,0 +1,154 @@
+"""Notice layers of an adapter that learn nothing: no gradient reaches them, their update stays zero, or they stand still.
+
+An update is a product of factors in all adapter types, so it is zero where one of them is. Weights stand still if neither their sum
+nor the sum of their squares has changed in a bit; then they are told, once, as every later save would hold the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from reelworks.core.errors import first_few
+from reelworks.core.units import plural
+from reelworks.distributed.mesh import World, local
+from reelworks.models.lora import inject
+from reelworks.train.step import block_norms
+
+Problem = Literal["no gradient", "zero", "unchanged"]
+STEPS = 20  # that were applied, after which a layer must have moved
+LAST_STEPS = 5  # at the end of a short training
+_PER_EXPERT = 10  # times as many, where a step may train one of two networks alone
+_LENGTHS = "magnitude_vector"  # of a DoRA: no factor of its update
+
+
+@dataclass(frozen=True)
+class IdleLayers:
+    """Layers of an adapter that have learnt nothing in so many steps, for one reason."""
+
+    problem: Problem
+    layers: tuple[str, ...]
+    all_layers: int
+    steps: int
+    learning_rate: float
+
+    def __str__(self) -> str:
+        some = f"{len(self.layers)} of {plural(self.all_layers, 'layer')}"
+        which = "all layers" if len(self.layers) == self.all_layers else f"{some} ({first_few(self.layers)})"
+        return f"the adapter learns nothing in {which}: {self._reason()}"
+
+    def _reason(self) -> str:
+        if self.problem == "no gradient":
+            return (
+                f"no gradient has reached them in {self.steps} steps, since the network does not use them for these clips, or "
+                "since all factors of their update are zero; leave them out with lora.targets, or begin with another lora.weights"
+            )
+        if self.problem == "zero":
+            return f"their update is still zero after {self.steps} steps; begin with another lora.weights, or without"
+        return (
+            f"their weights have not changed in a bit in {self.steps} steps, with gradients that are not zero; "
+            f"train.learning_rate is too low for them ({self.learning_rate:g} in the last step)"
+        )
+
+
+class _Sums(NamedTuple):
+    of_squares: float
+    of_values: float
+    of_gradients: float  # largest numbers of the gradients since the last time, added up
+
+
+class AdapterWatch:
+    """Compares the weights of an adapter's layers with those before, and sums up their gradients; nothing without an adapter.
+
+    A step costs one norm of each gradient, and no waiting for the device. Every rank finds the same.
+    """
+
+    def __init__(self, trained: Mapping[str, nn.Parameter], world: World, *, experts: int = 1) -> None:
+        self._world, self._factor = world, _PER_EXPERT if experts > 1 else 1
+        self._layers: dict[str, list[int]] = {}
+        self._is_factor: list[bool] = []
+        self._weights: list[nn.Parameter] = []
+        for name, (layer, kind) in inject.parts(trained).items():
+            self._layers.setdefault(layer, []).append(len(self._weights))
+            self._is_factor.append(kind != _LENGTHS)
+            self._weights.append(trained[name])
+        self._gradients = self._no_gradients()
+        self._steps, self._rate, self._has_compared = 0, 0.0, False
+        self._told: set[tuple[str, Problem]] = set()
+        self._former = self._measured()
+
+    @classmethod
+    def none(cls) -> AdapterWatch:
+        """Return one that watches nothing."""
+        return cls({}, World(0, 1, torch.device("cpu")))
+
+    @torch.no_grad()
+    def note(self, learning_rate: float) -> None:
+        """Note the gradients of a step before it is applied, with this rate."""
+        if not self._weights or not learning_rate:
+            return
+        self._steps, self._rate = self._steps + 1, learning_rate
+        gradients = [None if weight.grad is None else local(weight.grad) for weight in self._weights]
+        places = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.numel()]
+        if places:
+            # The largest number, as squares of small ones would be zero.
+            largest = torch._foreach_norm([gradients[i] for i in places], math.inf)  # type: ignore[misc]
+            whole = len(places) == len(gradients)
+            at = slice(None) if whole else torch.tensor(places, device=self._gradients.device)
+            self._gradients[at] += torch.stack(largest).to(self._gradients)
+
+    def find_idle(self, *, is_end: bool = False) -> list[IdleLayers]:
+        """Return what is new since the last time that saw enough steps: the first one is due by itself. Collective."""
+        if not self._weights or self._steps < (LAST_STEPS if is_end else STEPS) * self._factor:
+            return []
+        now = self._measured()
+        found: dict[Problem, list[str]] = {}
+        for layer, places in self._layers.items():
+            problem = self._problem([(now[i], self._former[i], self._is_factor[i]) for i in places])
+            if problem is not None and (layer, problem) not in self._told:
+                self._told.add((layer, problem))
+                found.setdefault(problem, []).append(layer)
+        idle = [
+            IdleLayers(problem, tuple(layers), len(self._layers), self._steps, self._rate)
+            for problem, layers in found.items()
+        ]
+        self._former, self._gradients, self._steps, self._has_compared = now, self._no_gradients(), 0, True
+        return idle
+
+    @property
+    def is_first_due(self) -> bool:
+        """Whether enough steps were applied for the first time, which does not wait for a save."""
+        return not self._has_compared and bool(self._weights) and self._steps >= STEPS * self._factor
+
+    @staticmethod
+    def _problem(tensors: Iterable[tuple[_Sums, _Sums, bool]]) -> Problem | None:
+        tensors = list(tensors)
+        if not any(now.of_gradients for now, _, _ in tensors):
+            return "no gradient"
+        if any(is_factor and now.of_squares == 0 for now, _, is_factor in tensors):
+            return "zero"
+        if all(now[:2] == former[:2] for now, former, _ in tensors):
+            return "unchanged"
+        return None
+
+    @torch.no_grad()
+    def _measured(self) -> list[_Sums]:
+        """Return the sums of each tensor over ranks."""
+        if not self._weights:
+            return []
+        rows = []
+        for weight, gradient in zip(self._weights, self._gradients, strict=True):
+            value = local(weight.detach()).double()
+            row = torch.stack([value.square().sum(), value.sum(), gradient])
+            rows.append(row / block_norms.copies(weight.detach(), self._world))
+        return [_Sums(*row) for row in self._world.sum(torch.stack(rows)).tolist()]
+
+    def _no_gradients(self) -> Tensor:
+        if not self._weights:
+            return torch.zeros(0)
+        return torch.zeros(len(self._weights), dtype=torch.float64, device=local(self._weights[0].detach()).device)
