@@ -153,12 +153,14 @@ def solved(terms: Sequence[Sequence[float]], values: Sequence[float]) -> list[fl
 
 def write(names: Sequence[str]) -> None:
     """Measure presets and write the files of their families; those of the same sizes are measured once."""
+    known: dict[str, dict[str, Any]] = {}
     for name in names:
         file = FAMILIES / registry.family_of(name).network.split(".")[-2] / FILE
         tables = json.loads(file.read_text()) if file.is_file() else {}
         digest = published_sizes.preset_digest(name)
-        alike = next((known for known in tables.values() if known["digest"] == digest), None)
-        tables[name] = asdict(measured(name)) if alike is None else alike
+        if digest not in known:
+            known[digest] = asdict(measured(name))
+        tables[name] = known[digest]
         order = [preset for preset in registry.PRESETS if preset in tables]
         lines = [f"{json.dumps(preset)}: {json.dumps(tables[preset])}" for preset in order]
         file.write_text("{\n" + ",\n".join(lines) + "\n}\n")

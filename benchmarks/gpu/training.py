@@ -1,5 +1,7 @@
 """Whole trainings: their memory beside what `check` and `new` estimate, and where the device waits.
 
+Each case of memory gets the largest micro-batch whose estimate takes a part of the card.
+
 The footage is small and enlarged, its latents are stored beforehand, and text and latents come from encoders without
 weights, so that nothing is downloaded and the steps are those of the network.
 """
@@ -16,11 +18,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.memory import gguf_file
 from reelworks import testing
+from reelworks.models.lora.config import BaseStorage
+from reelworks.models.recompute import Recompute
 from reelworks.recipe import dataset, recipe_file
+from reelworks.recipe.recipe import Recipe
 from reelworks.train import trainer
 from reelworks.train.preflight import check, estimate
-from reelworks.train.preflight.memory import Memory
 from reelworks.train.request import TrainRequest
 from reelworks.train.tuning import workbench
 
@@ -33,9 +38,51 @@ _ON_HOST = {"cpu_op", "cuda_runtime", "cuda_driver", "user_annotation"}
 
 
 def rows(unit: str, device: str, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Yield the figures of one unit: "full" and "lora" tell memory, "gaps" a profile."""
+    """Yield the figures of one unit: "gaps" tells a profile, the others memory."""
     with tempfile.TemporaryDirectory() as folder:
         yield from _gaps(Path(folder), device, tiny) if unit == "gaps" else _memory(Path(folder), device, tiny, unit)
+
+
+class Case(NamedTuple):
+    """A training whose memory is measured: the storage of its base, what is recomputed, and what else its recipe says."""
+
+    base: BaseStorage | None
+    recomputed: Recompute
+    more: str = ""
+
+
+_MORE: dict[str, dict[str, Any]] = {
+    "": {},
+    "compiled": {"train": {"max_steps": 3, "compile": True}},
+    "offload": {"parallel": {"offload": True}},
+    "average on the CPU": {"train": {"max_steps": 3, "ema_device": "cpu"}},
+    "micro-batches": {"train": {"max_steps": 3, "gradient_accumulation_steps": 2}},
+    "validation and previews": {
+        "validation": {"split": 0.2, "every_steps": 1},
+        "samples": {"prompts": ["a kite"], "num_inference_steps": 2},
+    },
+}
+# The first of each unit is also told by `check`.
+CASES = {
+    "full": (Case(None, True), Case(None, "selective"), Case(None, False), Case(None, "selective", "compiled")),
+    "lora": (
+        Case("int8", True),
+        Case("bfloat16", False),
+        Case("bfloat16", "selective"),
+        Case("float8", True),
+        Case("nf4", True),
+        Case("gguf", True),
+    ),
+    "more": (
+        Case("int8", True, "compiled"),
+        Case("bfloat16", True, "offload"),
+        Case("int8", True, "validation and previews"),
+        Case(None, True, "micro-batches"),
+        Case(None, True, "average on the CPU"),
+        Case(None, False, "compiled"),
+    ),
+}
+_SHARE_OF_CARD, _MOST_CLIPS = 0.6, 64  # of memory, and of a micro-batch
 
 
 def recipe_in(folder: Path, tiny: bool, **changes: Any) -> dict[str, Any]:
@@ -59,43 +106,69 @@ def recipe_in(folder: Path, tiny: bool, **changes: Any) -> dict[str, Any]:
 
 
 def _memory(folder: Path, device: str, tiny: bool, unit: str) -> Iterator[dict[str, Any]]:
-    """Train three steps, and compare the peak of memory with what was said before."""
-    changes: dict[str, Any] = {}
-    if unit == "lora":
-        name = "wan-tiny" if tiny else "wan-2.1-1.3b"
-        changes = {"model": {"name": name, "gradient_checkpointing": True}, "lora": {"rank": 16, "base": "int8"}}
-    recipe = recipe_file.parse(recipe_in(folder, tiny, **changes))
+    """Train each case three steps, and compare the peak of memory with what was said before."""
+    for i, case in enumerate(CASES[unit]):
+        own = folder / str(i)
+        own.mkdir()
+        named = {"base": case.base or "all trained", "recomputed": str(case.recomputed).lower(), "with": case.more}
+        try:
+            yield named | _memory_of(case, own, device, tiny, checked=i == 0)
+        except Exception as error:  # of one case; the others go on
+            yield named | {"error": f"{type(error).__name__}: {error}"[:300]}
+        gc.collect()
+
+
+def _memory_of(case: Case, folder: Path, device: str, tiny: bool, *, checked: bool) -> dict[str, Any]:
+    recipe = _fitting(_recipe_of(case, folder, tiny), device)
     loaded, table = dataset.bucket_table(recipe)
-    estimated = estimate.estimate(loaded, table).memory
-    report = check.check_recipe(loaded, table)
-    gc.collect()
-    yield {
-        "recipe": f"{recipe.model.name}{', LoRA on int8' if recipe.lora else ''}",
-        "parts_gb": {part: round(size / 1e9, 4) for part, size in report.memory.parts.items() if size},
-        "check_gb": round(report.memory.total / 1e9, 4),
-        "estimate_gb": round(estimated.total / 1e9, 4),
-        "estimated_reserve_gb": round(estimated.reserve / 1e9, 4),
+    said = estimate.estimate(loaded, table).memory
+    row: dict[str, Any] = {
+        "case": f"{recipe.model.name} ×{table.buckets[0].batch_size}",
+        "estimate_gb": round((said.total - said.reserve) / 1e9, 4),
+        "with_reserve_gb": round(said.total / 1e9, 4),
     }
+    if checked:
+        row |= {"check_gb": round(check.check_recipe(loaded, table).memory.total / 1e9, 4)}
+        gc.collect()
     workbench.reset_peak(torch.device(device))
     trainer.run(recipe, TrainRequest())
-    if device == "cuda":
-        yield _measured(report.memory.total, estimated)
-    else:  # of which libraries are the most
-        yield {"process_gb": round(workbench.peak_bytes(torch.device(device)) / 1e9, 3)}
-
-
-def _measured(said: int, estimated: Memory) -> dict[str, Any]:
-    """Return the peak of a GPU's memory, and by which share `check` and `new` are off.
-
-    The reserve of `new` is for what torch does not count: it is compared with all that the device has given away.
-    """
+    if device != "cuda":  # of which libraries are the most
+        return row | {"process_gb": round(workbench.peak_bytes(torch.device(device)) / 1e9, 3)}
     peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    return {
+    context = torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
+    return row | {
         "peak_gb": round(peak / 1e9, 3),
         "reserved_gb": round(reserved / 1e9, 3),
-        "check_error": round(said / peak - 1, 3),
-        "estimate_error": round(estimated.total / reserved - 1, 3),
+        "context_gb": round(context / 1e9, 3),
+        "estimate_error": round((said.total - said.reserve) / peak - 1, 3),
+        "fit_error": round(said.total / (reserved + context) - 1, 3),
     }
+
+
+def _recipe_of(case: Case, folder: Path, tiny: bool) -> dict[str, Any]:
+    name = "wan-tiny" if tiny else "wan-2.1-1.3b"
+    network = {"name": name} if case.base else _SMALL if tiny else {"name": "stdit3-xl"}
+    changes: dict[str, Any] = {"model": network | {"gradient_checkpointing": case.recomputed}, **_MORE[case.more]}
+    if case.base is not None:
+        changes["lora"] = {"rank": 16, "base": case.base}
+    values = recipe_in(folder, tiny, **changes)
+    if case.base == "gguf":
+        values["model"]["weights"] = str(gguf_file(values, folder))
+    return values
+
+
+def _fitting(values: dict[str, Any], device: str) -> Recipe:
+    """Return the recipe with the most clips, in powers of two, whose estimate fits a part of the card."""
+    clips = _MOST_CLIPS if device == "cuda" else values["bucket"][0]["batch_size"]
+    while True:
+        entry = values["bucket"][0] | {"batch_size": clips}
+        recipe = recipe_file.parse({**values, "bucket": [entry]})
+        if device != "cuda" or clips == 1:
+            return recipe
+        needed = estimate.estimate(*dataset.bucket_table(recipe)).memory.total
+        if needed <= _SHARE_OF_CARD * torch.cuda.get_device_properties(0).total_memory:
+            return recipe
+        clips //= 2
 
 
 def _gaps(folder: Path, device: str, tiny: bool) -> Iterator[dict[str, Any]]:

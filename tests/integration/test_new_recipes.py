@@ -186,7 +186,7 @@ def test_what_is_asked_for_is_written_and_counted() -> None:
 
 
 def test_a_setting_that_is_given_is_not_replaced_by_one_that_saves_memory() -> None:
-    with pytest.raises(UserError, match=r"needs 35\.7 GB with all settings"):
+    with pytest.raises(UserError, match=r"needs 42\.6 GB with all settings"):
         quickstart.lora(
             NewLoraRequest(
                 model="sdxl",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +16,15 @@ Recompute = bool | Literal["selective"]
 
 _aten = torch.ops.aten
 # Their results take long to compute for their size; what lies between them is quick.
-_KEPT = frozenset(
+_ATTENTION = frozenset(
+    {
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
+_PRODUCTS = frozenset(
     {
         _aten.mm.default,
         _aten.addmm.default,
@@ -22,16 +32,23 @@ _KEPT = frozenset(
         _aten.baddbmm.default,
         _aten.linear.default,
         _aten.convolution.default,
-        _aten._scaled_dot_product_flash_attention.default,
-        _aten._scaled_dot_product_flash_attention_for_cpu.default,
-        _aten._scaled_dot_product_efficient_attention.default,
-        _aten._scaled_dot_product_cudnn_attention.default,
     }
 )
+_kept: ContextVar[frozenset[Any]] = ContextVar("kept", default=_ATTENTION | _PRODUCTS)
 
 
 def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in _kept.get() else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@contextmanager
+def as_compiled() -> Iterator[None]:
+    """Keep what compiled blocks let torch see while open: attention, and not the products inside their kernels."""
+    token = _kept.set(_ATTENTION)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
 
 
 def run_block(block: Callable[..., Any], recompute: Recompute, *args: Any) -> Any:

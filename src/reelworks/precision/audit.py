@@ -29,6 +29,7 @@ PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # these round their wei
 # Words in torch's errors about dtypes.
 _OF_DTYPES = re.compile(r"dtype|scalar type|should be the same|to be bool|BFloat16|Half|Double")
 
+_PLACE = "reelworks_module"  # attribute of an error: path of the innermost module that it left
 _CASTS_ITSELF = "FP32LayerNorm"  # of diffusers: computes in float32, whatever its input and its weights are
 
 
@@ -219,7 +220,6 @@ class Calls:
     def __init__(self, root: nn.Module) -> None:
         self._kind = type(root).__name__
         self._paths: list[str] = []
-        self._failed: tuple[BaseException | None, str] = (None, "")
 
     @property
     def path(self) -> str:
@@ -234,9 +234,10 @@ class Calls:
         """Return the hook that runs after a module's forward, also on errors; it refuses float64 outputs."""
 
         def hook(module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
-            error = sys.exc_info()[1]
-            if error is not None and self._failed[0] is not error:
-                self._failed = error, self.path
+            # The error has its place with it, as whoever keeps an error keeps all tensors of its frames: recomputation
+            # ends each block by raising one.
+            if (error := sys.exc_info()[1]) is not None:
+                vars(error).setdefault(_PLACE, self.path)
             self._paths.pop()
             for value in result if isinstance(result, tuple) else (result,):
                 if isinstance(value, Tensor) and value.dtype == torch.float64:
@@ -252,9 +253,9 @@ class Calls:
 
     def named(self, error: RuntimeError) -> DtypeError | None:
         """Return torch's error about dtypes with the path of its module, or None for other errors."""
-        failed, path = self._failed
+        path = vars(error).get(_PLACE)
         text = str(error).splitlines()[0] if str(error) else ""
-        if failed is not error or not _OF_DTYPES.search(text):
+        if path is None or not _OF_DTYPES.search(text):
             return None
         return DtypeError(
             f"an operation inside refuses its dtypes ({text})",

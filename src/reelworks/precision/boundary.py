@@ -199,7 +199,7 @@ class DtypeBoundary(Generic[InputsT]):
         # Meta tensors follow the CPU's rules: autocast has none for the meta device.
         both = contextlib.ExitStack()
         both.enter_context(torch.autocast("cpu", dtype=contract.compute))
-        both.enter_context(MetaAutocast(contract.compute))
+        both.enter_context(MetaAutocast(contract.compute, caches=torch.is_grad_enabled()))
         return both
 
 
@@ -211,11 +211,15 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 class MetaAutocast(TorchFunctionMode):
-    """Mode that casts inputs of matrix products, convolutions and attention to the compute dtype."""
+    """Mode that casts inputs of matrix products, convolutions and attention to the compute dtype.
 
-    def __init__(self, compute: torch.dtype) -> None:
+    With `caches`, casts of trained weights are kept as long as the mode, as autocast does.
+    """
+
+    def __init__(self, compute: torch.dtype, *, caches: bool = False) -> None:
         super().__init__()
-        self._compute = compute
+        self._compute, self._caches = compute, caches
+        self._weights: dict[int, Tensor] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -228,5 +232,10 @@ class MetaAutocast(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _lowered(self, value: Any) -> Any:
-        takes = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
-        return value.to(self._compute) if takes else value
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == torch.float64:
+            return value
+        if self._caches and value.is_leaf and value.requires_grad and value.dtype == torch.float32:
+            if id(value) not in self._weights:
+                self._weights[id(value)] = value.to(self._compute)
+            return self._weights[id(value)]
+        return value.to(self._compute)

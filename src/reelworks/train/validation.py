@@ -62,7 +62,8 @@ class Validator:
 
     Attributes:
         recipe: Its validation.timesteps are those to measure at.
-        times_at_once: Timesteps of a clip that run as one batch; None for all. Losses differ by rounding only.
+        times_at_once: Timesteps of a clip that run as one batch; None for as many as clips in a micro-batch of its bucket, so
+            that validation takes no more memory than training. Losses differ by rounding only.
         on_clip: Called after each clip with the number of clips that are measured, and of all.
     """
 
@@ -109,7 +110,8 @@ class Validator:
         """Return the loss of one clip at each timestep, float64 on the CPU."""
         objective, times = self.recipe.objective.for_validation(), self.recipe.validation.timesteps
         example = validation_example(batch, self.encoder, objective, seed=self.recipe.seed, times=times)
-        at_once = self.times_at_once or len(times)
+        bucket = self.source.data.table.buckets[batch.request.bucket]
+        at_once = self.times_at_once or max(bucket.batch_size, 1) * self.recipe.clips_per_place
         starts = range(0, len(times), at_once)
         parts = [Predicted.from_inputs(self.boundary, _part(example.inputs, i, at_once)) for i in starts]
         return example.losses(Predicted.joined(parts)).double().cpu()

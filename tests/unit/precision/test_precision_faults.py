@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from reelworks.core.errors import UserError
 from reelworks.models.autoencoders.opensora import CONTRACT as HALF_OVERFLOWS
@@ -310,6 +312,21 @@ def test_a_watched_pass_holds_nothing_that_the_model_lets_go() -> None:
     with torch.no_grad(), audit.watched(made) as run:
         run(inputs())
         assert seen[0]() is None
+
+
+def test_a_watched_pass_holds_nothing_of_a_block_that_was_recomputed() -> None:
+    """The error by which torch ends a recomputation has the block's tensors, which are gone with the backward pass."""
+    made, seen = denoiser(F32), []
+    made.module.block.forward = functools.partial(checkpoint, made.module.block.forward, use_reentrant=False)
+    made.module.block[1].register_forward_hook(lambda _m, _i, out: seen.append(weakref.ref(out)))
+    gc.disable()
+    try:
+        with audit.watched(made) as run:
+            torch.autograd.backward(run(inputs()).sum())
+            assert len(seen) == 2, "the block ran again"
+            assert [kept() for kept in seen] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("role", "name"), [("time", "time"), ("geometry", "width")])

@@ -15,7 +15,10 @@ from torch.profiler import ProfilerActivity, profile
 from reelworks.buckets import table
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.core.shape import Geometry, Shape
+from reelworks.diffusion import objectives
+from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.models import registry
+from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.components import geometry
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.precision.boundary import DtypeBoundary
@@ -69,6 +72,12 @@ def allocated(run) -> int:
     return most
 
 
+def one_step(denoiser: Denoiser, clean: DenoiserInputs) -> None:
+    """Compute the loss of a micro-batch and its gradients."""
+    noise = torch.zeros_like(clean.latent)
+    torch.autograd.backward(contract.loss(denoiser, objectives.from_config(ObjectiveConfig()), clean, noise))
+
+
 @pytest.mark.usefixtures("without_scratch")
 @pytest.mark.parametrize("name", ["wan-tiny", "flux-tiny"])
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -85,9 +94,7 @@ def test_estimates_are_what_a_real_pass_takes(name: str, checkpointing: bool) ->
     assert found.memory.optimizer == 2 * found.memory.trained == 8 * found.trained_parameters
 
     def run() -> None:
-        inputs = dry_run.blank(encoder, buckets.buckets[0], 2, cpu)
-        output = DtypeBoundary(denoiser)(inputs)
-        torch.autograd.backward(output, torch.zeros_like(output))
+        one_step(denoiser, dry_run.blank(encoder, buckets.buckets[0], 2, cpu))
 
     run()  # whatever is only made once
     denoiser.module.zero_grad(set_to_none=True)
@@ -135,7 +142,10 @@ def test_a_share_has_no_fewer_tokens_than_a_rank(rows: int, columns: int, frames
 @pytest.mark.parametrize("name", ["wan-tiny", "hunyuan-video-1.5-tiny"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_figures_of_check_are_what_a_real_pass_takes(name: str, checkpointing: bool) -> None:
-    """Where all weights are trained, under bfloat16: activations and gradients as the allocator gives them, to 2 %."""
+    """Where all weights are trained, under bfloat16: activations and gradients are what the allocator gives.
+
+    A GPU widens norms to float32, and has no matrix of attention weights, so that the figures are near.
+    """
     made, buckets = recipe(
         name,
         resolution="128px",
@@ -148,19 +158,21 @@ def test_figures_of_check_are_what_a_real_pass_takes(name: str, checkpointing: b
     denoiser, encoder = build.denoiser(made, cpu), build.encoder(made, cpu)
 
     def run() -> None:
-        inputs = dry_run.blank(encoder, buckets.buckets[0], 2, cpu)
-        output = DtypeBoundary(denoiser)(inputs)
-        torch.autograd.backward(output, torch.zeros_like(output))
+        one_step(denoiser, dry_run.blank(encoder, buckets.buckets[0], 2, cpu))
 
-    run()  # after which gradients are there, as from the second micro-batch on
-    assert told["activations"] == pytest.approx(allocated(run), rel=0.02)
+    run()  # whatever is only made once
+    denoiser.module.zero_grad(set_to_none=True)
+    real = allocated(run)
+    assert 0.98 * real <= told["activations"] + told["gradients"] <= 1.12 * real
     assert told["gradients"] == sum(p.grad.nbytes for p in denoiser.module.parameters() if p.requires_grad)
 
 
 def test_checkpointing_trades_memory_for_a_third_more_arithmetic() -> None:
     """Memory falls; the forward pass, a third of the work under a LoRA's two, is done once more."""
     plain, dear = (
-        estimate.estimate(*recipe("stdit3-tiny", model={"name": "stdit3-tiny", "gradient_checkpointing": on}))
+        estimate.estimate(
+            *recipe("stdit3-tiny", model={"name": "stdit3-tiny", "depth": 6, "gradient_checkpointing": on})
+        )
         for on in (False, True)
     )
     assert dear.memory.activations < plain.memory.activations / 2
@@ -228,12 +240,12 @@ def test_what_i2v_models_are_told_by_is_counted(monkeypatch) -> None:
 
 
 def test_companions_that_a_network_is_shown_are_counted() -> None:
-    """A source doubles the tokens of the picture, and what they take."""
+    """A source doubles the tokens of the picture, and what they take in the network."""
     alone, edited = (
         estimate.estimate(*recipe("flux-kontext-tiny", resolution="512px", dataset=[{"path": "not-there"} | more]))
         for more in ({}, {"source": "not-there-either"})
     )
-    assert edited.memory.activations > 1.5 * alone.memory.activations
+    assert edited.memory.activations > 1.2 * alone.memory.activations
 
 
 @pytest.mark.slow
@@ -283,7 +295,7 @@ def test_few_blocks_tell_what_all_do(name: str, depth: dict[str, int], checkpoin
     whole()  # whatever is only made once
     inputs = dry_run.blank(sizes, buckets.buckets[0], 2, torch.device("meta"))
     runs = []
-    monkeypatch.setattr(meter, "measure", lambda *a, real=meter.measure: runs.append(1) or real(*a))
+    monkeypatch.setattr(meter, "_peaks", lambda *a, real=meter._peaks: runs.append(1) or real(*a))
     found = meter.measure_few_blocks(denoiser, inputs)
     assert len(runs) > 1
     monkeypatch.undo()

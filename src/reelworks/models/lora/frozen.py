@@ -138,8 +138,6 @@ class QuantizedLinear(FrozenLinear):
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in a dtype."""
         shape = (self.out_features, self.in_features)
-        if self.codes.is_meta:  # networks whose memory is estimated are asked for their weights often
-            return torch.empty(shape, dtype=dtype, device="meta")
         weight = Quantized(self.codes, self.scale, self.group)
         if self.wide_scale or self.group:
             return dequantize(weight, self.format, shape, torch.float32).to(dtype)
@@ -159,8 +157,6 @@ class GgufLinear(FrozenLinear):
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in a dtype, rounded once."""
-        if self.rows.is_meta:
-            return torch.empty((self.out_features, self.in_features), dtype=dtype, device="meta")
         return GgufWeight((self.rows,), self.kind).dequantize().to(dtype)
 
 

@@ -325,6 +325,7 @@ def _memory(
         "ema": size(list(state.ema.values())) // shards,
         "encoders": 0,
         "activations": activations,
+        "reserve": memory.reserve(recipe, activations),
     }
     host = 0
     if recipe.keeps_autoencoder:

@@ -5,6 +5,7 @@ The network is built in full size on the meta device, where tensors have shapes 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.encoders.encoders import FrozenEncoders
-from reelworks.models import components
+from reelworks.models import components, recompute
 from reelworks.models.api import Denoiser
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.lora import frozen
@@ -52,13 +53,19 @@ def one_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
         times = 2 if recipe.lora is not None else 3  # frozen weights get no gradient
         times += recipe.model.gradient_checkpointing is True
         return Pass(0, 2 * times * _count(denoiser) * bucket.tokens * clips)
-    encoders, meta = encoder_sizes(recipe), torch.device("meta")
-    whole = meter.measure_few_blocks(denoiser, dry_run.blank(encoders, bucket, clips, meta))
+    whole = measured_pass(recipe, denoiser, bucket, clips)
     if bucket.sequence_degree == 1:
         return whole
     share = memory.share(bucket, components.geometry(recipe.model, recipe.autoencoder))
-    of_rank = meter.measure_few_blocks(denoiser, dry_run.blank(encoders, share, clips, meta))
-    return whole._replace(peak_bytes=of_rank.peak_bytes)
+    return whole._replace(peak_bytes=measured_pass(recipe, denoiser, share, clips).peak_bytes)
+
+
+def measured_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket, clips: int) -> Pass:
+    """Run some clips of a bucket on the meta device as the recipe's training does."""
+    inputs = dry_run.blank(encoder_sizes(recipe), bucket, clips, torch.device("meta"))
+    accumulates = recipe.train.gradient_accumulation_steps > 1 or (recipe.train.micro_batches_per_step or 1) > 1
+    with recompute.as_compiled() if recipe.train.compile else contextlib.nullcontext():
+        return meter.measure_few_blocks(denoiser, inputs, accumulates=accumulates)
 
 
 def _count(denoiser: Denoiser) -> int:

@@ -15,7 +15,10 @@ from reelworks.recipe.recipe import Recipe
 ASSUMED_TFLOPS = 165.0  # of an RTX 4090 in bfloat16, summed in float32
 UTILISATION = 0.4  # usual in the training of transformers
 BUS_GB = 25.0  # per second, of PCIe 4.0 with 16 lanes, from pinned memory
-_RESERVE_BYTES = 1_000_000_000  # for the CUDA context, and for fragmentation
+_CONTEXT_BYTES = 600_000_000  # that CUDA and its libraries take on a GPU, beside torch's tensors
+# What torch's allocator holds beyond the tensors of a pass: 4 to 7 % without recomputation or with a selective one, and 5 to
+# 24 % with all recomputed, for steps of one shape of Wan 2.1 1.3B, SD3.5 medium and STDiT3-XL, by `benchmarks.memory.held`.
+_HELD_SHARE = {False: 0.07, "selective": 0.07, True: 0.25}
 # Parameters of the encoders that do not belong to a family of diffusers.
 _PARAMETERS = {
     "pixel": 0,
@@ -69,7 +72,7 @@ class Memory:
         encoders: Autoencoder, text, image and sound encoders; if latents are stored and there are no previews, what
             encoding needs beyond the memory of training.
         activations: Peak of a forward and backward pass of the largest bucket; memory of encoding is released by then.
-        reserve: Memory for CUDA itself.
+        reserve: Memory for CUDA itself, and what torch's allocator holds beyond the tensors.
         host: CPU memory, not part of the total.
     """
 
@@ -84,7 +87,7 @@ class Memory:
     ema: int
     encoders: int
     activations: int
-    reserve: int = _RESERVE_BYTES
+    reserve: int = _CONTEXT_BYTES
     host: int = 0
 
     @property
@@ -156,8 +159,9 @@ def share(bucket: Bucket, geometry: Geometry) -> Bucket:
 
 def from_passes(recipe: Recipe, table: BucketTable, sizes: NetworkSizes, passes: Mapping[str, Pass]) -> Estimate:
     """Return the estimate of a recipe, given the sizes of its network and its passes by bucket name."""
-    memory = without_activations(recipe, sizes)
-    memory = _with_encoders(recipe, replace(memory, activations=max(each.peak_bytes for each in passes.values())))
+    memory = with_activations(
+        recipe, without_activations(recipe, sizes), max(each.peak_bytes for each in passes.values())
+    )
     # Scale the operations of each entry's largest bucket to the tokens of the others.
     per_token = {b.entry: passes[b.name].flops / (b.tokens * b.batch_size) for b in table.buckets if b.name in passes}
     trained_bytes = 4 * sizes.trained_parameters
@@ -192,6 +196,16 @@ def without_activations(recipe: Recipe, sizes: NetworkSizes) -> Memory:
     if recipe.text_encoder.device == "cpu":
         host += _encoder_bytes(recipe)[1]
     return _with_encoders(recipe, Memory(**parts, encoders=0, activations=0, host=host))
+
+
+def with_activations(recipe: Recipe, memory: Memory, peak_bytes: int) -> Memory:
+    """Return the memory with the peak of a pass, and with what it makes the allocator hold."""
+    return _with_encoders(recipe, replace(memory, activations=peak_bytes, reserve=reserve(recipe, peak_bytes)))
+
+
+def reserve(recipe: Recipe, activations: int) -> int:
+    """Return the memory of a GPU that a training takes beyond its tensors, given the peak of a pass."""
+    return _CONTEXT_BYTES + round(_HELD_SHARE[recipe.model.gradient_checkpointing] * activations)
 
 
 def _with_encoders(recipe: Recipe, memory: Memory) -> Memory:

@@ -14,7 +14,7 @@ from reelworks.core.errors import UserError
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost_fit
 from reelworks.schedule.cost_fit import CostModel, Timing
-from reelworks.train.preflight import dry_run, estimate, memory, meter
+from reelworks.train.preflight import estimate, memory
 from reelworks.train.preflight.memory import ASSUMED_TFLOPS, UTILISATION
 from reelworks.train.tuning import search, workbench
 from reelworks.train.tuning.request import TuneRequest
@@ -107,16 +107,16 @@ def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
             remedy="measure on the GPU, without --estimate",
         )
     fixed = memory.without_activations(recipe, estimate.sizes(recipe, denoiser))
-    sizes, meta = estimate.encoder_sizes(recipe), torch.device("meta")
     batch_sizes: dict[str, int] = {}
     trials: list[Trial] = []
     for bucket in sorted(memory.largest_of_entries(table), key=lambda b: b.tokens):
 
         def measure(batch_size: int, bucket: Bucket = bucket) -> Trial:
-            inputs = dry_run.blank(sizes, bucket, batch_size * recipe.clips_per_place, meta)
-            peak, flops = meter.measure_few_blocks(denoiser, inputs)
+            clips = batch_size * recipe.clips_per_place
+            peak, flops = estimate.measured_pass(recipe, denoiser, bucket, clips)
             seconds = flops / (ASSUMED_TFLOPS * 1e12 * UTILISATION)
-            return Trial(bucket.name, bucket.tokens, batch_size, 1000 * seconds, fixed.total + peak)
+            needed = memory.with_activations(recipe, fixed, peak).total
+            return Trial(bucket.name, bucket.tokens, batch_size, 1000 * seconds, needed)
 
         size, own = search.largest_batch(measure, limits)
         batch_sizes[str(table.entries[bucket.entry])] = size
