@@ -105,7 +105,10 @@ def _healthy(footage: Path, root: Path, count: int) -> Iterator[tuple[str, dict[
     draw = random.Random(0)
     for i, family in zip(range(count), itertools.cycle(_FAMILIES), strict=False):
         kind, train = _KINDS[i % len(_KINDS)], _OPTIMIZERS[i % len(_OPTIMIZERS)]
-        base, compute = draw.choice(_BASES), draw.choice(["bfloat16", "float32"])
+        if "block_size" in kind and family.startswith("stdit"):
+            kind = _KINDS[0]  # a fresh STDiT has projections of zeros, behind which no rotation can learn: rightly told
+        base = draw.choice(_BASES)
+        compute = "bfloat16" if base == "bfloat16" else draw.choice(["bfloat16", "float32"])
         lora = kind if base == "float32" else kind | {"base": base}
         name = f"{i} {family} {kind} {base} {compute} {train}"
         yield name, _recipe(family, footage, root / f"healthy-{i}", lora, train) | {"precision": {"compute": compute}}
@@ -123,7 +126,7 @@ def _planted(footage: Path, root: Path) -> Iterator[tuple[str, tuple[list[str], 
     layers = len(tensors) // 2
     for name, rate, change in (
         ("all zero", 1e-3, torch.zeros_like),
-        ("unchanged", 1e-12, torch.clone),
+        ("unchanged", 1e-30, torch.clone),
     ):
         file = root / f"{name}.safetensors".replace(" ", "-")
         changed: Callable[[torch.Tensor], torch.Tensor] = change
