@@ -45,7 +45,7 @@ def digest(state: Mapping[str, Tensor]) -> str:
         value = stored_weights.value(state[name]).contiguous()
         value = value.float() if value.is_floating_point() else value
         running.update(f"{name}:{tuple(value.shape)};".encode())
-        running.update(value.flatten().view(torch.uint8).numpy().data)
+        running.update(value.flatten().view(torch.uint8).cpu().numpy().data)
     return running.hexdigest()
 
 

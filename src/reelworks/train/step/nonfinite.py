@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -88,11 +89,17 @@ def _bad(each: KeptBatch) -> list[int]:
 
 @torch.no_grad()
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the tensors, all on one device, whose local shard holds infinities or NaN."""
+    """Return the names of the tensors whose local shard holds infinities or NaN; each device is waited for once."""
     parts = {name: local(tensor.detach()) for name, tensor in tensors.items()}
-    parts = {name: part for name, part in parts.items() if part.is_floating_point() and part.numel()}
-    if not parts:
-        return []
+    by_device: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
+    for name, part in parts.items():
+        if part.is_floating_point() and part.numel():
+            by_device[part.device][name] = part
+    bad = {name for group in by_device.values() for name in _not_finite(group)}
+    return [name for name in parts if name in bad]
+
+
+def _not_finite(parts: Mapping[str, Tensor]) -> list[str]:
     # The largest absolute value, as a sum of squares could overflow although all values are finite.
     largest = torch._foreach_norm(list(parts.values()), math.inf)
     finite = torch.isfinite(torch.stack([value.float() for value in largest])).tolist()

@@ -1,0 +1,200 @@
+"""A pretended accelerator named `second`: tensors say that they lie there, and torch refuses what it refuses of CUDA.
+
+Values are real and lie in the CPU's memory, so whole trainings run. A tensor is handed over by DLPack, whose header says
+where its memory lies: with another device written into it, torch makes a tensor of that device from the same memory,
+without a copy. All kernels of the device are one fallback, which checks what the kernels of CUDA check of their
+arguments' devices, and then calls the CPU's.
+
+What it cannot refuse: a generator of this device that draws for a CPU tensor. What it does not pretend is the time that
+a device takes: streams, events and pinned memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_iter, tree_map
+
+from reelworks.core import gpu_devices
+from reelworks.precision.boundary import ATTENTION, LOWERED
+
+NAME = "second"
+_DLPACK_CPU, _DLPACK_SECOND = 1, 12  # 12 is the "extension device", for torch its PrivateUse1
+# Views, which only write other sizes and strides beside the same memory; whatever else makes a view is made of these.
+_VIEWS = ("as_strided", "view", "view.dtype", "_reshape_alias", "unfold", "view_as_real", "view_as_complex")
+_VIEWS += ("set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor", "set_")
+# What moves values between devices.
+_CROSSING = {"aten::_copy_from", "aten::_copy_from_and_resize", "aten::copy_"}
+# CUDA allows indices of CPU memory for these.
+_INDEXING = {"aten::index.Tensor", "aten::index_put_", "aten::_index_put_impl_", "aten::index.Tensor_out"}
+# What autocast computes in float32 on CUDA.
+_RAISED = ("layer_norm", "group_norm", "softmax", "log_softmax", "exp", "log", "pow", "cumsum", "mse_loss", "rsqrt")
+
+
+class _Header(ctypes.Structure):
+    """The beginning of DLPack's DLTensor: address, type and number of the device."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("type", ctypes.c_int32), ("number", ctypes.c_int32))
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def _cross(tensor: Tensor, device: int) -> Tensor:
+    """Return a tensor of another device that has the memory of this one."""
+    capsule = torch._C._to_dlpack(tensor.detach())
+    _Header.from_address(_pointer(capsule, b"dltensor")).type = device
+    return torch._C._from_dlpack(capsule)
+
+
+def _is_here(value: object) -> bool:
+    return isinstance(value, Tensor) and value.device.type == NAME
+
+
+def _refuse(op: Any, given: list[Any]) -> None:
+    """Raise what CUDA's kernels raise for arguments on several devices."""
+    if op.name() in _CROSSING:
+        return
+    others = [each for each in given if isinstance(each, Tensor) and not _is_here(each) and each.dim()]
+    if op.name() in _INDEXING:
+        others = [each for each in others if each is given[0] or each.is_floating_point()]
+    if others:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and "
+            f"{others[0].device}! ({op.name()})"
+        )
+    for each in given:
+        if isinstance(each, torch._C.Generator) and each._cdata not in _GENERATORS:
+            raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{each.device.type}'")
+
+
+def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation of the CPU on the memory of the device's tensors."""
+    _refuse(op, [*tree_iter((args, kwargs))])
+    written: dict[int, Tensor] = {}  # by the alias, which an operation in place returns; it is the tensor given
+    aliases: list[Tensor] = []  # keeps their ids
+
+    def here(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if not _is_here(value):
+            return value
+        # An empty tensor may be an output that is about to get its size, which memory of another owner cannot change.
+        aliases.append(_cross(value, _DLPACK_CPU) if value.numel() else torch.empty_like(value, device="cpu"))
+        written[id(aliases[-1])] = value
+        return aliases[-1]
+
+    def there(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if (given := written.get(id(value))) is None:
+            return _cross(value, _DLPACK_SECOND)
+        return given if given.shape == value.shape else given.resize_(value.shape).copy_(value)
+
+    found = op(*tree_map(here, args), **tree_map(here, kwargs))
+    return found if op.name() in _CROSSING and not _is_here(args[1]) else tree_map(there, found)
+
+
+def _view(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return op.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **kwargs)
+
+
+def _copy_from(value: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy from, to or within the device."""
+    one, other = (_cross(each, _DLPACK_CPU) if _is_here(each) else each for each in (value, target))
+    other.copy_(one)
+    return target
+
+
+def _resize(tensor: Tensor, size: list[int], *, memory_format: Any = None) -> Tensor:
+    strided = torch.empty(
+        size, dtype=tensor.dtype, device="meta", memory_format=memory_format or torch.contiguous_format
+    )
+    whole = _cross(torch.empty(max(strided.numel(), 1), dtype=tensor.dtype), _DLPACK_SECOND)
+    count = min(tensor.numel(), strided.numel())
+    if count:
+        whole[:count].copy_(tensor.reshape(-1)[:count])
+    return tensor.set_(whole.untyped_storage(), 0, strided.shape, strided.stride())
+
+
+_GENERATORS: set[int] = set()  # addresses, since kernels are given another object for them
+
+
+class _Generator(torch.Generator):
+    """A generator of the CPU that says that it is one of the device, if made for it."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        is_second = torch.device(device).type == NAME
+        made = super().__new__(cls, "cpu" if is_second else device)
+        (_GENERATORS.add if is_second else _GENERATORS.discard)(made._cdata)
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(NAME, 0) if self._cdata in _GENERATORS else super().device
+
+
+class _Module(backend_registration._DummyBackendModule):
+    """What `torch.cuda` is to CUDA, as far as a training asks."""
+
+    device = contextlib.nullcontext
+
+    def manual_seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)  # which all kernels draw from that are given no generator
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+
+def _autocast(op: Any, dtype: torch.dtype | None, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation under autocast, in a dtype or in that of autocast."""
+    to = dtype or torch.get_autocast_dtype(NAME)
+
+    def cast(value: Any) -> Any:
+        takes = _is_here(value) and value.is_floating_point() and value.dtype != torch.float64
+        return value.to(to) if takes else value
+
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
+        return op(*tree_map(cast, args), **tree_map(cast, kwargs))
+
+
+def _clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).clone().untyped_storage()
+
+
+@functools.cache
+def _register() -> list[torch.library.Library]:
+    """Tell torch of the device, once in a process; it goes on to know it."""
+    backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
+    everything, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    everything.fallback(_kernel, "PrivateUse1")
+    for name in _VIEWS:
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        aten.impl(op, functools.partial(_view, op), "PrivateUse1")
+    aten.impl("_copy_from", _copy_from, "PrivateUse1")
+    aten.impl("resize_", _resize, "PrivateUse1")
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for names, dtype in ((LOWERED | {ATTENTION}, None), (_RAISED, torch.float32)):
+        for packet in (getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)):
+            op = getattr(packet, packet.overloads()[0])
+            aten.impl(op, functools.partial(_autocast, op, dtype), "AutocastPrivateUse1")
+    return [everything, aten]
+
+
+def use(patch: pytest.MonkeyPatch) -> torch.device:
+    """Return the device, which this process takes for its GPU until the test ends."""
+    _register()
+    device = torch.device(NAME, 0)
+    patch.setattr(torch, "Generator", _Generator)
+    patch.setattr(torch.UntypedStorage, "clone", _clone)
+    patch.setattr(gpu_devices, "default", lambda number=0: device)
+    return device
