@@ -154,6 +154,14 @@ class _Module(backend_registration._DummyBackendModule):
         return [torch.bfloat16, torch.float16, torch.float32]
 
 
+def _convolution(*args: Any) -> Any:
+    return _kernel(torch.ops.aten.convolution.default, *args)
+
+
+def _convolution_backward(gradient: Tensor, value: Tensor, weight: Tensor, *args: Any) -> Any:
+    return _kernel(torch.ops.aten.convolution_backward.default, gradient, value, weight, None, *args)
+
+
 def _autocast(op: Any, dtype: torch.dtype | None, *args: Any, **kwargs: Any) -> Any:
     """Run an operation under autocast, in a dtype or in that of autocast."""
     to = dtype or torch.get_autocast_dtype(NAME)
@@ -182,6 +190,8 @@ def _register() -> list[torch.library.Library]:
         aten.impl(op, functools.partial(_view, op), "PrivateUse1")
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     aten.impl("resize_", _resize, "PrivateUse1")
+    aten.impl("convolution_overrideable", _convolution, "PrivateUse1")
+    aten.impl("convolution_backward_overrideable", _convolution_backward, "PrivateUse1")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for names, dtype in ((LOWERED | {ATTENTION}, None), (_RAISED, torch.float32)):
         for packet in (getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)):
