@@ -44,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="reelworks-cache-")
         config.add_cleanup(folder.cleanup)
         os.environ["XDG_CACHE_HOME"] = folder.name
+    if config.option.second_device:
+        os.environ["SECOND_DEVICE"] = "1"  # for trainings in processes of their own
     if config.option.no_torch:
         sys.meta_path.insert(0, _SkipHeavy())
 
