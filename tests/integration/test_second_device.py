@@ -31,6 +31,7 @@ def trained(recipe: dict[str, Any]) -> list[float]:
 
 CHANGES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "offload": {"parallel": {"offload": True}},
     "average on the CPU": {"train": {"ema_device": "cpu"}},
 }
 

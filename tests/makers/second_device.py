@@ -14,11 +14,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import warnings
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_iter, tree_map
 
@@ -142,10 +144,28 @@ class _Generator(torch.Generator):
         return torch.device(NAME, 0) if self._cdata in _GENERATORS else super().device
 
 
+class _Stream:
+    """A stream or event of a device that is never late."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self
+
+
 class _Module(backend_registration._DummyBackendModule):
     """What `torch.cuda` is to CUDA, as far as a training asks."""
 
     device = contextlib.nullcontext
+
+    Stream = Event = _Stream
+
+    def current_stream(self, device: object = None) -> _Stream:
+        return _Stream()
+
+    @staticmethod
+    def stream(stream: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def manual_seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)  # which all kernels draw from that are given no generator
@@ -178,6 +198,24 @@ def _clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).clone().untyped_storage()
 
 
+def _resize_storage(storage: torch.UntypedStorage, size: int) -> None:
+    """FSDP frees memory so, and takes it again; here it stays."""
+    if storage.device.type != NAME:
+        _RESIZE(storage, size)
+
+
+_RESIZE = torch.UntypedStorage.resize_
+
+
+def _move(parameters: list[Any], buffers: list[Tensor], device: torch.device, *_: Any) -> None:
+    """Move what FSDP moves by setting `data`, which torch does not let a tensor of one of these devices take of another."""
+    for tensor in (*parameters, *buffers):
+        if tensor.device != device:
+            moved = tensor.detach().to(device)
+            kept = nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
+            torch.utils.swap_tensors(tensor, kept)
+
+
 @functools.cache
 def _register() -> list[torch.library.Library]:
     """Tell torch of the device, once in a process; it goes on to know it."""
@@ -197,7 +235,11 @@ def _register() -> list[torch.library.Library]:
         for packet in (getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)):
             op = getattr(packet, packet.overloads()[0])
             aten.impl(op, functools.partial(_autocast, op, dtype), "AutocastPrivateUse1")
-    return [everything, aten]
+    ranks = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings(action="ignore"):  # torch has kernels of them, for a backend of the device's own
+        for name in ("_allgather_base_", "_reduce_scatter_base_", "allreduce_", "broadcast_"):
+            ranks.impl(name, functools.partial(_kernel, getattr(torch.ops.c10d, name).default), "PrivateUse1")
+    return [everything, aten, ranks]
 
 
 def use(patch: pytest.MonkeyPatch) -> torch.device:
@@ -206,5 +248,7 @@ def use(patch: pytest.MonkeyPatch) -> torch.device:
     device = torch.device(NAME, 0)
     patch.setattr(torch, "Generator", _Generator)
     patch.setattr(torch.UntypedStorage, "clone", _clone)
+    patch.setattr(torch.UntypedStorage, "resize_", _resize_storage)
+    patch.setattr(_fsdp_init, "_move_states_to_device", _move)
     patch.setattr(gpu_devices, "default", lambda number=0: device)
     return device
