@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_iter, tree_map
 
@@ -111,8 +110,9 @@ def _view(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _copy_from(value: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     """Copy from, to or within the device."""
-    one, other = (_cross(each, _DLPACK_CPU) if _is_here(each) else each for each in (value, target))
-    other.copy_(one)
+    plain = value.conj() if value.is_conj() else value  # DLPack knows no conjugates
+    one, other = (_cross(each, _DLPACK_CPU) if _is_here(each) else each for each in (plain, target))
+    other.copy_(one.conj() if plain is not value else one)
     return target
 
 
@@ -207,13 +207,16 @@ def _resize_storage(storage: torch.UntypedStorage, size: int) -> None:
 _RESIZE = torch.UntypedStorage.resize_
 
 
-def _move(parameters: list[Any], buffers: list[Tensor], device: torch.device, *_: Any) -> None:
-    """Move what FSDP moves by setting `data`, which torch does not let a tensor of one of these devices take of another."""
-    for tensor in (*parameters, *buffers):
-        if tensor.device != device:
-            moved = tensor.detach().to(device)
-            kept = nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
-            torch.utils.swap_tensors(tensor, kept)
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    """Set `data`, also to a tensor of the other device, which torch allows between the CPU and CUDA alone."""
+    if _is_here(tensor) == _is_here(value):
+        _DATA.__set__(tensor, value)
+    else:
+        kept = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value.detach()
+        torch.utils.swap_tensors(tensor, kept)
+
+
+_DATA = torch._C.TensorBase.data
 
 
 @functools.cache
@@ -227,6 +230,7 @@ def _register() -> list[torch.library.Library]:
         op = getattr(getattr(torch.ops.aten, packet), overload or "default")
         aten.impl(op, functools.partial(_view, op), "PrivateUse1")
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
+    aten.impl("_copy_from", torch.library.fallthrough_kernel, "Conjugate")  # else it would copy to resolve, for ever
     aten.impl("resize_", _resize, "PrivateUse1")
     aten.impl("convolution_overrideable", _convolution, "PrivateUse1")
     aten.impl("convolution_backward_overrideable", _convolution_backward, "PrivateUse1")
@@ -249,6 +253,6 @@ def use(patch: pytest.MonkeyPatch) -> torch.device:
     patch.setattr(torch, "Generator", _Generator)
     patch.setattr(torch.UntypedStorage, "clone", _clone)
     patch.setattr(torch.UntypedStorage, "resize_", _resize_storage)
-    patch.setattr(_fsdp_init, "_move_states_to_device", _move)
+    patch.setattr(Tensor, "data", property(_DATA.__get__, _set_data), raising=False)
     patch.setattr(gpu_devices, "default", lambda number=0: device)
     return device

@@ -89,6 +89,8 @@ def test_views_share_memory(device: torch.device) -> None:
     expected[1:, ::2] += 100
     expected.view(torch.int32)[0, 0] = 1
     assert torch.equal(whole.cpu(), expected)
+    turned = torch.view_as_complex(whole.view(3, 2, 2))
+    assert torch.equal(turned.conj().cpu(), torch.view_as_complex(expected.view(3, 2, 2)).conj())
     assert torch.equal(torch.cat([torch.empty(0, device=device), whole.flatten()]).cpu(), expected.flatten())
 
 
