@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import devices
@@ -36,7 +35,6 @@ _NETWORKS = ("stdit3-tiny", "wan-tiny", "flux-tiny")
 # Muon brings all singular values near 1, by products in bfloat16.
 _ROUNDED = {"adamw8bit": 0.05, "muon": 0.3}
 _EPS = ("adamw", "adamw8bit", "prodigy", "schedulefree")
-_NEEDS = {"adamw8bit": "bitsandbytes", "prodigy": "prodigyopt", "schedulefree": "schedulefree"}
 
 
 def to(inputs: DenoiserInputs, device: str) -> DenoiserInputs:
@@ -141,8 +139,9 @@ def _train(denoiser: Denoiser, inputs: DenoiserInputs) -> None:
 
 @devices.both(sorted(OPTIMIZERS), quick=["adamw"])
 def test_an_optimizer_updates_as_on_the_cpu(device: str, name: str) -> None:
-    if (package := _NEEDS.get(name)) and importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+    listed = OPTIMIZERS[name]
+    if listed.package is not None:
+        pytest.importorskip(listed.module or listed.package)
     moved = []
     for place in ("cpu", device):
         torch.manual_seed(0)

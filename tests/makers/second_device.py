@@ -1,4 +1,4 @@
-"""A pretended accelerator named `second`: tensors say that they lie there, and torch refuses what it refuses of CUDA.
+"""A pretended accelerator named `second_gpu`: tensors say that they lie there, and torch refuses what it refuses of CUDA.
 
 Values are real and lie in the CPU's memory, so whole trainings run. A tensor is handed over by DLPack, whose header says
 where its memory lies: with another device written into it, torch makes a tensor of that device from the same memory,
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from reelworks.core import gpu_devices
 from reelworks.precision.boundary import ATTENTION, LOWERED
 
-NAME = "second"
+NAME = "second_gpu"  # also that of a method which torch adds to every tensor and module
 _DLPACK_CPU, _DLPACK_SECOND = 1, 12  # 12 is the "extension device", for torch its PrivateUse1
 # Views, which only write other sizes and strides beside the same memory; whatever else makes a view is made of these.
 _VIEWS = ("as_strided", "view", "view.dtype", "_reshape_alias", "unfold", "view_as_real", "view_as_complex")
