@@ -88,7 +88,7 @@ def test_the_lora_is_that_of_the_summed_weights_and_previews_are_without_the_ada
     preview = np.asarray(Image.open(next((tmp_path / "with" / "samples").glob("step-000000006/*.png"))))
     assert np.array_equal(preview, loaded.generate(["a kite"], options).clips[0][0])
     adapter = training_adapter.TrainingAdapter.read(recipe.lora.training_adapter)
-    with_it = build.denoiser(recipe, CPU)
+    with_it = build.denoiser(recipe, gpu_devices.default())
     assert with_it.base.training_adapter == adapter.digest()
     with_it.module.load_state_dict(kept)
     trained = replace(loaded, denoiser=with_it, boundary=DtypeBoundary(with_it))

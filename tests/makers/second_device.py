@@ -231,6 +231,8 @@ def _register() -> list[torch.library.Library]:
         aten.impl(op, functools.partial(_view, op), "PrivateUse1")
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     aten.impl("_copy_from", torch.library.fallthrough_kernel, "Conjugate")  # else it would copy to resolve, for ever
+    norm = torch.ops.aten.native_group_norm.default  # torch's own for unknown devices refuses some strides
+    aten.impl(norm, functools.partial(_kernel, norm), "PrivateUse1")
     aten.impl("resize_", _resize, "PrivateUse1")
     aten.impl("convolution_overrideable", _convolution, "PrivateUse1")
     aten.impl("convolution_backward_overrideable", _convolution_backward, "PrivateUse1")
