@@ -1,4 +1,7 @@
-"""Whole trainings on a pretended second device, where whatever mixes its tensors with those of the CPU is refused."""
+"""Whole trainings on a pretended second device, which refuses what a GPU refuses, take the steps of the CPU.
+
+All other tests run on it with `pytest --second-device`; here is each key whose state lies on two devices.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,89 @@ from typing import Any
 import pytest
 import second_device
 import torch
+from typer.testing import CliRunner
 
+from reelworks.cli.main import app
+from reelworks.models import factory
+from reelworks.models.config import ModelConfig
+from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
+from reelworks.testing import contract
 from reelworks.train import trainer
 from reelworks.train.request import TrainRequest
 
+_FRESH = dict.fromkeys(("hidden_size", "depth", "num_heads"))
+_LORA: dict[str, Any] = {
+    "model": {"name": "wan-tiny", **_FRESH, "gradient_checkpointing": True},
+    "bucket": [{"resolution": "32px", "num_frames": 1, "batch_size": 3}],
+    "text_encoder": {"device": "cpu"},
+    "validation": {"split": 0.5},
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "an average on the CPU": {"train": {"ema_device": "cpu"}},
+    "weights on the CPU": {"parallel": {"offload": True}},
+    "int8": _LORA | {"lora": {"rank": 2, "base": "int8"}, "train": {"ema_device": "cpu"}},
+    "float8": _LORA | {"lora": {"rank": 2, "base": "float8"}},
+    "nf4": _LORA | {"lora": {"rank": 2, "base": "nf4"}},
+    "both on the CPU": {"parallel": {"offload": True}, "train": {"ema_device": "cpu"}},
+    "aids": {
+        "model": {"gradient_checkpointing": "selective"},
+        "encode": {"store": True},
+        "train": {"gradient_accumulation_steps": 2, "clip_losses": "auto"},
+    },
+}
+_SLOW = ("float8", "nf4", "both on the CPU", "aids")
 
-@pytest.fixture(autouse=True)
-def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    return second_device.use(monkeypatch)
 
-
-def trained(recipe: dict[str, Any]) -> list[float]:
-    """Train, and return the losses of all steps and validations."""
+def trained(recipe: dict[str, Any], max_steps: int = 4) -> dict[tuple[str, int], float]:
+    """Train, and return the losses of steps and validations."""
+    recipe = recipe | {"train": {**recipe["train"], "max_steps": max_steps}}
     assert trainer.run(recipe_file.parse(recipe), TrainRequest()) == 0
     file = RunFolder(Path(recipe["output"])).events_file
-    return [event["loss"] for kind in ("step", "validation") for event in events.timeline(file, kind)]
+    kinds = ("step", "validation")
+    return {(kind, event["step"]): event["loss"] for kind in kinds for event in events.timeline(file, kind)}
 
 
-CHANGES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "offload": {"parallel": {"offload": True}},
-    "average on the CPU": {"train": {"ema_device": "cpu"}},
-}
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _SLOW)) for n in CHANGES])
+def test_a_training_is_that_of_the_cpu(
+    tiny: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """With saves, validations and previews, interrupted and resumed; then it is exported, measured, and generates."""
+    changes = CHANGES[name] | {"checkpoints": {"every_steps": 2}, "precision": {"compute": "bfloat16"}}
+    changes["samples"] = {"prompts": ["a picture"], "num_inference_steps": 2, "num_frames": 1, "every_steps": 4}
+    expected = trained(tiny("cpu", **changes))
+    device = second_device.use(monkeypatch)
+    trained(tiny("there", **changes), max_steps=2)
+    found = trained(tiny("there", **changes))
+    assert len(expected) > 4
+    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=0.01)
+    run = str(tmp_path / "there")
+    for words in (
+        ["checkpoints", "export", run, "-o", str(tmp_path / "out.safetensors")],
+        ["generate", run, "--prompt", "a picture", "-o", str(tmp_path / "made.png")],
+        ["eval", run, "--timesteps", "2"],
+    ):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, (words, device, result.output, result.exception)
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_training(tiny: Callable[..., dict[str, Any]], name: str) -> None:
-    assert trained(tiny(**CHANGES[name]))
+@pytest.mark.parametrize("base", ["float32", "bfloat16", "int8", "float8", "nf4"])
+def test_a_lora_is_drawn_where_its_network_is(monkeypatch: pytest.MonkeyPatch, base: Any) -> None:
+    """A base has one digest on all devices."""
+    devices = torch.device("cpu"), second_device.use(monkeypatch)
+    digests = [
+        factory.build_denoiser(
+            ModelConfig(name="wan-tiny"),
+            autoencoder=contract.AUTOENCODER,
+            text=contract.TEXT,
+            device=device,
+            seed=0,
+            compute=torch.bfloat16,
+            lora=LoraConfig(rank=2, base=base),
+        ).base
+        for device in devices
+    ]
+    assert digests[0] is not None
+    assert digests[0] == digests[1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 # With `--second-device`, bodies run on the pretended one.
-HERE = "second_gpu" if "SECOND_DEVICE" in os.environ else "cpu"
+HERE = "secondgpu" if "SECOND_DEVICE" in os.environ else "cpu"
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 on_a_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
 

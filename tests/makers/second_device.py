@@ -1,4 +1,4 @@
-"""A pretended accelerator named `second_gpu`: tensors say that they lie there, and torch refuses what it refuses of CUDA.
+"""A pretended accelerator named `secondgpu`: tensors say that they lie there, and torch refuses what it refuses of CUDA.
 
 Values are real and lie in the CPU's memory, so whole trainings run. A tensor is handed over by DLPack, whose header says
 where its memory lies: with another device written into it, torch makes a tensor of that device from the same memory,
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from reelworks.core import gpu_devices
 from reelworks.precision.boundary import ATTENTION, LOWERED
 
-NAME = "second_gpu"  # also that of a method which torch adds to every tensor and module
+NAME = "secondgpu"  # also that of a method which torch adds to every tensor and module
 _DLPACK_CPU, _DLPACK_SECOND = 1, 12  # 12 is the "extension device", for torch its PrivateUse1
 # Views, which only write other sizes and strides beside the same memory; whatever else makes a view is made of these.
 _VIEWS = ("as_strided", "view", "view.dtype", "_reshape_alias", "unfold", "view_as_real", "view_as_complex")
@@ -153,10 +153,15 @@ class _Stream:
         return lambda *_: self
 
 
-class _Module(backend_registration._DummyBackendModule):
+class _Module:
     """What `torch.cuda` is to CUDA, as far as a training asks."""
 
     device = contextlib.nullcontext
+    is_initialized = is_available = staticmethod(lambda: True)
+    current_device = staticmethod(lambda: 0)
+    device_count = staticmethod(lambda: 1)
+    _is_in_bad_fork = staticmethod(lambda: False)
+    manual_seed_all = staticmethod(lambda seed: None)  # the CPU's generator, which kernels draw from, has been seeded
 
     Stream = Event = _Stream
 
@@ -250,7 +255,11 @@ def _register() -> list[torch.library.Library]:
 
 def use(patch: pytest.MonkeyPatch) -> torch.device:
     """Return the device, which this process takes for its GPU until the test ends."""
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch has no devices that are written in Python")
     _register()
+    # Autograd counts devices at its first backward pass, and would have no thread for one that came later.
+    torch.autograd.set_multithreading_enabled(False)
     device = torch.device(NAME, 0)
     patch.setattr(torch, "Generator", _Generator)
     patch.setattr(torch.UntypedStorage, "clone", _clone)
