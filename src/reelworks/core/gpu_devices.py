@@ -21,4 +21,6 @@ def default(number: int | None = None) -> torch.device:
     """Return the current GPU, or the one of a number; the CPU without one."""
     import torch
 
-    return torch.device("cuda", number) if torch.cuda.is_available() else torch.device("cpu")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda" if number is None else f"cuda:{number}")
