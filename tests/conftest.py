@@ -28,6 +28,7 @@ HEAVY = {"torch", "torchvision", "diffusers", "transformers", "peft", "accelerat
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-torch", action="store_true", help="skip tests that import torch or what needs it")
+    parser.addoption("--second-device", action="store_true", help="run tests on a pretended second device")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="reelworks-cache-")
         config.add_cleanup(folder.cleanup)
         os.environ["XDG_CACHE_HOME"] = folder.name
+    if config.option.second_device:
+        os.environ["SECOND_DEVICE"] = "1"  # for trainings in processes of their own
     if config.option.no_torch:
         sys.meta_path.insert(0, _SkipHeavy())
 
@@ -71,6 +74,15 @@ def _state_of_a_test_is_not_that_of_its_user(
     monkeypatch.setattr(optional_imports, "_left_out", set())
     # No `tmp_path`, for which pytest would list the folders of all tests before.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state" / str(next(_NUMBERS))))
+
+
+@pytest.fixture(autouse=True)
+def _is_on_the_second_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--second-device`, whatever a test runs in its own process is as it would be on a GPU."""
+    if request.config.option.second_device:
+        import second_device
+
+        second_device.use(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

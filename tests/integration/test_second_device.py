@@ -1,4 +1,7 @@
-"""What lies on two devices is never mixed: whole trainings on a device whose tensors torch refuses to mix with the CPU's."""
+"""Whole trainings on a pretended second device, which refuses what a GPU refuses, take the steps of the CPU.
+
+All other tests run on it with `pytest --second-device`; here is each key whose state lies on two devices.
+"""
 
 from __future__ import annotations
 
@@ -7,134 +10,148 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import children
-import numpy as np
 import pytest
 import second_device
 import tiny_recipe
 import torch
+from typer.testing import CliRunner
 
-from reelworks.models.lora import base_model
+from reelworks.cli.main import app
+from reelworks.models import factory
+from reelworks.models.config import ModelConfig
+from reelworks.models.lora.config import LoraConfig
+from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.testing import contract
+from reelworks.train import trainer
+from reelworks.train.request import TrainRequest
 from reelworks.train.step.optimizer_names import OPTIMIZERS
 
-SHOWN = {"prompts": ["a kite"], "every_steps": 2, "num_inference_steps": 2}
-OFTEN: dict[str, Any] = {
-    "samples": SHOWN,
-    "checkpoints": {"every_steps": 2},
-    "exports": {"weights": "ema"},
-    "validation": {"split": 0.2, "every_steps": 2, "timesteps": [200.0, 800.0]},
+_FRESH = dict.fromkeys(("hidden_size", "depth", "num_heads"))
+_LORA: dict[str, Any] = {
+    "model": {"name": "wan-tiny", **_FRESH, "gradient_checkpointing": True},
+    "bucket": [{"resolution": "32px", "num_frames": 1, "batch_size": 3}],
+    "text_encoder": {"device": "cpu"},
+    "validation": {"split": 0.5},
 }
-LORA = {"rank": 2, "targets": "blocks"}
-FEATURES: dict[str, dict[str, Any]] = {
-    "int8": {"lora": LORA | {"base": "int8"}},
-    "float8": {"lora": LORA | {"base": "float8"}},
-    "nf4": {"lora": LORA | {"base": "nf4"}},
-    "dora": {"lora": LORA | {"dora": True}},
-    "lokr": {"lora": LORA | {"type": "lokr"}},
-    "loha": {"lora": LORA | {"type": "loha"}},
-    "oft": {"lora": {"type": "oft", "block_size": 4, "targets": "blocks"}},
-    "guided targets": {"lora": LORA, "objective": {"target_guidance_scale": 3.0}},
-    "pairs": {"lora": LORA, "objective": {"dpo_beta": 100.0}},
-    "export of the trained weights": {"exports": {"weights": "model"}},
-    "not finite": {"train": {"learning_rate": 1e30, "max_non_finite": 100}},
+CHANGES: dict[str, dict[str, Any]] = {
+    "an average on the CPU": {"train": {"ema_device": "cpu"}},
+    "weights on the CPU": {"parallel": {"offload": True}},
+    "int8": _LORA | {"lora": {"rank": 2, "base": "int8"}, "train": {"ema_device": "cpu"}},
+    "float8": _LORA | {"lora": {"rank": 2, "base": "float8"}},
+    "nf4": _LORA | {"lora": {"rank": 2, "base": "nf4"}},
+    "both on the CPU": {"parallel": {"offload": True}, "train": {"ema_device": "cpu"}},
+    "aids": {
+        "model": {"gradient_checkpointing": "selective"},
+        "encode": {"store": True},
+        "train": {"gradient_accumulation_steps": 2, "clip_losses": "auto"},
+    },
 }
+_SLOW = ("float8", "nf4", "both on the CPU", "aids")
 
 
-def on_second(*recipes: dict[str, Any]) -> None:
-    """Train recipes on the device, one after the other in a process of their own."""
-    assert children.ended([children.SERVER.Process(target=_all, args=(recipes,))]) == [0]
+def trained(recipe: dict[str, Any], max_steps: int = 4) -> dict[tuple[str, int], float]:
+    """Train, and return the losses of steps and validations."""
+    recipe = recipe | {"train": {**recipe["train"], "max_steps": max_steps}}
+    assert trainer.run(recipe_file.parse(recipe), TrainRequest()) == 0
+    file = RunFolder(Path(recipe["output"])).events_file
+    kinds = ("step", "validation")
+    return {(kind, event["step"]): event["loss"] for kind in kinds for event in events.timeline(file, kind)}
 
 
-def _all(recipes: tuple[dict[str, Any], ...]) -> None:
-    for recipe in recipes:
-        second_device.train(recipe)
-
-
-def losses(run: Path) -> list[float]:
-    return [event["loss"] for event in events.timeline(RunFolder(run).events_file, "step")]
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _SLOW)) for n in CHANGES])
+def test_a_training_is_that_of_the_cpu(
+    tiny: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """With saves, validations and previews, interrupted and resumed; then it is exported, measured, and generates."""
+    changes = CHANGES[name] | {"checkpoints": {"every_steps": 2}, "precision": {"compute": "bfloat16"}}
+    changes["samples"] = {"prompts": ["a picture"], "num_inference_steps": 2, "num_frames": 1, "every_steps": 4}
+    expected = trained(tiny("cpu", **changes))
+    device = second_device.use(monkeypatch)
+    trained(tiny("there", **changes), max_steps=2)
+    found = trained(tiny("there", **changes))
+    assert len(expected) > 4
+    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=0.01)
+    run = str(tmp_path / "there")
+    for words in (
+        ["checkpoints", "export", run, "-o", str(tmp_path / "out.safetensors")],
+        ["generate", run, "--prompt", "a picture", "-o", str(tmp_path / "made.png")],
+        ["eval", run, "--timesteps", "2"],
+    ):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, (words, device, result.output, result.exception)
 
 
 def of_family(name: str, footage: Path, output: Path, **changes: Any) -> dict[str, Any]:
-    train = {"max_epochs": "none", "max_steps": 3, "ema_device": "cpu", "log_block_grad_norms_every": 1}
-    tables = OFTEN | {"train": train, "text_encoder": {"pooled_dim": 8, "device": "cpu"}}
-    recipe = tiny_recipe.of_family(name, output, {"path": str(footage)}, **tables)
-    return tiny_recipe.changed(recipe, {"precision": {"compute": "bfloat16"}} | changes)
+    """Return the recipe of a family's tiny network that saves, validates and shows pictures."""
+    tables: dict[str, Any] = {
+        "train": {"max_epochs": "none", "ema_device": "cpu", "log_block_grad_norms_every": 1},
+        "text_encoder": {"pooled_dim": 8, "device": "cpu"},
+        "samples": {"prompts": ["a kite"], "every_steps": 2, "num_inference_steps": 2},
+        "checkpoints": {"every_steps": 2},
+        "exports": {"weights": "model"},
+        "validation": {"split": 0.2, "every_steps": 2},
+        "precision": {"compute": "bfloat16"},
+    }
+    return tiny_recipe.changed(tiny_recipe.of_family(name, output, {"path": str(footage)}, **tables), changes)
 
 
-def test_an_average_in_cpu_memory_is_saved_shown_exported_and_resumed(
-    tiny: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
-    """With the losses of a training on the CPU, which computes the same numbers."""
-    train = {"ema_device": "cpu", "spikes": "skip", "spike_threshold": 0.01, "clip_losses": 2, "clip_losses_every": 2}
-    tables = OFTEN | {"samples": SHOWN | {"metrics": ["motion"]}}
-    first, more, alone = (
-        tiny(output, **tables, train=train | {"max_steps": steps, "threads": 1})
-        for output, steps in (("run", 2), ("run", 4), ("alone", 4))
-    )
-    on_second(first, more)
-    assert children.train(alone) == [0]
-    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "alone"), rel=1e-5)
-    assert len(list((tmp_path / "run/exports").glob("*ema*"))) == 2
-    assert len(list((tmp_path / "run/samples").rglob("*.mp4"))) == 2
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in contract.CLASSES if name not in ("wan-2.2-tiny", "wan-vace-tiny")])
+def test_families_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    second_device.use(monkeypatch)
+    assert trained(of_family(name, footage, tmp_path / "run"), max_steps=3)
 
 
-def test_an_adapter_on_codes_trains_beside_a_text_encoder_in_cpu_memory(footage: Path, tmp_path: Path) -> None:
-    on_second(of_family("wan-tiny", footage, tmp_path / "run", lora=LORA | {"base": "int8"}))
-    assert np.isfinite(losses(tmp_path / "run")).all()
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_optimizers_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    second_device.use(monkeypatch)
+    train = {"optimizer": name, "ema_device": "auto"}
+    assert trained(of_family("sd3-tiny", footage, tmp_path / "run", train=train), max_steps=3)
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "dora": {"lora": {"rank": 2, "dora": True}},
+    "lokr": {"lora": {"type": "lokr", "rank": 2, "targets": "blocks"}},
+    "loha": {"lora": {"type": "loha", "rank": 2, "targets": "blocks"}},
+    "oft": {"lora": {"type": "oft", "block_size": 4, "targets": "blocks"}},
+    "guided targets": {"lora": {"rank": 2}, "objective": {"target_guidance_scale": 3.0}},
+    "pairs": {"lora": {"rank": 2}, "objective": {"dpo_beta": 100.0}},
+    "not finite": {"train": {"learning_rate": 1e30, "max_non_finite": 100}},
+    "spikes": {"train": {"spikes": "skip", "spike_threshold": 0.01}},
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("feature", FEATURES)
-def test_features_train(footage: Path, tmp_path: Path, feature: str) -> None:
+def test_features_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
+    second_device.use(monkeypatch)
     recipe = of_family("wan-tiny", footage, tmp_path / "run", **FEATURES[feature])
     if feature == "pairs":
         (worse := tmp_path / "worse").mkdir()
         for file in footage.glob("picture-*.png"):
             shutil.copy(file, worse / file.name)
         recipe["dataset"] = [{"path": str(footage), "rejected": str(worse), "filter": "num_frames == 1"}]
-    on_second(recipe)
+    assert trained(recipe, max_steps=3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_optimizers_train(footage: Path, tmp_path: Path, name: str) -> None:
-    train = {"max_epochs": "none", "max_steps": 3, "optimizer": name}
-    on_second(of_family("sd3-tiny", footage, tmp_path / "run", train=train))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in contract.CLASSES if name not in ("wan-2.2-tiny", "wan-vace-tiny")])
-def test_families_train(footage: Path, tmp_path: Path, name: str) -> None:
-    on_second(of_family(name, footage, tmp_path / "run"))
-
-
-def _refusals() -> None:
-    """Raise unless the device refuses what a GPU refuses, and takes what a GPU takes."""
-    with second_device.opened() as device:
-        here, there = torch.ones(3, 4, device=device), torch.ones(3, 4)
-        refused = [
-            lambda: here + there,
-            lambda: torch.stack([here, there]),
-            lambda: torch._foreach_norm([here, there]),
-            lambda: here.numpy(),
-            lambda: np.asarray(here),
-            lambda: torch.randn(3, device=device, generator=torch.Generator()),
-            lambda: torch.nn.functional.linear(here, there),
-            lambda: there[here.bool()],
-        ]
-        for work in refused:
-            with pytest.raises((RuntimeError, TypeError)):
-                work()
-        assert base_model.digest({"a": here}) == base_model.digest({"a": there})
-        here += torch.tensor(1.0)
-        assert here.cpu().sum() == 24
-        assert here[torch.tensor([0, 2])].shape == (2, 4)
-        assert here.to(device, copy=False).copy_(there).tolist() == there.tolist()
-        assert torch.randn(3, device=device, generator=torch.Generator(device)).device == here.device
-
-
-def test_the_device_refuses_what_a_gpu_refuses() -> None:
-    assert children.ended([children.SERVER.Process(target=_refusals)]) == [0]
+@pytest.mark.parametrize("base", ["float32", "bfloat16", "int8", "float8", "nf4"])
+def test_a_lora_is_drawn_where_its_network_is(monkeypatch: pytest.MonkeyPatch, base: Any) -> None:
+    """A base has one digest on all devices."""
+    devices = torch.device("cpu"), second_device.use(monkeypatch)
+    digests = [
+        factory.build_denoiser(
+            ModelConfig(name="wan-tiny"),
+            autoencoder=contract.AUTOENCODER,
+            text=contract.TEXT,
+            device=device,
+            seed=0,
+            compute=torch.bfloat16,
+            lora=LoraConfig(rank=2, base=base),
+        ).base
+        for device in devices
+    ]
+    assert digests[0] is not None
+    assert digests[0] == digests[1]

@@ -143,6 +143,11 @@ def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> No
     with _log(recipe).open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    if "SECOND_DEVICE" in os.environ and "WORLD_SIZE" not in os.environ:
+        import pytest
+        import second_device
+
+        second_device.use(pytest.MonkeyPatch())
     target(recipe, *args)
 
 

@@ -1,257 +1,276 @@
-"""A device that does not exist: its tensors lie in CPU memory, and torch refuses to mix them with others, as on a GPU.
+"""A pretended accelerator named `secondgpu`: tensors say that they lie there, and torch refuses what it refuses of CUDA.
 
-Torch knows it for the rest of a process's life, so it belongs in processes of their own.
+Values are real and lie in the CPU's memory, so whole trainings run. A tensor is handed over by DLPack, whose header says
+where its memory lies: with another device written into it, torch makes a tensor of that device from the same memory,
+without a copy. All kernels of the device are one fallback, which checks what the kernels of CUDA check of their
+arguments' devices, and then calls the CPU's.
+
+What it cannot refuse: a generator of this device that draws for a CPU tensor. What it does not pretend is the time that
+a device takes: streams, events and pinned memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
-from collections.abc import Iterator
+import warnings
 from typing import Any
-from unittest import mock
 
+import pytest
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch import Tensor, nn
 from torch.utils import backend_registration
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
 
-NAME = "second"
-# Operations that bring numbers from one device to the other, and those that take indices from the CPU, as CUDA's do.
-_COPIES = {"aten::copy_", "aten::_to_copy"}
-_TAKES_INDICES = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"}
+from reelworks.core import gpu_devices
+from reelworks.precision.boundary import ATTENTION, LOWERED
 
-
-class SecondTensor(torch.Tensor):
-    """A tensor on the device; `held` are its numbers."""
-
-    held: Tensor
-
-    @staticmethod
-    def __new__(cls, held: Tensor) -> SecondTensor:
-        """Wrap a tensor in CPU memory, whose memory it shares."""
-        made: SecondTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls,
-            held.shape,
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
-            device=torch.device(NAME, 0),
-        )
-        made.held = held
-        return made
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation."""
-        return _run(func, args, kwargs or {})
-
-    def __repr__(self) -> str:
-        return f"SecondTensor({self.held!r})"
-
-    @property
-    def data(self) -> Tensor:  # type: ignore[override]
-        """The tensor without its history."""
-        return self.detach()
-
-    @data.setter
-    def data(self, value: SecondTensor) -> None:
-        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
-        self.held = value.held
-
-    def tolist(self) -> Any:
-        """Wait for the numbers, as on a GPU."""
-        return self.held.tolist()
-
-    def numpy(self, *, force: bool = False) -> Any:
-        """Refuse, as a GPU does."""
-        if not force:
-            raise TypeError(f"can't convert {NAME}:0 device type tensor to numpy. Use Tensor.cpu() first.")
-        return self.held.numpy(force=True)
-
-    def data_ptr(self) -> int:
-        return self.held.data_ptr()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if id(self) not in memo:
-            made = SecondTensor(self.held.clone())
-            memo[id(self)] = (
-                torch.nn.Parameter(made, self.requires_grad) if isinstance(self, torch.nn.Parameter) else made
-            )
-        return memo[id(self)]
+NAME = "secondgpu"  # also that of a method which torch adds to every tensor and module
+_DLPACK_CPU, _DLPACK_SECOND = 1, 12  # 12 is the "extension device", for torch its PrivateUse1
+# Views, which only write other sizes and strides beside the same memory; whatever else makes a view is made of these.
+_VIEWS = ("as_strided", "view", "view.dtype", "_reshape_alias", "unfold", "view_as_real", "view_as_complex")
+_VIEWS += ("set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor", "set_")
+# What moves values between devices.
+_CROSSING = {"aten::_copy_from", "aten::_copy_from_and_resize", "aten::copy_"}
+# CUDA allows indices of CPU memory for these.
+_INDEXING = {"aten::index.Tensor", "aten::index_put_", "aten::_index_put_impl_", "aten::index.Tensor_out"}
+# What autocast computes in float32 on CUDA.
+_RAISED = ("layer_norm", "group_norm", "softmax", "log_softmax", "exp", "log", "pow", "cumsum", "mse_loss", "rsqrt")
 
 
-class _Mode(TorchDispatchMode):
-    """Makes tensors on the device."""
+class _Header(ctypes.Structure):
+    """The beginning of DLPack's DLTensor: address, type and number of the device."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        # With this key torch does not look for the device's own functions when one is made.
-        self._mode_key = torch._C._TorchDispatchModeKey.FAKE
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _run(func, args, kwargs or {})
+    _fields_ = (("data", ctypes.c_void_p), ("type", ctypes.c_int32), ("number", ctypes.c_int32))
 
 
-def _run(func: Any, args: Any, kwargs: Any) -> Any:
-    name = func._overloadpacket._qualified_op_name
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    here = [tensor for tensor in tensors if isinstance(tensor, SecondTensor)]
-    asked = kwargs.get("device")
-    _require_one_device(name, tensors, bool(here))
-    if asked is not None and torch.device(asked).type == NAME:
-        kwargs = kwargs | {"device": torch.device("cpu")}
-        is_here = True
-    else:
-        is_here = bool(here) and asked is None
-    if (drawn := kwargs.get("generator")) is not None and (drawn._cdata in _of_device) != is_here:
-        raise RuntimeError(f"Expected a '{NAME if is_here else 'cpu'}' device type for generator")
-    if name == "aten::copy_":
-        is_here = isinstance(args[0], SecondTensor)
-    kwargs = kwargs | ({"pin_memory": False} if "pin_memory" in kwargs else {})
-    plain_args, plain_kwargs = pytree.tree_map_only(SecondTensor, lambda tensor: tensor.held, (args, kwargs))
-    if name == "aten::_to_copy" and is_here != bool(here):
-        plain_args = (plain_args[0].clone(), *plain_args[1:])  # `to` never shares memory between devices
-    out = func(*plain_args, **plain_kwargs)
-    if not is_here:
-        return out
-    # What is changed in place is returned as it came.
-    known = {id(tensor.held): tensor for tensor in here}
-    return pytree.tree_map_only(Tensor, lambda held: known[id(held)] if id(held) in known else SecondTensor(held), out)
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
-_TorchGenerator = torch.Generator
-_of_device: dict[int, torch.Generator] = {}  # by torch's own number, which stays when an operation wraps one anew
+def _cross(tensor: Tensor, device: int) -> Tensor:
+    """Return a tensor of another device that has the memory of this one."""
+    capsule = torch._C._to_dlpack(tensor.detach())
+    _Header.from_address(_pointer(capsule, b"dltensor")).type = device
+    return torch._C._from_dlpack(capsule)
 
 
-class _AnyGenerator(type):
-    def __call__(cls, device: Any = "cpu") -> torch.Generator:
-        if torch.device(device).type != NAME:
-            return _TorchGenerator(device)
-        made = _TorchGenerator()
-        return _of_device.setdefault(made._cdata, made)
-
-    def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, _TorchGenerator)
+def _is_here(value: object) -> bool:
+    return isinstance(value, Tensor) and value.device.type == NAME
 
 
-class _Generator(metaclass=_AnyGenerator):
-    """What takes the place of `torch.Generator`, which knows no device of this name."""
-
-
-class _Module(backend_registration._DummyBackendModule):
-    """Functions that torch asks of a device's module."""
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
-
-    def manual_seed(self, seed: int) -> None:
-        torch.default_generator.manual_seed(seed)
-
-    def get_rng_state(self, device: Any = None) -> Tensor:
-        return torch.get_rng_state()
-
-    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
-        torch.set_rng_state(state)
-
-
-def _require_one_device(name: str, tensors: list[Tensor], is_here: bool) -> None:
-    if not is_here or name in _COPIES:
+def _refuse(op: Any, given: list[Any]) -> None:
+    """Raise what CUDA's kernels raise for arguments on several devices."""
+    if op.name() in _CROSSING:
         return
-    others = [one for one in tensors if not isinstance(one, SecondTensor) and one.dim() > 0]
-    if name in _TAKES_INDICES and isinstance(tensors[0], SecondTensor):
-        others = [one for one in others if one.is_floating_point()]
+    others = [each for each in given if isinstance(each, Tensor) and not _is_here(each) and each.dim()]
+    if op.name() in _INDEXING:
+        others = [each for each in others if each is given[0] or each.is_floating_point()]
     if others:
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found {NAME}:0 and {others[0].device} ({name})"
+            f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and "
+            f"{others[0].device}! ({op.name()})"
         )
+    for each in given:
+        if isinstance(each, torch._C.Generator) and each._cdata not in _GENERATORS:
+            raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{each.device.type}'")
 
 
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-_LOWERED = (
-    "addmm",
-    "baddbmm",
-    "bmm",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "linear",
-    "matmul",
-    "mm",
-    "scaled_dot_product_attention",
-)
+def _is_wrapped(value: Any, argument: Any) -> bool:
+    return isinstance(value, int | float) and str(argument.type) == "Tensor"
+
+
+def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation of the CPU on the memory of the device's tensors."""
+    # A number in a tensor's place, which torch had wrapped, comes as it was.
+    asked = zip(args, op._schema.arguments, strict=False)
+    args = tuple(torch.tensor(value) if _is_wrapped(value, each) else value for value, each in asked)
+    _refuse(op, [*tree_iter((args, kwargs))])
+    written: dict[int, Tensor] = {}  # by the alias, which an operation in place returns; it is the tensor given
+    aliases: list[Tensor] = []  # keeps their ids
+
+    def here(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if not _is_here(value):
+            return value
+        # An empty tensor may be an output that is about to get its size, which memory of another owner cannot change.
+        aliases.append(_cross(value, _DLPACK_CPU) if value.numel() else torch.empty_like(value, device="cpu"))
+        written[id(aliases[-1])] = value
+        return aliases[-1]
+
+    def there(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if (given := written.get(id(value))) is None:
+            return _cross(value, _DLPACK_SECOND)
+        return given if given.shape == value.shape else given.resize_(value.shape).copy_(value)
+
+    found = op(*tree_map(here, args), **tree_map(here, kwargs))
+    return found if op.name() in _CROSSING and not _is_here(args[1]) else tree_map(there, found)
+
+
+def _view(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return op.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **kwargs)
+
+
+def _copy_from(value: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy from, to or within the device."""
+    plain = value.conj() if value.is_conj() else value  # DLPack knows no conjugates
+    one, other = (_cross(each, _DLPACK_CPU) if _is_here(each) else each for each in (plain, target))
+    other.copy_(one.conj() if plain is not value else one)
+    return target
+
+
+def _resize(tensor: Tensor, size: list[int], *, memory_format: Any = None) -> Tensor:
+    strided = torch.empty(
+        size, dtype=tensor.dtype, device="meta", memory_format=memory_format or torch.contiguous_format
+    )
+    whole = _cross(torch.empty(max(strided.numel(), 1), dtype=tensor.dtype), _DLPACK_SECOND)
+    count = min(tensor.numel(), strided.numel())
+    if count:
+        whole[:count].copy_(tensor.reshape(-1)[:count])
+    return tensor.set_(whole.untyped_storage(), 0, strided.shape, strided.stride())
+
+
+_GENERATORS: set[int] = set()  # addresses, since kernels are given another object for them
+
+
+class _Generator(torch.Generator):
+    """A generator of the CPU that says that it is one of the device, if made for it."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        is_second = torch.device(device).type == NAME
+        made = super().__new__(cls, "cpu" if is_second else device)
+        (_GENERATORS.add if is_second else _GENERATORS.discard)(made._cdata)
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(NAME, 0) if self._cdata in _GENERATORS else super().device
+
+
+class _Stream:
+    """A stream or event of a device that is never late."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self
+
+
+class _Module:
+    """What `torch.cuda` is to CUDA, as far as a training asks."""
+
+    device = contextlib.nullcontext
+    is_initialized = is_available = staticmethod(lambda: True)
+    current_device = staticmethod(lambda: 0)
+    device_count = staticmethod(lambda: 1)
+    _is_in_bad_fork = staticmethod(lambda: False)
+    manual_seed_all = staticmethod(lambda seed: None)  # the CPU's generator, which kernels draw from, has been seeded
+
+    Stream = Event = _Stream
+
+    def current_stream(self, device: object = None) -> _Stream:
+        return _Stream()
+
+    @staticmethod
+    def stream(stream: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def manual_seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)  # which all kernels draw from that are given no generator
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+
+def _convolution(*args: Any) -> Any:
+    return _kernel(torch.ops.aten.convolution.default, *args)
+
+
+def _convolution_backward(gradient: Tensor, value: Tensor, weight: Tensor, *args: Any) -> Any:
+    return _kernel(torch.ops.aten.convolution_backward.default, gradient, value, weight, None, *args)
+
+
+def _autocast(op: Any, dtype: torch.dtype | None, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation under autocast, in a dtype or in that of autocast."""
+    to = dtype or torch.get_autocast_dtype(NAME)
+
+    def cast(value: Any) -> Any:
+        takes = _is_here(value) and value.is_floating_point() and value.dtype != torch.float64
+        return value.to(to) if takes else value
+
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
+        return op(*tree_map(cast, args), **tree_map(cast, kwargs))
+
+
+def _clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).clone().untyped_storage()
+
+
+def _resize_storage(storage: torch.UntypedStorage, size: int) -> None:
+    """FSDP frees memory so, and takes it again; here it stays."""
+    if storage.device.type != NAME:
+        _RESIZE(storage, size)
+
+
+_RESIZE = torch.UntypedStorage.resize_
+
+
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    """Set `data`, also to a tensor of the other device, which torch allows between the CPU and CUDA alone."""
+    if _is_here(tensor) == _is_here(value):
+        _DATA.__set__(tensor, value)
+    else:
+        kept = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value.detach()
+        torch.utils.swap_tensors(tensor, kept)
+
+
+_DATA = torch._C.TensorBase.data
 
 
 @functools.cache
 def _register() -> list[torch.library.Library]:
-    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-    every, some = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
-    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    for name in _LOWERED:
-        some.impl(name, functools.partial(_lowered, getattr(torch.ops.aten, name)), "AutocastPrivateUse1")
-    torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` then copies to the device by an operation
-    return [every, some]
+    """Tell torch of the device, once in a process; it goes on to know it."""
+    backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
+    everything, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    everything.fallback(_kernel, "PrivateUse1")
+    for name in _VIEWS:
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        aten.impl(op, functools.partial(_view, op), "PrivateUse1")
+    aten.impl("_copy_from", _copy_from, "PrivateUse1")
+    aten.impl("_copy_from", torch.library.fallthrough_kernel, "Conjugate")  # else it would copy to resolve, for ever
+    norm = torch.ops.aten.native_group_norm.default  # torch's own for unknown devices refuses some strides
+    aten.impl(norm, functools.partial(_kernel, norm), "PrivateUse1")
+    aten.impl("resize_", _resize, "PrivateUse1")
+    aten.impl("convolution_overrideable", _convolution, "PrivateUse1")
+    aten.impl("convolution_backward_overrideable", _convolution_backward, "PrivateUse1")
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for names, dtype in ((LOWERED | {ATTENTION}, None), (_RAISED, torch.float32)):
+        for packet in (getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)):
+            op = getattr(packet, packet.overloads()[0])
+            aten.impl(op, functools.partial(_autocast, op, dtype), "AutocastPrivateUse1")
+    ranks = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings(action="ignore"):  # torch has kernels of them, for a backend of the device's own
+        for name in ("_allgather_base_", "_reduce_scatter_base_", "allreduce_", "broadcast_"):
+            ranks.impl(name, functools.partial(_kernel, getattr(torch.ops.c10d, name).default), "PrivateUse1")
+    return [everything, aten, ranks]
 
 
-def _lowered(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a product in the dtype of autocast."""
-    dtype = torch.get_autocast_dtype(NAME)
-    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-        return operation(
-            *(_cast(value, dtype) for value in args), **{key: _cast(value, dtype) for key, value in kwargs.items()}
-        )
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.dtype == torch.float32 else value
-
-
-@contextlib.contextmanager
-def opened() -> Iterator[torch.device]:
-    """Let tensors be made on the device while open; yields it."""
+def use(patch: pytest.MonkeyPatch) -> torch.device:
+    """Return the device, which this process takes for its GPU until the test ends."""
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch has no devices that are written in Python")
     _register()
-    from torch.distributed.checkpoint._state_dict_stager import StateDictStager
-
-    from reelworks.checkpoint import tree
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_Mode())
-        stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
-        # These look at the class of a tensor and at its memory, where a GPU's has nothing of its own.
-        stack.enter_context(mock.patch.object(tree, "type", _Type, create=True))
-        stack.enter_context(mock.patch.object(StateDictStager, "stage", _stage))
-        yield torch.device(NAME, 0)
-
-
-class _AnyType(type):
-    def __call__(cls, value: Any) -> type:
-        return torch.Tensor if isinstance(value, SecondTensor) else type(value)
-
-    def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, type)
-
-
-class _Type(metaclass=_AnyType):
-    """Takes the place of `type`, which would say that a tensor is of another class than a GPU's."""
-
-
-def _stage(_: Any, tensors: dict[str, Tensor], non_blocking: bool = False) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-
-
-def train(recipe: dict[str, Any]) -> None:
-    """Train a recipe on the device."""
-    from reelworks.distributed import mesh
-    from reelworks.recipe import recipe_file
-    from reelworks.train import trainer
-    from reelworks.train.request import TrainRequest
-
-    @contextlib.contextmanager
-    def join(**_: Any) -> Iterator[mesh.World]:
-        yield mesh.World(0, 1, torch.device(NAME, 0))
-
-    with opened(), mock.patch.object(mesh, "join", join):
-        assert trainer.run(recipe_file.parse(recipe), TrainRequest()) == 0
+    # Autograd counts devices at its first backward pass, and would have no thread for one that came later.
+    torch.autograd.set_multithreading_enabled(False)
+    device = torch.device(NAME, 0)
+    patch.setattr(torch, "Generator", _Generator)
+    patch.setattr(torch.UntypedStorage, "clone", _clone)
+    patch.setattr(torch.UntypedStorage, "resize_", _resize_storage)
+    patch.setattr(Tensor, "data", property(_DATA.__get__, _set_data), raising=False)
+    patch.setattr(gpu_devices, "default", lambda number=0: device)
+    return device

@@ -13,7 +13,7 @@ from PIL import Image
 from reelworks.captioning.answers import CaptionFailed
 from reelworks.captioning.captioner import Answer, CaptionQuestion
 from reelworks.captioning.request import CaptionRequest
-from reelworks.core import optional_imports
+from reelworks.core import gpu_devices, optional_imports
 from reelworks.core.errors import UserError
 from reelworks.core.units import plural
 from reelworks.models import hub
@@ -174,7 +174,7 @@ def _takes_videos(processor: Any) -> bool:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return gpu_devices.default()
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

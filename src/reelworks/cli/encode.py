@@ -18,7 +18,7 @@ from reelworks.cli import show
 from reelworks.cli.app import App
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import DataPath, EngineOption, Json, Overrides, RecipeArgument, load_recipe, named_stages
-from reelworks.core import terminal, units
+from reelworks.core import gpu_devices, terminal, units
 
 if TYPE_CHECKING:
     from reelworks.core.ray_cluster import Engine
@@ -254,15 +254,13 @@ def show_entries(
     overrides: Overrides = None,
 ) -> None:
     """Decode stored latents and draw their frames, to see what training reads."""
-    import torch
-
     from reelworks.core import files
     from reelworks.encoders import upkeep
     from reelworks.train.precompute import encoding
 
     loaded = _storing(load_recipe(recipe, overrides))[0]
     source, chunks = _source_of(loaded, None)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = gpu_devices.default()
     sheet = upkeep.contact_sheet(source, encoding.lazy_encoder(loaded, device), chunks, clips)
     if not sheet:
         show.line(f"nothing of this recipe is stored in {loaded.encoded_folder}")

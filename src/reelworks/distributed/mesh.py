@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from reelworks.core import launcher
+from reelworks.core import gpu_devices, launcher
 from reelworks.core.errors import UserError
 from reelworks.distributed import collectives, roll_call
 from reelworks.distributed.config import ParallelConfig
@@ -160,16 +160,15 @@ def join(
     size = launcher.number("WORLD_SIZE")
     local_rank = launcher.number("LOCAL_RANK")
     local_size = launcher.number("LOCAL_WORLD_SIZE")
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
-    if cuda:
+    device = gpu_devices.default(local_rank)
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     limits.data_ranks(size)
     if size == 1 and not offload:
         yield World(0, 1, device)
         return
     # gloo in addition to nccl, since checkpoints and objects are exchanged in CPU memory.
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if size == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         with _formed():

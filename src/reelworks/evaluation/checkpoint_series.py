@@ -12,15 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from reelworks.analysis import stop_advice
 from reelworks.analysis.stop_advice import StopAdvice
 from reelworks.checkpoint import locate
 from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.verify import damage
-from reelworks.core import digests, files, results, trust, units, user_files
+from reelworks.core import digests, files, gpu_devices, results, trust, units, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.shape import Shape
@@ -294,7 +292,7 @@ class _Series:
         typed = request.metrics
         names = [*typed] or recipe.samples.metrics or default_metrics(weights, options.shape.num_frames)
         training = TrainingClips.of_data(data)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = gpu_devices.default()
         origin = "--metric" if typed else "samples.metrics"
         metrics = PreviewMetrics.named(names, weights, device, training, origin)
         key = _key(source, data, options, names, weights, training)

@@ -20,7 +20,7 @@ from torch import Tensor
 from reelworks.catalog import measured_columns, template
 from reelworks.catalog.lists import MEASURED
 from reelworks.catalog.measured_columns import Column
-from reelworks.core import user_files
+from reelworks.core import gpu_devices, user_files
 from reelworks.evaluation import networks
 from reelworks.evaluation.networks import ClipNetwork, PictureNetwork
 from reelworks.measures import embeddings, picture
@@ -29,11 +29,6 @@ from reelworks.measures.measure import ClipPictures, Still
 from reelworks.measures.picture import Sharpness
 
 Values = NDArray[np.float64]
-
-
-def device() -> torch.device:
-    """Return the GPU, or the CPU without one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @final
@@ -45,7 +40,7 @@ class Agreement:
     pictures_px = 384
 
     def __init__(self, weights: Path) -> None:
-        self._network = ClipNetwork(str(weights), device())
+        self._network = ClipNetwork(str(weights), gpu_devices.default())
 
     def of_clips(self, clips: Sequence[ClipPictures]) -> Values:
         """Return the agreement of clips, `[N, 1]`."""
@@ -71,7 +66,7 @@ class Aesthetic:
     pictures_px = 384
 
     def __init__(self, weights: Path) -> None:
-        self._device = device()
+        self._device = gpu_devices.default()
         self._vision = networks.frozen("CLIPVisionModelWithProjection", str(weights), self._device)
         self._processor = networks.pretrained("CLIPImageProcessor", str(weights))
         self._layers = _head(weights, self._device)
@@ -144,7 +139,7 @@ class Classes:
     pictures_px = 512
 
     def __init__(self, weights: Path) -> None:
-        self._device = device()
+        self._device = gpu_devices.default()
         self._model = networks.frozen("AutoModelForImageClassification", str(weights), self._device)
         self._processor = networks.pretrained("AutoImageProcessor", str(weights))
         self._numbers = [*_numbers_by_name(_labels(weights)).values()]
@@ -177,7 +172,7 @@ class Objects:
     least_score = 0.5  # as the detectors' own examples show boxes
 
     def __init__(self, weights: Path) -> None:
-        self._device = device()
+        self._device = gpu_devices.default()
         self._model = networks.frozen("AutoModelForObjectDetection", str(weights), self._device)
         self._processor = networks.pretrained("AutoImageProcessor", str(weights))
         self._numbers = [*self._named(weights).values()]
@@ -241,7 +236,7 @@ class DuplicatesByNetwork:
     compare = staticmethod(embeddings.compare)
 
     def __init__(self, weights: Path) -> None:
-        self._network, self._sharpness = PictureNetwork(str(weights), device()), Sharpness()
+        self._network, self._sharpness = PictureNetwork(str(weights), gpu_devices.default()), Sharpness()
 
     def of_clips(self, clips: Sequence[ClipPictures]) -> NDArray[np.uint8]:
         """Return the features of clips, `[N, feature_bytes]`."""

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from reelworks.checkpoint import locate
 from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.core import gpu_devices
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.evaluation import clips, registry, vbench
@@ -51,7 +50,7 @@ def of_folders(request: EvalRequest, on_clip: Callable[[int, int], None] = lambd
     if generated is None:
         return Report(None, None, foreign)
     kinds = registry.all_named(request.metrics or registry.names(), "--metric")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = gpu_devices.default()
     files = clips.files_of(generated, "--generated")
     references = None if reference is None else clips.files_of(reference, "--reference")
     training = None if references is None else TrainingClips.of_files(references)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from reelworks.checkpoint import load, locate, read_lock, verify
 from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.core import arguments
+from reelworks.core import arguments, gpu_devices
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
 from reelworks.encoders.encoders import FrozenEncoders
@@ -115,7 +115,7 @@ class LoadedModel:
             on_another = shown and recipe.samples.has_model
             if on_another:
                 recipe = preview_model.recipe_of(recipe)
-            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            device = gpu_devices.default()
             build.require_sources(recipe, resumed=True, trains=False)
             denoiser = build.denoiser(recipe, device, resumed=True, trains=False)
             if not on_another:

@@ -155,7 +155,7 @@ def _bytes(leaf: Any) -> bytes:
     if hasattr(leaf, "detach"):  # numpy knows no bfloat16
         import torch
 
-        return bytes(leaf.flatten().view(dtype=torch.uint8).numpy().tobytes())
+        return bytes(leaf.flatten().view(dtype=torch.uint8).cpu().numpy().tobytes())
     return bytes(leaf.tobytes()) if _is_array(leaf) else repr(leaf).encode()
 
 

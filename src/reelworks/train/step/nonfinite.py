@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -88,19 +89,21 @@ def _bad(each: KeptBatch) -> list[int]:
 
 @torch.no_grad()
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the tensors, on any devices, whose local shard holds infinities or NaN."""
-    of_device: dict[torch.device, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        part = local(tensor.detach())
+    """Return the names of the tensors whose local shard holds infinities or NaN; each device is waited for once."""
+    parts = {name: local(tensor.detach()) for name, tensor in tensors.items()}
+    by_device: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
+    for name, part in parts.items():
         if part.is_floating_point() and part.numel():
-            of_device.setdefault(part.device, {})[name] = part
-    bad: set[str] = set()
-    for parts in of_device.values():
-        # The largest absolute value, as a sum of squares could overflow although all values are finite.
-        largest = torch._foreach_norm(list(parts.values()), math.inf)
-        finite = torch.isfinite(torch.stack([value.float() for value in largest])).tolist()
-        bad |= {name for name, is_finite in zip(parts, finite, strict=True) if not is_finite}
-    return [name for name in tensors if name in bad]
+            by_device[part.device][name] = part
+    bad = {name for group in by_device.values() for name in _not_finite(group)}
+    return [name for name in parts if name in bad]
+
+
+def _not_finite(parts: Mapping[str, Tensor]) -> list[str]:
+    # The largest absolute value, as a sum of squares could overflow although all values are finite.
+    largest = torch._foreach_norm(list(parts.values()), math.inf)
+    finite = torch.isfinite(torch.stack([value.float() for value in largest])).tolist()
+    return [name for name, is_finite in zip(parts, finite, strict=True) if not is_finite]
 
 
 @torch.no_grad()
