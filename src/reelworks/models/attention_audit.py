@@ -38,6 +38,7 @@ _NAMES = {"Flash": "flash", "Efficient": "memory-efficient", "Cudnn": "cuDNN"}
 # What rounding explains, of a row's natural size. Kernels round the weights of values to the dtype, and sum in float32.
 _TOLERATED = {torch.bfloat16: 0.05, torch.float16: 0.01, torch.float32: 5e-3}
 _MOST_ON_CPU = 2e10  # operations of a call: about a second
+_LEAST_SIZE = 0.01  # of the largest row
 _HUGE = 10.0  # an error that needs no number
 _MOST_PAIRS, _MOST_OPERATIONS, _MOST_LOGITS = 64, 1e12, 2**25
 _RESULTS = ("the output", "the gradient of the query", "the gradient of the key", "the gradient of the value")
@@ -87,7 +88,13 @@ class AttentionReport:
             yield
 
 
-@checked(step=arguments.FUNCTION, device=arguments.optional(arguments.Kind("a device of torch", torch.device)))
+def _read_device(value: Any) -> torch.device:
+    if not isinstance(value, str | torch.device):
+        raise TypeError
+    return torch.device(value)
+
+
+@checked(step=arguments.FUNCTION, device=arguments.optional(arguments.Kind("a device of torch", _read_device)))
 def check_attention(step: Callable[[], object], *, device: torch.device | str | None = None) -> AttentionReport:
     """Run a forward and backward pass, and compare each of its attention calls with exact attention.
 
@@ -301,22 +308,26 @@ def _four(tensor: Tensor) -> Tensor:
 
 
 class _ExactRows(NamedTuple):
-    """Exact rows `[P, G, tokens, E]`, and the size of rows by which errors are judged."""
+    """Exact rows `[P, G, tokens, E]`, and the squares of the sizes by which their errors are judged, if they are larger."""
 
     exact: Tensor
-    natural: float
+    natural: Tensor  # `[P, G, tokens]`
     defined: Tensor | None = None  # `[P, G, tokens]`
 
     def error_of(self, found: Tensor) -> float:
         """Return the error of the worst row, of its size or of the natural one, whichever is larger."""
-        sizes = self.exact.norm(dim=-1).clamp(min=self.natural)
-        errors = (found - self.exact).norm(dim=-1) / sizes
+        sizes = torch.maximum(self.exact.norm(dim=-1), self.natural.sqrt())
+        # A key that no query sees has no size of its own.
+        errors = (found - self.exact).norm(dim=-1) / sizes.clamp(min=_LEAST_SIZE * float(sizes.max()))
         return float((errors if self.defined is None else errors * self.defined).max())
 
 
 @dataclass(frozen=True)
 class _Exact:
-    """Attention by its definition in float32: rows of the output, and of the gradients of query, key and value."""
+    """Attention by its definition in float32: rows of the output, and of the gradients of query, key and value.
+
+    The natural size of a row is that of its terms, as if none cancelled another: what cancels leaves an error of that size.
+    """
 
     pairs: _Pairs
     rows: list[_ExactRows]
@@ -335,12 +346,13 @@ class _Exact:
         bias = None if mask is None else mask.expand(*call.query.shape[:-2], mask.shape[-2], keys)
         out, of_query = query.new_empty(count, shared, queries, value_width), torch.empty_like(query)
         of_key, of_value = torch.zeros_like(key), torch.zeros_like(value)
-        defined = torch.ones(count, shared, queries, device=query.device)
+        of_rows, of_keys = query.new_empty(count, shared, queries), key.new_zeros(count, 1, keys)
+        squares = torch.zeros_like(of_rows) if grad is None else grad.square().sum(-1)
         with _exactly(query.device):
             for first in range(0, queries, step := max(_MOST_LOGITS // (count * shared * keys), 1)):
                 rows = slice(first, min(first + step, queries))
-                weights, seen = _weights(call, query[:, :, rows] @ key.mT * scale, bias, pairs, rows)
-                out[:, :, rows], defined[:, :, rows] = weights @ value, seen
+                weights = _weights(call, query[:, :, rows] @ key.mT * scale, bias, pairs, rows)
+                out[:, :, rows], of_rows[:, :, rows] = weights @ value, weights.square().sum(-1)
                 if grad is None:
                     continue
                 of_weights = grad[:, :, rows] @ value.mT
@@ -348,19 +360,17 @@ class _Exact:
                 of_query[:, :, rows] = of_logits @ key
                 of_key += (of_logits.mT @ query[:, :, rows]).sum(1, keepdim=True)
                 of_value += (weights.mT @ grad[:, :, rows]).sum(1, keepdim=True)
-        size, per_key = math.sqrt(value_width / keys), math.sqrt(shared * queries / keys)
-        found = [_ExactRows(out, size, defined)]
+                of_keys += (weights.square() * squares[:, :, rows, None]).sum((1, 2))[:, None]
+        found = [_ExactRows(out, of_rows * value_width, of_rows > 0)]
         if grad is not None:
-            of_logit = scale * math.sqrt(width)
-            found += [_ExactRows(of_query, size * of_logit, defined), _ExactRows(of_key, size * of_logit * per_key)]
-            found += [_ExactRows(of_value, size * per_key)]
+            of_logit = scale**2 * width
+            found += [_ExactRows(of_query, of_rows * squares * of_logit, of_rows > 0)]
+            found += [_ExactRows(of_key, of_keys * of_logit), _ExactRows(of_value, of_keys)]
         return cls(pairs, found)
 
 
-def _weights(
-    call: AttentionCall, logits: Tensor, bias: Tensor | None, pairs: _Pairs, rows: slice
-) -> tuple[Tensor, Tensor]:
-    """Return the weights of keys, and which queries have any."""
+def _weights(call: AttentionCall, logits: Tensor, bias: Tensor | None, pairs: _Pairs, rows: slice) -> Tensor:
+    """Return the weights of keys; those of a query that sees none are zero."""
     if call.is_causal:
         tokens = torch.arange(rows.start, rows.stop, device=logits.device)
         logits = logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) > tokens[:, None], -math.inf)
@@ -368,8 +378,7 @@ def _weights(
         own = pairs.select(bias[..., rows, :] if bias.shape[-2] > 1 else bias)
         is_boolean = bias.dtype == torch.bool
         logits = logits.masked_fill(own == 0, -math.inf) if is_boolean else logits + own
-    seen = (logits > -math.inf).any(-1)
-    return logits.softmax(-1).nan_to_num(0.0), seen.float()
+    return logits.softmax(-1).nan_to_num(0.0)
 
 
 @contextmanager
