@@ -97,23 +97,11 @@ class Trainer:
         denoiser = cast(Denoiser, boundary.denoiser)
         # Only the main rank tells it.
         past = events.timeline(run.folder.events_file, "idle_layers") if world.is_main else []
-        self._watch = AdapterWatch(
-            state.optimizer.trained,
-            world,
-            experts=experts,
-            always_used={name for kind in ("default", "blocks") for name in denoiser.lora_targets(kind)},
-            told={(layer, event["problem"]) for event in past for layer in event["layers"]},
-        )
+        told = {(layer, event["problem"]) for event in past for layer in event["layers"]}
+        used = {*denoiser.lora_targets("default"), *denoiser.lora_targets("blocks")}
+        self._watch = AdapterWatch(state.optimizer.trained, world, experts=experts, always_used=used, told=told)
         self._train_step = TrainStep(
-            boundary,
-            self._examples,
-            state,
-            world,
-            model.compiled,
-            self._times,
-            data.stage,
-            sequence=model.sequence,
-            watch=self._watch,
+            boundary, self._examples, state, world, model.compiled, self._times, data.stage, model.sequence, self._watch
         )
         self._state = state
         self._validator = Validator(

@@ -304,8 +304,7 @@ class RunLogger:
 
     def idle_layers(self, step: int, idle: IdleLayers) -> None:
         """Log layers of an adapter that have learnt nothing."""
-        found = {"problem": idle.problem, "layers": list(idle.layers), "steps": idle.steps}
-        self.event("idle_layers", step=step, **found, is_note=idle.is_note, message=str(idle))
+        self.event("idle_layers", step=step, **asdict(idle), is_note=idle.is_note, message=str(idle))
         if self._world.is_main:
             logger.log(logging.INFO if idle.is_note else logging.WARNING, f"step {step}: {idle}")
 

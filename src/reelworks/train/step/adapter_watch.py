@@ -10,7 +10,7 @@ note, and layers within blocks as an alarm: a network uses these in every traini
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +28,17 @@ STEPS = 20  # that were applied, after which a layer must have moved
 LAST_STEPS = 5  # at the end of a short training
 _PER_EXPERT = 10  # times as many, where a step may train one of two networks alone
 _LENGTHS = "magnitude_vector"  # of a DoRA: no factor of its update
+_REASONS: dict[Problem, str] = {
+    "unused": "no gradient has reached them in {steps} steps, since the network does not use them for these clips; "
+    "leave them out with lora.targets",
+    "no gradient": "no gradient has reached them in {steps} steps, although such layers learn in other trainings of this network: "
+    "weights behind them may be zero; see whether model.weights are whole, or leave them out with lora.targets",
+    "zero": "their update is still zero after {steps} steps; begin with another lora.weights, or without",
+    "not finite": "every gradient in them is infinite or NaN, and such steps are skipped; lower train.learning_rate, or see where "
+    "it began in the message of the step",
+    "unchanged": "their weights have not changed in a bit in {steps} steps, with gradients that are not zero; "
+    "train.learning_rate is too low for them ({learning_rate:g} in the last step)",
+}
 
 
 @dataclass(frozen=True)
@@ -48,30 +59,8 @@ class IdleLayers:
     def __str__(self) -> str:
         some = f"{len(self.layers)} of {plural(self.all_layers, 'layer')}"
         which = "all layers" if len(self.layers) == self.all_layers else f"{some} ({first_few(self.layers)})"
-        return f"the adapter learns nothing in {which}: {self._reason()}"
-
-    def _reason(self) -> str:
-        if self.problem == "unused":
-            return (
-                f"no gradient has reached them in {self.steps} steps, since the network does not use them for these clips; "
-                "leave them out with lora.targets"
-            )
-        if self.problem == "no gradient":
-            return (
-                f"no gradient has reached them in {self.steps} steps, although such layers learn in other trainings of this "
-                "network: weights behind them may be zero; see whether model.weights are whole, or leave them out with lora.targets"
-            )
-        if self.problem == "zero":
-            return f"their update is still zero after {self.steps} steps; begin with another lora.weights, or without"
-        if self.problem == "not finite":
-            return (
-                "every gradient in them is infinite or NaN, and such steps are skipped; lower train.learning_rate, or see "
-                "where it began in the message of the step"
-            )
-        return (
-            f"their weights have not changed in a bit in {self.steps} steps, with gradients that are not zero; "
-            f"train.learning_rate is too low for them ({self.learning_rate:g} in the last step)"
-        )
+        reason = _REASONS[self.problem].format(steps=self.steps, learning_rate=self.learning_rate)
+        return f"the adapter learns nothing in {which}: {reason}"
 
 
 class _Sums(NamedTuple):
@@ -108,7 +97,8 @@ class AdapterWatch:
             self._layers.setdefault(layer, []).append(len(self._weights))
             self._is_factor.append(kind != _LENGTHS)
             self._weights.append(trained[name])
-        self._gradients = self._no_gradients()
+        device = local(self._weights[0].detach()).device if self._weights else world.device
+        self._gradients = torch.zeros(len(self._weights), device=device)
         self._steps, self._rate, self._has_compared = 0, 0.0, False
         self._told = set(told)
         self._former = self._measured()
@@ -124,15 +114,12 @@ class AdapterWatch:
         if not self._weights or not learning_rate:
             return
         self._steps, self._rate = self._steps + 1, learning_rate
-        gradients = [None if weight.grad is None else local(weight.grad) for weight in self._weights]
-        places = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.numel()]
-        if places:
-            # The largest number, as squares of small ones would be zero.
-            largest = torch._foreach_norm([gradients[i] for i in places], math.inf)  # type: ignore[misc]
-            by_place = dict(zip(places, largest, strict=True))
-            # An index would be copied to the device, for which the host waits.
-            zero = torch.zeros_like(largest[0])
-            self._gradients += torch.stack([by_place.get(i, zero) for i in range(len(gradients))]).to(self._gradients)
+        parts = [None if weight.grad is None else local(weight.grad) for weight in self._weights]
+        # A number of zero in place of none: an index would be copied to the device, for which the host waits.
+        zero = torch.zeros_like(self._gradients[0])
+        gradients = [zero if part is None or not part.numel() else part for part in parts]
+        # The largest number, as squares of small ones would be zero.
+        self._gradients += torch.stack(torch._foreach_norm(gradients, math.inf)).to(self._gradients)
 
     def find_idle(self, *, is_end: bool = False) -> list[IdleLayers]:
         """Return what is new since the last time that saw enough steps: the first one is due by itself. Collective."""
@@ -147,31 +134,25 @@ class AdapterWatch:
             if problem is not None:
                 found.setdefault(problem, []).append(layer)
         idle = self._news(found)
-        self._former, self._gradients, self._steps, self._has_compared = now, self._no_gradients(), 0, True
+        self._former, self._steps, self._has_compared = now, 0, True
+        self._gradients.zero_()
         return idle
 
     def find_not_finite(self) -> list[IdleLayers]:
         """Return the layers whose gradients in this step all hold infinities or NaN, if these are news. Collective."""
         gradients = {str(i): weight.grad for i, weight in enumerate(self._weights) if weight.grad is not None}
-        if not self._weights:
-            return []
-        of_ranks: list[Any] = self._world.gather((list(gradients), nonfinite.not_finite(gradients)))
-        reached, bad = ({int(place) for names in part for place in names} for part in zip(*of_ranks, strict=True))
-        whole = [layer for layer, places in self._layers.items() if bad & {*places} and reached & {*places} <= bad]
-        return self._news({"not finite": whole})
+        of_ranks: list[Any] = self._world.gather(nonfinite.not_finite(gradients))
+        bad = {int(place) for places in of_ranks for place in places}
+        return self._news({"not finite": [layer for layer, places in self._layers.items() if bad.issuperset(places)]})
 
     def _news(self, found: Mapping[Problem, list[str]]) -> list[IdleLayers]:
         """Return what was not told before, and keep it as told."""
-        news = {
-            problem: [layer for layer in layers if (layer, problem) not in self._told]
-            for problem, layers in found.items()
-        }
-        self._told.update((layer, problem) for problem, layers in news.items() for layer in layers)
-        return [
-            IdleLayers(problem, tuple(layers), len(self._layers), self._steps, self._rate)
-            for problem, layers in news.items()
-            if layers
-        ]
+        idle = []
+        for problem, layers in found.items():
+            if news := [layer for layer in layers if (layer, problem) not in self._told]:
+                self._told.update((layer, problem) for layer in news)
+                idle.append(IdleLayers(problem, tuple(news), len(self._layers), self._steps, self._rate))
+        return idle
 
     @property
     def is_first_due(self) -> bool:
@@ -179,8 +160,7 @@ class AdapterWatch:
         return not self._has_compared and bool(self._weights) and self._steps >= STEPS * self._factor
 
     @staticmethod
-    def _problem(tensors: Iterable[tuple[_Sums, _Sums, bool]]) -> Problem | None:
-        tensors = list(tensors)
+    def _problem(tensors: Sequence[tuple[_Sums, _Sums, bool]]) -> Problem | None:
         zeros = [now.of_squares == 0 for now, _, is_factor in tensors if is_factor]
         # One factor of zeros gets a gradient through the others, and a single one by itself.
         if len(zeros) > 1 and all(zeros):
@@ -204,11 +184,6 @@ class AdapterWatch:
             row = torch.stack([value.square().sum(), value.sum(), _double(gradient).to(value.device)])
             rows.append(row / block_norms.copies(weight.detach(), self._world))
         return [_Sums(*row) for row in self._world.sum(torch.stack(rows)).tolist()]
-
-    def _no_gradients(self) -> Tensor:
-        if not self._weights:
-            return torch.zeros(0)
-        return torch.zeros(len(self._weights), device=local(self._weights[0].detach()).device)
 
 
 def _double(tensor: Tensor) -> Tensor:
