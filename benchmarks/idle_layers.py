@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import io
 import itertools
+import math
 import random
 import sys
 import tempfile
@@ -132,18 +133,41 @@ def _planted(footage: Path, root: Path) -> Iterator[tuple[str, tuple[list[str], 
         changed: Callable[[torch.Tensor], torch.Tensor] = change
         save_file({key: changed(value) for key, value in tensors.items()}, file)
         recipe = _recipe("wan-tiny", footage, root / name, lora | {"weights": str(file)}, {"learning_rate": rate})
-        problem = "no gradient" if name == "all zero" else name
+        problem = "zero" if name == "all zero" else name
         yield name, ([f"{problem}: {layers}"], _told(recipe))
     recipe = _recipe("wan-tiny", footage, root / "dead", lora, {})
-    with mock.patch.object(factory, "build_denoiser", _with_dead_layer):
+    with mock.patch.object(factory, "build_denoiser", _changed(_kill)):
         yield "one dead layer", (["no gradient: 1"], _told(recipe))
+    recipe = _recipe("wan-tiny", footage, root / "not-finite", lora, {"non_finite": "skip", "max_non_finite": 100})
+    with mock.patch.object(factory, "build_denoiser", _changed(_spoil)):
+        yield "gradients of one layer are not finite", (["not finite: 1"], _told(recipe))
+    every = {"rank": 2, "targets": ["to_q"]}  # sound's too
+    recipe = _recipe("ltx-2-tiny", footage, root / "unused", every, {})
+    yield "sound that is not trained, a note", ([f"note, unused: {_SOUND_QUERIES}"], _told(recipe))
 
 
-def _with_dead_layer(*args: Any, **more: Any) -> Denoiser:
-    denoiser = _build(*args, **more)
-    layer: Any = next(child for child in denoiser.module.modules() if hasattr(child, "scaling"))
+_SOUND_QUERIES = 4  # layers of ltx-2-tiny that are named to_q, and that only sound uses
+
+
+def _changed(change: Callable[[Any], None]) -> Callable[..., Denoiser]:
+    """Return `build_denoiser` with a change of the first layer that has an adapter."""
+
+    def build(*args: Any, **more: Any) -> Denoiser:
+        denoiser = _build(*args, **more)
+        change(next(child for child in denoiser.module.modules() if hasattr(child, "scaling")))
+        return denoiser
+
+    return build
+
+
+def _kill(layer: Any) -> None:
     layer.scaling = dict.fromkeys(layer.scaling, 0.0)
-    return denoiser
+
+
+def _spoil(layer: Any) -> None:
+    for parameter in layer.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: gradient * math.nan)
 
 
 _build = factory.build_denoiser
@@ -154,7 +178,8 @@ def _told(recipe: dict[str, Any]) -> list[str]:
     with contextlib.redirect_stdout(io.StringIO()):
         assert trainer.run(recipe_file.parse(recipe), TrainRequest()) == 0
     told = events.timeline(RunFolder(Path(recipe["output"])).events_file, "idle_layers")
-    return [f"{event['problem']}: {len(event['layers'])}" for event in told]
+    notes = ("note, " if event["is_note"] else "" for event in told)
+    return [f"{note}{event['problem']}: {len(event['layers'])}" for note, event in zip(notes, told, strict=True)]
 
 
 if __name__ == "__main__":

@@ -139,6 +139,8 @@ def _moment(event: Event) -> Moment | None:
         return Moment(time, step, "Ended early", f"{detail}; best {units.loss(event['best'])}", "warn")
     if kind == "stop_advice":
         return Moment(time, step, "Advice", f"use step {event['use']}: {'; '.join(event['reasons'])}", "warn")
+    if kind == "idle_layers":
+        return Moment(time, step, "Layers learn nothing", event["message"], "plain" if event["is_note"] else "warn")
     if kind == "error":
         return Moment(time, step, "Failed", str(event.get("reason", "")), "bad")
     if kind == "stop":

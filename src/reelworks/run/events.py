@@ -13,8 +13,8 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
                 memory_bytes (largest so far, of the GPU or, without one, of the process)
     spike       what ("loss" or "grad_norm"), bucket, value, usual (median of recent steps), limit, skipped,
                 clips [{uid, path, loss}]: a step far above the usual
-    idle_layers problem ("no gradient" | "zero" | "unchanged"), layers [name, ...], steps: layers of an adapter that have
-                learnt nothing in so many steps
+    idle_layers problem ("no gradient" | "unused" | "zero" | "unchanged" | "not finite"), layers [name, ...], all_layers (their
+                number), steps, learning_rate, is_note (a healthy training may have them), message: layers of an adapter that have learnt nothing in so many steps
     early_stop  patience, best, best_step: the validation loss did not fall any more, and training ends
     profile     file, first, last: steps whose trace was written; on a GPU idle_share of the time, and
                 gaps [{begin_ms, ms, after, before}]: the longest times without work, of more than 2 % of a step

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -29,7 +29,9 @@ from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.export import exports_folder
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.media.decode_pool import DecodePool
+from reelworks.models.api import Denoiser
 from reelworks.recipe.dataset import RecipeData
+from reelworks.run import events
 from reelworks.train import progress
 from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.clip_measure import ClipMeasurer
@@ -92,17 +94,14 @@ class Trainer:
         self._times = ForwardTimes(world.device, times_forward and balance.can_time_forward(state.module))
         self._examples = ExampleBuilder(recipe, data.table, encoder)
         experts = 2 if recipe.model.experts == "both" else 1
-        self._watch = AdapterWatch(state.optimizer.trained, world, experts=experts)
+        denoiser = cast(Denoiser, boundary.denoiser)
+        # Only the main rank tells it.
+        past = events.timeline(run.folder.events_file, "idle_layers") if world.is_main else []
+        told = {(layer, event["problem"]) for event in past for layer in event["layers"]}
+        used = {*denoiser.lora_targets("default"), *denoiser.lora_targets("blocks")}
+        self._watch = AdapterWatch(state.optimizer.trained, world, experts=experts, always_used=used, told=told)
         self._train_step = TrainStep(
-            boundary,
-            self._examples,
-            state,
-            world,
-            model.compiled,
-            self._times,
-            data.stage,
-            sequence=model.sequence,
-            watch=self._watch,
+            boundary, self._examples, state, world, model.compiled, self._times, data.stage, model.sequence, self._watch
         )
         self._state = state
         self._validator = Validator(

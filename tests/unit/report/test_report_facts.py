@@ -66,6 +66,18 @@ def test_the_step_to_use_is_a_card_and_a_moment():
     assert (moment.step, moment.title, moment.detail) == (7, "Advice", "use step 2: closeness rose")
 
 
+@pytest.mark.parametrize(("is_note", "tone"), [(False, "warn"), (True, "plain")])
+def test_layers_that_learn_nothing_are_a_moment_with_the_words_of_the_log(is_note: bool, tone: str):
+    event = {
+        "kind": "idle_layers",
+        "step": 20,
+        "is_note": is_note,
+        "message": "the adapter learns nothing in all layers",
+    }
+    (moment,) = status.history(told(event))
+    assert (moment.step, moment.tone, moment.detail) == (20, tone, event["message"])
+
+
 def test_shares_of_buckets_sum_to_one():
     rows = [bucket(clips, 1, 8, 8, tokens=tokens) for clips, tokens in ((3, 100), (1, 700))]
     a, b = run_facts.buckets(summary(*rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -57,8 +58,8 @@ def test_matrices_of_zeros_are_told_with_all_their_layers_once() -> None:
     watch = watching(denoiser)
     train(denoiser, watch, STEPS)
     (idle,) = watch.find_idle()
-    assert (idle.problem, set(idle.layers)) == ("no gradient", set(trained_layers(denoiser)))
-    assert "all layers: no gradient has reached them in 20 steps" in str(idle)
+    assert (idle.problem, set(idle.layers)) == ("zero", set(trained_layers(denoiser)))
+    assert "all layers: their update is still zero after 20 steps" in str(idle)
     train(denoiser, watch, STEPS)
     assert watch.find_idle() == []
 
@@ -73,8 +74,63 @@ def test_a_dead_layer_is_told_by_its_name_also_if_its_weights_decay() -> None:
         for parameter in layer.parameters():
             parameter.mul_(0.9) if parameter.requires_grad else None
     (idle,) = watch.find_idle()
-    assert (idle.problem, idle.layers) == ("no gradient", (dead,))
+    assert (idle.problem, idle.layers, idle.is_note) == ("no gradient", (dead,), False)
     assert f"1 of {len(trained_layers(denoiser))} layers ({dead})" in str(idle)
+
+
+def test_layers_that_a_network_may_leave_out_are_a_note_unless_nothing_learns() -> None:
+    """Layers of sound without sound, beside those that learn: they harm nothing."""
+    for some in (True, False):
+        denoiser = adapted()
+        layers = trained_layers(denoiser)
+        dead = [*layers][:2] if some else [*layers]
+        for name in dead:
+            layers[name].scaling = dict.fromkeys(layers[name].scaling, 0.0)
+        watch = watching(denoiser, always_used={*layers} - {*dead})
+        train(denoiser, watch, STEPS)
+        (idle,) = watch.find_idle()
+        assert (idle.problem, list(idle.layers), idle.is_note) == ("unused", dead, some)
+        assert "leave them out with lora.targets" in str(idle)
+
+
+def test_gradients_of_a_whole_layer_that_are_not_finite_are_told_at_once() -> None:
+    denoiser = adapted()
+    bad, layer = list(trained_layers(denoiser).items())[2]
+    watch = watching(denoiser)
+    for parameter in denoiser.module.parameters():
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+    layer.lora_A["default"].weight.grad[0] = math.nan
+    assert watch.find_not_finite() == []  # a part of the layer is finite
+    layer.lora_B["default"].weight.grad[0] = math.inf
+    (idle,) = watch.find_not_finite()
+    assert (idle.problem, idle.layers, idle.is_note) == ("not finite", (bad,), False)
+    assert "every gradient in them is infinite or NaN" in str(idle)
+    assert watch.find_not_finite() == []
+
+
+def test_what_earlier_starts_have_told_is_not_told_again() -> None:
+    denoiser = adapted()
+    first, *others = trained_layers(denoiser)
+    watch = watching(denoiser, told={(first, "unchanged")})
+    train(denoiser, watch, STEPS, rate=1e-12)
+    assert [list(idle.layers) for idle in watch.find_idle()] == [others]
+
+
+def test_layers_without_a_gradient_tensor_are_counted_beside_the_others() -> None:
+    denoiser = adapted()
+    unreached, layer = list(trained_layers(denoiser).items())[1]
+    weights = [p for p in denoiser.module.parameters() if p.requires_grad]
+    watch = watching(denoiser)
+    for _ in range(STEPS):
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        for parameter in layer.parameters():
+            parameter.grad = None
+        watch.note(1e-3)
+        with torch.no_grad():
+            torch._foreach_add_(weights, 1e-3)
+    (idle,) = watch.find_idle()
+    assert (idle.problem, idle.layers) == ("no gradient", (unreached,))
 
 
 def test_an_update_that_stays_zero_is_told() -> None:

@@ -201,6 +201,8 @@ class RunLogger:
             self._log_spike(step, result.spike, skipped=not result.applied)
         if result.blame is not None:
             self._log_non_finite(step, result.blame)
+        for idle in result.idle:
+            self.idle_layers(step, idle)
         self.records.step(position.plan_step, result.applied, recorded)
         if self._debug:
             self._log_clips(position, step, result, batches)
@@ -302,9 +304,9 @@ class RunLogger:
 
     def idle_layers(self, step: int, idle: IdleLayers) -> None:
         """Log layers of an adapter that have learnt nothing."""
-        self.event("idle_layers", step=step, problem=idle.problem, layers=list(idle.layers), steps=idle.steps)
+        self.event("idle_layers", step=step, **asdict(idle), is_note=idle.is_note, message=str(idle))
         if self._world.is_main:
-            logger.warning(f"step {step}: {idle}")
+            logger.log(logging.INFO if idle.is_note else logging.WARNING, f"step {step}: {idle}")
 
     def _log_non_finite(self, step: int, blame: NonFiniteCause) -> None:
         what, module = (blame.origin.what, blame.origin.path) if blame.origin else (None, None)

@@ -13,7 +13,7 @@ The suffix of a tensor is its shape: `_B` has one value for each clip of a micro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,7 +42,7 @@ from reelworks.schedule.plan import EpochPlan
 from reelworks.train import progress
 from reelworks.train.logging.balance import ForwardTimes
 from reelworks.train.step import block_norms, nonfinite, sound_inputs
-from reelworks.train.step.adapter_watch import AdapterWatch
+from reelworks.train.step.adapter_watch import AdapterWatch, IdleLayers
 from reelworks.train.step.compiled_blocks import CompiledBlocks
 from reelworks.train.step.examples import Example, ExampleBuilder, Predicted
 from reelworks.train.step.lr_schedule import learning_rate
@@ -69,6 +69,7 @@ class StepResult:
         grad_norm_by_block: Norm of each block's gradient; empty in steps that do not measure it.
         clips, repeats, failed: Numbers of clips, as in `StepTotals`.
         skipped_by_recipe: True if train.skip_steps names the step.
+        idle: Layers of an adapter whose gradient is not finite, if they were not told before.
         spike: What was far above the usual, if anything was.
         batches: Micro-batches that count on this rank, without their frames; with `clip_losses` and `clip_times` the only parts that
             are not equal on all ranks.
@@ -89,6 +90,7 @@ class StepResult:
     failed: int = 0
     skipped_by_recipe: bool = False
     blame: NonFiniteCause | None = None
+    idle: Sequence[IdleLayers] = ()
     spike: Spike | None = None
     batches: tuple[MicroBatch, ...] = ()
     clip_losses: list[float] = field(default_factory=list)
@@ -212,6 +214,7 @@ class TrainStep:
             state.optimizer.step(scale)
             state.update_ema(step - self.stage.average_step, train.ema_decay)
         blame = None if finite else self._find_cause(kept, step, forwards.most)
+        idle = [] if finite else self.watch.find_not_finite()
         state.optimizer.zero_grad()
         return StepResult(
             applied=applied,
@@ -227,6 +230,7 @@ class TrainStep:
             repeats=totals.repeats,
             failed=totals.failed,
             blame=blame,
+            idle=idle,
             spike=spike,
             batches=tuple(each.batch.without_frames() for each in own),
             clip_losses=losses,
