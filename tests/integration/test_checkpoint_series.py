@@ -94,6 +94,7 @@ def measure_in_child(recipe: dict[str, Any], metric: str) -> None:
     os._exit(0)
 
 
+@pytest.mark.slow
 def test_a_killed_measurement_goes_on_and_measures_nothing_twice(
     trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -67,6 +67,7 @@ def weights(run: Path) -> list[tuple[str, str]]:
     return [(file.name, digests.of_file(file)) for file in sorted((newest / "tensors").iterdir())]
 
 
+@pytest.mark.slow
 def test_noting_changes_no_number(root: Path, made: Any) -> None:
     assert children.train(made("off", **OFF)) == [0]
     assert (losses(root / "on"), weights(root / "on")) == (losses(root / "off"), weights(root / "off"))

@@ -137,6 +137,7 @@ def by_hand(family, files):
 OPTIONS = GenerateOptions(Shape(5, 32, 48), 24.0, 8, 2.0, seed=0)
 
 
+@pytest.mark.slow
 def test_files_of_both_draw_in_the_pipeline_what_generate_does(family, calm):
     """One file for each expert; the pipeline that loads both draws our clip, and another without either."""
     files = [

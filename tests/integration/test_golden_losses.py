@@ -84,7 +84,7 @@ def test_the_losses_are_those_of_before(name: str, tiny: Any, tmp_path: Path) ->
     compare(name, recipe_of(name, tiny, tmp_path / "family"), ("loss", "grad_norm", "validation"))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", ["prior", "pairs", pytest.param("guided", marks=pytest.mark.slow)])
 def test_kinds_of_loss_have_the_numbers_of_before(name: str, footage: Path, tmp_path: Path) -> None:
     compare(name, variant(name, footage, tmp_path), ("loss", "grad_norm"))
 

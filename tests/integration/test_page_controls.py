@@ -84,6 +84,7 @@ def test_gpus_that_share_a_clip_are_told_where_there_are_several(opened, address
             assert shown.locator(".plan-map small").all_text_contents() == told
 
 
+@pytest.mark.slow
 def test_a_clip_is_left_out_and_taken_back_and_filters_are_cleared(opened, address, root):
     with window(opened) as shown:
         went_to(shown, address, f"#/data/{key_of_recipe(address, 'cats')}", ".empty button, .tile img")
@@ -140,6 +141,7 @@ def test_runs_are_chosen_and_compared_and_keys_lead_to_pages(opened, address):
             shown.wait_for_selector(f"h1:text-is('{heading}')")
 
 
+@pytest.mark.slow
 def test_previews_are_gone_through_by_keys_and_set_beside_one_another(opened, address):
     with window(opened) as shown:
         went_to(shown, address, "#/runs", "table")

@@ -63,6 +63,7 @@ def wait_for_values(shown, expected):
         pytest.param("#/new", ".new-model", '[data-field="--trigger"]', "ohwx cat", marks=LIKE_TEXT),
     ],
 )
+@pytest.mark.slow
 def test_edits_stay_until_they_are_discarded(opened, address, root, route, waits_for, field, typed):
     route = route.format(key=key_of(address))
     with window(opened) as shown:
@@ -103,6 +104,7 @@ def test_edits_stay_until_they_are_discarded(opened, address, root, route, waits
         pytest.param("#/plan/{key}", ".meter", '[data-field="batch_sizes.0"]', marks=LIKE_TEXT),
     ],
 )
+@pytest.mark.slow
 def test_a_tab_is_told_of_what_another_saved_and_does_not_undo_it(opened, address, root, route, waits_for, field):
     route = route.format(key=key_of(address))
     is_text = field == ".form-text"

@@ -95,6 +95,7 @@ def test_the_lora_is_that_of_the_summed_weights_and_previews_are_without_the_ada
     assert not np.array_equal(preview, trained.generate(["a kite"], options).clips[0][0])
 
 
+@pytest.mark.slow
 def test_a_resume_costs_nothing_and_needs_the_same_adapter(adapted, tmp_path):
     """Killed and resumed, state and losses agree to the last bit; with another adapter, or none, a resume is refused."""
     assert children.train(adapted("calm")) == [0]

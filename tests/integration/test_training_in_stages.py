@@ -142,6 +142,7 @@ def test_a_signal_where_a_stage_ends_stops_before_the_next(staged: Any, tmp_path
     assert starts(tmp_path / "run") == [("first", 0), ("second", 3)]
 
 
+@pytest.mark.slow
 def test_later_stages_may_be_edited_and_finished_ones_stay_as_they_were(staged: Any, tmp_path: Path) -> None:
     assert children.train(staged("run", FIRST, SECOND), fault=("after the optimizer stepped", 5)) != [0]
     edited = {**FIRST, "train": {"weight_decay": 0.1}}, {**SECOND, "epochs": 2}, THIRD
@@ -181,6 +182,7 @@ def test_only_what_a_person_edited_is_told_of_a_finished_stage(staged: Any, tmp_
     assert children.output(edited).count("stays as it was") == 1
 
 
+@pytest.mark.slow
 def test_stages_keep_the_order_in_which_they_began(staged: Any, tmp_path: Path) -> None:
     second, third, new = ({"name": name, "steps": 1} for name in ("second", "third", "new"))
     assert children.train(staged("run", FIRST, second)) == [0]
@@ -241,6 +243,7 @@ def test_training_is_of_all_stages(staged: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_steps_of_the_whole_run_end_it_in_any_stage(staged: Any, tmp_path: Path) -> None:
     for most in (3, 5, 5, 6):
         recipe = staged("run", FIRST, SECOND, {"name": "rest"})
@@ -254,6 +257,7 @@ def test_steps_of_the_whole_run_end_it_in_any_stage(staged: Any, tmp_path: Path)
     assert last["reason"] == "finished"
 
 
+@pytest.mark.slow
 def test_they_train_what_their_plan_forecasts(staged: Any, tmp_path: Path) -> None:
     """Also where epochs have other clips each, and a stage leaves one before its end."""
     bucket = [{"resolution": "48px", "num_frames": 1, "batch_size": 2, "keep_prob": 0.6}]

@@ -94,6 +94,7 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str | None, says: str) -> Non
         tuned.measured([entry], BucketsConfig())
 
 
+@pytest.mark.slow
 def test_ranks_share_what_one_has_no_room_for(tmp_path: Path) -> None:
     """From an estimate for a small GPU to numbers in the recipe; the same file gives a larger GPU no reason to share."""
     file = tmp_path / "recipe.toml"

@@ -22,6 +22,7 @@ def test_a_verb_names_the_disk_that_is_too_small(verb: str, limits: dict[str, in
     assert disks.try_verb(tmp_path, verb, **limits) == []
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_when_its_disk_has_space_again(tmp_path: Path) -> None:
     """With a save, a preview and a validation meanwhile."""
     assert disks.train_while_full(tmp_path, 3, 7) == []

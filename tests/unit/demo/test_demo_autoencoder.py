@@ -24,6 +24,7 @@ def catalog(demo: DemoSummary, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
+@pytest.mark.slow
 def test_it_decodes_clips_held_out_and_damaged_files_do_not_stop_it(
     catalog: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

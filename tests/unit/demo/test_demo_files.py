@@ -64,6 +64,7 @@ def test_counts(demo: DemoSummary) -> None:
     assert demo.total_bytes < 10e6
 
 
+@pytest.mark.slow
 def test_every_good_file_shows_what_its_caption_says(demo: DemoSummary, shown: dict[str, np.ndarray]) -> None:
     for name, frames in shown.items():
         caption = _caption(demo.folder / name)

@@ -162,6 +162,7 @@ _NARROW = ("flux-tiny", "hunyuan-video-1.5-tiny", "sdxl-tiny", "wan-tiny")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in _NARROW else pytest.mark.slow) for name in CALLS]
 )
+@pytest.mark.slow
 def test_a_narrow_base_and_autoencoder_draw_about_the_same(name, places):
     """Stored in bfloat16, as below a LoRA, they go into every pipeline too; where latents would be rounded, none is taken."""
     place, options = places(name), options_for(name)

@@ -142,6 +142,7 @@ def test_torn_and_missing_files_do_not_stop_the_report(tmp_path):
     assert "Buckets" not in page.words
 
 
+@pytest.mark.slow
 def test_gpus_that_share_a_clip_are_a_column_where_there_are_several(text, tmp_path):
     run = fabricate.make(tmp_path / "shared", steps=20, every=10)
     file = run.plan_folder / "summary.json"

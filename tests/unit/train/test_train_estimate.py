@@ -104,7 +104,10 @@ def test_estimates_are_what_a_real_pass_takes(name: str, checkpointing: bool) ->
     assert found.memory.activations >= activations.bytes
 
 
-@pytest.mark.parametrize("name", ["wan-tiny", "hunyuan-video-1.5-tiny", "qwen-image-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    ["wan-tiny", *(pytest.param(n, marks=pytest.mark.slow) for n in ("hunyuan-video-1.5-tiny", "qwen-image-tiny"))],
+)
 def test_ranks_that_share_clips_take_the_memory_of_their_share(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Memory is that of a clip with the share's tokens, which `check` runs; operations are those of whole clips."""
     rehearse, run = dry_run.rehearse, list[Bucket]()
