@@ -81,15 +81,15 @@ def recipe_of(name: str, tiny: Any, place: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["pixels", "wan-tiny"])
 def test_the_losses_are_those_of_before(name: str, tiny: Any, tmp_path: Path) -> None:
-    compare(name, recipe_of(name, tiny, tmp_path / "family"), ("loss", "grad_norm", "validation"))
+    assert_numbers_of_before(name, recipe_of(name, tiny, tmp_path / "family"), ("loss", "grad_norm", "validation"))
 
 
 @pytest.mark.parametrize("name", ["prior", "pairs", pytest.param("guided", marks=pytest.mark.slow)])
 def test_kinds_of_loss_have_the_numbers_of_before(name: str, footage: Path, tmp_path: Path) -> None:
-    compare(name, variant(name, footage, tmp_path), ("loss", "grad_norm"))
+    assert_numbers_of_before(name, variant(name, footage, tmp_path), ("loss", "grad_norm"))
 
 
-def compare(name: str, recipe: dict[str, Any], curves: tuple[str, ...]) -> None:
+def assert_numbers_of_before(name: str, recipe: dict[str, Any], curves: tuple[str, ...]) -> None:
     """Train, and compare the curves with the file, or write it."""
     recipe_file.parse(recipe)
     assert children.train(recipe) == [0], children.output(recipe)

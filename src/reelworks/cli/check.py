@@ -37,7 +37,7 @@ def check(
     Kernels of attention are run for every shape on a GPU, and for the largest on a CPU, and compared with exact attention.
 
     Each violation is reported with the path of its module, both dtypes and a remedy, and the exit code is 1.
-    `train` checks only the largest bucket at each start.
+    `train` runs only the largest bucket for real, at each start, and compares kernels at the first start on a GPU.
     """
     from reelworks.recipe import dataset
 

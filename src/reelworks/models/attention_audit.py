@@ -10,7 +10,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -81,11 +81,9 @@ class AttentionReport:
     worst: float
     faults: tuple[AttentionFault, ...]
 
-    @contextmanager
-    def replaced(self) -> Iterator[None]:
+    def replaced(self) -> AbstractContextManager[None]:
         """Compute the calls of faults with kernels that are right, while open; other calls go on as before."""
-        with replacing(self.faults):
-            yield
+        return replacing(self.faults)
 
 
 def _read_device(value: Any) -> torch.device:
@@ -144,6 +142,8 @@ def audit(calls: Iterable[AttentionCall], device: torch.device, attend: Attend =
         for call, found in wrong.items()
     )
     worst = max((found.error for call, found in compared.items() if call not in wrong), default=0.0)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # a training's tensors have other sizes
     return AttentionReport(len(compared), left_out, worst, tuple(faults))
 
 
@@ -185,27 +185,21 @@ def replacing(faults: Sequence[AttentionFault]) -> Iterator[None]:
         yield
         return
 
-    @functools.wraps(ATTEND)
-    def attend(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        **more: Any,
-    ) -> Tensor:
-        kernel = instead.get(kind_of(query, key, value, attn_mask, is_causal=is_causal))
-        if kernel is None:
-            return ATTEND(query, key, value, attn_mask, dropout_p, is_causal, **more)
-        with sdpa_kernel([kernel, SDPBackend.MATH], set_priority=True):
-            return ATTEND(query, key, value, attn_mask, dropout_p, is_causal, **more)
+    former: Attend = functional.scaled_dot_product_attention
 
-    functional.scaled_dot_product_attention = attend  # type: ignore[assignment]
+    @functools.wraps(former)
+    def attend(*args: Any, **more: Any) -> Tensor:
+        kernel = instead.get(kind_of(*args, **more))
+        if kernel is None:
+            return former(*args, **more)
+        with sdpa_kernel([kernel, SDPBackend.MATH], set_priority=True):
+            return former(*args, **more)
+
+    functional.scaled_dot_product_attention = attend
     try:
         yield
     finally:
-        functional.scaled_dot_product_attention = ATTEND
+        functional.scaled_dot_product_attention = former
 
 
 class _Found(NamedTuple):

@@ -58,6 +58,9 @@ def _filled(tensor: Tensor, values: Tensor) -> Tensor:
     return tensor
 
 
+HasShape = Tensor | TensorLayout
+
+
 class CallKind(NamedTuple):
     """Facts of a call that are known before it is computed, whatever its layout; they tell the calls of a fault from others."""
 
@@ -74,7 +77,7 @@ class AttentionCall:
     """Arguments of scaled dot product attention.
 
     Attributes:
-        gradient: TensorLayout of the output's gradient; None if none came back.
+        gradient: Layout of the output's gradient; None if none came back.
     """
 
     query: TensorLayout  # `[B, A, L, E]`
@@ -89,9 +92,7 @@ class AttentionCall:
     @property
     def kind(self) -> CallKind:
         """Kind of the call, as `kind_of` finds it from the tensors."""
-        masked = self.mask is not None
-        lengths = self.query.shape[-2], self.key.shape[-2]
-        return CallKind(*lengths, self.query.shape[-1], self.value.shape[-1], masked, self.is_causal)
+        return kind_of(self.query, self.key, self.value, self.mask, is_causal=self.is_causal)
 
     @property
     def operations(self) -> int:
@@ -112,9 +113,17 @@ class AttentionCall:
         return f"{heads} heads of {width}, {lengths}, {dtype}, {', '.join(extra)}"
 
 
-def kind_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool) -> CallKind:
-    """Return the kind of a call."""
-    return CallKind(query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1], mask is not None, is_causal)
+def kind_of(
+    query: HasShape,
+    key: HasShape,
+    value: HasShape,
+    attn_mask: object = None,
+    _dropout: float = 0.0,
+    is_causal: bool = False,
+    **_: object,
+) -> CallKind:
+    """Return the kind of a call, whose arguments are those of torch's function."""
+    return CallKind(query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1], attn_mask is not None, is_causal)
 
 
 def mask_for(layout: TensorLayout, device: torch.device) -> Tensor:

@@ -52,19 +52,27 @@ def note(key: str | None, text: str = "") -> None:
 
 
 def key_of(
-    denoiser: Predictor[InputsT], examples: Iterable[InputsT], *, sharded: bool, units: Sequence[nn.Module]
+    denoiser: Predictor[InputsT],
+    examples: Iterable[InputsT],
+    *,
+    sharded: bool,
+    units: Sequence[nn.Module],
+    about: str = "",
 ) -> str | None:
-    """Return the key of an audit with these arguments, or None if its result may depend on more."""
+    """Return the key of an audit with these arguments, or None if its result may depend on more.
+
+    `about` is what else the result depends on, such as a GPU.
+    """
     root = denoiser.module
     if any(_is_changed(module) for module in root.modules()):
         return None
     numbers = {id(unit) for unit in units} if sharded else set()
     try:
         lines = [repr(line) for line in _described(root, numbers)]
-        about = (type(denoiser), _settings(denoiser), sharded, torch.__version__, sys.version)
+        others = (type(denoiser), _settings(denoiser), sharded, torch.__version__, sys.version, about)
     except _CannotTell:
         return None
-    digest = hashlib.sha256("\n".join([*lines, repr(about)]).encode())
+    digest = hashlib.sha256("\n".join([*lines, repr(others)]).encode())
     for example in examples:
         digest.update(repr(layout(list(vars(example).values()))).encode())
     for file in _code(root, denoiser):

@@ -128,17 +128,12 @@ class CheckpointManager:
         self._store, self._world = run.store, run.world
         self._recipe, self._config = data.recipe, data.recipe.checkpoints
         self._background = Background(launcher.number("LOCAL_WORLD_SIZE"))
-        self._saved_step = resumed_from
+        self.saved_step = resumed_from  # of the newest save, which may still be written
         self._last_save_began = time.monotonic()
         self._retry_at: float | None = None  # time to repeat a failed save
         self._has_warned_of_grace = False
         self._step_seconds = 0.0
         self.exported: list[Path] = []  # files of the latest export of this start, on rank 0
-
-    @property
-    def saved_step(self) -> int | None:
-        """The step of the newest save, which may still be written."""
-        return self._saved_step
 
     def epochs_in_use(self) -> set[tuple[int, int]]:
         """Return data_restarts and epoch of the position in each checkpoint, without damaged ones."""
@@ -191,7 +186,7 @@ class CheckpointManager:
         """Save at the end of training or on a signal, after waiting for an asynchronous save. Collective."""
         if self._background.step is not None:
             self._finish_background(None)
-        if self._saved_step == position.global_step:
+        if self.saved_step == position.global_step:
             return
         try:
             self._require_finite()
@@ -226,7 +221,7 @@ class CheckpointManager:
     def _save(self, position: DataPosition, metrics: dict[str, float]) -> None:
         """Save during training, asynchronously if possible; training continues if it fails."""
         step, writing = position.global_step, self._background.step
-        if step == self._saved_step:
+        if step == self.saved_step:
             return
         if writing is not None:
             self._log.event("unsaved", step=step, reason=f"step {writing} is still being written")
@@ -237,7 +232,7 @@ class CheckpointManager:
             self._require_finite()
             if self._can_save_asynchronously(step):
                 self._background.start(self._store, step, self._state.state_dict(), **self._details(position, metrics))
-                self._saved_step = step
+                self.saved_step = step
                 self._end_request()
             else:
                 self._save_now(position, metrics)
@@ -260,7 +255,7 @@ class CheckpointManager:
         step, state, details = position.global_step, self._state.state_dict(), self._details(position, metrics)
         with log.stage(f"saving step {step}"):
             saved = save.save(self._store, step, state, **details)
-        self._saved_step = step
+        self.saved_step = step
         self._end_request()
         self._after_publishing(saved)
 
@@ -294,8 +289,8 @@ class CheckpointManager:
         try:
             saved = self._background.finish()
         except SaveFailed as error:
-            if self._saved_step == step:
-                self._saved_step = None
+            if self.saved_step == step:
+                self.saved_step = None
             self._fail(step, error, position)
             return
         self._after_publishing(saved)

@@ -194,9 +194,8 @@ def _train_stage(
         )
         run_log.start(spec, threads=threads, resumed_from=resumed_from, sources=sources)
         if model.wrong_kernels:
-            run_log.event(
-                "attention", step=position.global_step, replaced=list(kernels.replacement_lines(model.wrong_kernels))
-            )
+            replaced = list(kernels.replacement_lines(model.wrong_kernels))
+            run_log.event("attention", step=position.global_step, replaced=replaced)
         mirror = stack.enter_context(checkpointing.mirroring(this_run, recipe, run_log, resumed_from))
         checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)
         profiler = StepProfiler(request.profiled_steps, this_run.folder, run_log, world)

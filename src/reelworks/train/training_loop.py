@@ -101,7 +101,15 @@ class Trainer:
         used = {*denoiser.lora_targets("default"), *denoiser.lora_targets("blocks")}
         self._watch = AdapterWatch(state.optimizer.trained, world, experts=experts, always_used=used, told=told)
         self._train_step = TrainStep(
-            boundary, self._examples, state, world, model.compiled, self._times, data.stage, model.sequence, self._watch
+            boundary,
+            self._examples,
+            state,
+            world,
+            model.compiled,
+            self._times,
+            data.stage,
+            sequence=model.sequence,
+            watch=self._watch,
         )
         self._state = state
         self._validator = Validator(

@@ -77,7 +77,7 @@ class Query(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """ClipView that a query chooses, in its order, and the numbers beside the values of each facet.
+    """Clips that a query chooses, in its order, and the numbers beside the values of each facet.
 
     The numbers of a facet count the clips that the rest of the query chooses, so they add up to all of these.
     """

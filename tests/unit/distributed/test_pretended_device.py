@@ -78,7 +78,9 @@ def test_what_cuda_refuses_is_refused(device: torch.device, name: str) -> None:
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_cuda_allows_is_allowed(device: torch.device, name: str) -> None:
-    ALLOWED[name](*_both(device))
+    there, here = _both(device)
+    ALLOWED[name](there, here)
+    assert (there.device, here.device.type) == (device, "cpu")
 
 
 def test_views_share_memory(device: torch.device) -> None:

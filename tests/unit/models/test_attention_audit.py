@@ -19,8 +19,8 @@ import reelworks as rw
 from reelworks.models import attention_audit
 from reelworks.models.attention_calls import ATTEND, AttentionCall, Recorder, TensorLayout, mask_for
 from reelworks.precision import audit
-from reelworks.precision.boundary import DtypeBoundary, MetaAutocast
 from reelworks.testing import contract
+from reelworks.train.preflight import meter
 
 CPU = torch.device("cpu")
 
@@ -228,12 +228,8 @@ def test_what_is_recorded_on_the_meta_device_is_what_a_pass_calls(name, checkpoi
     real, shadow = recorder.calls, audit.shadow_of(denoiser, None)
     assert real
     assert all(call.gradient is not None for call in real)
-    with Recorder() as recorder, MetaAutocast(torch.bfloat16):
-        boundary, on_meta = DtypeBoundary(shadow), audit.on_meta(inputs)
-        outputs = boundary.both(on_meta) if inputs.sound.shape[1] else (boundary(on_meta),)
-        torch.autograd.graph._engine_run_backward(
-            outputs, tuple(map(torch.empty_like, outputs)), False, False, (), True, accumulate_grad=True
-        )
+    with Recorder() as recorder:
+        meter.run_pass(shadow, audit.on_meta(inputs))
     assert set(recorder.calls) == set(real)
 
 

@@ -32,7 +32,7 @@ _CHUNK_LATENTS = 5
 
 @dataclass(frozen=True)
 class TemporalSizes:
-    """OpenSoraSizes of the temporal half; defaults are those of v1.2."""
+    """Sizes of the temporal half; defaults are those of v1.2."""
 
     channels: int = 4  # of the 2D latents and of the output
     filters: int = 128  # width of the outermost level
@@ -173,7 +173,7 @@ class TemporalAutoencoder(nn.Module):
 
 @dataclass(frozen=True)
 class OpenSoraSizes:
-    """OpenSoraSizes of both halves, the spatial ones as arguments of diffusers' AutoencoderKL; defaults are those of v1.2."""
+    """Sizes of both halves, the spatial ones as arguments of diffusers' AutoencoderKL; defaults are those of v1.2."""
 
     spatial: dict[str, Any] = field(
         default_factory=lambda: {

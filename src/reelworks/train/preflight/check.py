@@ -160,7 +160,9 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
     shapes = dry_run.examples(denoiser, encoder, table)
     logger.info(f"checking dtypes: {plural(len(shapes), 'shape')} on the meta device")
     units = denoiser.sharding().blocks
-    violations = list(audit.faults(denoiser, shapes, sharded=world > 1 or this_process.shards, units=units))
+    violations: list[UserError] = list(
+        audit.faults(denoiser, shapes, sharded=world > 1 or this_process.shards, units=units)
+    )
     violations += _encoder_faults(encoder, table)
     planned, reason = weights_layout.choose(
         recipe, denoiser, ranks=world, local_ranks=local_ranks(world), device_bytes=this_process.device_bytes
@@ -173,10 +175,10 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         mesh.shard(
             denoiser.module, units, denoiser.contract, this_process, Layout.from_strategy("fsdp", this_process.size)
         )
+        violations += [kernels.refusal(recipe, fault) for fault in compared.faults if fault.instead is None]
     state = TrainState.start(denoiser, recipe.train)
-    wrong = [kernels.refusal(recipe, fault) for fault in (compared.faults if compared else ()) if fault.instead is None]
     rehearsed: list[RehearsedBucket] = []
-    if compared is not None and not wrong:
+    if compared is not None and not violations:
         try:
             with attention_audit.replacing(compared.faults):
                 rehearsed += _rehearse(recipe, denoiser, encoder, state, table)
@@ -193,7 +195,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         rehearsed=rehearsed,
         attention=compared,
         memory=_memory(recipe, state, encoder, units, activations=activations, shards=planned.shards),
-        violations=[Violation.from_error(fault) for fault in (*violations, *wrong)],
+        violations=[Violation.from_error(fault) for fault in violations],
         warnings=[
             *(warning for warning in (validation.distilled_warning(recipe), note) if warning is not None),
             *(kernels.replacement_lines(compared.faults) if compared else ()),

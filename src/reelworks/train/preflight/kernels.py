@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import cast
 
 import torch
-from torch.autograd.graph import _engine_run_backward
 
 from reelworks.buckets.table import Bucket
 from reelworks.core import log
@@ -23,7 +21,6 @@ from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.attention_audit import AttentionFault, AttentionReport
 from reelworks.models.attention_calls import AttentionCall, CallKind, Recorder
 from reelworks.precision import audit, audited
-from reelworks.precision.boundary import DtypeBoundary, MetaAutocast
 from reelworks.precision.repeats import RepeatedOperations
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -108,24 +105,16 @@ def calls_of(denoiser: Denoiser, compute: torch.dtype | None, shapes: Sequence[D
     attention.use_native(shadow)
     with meter.few_blocks(shadow.module), Recorder() as recorder, RepeatedOperations():  # type: ignore[no-untyped-call]
         for inputs in shapes:
-            with MetaAutocast(shadow.contract.compute), torch.autograd.set_multithreading_enabled(False):
-                boundary = DtypeBoundary(shadow)
-                outputs = boundary.both(inputs) if inputs.sound.shape[1] else (boundary(inputs),)
-                gradients = tuple(torch.empty_like(output) for output in outputs)
-                _engine_run_backward(outputs, gradients, False, False, (), True, accumulate_grad=True)
-    calls = dict.fromkeys(recorder.calls)
+            meter.run_pass(shadow, inputs)
+    calls = recorder.calls
     # Some networks leave out the mask of a micro-batch in which no caption is shorter than the longest.
     unmasked = [replace(call, mask=None) for call in calls if call.mask is not None and call.mask.shape[-2] == 1]
-    return list(calls | dict.fromkeys(unmasked))
+    return list(dict.fromkeys([*calls, *unmasked]))
 
 
 def _key(recipe: Recipe, denoiser: Denoiser, shapes: Sequence[DenoiserInputs], world: World) -> str | None:
-    units = denoiser.sharding().blocks
-    of_model = audited.key_of(denoiser, shapes, sharded=world.shards, units=units)
-    if of_model is None:
-        return None
-    about = f"{of_model} {recipe.model.attention} {attention_audit.versions()} {attention.package_versions()}"
-    return hashlib.sha256(about.encode()).hexdigest()
+    about = f"{recipe.model.attention} {attention_audit.versions()} {attention.package_versions()}"
+    return audited.key_of(denoiser, shapes, sharded=world.shards, units=denoiser.sharding().blocks, about=about)
 
 
 def _read(text: str | None) -> tuple[AttentionFault, ...] | None:

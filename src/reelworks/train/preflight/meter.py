@@ -67,15 +67,20 @@ def _peaks(denoiser: Denoiser, inputs: DenoiserInputs, late_bytes: int, accumula
     meter = Meter(denoiser.module, accumulates=accumulates, late_bytes=late_bytes)
     for tensor in inputs.tensors().values():
         meter.follow(tensor)
-    # Gradient checkpointing recomputes outside of the boundary, so it needs the boundary's autocast here.
-    autocast = MetaAutocast(denoiser.contract.compute)
-    with meter, _Kernels(meter), autocast, torch.autograd.set_multithreading_enabled(False):
-        loss = _loss(denoiser, inputs)
-        # torch.autograd.backward would disable dispatch modes while it runs.
-        _engine_run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True)
+    with meter, _Kernels(meter):
+        run_pass(denoiser, inputs)
     denoiser.module.zero_grad(set_to_none=True)
     meter.close()
     return _Peaks(meter.early_peak, meter.peak, meter.flops)
+
+
+def run_pass(denoiser: Denoiser, inputs: DenoiserInputs) -> None:
+    """Run forward and backward as a step does, usually on the meta device; modes that are entered see all of it."""
+    # Gradient checkpointing recomputes outside of the boundary, so it needs the boundary's autocast here.
+    with MetaAutocast(denoiser.contract.compute), torch.autograd.set_multithreading_enabled(False):
+        loss = _loss(denoiser, inputs)
+        # torch.autograd.backward would disable dispatch modes while it runs.
+        _engine_run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True)
 
 
 def _loss(denoiser: Denoiser, inputs: DenoiserInputs) -> Tensor:

@@ -34,7 +34,7 @@ Shortcut = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class VideoDCSizes:
-    """VideoDCSizes of the network; defaults are those of the published F32T4C128."""
+    """Sizes of the network; defaults are those of the published F32T4C128."""
 
     widths: tuple[int, ...] = (128, 256, 512, 512, 1024, 1024)  # channels of the stages, the outermost first
     encoder_depths: tuple[int, ...] = (2, 2, 2, 3, 3, 3)  # blocks of each stage

@@ -22,7 +22,7 @@ from reelworks.models.recompute import Recompute
 
 
 class STDiT2Modulation(NamedTuple):
-    """STDiT2Modulation that depends on timesteps, sizes and length: `[B, R, 6, D]` and `[B, R, 3, D]`."""
+    """Modulation that depends on timesteps, sizes and length: `[B, R, 6, D]` and `[B, R, 3, D]`."""
 
     spatial: Tensor
     temporal: Tensor
