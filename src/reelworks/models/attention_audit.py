@@ -6,7 +6,6 @@ exact one than rounding explains. Rows are compared for as many clips and heads 
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -180,19 +179,23 @@ def versions() -> str:
 @contextmanager
 def replacing(faults: Sequence[AttentionFault]) -> Iterator[None]:
     """Let right kernels take the place of wrong ones while open, in recomputations of the backward pass too."""
-    instead = {fault.kind: _INSTEAD[fault.instead] for fault in faults if fault.instead is not None}
+    # Each kernel once: compiled code goes wrong with one that is named twice.
+    instead = {
+        fault.kind: list(dict.fromkeys([_INSTEAD[fault.instead], SDPBackend.MATH]))
+        for fault in faults
+        if fault.instead is not None
+    }
     if not instead:
         yield
         return
 
     former: Attend = functional.scaled_dot_product_attention
 
-    @functools.wraps(former)
     def attend(*args: Any, **more: Any) -> Tensor:
-        kernel = instead.get(kind_of(*args, **more))
-        if kernel is None:
+        backends = instead.get(kind_of(*args, **more))
+        if backends is None:
             return former(*args, **more)
-        with sdpa_kernel([kernel, SDPBackend.MATH], set_priority=True):
+        with sdpa_kernel(backends, set_priority=True):
             return former(*args, **more)
 
     functional.scaled_dot_product_attention = attend

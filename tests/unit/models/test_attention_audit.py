@@ -187,7 +187,8 @@ def test_a_planted_fault_is_found_and_another_kernel_takes_its_place(fault, call
     assert functional.scaled_dot_product_attention is ATTEND
 
 
-def test_only_the_calls_of_a_fault_are_replaced():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_only_the_calls_of_a_fault_are_replaced_in_compiled_code_too(compiled):
     seen = []
 
     def fault(a: Arguments) -> Results:
@@ -197,11 +198,18 @@ def test_only_the_calls_of_a_fault_are_replaced():
     with planted(fault):
         report = attention_audit.audit([call_of()], CPU)
         seen.clear()
+
+        def attend(x: Tensor) -> Tensor:
+            return functional.scaled_dot_product_attention(x, x, x)
+
         with report.replaced():
+            run = torch.compile(attend, backend="aot_eager", dynamic=False) if compiled else attend
             for tokens in (22, 23):
-                x = torch.randn(1, 2, tokens, 16)
-                functional.scaled_dot_product_attention(x, x, x)
-    assert seen == [23]
+                x = torch.randn(1, 2, tokens, 16, requires_grad=True)
+                torch.autograd.backward(run(x).sum())
+                assert x.grad is not None
+                assert x.grad.norm() < 100
+    assert seen == [23, 23]
 
 
 def test_a_kernel_that_raises_is_a_fault_and_none_that_is_right_is_told():
