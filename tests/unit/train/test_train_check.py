@@ -11,6 +11,7 @@ import pytest
 import tiny_families
 import torch
 import transformers
+from planted_attention import Arguments, Results, exact, planted
 from refused import refused
 from typer.testing import CliRunner, Result
 
@@ -240,3 +241,16 @@ def test_encoders_in_another_dtype_than_they_declare_stop_a_start(tmp_path: Path
         "dtype-mismatch", "shared.weight", says="weight: a parameter is stored as float16, but bfloat16 is declared"
     ):
         raise next(dry_run.faults_of_encoders(encoder))
+
+
+def test_a_wrong_kernel_is_a_warning_and_changes_no_estimate() -> None:
+    def garbage(given: Arguments) -> Results:
+        found = exact(given)
+        return found if given.gradient is None else (found[0] * 1e31, *found[1:])
+
+    with planted(garbage):
+        told = json.loads(run("--json").output)
+    assert told["violations"] == []
+    assert {fault["instead"] for fault in told["attention"]["faults"]} == {"math"}
+    assert all("takes its place" in line for line in told["warnings"])
+    assert told["memory"] == json.loads(done("--json").output)["memory"]

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from reelworks.models.api import Denoiser, DenoiserInputs
+from reelworks.models.attention_calls import ATTEND
 from reelworks.precision import repeats
 from reelworks.precision.boundary import DtypeBoundary, MetaAutocast
 from reelworks.train.preflight.memory import Pass
@@ -192,7 +192,7 @@ class _Kernels(TorchFunctionMode):
     ) -> Any:
         """Replace attention and norms, and widen what autocast does."""
         kwargs = kwargs or {}
-        if func is functional.scaled_dot_product_attention:
+        if func is ATTEND:
             named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
             return _Flash.apply(self._meter, named["query"], named["key"], named["value"])  # type: ignore[no-untyped-call]
         name = str(getattr(func, "__name__", "")).strip("_")
