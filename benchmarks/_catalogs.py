@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks import _weblike
-from reelworks.catalog.rows import SCHEMA
-from reelworks.catalog.store import Catalog
 from reelworks.core import hash_rng
+from reelworks.data.catalog.store.rows import SCHEMA
+from reelworks.data.catalog.store.store import Catalog
 
 PART_ROWS = 1_000_000
 RETIRED_SHARE = 0.01  # of the former part's rows, by each part

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from benchmarks._faults import crash, one_save
 from benchmarks._faults.crash import Point, Work
-from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.folder import CheckpointFolder
 
 Seen = dict[str, list[str]]
 _PEER_SECONDS = 30

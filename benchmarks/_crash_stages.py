@@ -97,7 +97,7 @@ class Life:
     @property
     def stage_under_way(self) -> int:
         """Index of the stage of the newest checkpoint, which may be at its end; -1 without any."""
-        from reelworks.checkpoint.folder import CheckpointFolder
+        from reelworks.data.checkpoint.folder import CheckpointFolder
 
         saved = CheckpointFolder(self.output / "checkpoints").list()
         return _NAMES.index(saved[-1].stage) if saved else -1
@@ -128,8 +128,8 @@ class Drill:
         self._names = {str(file): f"footage/{file.name}" for file in sorted((folder / "footage").iterdir())}
 
     def _prepare(self) -> None:
-        from reelworks.catalog import scan
-        from reelworks.catalog.config import DatasetConfig
+        from reelworks.data.catalog.config import DatasetConfig
+        from reelworks.data.catalog.scan import scan
         from reelworks.demo import autoencoder, make
 
         make.make(self.folder / "footage")
@@ -241,7 +241,7 @@ def _clips(step: Step) -> tuple[truth.Key, int, dict[truth.Clip, str]]:
 
 
 def _final_state(output: Path) -> dict[str, str]:
-    from reelworks.checkpoint.folder import CheckpointFolder
+    from reelworks.data.checkpoint.folder import CheckpointFolder
 
     newest = CheckpointFolder(output / "checkpoints").list()[-1]
     return {file.path: file.digest for file in newest.manifest.files}

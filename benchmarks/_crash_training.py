@@ -26,7 +26,7 @@ _WINDOW_STEPS = 30
 # Everything is imported once; each training is a fork of the process that did.
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["reelworks.train.trainer", "torch._dynamo", "benchmarks._crash_training", "benchmarks._faults.frozen"]
+    ["reelworks.training.loop.trainer", "torch._dynamo", "benchmarks._crash_training", "benchmarks._faults.frozen"]
 )
 _LIMIT_SECONDS = 120
 
@@ -76,12 +76,12 @@ def final_state(recipe: Json) -> dict[str, str]:
     """Digests of weights, average and optimizer in the newest checkpoint of a finished run."""
     import torch
 
-    from reelworks.checkpoint import load
-    from reelworks.checkpoint.folder import CheckpointFolder
     from reelworks.core import digests
-    from reelworks.recipe import recipe_file
-    from reelworks.train.startup import build
-    from reelworks.train.step.state import TrainState
+    from reelworks.data.checkpoint import load
+    from reelworks.data.checkpoint.folder import CheckpointFolder
+    from reelworks.training.assembly import build
+    from reelworks.training.recipe import recipe_file
+    from reelworks.training.step.state import TrainState
 
     whole = recipe_file.parse(recipe)
     tensors = TrainState.start(build.denoiser(whole, torch.device("cpu")), whole.train).state_dict()
@@ -111,9 +111,9 @@ def _end(process: Any, after_seconds: float) -> int | None:
 
 
 def _train(recipe: Json) -> None:
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     with _log(recipe).open("w") as log:
         os.dup2(log.fileno(), 1)

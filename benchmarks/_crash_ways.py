@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from benchmarks import _strace
 from benchmarks._faults import one_save
-from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.folder import CheckpointFolder
 
 State = dict[str, Any]
 Told = Callable[[int], None]

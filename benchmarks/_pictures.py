@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from reelworks.core.shape import Shape
-from reelworks.media import decode
-from reelworks.media.decode import Frames, Request
+from reelworks.data.media import decode
+from reelworks.data.media.decode import Frames, Request
 
 SIZES = ((48, 64), (64, 48), (48, 48))
 

@@ -94,12 +94,12 @@ def _rank(recipe: Path, cursor: Path, how: str, rank: int, keys: list[str]) -> N
     from reelworks.core import optional_imports
 
     optional_imports.leave_out_unused()  # as commands do
-    from reelworks.data import position, resume
-    from reelworks.data.step_source import StepSource
-    from reelworks.recipe import recipe_file
-    from reelworks.recipe.dataset import RecipeData
-    from reelworks.run.folder import RunFolder
-    from reelworks.schedule.cursor import Aliases, Cursor, Excluded
+    from reelworks.data.loader import position, resume
+    from reelworks.data.loader.step_source import StepSource
+    from reelworks.data.run.folder import RunFolder
+    from reelworks.data.schedule.cursor import Aliases, Cursor, Excluded
+    from reelworks.training.recipe import recipe_file
+    from reelworks.training.recipe.dataset import RecipeData
 
     began = time.time()
     loaded = recipe_file.load(recipe, keys)

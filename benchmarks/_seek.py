@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import _weblike
-from reelworks.buckets import assign
-from reelworks.buckets.assign import Clips, Reason
 from reelworks.core import hash_rng
-from reelworks.schedule import cursor as cursors
-from reelworks.schedule.cursor import Cursor, Excluded
-from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
+from reelworks.data.buckets import assign
+from reelworks.data.buckets.assign import Clips, Reason
+from reelworks.data.schedule import cursor as cursors
+from reelworks.data.schedule.cursor import Cursor, Excluded
+from reelworks.data.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 SEED = 42
 

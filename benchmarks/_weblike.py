@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.buckets import table
-from reelworks.buckets.assign import Clips
-from reelworks.buckets.config import BucketsConfig
-from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
 from reelworks.core.shape import Geometry
+from reelworks.data.buckets import table
+from reelworks.data.buckets.assign import Clips
+from reelworks.data.buckets.config import BucketsConfig
+from reelworks.data.buckets.table import BucketTable
 
 # STDiT3 behind the v1.2 autoencoder: a token for 4 frames of 16 × 16 pixels, what is left over padded.
 GEOMETRY = Geometry(stride=(4, 1, 1), patch=(1, 16, 16))

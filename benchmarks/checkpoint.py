@@ -26,10 +26,10 @@ from torch import Tensor
 
 from benchmarks._results import AT_START, keep
 from benchmarks.schedule import machine
-from reelworks.checkpoint import load, save, shards, state_file
-from reelworks.checkpoint.async_save import Background
-from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import cores
+from reelworks.data.checkpoint import load, save, shards, state_file
+from reelworks.data.checkpoint.async_save import Background
+from reelworks.data.checkpoint.folder import CheckpointFolder
 
 TENSOR_BYTES = 16 << 20
 RUNS = 4

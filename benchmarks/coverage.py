@@ -25,15 +25,15 @@ import pyarrow.compute as pc
 from benchmarks import _weblike
 from benchmarks._results import AT_START, keep
 from benchmarks.schedule import machine, timed
-from reelworks.catalog.rows import SCHEMA
-from reelworks.catalog.store import Catalog
-from reelworks.data import position as positions
-from reelworks.data import segment_record
-from reelworks.data.position import DataPosition
-from reelworks.recipe import recipe_file
-from reelworks.recipe.dataset import RecipeData
-from reelworks.run import records
-from reelworks.run.folder import RunFolder
+from reelworks.data.catalog.store.rows import SCHEMA
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.loader import position as positions
+from reelworks.data.loader import segment_record
+from reelworks.data.loader.position import DataPosition
+from reelworks.data.run import records
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.dataset import RecipeData
 
 Json = dict[str, Any]
 RANKS = 8
@@ -149,9 +149,9 @@ _READ = """
 import json, sys, time
 from pathlib import Path
 began = time.perf_counter()
-from reelworks.analysis import clip_history
+from reelworks.training.plan import clip_history
 from reelworks.core import results
-from reelworks.run.folder import RunFolder
+from reelworks.data.run.folder import RunFolder
 (epoch,) = clip_history.cover(RunFolder(Path(sys.argv[1]))).epochs
 seconds = time.perf_counter() - began
 # Of this process alone: what getrusage tells is inherited from the process that started it.

@@ -24,7 +24,7 @@ from benchmarks import _crash_save, _crash_stages, _crash_training, _crash_ways,
 from benchmarks._faults import crash, one_save
 from benchmarks._results import keep
 from benchmarks.schedule import machine
-from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.folder import CheckpointFolder
 
 Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "crash.json"

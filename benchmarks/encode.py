@@ -27,20 +27,20 @@ import numpy as np
 import torch
 
 from benchmarks._results import keep
-from reelworks.analysis import plan_forecast
-from reelworks.distributed.mesh import World
-from reelworks.encoders import stored_batches, upkeep
-from reelworks.encoders.encoders import FrozenEncoders
-from reelworks.encoders.precompute import reachable
-from reelworks.encoders.precompute.encode_worker import Progress
-from reelworks.encoders.stored_batches import StoredLatents
-from reelworks.media.config import PREFETCH_BYTES
-from reelworks.media.decode_pool import DecodePool
-from reelworks.recipe import dataset, recipe_file
-from reelworks.recipe.dataset import RecipeData
-from reelworks.train.precompute import encoding
-from reelworks.train.startup import build
-from reelworks.train.step.examples import ExampleBuilder, Predicted
+from reelworks.data.distributed.mesh import World
+from reelworks.data.media.config import PREFETCH_BYTES
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.training.assembly import build
+from reelworks.training.encoding import stored_batches, upkeep
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.precompute import reachable
+from reelworks.training.encoding.precompute.encode_worker import Progress
+from reelworks.training.encoding.stored_batches import StoredLatents
+from reelworks.training.plan import plan_forecast
+from reelworks.training.precompute import encoding
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.step.examples import ExampleBuilder, Predicted
 
 RESULTS = Path(__file__).parent / "results" / "encode.json"
 _WAN = {"z_dim": 16, "num_res_blocks": 1}

@@ -1,7 +1,7 @@
 """How much memory and time an export of weights in shards takes, beside that of the libraries of the field.
 
 `python -m benchmarks.export` writes a state that is made a tensor at a time, as an export reads it from a checkpoint: once by
-`export.safetensors_file`, once with `huggingface_hub`'s split into shards and `safetensors.torch.save_file` for each of
+`models.export.safetensors_file`, once with `huggingface_hub`'s split into shards and `safetensors.torch.save_file` for each of
 them, every time in a process of its own. `memory` is the highest resident memory above that before the export, and
 `seconds` the median, both with the files made durable.
 """
@@ -27,8 +27,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks._results import keep
-from reelworks.checkpoint.safetensors_header import TensorRange
-from reelworks.export import safetensors_file
+from reelworks.data.checkpoint.safetensors_header import TensorRange
+from reelworks.models.export import safetensors_file
 
 RESULTS = Path(__file__).parent / "results" / "export.json"
 TENSOR_BYTES = 32 << 20

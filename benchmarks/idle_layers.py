@@ -25,14 +25,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks import _results
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 from reelworks.models import factory
 from reelworks.models.api import Denoiser
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
 from reelworks.testing import contract, sample_folder
-from reelworks.train import trainer
-from reelworks.train.request import TrainRequest
+from reelworks.training.loop import trainer
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.recipe import recipe_file
 
 FILE = Path(__file__).parent / "results" / "idle_layers.json"
 _STEPS = 24

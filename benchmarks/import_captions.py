@@ -19,12 +19,12 @@ from typing import Any
 from benchmarks._imports import caption_files
 from benchmarks._imports.caption_files import Case
 from benchmarks._results import keep
-from reelworks.compat import importer
-from reelworks.compat.importer import Imported
-from reelworks.compat.request import ImportRequest
-from reelworks.data.loader import Loader
-from reelworks.recipe import dataset, recipe_file
-from reelworks.recipe.dataset import RecipeData
+from reelworks.annexes.imports import importer
+from reelworks.annexes.imports.importer import Imported
+from reelworks.annexes.imports.request import ImportRequest
+from reelworks.data.loader.loader import Loader
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
 
 RESULTS = Path(__file__).parent / "results" / "import_captions.json"
 _EPOCHS = 10

@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks._imports.scripts import CASES, ScriptCase
 from benchmarks._results import AT_START, keep
-from reelworks.compat.files import ConfigFile
-from reelworks.compat.script import Command
+from reelworks.annexes.imports.files import ConfigFile
+from reelworks.annexes.imports.script import Command
 
 RESULTS = Path(__file__).parent / "results" / "import_scripts.json"
 _PROGRAMS = ("accelerate", "python", "python3", "deepspeed", "torchrun")

@@ -24,13 +24,13 @@ from typing import Any
 
 from benchmarks._imports import Example, ai_toolkit, diffusion_pipe, kohya, onetrainer, simpletuner
 from benchmarks._results import keep
-from reelworks.analysis.plan import plan
-from reelworks.compat import importer
-from reelworks.compat.request import ImportRequest
+from reelworks.annexes.imports import importer
+from reelworks.annexes.imports.request import ImportRequest
 from reelworks.core.errors import UserError
 from reelworks.demo import make
-from reelworks.recipe import dataset, recipe_file
-from reelworks.recipe.dataset import RecipeData
+from reelworks.training.plan.plan import plan
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
 
 RESULTS = Path(__file__).parent / "results" / "imports.json"
 TRAINERS: dict[str, tuple[str, Callable[[Path], Iterator[Example]]]] = {

@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from benchmarks import _catalogs
 from benchmarks._results import keep
-from reelworks.catalog.rows import SCHEMA
-from reelworks.catalog.store import Catalog
+from reelworks.data.catalog.store.rows import SCHEMA
+from reelworks.data.catalog.store.store import Catalog
 
 RESULTS = Path(__file__).parent / "results" / "lance.json"
 PLANNED = ["uid", "dataset", "kind", "num_frames", "height", "width", "fps"]

@@ -34,9 +34,9 @@ import tomli_w
 
 from benchmarks import _planted
 from benchmarks._results import keep
-from reelworks.checkpoint import verify
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.run import clip_losses, events
+from reelworks.data.checkpoint import verify
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import clip_losses, events
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"
 SETS = ("clips", "lora")

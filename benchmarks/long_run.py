@@ -25,9 +25,9 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks import _pictures
 from benchmarks._results import AT_START, keep
 from reelworks.core import log
-from reelworks.recipe import recipe_file
-from reelworks.train.request import TrainRequest
-from reelworks.train.trainer import run
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.loop.trainer import run
+from reelworks.training.recipe import recipe_file
 
 RESULTS = Path(__file__).parent / "results" / "long_run.json"
 PICTURES = 200

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from reelworks.distributed import mesh
-from reelworks.distributed.layout import Layout
+from reelworks.data.distributed import mesh
+from reelworks.data.distributed.layout import Layout
 from reelworks.models import factory, registry
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.api import DenoiserInputs, given, no_companions
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-from reelworks.models.lora.config import LoraConfig
-from reelworks.precision.boundary import DtypeBoundary
+from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
 WAYS = [

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from benchmarks._results import keep
-from reelworks.checkpoint.safetensors_header import TensorRange
-from reelworks.export import safetensors_file
+from reelworks.data.checkpoint.safetensors_header import TensorRange
+from reelworks.models.export import safetensors_file
 
 RESULTS = Path(__file__).parent / "results" / "lora_tools.json"
 WIDTH, HIDDEN = 5120, 13824

@@ -27,16 +27,16 @@ from numpy.typing import NDArray
 
 from benchmarks._measures import cases, drawn
 from benchmarks._results import keep
-from reelworks.catalog import filters
-from reelworks.catalog.config import Source
-from reelworks.catalog.rows import CatalogRows
-from reelworks.catalog.scan import scan_sources
-from reelworks.catalog.store import Catalog
+from reelworks.annexes.quality import registry, sampling, text
+from reelworks.annexes.quality.run import measure_catalog
+from reelworks.annexes.quality.sampling import MeasureRequest
 from reelworks.core import cores
-from reelworks.measures import registry, sampling, text
-from reelworks.measures.run import measure_catalog
-from reelworks.measures.sampling import MeasureRequest
-from reelworks.media import decode
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.query import filters
+from reelworks.data.catalog.scan.scan import scan_sources
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.media import decode
 
 RESULTS = Path(__file__).parent / "results" / "measures.json"
 Mask = NDArray[np.bool_]

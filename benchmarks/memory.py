@@ -6,7 +6,7 @@ Attention and norms of the estimate are those of a GPU. A CPU keeps more for RMS
 estimates of full trainings without recomputation smaller than what is counted here.
 
 `held` is what torch's allocator for CUDA would have reserved for the same passes, over the tensors' peak, by a model of it:
-the shares in `train.preflight.memory` come from there.
+the shares in `training.memory.memory` come from there.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from benchmarks._results import keep
 from reelworks import testing
 from reelworks.models import registry
 from reelworks.models.api import Denoiser, DenoiserInputs
-from reelworks.recipe import dataset, recipe_file
-from reelworks.train import trainer
-from reelworks.train.preflight import dry_run, estimate, memory, meter
-from reelworks.train.request import TrainRequest
-from reelworks.train.startup import build
+from reelworks.training.assembly import build
+from reelworks.training.loop import trainer
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.memory import dry_run, estimate, memory, meter
+from reelworks.training.recipe import dataset, recipe_file
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
 _MODEL = "wan-tiny"

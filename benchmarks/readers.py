@@ -32,13 +32,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from benchmarks._results import keep
-from reelworks.checkpoint.config import LoraFormat
 from reelworks.core.errors import UserError
-from reelworks.export.lora import LoraFile
+from reelworks.data.checkpoint.config import LoraFormat
 from reelworks.models import registry
+from reelworks.models.adapters import inject, release_layers
+from reelworks.models.adapters.config import AdapterName, LoraConfig
+from reelworks.models.export.lora import LoraFile
 from reelworks.models.family import FamilyConfig
-from reelworks.models.lora import inject, release_layers
-from reelworks.models.lora.config import AdapterName, LoraConfig
 from reelworks.testing import contract
 
 RESULTS = Path(__file__).parent / "results" / "readers.json"

@@ -29,10 +29,11 @@ from PIL import Image
 from benchmarks import _catalogs, _ranks
 from benchmarks._results import AT_START, keep
 from benchmarks.schedule import machine
-from reelworks.catalog import probe, probe_pool
 from reelworks.core import cores, digests
 from reelworks.core.worker_pool import WorkerPool
-from reelworks.generate import writers
+from reelworks.data.catalog.scan import probe_pool
+from reelworks.data.media import probe
+from reelworks.inference.generate import writers
 
 Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "scale.json"
@@ -51,10 +52,10 @@ finally:
     sys.stderr.write("\\n" + json.dumps(seen) + "\\n")
     sys.stderr.flush()
 """
-_OPEN = "from reelworks.catalog.store import Catalog; Catalog.open(sys.argv[1]).live()"
-_DIGEST = "from reelworks.catalog.store import Catalog; Catalog.open(sys.argv[1]).digest()"  # once for each version
-_SCAN = "from reelworks.catalog.store import Catalog; Catalog.scan(sys.argv[1], to=sys.argv[2])"
-_CLI = "from reelworks.cli.main import app; app(sys.argv[1:], standalone_mode=False)"
+_OPEN = "from reelworks.data.catalog.store.store import Catalog; Catalog.open(sys.argv[1]).live()"
+_DIGEST = "from reelworks.data.catalog.store.store import Catalog; Catalog.open(sys.argv[1]).digest()"  # once for each version
+_SCAN = "from reelworks.data.catalog.store.store import Catalog; Catalog.scan(sys.argv[1], to=sys.argv[2])"
+_CLI = "from reelworks.commands.main import app; app(sys.argv[1:], standalone_mode=False)"
 
 
 def alone(body: str, *arguments: str) -> Json:

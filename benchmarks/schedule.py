@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 
 from benchmarks import _seek, _waste, _weblike
 from benchmarks._results import AT_START, keep
-from reelworks.buckets import assign
-from reelworks.buckets.assign import Clips, Reason
-from reelworks.buckets.table import BucketTable
 from reelworks.core import cores
-from reelworks.schedule import micro_batches
-from reelworks.schedule.cursor import Excluded
-from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
+from reelworks.data.buckets import assign
+from reelworks.data.buckets.assign import Clips, Reason
+from reelworks.data.buckets.table import BucketTable
+from reelworks.data.schedule import micro_batches
+from reelworks.data.schedule.cursor import Excluded
+from reelworks.data.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 Json = dict[str, Any]
 RANKS = (8, 64, 512)

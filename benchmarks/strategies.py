@@ -13,7 +13,7 @@ of several sizes of sequence groups, degree 1 for all among them: where that fit
 ranks waits for nobody.
 
 Nothing here is measured on GPUs. Times are those of `MODELS`: arithmetic at a published speed, exchanges as in
-`reelworks.buckets.degrees`, the part of weights' exchange that arithmetic does not hide. `sleeps` compares planned imbalance with that
+`reelworks.data.buckets.degrees`, the part of weights' exchange that arithmetic does not hide. `sleeps` compares planned imbalance with that
 of eight real processes that sleep in place of training, and meet after every micro-batch.
 """
 
@@ -33,15 +33,15 @@ from numpy.typing import NDArray
 
 from benchmarks import _seek, _weblike
 from benchmarks._results import keep
-from reelworks.analysis import epoch_stats, strategies
-from reelworks.analysis.epoch_stats import Figures
-from reelworks.buckets import assign, degrees
-from reelworks.buckets.assign import Reason
-from reelworks.buckets.degrees import Degree, Exchange, RankLimits, at_degree
-from reelworks.buckets.table import Bucket, BucketTable
-from reelworks.schedule import cost_fit
-from reelworks.schedule.cost_fit import CostModel, Timing
-from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
+from reelworks.data.buckets import assign, degrees
+from reelworks.data.buckets.assign import Reason
+from reelworks.data.buckets.degrees import Degree, Exchange, RankLimits, at_degree
+from reelworks.data.buckets.table import Bucket, BucketTable
+from reelworks.data.schedule import cost_fit
+from reelworks.data.schedule.cost_fit import CostModel, Timing
+from reelworks.data.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
+from reelworks.training.plan import epoch_stats, strategies
+from reelworks.training.plan.epoch_stats import Figures
 
 Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "strategies.json"

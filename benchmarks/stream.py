@@ -37,12 +37,12 @@ from PIL import Image
 from benchmarks._results import AT_START, keep
 from reelworks.core import cores
 from reelworks.core.shape import Shape
-from reelworks.data.micro_batch import MicroBatchRequest
-from reelworks.data.prefetch import read_ahead
-from reelworks.media import decode
-from reelworks.media.config import PREFETCH_BYTES
-from reelworks.media.decode import Frames, Request
-from reelworks.media.decode_pool import THREADS_PER_WORKER, DecodePool
+from reelworks.data.loader.micro_batch import MicroBatchRequest
+from reelworks.data.loader.prefetch import read_ahead
+from reelworks.data.media import decode
+from reelworks.data.media.config import PREFETCH_BYTES
+from reelworks.data.media.decode import Frames, Request
+from reelworks.data.media.decode_pool import THREADS_PER_WORKER, DecodePool
 
 RESULTS = Path(__file__).parent / "results" / "stream.json"
 WORKERS = 1

@@ -32,11 +32,11 @@ from benchmarks import _pictures
 from benchmarks._results import AT_START, keep
 from reelworks.core import log
 from reelworks.models.api import DenoiserInputs, given, no_companions
-from reelworks.recipe import recipe_file
-from reelworks.recipe.recipe import Recipe
-from reelworks.train.request import TrainRequest
-from reelworks.train.startup import build
-from reelworks.train.trainer import run
+from reelworks.training.assembly import build
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.loop.trainer import run
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
 
 RESULTS = Path(__file__).parent / "results" / "trainer.json"
 PICTURES = 600

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._results import keep
-from reelworks.recipe import dataset, recipe_file
-from reelworks.schedule import cost_fit
-from reelworks.schedule.cost_fit import Timing
-from reelworks.train.tuning import tune, workbench
-from reelworks.train.tuning.search import Limits, Trial
+from reelworks.data.schedule import cost_fit
+from reelworks.data.schedule.cost_fit import Timing
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.tuning import tune, workbench
+from reelworks.training.tuning.search import Limits, Trial
 
 RESULTS = Path(__file__).parent / "results" / "tune.json"
 _RECIPE: dict[str, Any] = {

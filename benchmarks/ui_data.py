@@ -26,16 +26,16 @@ from benchmarks import _catalogs
 from benchmarks._page import Page, serving
 from benchmarks._results import AT_START, keep
 from benchmarks.schedule import machine
-from reelworks import ui
-from reelworks.checkpoint import save
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.data import position as positions
-from reelworks.data import segment_record
-from reelworks.recipe import recipe_file
-from reelworks.recipe.dataset import RecipeData
-from reelworks.run import clip_losses
-from reelworks.run.clip_losses import ClipLosses, LossesAbout
-from reelworks.run.folder import RunFolder
+from reelworks.annexes import page as ui
+from reelworks.data.checkpoint import save
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.loader import position as positions
+from reelworks.data.loader import segment_record
+from reelworks.data.run import clip_losses
+from reelworks.data.run.clip_losses import ClipLosses, LossesAbout
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.dataset import RecipeData
 
 Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "ui_data.json"

@@ -18,7 +18,7 @@ import psutil  # type: ignore[import-untyped]
 
 from benchmarks._page import Page, serving
 from benchmarks._results import AT_START
-from reelworks.run.folder import FORMAT_VERSION
+from reelworks.data.run.folder import FORMAT_VERSION
 
 ROUNDS = 7
 SECONDS_PER_STEP = 3.0  # while new steps are drawn

@@ -28,16 +28,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from reelworks.core import toml_none
-from reelworks.diffusion import frame_masks
+from reelworks.data.loader import frame_masks
 from reelworks.models import registry
+from reelworks.models.adapters.config import BaseStorage
 from reelworks.models.config import autoencoder_names, text_encoder_names
 from reelworks.models.families.stdit3.spec import STDiT3Config
 from reelworks.models.family import IMAGE_ENCODERS
-from reelworks.models.lora.config import BaseStorage
-from reelworks.recipe.recipe import Recipe
+from reelworks.training.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
-    from reelworks.precision.contract import Contract
+    from reelworks.data.distributed.contract import Contract
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 HEAD = """# Recipe
@@ -133,10 +133,10 @@ def _dtypes() -> str:
     """What the components declare; needs torch, which is imported only here."""
     import torch
 
+    from reelworks.data.distributed.contract import Role, name_of
     from reelworks.models import factory, vision
     from reelworks.models.autoencoders import diffusers_kl, opensora, pixel
     from reelworks.models.text import encoders, hashed
-    from reelworks.precision.contract import Role, name_of
 
     def denoiser(compute: torch.dtype) -> Contract:
         return factory.denoiser_contract(torch.float32, compute, torch.float32)

@@ -68,26 +68,29 @@ class Shape(NamedTuple):
 
 def shapes() -> dict[str, tuple[Shape, ...]]:
     """Return what each verb prints with --json. Imports torch."""
-    from reelworks.analysis import coverage, learning, plan_comparison, plan_forecast, rejections
-    from reelworks.captioning.result import CaptionResult
-    from reelworks.catalog import compact, scan
-    from reelworks.checkpoint import listing
-    from reelworks.compat import importer
+    from reelworks.annexes.captions.result import CaptionResult
+    from reelworks.annexes.hub import publish
+    from reelworks.annexes.imports import importer
+    from reelworks.annexes.lora import average, extract, info
+    from reelworks.annexes.lora.results import LoraResult
+    from reelworks.annexes.quality import inspect
+    from reelworks.annexes.quality import run as measures
+    from reelworks.data.catalog.scan import scan
+    from reelworks.data.catalog.store import compact
+    from reelworks.data.checkpoint import listing
     from reelworks.demo import autoencoder, make, walkthrough
-    from reelworks.encoders import upkeep
-    from reelworks.encoders.precompute import encode
-    from reelworks.evaluation import checkpoint_series, held_out
-    from reelworks.evaluation import report as evaluation
-    from reelworks.generate import clip_files, export_run
-    from reelworks.lora_tools import average, extract, info
-    from reelworks.lora_tools.results import LoraResult
-    from reelworks.measures import run as measures
-    from reelworks.publish import publish
+    from reelworks.inference.evaluate import checkpoint_series, held_out
+    from reelworks.inference.evaluate import report as evaluation
+    from reelworks.inference.generate import clip_files, export_run
     from reelworks.quickstart import quickstart
-    from reelworks.report import compare, html, inspect, sheet
-    from reelworks.train import replay, trainer
-    from reelworks.train.preflight import check, stage_comparison, stage_forecast
-    from reelworks.train.tuning import refit, tune
+    from reelworks.reports import compare, html, sheet
+    from reelworks.training.coverage import coverage, learning
+    from reelworks.training.encoding import upkeep
+    from reelworks.training.encoding.precompute import encode
+    from reelworks.training.loop import replay, trainer
+    from reelworks.training.plan import plan_comparison, plan_forecast, rejections
+    from reelworks.training.preflight import check, stage_comparison, stage_forecast
+    from reelworks.training.tuning import refit, tune
 
     row = (Shape(listing.ListedCheckpoint),)
     return {

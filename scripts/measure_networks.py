@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import reelworks.models.families
-from reelworks.buckets import table
-from reelworks.buckets.table import Bucket
+from reelworks.data.buckets import table
+from reelworks.data.buckets.table import Bucket
 from reelworks.models import components, registry
 from reelworks.models.config import ModelConfig
-from reelworks.recipe import recipe_file
-from reelworks.recipe.recipe import Recipe
-from reelworks.train.preflight import estimate, published_sizes
-from reelworks.train.preflight.published_sizes import FILE, PassFactors, PublishedSizes
+from reelworks.training.memory import estimate, published_sizes
+from reelworks.training.memory.published_sizes import FILE, PassFactors, PublishedSizes
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
 
 FAMILIES = Path(reelworks.models.families.__file__).parent
 

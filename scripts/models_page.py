@@ -18,7 +18,7 @@ from reelworks.models.config import ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import Conditioning
 from reelworks.testing import contract
-from reelworks.train.preflight import published_sizes
+from reelworks.training.memory import published_sizes
 
 _ENCODERS = {"clip": "CLIP", "siglip": "SigLIP", None: ""}
 _PAGE_HEAD = """# Models

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import get_args
 
 from reelworks.core.errors import UserError
-from reelworks.distributed.layout import Layout
-from reelworks.precision.config import PrecisionConfig
-from reelworks.train.step import optimizer_names
-from reelworks.train.step.optimizer_names import OPTIMIZERS
+from reelworks.data.distributed.layout import Layout
+from reelworks.models.precision.config import PrecisionConfig
+from reelworks.training.step import optimizer_names
+from reelworks.training.step.optimizer_names import OPTIMIZERS
 
 LAYOUTS = {
     "one process": Layout(1, 1),

@@ -94,7 +94,7 @@ def _what_a_verb_does_to_its_process_ends_with_a_test() -> Iterator[None]:
     _forget_the_command_line()
     yield
     _forget_the_command_line()
-    if (cli := sys.modules.get("reelworks.cli.main")) is not None:
+    if (cli := sys.modules.get("reelworks.commands.main")) is not None:
         atexit.unregister(cli._leave)
 
 

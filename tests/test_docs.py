@@ -14,8 +14,8 @@ import build_docs
 import pytest
 
 import reelworks as rw
-from reelworks.generate import export_run
-from reelworks.train import trainer
+from reelworks.inference.generate import export_run
+from reelworks.training.loop import trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = """
@@ -26,14 +26,14 @@ nav = [{ "Home" = "index.md" }, { "More" = ["more/page.md"] }]
 [project.theme]
 font = false
 """
-# Names that the page describes where they are defined: the package of the same name stands in the way of its function.
+# Names that the page describes where they are defined.
 DEFINED = {
-    "export": "reelworks.generate.export_run.export",
-    "load_model": "reelworks.generate.load_run.load_model",
-    "objectives": "reelworks.diffusion.objectives",
-    "plan": "reelworks.analysis.plan.plan",
-    "samplers": "reelworks.diffusion.samplers.functions",
-    "train": "reelworks.train.trainer.train",
+    "export": "reelworks.inference.generate.export_run.export",
+    "load_model": "reelworks.inference.generate.load_run.load_model",
+    "objectives": "reelworks.models.objectives.objectives",
+    "plan": "reelworks.training.plan.plan.plan",
+    "samplers": "reelworks.models.objectives.samplers.functions",
+    "train": "reelworks.training.loop.trainer.train",
 }
 
 FUNCTIONS = {"export": export_run.export, "train": trainer.train}

@@ -25,12 +25,12 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks._borders.files import within_bounds
-from reelworks.catalog import scan  # noqa: F401
-from reelworks.cli import main
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train.logging import run_logger
+from reelworks.commands import main
+from reelworks.data.catalog.scan import scan  # noqa: F401
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.observers import run_logger
+from reelworks.training.recipe import recipe_file
 
 _CLIPS, _SECONDS = 6, 240.0
 _SHAPES = (("A", (32, 256)), ("B", (256, 32)))  # of a LoRA

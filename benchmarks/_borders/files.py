@@ -25,19 +25,19 @@ from typing import Any
 from PIL import Image
 
 from benchmarks import _s3_server
-from reelworks.buckets import tuned
-from reelworks.catalog import location
-from reelworks.catalog.config import DatasetConfig
-from reelworks.catalog.scan import scan_sources
-from reelworks.catalog.store import Catalog
-from reelworks.compat.opensora import literals
+from reelworks.annexes.imports.opensora import literals
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.data import eligibility
-from reelworks.evaluation import clips, vbench
-from reelworks.media.decode import MediaError, Request, load
-from reelworks.recipe import recipe_file
-from reelworks.schedule import cost
+from reelworks.data.buckets import tuned
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.scan.scan import scan_sources
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.loader import eligibility
+from reelworks.data.media import location
+from reelworks.data.media.decode import MediaError, Request, load
+from reelworks.data.schedule import cost
+from reelworks.inference.evaluate import clips, vbench
+from reelworks.training.recipe import recipe_file
 
 _SECONDS, _MOST_BYTES = 30.0, 400_000_000
 _HUGE = 8 << 30

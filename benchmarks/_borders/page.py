@@ -20,15 +20,15 @@ from urllib.parse import quote
 from PIL import Image
 from starlette.testclient import TestClient
 
-from reelworks.recipe import dataset, recipe_file
-from reelworks.run.folder import FORMAT_VERSION
-from reelworks.ui import app, guard
+from reelworks.annexes.page import app, guard
+from reelworks.data.run.folder import FORMAT_VERSION
+from reelworks.training.recipe import dataset, recipe_file
 
 TOKEN = "of-the-drill"
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from reelworks.run import lock
+from reelworks.data.run import lock
 with lock.hold(Path(sys.argv[1])):
     print(flush=True)
     time.sleep(600)

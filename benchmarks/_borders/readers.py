@@ -21,12 +21,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from reelworks.checkpoint.config import LoraFormat
 from reelworks.core.errors import UserError
-from reelworks.export.lora import LoraFile
+from reelworks.data.checkpoint.config import LoraFormat
 from reelworks.models import registry
-from reelworks.models.lora import inject
-from reelworks.models.lora.config import AdapterName, LoraConfig
+from reelworks.models.adapters import inject
+from reelworks.models.adapters.config import AdapterName, LoraConfig
+from reelworks.models.export.lora import LoraFile
 from reelworks.testing import contract
 
 _NOT_TAKEN = "nothing of the file is taken"

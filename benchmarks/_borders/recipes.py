@@ -16,14 +16,14 @@ import av
 import numpy as np
 from PIL import Image
 
-from reelworks.analysis import plan_forecast
-from reelworks.buckets import sizes
 from reelworks.core.errors import UserError
+from reelworks.data.buckets import sizes
 from reelworks.models import registry
 from reelworks.quickstart import quickstart
 from reelworks.quickstart.request import NewLoraRequest
-from reelworks.recipe import dataset, recipe_file
-from reelworks.train.preflight import published_sizes
+from reelworks.training.memory import published_sizes
+from reelworks.training.plan import plan_forecast
+from reelworks.training.recipe import dataset, recipe_file
 
 KINDS = ("pictures", "clips", "both")
 GPUS_GB = (8, 12, 16, 24)

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import reelworks as rw
-from reelworks.checkpoint import names
 from reelworks.core import storage
 from reelworks.core.errors import UserError
+from reelworks.data.checkpoint import names
 
 torch.set_num_threads(1)  # a forked child waits for ever for the threads of its parent
 _OURS = {names.LOCK, names.HISTORY, names.LATEST, names.PINS}

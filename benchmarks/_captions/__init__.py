@@ -90,7 +90,7 @@ def _unsaid(case: Case, said: str) -> str:
 def _trained(place: Path, catalog_folder: Path) -> tuple[dict[str, str], set[str], str]:
     """Scan a dataset and train it for an epoch; return captions as trained, all readable clips, and the scan's messages."""
     import reelworks as rw
-    from reelworks.catalog.scan import scan_sources
+    from reelworks.data.catalog.scan.scan import scan_sources
 
     config = rw.DatasetConfig(path=str(place))
     result = scan_sources([config.place], catalog_folder, workers=1)

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from reelworks.checkpoint import names, retention, verify
-from reelworks.checkpoint import save as commit
-from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.load import load, read_extra
 from reelworks.core import digests
-from reelworks.distributed import collectives
+from reelworks.data.checkpoint import names, retention, verify
+from reelworks.data.checkpoint import save as commit
+from reelworks.data.checkpoint.config import CheckpointsConfig, KeepBest
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.load import load, read_extra
+from reelworks.data.distributed import collectives
 
 POLICY = CheckpointsConfig(keep_last=1, keep_best=KeepBest(metric="loss"))
 LOSSES = {10: 0.9, 20: 0.1, 30: 0.5, 40: 0.4, 50: 0.3}

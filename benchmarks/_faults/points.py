@@ -10,13 +10,13 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from reelworks.checkpoint import manifest
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.shards import Shards
-from reelworks.precision.boundary import DtypeBoundary
-from reelworks.run.events import EventLog
-from reelworks.train.step.optimizers import ShardedOptimizer
-from reelworks.train.step.state import TrainState
+from reelworks.data.checkpoint import manifest
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.shards import Shards
+from reelworks.data.run.events import EventLog
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.training.step.optimizers import ShardedOptimizer
+from reelworks.training.step.state import TrainState
 
 # Point: owner of a function, its name, and whether the process dies before or after the call.
 Points = dict[str, tuple[Any, str, str]]

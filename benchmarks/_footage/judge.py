@@ -15,8 +15,8 @@ from benchmarks._footage.case import Case
 from benchmarks._footage.drawn import Frame, Frames
 from benchmarks._footage.program import ProgramError, Shown
 from reelworks.core.shape import Shape
-from reelworks.media import decode
-from reelworks.media.decode import MediaError
+from reelworks.data.media import decode
+from reelworks.data.media.decode import MediaError
 
 RIGHT, WRONG, REFUSED, NOT_MADE = "right", "wrong", "refused_clearly", "not_made"
 _CORNER = 12.0  # levels by which the middle of a flat quadrant may differ between two versions of one conversion

@@ -110,9 +110,9 @@ def _recipe(films: Path, run: Path, fps: float | None) -> dict[str, Any]:
 
 def train(recipe: Mapping[str, Any]) -> list[Given]:
     """Train by a recipe and return the clips of all batches as the model was given them."""
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     given: list[Given] = []
     with _noted(given):
@@ -122,7 +122,7 @@ def train(recipe: Mapping[str, Any]) -> list[Given]:
 
 @contextmanager
 def _noted(given: list[Given]) -> Iterator[None]:
-    from reelworks.train.step.examples import ExampleBuilder
+    from reelworks.training.step.examples import ExampleBuilder
 
     original = ExampleBuilder.build
 

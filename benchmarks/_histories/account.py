@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from benchmarks._histories.truth import NO_COPY, NO_DATASET, NOT_THERE, Clip, Key, Truth
-from reelworks.buckets.assign import Reason
+from reelworks.data.buckets.assign import Reason
 
 Json = dict[str, Any]
 # What coverage calls that which the notes name so; every other reason has the label of its own.

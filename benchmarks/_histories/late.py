@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_TRAINER = "reelworks.train.trainer"
+_TRAINER = "reelworks.training.loop.trainer"
 
 
 class _Finder:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from reelworks.generate import writers
+from reelworks.inference.generate import writers
 
 PICTURE, CLIP = ".png", ".mp4"
 SIZES = [(32, 48), (48, 32), (32, 32), (16, 24), (16, 16)]

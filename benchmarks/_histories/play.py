@@ -17,11 +17,11 @@ from benchmarks._histories.disk import CUT, DAMAGED, GONE, GOOD, LOST
 from benchmarks._histories.start import Ended, Start
 from benchmarks._histories.truth import Begin, Entry
 from benchmarks._histories.world import World
-from reelworks.analysis import clip_history
-from reelworks.buckets.assign import Reason
 from reelworks.core import results
 from reelworks.core.errors import UserError
-from reelworks.run.folder import RunFolder
+from reelworks.data.buckets.assign import Reason
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.coverage import clip_history
 
 Json = dict[str, Any]
 TRAINING, ACCOUNT = "training", "account"

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 REPOSITORY = Path(__file__).parents[2]
 # What a training imports only when it first needs it, which would be most of a tiny one's time.
 PRELOAD = [
-    "reelworks.train.trainer",
+    "reelworks.training.loop.trainer",
     "benchmarks._faults.points",
     "benchmarks._histories.watch",
     "torch._dynamo",
@@ -178,9 +178,9 @@ def _live(rank: int, world: int, port: int, log: str, start: Start) -> None:
 def _train(start: Start) -> int:
     from benchmarks._histories import watch
     from reelworks.core.errors import UserError
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     watch.install(start.orders)
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reelworks.buckets.assign import Reason
+from reelworks.data.buckets.assign import Reason
 
 Json = dict[str, Any]
 Key = tuple[int, int]  # generation, epoch

@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks._faults import points as faults
-from reelworks.checkpoint import names
 from reelworks.core import storage
-from reelworks.recipe import dataset
-from reelworks.recipe.dataset import RecipeData
-from reelworks.train import checkpointing
-from reelworks.train.logging.run_logger import RunLogger
-from reelworks.train.preflight import dry_run
-from reelworks.train.step.optimizers import ShardedOptimizer
-from reelworks.train.step.step_sums import StepSums
-from reelworks.train.step.train_step import StepResult, TrainStep
-from reelworks.train.training_loop import Trainer
+from reelworks.data.checkpoint import names
+from reelworks.training.loop import checkpointing
+from reelworks.training.loop.training_loop import Trainer
+from reelworks.training.memory import dry_run
+from reelworks.training.observers.run_logger import RunLogger
+from reelworks.training.recipe import dataset
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.step.optimizers import ShardedOptimizer
+from reelworks.training.step.step_sums import StepSums
+from reelworks.training.step.train_step import StepResult, TrainStep
 
 Json = dict[str, Any]
 # A guard stays for the life of the process.

@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.steps import Case
-from reelworks.models import attention_audit, components, registry
-from reelworks.models.attention_calls import ATTEND, AttentionCall
+from reelworks.models import components, registry
+from reelworks.models.attention import attention_audit
+from reelworks.models.attention.attention_calls import ATTEND, AttentionCall
 from reelworks.models.config import ModelConfig
-from reelworks.precision import audit
+from reelworks.models.precision import audit
 from reelworks.testing import contract
-from reelworks.train.preflight import kernels
+from reelworks.training.preflight import kernels
 
 _KERNELS = {
     "chosen": None,

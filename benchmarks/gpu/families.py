@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.gpu import machine, steps
 from benchmarks.gpu.steps import Case, Way
-from reelworks.buckets.config import DEFAULT_ASPECT_RATIOS
+from reelworks.data.buckets.config import DEFAULT_ASPECT_RATIOS
 
 _WAY = Way("ours", True, "selective")
 _RATIOS = tuple(DEFAULT_ASPECT_RATIOS)

@@ -19,11 +19,11 @@ import diffusers
 import torch
 
 from benchmarks import encode
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train import trainer
-from reelworks.train.request import TrainRequest
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.loop import trainer
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.recipe import recipe_file
 
 _WARM = 2  # steps before those that count
 

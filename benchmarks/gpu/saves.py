@@ -19,8 +19,8 @@ import torch
 from benchmarks import checkpoint
 from benchmarks.checkpoint import State
 from benchmarks.gpu import machine
-from reelworks.checkpoint.async_save import Background
-from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.async_save import Background
+from reelworks.data.checkpoint.folder import CheckpointFolder
 
 _SAVES = 4
 

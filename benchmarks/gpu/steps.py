@@ -24,20 +24,20 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu import formulas, machine
-from reelworks.buckets import table
-from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.core.shape import Geometry, Shape
-from reelworks.diffusion import objectives
-from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.data.buckets import table
+from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.models import components, factory, registry
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.objectives import objectives
+from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.recompute import Recompute
 from reelworks.testing import contract
-from reelworks.train.config import TrainConfig
-from reelworks.train.step.compiled_blocks import CompiledBlocks
-from reelworks.train.step.state import TrainState
+from reelworks.training.loop.config import TrainConfig
+from reelworks.training.step.compiled_blocks import CompiledBlocks
+from reelworks.training.step.state import TrainState
 
 TRAIN = TrainConfig(max_steps=1)
 OBJECTIVE = objectives.from_config(ObjectiveConfig())
@@ -133,7 +133,7 @@ _COMPARED: tuple[Way, ...] = (
     Way("ours", True, True),
     Way("ours", False, True),
 )
-# Batch sizes take about 100 GB at most, by `train.preflight.meter`; smaller devices get fewer clips.
+# Batch sizes take about 100 GB at most, by `training.memory.meter`; smaller devices get fewer clips.
 _MEMORY_BYTES = 140e9
 CASES = {
     "stdit3-51x480p": Case("stdit3-xl", "480p", 51, 2, _BOTH),

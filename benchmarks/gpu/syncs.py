@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from reelworks.precision.boundary import DtypeBoundary
+from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
 _TINY = ("stdit3-tiny", "flux-tiny")

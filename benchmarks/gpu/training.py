@@ -20,14 +20,15 @@ import torch
 
 from benchmarks.memory import gguf_file
 from reelworks import testing
-from reelworks.models.lora.config import BaseStorage
+from reelworks.models.adapters.config import BaseStorage
 from reelworks.models.recompute import Recompute
-from reelworks.recipe import dataset, recipe_file
-from reelworks.recipe.recipe import Recipe
-from reelworks.train import trainer
-from reelworks.train.preflight import check, estimate
-from reelworks.train.request import TrainRequest
-from reelworks.train.tuning import workbench
+from reelworks.training.loop import trainer
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.memory import estimate
+from reelworks.training.preflight import check
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.tuning import workbench
 
 _SMALL = {"name": "stdit3-tiny", "hidden_size": 64, "depth": 2, "num_heads": 2}
 _PROFILED = (7, 9)

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from reelworks.buckets.table import Bucket
-from reelworks.recipe import dataset, recipe_file
-from reelworks.train.tuning import tune, workbench
-from reelworks.train.tuning.search import Limits
+from reelworks.data.buckets.table import Bucket
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.tuning import tune, workbench
+from reelworks.training.tuning.search import Limits
 
 _TINY_BYTES = 1_200_000_000  # to which a CPU is capped
 

@@ -15,8 +15,8 @@ from auraflow.spec import FAMILY
 
 import reelworks as rw
 from reelworks.models import registry
-from reelworks.recipe import recipe_file
 from reelworks.testing import contract
+from reelworks.training.recipe import recipe_file
 
 
 def main() -> None:

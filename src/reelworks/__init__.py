@@ -21,58 +21,58 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    import reelworks.diffusion.samplers.functions as _samplers
+    import reelworks.models.objectives.samplers.functions as _samplers
     from reelworks import testing as testing
-    from reelworks.analysis.plan import plan as plan
-    from reelworks.buckets.table import BucketEntry as BucketEntry
-    from reelworks.buckets.table import BucketTable as BucketTable
-    from reelworks.catalog.config import DatasetConfig as DatasetConfig
-    from reelworks.catalog.store import Catalog as Catalog
-    from reelworks.checkpoint.config import KeepBest as KeepBest
-    from reelworks.checkpoint.config import Retention as Retention
-    from reelworks.checkpoint.store import CheckpointStore as CheckpointStore
     from reelworks.core.shape import Geometry as Geometry
-    from reelworks.data.data_spec import DataSpec as DataSpec
-    from reelworks.data.dataset import Dataset as Dataset
-    from reelworks.data.loader import Loader as Loader
-    from reelworks.data.micro_batch import MicroBatch as MicroBatch
-    from reelworks.data.step import Step as Step
-    from reelworks.diffusion import objectives as objectives
-    from reelworks.generate.export_run import export as export
-    from reelworks.generate.load_run import load_model as load_model
-    from reelworks.media.config import DataConfig as DataConfig
-    from reelworks.models.attention_audit import check_attention as check_attention
-    from reelworks.recipe.recipe import Recipe as Recipe
-    from reelworks.train.trainer import train as train
+    from reelworks.data.buckets.table import BucketEntry as BucketEntry
+    from reelworks.data.buckets.table import BucketTable as BucketTable
+    from reelworks.data.catalog.config import DatasetConfig as DatasetConfig
+    from reelworks.data.catalog.store.store import Catalog as Catalog
+    from reelworks.data.checkpoint.config import KeepBest as KeepBest
+    from reelworks.data.checkpoint.config import Retention as Retention
+    from reelworks.data.checkpoint.store import CheckpointStore as CheckpointStore
+    from reelworks.data.loader.data_spec import DataSpec as DataSpec
+    from reelworks.data.loader.dataset import Dataset as Dataset
+    from reelworks.data.loader.loader import Loader as Loader
+    from reelworks.data.loader.micro_batch import MicroBatch as MicroBatch
+    from reelworks.data.loader.step import Step as Step
+    from reelworks.data.media.config import DataConfig as DataConfig
+    from reelworks.inference.generate.export_run import export as export
+    from reelworks.inference.generate.load_run import load_model as load_model
+    from reelworks.models.attention.attention_audit import check_attention as check_attention
+    from reelworks.models.objectives import objectives as objectives
+    from reelworks.training.loop.trainer import train as train
+    from reelworks.training.plan.plan import plan as plan
+    from reelworks.training.recipe.recipe import Recipe as Recipe
 
     samplers = _samplers
 
 _MODULES = {
-    "export": "reelworks.export",
-    "objectives": "reelworks.diffusion.objectives",
-    "samplers": "reelworks.diffusion.samplers.functions",
+    "objectives": "reelworks.models.objectives.objectives",
+    "samplers": "reelworks.models.objectives.samplers.functions",
     "testing": "reelworks.testing",
-    "train": "reelworks.train",
 }
 _PLACES = {
-    "BucketEntry": "reelworks.buckets.table",
-    "BucketTable": "reelworks.buckets.table",
-    "Catalog": "reelworks.catalog.store",
-    "CheckpointStore": "reelworks.checkpoint.store",
-    "DataConfig": "reelworks.media.config",
-    "DataSpec": "reelworks.data.data_spec",
-    "Dataset": "reelworks.data.dataset",
-    "DatasetConfig": "reelworks.catalog.config",
+    "BucketEntry": "reelworks.data.buckets.table",
+    "BucketTable": "reelworks.data.buckets.table",
+    "Catalog": "reelworks.data.catalog.store.store",
+    "CheckpointStore": "reelworks.data.checkpoint.store",
+    "DataConfig": "reelworks.data.media.config",
+    "DataSpec": "reelworks.data.loader.data_spec",
+    "Dataset": "reelworks.data.loader.dataset",
+    "DatasetConfig": "reelworks.data.catalog.config",
     "Geometry": "reelworks.core.shape",
-    "KeepBest": "reelworks.checkpoint.config",
-    "Loader": "reelworks.data.loader",
-    "MicroBatch": "reelworks.data.micro_batch",
-    "Recipe": "reelworks.recipe.recipe",
-    "Retention": "reelworks.checkpoint.config",
-    "Step": "reelworks.data.step",
-    "check_attention": "reelworks.models.attention_audit",
-    "load_model": "reelworks.generate.load_run",
-    "plan": "reelworks.analysis.plan",
+    "KeepBest": "reelworks.data.checkpoint.config",
+    "Loader": "reelworks.data.loader.loader",
+    "MicroBatch": "reelworks.data.loader.micro_batch",
+    "Recipe": "reelworks.training.recipe.recipe",
+    "Retention": "reelworks.data.checkpoint.config",
+    "Step": "reelworks.data.loader.step",
+    "check_attention": "reelworks.models.attention.attention_audit",
+    "export": "reelworks.inference.generate.export_run",
+    "load_model": "reelworks.inference.generate.load_run",
+    "plan": "reelworks.training.plan.plan",
+    "train": "reelworks.training.loop.trainer",
 }
 
 __all__ = sorted([*_MODULES, *_PLACES])

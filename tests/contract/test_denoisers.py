@@ -14,18 +14,18 @@ import torch
 from refused import refused
 
 from reelworks.core.shape import Shape
-from reelworks.diffusion import objectives
-from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.encoders.encoders import FrozenEncoders
-from reelworks.generate import pipeline
-from reelworks.generate.conditions import Conditions
-from reelworks.generate.pipeline import GenerateOptions
+from reelworks.inference.generate import pipeline
+from reelworks.inference.generate.conditions import Conditions
+from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import components, factory, registry, vision
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.family import IMAGE_ENCODERS
-from reelworks.precision.boundary import DtypeBoundary
+from reelworks.models.objectives import objectives
+from reelworks.models.objectives.config import ObjectiveConfig
+from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
-from reelworks.train.preflight import published_sizes
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.memory import published_sizes
 
 HERE = Path(__file__).parent
 every_family = pytest.mark.parametrize("name", contract.FAMILIES)

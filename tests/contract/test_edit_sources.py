@@ -8,9 +8,9 @@ import plain
 import pytest
 import torch
 
-from reelworks.diffusion import objectives
-from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.models import registry
+from reelworks.models.objectives import objectives
+from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.testing import contract
 
 

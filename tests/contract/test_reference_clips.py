@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from reelworks.diffusion import objectives
-from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.models import registry
-from reelworks.precision.boundary import DtypeBoundary
+from reelworks.models.objectives import objectives
+from reelworks.models.objectives.config import ObjectiveConfig
+from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
 

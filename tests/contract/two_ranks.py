@@ -11,12 +11,12 @@ import warnings
 
 import torch
 
-from reelworks.distributed import mesh
-from reelworks.distributed.layout import Layout
+from reelworks.data.distributed import mesh
+from reelworks.data.distributed.layout import Layout
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.config import ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
-from reelworks.models.lora.config import LoraConfig
-from reelworks.precision.boundary import DtypeBoundary
+from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
 warnings.filterwarnings("ignore", message=".*returned a view tensor.*")

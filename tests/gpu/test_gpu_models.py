@@ -11,24 +11,25 @@ import torch
 from torch import Tensor, nn
 
 import reelworks as rw
-from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.distributed import mesh
-from reelworks.distributed.layout import Layout
-from reelworks.encoders.encoders import FrozenEncoders
-from reelworks.generate import pipeline
-from reelworks.generate.conditions import Conditions
-from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import attention, components, factory
+from reelworks.data.distributed import mesh
+from reelworks.data.distributed.layout import Layout
+from reelworks.inference.generate import pipeline
+from reelworks.inference.generate.conditions import Conditions
+from reelworks.inference.generate.pipeline import GenerateOptions
+from reelworks.models import components, factory
+from reelworks.models.adapters import frozen
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.api import Denoiser, DenoiserInputs
+from reelworks.models.attention import attention
 from reelworks.models.config import Attention, ModelConfig
-from reelworks.models.lora import frozen
-from reelworks.models.lora.config import LoraConfig
-from reelworks.precision.boundary import DtypeBoundary
+from reelworks.models.objectives.config import ObjectiveConfig
+from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
-from reelworks.train.config import TrainConfig
-from reelworks.train.step.optimizer_names import OPTIMIZERS
-from reelworks.train.step.optimizers import ShardedOptimizer, matrices
-from reelworks.train.step.state import TrainState
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.loop.config import TrainConfig
+from reelworks.training.step.optimizer_names import OPTIMIZERS
+from reelworks.training.step.optimizers import ShardedOptimizer, matrices
+from reelworks.training.step.state import TrainState
 
 # bfloat16 has 8 bits: the contract allows 5 % of the output, and gradients add the errors of all blocks.
 OUTPUT, GRADIENT = 0.05, 0.15

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from reelworks import testing
-from reelworks.checkpoint.async_save import Background
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.load import load
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train import trainer
-from reelworks.train.request import TrainRequest
+from reelworks.data.checkpoint.async_save import Background
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.load import load
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.loop import trainer
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.recipe import recipe_file
 
 
 @devices.both(["float32", "bfloat16"], quick=["float32", "bfloat16"])

@@ -9,10 +9,10 @@ def encode(recipe: dict[str, Any]) -> None:
     """Encode what a recipe lacks, from a catalog that exists."""
     import torch
 
-    from reelworks.analysis import plan_forecast
-    from reelworks.recipe import recipe_file
-    from reelworks.recipe.dataset import RecipeData
-    from reelworks.train.precompute import encoding
+    from reelworks.training.plan import plan_forecast
+    from reelworks.training.precompute import encoding
+    from reelworks.training.recipe import recipe_file
+    from reelworks.training.recipe.dataset import RecipeData
 
     torch.set_num_threads(1)
     data = RecipeData.open(recipe_file.parse(recipe))

@@ -11,7 +11,7 @@ import sys
 import shrunk_reelworks
 from typer.testing import CliRunner
 
-from reelworks.cli.main import app
+from reelworks.commands.main import app
 from reelworks.core.errors import UserError
 
 if __name__ == "__main__":

@@ -40,8 +40,9 @@ from reader import Reader, when
 from safetensors.torch import load_file, save_file
 
 from reelworks import testing
-from reelworks.generate import writers
-from reelworks.models import identify, weights
+from reelworks.inference.generate import writers
+from reelworks.models import identify
+from reelworks.models.storage import weights
 
 
 class Shared(NamedTuple):

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from reelworks.encoders.precompute.encode_worker import EncodeWorker, Progress
-from reelworks.train.precompute import encode_on_cluster
-from reelworks.train.precompute.encode_on_cluster import ClusterJob, ClusterPart, EncodeActor
+from reelworks.training.encoding.precompute.encode_worker import EncodeWorker, Progress
+from reelworks.training.precompute import encode_on_cluster
+from reelworks.training.precompute.encode_on_cluster import ClusterJob, ClusterPart, EncodeActor
 
 
 class SlowActor(EncodeActor):

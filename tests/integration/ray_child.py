@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from reelworks.catalog import examine, journal, scan
-from reelworks.catalog.config import Source
-from reelworks.catalog.examine import FileRequest, Finding
 from reelworks.core.errors import UserError
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan import examine, journal, scan
+from reelworks.data.catalog.scan.examine import FileRequest, Finding
 
 DEADLY = "deadly"
 

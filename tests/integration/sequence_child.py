@@ -10,8 +10,8 @@ import torch
 
 def gradients(recipe: dict[str, Any], folder: str) -> None:
     """Write this rank's loss and gradients of each of the recipe's `models` to a file."""
-    from reelworks.distributed import mesh
-    from reelworks.distributed.config import ParallelConfig
+    from reelworks.data.distributed import mesh
+    from reelworks.data.distributed.config import ParallelConfig
 
     torch.set_num_threads(1)
     degree = recipe["degree"]
@@ -27,10 +27,10 @@ def loss_and_gradients(
 ) -> dict[str, torch.Tensor]:
     """Return the loss and the gradients of a micro-batch; fresh weights are drawn away from their zeros."""
     from reelworks.models import components, factory
+    from reelworks.models.adapters.config import LoraConfig
     from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-    from reelworks.models.lora.config import LoraConfig
-    from reelworks.models.sequence_parallel import SequenceParallel
-    from reelworks.precision.boundary import DtypeBoundary
+    from reelworks.models.precision.boundary import DtypeBoundary
+    from reelworks.models.sequence.sequence_parallel import SequenceParallel
 
     model = ModelConfig(name=name, gradient_checkpointing=gradient_checkpointing)
     autoencoder = AutoencoderConfig(stride=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from reelworks.cli.main import main
+from reelworks.commands.main import main
 from reelworks.models import registry
 
 

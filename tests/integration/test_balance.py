@@ -10,9 +10,9 @@ from typing import Any
 import children
 import pytest
 
-from reelworks.report import run_data, run_facts
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.reports import run_data, run_facts
 
 SECONDS_PER_TOKEN = 0.015
 SLOW_RANK, FACTOR = 2, 1.6
@@ -20,10 +20,10 @@ SLOW_RANK, FACTOR = 2, 1.6
 
 def train_asleep(recipe: dict[str, Any], slow_factor: float) -> None:
     """Train with forward passes that sleep until as much time is over as their tokens cost, in one rank more."""
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.step import train_step
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
+    from reelworks.training.step import train_step
 
     losses = train_step.TrainStep._losses
     factor = slow_factor if os.environ["RANK"] == str(SLOW_RANK) else 1.0

@@ -14,13 +14,13 @@ import children
 import pytest
 import torch
 
-from reelworks.checkpoint import load
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train.startup import build
-from reelworks.train.step.state import TrainState
+from reelworks.data.checkpoint import load
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.assembly import build
+from reelworks.training.recipe import recipe_file
+from reelworks.training.step.state import TrainState
 
 # Where only the beginning matters: little to audit, nothing to validate.
 BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
@@ -211,9 +211,9 @@ def test_a_run_that_began_with_load_goes_on_with_its_data(tiny, tmp_path, traine
 
 def _preempted(recipe: dict) -> None:
     """Train until a scheduler asks to leave, in the first step; the second one is the last."""
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.step.state import TrainState
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.step.state import TrainState
 
     original = TrainState.update_ema
 
@@ -238,8 +238,8 @@ def test_keys_are_compared_with_those_that_the_checkpoint_was_trained_by(tiny, t
 def _train_each(recipe: dict, source: str, begun: bool) -> None:
     """Train every combination in a folder of its own, and tell what became of each."""
     from reelworks.core.errors import UserError
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
 
     choices = itertools.product(["auto", "2", "never"], ["", source], [False, True], [False, True])
     became = []

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import reelworks as rw
-from reelworks.data.micro_batch import MicroBatch
+from reelworks.data.loader.micro_batch import MicroBatch
 
 CLIPS, FRAMES = 50, 5
 

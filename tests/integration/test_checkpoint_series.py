@@ -18,19 +18,19 @@ import pytest
 from PIL import Image
 from test_lora import lora, on_file, pictures
 
-from reelworks.checkpoint import listing
-from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
-from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.core.words import of_recipe
-from reelworks.evaluation import checkpoint_series, evaluate, held_out, registry
-from reelworks.evaluation.checkpoint_series import CheckpointSeries
-from reelworks.evaluation.request import EvalRequest
-from reelworks.generate.pipeline import GenerateOptions
-from reelworks.report import checkpoint_grid, html
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint import listing
+from reelworks.data.checkpoint.config import CheckpointsConfig, KeepBest
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.inference.evaluate import checkpoint_series, evaluate, held_out, registry
+from reelworks.inference.evaluate.checkpoint_series import CheckpointSeries
+from reelworks.inference.evaluate.request import EvalRequest
+from reelworks.inference.generate.pipeline import GenerateOptions
+from reelworks.reports import checkpoint_grid, html
 
 __all__ = ["lora", "pictures"]
 SHOWN = {"prompts": ["a clip", "another clip"], "num_inference_steps": 1, "num_frames": 5, "height": 32, "width": 32}
@@ -275,7 +275,7 @@ def test_what_does_not_go_together_is_refused(trained: Any, changes: dict[str, A
 
 
 def test_the_command_prints_the_table_and_the_page(trained: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    from reelworks.cli import main
+    from reelworks.commands import main
 
     run, _ = trained
     page, prompts = tmp_path / "grid.html", tmp_path / "prompts.txt"

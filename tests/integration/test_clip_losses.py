@@ -19,15 +19,15 @@ import tomli_w
 from headless import wait_until, went_to, window
 from typer.testing import CliRunner
 
-from reelworks.checkpoint import verify
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.cli.main import app
+from reelworks.commands.main import app
 from reelworks.core import digests
-from reelworks.data import exclude_file
-from reelworks.report import html
-from reelworks.run import clip_losses, events
-from reelworks.run.clip_losses import ClipLosses
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint import verify
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.loader import exclude_file
+from reelworks.data.run import clip_losses, events
+from reelworks.data.run.clip_losses import ClipLosses
+from reelworks.data.run.folder import RunFolder
+from reelworks.reports import html
 
 STEPS = 12
 # Of the tiny set, all clips are measured in turn; "auto" would measure too few in so few steps to be seen.

@@ -9,10 +9,10 @@ import children
 import pytest
 import torch
 
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train import trainer
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.loop import trainer
+from reelworks.training.recipe import recipe_file
 
 # All blocks of this network are of one kind, so that few graphs are traced.
 MODEL = {"name": "stdit2-tiny", "gradient_checkpointing": True}

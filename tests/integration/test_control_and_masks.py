@@ -17,20 +17,20 @@ from examples import training_example, validation_example
 from PIL import Image
 from typer.testing import CliRunner
 
-from reelworks.catalog import probe
-from reelworks.cli.main import app
+from reelworks.commands.main import app
 from reelworks.core.errors import UserError
-from reelworks.data import prefetch
-from reelworks.data.step_source import StepSource
-from reelworks.generate import writers
-from reelworks.media.decode_pool import DecodePool
-from reelworks.recipe import dataset, recipe_file
-from reelworks.recipe.dataset import RecipeData
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train import replay
-from reelworks.train.startup import build
-from reelworks.train.step.examples import Predicted
+from reelworks.data.loader import prefetch
+from reelworks.data.loader.step_source import StepSource
+from reelworks.data.media import probe
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.inference.generate import writers
+from reelworks.training.assembly import build
+from reelworks.training.loop import replay
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.step.examples import Predicted
 
 SIZE = (32, 48)
 

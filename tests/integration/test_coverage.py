@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reelworks.analysis import clip_history
-from reelworks.analysis.coverage import Coverage
 from reelworks.core import files
-from reelworks.run.folder import RunFolder
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.coverage import clip_history
+from reelworks.training.coverage.coverage import Coverage
 
 SEVERAL_EPOCHS = {"bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [4, 3]}]}
 

@@ -11,13 +11,13 @@ import pytest
 import tomli_w
 from PIL import Image
 
-from reelworks.recipe import recipe_file
+from reelworks.training.recipe import recipe_file
 
 
 @pytest.fixture
 def typed(monkeypatch, capsys):
     """Run the command line in this process; returns what it prints and its exit code."""
-    from reelworks.cli import main
+    from reelworks.commands import main
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["reelworks", *map(str, words)])
@@ -67,7 +67,7 @@ def test_a_model_or_folder_that_is_not_there_is_refused_before_torch_is_loaded(t
     (tmp_path / "a-file").touch()
     code = """
 import sys
-from reelworks.cli import main
+from reelworks.commands import main
 for words in (
     "new lora --model wan --data nowhere", "new lora --model wann -o x.toml", "train --model wan --data nowhere",
     "train --model wann --data a-file", "new lora --model wan --data a-file",
@@ -94,8 +94,8 @@ def test_none_of_them_loads_torch(tiny, tmp_path):
     (tmp_path / "run").mkdir()
     code = f"""
 import sys
-from reelworks.cli import main
-from reelworks.run.folder import RunFolder
+from reelworks.commands import main
+from reelworks.data.run.folder import RunFolder
 def typed(*words):
     sys.argv = ["reelworks", *words]
     try:

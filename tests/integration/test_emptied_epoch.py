@@ -7,9 +7,9 @@ import shutil
 import children
 import pytest
 
-from reelworks.analysis import clip_history
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.coverage import clip_history
 
 
 @pytest.mark.parametrize("max_epochs", [pytest.param(1, marks=pytest.mark.slow), 2])

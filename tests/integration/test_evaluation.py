@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import tomli_w
 
-from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.errors import UserError
 from reelworks.core.words import of_recipe
-from reelworks.evaluation import held_out
-from reelworks.evaluation.evaluate import write
-from reelworks.evaluation.held_out import Evaluation
-from reelworks.evaluation.request import EvalRequest
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.inference.evaluate import held_out
+from reelworks.inference.evaluate.evaluate import write
+from reelworks.inference.evaluate.held_out import Evaluation
+from reelworks.inference.evaluate.request import EvalRequest
+from reelworks.training.recipe import recipe_file
 
 
 def measured(path: Path, *, timesteps: int = 0, **which: Any) -> Evaluation:
@@ -117,7 +117,7 @@ def test_a_recipe_without_held_out_clips_names_the_way_out(tiny: Any, tmp_path: 
 @pytest.fixture
 def typed(monkeypatch: Any, capsys: Any) -> Any:
     """Run the command line in this process; returns what it prints and its exit code."""
-    from reelworks.cli import main
+    from reelworks.commands import main
 
     def run(*words: Any) -> tuple[str, int]:
         monkeypatch.setattr(sys, "argv", ["reelworks", *map(str, words)])

@@ -12,10 +12,10 @@ import children
 import numpy as np
 import pytest
 
-from reelworks.data import prefetch
-from reelworks.report import run_data
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.loader import prefetch
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.reports import run_data
 
 # Where only the beginning and the end matter: little to audit, nothing to validate.
 BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
@@ -60,9 +60,9 @@ def test_trained_equals_the_catalog_less_the_reasons(tiny, footage, tmp_path, ba
 
 def _lose_one(recipe: dict) -> None:
     """Train with a planted loss: the third clip that is read never counts."""
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     original, seen = prefetch._micro_batch, []
 
@@ -127,10 +127,10 @@ def test_sigterm_saves_and_leaves_and_the_same_command_goes_on(tiny, tmp_path):
 def _train_with_sigterm(recipe: dict) -> None:
     import os
 
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.step.state import TrainState
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
+    from reelworks.training.step.state import TrainState
 
     original, calls = TrainState.update_ema, []
 

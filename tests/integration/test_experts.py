@@ -12,16 +12,16 @@ import tiny_families
 import torch
 from test_kill_and_resume import losses
 
-from reelworks.checkpoint import load
-from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.shape import Shape
-from reelworks.generate.load_run import LoadedModel
-from reelworks.generate.pipeline import GenerateOptions
-from reelworks.recipe import recipe_file
-from reelworks.run.folder import RunFolder
-from reelworks.train import replay
-from reelworks.train.startup import build
-from reelworks.train.step.state import TrainState
+from reelworks.data.checkpoint import load
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run.folder import RunFolder
+from reelworks.inference.generate.load_run import LoadedModel
+from reelworks.inference.generate.pipeline import GenerateOptions
+from reelworks.training.assembly import build
+from reelworks.training.loop import replay
+from reelworks.training.recipe import recipe_file
+from reelworks.training.step.state import TrainState
 
 PROMPT = "two cats sit on a wall in the sun"
 CPU = torch.device("cpu")

@@ -12,16 +12,16 @@ import children
 import pytest
 
 from reelworks.core import files
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.recipe import recipe_file
 
 PLANNED = 17  # clips of the footage that are readable and have a caption
 
 
 def _type_train(recipe: dict[str, Any], *victims: str) -> None:
     """Train by the command line; the victims vanish behind the scan."""
-    from reelworks.cli import main
+    from reelworks.commands import main
 
     children.lose_behind_the_scan(*victims)
     path = Path(recipe["output"] + ".toml")

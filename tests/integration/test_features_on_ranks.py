@@ -7,8 +7,8 @@ import pytest
 import tiny_recipe
 from test_preferences import pictures
 
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 
 __all__ = ["pictures"]
 FEATURES = {

@@ -18,7 +18,7 @@ import tiny_families
 from PIL import Image
 from reader import Reader, when
 
-from reelworks.run import events
+from reelworks.data.run import events
 
 LORA = "docs/how-to/train-a-lora.md"
 CHILD = Path(__file__).parent / "first_hour_child.py"

@@ -20,9 +20,9 @@ import tiny_recipe
 import torch
 from PIL import Image, ImageOps
 
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.recipe import recipe_file
 
 FOLDER = Path(__file__).parents[1] / "golden" / "losses"
 STEPS = 20

@@ -8,7 +8,7 @@ from benchmarks._histories import account, draw, play, truth
 from benchmarks._histories import start as starts
 from benchmarks._histories.truth import Began, Begin, End, Reopened, Step
 
-from reelworks.buckets.assign import Reason
+from reelworks.data.buckets.assign import Reason
 
 
 def start(*changes, steps=2, **orders):

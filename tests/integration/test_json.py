@@ -21,12 +21,12 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from reelworks import testing
-from reelworks.analysis import clip_history
-from reelworks.catalog.store import Catalog
-from reelworks.checkpoint import listing
-from reelworks.cli import show
-from reelworks.cli.main import app
+from reelworks.commands import show
+from reelworks.commands.main import app
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.checkpoint import listing
 from reelworks.testing import contract
+from reelworks.training.coverage import clip_history
 
 # Verbs that print no numbers, and why.
 WITHOUT_NUMBERS = {
@@ -77,7 +77,7 @@ def test_the_schema_is_one_and_leaves_nothing_open(schema: dict[str, Any]) -> No
 
 # The command line, whose quick demo is quicker: it needs to show nothing here.
 PROGRAM = """
-from reelworks.cli.main import main
+from reelworks.commands.main import main
 from reelworks.demo import walkthrough
 walkthrough.QUICK_STEPS = 3
 main()
@@ -308,7 +308,7 @@ def test_a_defect_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("what nobody thought of")
 
     monkeypatch.setattr(listing, "rows", broken)
-    monkeypatch.setattr("reelworks.cli.checkpoints._open", lambda run: (None, None))
+    monkeypatch.setattr("reelworks.commands.checkpoints._open", lambda run: (None, None))
     done = CliRunner().invoke(app, ["checkpoints", "ls", "run", "--json"])
     assert strictly(done.stdout)["error"]["code"] == "defect"
     assert isinstance(done.exception, RuntimeError), "whose traceback is on stderr"

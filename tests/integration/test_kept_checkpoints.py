@@ -11,9 +11,9 @@ from pathlib import Path
 import children
 import pytest
 
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 
 # Where only saves matter: little to audit, nothing to validate.
 BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
@@ -45,7 +45,7 @@ def test_going_back_to_a_step_sets_the_later_ones_aside(tiny, tmp_path, capsys):
     assert losses(run) == first, "the same recipe goes the same way again"
     names = sorted(path.name for path in run.checkpoints_folder.iterdir() if "step" in path.name)
     assert [name.rpartition("-")[0] for name in names[:2]] == [".aside-step-000000004", ".aside-step-000000006"]
-    from reelworks.cli.main import app
+    from reelworks.commands.main import app
 
     app(["checkpoints", "ls", str(run.path), "--json"], standalone_mode=False)
     listed = json.loads(capsys.readouterr().out)
@@ -55,10 +55,10 @@ def test_going_back_to_a_step_sets_the_later_ones_aside(tiny, tmp_path, capsys):
 
 def _fill_the_disk(recipe: dict) -> None:
     """Train while the second save finds no space."""
-    from reelworks.checkpoint import disk_space
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.data.checkpoint import disk_space
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     original, calls = disk_space.require, []
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from benchmarks._faults import points as faults
 
-from reelworks.checkpoint import load
-from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import digests
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train.startup import build
-from reelworks.train.step.state import TrainState
+from reelworks.data.checkpoint import load
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.assembly import build
+from reelworks.training.recipe import recipe_file
+from reelworks.training.step.state import TrainState
 
 STEPS = 18
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from reelworks.cli.main import app
+from reelworks.commands.main import app
 
 FOLDER = Path(__file__).parents[2] / "examples" / "launch"
 SHELL = ("torchrun.sh", "slurm.sbatch")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.recipe import recipe_file
 
 pytestmark = pytest.mark.slow
 

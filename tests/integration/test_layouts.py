@@ -8,8 +8,8 @@ from pathlib import Path
 import children
 import pytest
 
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 
 LAYOUTS = {
     "replicated": {"strategy": "replicated"},

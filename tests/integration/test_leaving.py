@@ -10,7 +10,7 @@ import pytest
 # gloo's thread sleeps in its callback through the end of the program. The folder is cleaned up at exit.
 _PROGRAM = """
 import typer
-from reelworks.cli import main
+from reelworks.commands import main
 
 def work(code: int):
     import tempfile, time
@@ -39,7 +39,7 @@ def test_the_code_is_the_commands_own_and_the_end_is_clean(code: int) -> None:
 
 def test_a_closed_output_is_no_error() -> None:
     """As of a command that a service starts without one."""
-    program = "import typer\nfrom reelworks.cli import main\nmain.app = typer.Typer()\n"
+    program = "import typer\nfrom reelworks.commands import main\nmain.app = typer.Typer()\n"
     program += "main.app.command()(lambda: None)\nmain.main()"
     closed = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} >&-"
     done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, timeout=300)

@@ -20,23 +20,23 @@ from safetensors.torch import load_file, save_file
 from test_kill_and_resume import losses
 from typer.testing import CliRunner
 
-from reelworks.checkpoint import load, names
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.cli.main import app
+from reelworks.commands.main import app
 from reelworks.core import gpu_devices
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.export import export
-from reelworks.export import lora as lora_file
-from reelworks.generate.load_run import LoadedModel
-from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models.lora import files, inject
-from reelworks.models.lora.base_model import Base
-from reelworks.recipe import recipe_file
-from reelworks.run import events
+from reelworks.data.checkpoint import load, names
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events
+from reelworks.inference.generate.load_run import LoadedModel
+from reelworks.inference.generate.pipeline import GenerateOptions
+from reelworks.models.adapters import files, inject
+from reelworks.models.base_model import Base
+from reelworks.models.export import export
+from reelworks.models.export import lora as lora_file
 from reelworks.testing import contract
-from reelworks.train.startup import build
-from reelworks.train.step.state import TrainState
+from reelworks.training.assembly import build
+from reelworks.training.recipe import recipe_file
+from reelworks.training.step.state import TrainState
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "lora-20-pictures.toml"
 PROMPT = "two cats sit on a wall in the sun"

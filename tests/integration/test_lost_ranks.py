@@ -12,8 +12,8 @@ from typing import Any
 import children
 import pytest
 
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 
 TRAIN = {"max_steps": 4, "micro_batches_per_step": 3, "same_bucket_run": 1}
 LIMIT_SECONDS = 30
@@ -94,7 +94,7 @@ def test_a_run_goes_on_to_the_same_end_wherever_a_rank_was_killed(recipe, tmp_pa
 
 def _fail_on(recipe: dict[str, Any], rank: int, what: str) -> None:
     """Train, and fail or hang on one rank, within its second step."""
-    from reelworks.train.step.train_step import TrainStep
+    from reelworks.training.step.train_step import TrainStep
 
     original, calls = TrainStep._losses, []
 

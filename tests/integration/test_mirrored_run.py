@@ -6,9 +6,9 @@ import shutil
 
 import children
 
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 
 
 def test_the_same_command_goes_on_on_a_fresh_disk(tiny, tmp_path):
@@ -49,11 +49,11 @@ def _lose_the_mirror(recipe: dict) -> None:
     import errno
     import os
 
-    from reelworks.checkpoint.mirror import mirror
-    from reelworks.checkpoint.mirror.remote import RemoteFilesystem
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.data.checkpoint.mirror import mirror
+    from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     def full(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -11,11 +11,11 @@ import torch
 from presets import config_of, network_of
 from safetensors.torch import save_file
 
-from reelworks.cli import main
+from reelworks.commands import main
 from reelworks.core import files
-from reelworks.recipe import recipe_file
-from reelworks.run import lock
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import lock
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.recipe import recipe_file
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def _train_in_little_memory(recipe: dict) -> None:
     import resource
 
     from reelworks.core.errors import UserError
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30),) * 2)  # the latents alone would take 3.7 GB

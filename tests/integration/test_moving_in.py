@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from reelworks.models import factory, registry
-from reelworks.recipe import recipe_file
+from reelworks.training.recipe import recipe_file
 
 SCRIPT = """accelerate launch sdxl_train_network.py \\
   --pretrained_model_name_or_path=stabilityai/stable-diffusion-xl-base-1.0 --train_data_dir=mugs --output_dir=out \\

@@ -14,17 +14,17 @@ from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from reelworks.catalog.config import DatasetConfig
-from reelworks.cli.main import app
+from reelworks.commands.main import app
 from reelworks.core.errors import UserError
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 from reelworks.models import registry
 from reelworks.quickstart import memory_presets, recipe_lines
 from reelworks.quickstart.survey import PLACEHOLDER, PLACEHOLDER_CLIPS, FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
-from reelworks.recipe import recipe_file, toml_writer
-from reelworks.recipe.toml_writer import Line
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.training.recipe import recipe_file, toml_writer
+from reelworks.training.recipe.toml_writer import Line
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

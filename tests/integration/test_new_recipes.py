@@ -12,15 +12,15 @@ from benchmarks._borders import recipes as drills
 from PIL import Image
 from typer.testing import CliRunner
 
-from reelworks.catalog.config import DatasetConfig
-from reelworks.cli.main import app
+from reelworks.commands.main import app
 from reelworks.core.errors import UserError
+from reelworks.data.catalog.config import DatasetConfig
 from reelworks.models import registry
 from reelworks.quickstart import memory_presets, quickstart
 from reelworks.quickstart.request import NewLoraRequest
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
-from reelworks.recipe import recipe_file
+from reelworks.training.recipe import recipe_file
 
 CASES = drills.cases()
 

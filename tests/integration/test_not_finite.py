@@ -11,9 +11,9 @@ from typing import Any
 import children
 import pytest
 
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 
 # Little to audit, nothing to validate.
 BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
@@ -21,8 +21,8 @@ BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
 
 def plant(recipe: dict, what: str, name: str = "final_layer.linear.weight") -> None:
     """A NaN comes into a weight of the last rank, or into its average, in step 3."""
-    from reelworks.distributed.mesh import local
-    from reelworks.train.step.state import TrainState
+    from reelworks.data.distributed.mesh import local
+    from reelworks.training.step.state import TrainState
 
     update = TrainState.update_ema
 
@@ -69,7 +69,7 @@ def test_a_weight_of_one_rank_stops_all_in_the_same_step(tiny, tmp_path):
 
 def lose_every_other(recipe: dict) -> None:
     """Every second step has a loss that is not finite."""
-    from reelworks.train.step.train_step import TrainStep
+    from reelworks.training.step.train_step import TrainStep
 
     take = TrainStep.run
 

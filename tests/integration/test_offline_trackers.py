@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from reelworks.run.folder import RunFolder
+from reelworks.data.run.folder import RunFolder
 
 REASON = "the package is an extra, which is not installed"
 

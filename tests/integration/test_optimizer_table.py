@@ -8,9 +8,9 @@ import children
 import pytest
 
 from reelworks.core.errors import UserError
-from reelworks.distributed.layout import Layout
-from reelworks.train.step import optimizer_names
-from reelworks.train.step.optimizer_names import OPTIMIZERS
+from reelworks.data.distributed.layout import Layout
+from reelworks.training.step import optimizer_names
+from reelworks.training.step.optimizer_names import OPTIMIZERS
 
 RATES = {"prodigy": 1.0, "came": 1e-4}
 LAYOUTS = {"replicated": Layout(4, 1), "fsdp": Layout(1, 4), "hsdp": Layout(2, 2)}
@@ -31,7 +31,7 @@ def test_each_cell_trains_or_is_refused(tiny, name):
 def _cells_of(recipe: dict[str, Any], name: str) -> None:
     import torch
 
-    from reelworks.distributed import mesh
+    from reelworks.data.distributed import mesh
 
     with mesh.join() as world:
         for strategy, layout in LAYOUTS.items():
@@ -50,12 +50,12 @@ def _steps(name: str, layout: Layout, compute: Any, world: Any) -> str:
     """Take three steps on one batch; each rank has its own, so that gradients are summed over all."""
     import torch
 
-    from reelworks.distributed import mesh
+    from reelworks.data.distributed import mesh
     from reelworks.models.api import DenoiserInputs
-    from reelworks.precision.boundary import DtypeBoundary
+    from reelworks.models.precision.boundary import DtypeBoundary
     from reelworks.testing import contract
-    from reelworks.train.config import TrainConfig
-    from reelworks.train.step.state import TrainState
+    from reelworks.training.loop.config import TrainConfig
+    from reelworks.training.step.state import TrainState
 
     denoiser = contract.build("stdit3-tiny", compute=compute)
     mesh.shard(denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, layout)

@@ -11,22 +11,22 @@ import children
 import pytest
 import torch
 
-from reelworks.buckets import table
-from reelworks.checkpoint import load
-from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import digests
 from reelworks.core.errors import UserError
-from reelworks.distributed import mesh
-from reelworks.distributed.layout import Layout
-from reelworks.distributed.mesh import local
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train.config import TrainConfig
-from reelworks.train.preflight import check
-from reelworks.train.startup import build
-from reelworks.train.step.optimizer_names import OPTIMIZERS
-from reelworks.train.step.state import TrainState
+from reelworks.data.buckets import table
+from reelworks.data.checkpoint import load
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.distributed import mesh
+from reelworks.data.distributed.layout import Layout
+from reelworks.data.distributed.mesh import local
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.assembly import build
+from reelworks.training.loop.config import TrainConfig
+from reelworks.training.preflight import check
+from reelworks.training.recipe import recipe_file
+from reelworks.training.step.optimizer_names import OPTIMIZERS
+from reelworks.training.step.state import TrainState
 
 OTHERS = sorted(set(OPTIMIZERS) - {"adamw"})
 ON_SHARDS = sorted(name for name, one in OPTIMIZERS.items() if not one.whole)

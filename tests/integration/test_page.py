@@ -10,11 +10,11 @@ from headless import findings, require_layout, wait_until, went_to, window
 from page_client import served
 
 from reelworks.core import files
-from reelworks.recipe import dataset, recipe_file
-from reelworks.report import html
-from reelworks.run import lock
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import lock
+from reelworks.data.run.folder import RunFolder
+from reelworks.reports import html
 from reelworks.testing import sample_folder
+from reelworks.training.recipe import dataset, recipe_file
 
 DRAWN = "Math.max(...[...document.querySelectorAll('.plot')].flatMap(p => (p.data || []).map(t => t.x.at(-1) || 0)))"
 

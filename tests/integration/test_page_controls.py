@@ -11,7 +11,7 @@ import pytest
 from headless import wait_until, went_to, window
 from page_client import small_recipe
 
-from reelworks.recipe import dataset, recipe_file
+from reelworks.training.recipe import dataset, recipe_file
 
 RECIPE = small_recipe("run", "mine", num_frames=(1, 9), aspect_ratios=())
 ALONE = RECIPE.replace('"run"', '"alone"')

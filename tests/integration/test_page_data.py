@@ -5,8 +5,8 @@ import pytest
 from headless import findings, went_to, window
 from page_client import small_recipe
 
-from reelworks.recipe import dataset, recipe_file
-from reelworks.ui.workspace import key_of
+from reelworks.annexes.page.workspace import key_of
+from reelworks.training.recipe import dataset, recipe_file
 
 HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
 CLIPS = 60

@@ -10,7 +10,7 @@ import pytest
 from headless import held, wait_for_request, wait_until, went_to, window
 from page_client import served, small_recipe
 
-from reelworks.recipe import dataset, recipe_file
+from reelworks.training.recipe import dataset, recipe_file
 
 RECIPE = small_recipe("run", "mine", num_frames=(1, 9), aspect_ratios=())
 TYPED = "main input:is([type=text], [type=number]):not([readonly]):not(:disabled), main textarea:not([readonly])"

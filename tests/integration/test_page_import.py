@@ -4,7 +4,7 @@ import prepare_files
 import pytest
 from headless import findings, require_layout, went_to, window
 
-from reelworks.recipe import recipe_file
+from reelworks.training.recipe import recipe_file
 
 CONFIG = 'bucket_config = {"256": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-XL/2", from_pretrained="w")\nmystery = 3\n'
 

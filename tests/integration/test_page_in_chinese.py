@@ -10,9 +10,9 @@ from page_client import small_recipe
 from PIL import Image
 
 import reelworks
-from reelworks.recipe import dataset, recipe_file
+from reelworks.training.recipe import dataset, recipe_file
 
-TABLE = json.loads((Path(reelworks.__file__).parent / "ui" / "static" / "zh.json").read_text("utf-8"))
+TABLE = json.loads((Path(reelworks.__file__).parent / "annexes" / "page" / "static" / "zh.json").read_text("utf-8"))
 # Texts, labels and hints that people see or hear on a page, without the names and descriptions of a recipe's keys.
 SHOWN = """() => {
   const found = [document.title.split(" · ").at(-2)];

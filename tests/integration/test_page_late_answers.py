@@ -12,10 +12,10 @@ import pytest
 from headless import held, wait_for_request, wait_until, went_to, window
 from page_client import served, small_recipe
 
-from reelworks.recipe import dataset, recipe_file
-from reelworks.run.events import EventLog
-from reelworks.run.folder import RunFolder
-from reelworks.ui import learning
+from reelworks.annexes.page import learning
+from reelworks.data.run.events import EventLog
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.recipe import dataset, recipe_file
 
 pytestmark = pytest.mark.slow(
     reason="a dozen pages whose answers are held back; the forms' own tests save and read them too"

@@ -8,9 +8,9 @@ import children
 import pytest
 from test_not_finite import BARE, plant
 
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train import replay
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.loop import replay
 
 TRAIN = {"max_steps": 5, "micro_batches_per_step": 2, "same_bucket_run": 1}
 

@@ -10,8 +10,8 @@ import pytest
 import tiny_recipe
 from PIL import Image
 
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 
 SIZE = (32, 48)
 

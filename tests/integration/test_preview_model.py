@@ -13,15 +13,15 @@ from refused import refused
 from test_lora import lora, on_file, pictures
 
 from reelworks.core.shape import Shape
-from reelworks.generate import defaults, diffusers_pipeline
-from reelworks.generate.load_run import LoadedModel
-from reelworks.generate.pipeline import GenerateOptions
+from reelworks.inference.generate import defaults, diffusers_pipeline
+from reelworks.inference.generate.load_run import LoadedModel
+from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import registry
 from reelworks.models.config import ModelConfig
-from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import preview_model, recipe_file, validation
-from reelworks.train.logging import preview_model as previews
-from reelworks.train.startup import build
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.training.assembly import build
+from reelworks.training.observers import preview_model as previews
+from reelworks.training.recipe import preview_model, recipe_file, validation
 
 __all__ = ["lora", "pictures"]
 CPU = torch.device("cpu")

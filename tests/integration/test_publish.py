@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from test_lora import pictures
 
 import reelworks as rw
-from reelworks.publish import publish
-from reelworks.publish.request import PublishRequest
-from reelworks.recipe import recipe_file
+from reelworks.annexes.hub import publish
+from reelworks.annexes.hub.request import PublishRequest
+from reelworks.training.recipe import recipe_file
 
 __all__ = ["pictures"]
 

@@ -10,10 +10,10 @@ import media_makers
 import numpy as np
 import pytest
 
-from reelworks.analysis import clip_history
-from reelworks.recipe import dataset, recipe_file
-from reelworks.recipe.dataset import RecipeData
-from reelworks.run.folder import RunFolder
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.coverage import clip_history
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
 
 
 def films(folder: Path) -> Path:

@@ -27,25 +27,25 @@ from killed_scans import lines, shown, write_pictures
 from test_stored_latents import CAPTIONS, CLIPS, checksums
 from typer.testing import CliRunner
 
-from reelworks.analysis import plan_forecast
-from reelworks.catalog import journal, scan
-from reelworks.catalog.config import Source
-from reelworks.catalog.scan import scan_sources
-from reelworks.catalog.store import Catalog
-from reelworks.cli.main import app
+from reelworks.annexes.quality.run import measure_catalog
+from reelworks.commands.main import app
 from reelworks.core import ray_cluster
 from reelworks.core.errors import UserError
 from reelworks.core.ray_cluster import Cluster, RayPool
 from reelworks.core.worker_pool import WorkerDied, WorkerHung
-from reelworks.encoders.precompute.encode import EncodingForecast
-from reelworks.encoders.precompute.encode_worker import Progress
-from reelworks.encoders.store import EncodedStore
-from reelworks.measures.run import measure_catalog
-from reelworks.recipe import dataset, recipe_file
-from reelworks.recipe.dataset import RecipeData
-from reelworks.schedule.cursor import RUN_START
-from reelworks.train.precompute import encode_on_cluster, encoding
-from reelworks.train.precompute.encode_on_cluster import ClusterJob, EncodeActor
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan import journal, scan
+from reelworks.data.catalog.scan.scan import scan_sources
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.schedule.cursor import RUN_START
+from reelworks.training.encoding.precompute.encode import EncodingForecast
+from reelworks.training.encoding.precompute.encode_worker import Progress
+from reelworks.training.encoding.store import EncodedStore
+from reelworks.training.plan import plan_forecast
+from reelworks.training.precompute import encode_on_cluster, encoding
+from reelworks.training.precompute.encode_on_cluster import ClusterJob, EncodeActor
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
 
 # Ray warns of its own defaults.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")

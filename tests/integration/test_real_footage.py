@@ -10,13 +10,13 @@ import numpy as np
 import real_footage
 from PIL import Image
 
-from reelworks.analysis import plan_forecast
 from reelworks.core import results
 from reelworks.core.shape import Shape
-from reelworks.media.decode import Request, load
-from reelworks.recipe import dataset, recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.media.decode import Request, load
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.plan import plan_forecast
+from reelworks.training.recipe import dataset, recipe_file
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "real-footage.toml"
 
@@ -52,7 +52,7 @@ def test_real_footage_is_scanned_planned_trained_and_generated_from(tmp_path, mo
 
 
 def _generate(run: Path, folder: Path, monkeypatch, capsys) -> None:
-    from reelworks.cli.main import app
+    from reelworks.commands.main import app
 
     clip, picture = folder / "out.mp4", folder / "out.png"
     common = ["generate", str(run), "--prompt", "a red flower", "--num-inference-steps", "3"]

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reelworks.analysis import clip_history
-from reelworks.analysis.coverage import Coverage, State
-from reelworks.checkpoint import names
-from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import files, results
-from reelworks.run import events, records
-from reelworks.run.folder import RunFolder
-from reelworks.train.replay import replay_step
+from reelworks.data.checkpoint import names
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events, records
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.coverage import clip_history
+from reelworks.training.coverage.coverage import Coverage, State
+from reelworks.training.loop.replay import replay_step
 
 Make = Callable[..., dict[str, Any]]
 PICTURES = 6
@@ -68,7 +68,7 @@ def covered(told: Coverage) -> dict[int, set[int]]:
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[str, int]:
-    from reelworks.cli import main
+    from reelworks.commands import main
 
     monkeypatch.setattr(sys, "argv", ["reelworks", *map(str, words)])
     with pytest.raises(SystemExit) as left:
@@ -149,9 +149,9 @@ def test_a_lost_record_is_told_with_what_events_prove_and_training_goes_on(
 def _train_on_a_full_disk(recipe: dict[str, Any]) -> None:
     """Train where no record can be written."""
     from reelworks.core import storage
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     def guard(call: str, path: Path) -> None:
         if call == "write" and "coverage" in path.parts:

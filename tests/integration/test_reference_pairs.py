@@ -14,16 +14,16 @@ from examples import training_example
 from refused import refused
 from typer.testing import CliRunner
 
-from reelworks.cli.main import app
-from reelworks.data import prefetch
-from reelworks.data.step_source import StepSource
-from reelworks.generate import writers
-from reelworks.media.decode_pool import DecodePool
-from reelworks.recipe import dataset, recipe_file
-from reelworks.recipe.dataset import RecipeData
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train.startup import build
+from reelworks.commands.main import app
+from reelworks.data.loader import prefetch
+from reelworks.data.loader.step_source import StepSource
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.inference.generate import writers
+from reelworks.training.assembly import build
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
 
 CLIPS, SIZE = 4, {"num_frames": 5, "height": 32, "width": 32}
 

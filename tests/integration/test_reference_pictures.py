@@ -14,16 +14,16 @@ from examples import training_example, validation_example
 from PIL import Image
 
 from reelworks.core.shape import Shape
-from reelworks.data import prefetch
-from reelworks.data.step_source import StepSource
-from reelworks.generate import writers
-from reelworks.media.decode_pool import DecodePool
-from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import dataset, recipe_file
-from reelworks.recipe.dataset import RecipeData
-from reelworks.train.precompute import encoding
-from reelworks.train.startup import build
-from reelworks.train.step.examples import Predicted
+from reelworks.data.loader import prefetch
+from reelworks.data.loader.step_source import StepSource
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.inference.generate import writers
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.training.assembly import build
+from reelworks.training.precompute import encoding
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.step.examples import Predicted
 
 SHAPE, CLIPS = Shape(5, 32, 48), 4
 

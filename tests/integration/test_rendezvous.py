@@ -13,8 +13,8 @@ from reelworks.core.errors import UserError
 
 def _in_a_folder_of_its_own(recipe: dict[str, Any]) -> None:
     """Join with a relative run folder, which is another one on each rank, as without a shared file system."""
-    from reelworks.distributed import mesh
-    from reelworks.train.startup import rendezvous
+    from reelworks.data.distributed import mesh
+    from reelworks.training.loop import rendezvous
 
     rendezvous._PATIENCE_SECONDS = 0.3
     own = Path(recipe["output"] + os.environ["RANK"])

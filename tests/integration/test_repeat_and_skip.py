@@ -6,10 +6,11 @@ import children
 import numpy as np
 import pytest
 
-from reelworks.analysis import clip_history, epoch_stats
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train.replay import replay_step
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.coverage import clip_history
+from reelworks.training.loop.replay import replay_step
+from reelworks.training.plan import epoch_stats
 
 ONE_EPOCH = {"max_steps": None, "max_epochs": 1}
 

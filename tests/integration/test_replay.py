@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reelworks.analysis import clip_history
 from reelworks.core import results
 from reelworks.core.errors import UserError
-from reelworks.media import decode
-from reelworks.report import sheet
-from reelworks.run.folder import RunFolder
-from reelworks.train.replay import Replay, ReplayedClip, replay_step
+from reelworks.data.media import decode
+from reelworks.data.run.folder import RunFolder
+from reelworks.reports import sheet
+from reelworks.training.coverage import clip_history
+from reelworks.training.loop.replay import Replay, ReplayedClip, replay_step
 
 BUSY = {
     "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [4, 3]}],
@@ -36,10 +36,10 @@ def digest(frames: np.ndarray) -> str:
 
 def _train_and_tell(recipe: dict) -> None:
     """Train, and write down what the model was given, micro-batch by micro-batch."""
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.step.examples import ExampleBuilder
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
+    from reelworks.training.step.examples import ExampleBuilder
 
     original, fed = ExampleBuilder.build, []
 
@@ -204,7 +204,7 @@ def trained_files(told: Replay) -> list[ReplayedClip]:
 
 
 def test_the_verb_prints_a_step_and_draws_it(tiny, tmp_path, monkeypatch, capsys):
-    from reelworks.cli import main
+    from reelworks.commands import main
 
     def typed(*words: object) -> tuple[str, int]:
         monkeypatch.setattr(sys, "argv", ["reelworks", "replay", *map(str, words)])

@@ -9,9 +9,9 @@ from typing import Any
 import children
 import pytest
 
-from reelworks.analysis import clip_history
-from reelworks.encoders.store import EncodedStore
-from reelworks.run.folder import RunFolder
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.coverage import clip_history
+from reelworks.training.encoding.store import EncodedStore
 
 ENTRIES = [
     {"resolution": "32px", "num_frames": 1, "batch_size": 3},

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, load_file
 
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 
 
 def saved(run: Path) -> list[int]:
@@ -55,9 +55,9 @@ def test_saves_beside_training_hold_what_saves_that_it_waits_for_do(tiny, tmp_pa
 def _slow_disk(recipe: dict) -> None:
     """The shards of step 1 are not on the disk before step 4 is done."""
     from reelworks.core import storage
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     log = RunFolder(Path(recipe["output"]))
 
@@ -72,11 +72,11 @@ def _slow_disk(recipe: dict) -> None:
 
 def _asked_to_leave(recipe: dict, dies: bool) -> None:
     """Get a signal in step 1, so that step 2 is the last, where a validation is due; `dies` ends this process when that begins."""
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.step.state import TrainState
-    from reelworks.train.trainer import run
-    from reelworks.train.validation import Validator
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.observers.validation import Validator
+    from reelworks.training.recipe import recipe_file
+    from reelworks.training.step.state import TrainState
 
     update = TrainState.update_ema
 
@@ -123,10 +123,10 @@ def test_a_save_that_is_due_while_one_is_written_is_left_out_and_told(tiny, tmp_
 def _full_disk(recipe: dict, *steps: int) -> None:
     """The disk is full for the checkpoints of some steps."""
     from reelworks.core import storage
-    from reelworks.recipe import recipe_file
-    from reelworks.train import checkpointing
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop import checkpointing
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     checkpointing._RETRY_SECONDS = 0.0
 
@@ -177,10 +177,10 @@ def test_a_file_asks_for_a_save(tiny, tmp_path):
 
 
 def _with_save_file(recipe: dict) -> None:
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.step.state import TrainState
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
+    from reelworks.training.step.state import TrainState
 
     original = TrainState.update_ema
 
@@ -196,9 +196,9 @@ def _with_save_file(recipe: dict) -> None:
 def _asked(recipe: dict, until_step: int, *, full: bool) -> None:
     """A person asks before the first step, and again once a save has begun; the disk is slow, or full, at first."""
     from reelworks.core import storage
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     folder = RunFolder(Path(recipe["output"]))
     folder.path.mkdir()

@@ -16,17 +16,17 @@ import tiny_recipe
 import torch
 from typer.testing import CliRunner
 
-from reelworks.cli.main import app
+from reelworks.commands.main import app
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 from reelworks.models import factory
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.config import ModelConfig
-from reelworks.models.lora.config import LoraConfig
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
 from reelworks.testing import contract
-from reelworks.train import trainer
-from reelworks.train.request import TrainRequest
-from reelworks.train.step.optimizer_names import OPTIMIZERS
+from reelworks.training.loop import trainer
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.recipe import recipe_file
+from reelworks.training.step.optimizer_names import OPTIMIZERS
 
 _FRESH = dict.fromkeys(("hidden_size", "depth", "num_heads"))
 _LORA: dict[str, Any] = {

@@ -12,15 +12,15 @@ import pytest
 import sequence_child
 import torch
 
-from reelworks.analysis import plan_forecast
 from reelworks.core import results, toml_none
 from reelworks.core.errors import UserError
-from reelworks.data import step_source
-from reelworks.distributed.mesh import World
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader import step_source
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 from reelworks.models import registry
-from reelworks.recipe import dataset, recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.training.plan import plan_forecast
+from reelworks.training.recipe import dataset, recipe_file
 
 ALONE = World(0, 1, torch.device("cpu"))
 ABLE = [

@@ -18,22 +18,22 @@ from PIL import Image
 from refused import refused
 from typer.testing import CliRunner
 
-from reelworks.catalog.config import DatasetConfig
-from reelworks.cli.main import app
-from reelworks.data import prefetch
-from reelworks.data.step_source import StepSource
-from reelworks.encoders.encoders import CaptionCache
-from reelworks.encoders.request_key import Keys
-from reelworks.encoders.stored_batches import StoredLatents
-from reelworks.media.decode_pool import DecodePool
+from reelworks.commands.main import app
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.loader import prefetch
+from reelworks.data.loader.step_source import StepSource
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 from reelworks.models.config import ModelConfig
 from reelworks.models.text.hashed import HashedTextEncoder
-from reelworks.recipe import dataset, recipe_file, validation
-from reelworks.recipe.dataset import RecipeData
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train.precompute import encoding
-from reelworks.train.startup import build
+from reelworks.training.assembly import build
+from reelworks.training.encoding.encoders import CaptionCache
+from reelworks.training.encoding.request_key import Keys
+from reelworks.training.encoding.stored_batches import StoredLatents
+from reelworks.training.precompute import encoding
+from reelworks.training.recipe import dataset, recipe_file, validation
+from reelworks.training.recipe.dataset import RecipeData
 
 CLIPS, SECOND = 8, 5  # of the clips, the first ones have a second source
 

@@ -13,11 +13,11 @@ import pytest
 import sound_clips
 from refused import refused
 
-from reelworks.catalog import probe
-from reelworks.cli.main import app
-from reelworks.encoders.store import EncodedStore
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.commands.main import app
+from reelworks.data.media import probe
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.encoding.store import EncodedStore
 
 Recipe = dict[str, Any]
 

@@ -12,7 +12,7 @@ SLOW = {"rich", "torch", "av", "pyarrow", "plotly", "tensorboard", "numpy"}
 SLOWEST = {"torch", "diffusers", "transformers", "peft", "bitsandbytes", "pandas", "scipy", "av", "pyarrow", "plotly"}
 RUN = """
 import io, os, sys
-from reelworks.cli import main
+from reelworks.commands import main
 
 class Until(io.RawIOBase):
     def writable(self):

@@ -19,11 +19,11 @@ import tiny_families
 import torch
 import transformers
 
-from reelworks.encoders.store import EncodedStore
-from reelworks.generate import writers
-from reelworks.recipe import dataset, recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.inference.generate import writers
+from reelworks.training.encoding.store import EncodedStore
+from reelworks.training.recipe import dataset, recipe_file
 
 Recipe = dict[str, Any]
 FIXED = {"num_workers": 0, "clip_start": "start"}

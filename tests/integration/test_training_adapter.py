@@ -16,13 +16,13 @@ from test_lora import lora, on_file, pictures, tensors
 
 from reelworks.core import gpu_devices
 from reelworks.core.shape import Shape
-from reelworks.generate.load_run import LoadedModel
-from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models.lora import files, inject, training_adapter
-from reelworks.models.lora.config import LoraConfig
-from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import recipe_file
-from reelworks.train.startup import build
+from reelworks.inference.generate.load_run import LoadedModel
+from reelworks.inference.generate.pipeline import GenerateOptions
+from reelworks.models.adapters import files, inject, training_adapter
+from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.training.assembly import build
+from reelworks.training.recipe import recipe_file
 
 __all__ = ["lora", "pictures"]
 CPU = torch.device("cpu")

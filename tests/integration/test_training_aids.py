@@ -10,11 +10,11 @@ from typing import Any
 import children
 import pytest
 
-from reelworks.analysis import clip_history
-from reelworks.analysis.coverage import State
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.coverage import clip_history
+from reelworks.training.coverage.coverage import State
 
 
 def steps_of(run: RunFolder) -> list[dict[str, Any]]:

@@ -17,13 +17,13 @@ from refused import refused
 from typer.testing import CliRunner
 
 import reelworks as rw
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.cli.main import app
+from reelworks.commands.main import app
 from reelworks.core import trust
-from reelworks.recipe import recipe_file
-from reelworks.run import events, history
-from reelworks.run.folder import RunFolder
-from reelworks.train.preflight import stage_comparison, stage_forecast
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events, history
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.preflight import stage_comparison, stage_forecast
+from reelworks.training.recipe import recipe_file
 
 BARE = {"buckets": {"aspect_ratios": ["1:1"], "upscale": True, "max_crop": 0.7}}
 FIRST = {"name": "first", "steps": 3}
@@ -104,12 +104,12 @@ def test_stages_follow_each_other_and_a_kill_changes_nothing(staged: Any, tmp_pa
 
 def _asked_to_leave(recipe: dict[str, Any], place: str) -> None:
     """Get a signal on the last rank: in the last step of the first stage, in the validation behind it, or before the next stage."""
-    from reelworks.distributed import collectives
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.startup import start
-    from reelworks.train.step.state import TrainState
-    from reelworks.train.trainer import run
-    from reelworks.train.validation import Validator
+    from reelworks.data.distributed import collectives
+    from reelworks.training.loop import start
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.observers.validation import Validator
+    from reelworks.training.step.state import TrainState
 
     owner, name = {"step": (TrainState, "update_ema"), "validation": (Validator, "run"), "scan": (start, "scan")}[place]
     original, calls = getattr(owner, name), []

@@ -10,10 +10,10 @@ import pytest
 from refused import refused
 from typer.testing import CliRunner
 
-from reelworks.buckets import tuned
-from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.cli.main import app
-from reelworks.recipe import measured, recipe_file
+from reelworks.commands.main import app
+from reelworks.data.buckets import tuned
+from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.training.recipe import measured, recipe_file
 
 RECIPE = {
     "version": 1,

@@ -14,7 +14,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from reelworks.cli.main import app
+from reelworks.commands.main import app
 from reelworks.quickstart import quickstart
 from reelworks.quickstart.request import NewLoraRequest
 

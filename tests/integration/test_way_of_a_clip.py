@@ -16,22 +16,22 @@ import torch
 from examples import batch_encoder
 
 import reelworks
-from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
-from reelworks.data.position import next_epoch
-from reelworks.data.step_source import StepSource
-from reelworks.distributed.mesh import World
-from reelworks.encoders.batch_encoder import EncodedBatch
-from reelworks.encoders.encode_prefetcher import EncodePrefetcher
-from reelworks.media.decode_pool import DecodePool
-from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import dataset, recipe_file
-from reelworks.recipe.dataset import RecipeData
-from reelworks.train.precompute import encoding
-from reelworks.train.startup import build
-from reelworks.train.step.examples import Example, ExampleBuilder
-from reelworks.train.step.state import TrainState
-from reelworks.train.step.step_sums import StepFlags
-from reelworks.train.step.train_step import TrainStep
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.loader.position import next_epoch
+from reelworks.data.loader.step_source import StepSource
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.training.assembly import build
+from reelworks.training.encoding.batch_encoder import EncodedBatch
+from reelworks.training.encoding.encode_prefetcher import EncodePrefetcher
+from reelworks.training.precompute import encoding
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.step.examples import Example, ExampleBuilder
+from reelworks.training.step.state import TrainState
+from reelworks.training.step.step_sums import StepFlags
+from reelworks.training.step.train_step import TrainStep
 
 PACKAGE = Path(reelworks.__file__).parent
 PAGE = PACKAGE.parents[1] / "docs/concepts/way-of-a-clip.md"
@@ -95,7 +95,11 @@ def test_a_micro_batch_passes_through_twelve_files_at_most_and_the_page_names_th
     followed = follow(tiny(encode={"store": store}))
     assert len(followed.passed) <= 12
     assert followed.passed <= named
-    look_on = {"train/step/compiled_blocks.py", "train/logging/balance.py"}
+    look_on = {"training/step/compiled_blocks.py", "training/observers/balance.py"}
     assert len(named & followed.called - look_on) <= 30
-    of_the_other = {"data/shared_batches.py"} if store else {"encoders/stored_batches.py", "encoders/request_key.py"}
-    assert named - followed.called <= of_the_other | {"train/training_loop.py"}
+    of_the_other = (
+        {"data/loader/shared_batches.py"}
+        if store
+        else {"training/encoding/stored_batches.py", "training/encoding/request_key.py"}
+    )
+    assert named - followed.called <= of_the_other | {"training/loop/training_loop.py"}

@@ -15,10 +15,10 @@ from PIL import Image
 from test_lora import lora, on_file, pictures
 from test_training_adapter import adapter_file
 
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train.startup import build
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.assembly import build
+from reelworks.training.recipe import recipe_file
 
 __all__ = ["lora", "pictures"]
 Recipe = dict[str, Any]

@@ -12,8 +12,8 @@ from typing import Any
 import children
 import pytest
 
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 
 TRAIN = {"max_steps": 6, "micro_batches_per_step": 4, "same_bucket_run": 2, "log_block_grad_norms_every": 1}
 
@@ -91,7 +91,7 @@ def test_torchrun_and_our_own_launcher_train(tiny, tmp_path):
     import subprocess
     import sys
 
-    from reelworks.recipe import recipe_file
+    from reelworks.training.recipe import recipe_file
 
     recipe = tmp_path / "recipe.toml"
     for name, launcher in {

@@ -12,13 +12,13 @@ import torch
 from planted_attention import Arguments, Results, exact, planted
 from refused import refused
 
-from reelworks.models import attention_audit
-from reelworks.recipe import recipe_file
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
-from reelworks.train import trainer
-from reelworks.train.preflight import kernels
-from reelworks.train.request import TrainRequest
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.models.attention import attention_audit
+from reelworks.training.loop import trainer
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.preflight import kernels
+from reelworks.training.recipe import recipe_file
 
 
 def garbage(a: Arguments) -> Results:

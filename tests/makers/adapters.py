@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from reelworks.models.adapters import inject
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.api import Denoiser
-from reelworks.models.lora import inject
-from reelworks.models.lora.config import LoraConfig
 from reelworks.testing import contract
 
 

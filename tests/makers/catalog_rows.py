@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from reelworks.catalog.probe import Probe
-from reelworks.catalog.rows import SCORE, CatalogRows, schema
+from reelworks.data.catalog.store.rows import SCORE, CatalogRows, schema
+from reelworks.data.media.probe import Probe
 
 PLAIN: dict[str, Any] = asdict(Probe("video", pixel_aspect_ratio=1.0))  # measures of a file without peculiarities
 VIDEO = {"kind": "video", "num_frames": 100, "height": 720, "width": 1280, "fps": 24.0, "duration_seconds": 100 / 24}

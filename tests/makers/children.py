@@ -22,7 +22,7 @@ SERVER = multiprocessing.get_context("forkserver")
 # optimizer needs torch's compiler.
 SERVER.set_forkserver_preload(
     [
-        "reelworks.train.trainer",
+        "reelworks.training.loop.trainer",
         "benchmarks._faults.points",
         "torch._dynamo",
         "torch.profiler._cupti_monitor",
@@ -95,9 +95,9 @@ def _rank(rank: int, world: int, port: int, target: Callable[..., None], *args: 
 def _child(recipe: dict[str, Any], fault: tuple[str, int] | None, options: dict[str, Any]) -> None:
     from benchmarks._faults import points as faults
 
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     if fault is not None:
         faults.kill_at(*fault)
@@ -109,9 +109,9 @@ def _child(recipe: dict[str, Any], fault: tuple[str, int] | None, options: dict[
 def train_and_exit(recipe: dict[str, Any]) -> None:
     """Train in this process, print an error that the user can correct, and end with the code of the command line."""
     from reelworks.core.errors import UserError
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     try:
         code = run(recipe_file.parse(recipe), TrainRequest())
@@ -153,9 +153,9 @@ def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> No
 
 def lose_a_file(recipe: dict[str, Any], victim: str) -> None:
     """Train on a clip that vanishes behind the scan."""
-    from reelworks.recipe import recipe_file
-    from reelworks.train.request import TrainRequest
-    from reelworks.train.trainer import run
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
 
     lose_behind_the_scan(victim)
     run(recipe_file.parse(recipe), TrainRequest(debug=True))
@@ -163,7 +163,7 @@ def lose_a_file(recipe: dict[str, Any], victim: str) -> None:
 
 def lose_behind_the_scan(*victims: str) -> None:
     """Let files vanish, in this process, as soon as a training has scanned them."""
-    from reelworks.recipe import dataset
+    from reelworks.training.recipe import dataset
 
     original = dataset.scan_recipe
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from reelworks.data.micro_batch import MicroBatch
-from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.distributed.mesh import World
-from reelworks.encoders import stored_batches
-from reelworks.encoders.batch_encoder import BatchEncoder
-from reelworks.encoders.encoders import FrozenEncoders
-from reelworks.encoders.stored_batches import StoredLatents
-from reelworks.recipe.recipe import Recipe
-from reelworks.train.step import examples
-from reelworks.train.step.examples import Example, ExampleBuilder
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader.micro_batch import MicroBatch
+from reelworks.models.objectives.config import ObjectiveConfig
+from reelworks.training.encoding import stored_batches
+from reelworks.training.encoding.batch_encoder import BatchEncoder
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.stored_batches import StoredLatents
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import examples
+from reelworks.training.step.examples import Example, ExampleBuilder
 
 
 def batch_encoder(encoders: FrozenEncoders, stored: StoredLatents | None = None) -> BatchEncoder:

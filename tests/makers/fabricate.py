@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import plan_summaries
 
-from reelworks.analysis.plan_report import CatalogCounts, PlanSummary
-from reelworks.checkpoint import names
 from reelworks.core import files
-from reelworks.generate import writers
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint import names
+from reelworks.data.run.folder import RunFolder
+from reelworks.inference.generate import writers
+from reelworks.training.plan.plan_report import CatalogCounts, PlanSummary
 
 HOSTILE = 'a <script>alert("x")</script> & a ball'
 PROMPTS = ["a red disc rolls to the right over a meadow", "waves under a low sun", HOSTILE, "a still life"]
@@ -118,8 +118,8 @@ def make(path: Path, steps: int = 300, every: int = 60, crash_at: int = 170) -> 
 def measure_alike(run: RunFolder, prompts: list[str] = PROMPTS) -> Any:
     """Leave what `eval --checkpoints` does: six steps, of which the third is the one to use."""
     from reelworks.core.shape import Shape  # which need torch
-    from reelworks.evaluation.checkpoint_series import CheckpointSeries, MeasuredCheckpoint
-    from reelworks.evaluation.measure import MetricResult
+    from reelworks.inference.evaluate.checkpoint_series import CheckpointSeries, MeasuredCheckpoint
+    from reelworks.inference.evaluate.measure import MetricResult
 
     likeness, closeness = (0.2, 0.6, 0.7, 0.7, 0.7, 0.69), (0.3, 0.4, 0.5, 0.7, 1.1, 1.9)
     measured = []
@@ -142,9 +142,9 @@ def measure_alike(run: RunFolder, prompts: list[str] = PROMPTS) -> Any:
 
 def note_losses(run: RunFolder, losses: list[float], step: int = 10) -> None:
     """Save a checkpoint that holds losses of clips."""
-    from reelworks.checkpoint import save  # which needs torch
-    from reelworks.checkpoint.folder import CheckpointFolder
-    from reelworks.run import clip_losses
+    from reelworks.data.checkpoint import save  # which needs torch
+    from reelworks.data.checkpoint.folder import CheckpointFolder
+    from reelworks.data.run import clip_losses
 
     about = clip_losses.LossesAbout(step=step, buckets=("a",), course=())
     table = clip_losses.ClipLosses.empty(about, len(losses))

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reelworks.compat import files as config_files
-from reelworks.compat import importer
-from reelworks.compat.clip import Clip
-from reelworks.compat.files import ConfigFile
-from reelworks.compat.former import FormerEpoch
-from reelworks.compat.importer import TRAINERS, Imported
-from reelworks.compat.request import ImportRequest
-from reelworks.compat.rules import Fate
-from reelworks.recipe import recipe_file
-from reelworks.recipe.recipe import Recipe
+from reelworks.annexes.imports import files as config_files
+from reelworks.annexes.imports import importer
+from reelworks.annexes.imports.clip import Clip
+from reelworks.annexes.imports.files import ConfigFile
+from reelworks.annexes.imports.former import FormerEpoch
+from reelworks.annexes.imports.importer import TRAINERS, Imported
+from reelworks.annexes.imports.request import ImportRequest
+from reelworks.annexes.imports.rules import Fate
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "imports"
 

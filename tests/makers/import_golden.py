@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reelworks.compat import importer
-from reelworks.compat.clip import Clip
-from reelworks.compat.former import FormerEpoch
-from reelworks.compat.importer import Imported
-from reelworks.compat.request import ImportRequest
-from reelworks.recipe import recipe_file
-from reelworks.recipe.recipe import Recipe
+from reelworks.annexes.imports import importer
+from reelworks.annexes.imports.clip import Clip
+from reelworks.annexes.imports.former import FormerEpoch
+from reelworks.annexes.imports.importer import Imported
+from reelworks.annexes.imports.request import ImportRequest
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
 
 FOLDER = Path(__file__).parents[1] / "golden" / "imports"
 
@@ -43,7 +43,7 @@ def golden(name: str) -> Golden:
 
 def former_epoch(trainer: str, clips: Sequence[Clip], *files: Path) -> FormerEpoch:
     """The trainer's epoch of some clips."""
-    from reelworks.compat.files import ConfigFile
+    from reelworks.annexes.imports.files import ConfigFile
 
     former = importer.TRAINERS[trainer]
     found = former.former_epoch(former.read([ConfigFile(file) for file in files]), clips)

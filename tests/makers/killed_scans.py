@@ -6,7 +6,7 @@ from pathlib import Path
 
 import media_makers as media
 
-from reelworks.catalog.store import Catalog
+from reelworks.data.catalog.store.store import Catalog
 
 
 def write_pictures(folder: Path, count: int) -> Path:

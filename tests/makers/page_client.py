@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 from starlette.testclient import TestClient
 
-from reelworks.ui import app, guard
+from reelworks.annexes.page import app, guard
 
 TOKEN = "of-the-test"
 

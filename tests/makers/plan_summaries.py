@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reelworks.analysis.compiled_graphs import PlannedGraphs
-from reelworks.analysis.discarded import Crop, Losses, VideoFrames
-from reelworks.analysis.plan_report import CatalogCounts, PlannedBucket, PlanSummary
-from reelworks.analysis.rejections import LeftOut, LeftOutClip
+from reelworks.training.plan.compiled_graphs import PlannedGraphs
+from reelworks.training.plan.discarded import Crop, Losses, VideoFrames
+from reelworks.training.plan.plan_report import CatalogCounts, PlannedBucket, PlanSummary
+from reelworks.training.plan.rejections import LeftOut, LeftOutClip
 
 
 def bucket(

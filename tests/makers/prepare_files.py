@@ -9,9 +9,9 @@ import av
 import numpy as np
 from PIL import Image
 
-from reelworks.recipe import dataset, recipe_file
-from reelworks.recipe.dataset import RecipeData
-from reelworks.recipe.recipe import Recipe
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
 
 
 def picture(path: Path, size: tuple[int, int] = (48, 64), grey: int = 0, caption: str | None = "a cat") -> Path:

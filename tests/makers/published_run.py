@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from reelworks.checkpoint import save
-from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import digests
-from reelworks.export import lora
-from reelworks.models.lora.base_model import Base
-from reelworks.recipe import recipe_file
-from reelworks.run.events import EventLog
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint import save
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run.events import EventLog
+from reelworks.data.run.folder import RunFolder
+from reelworks.models.base_model import Base
+from reelworks.models.export import lora
+from reelworks.training.recipe import recipe_file
 
 # In names of folders, files, accounts and tags; none of it may be published.
 PERSON = "ottilie"

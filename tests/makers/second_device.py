@@ -24,7 +24,7 @@ from torch.utils import backend_registration
 from torch.utils._pytree import tree_iter, tree_map
 
 from reelworks.core import gpu_devices
-from reelworks.precision.boundary import ATTENTION, LOWERED
+from reelworks.models.precision.boundary import ATTENTION, LOWERED
 
 NAME = "secondgpu"  # also that of a method which torch adds to every tensor and module
 _DLPACK_CPU, _DLPACK_SECOND = 1, 12  # 12 is the "extension device", for torch its PrivateUse1

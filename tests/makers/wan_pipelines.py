@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from reelworks.core.shape import Shape
-from reelworks.encoders.encoders import FrozenEncoders
+from reelworks.training.encoding.encoders import FrozenEncoders
 
 STEPS = 3
 

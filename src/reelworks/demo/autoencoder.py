@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.media.decode import MediaError, Request, load
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.media.decode import MediaError, Request, load
 from reelworks.models.autoencoders.pca import PcaNetwork, to_blocks
 from reelworks.models.components import PCA_FRAMES
 

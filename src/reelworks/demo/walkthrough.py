@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.analysis import plan_report
 from reelworks.core import cores, terminal, toml
 from reelworks.core.shape import Shape
+from reelworks.data.media.decode import Request, load
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
 from reelworks.demo import judge, sample_recipe
 from reelworks.demo.scenes import PROMPTS
-from reelworks.generate import writers
-from reelworks.media.decode import Request, load
-from reelworks.run import events
-from reelworks.run.folder import RunFolder
+from reelworks.inference.generate import writers
+from reelworks.training.plan import plan_report
 
 DEMO = Path("demo")
 FOOTAGE, GENERATED, AUTOENCODER = DEMO / "footage", DEMO / "generated", DEMO / "autoencoder.safetensors"

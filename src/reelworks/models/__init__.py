@@ -1,4 +1,4 @@
 """Denoisers, autoencoders and text encoders behind small protocols (`api.py`), one folder per family.
 
-Imports core, buckets, precision and distributed, but no data or trainer. Recipe keys are in torch-free `config.py` files.
+Knows no recipe and no trainer. Recipe keys are in torch-free `config.py` files.
 """

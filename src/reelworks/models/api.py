@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from reelworks.core.shape import Geometry
 from reelworks.core.sources import SOURCES
-from reelworks.models.lora.base_model import Base
-from reelworks.models.lora.config import Targets
+from reelworks.data.distributed.contract import Contract, Role
+from reelworks.models.adapters.config import Targets
+from reelworks.models.base_model import Base
 from reelworks.models.recompute import Recompute
-from reelworks.precision.contract import Contract, Role
 
 PURE_NOISE = 1000.0  # timestep at which no signal is left
 

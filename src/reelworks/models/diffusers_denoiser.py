@@ -21,14 +21,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import nf4_files, recompute, scaled_weights, stored_weights, weights
+from reelworks.data.distributed.contract import Contract
+from reelworks.models import recompute
+from reelworks.models.adapters import inject
+from reelworks.models.adapters.config import Targets
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan, TextEmbedding
+from reelworks.models.base_model import Base
 from reelworks.models.family import FamilyConfig
-from reelworks.models.lora import inject
-from reelworks.models.lora.base_model import Base
-from reelworks.models.lora.config import Targets
 from reelworks.models.recompute import Recompute
-from reelworks.precision.contract import Contract
+from reelworks.models.storage import nf4_files, scaled_weights, stored_weights, weights
 
 _COMFYUI = "model.diffusion_model."  # prefix of every key in ComfyUI's files
 Predict = Callable[[Any, DenoiserInputs, Any], Tensor]

@@ -11,11 +11,16 @@ from torch import nn
 
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import identify, meta_init, registry, stored_weights, weights
+from reelworks.data.distributed.contract import Contract, name_of
+from reelworks.models import identify, meta_init, registry
+from reelworks.models.adapters import files, frozen, inject
+from reelworks.models.adapters.config import BaseStorage, LoraConfig
+from reelworks.models.adapters.training_adapter import TrainingAdapter
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwork, TextEncoder
 from reelworks.models.autoencoders import opensora, pca
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.autoencoders.pixel import PixelAutoencoder
+from reelworks.models.base_model import Base, digest
 from reelworks.models.components import family_config, latent_channels, resolve_denoiser, sound_facts
 from reelworks.models.config import (
     AutoencoderConfig,
@@ -29,18 +34,14 @@ from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
 from reelworks.models.family import FamilyConfig
-from reelworks.models.gguf_files import GgufWeight
-from reelworks.models.lora import files, frozen, inject
-from reelworks.models.lora.base_model import Base, digest
-from reelworks.models.lora.config import BaseStorage, LoraConfig
-from reelworks.models.lora.training_adapter import TrainingAdapter
+from reelworks.models.precision.boundary import check_contract
 from reelworks.models.sound.config import SoundConfig
 from reelworks.models.sound.encoder import PcmSound, SoundEncoder
-from reelworks.models.stored_weights import stored_weight
+from reelworks.models.storage import stored_weights, weights
+from reelworks.models.storage.gguf_files import GgufWeight
+from reelworks.models.storage.stored_weights import stored_weight
 from reelworks.models.text.encoders import FamilyTextEncoder, T5TextEncoder
 from reelworks.models.text.hashed import HashedTextEncoder
-from reelworks.precision.boundary import check_contract
-from reelworks.precision.contract import Contract, name_of
 
 
 def denoiser_contract(

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import meta_init, registry, weights
-from reelworks.models.weights import ShapeMismatch, Shapes
+from reelworks.models import meta_init, registry
+from reelworks.models.storage import weights
+from reelworks.models.storage.weights import ShapeMismatch, Shapes
 
 _TEXT_ENCODERS = ("SelfAttention.q", "text_model.encoder.", "self_attn.q_proj.", "transformer.resblocks.")
 _LORA = ("lora_", ".lora.", "lokr_", "hada_", "oft_")

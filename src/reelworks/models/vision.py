@@ -12,10 +12,10 @@ from torch import Tensor
 
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
+from reelworks.data.distributed.contract import Contract
 from reelworks.models import hub
 from reelworks.models.api import ImageEncoder
-from reelworks.models.weights import require_there
-from reelworks.precision.contract import Contract
+from reelworks.models.storage.weights import require_there
 
 CONTRACT = Contract(torch.float32, torch.float32, None, None, torch.float32, {})
 

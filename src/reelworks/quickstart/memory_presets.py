@@ -7,12 +7,12 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reelworks.buckets import table
-from reelworks.buckets.table import BucketTable
+from reelworks.data.buckets import table
+from reelworks.data.buckets.table import BucketTable
 from reelworks.models.components import geometry
-from reelworks.recipe.recipe import Recipe
-from reelworks.train.preflight import memory, published_sizes
-from reelworks.train.preflight.memory import Estimate, NetworkSizes, Pass
+from reelworks.training.memory import memory, published_sizes
+from reelworks.training.memory.memory import Estimate, NetworkSizes, Pass
+from reelworks.training.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from reelworks.models.api import Denoiser
@@ -137,14 +137,14 @@ class _Search:
     def _sizes(self, recipe: Recipe, ignored: str | None = None) -> NetworkSizes:
         if (known := published_sizes.find(recipe)) is not None:
             return known.network(recipe)
-        from reelworks.train.preflight import estimate
+        from reelworks.training.memory import estimate
 
         return estimate.sizes(recipe, self._network(recipe, ignored))
 
     def _passes_of(self, recipe: Recipe, buckets: BucketTable) -> Mapping[str, Pass]:
         if (known := published_sizes.find(recipe)) is not None:
             return {each.name: known.one_pass(recipe, each) for each in memory.largest_of_entries(buckets)}
-        from reelworks.train.preflight import estimate
+        from reelworks.training.memory import estimate
 
         key = recipe.model_dump_json(include={"model", "lora", "buckets"})
         if key not in self._passes:
@@ -164,7 +164,7 @@ class _Search:
         for built_for, network in self._networks:
             if _network_key(built_for, ignored) == wanted:
                 return network
-        from reelworks.train.preflight import estimate
+        from reelworks.training.memory import estimate
 
         self._networks.append((recipe, estimate.network(recipe)))
         return self._networks[-1][1]

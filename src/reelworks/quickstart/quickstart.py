@@ -10,13 +10,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from reelworks.catalog import scan
-from reelworks.catalog.config import DatasetConfig
-from reelworks.catalog.scan import ScanProgress
-from reelworks.catalog.store import Catalog
 from reelworks.core import cores, files, gpu_devices, machine_memory, requests, toml, units
 from reelworks.core.errors import UserError, first_few
-from reelworks.data.dataset import companion_sources
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.scan import scan
+from reelworks.data.catalog.scan.scan import ScanProgress
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.loader.dataset import companion_sources
 from reelworks.models import registry
 from reelworks.models.config import ModelConfig
 from reelworks.quickstart import memory_presets, recipe_lines, survey, trained_sizes
@@ -24,11 +24,11 @@ from reelworks.quickstart.memory_presets import MemoryPlan
 from reelworks.quickstart.request import NewLoraRequest
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
-from reelworks.recipe import recipe_file, toml_writer, validation
-from reelworks.recipe.dataset import RecipeData
-from reelworks.recipe.recipe import Recipe
-from reelworks.recipe.toml_writer import Line
-from reelworks.train.preflight.memory import ASSUMED_TFLOPS, Estimate
+from reelworks.training.memory.memory import ASSUMED_TFLOPS, Estimate
+from reelworks.training.recipe import recipe_file, toml_writer, validation
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.recipe.toml_writer import Line
 
 
 @dataclass(frozen=True)

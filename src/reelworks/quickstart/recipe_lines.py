@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.buckets import propose
-from reelworks.catalog.config import DatasetConfig
 from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
-from reelworks.models import components, registry, stored_codes
+from reelworks.data.buckets import propose
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.models import components, registry
 from reelworks.models.config import ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import Release
+from reelworks.models.storage import stored_codes
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes, geometry_of
-from reelworks.recipe.toml_writer import Line
+from reelworks.training.recipe.toml_writer import Line
 
 PLACEHOLDER = "pictures"  # a folder to be filled in
 _MOST_LENGTHS = 3

@@ -123,7 +123,7 @@ def _require_folder(path: Path) -> None:
     """Refuse a path that is neither a folder nor a list of files."""
     if path.is_dir():
         return
-    from reelworks.catalog import formats
+    from reelworks.data.media import formats
 
     if not path.is_file() or not formats.is_list(path):
         raise UserError(

@@ -13,13 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog import formats
-from reelworks.catalog.config import DatasetConfig, Source
-from reelworks.catalog.rows import CatalogRows
 from reelworks.core import units
 from reelworks.core.errors import UserError
-from reelworks.media import decode
-from reelworks.media.config import DataConfig
+from reelworks.data.catalog.config import DatasetConfig, Source
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.media import decode, formats
+from reelworks.data.media.config import DataConfig
 
 
 @dataclass(frozen=True)

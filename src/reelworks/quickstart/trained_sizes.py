@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.buckets.config import BucketsConfig
-from reelworks.buckets.propose import FILLS, Ladder
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.shape import Geometry
+from reelworks.data.buckets.config import BucketsConfig
+from reelworks.data.buckets.propose import FILLS, Ladder
 from reelworks.models import components, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.quickstart.survey import FolderSurvey

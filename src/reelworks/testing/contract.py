@@ -17,18 +17,18 @@ from torch import Tensor, nn
 
 from reelworks.core.shape import Shape
 from reelworks.core.sources import SOURCES
-from reelworks.diffusion.objectives import Objective
 from reelworks.models import components, factory, registry
+from reelworks.models.adapters import frozen, inject
+from reelworks.models.adapters.adapter_types.registry import TYPES
+from reelworks.models.adapters.config import BaseStorage, LoraConfig, Targets
 from reelworks.models.api import Denoiser, DenoiserInputs, given, no_companions
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import IMAGE_ENCODERS
-from reelworks.models.lora import frozen, inject
-from reelworks.models.lora.adapter_types.registry import TYPES
-from reelworks.models.lora.config import BaseStorage, LoraConfig, Targets
+from reelworks.models.objectives.objectives import Objective
+from reelworks.models.precision import audit
+from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.recompute import Recompute
-from reelworks.precision import audit
-from reelworks.precision.boundary import DtypeBoundary
 
 
 @dataclass

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reelworks.catalog.store import Catalog
-    from reelworks.data.dataset import Dataset
+    from reelworks.data.catalog.store.store import Catalog
+    from reelworks.data.loader.dataset import Dataset
 
 _SIZES = ((64, 64), (64, 96))  # height, width
 _NUM_PICTURES, _NUM_CLIPS, _NUM_FRAMES = 8, 4, 9
@@ -48,16 +48,16 @@ def sample_folder() -> Path:
 @functools.cache
 def sample_catalog() -> Catalog:
     """Return the catalog of `sample_folder`."""
-    from reelworks.catalog.store import Catalog
+    from reelworks.data.catalog.store.store import Catalog
 
     return Catalog.scan(sample_folder(), to=sample_folder().parent / "sample-catalog", workers=1)
 
 
 def sample_dataset(seed: int = 42) -> Dataset:
     """Return a dataset of `sample_catalog`: pictures and clips of 5 frames, in micro-batches of up to 4 and 2."""
-    from reelworks.buckets.table import BucketEntry, BucketTable
     from reelworks.core.shape import Geometry
-    from reelworks.data.dataset import Dataset
+    from reelworks.data.buckets.table import BucketEntry, BucketTable
+    from reelworks.data.loader.dataset import Dataset
 
     entry = BucketEntry("64px", num_frames=[1, 5], batch_size=[4, 2])
     table = BucketTable.from_entries([entry], geometry=Geometry((4, 8, 8), (1, 2, 2)))

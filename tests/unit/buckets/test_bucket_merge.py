@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.buckets import assign, table
-from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.buckets.table import BucketTable
 from reelworks.core.shape import Geometry
+from reelworks.data.buckets import assign, table
+from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.data.buckets.table import BucketTable
 
 GEOMETRY = Geometry(stride=(1, 8, 8), patch=(1, 2, 2))
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from refused import refused
 
-from reelworks.buckets import sizes, table
-from reelworks.buckets.config import BucketEntryConfig, BucketsConfig, parse_ratio
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
+from reelworks.data.buckets import sizes, table
+from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig, parse_ratio
 
 GEOMETRY = Geometry(stride=(1, 8, 8), patch=(1, 2, 2))
 

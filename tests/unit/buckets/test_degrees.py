@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.buckets import degrees
-from reelworks.buckets.degrees import Degree, Exchange, RankLimits, at_degree
-from reelworks.schedule.cost_fit import CostModel
+from reelworks.data.buckets import degrees
+from reelworks.data.buckets.degrees import Degree, Exchange, RankLimits, at_degree
+from reelworks.data.schedule.cost_fit import CostModel
 
 # A step of 100 tokens takes 2 ms, and exchanges are nearly free.
 MODEL = CostModel(per_batch=1, per_clip=0, per_token=0.01, per_token_squared=0)

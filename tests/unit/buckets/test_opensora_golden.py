@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from reelworks.buckets import assign, table
-from reelworks.buckets.assign import Clips, Reason
-from reelworks.buckets.config import BucketsConfig
-from reelworks.buckets.opensora import ratios
-from reelworks.buckets.table import BucketTable
 from reelworks.core.shape import Geometry
+from reelworks.data.buckets import assign, table
+from reelworks.data.buckets.assign import Clips, Reason
+from reelworks.data.buckets.config import BucketsConfig
+from reelworks.data.buckets.opensora import ratios
+from reelworks.data.buckets.table import BucketTable
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "buckets"
 # An autoencoder of stride 1: takes each of the fixed sizes.

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from refused import refused
 
-from reelworks.buckets import assign, table
-from reelworks.buckets.assign import Assignment, Clips, Reason
-from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.buckets.opensora import parse, ratios
-from reelworks.buckets.table import BucketTable
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
+from reelworks.data.buckets import assign, table
+from reelworks.data.buckets.assign import Assignment, Clips, Reason
+from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.data.buckets.opensora import parse, ratios
+from reelworks.data.buckets.table import BucketTable
 
 ANY_SIZE = Geometry(stride=(1, 1, 1), patch=(1, 2, 2))
 STRIDE_8 = Geometry(stride=(1, 8, 8), patch=(1, 2, 2))

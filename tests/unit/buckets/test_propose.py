@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
 
-from reelworks.buckets import assign, table
-from reelworks.buckets.assign import Clips, Reason
-from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.buckets.propose import Ladder, frame_counts, of_rows, propose, rungs
 from reelworks.core.shape import Geometry
+from reelworks.data.buckets import assign, table
+from reelworks.data.buckets.assign import Clips, Reason
+from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.data.buckets.propose import Ladder, frame_counts, of_rows, propose, rungs
 
 HD = {"height": 1080, "width": 1920, "num_frames": 200}
 SD = {"height": 500, "width": 888, "num_frames": 60}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reelworks.buckets import families, graphs, sizes, table
-from reelworks.buckets.config import DEFAULT_ASPECT_RATIOS, BucketEntryConfig, BucketsConfig, parse_ratio
 from reelworks.core.shape import Geometry
+from reelworks.data.buckets import families, graphs, sizes, table
+from reelworks.data.buckets.config import DEFAULT_ASPECT_RATIOS, BucketEntryConfig, BucketsConfig, parse_ratio
 
 GEOMETRY = Geometry(stride=(4, 8, 8), patch=(1, 2, 2), frame_rule=(4, 1))
 RATIOS = tuple(parse_ratio(text) for text in DEFAULT_ASPECT_RATIOS)

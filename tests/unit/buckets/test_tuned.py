@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
 
-from reelworks.analysis import plan_report
-from reelworks.buckets import tuned
 from reelworks.core.errors import UserError
-from reelworks.recipe import dataset, measured, recipe_file
-from reelworks.recipe.recipe import Recipe
-from reelworks.schedule.cost_fit import CostModel
+from reelworks.data.buckets import tuned
+from reelworks.data.schedule.cost_fit import CostModel
 from reelworks.testing import sample_catalog
+from reelworks.training.plan import plan_report
+from reelworks.training.recipe import dataset, measured, recipe_file
+from reelworks.training.recipe.recipe import Recipe
 
 TOKENS = {"480p ×81": 32_000, "480p ×1": 1600, "240p ×17": 2000}
 MODEL = CostModel(per_batch=20, per_clip=1, per_token=0.05, per_token_squared=1e-6)

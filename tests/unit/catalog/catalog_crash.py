@@ -28,7 +28,7 @@ def minus_one(value: int, reason: str) -> int:
 
 def examine_unless_endless(request: Any) -> Any:
     """Examine a file, and never return from native code for a.png, which holds Python's lock meanwhile."""
-    from reelworks.catalog.examine import examine
+    from reelworks.data.catalog.scan.examine import examine
 
     if request.file.name == "a.png":
         ctypes.PyDLL(None).sleep(1000)

@@ -7,8 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from reelworks.catalog import journal, probe, scan
-from reelworks.catalog.config import Source
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan import journal, scan
+from reelworks.data.media import probe
 
 
 def main(data: str, catalog: str, opened: str) -> None:

@@ -12,13 +12,13 @@ import media_makers as media
 import numpy as np
 import pytest
 
-from reelworks.catalog import location
-from reelworks.catalog.config import Source
-from reelworks.catalog.rows import CatalogRows
-from reelworks.catalog.scan import ScanResult, scan_sources
-from reelworks.catalog.store import Catalog
 from reelworks.core.shape import Shape
-from reelworks.media.decode import Request, load
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.media import location
+from reelworks.data.media.decode import Request, load
 
 MEASURES = ("num_frames", "height", "width", "fps", "codec", "fingerprint", "size_bytes", "error")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import media_makers as media
 import pytest
 
-from reelworks.catalog import caption_texts, listing
-from reelworks.catalog.caption_names import NO_FILES, CaptionNames
-from reelworks.catalog.config import Source
-from reelworks.catalog.scan import ScanResult, scan_sources
-from reelworks.catalog.store import Catalog
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan import caption_texts, listing
+from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionNames
+from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
+from reelworks.data.catalog.store.store import Catalog
 
 
 @pytest.mark.parametrize(

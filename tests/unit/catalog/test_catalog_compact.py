@@ -21,12 +21,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reelworks.catalog import copies, part_files, part_list, store
-from reelworks.catalog.compact import compact
-from reelworks.catalog.rows import SCHEMA, SCORE
-from reelworks.catalog.store import Catalog
 from reelworks.core import storage
 from reelworks.core.errors import UserError
+from reelworks.data.catalog.store import copies, part_files, part_list, store
+from reelworks.data.catalog.store.compact import compact
+from reelworks.data.catalog.store.rows import SCHEMA, SCORE
+from reelworks.data.catalog.store.store import Catalog
 
 ROW = catalog_rows.rows({"dataset": "d", "error": None}).to_table().to_pylist()[0] | {"ordinal": 0}
 # Each scan: the clips that it finds new or changed, and those that are gone.

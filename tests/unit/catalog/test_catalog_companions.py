@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from media_makers import write_picture, write_video
 from refused import refused
 
-from reelworks.catalog import companions
-from reelworks.catalog.companions import Problem
-from reelworks.catalog.config import Source
-from reelworks.catalog.scan import scan_sources
-from reelworks.catalog.store import Catalog
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan.scan import scan_sources
+from reelworks.data.catalog.store import companions
+from reelworks.data.catalog.store.companions import Problem
+from reelworks.data.catalog.store.store import Catalog
 
 
 def place(path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from reelworks.catalog.config import DatasetConfig, Source
+from reelworks.data.catalog.config import DatasetConfig, Source
 
 
 def test_the_folder_names_the_dataset() -> None:

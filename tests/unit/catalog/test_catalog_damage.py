@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from reelworks.catalog.rows import SCHEMA
-from reelworks.catalog.store import Catalog
-from reelworks.cli import main
+from reelworks.commands import main
 from reelworks.core.errors import UserError
+from reelworks.data.catalog.store.rows import SCHEMA
+from reelworks.data.catalog.store.store import Catalog
 
 SHOT = {"num_frames": 48, "height": 480, "width": 640, "duration_seconds": 2.0, "caption": "a shot"}
 ROW = catalog_rows.row(0, SHOT | {"dataset": "d"})

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelworks.catalog import filter_expression, filter_failures, filters
-from reelworks.catalog.config import DatasetConfig
-from reelworks.catalog.filter_expression import NUMBERS, TEXTS
-from reelworks.catalog.rows import SCHEMA, CatalogRows
 from reelworks.core.errors import UserError
+from reelworks.data.catalog import filter_expression
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS
+from reelworks.data.catalog.query import filter_failures, filters
+from reelworks.data.catalog.store.rows import SCHEMA, CatalogRows
 
 _PLAIN = catalog_rows.row(0, {"size_bytes": 5000, "duration_seconds": 4.0, "caption": "a cat"})
 _CLIPS: list[dict[str, Any]] = [

@@ -16,14 +16,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reelworks.catalog import companions, formats, pictures, probe, video
-from reelworks.catalog.config import Source
-from reelworks.catalog.scan import ScanResult, scan_sources
-from reelworks.catalog.store import Catalog
-from reelworks.catalog.summary import summarise
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.media.decode import Request, load
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
+from reelworks.data.catalog.store import companions
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.catalog.store.summary import summarise
+from reelworks.data.media import formats, probe, video
+from reelworks.data.media import picture_files as pictures
+from reelworks.data.media.decode import Request, load
 
 SIZE = (48, 64)
 CONTAINERS = {

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from reelworks.catalog.config import Source
-from reelworks.catalog.scan import scan_sources
-from reelworks.catalog.store import Catalog
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan.scan import scan_sources
+from reelworks.data.catalog.store.store import Catalog
 
 NAMES = st.sampled_from(["a.png", "b.png", "sub/c.png", "sub/d.png"])
 

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from reelworks.catalog import copies
-from reelworks.catalog.rows import SCHEMA
-from reelworks.catalog.store import Catalog
 from reelworks.core import storage
 from reelworks.core.errors import UserError
+from reelworks.data.catalog.store import copies
+from reelworks.data.catalog.store.rows import SCHEMA
+from reelworks.data.catalog.store.store import Catalog
 
 SHOT = {"num_frames": 48, "height": 480, "width": 640, "duration_seconds": 2.0, "caption": "a shot"}
 ROW = catalog_rows.row(0, SHOT | {"dataset": "d"})

@@ -14,10 +14,10 @@ import media_makers as media
 import pytest
 from killed_scans import lines, shown, write_pictures
 
-from reelworks.catalog import journal
-from reelworks.catalog.config import Source
-from reelworks.catalog.scan import scan_sources
-from reelworks.catalog.store import Catalog
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan import journal
+from reelworks.data.catalog.scan.scan import scan_sources
+from reelworks.data.catalog.store.store import Catalog
 
 FILES = 240
 IN_FLIGHT = 4 * 8 + 1  # files whose results one worker may have, while the journal has those before them

@@ -15,15 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from reelworks.catalog import filters, lists, probe
-from reelworks.catalog.config import Source
-from reelworks.catalog.rows import CatalogRows
-from reelworks.catalog.scan import ScanResult, scan_sources
-from reelworks.catalog.store import Catalog
-from reelworks.catalog.update import uids_of
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.media.decode import MediaError, Request, load
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.query import filters
+from reelworks.data.catalog.scan import lists
+from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
+from reelworks.data.catalog.scan.update import uids_of
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.media import probe
+from reelworks.data.media.decode import MediaError, Request, load
 
 Row = dict[str, Any]
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from benchmarks._borders import files as drills
 
-from reelworks.catalog import integrity
-from reelworks.catalog.rows import SCHEMA
-from reelworks.catalog.store import Catalog
 from reelworks.core import user_files
-from reelworks.run.folder import RunFolder
+from reelworks.data.catalog.store import integrity
+from reelworks.data.catalog.store.rows import SCHEMA
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.run.folder import RunFolder
 
 KINDS = ("pipe", "zeros", "sparse")  # the drills try the others, too
 

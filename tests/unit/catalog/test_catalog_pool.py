@@ -8,9 +8,9 @@ import sys
 import catalog_crash
 import pytest
 
-from reelworks.catalog import probe_pool
 from reelworks.core import thread_calls
 from reelworks.core.worker_pool import WorkerPool
+from reelworks.data.catalog.scan import probe_pool
 
 
 def run(items, function, *, most_seconds=60.0, failed=catalog_crash.minus_one, **how) -> list:

@@ -12,7 +12,7 @@ import pytest
 from av.stream import Disposition
 from PIL import Image
 
-from reelworks.catalog import probe
+from reelworks.data.media import probe
 
 CONTAINERS = {
     "clip.mp4": {},

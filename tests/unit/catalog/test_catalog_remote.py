@@ -19,15 +19,15 @@ from benchmarks._borders import files as drills
 from fsspec.implementations.memory import MemoryFileSystem
 from refused import refused
 
-from reelworks.catalog import location
-from reelworks.catalog.config import Source
-from reelworks.catalog.rows import CatalogRows
-from reelworks.catalog.scan import ScanResult, scan_sources
-from reelworks.catalog.store import Catalog
 from reelworks.core import retry
 from reelworks.core.file_cache import FileCache
 from reelworks.core.shape import Shape
-from reelworks.media.decode import MediaError, Request, load
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.media import location
+from reelworks.data.media.decode import MediaError, Request, load
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,13 @@ import media_makers as media
 import numpy as np
 import pytest
 
-from reelworks.catalog import examine, probe, scan
-from reelworks.catalog.config import Source
-from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
-from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
-from reelworks.run.folder import RunFolder
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan import examine, scan
+from reelworks.data.catalog.scan.scan import ScanProgress, ScanResult, scan_sources
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.media import probe
+from reelworks.data.run.folder import RunFolder
 
 
 @pytest.fixture
@@ -262,7 +263,7 @@ def test_progress_ends_at_the_total(data: Path, target: Path) -> None:
 
 
 def test_many_rows_pass_through_several_batches(tmp_path: Path, target: Path, monkeypatch) -> None:
-    monkeypatch.setattr("reelworks.catalog.update._ROWS_PER_BATCH", 3)
+    monkeypatch.setattr("reelworks.data.catalog.scan.update._ROWS_PER_BATCH", 3)
     for i in range(10):
         media.write_picture(tmp_path / f"{i}.png", i)
     run(tmp_path, target)

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import media_makers as media
 import pytest
 
-from reelworks.catalog.config import Source
-from reelworks.catalog.scan import ScanProgress, scan_sources
-from reelworks.catalog.store import Catalog
-from reelworks.cli import show
+from reelworks.commands import show
 from reelworks.core.errors import UserError
-from reelworks.data.dataset import rows_of
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan.scan import ScanProgress, scan_sources
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.loader.dataset import rows_of
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ import pyarrow as pa
 import pytest
 from refused import refused
 
-from reelworks.catalog.config import Source
-from reelworks.catalog.part_files import PartFile
-from reelworks.catalog.rows import SCHEMA
-from reelworks.catalog.scan import scan_sources
-from reelworks.catalog.store import Catalog
-from reelworks.catalog.update import uids_of
 from reelworks.core import hash_rng
 from reelworks.core.errors import UserError
-from reelworks.run import lock
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan.scan import scan_sources
+from reelworks.data.catalog.scan.update import uids_of
+from reelworks.data.catalog.store.part_files import PartFile
+from reelworks.data.catalog.store.rows import SCHEMA
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.run import lock
 
 
 @pytest.fixture

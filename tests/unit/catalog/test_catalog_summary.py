@@ -12,11 +12,11 @@ from catalog_rows import PLAIN
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.catalog.config import Source
-from reelworks.catalog.rows import SCHEMA, CatalogRows
-from reelworks.catalog.scan import scan_sources
-from reelworks.catalog.store import Catalog
-from reelworks.catalog.summary import summarise
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan.scan import scan_sources
+from reelworks.data.catalog.store.rows import SCHEMA, CatalogRows
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.catalog.store.summary import summarise
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.catalog import template
-from reelworks.catalog.config import DatasetConfig
 from reelworks.core.errors import UserError
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.query import template
 
 CLIP = {"fps": 23.976, "height": 480.0, "duration_seconds": 2.5}
 PICTURE = {"fps": 0.0, "height": 480.0, "duration_seconds": 0.0}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.catalog import probe
+from reelworks.data.media import probe
 
 RATES = st.sampled_from([Fraction(r) for r in ("24000/1001", "24", "25", "30000/1001", "30", "50", "60", "120")])
 TICKS = st.sampled_from([Fraction(1, 1000), Fraction(1, 600), Fraction(1, 90000), Fraction(1, 12800)])

@@ -9,10 +9,10 @@ import media_makers as media
 import numbered_films as films
 import pytest
 
-from reelworks.catalog import probe
-from reelworks.catalog.config import DatasetConfig
-from reelworks.catalog.scan import ScanResult, scan_sources
-from reelworks.catalog.store import Catalog
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.media import probe
 
 
 @pytest.fixture

@@ -16,22 +16,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelworks.buckets.table import BucketEntry, BucketTable
-from reelworks.catalog import clip_ranges, frame_times, probe, scenes
-from reelworks.catalog.config import DatasetConfig, Source
-from reelworks.catalog.frame_index import FrameIndex
-from reelworks.catalog.frame_times import FrameTimes
-from reelworks.catalog.rows import CatalogRows
-from reelworks.catalog.scan import ScanResult, scan_sources
-from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
-from reelworks.data import decode_requests
-from reelworks.data.data_spec import DataSpec
-from reelworks.data.dataset import Dataset, companion_sources
-from reelworks.media import decode
-from reelworks.media.config import DataConfig
-from reelworks.media.decode import MediaError, Request, load
+from reelworks.data.buckets.table import BucketEntry, BucketTable
+from reelworks.data.catalog.config import DatasetConfig, Source
+from reelworks.data.catalog.scan import clip_ranges
+from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.loader import decode_requests
+from reelworks.data.loader.data_spec import DataSpec
+from reelworks.data.loader.dataset import Dataset, companion_sources
+from reelworks.data.media import decode, frame_times, probe, scenes
+from reelworks.data.media.config import DataConfig
+from reelworks.data.media.decode import MediaError, Request, load
+from reelworks.data.media.frame_index import FrameIndex
+from reelworks.data.media.frame_times import FrameTimes
 
 FRAMES = 36
 TIMES_MS = [0, 40, 80, 500, 520, 530, 1000, 1700, 1740, 1780, *range(1820, 1820 + 26 * 40, 40)]

@@ -10,11 +10,11 @@ from pathlib import Path
 import media_makers as media
 import pytest
 
-from reelworks.catalog import column_files
-from reelworks.catalog.config import Source
-from reelworks.catalog.rows import DERIVED, SCHEMA
-from reelworks.catalog.scan import scan_sources
-from reelworks.catalog.store import Catalog
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan.scan import scan_sources
+from reelworks.data.catalog.store import column_files
+from reelworks.data.catalog.store.rows import DERIVED, SCHEMA
+from reelworks.data.catalog.store.store import Catalog
 
 NAMES = [*SCHEMA.names, *DERIVED]
 
@@ -104,10 +104,10 @@ def test_processes_write_each_column_once_and_plan_once(catalog, tmp_path) -> No
     code = f"""
 from pathlib import Path
 import reelworks as rw
-from reelworks.catalog import column_files
-from reelworks.catalog.store import Catalog
-from reelworks.data import dataset
-from reelworks.run.folder import RunFolder
+from reelworks.data.catalog.store import column_files
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.loader import dataset
+from reelworks.data.run.folder import RunFolder
 column_files.FROM_ROWS = 1
 written, made, write, plan = [], [], column_files.ColumnFiles._write, dataset.plan_epoch
 column_files.ColumnFiles._write = lambda *a: (written.append(a[1]), write(*a))

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from reelworks.checkpoint import manifest, names
-from reelworks.checkpoint import save as commit
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.manifest import FileEntry, Manifest
 from reelworks.core import digests
+from reelworks.data.checkpoint import manifest, names
+from reelworks.data.checkpoint import save as commit
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.manifest import FileEntry, Manifest
 
 EXTRA = {"cursor.json": b'{"plan_step": 7}', "excluded.npy": b"\x01\x02\x03"}
 

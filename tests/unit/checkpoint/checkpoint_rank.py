@@ -15,12 +15,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from reelworks.checkpoint import save, shards
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.load import load
 from reelworks.core import storage
 from reelworks.core.errors import UserError
-from reelworks.export import export
+from reelworks.data.checkpoint import save, shards
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.load import load
+from reelworks.models.export import export
 
 
 def build() -> nn.Module:

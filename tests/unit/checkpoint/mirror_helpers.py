@@ -13,11 +13,11 @@ from typing import Any
 from checkpoint_helpers import write_plain
 from fsspec.implementations.local import LocalFileSystem
 
-from reelworks.checkpoint.config import MirrorConfig
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.mirror.mirror import Mirror
-from reelworks.checkpoint.mirror.remote import RemoteFilesystem
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint.config import MirrorConfig
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.mirror.mirror import Mirror
+from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem
+from reelworks.data.run.folder import RunFolder
 
 _CALLS = ("put_file", "pipe_file", "mv", "rm_file", "rm", "cat_file", "get_file", "find", "ls")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from reelworks.checkpoint import async_save, save
-from reelworks.checkpoint.async_save import Background, held_bytes
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.load import load
-from reelworks.checkpoint.shards import tensors_in
 from reelworks.core import storage
+from reelworks.data.checkpoint import async_save, save
+from reelworks.data.checkpoint.async_save import Background, held_bytes
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.load import load
+from reelworks.data.checkpoint.shards import tensors_in
 
 
 def make_state(value: float = 1.0) -> dict[str, object]:

@@ -7,13 +7,13 @@ import pytest
 import torch
 from checkpoint_helpers import EXTRA, assert_equal, save, state
 
-from reelworks.checkpoint import save as commit
-from reelworks.checkpoint import shards
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.load import has_extra, load, read_extra
-from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.checkpoint.verify import newest_valid, verify
 from reelworks.core.errors import UserError
+from reelworks.data.checkpoint import save as commit
+from reelworks.data.checkpoint import shards
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.load import has_extra, load, read_extra
+from reelworks.data.checkpoint.manifest import BadCheckpoint
+from reelworks.data.checkpoint.verify import newest_valid, verify
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelworks.checkpoint import disk_space
-from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
-from reelworks.checkpoint.disk_space import forecast, saves
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.policy import PolicyTime, plan_retention
 from reelworks.core import storage
 from reelworks.core.errors import UserError
+from reelworks.data.checkpoint import disk_space
+from reelworks.data.checkpoint.config import CheckpointsConfig, KeepBest
+from reelworks.data.checkpoint.disk_space import forecast, saves
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.policy import PolicyTime, plan_retention
 
 GB = 10**9
 LOSS = "validation/loss"

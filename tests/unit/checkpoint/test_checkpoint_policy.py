@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
-from reelworks.checkpoint.policy import Decision, PolicyTime, plan_retention
 from reelworks.core.errors import UserError
+from reelworks.data.checkpoint.config import CheckpointsConfig, KeepBest
+from reelworks.data.checkpoint.policy import Decision, PolicyTime, plan_retention
 
 LOSS = "validation/loss"
 NAN, INF = math.nan, math.inf

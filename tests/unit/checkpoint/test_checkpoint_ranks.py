@@ -10,10 +10,10 @@ import torch
 from checkpoint_rank import build, state_of
 from safetensors.torch import load_file
 
-from reelworks.checkpoint import save
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.load import load
-from reelworks.checkpoint.verify import verify
+from reelworks.data.checkpoint import save
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.load import load
+from reelworks.data.checkpoint.verify import verify
 
 
 def plain() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from checkpoint_helpers import write_plain
 
-from reelworks.checkpoint import listing, names, read_lock, retention, save
-from reelworks.checkpoint.config import CheckpointsConfig
-from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import storage
 from reelworks.core.errors import UserError
+from reelworks.data.checkpoint import listing, names, read_lock, retention, save
+from reelworks.data.checkpoint.config import CheckpointsConfig
+from reelworks.data.checkpoint.folder import CheckpointFolder
 
 LAST_1 = CheckpointsConfig(keep_last=1, keep_best=None)
 

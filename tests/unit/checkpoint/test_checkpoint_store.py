@@ -12,11 +12,11 @@ import pytest
 from checkpoint_helpers import Killed, write_plain
 from refused import refused
 
-from reelworks.checkpoint import listing, manifest, names, retention
-from reelworks.checkpoint.config import CheckpointsConfig
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.core import storage
+from reelworks.data.checkpoint import listing, manifest, names, retention
+from reelworks.data.checkpoint.config import CheckpointsConfig
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.manifest import BadCheckpoint
 
 FOREIGN = [
     "step-12", "step-000000012.bak", "old-step-000000012", "step-0000000012", "notes.txt", ".tmp-mine",
@@ -250,5 +250,5 @@ def test_an_edited_manifest_is_noticed(store: CheckpointFolder) -> None:
 
 def test_listing_needs_no_torch() -> None:
     modules = ["listing", "read_lock", "manifest", "disk_space", "retention", "store", "verify"]
-    code = "import sys\n" + "".join(f"import reelworks.checkpoint.{m}\n" for m in modules)
+    code = "import sys\n" + "".join(f"import reelworks.data.checkpoint.{m}\n" for m in modules)
     subprocess.run([sys.executable, "-c", code + "sys.exit('torch' in sys.modules)"], check=True)

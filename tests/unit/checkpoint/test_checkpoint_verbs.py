@@ -16,14 +16,14 @@ from refused import refused
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from reelworks.checkpoint import retention, save
-from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.cli.main import app
+from reelworks.commands.main import app
 from reelworks.core.errors import UserError
-from reelworks.recipe import recipe_file
-from reelworks.run import lock
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint import retention, save
+from reelworks.data.checkpoint.config import CheckpointsConfig, KeepBest
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import lock
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.recipe import recipe_file
 
 POLICY = CheckpointsConfig(keep_last=2, keep_best=KeepBest(metric="loss"))
 RECIPE = {
@@ -214,7 +214,7 @@ def test_verbs_that_look_need_no_torch(run: RunFolder, store: CheckpointFolder) 
         ["best"],
     ]
     code = (
-        "import sys\nfrom reelworks.cli.main import app\n"
+        "import sys\nfrom reelworks.commands.main import app\n"
         f"for verb, *rest in {verbs!r}:\n"
         f"    app(['checkpoints', verb, {str(run.path)!r}, *rest], standalone_mode=False)\n"
         "print('loaded:', {'torch', 'av', 'pyarrow'} & set(sys.modules))"

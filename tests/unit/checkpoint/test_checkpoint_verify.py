@@ -8,10 +8,10 @@ import pytest
 from checkpoint_helpers import write_plain
 from refused import refused
 
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.checkpoint.verify import named, newest_valid, verify
 from reelworks.core import digests, retry
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.manifest import BadCheckpoint
+from reelworks.data.checkpoint.verify import named, newest_valid, verify
 
 DATA = "tensors/rank-00000.safetensors"
 

@@ -13,11 +13,11 @@ from benchmarks._faults import one_save
 from checkpoint_helpers import assert_equal, save, state
 from refused import refused
 
-from reelworks.checkpoint import manifest
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.store import CheckpointStore
-from reelworks.checkpoint.verify import newest_valid, verify
 from reelworks.core import digests
+from reelworks.data.checkpoint import manifest
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.store import CheckpointStore
+from reelworks.data.checkpoint.verify import newest_valid, verify
 
 FILES = ("tensors/rank-00000.safetensors", "state.json", "cursor.json", "excluded.npy", manifest.FILE_NAME)
 FLIPS_PER_FILE = 120

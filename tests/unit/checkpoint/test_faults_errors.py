@@ -14,12 +14,12 @@ from benchmarks._faults import crash, one_save
 from benchmarks._faults.crash import Call
 from checkpoint_helpers import assert_equal, save, state
 
-from reelworks.checkpoint import retention, verify
-from reelworks.checkpoint import save as commit
-from reelworks.checkpoint.config import CheckpointsConfig
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.load import load
 from reelworks.core import storage
+from reelworks.data.checkpoint import retention, verify
+from reelworks.data.checkpoint import save as commit
+from reelworks.data.checkpoint.config import CheckpointsConfig
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.load import load
 
 LAST_1 = CheckpointsConfig(keep_last=1, keep_best=None)
 

@@ -14,14 +14,14 @@ from checkpoint_helpers import write_plain
 from mirror_helpers import Told, copy, logged, mirror_of, new_run, place_at, shown
 from refused import refused
 
-from reelworks.checkpoint import manifest
-from reelworks.checkpoint.config import MirrorConfig
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.mirror import mirror as mirrors
-from reelworks.checkpoint.mirror.remote import ABANDONED, RemoteFilesystem, folder_of
-from reelworks.checkpoint.verify import verify
 from reelworks.core import digests
 from reelworks.core.errors import UserError
+from reelworks.data.checkpoint import manifest
+from reelworks.data.checkpoint.config import MirrorConfig
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.mirror import mirror as mirrors
+from reelworks.data.checkpoint.mirror.remote import ABANDONED, RemoteFilesystem, folder_of
+from reelworks.data.checkpoint.verify import verify
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 from mirror_helpers import copy, logged, new_run, place_at
 from refused import refused
 
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.mirror.fetch import bring_back
-from reelworks.checkpoint.mirror.files import MirrorIndex, pull
-from reelworks.checkpoint.mirror.remote import RemoteFilesystem
-from reelworks.checkpoint.verify import verify
 from reelworks.core import storage
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.mirror.fetch import bring_back
+from reelworks.data.checkpoint.mirror.files import MirrorIndex, pull
+from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem
+from reelworks.data.checkpoint.verify import verify
+from reelworks.data.run.folder import RunFolder
 
 
 @pytest.fixture

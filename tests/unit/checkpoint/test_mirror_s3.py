@@ -10,12 +10,12 @@ from benchmarks import _s3_server as s3_server
 from mirror_helpers import copy, logged, new_run, shown
 from refused import refused
 
-from reelworks.checkpoint.config import MirrorConfig
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.mirror import fetch, mirror
-from reelworks.checkpoint.mirror.remote import RemoteFilesystem
-from reelworks.checkpoint.verify import verify
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint.config import MirrorConfig
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.mirror import fetch, mirror
+from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem
+from reelworks.data.checkpoint.verify import verify
+from reelworks.data.run.folder import RunFolder
 
 
 @pytest.fixture(scope="module")

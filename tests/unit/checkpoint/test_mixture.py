@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.checkpoint import mixture
-from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
-from reelworks.checkpoint.policy import PolicyTime, plan_retention
 from reelworks.core.errors import UserError
+from reelworks.data.checkpoint import mixture
+from reelworks.data.checkpoint.config import CheckpointsConfig, KeepBest
+from reelworks.data.checkpoint.policy import PolicyTime, plan_retention
 
 NAMES = st.from_regex(r"(samples|eval|vbench)/[a-z_][a-z0-9_.-]{0,12}[a-z0-9]", fullmatch=True)
 NUMBERS = st.floats(0.001, 1000).map(lambda number: float(f"{number:.4g}"))

@@ -14,8 +14,8 @@ import pytest
 from benchmarks._faults import one_save
 from dropping_disk import Disk, write_tree
 
-from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import storage
+from reelworks.data.checkpoint.folder import CheckpointFolder
 
 
 @pytest.fixture(autouse=True)

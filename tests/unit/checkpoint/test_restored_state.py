@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import reelworks as rw
-from reelworks.checkpoint.save import SaveFailed
+from reelworks.data.checkpoint.save import SaveFailed
 
 DTYPES = [
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool,

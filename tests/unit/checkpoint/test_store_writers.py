@@ -12,12 +12,12 @@ import pytest
 from refused import refused
 
 import reelworks as rw
-from reelworks.checkpoint import names
 from reelworks.core import storage
+from reelworks.data.checkpoint import names
 
 HOLD = """
 import sys, pathlib
-from reelworks.run import lock
+from reelworks.data.run import lock
 with lock.hold(pathlib.Path(sys.argv[1]), doing="writer", field="root", remedy=""):
     print("held", flush=True)
     sys.stdin.read()

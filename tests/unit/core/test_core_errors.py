@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from reelworks.checkpoint.save import SaveFailed
 from reelworks.core.errors import UserError
+from reelworks.data.checkpoint.save import SaveFailed
 
 
 @pytest.mark.parametrize("kind", [UserError, SaveFailed])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from reelworks.core import log
-from reelworks.run import events
-from reelworks.run.events import EventLog
+from reelworks.data.run import events
+from reelworks.data.run.events import EventLog
 
 Printed = pytest.CaptureFixture[str]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.cli import show
+from reelworks.commands import show
 from reelworks.core import log, terminal
 from reelworks.core.log import logger
 

@@ -36,7 +36,7 @@ def test_it_is_asked_about_once_by_its_path(folder, monkeypatch):
 
 
 def test_without_agreement_it_is_named_and_does_not_run(folder):
-    from reelworks.evaluation.measure import PreviewMetrics
+    from reelworks.inference.evaluate.measure import PreviewMetrics
 
     trust.ask_with(lambda path: False)
     for _ in range(2):
@@ -47,7 +47,7 @@ def test_without_agreement_it_is_named_and_does_not_run(folder):
 
 
 def test_a_program_of_the_users_own_is_not_asked(folder):
-    from reelworks.evaluation.measure import PreviewMetrics
+    from reelworks.inference.evaluate.measure import PreviewMetrics
 
     PreviewMetrics.named(["sharp.py:Sharp"], {}, "cpu")  # type: ignore[arg-type]
     assert Path("ran").exists()

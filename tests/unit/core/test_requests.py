@@ -8,13 +8,8 @@ import pytest
 import typer
 from refused import refused
 
-from reelworks.analysis.plan_request import PlanRequest
-from reelworks.cli import main
-from reelworks.core import requests
-from reelworks.core.words import of_recipe
-from reelworks.evaluation.request import EvalRequest
-from reelworks.generate.request import GenerateRequest
-from reelworks.lora_tools.request import (
+from reelworks.annexes.hub.request import PublishRequest
+from reelworks.annexes.lora.request import (
     ApplyLorasRequest,
     AverageRunRequest,
     ConvertLoraRequest,
@@ -23,10 +18,15 @@ from reelworks.lora_tools.request import (
     MergeLorasRequest,
     ResizeLoraRequest,
 )
-from reelworks.publish.request import PublishRequest
+from reelworks.commands import main
+from reelworks.core import requests
+from reelworks.core.words import of_recipe
+from reelworks.inference.evaluate.request import EvalRequest
+from reelworks.inference.generate.request import GenerateRequest
 from reelworks.quickstart.request import NewLoraRequest
-from reelworks.train.request import TrainRequest
-from reelworks.train.tuning.request import TuneRequest
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.plan.plan_request import PlanRequest
+from reelworks.training.tuning.request import TuneRequest
 
 # Each class of requests with its command, and the fields that it cannot do without.
 REQUESTS: dict[type[Any], tuple[str, dict[str, Any]]] = {

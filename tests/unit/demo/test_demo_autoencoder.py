@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from refused import refused
 
-from reelworks.catalog.store import Catalog
+from reelworks.data.catalog.store.store import Catalog
 from reelworks.demo import autoencoder
 from reelworks.demo.make import DemoSummary
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from refused import refused
 
-from reelworks.distributed import layout
-from reelworks.distributed.config import ParallelConfig
-from reelworks.distributed.layout import Layout, Needs
-from reelworks.recipe import recipe_file
+from reelworks.data.distributed import layout
+from reelworks.data.distributed.config import ParallelConfig
+from reelworks.data.distributed.layout import Layout, Needs
+from reelworks.training.recipe import recipe_file
 
 GB = 10**9
 SMALL_LORA = Needs(is_lora=True, state_bytes=30 * GB, device_bytes=80 * GB)

@@ -12,7 +12,7 @@ from refused import refused
 from torch.distributed import TCPStore
 
 from reelworks.core.errors import UserError
-from reelworks.distributed import mesh, roll_call
+from reelworks.data.distributed import mesh, roll_call
 
 Outcome = bytes | UserError
 

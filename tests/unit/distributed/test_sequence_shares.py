@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from reelworks.distributed.sequence import SequenceGroup
+from reelworks.data.distributed.sequence import SequenceGroup
 
 HEADS, WIDTH, TEXTS = 4, 3, 2
 TOKENS = 5  # with one of padding on two ranks, and three on four

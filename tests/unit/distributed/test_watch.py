@@ -7,9 +7,9 @@ import time
 import pytest
 import torch.distributed as dist
 
-from reelworks.distributed import watch
-from reelworks.distributed.config import ParallelConfig
-from reelworks.distributed.watch import Watch
+from reelworks.data.distributed import watch
+from reelworks.data.distributed.config import ParallelConfig
+from reelworks.data.distributed.watch import Watch
 
 
 class LeftError(Exception):

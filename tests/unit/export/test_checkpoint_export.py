@@ -15,15 +15,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from reelworks.checkpoint import safetensors_header
-from reelworks.checkpoint import save as commit
-from reelworks.checkpoint.config import ExportsConfig
-from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import storage
 from reelworks.core.errors import UserError
-from reelworks.export import export, exports_folder, safetensors_file
-from reelworks.models import weights as weight_files
-from reelworks.run.folder import RunFolder
+from reelworks.data.checkpoint import safetensors_header
+from reelworks.data.checkpoint import save as commit
+from reelworks.data.checkpoint.config import ExportsConfig
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run.folder import RunFolder
+from reelworks.models.export import export, exports_folder, safetensors_file
+from reelworks.models.storage import weights as weight_files
 
 RECIPE = '[model]\nname = "tiny"\nlicense = "apache-2.0"\n'
 

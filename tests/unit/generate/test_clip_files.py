@@ -14,14 +14,14 @@ from PIL import Image
 from refused import refused
 from safetensors.torch import load_file
 
-from reelworks.checkpoint import save
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.generate import clip_files, conditions, export_run
-from reelworks.generate.request import GenerateRequest
-from reelworks.recipe import recipe_file
-from reelworks.run.folder import RunFolder
-from reelworks.train.startup import build
-from reelworks.train.step.state import TrainState
+from reelworks.data.checkpoint import save
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run.folder import RunFolder
+from reelworks.inference.generate import clip_files, conditions, export_run
+from reelworks.inference.generate.request import GenerateRequest
+from reelworks.training.assembly import build
+from reelworks.training.recipe import recipe_file
+from reelworks.training.step.state import TrainState
 
 RECIPE: dict[str, Any] = {
     "version": 1,

@@ -6,14 +6,14 @@ import torch
 from refused import refused
 
 from reelworks.core.shape import Shape
-from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.encoders.encoders import FrozenEncoders
-from reelworks.generate import pipeline
-from reelworks.generate.conditions import Conditions
-from reelworks.generate.pipeline import GenerateOptions
+from reelworks.inference.generate import pipeline
+from reelworks.inference.generate.conditions import Conditions
+from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import components, factory
 from reelworks.models.config import ModelConfig
+from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.testing import contract
+from reelworks.training.encoding.encoders import FrozenEncoders
 
 
 def encoder_for(name):

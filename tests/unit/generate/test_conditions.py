@@ -10,17 +10,17 @@ from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
-from reelworks.generate import conditions, defaults, pipeline, writers
-from reelworks.generate.conditions import Conditions
-from reelworks.generate.pipeline import GenerateOptions
-from reelworks.generate.writers import Sound
+from reelworks.inference.generate import conditions, defaults, pipeline, writers
+from reelworks.inference.generate.conditions import Conditions
+from reelworks.inference.generate.pipeline import GenerateOptions
+from reelworks.inference.generate.writers import Sound
 from reelworks.models import registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.family import LEARNED, Conditioning
-from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import recipe_file
-from reelworks.recipe.recipe import Recipe
-from reelworks.train.startup import build
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.training.assembly import build
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
 
 CPU = torch.device("cpu")
 OPTIONS = GenerateOptions(Shape(6, 16, 24), 24.0, 4, 2.0, 0)

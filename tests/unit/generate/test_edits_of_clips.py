@@ -9,15 +9,15 @@ import wan_pipelines
 from PIL import Image
 
 from reelworks.core.shape import Shape
-from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.encoders.encoders import FrozenEncoders
-from reelworks.generate import pipeline
-from reelworks.generate.conditions import Conditions
-from reelworks.generate.pipeline import GenerateOptions
+from reelworks.inference.generate import pipeline
+from reelworks.inference.generate.conditions import Conditions
+from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import components, factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig
-from reelworks.precision.boundary import DtypeBoundary
+from reelworks.models.objectives.config import ObjectiveConfig
+from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
+from reelworks.training.encoding.encoders import FrozenEncoders
 
 NAME, SHAPE, STEPS = "wan-edit-tiny", Shape(5, 32, 64), wan_pipelines.STEPS
 

@@ -11,14 +11,14 @@ import torch
 from refused import refused
 
 from reelworks.core.shape import Shape
-from reelworks.generate import diffusers_pipeline
-from reelworks.generate.conditions import Conditions
-from reelworks.generate.pipeline import GenerateOptions
+from reelworks.inference.generate import diffusers_pipeline
+from reelworks.inference.generate.conditions import Conditions
+from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import registry
+from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.text import encoders
-from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import recipe_file
-from reelworks.train.startup import build
+from reelworks.training.assembly import build
+from reelworks.training.recipe import recipe_file
 
 PROMPT = "two cats sit on a wall in the sun"
 CPU = torch.device("cpu")

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from reelworks.core.shape import Shape
-from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.diffusion.samplers import flow
-from reelworks.encoders.encoders import FrozenEncoders
-from reelworks.generate import pipeline
-from reelworks.generate.conditions import Conditions
-from reelworks.generate.pipeline import GenerateOptions
+from reelworks.inference.generate import pipeline
+from reelworks.inference.generate.conditions import Conditions
+from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import components, factory
 from reelworks.models.config import ModelConfig
-from reelworks.precision.boundary import DtypeBoundary
+from reelworks.models.objectives.config import ObjectiveConfig
+from reelworks.models.objectives.samplers import flow
+from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
+from reelworks.training.encoding.encoders import FrozenEncoders
 
 NAME = "opensora2-tiny"
 SHAPE = Shape(5, 8, 8)

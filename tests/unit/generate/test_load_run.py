@@ -17,21 +17,21 @@ import torch
 from PIL import Image
 from refused import refused
 
-from reelworks.checkpoint import save
-from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.cli import main
+from reelworks.commands import main
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.generate import defaults
-from reelworks.generate.load_run import LoadedModel
-from reelworks.generate.pipeline import GenerateOptions
-from reelworks.recipe import recipe_file
-from reelworks.run.events import EventLog
-from reelworks.run.folder import RunFolder
-from reelworks.train import progress
-from reelworks.train.startup import build, init_from
-from reelworks.train.step.state import TrainState
+from reelworks.data.checkpoint import save
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run.events import EventLog
+from reelworks.data.run.folder import RunFolder
+from reelworks.inference.generate import defaults
+from reelworks.inference.generate.load_run import LoadedModel
+from reelworks.inference.generate.pipeline import GenerateOptions
+from reelworks.training.assembly import build, init_from
+from reelworks.training.recipe import recipe_file
+from reelworks.training.step import progress
+from reelworks.training.step.state import TrainState
 
 RECIPE = {
     "version": 1,

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from refused import refused
 
-from reelworks.generate import writers
+from reelworks.inference.generate import writers
 
 
 def clip(count, height, width):

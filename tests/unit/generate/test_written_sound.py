@@ -5,11 +5,11 @@ import pytest
 import sound_clips
 
 from reelworks.core.shape import Shape
-from reelworks.generate import writers
-from reelworks.generate.writers import Sound
-from reelworks.media import decode, sound
-from reelworks.media.decode import Request
-from reelworks.media.sound import SoundRequest
+from reelworks.data.media import decode, sound
+from reelworks.data.media.decode import Request
+from reelworks.data.media.sound import SoundRequest
+from reelworks.inference.generate import writers
+from reelworks.inference.generate.writers import Sound
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".webm"])

@@ -18,16 +18,16 @@ from refused import refused
 from torch.nn import functional
 
 import reelworks as rw
-from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.catalog.config import DatasetConfig
 from reelworks.core import words
 from reelworks.core.errors import UserError
-from reelworks.data.data_spec import DataSpec
-from reelworks.generate.export_run import export
-from reelworks.media.config import DataConfig
-from reelworks.schedule.cost import CostConfig
+from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.loader.data_spec import DataSpec
+from reelworks.data.media.config import DataConfig
+from reelworks.data.schedule.cost import CostConfig
+from reelworks.inference.generate.export_run import export
 from reelworks.testing import sample_catalog, sample_dataset, sample_folder
-from reelworks.train.trainer import train
+from reelworks.training.loop.trainer import train
 
 GEOMETRY = rw.Geometry((4, 8, 8), (1, 2, 2))
 ENTRY = rw.BucketEntry("64px", num_frames=[1, 5], batch_size=[4, 2])
@@ -185,7 +185,7 @@ def test_the_table_of_words_has_keys_that_exist() -> None:
         assert set(words._TABLES[table][1].split()) <= config.model_fields.keys()
 
 
-LIBRARY = ("core", "catalog", "media", "schedule", "buckets", "data", "checkpoint")
+LIBRARY = ("core", *(f"data/{r}" for r in ("catalog", "media", "schedule", "buckets", "loader", "checkpoint")))
 NOT_OF_THE_LIBRARY = ("mirror", "propose.py", "ray_cluster.py")  # copies of runs, proposed entries, hints for a shell
 WORDS_OF_RECIPES = re.compile(
     r"(?<![\w/])(bucket|buckets|dataset|data|checkpoints|validation|train|cost|sound|autoencoder)\.[a-z_]+\b(?! of)"

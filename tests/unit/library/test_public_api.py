@@ -56,7 +56,7 @@ def test_each_is_there_and_can_be_called_where_it_is_a_function() -> None:
         rw.nothing  # noqa: B018
 
 
-HEAVY = ("Loader", "MicroBatch", "Step", "check_attention", "load_model", "objectives", "samplers")
+HEAVY = ("Loader", "MicroBatch", "Step", "check_attention", "export", "load_model", "objectives", "samplers", "train")
 
 
 def test_importing_loads_nothing_and_the_light_names_load_no_torch() -> None:
@@ -90,11 +90,11 @@ def test_its_example_runs(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("module", "most", "absent"),
     [
-        ("reelworks.schedule.plan", 15, ("torch", "pydantic", "pyarrow")),
+        ("reelworks.data.schedule.plan", 15, ("torch", "pydantic", "pyarrow")),
         (
-            "reelworks.data.dataset",
-            82,
-            ("torch", "reelworks.recipe", "reelworks.train", "reelworks.models", "reelworks.report"),
+            "reelworks.data.loader.dataset",
+            85,
+            ("torch", "reelworks.training.recipe", "reelworks.training.loop", "reelworks.models", "reelworks.reports"),
         ),
     ],
 )

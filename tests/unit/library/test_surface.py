@@ -15,8 +15,8 @@ from own_decoders import by_pyav, failing, wrongly_shaped
 from refused import refused
 
 import reelworks as rw
-from reelworks.data import upload
-from reelworks.media import decode
+from reelworks.data.loader import upload
+from reelworks.data.media import decode
 from reelworks.testing import sample_catalog, sample_dataset, sample_folder
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from reelworks.core.shape import Shape
-from reelworks.media import decode, decode_pool
-from reelworks.media.decode import MediaError, Request
-from reelworks.media.decode_pool import DecodePool, Failure
+from reelworks.data.media import decode, decode_pool
+from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media.decode_pool import DecodePool, Failure
 
 STOPPED = "decoding took more than 0.5 s and was stopped"
 

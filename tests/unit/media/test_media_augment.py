@@ -13,10 +13,10 @@ from media_makers import differ, quarters, write
 from PIL import Image
 
 from reelworks.core.shape import Shape
-from reelworks.media.augment import NO_AUGMENTATION, Augmentation
-from reelworks.media.crop_box import crop_box
-from reelworks.media.decode import Request, load
-from reelworks.media.resize_filters import FILTERS
+from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
+from reelworks.data.media.crop_box import crop_box
+from reelworks.data.media.decode import Request, load
+from reelworks.data.media.resize_filters import FILTERS
 
 
 @pytest.fixture(scope="module")

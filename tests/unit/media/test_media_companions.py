@@ -10,7 +10,7 @@ from media_makers import differ, numbered, numbers, write
 from PIL import Image
 
 from reelworks.core.shape import Shape
-from reelworks.media.decode import MediaError, Request, load
+from reelworks.data.media.decode import MediaError, Request, load
 
 MEASURES = Shape(20, 48, 96)
 

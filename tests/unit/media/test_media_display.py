@@ -17,10 +17,9 @@ from av.video.reformatter import ColorPrimaries, ColorRange, ColorTrc
 from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
-from reelworks.catalog import probe
 from reelworks.core.shape import Shape
-from reelworks.media import tone_map
-from reelworks.media.decode import Frames, Request, load
+from reelworks.data.media import probe, tone_map
+from reelworks.data.media.decode import Frames, Request, load
 
 BT709, BT601, YCGCO, BT2020 = 1, 5, 8, 9
 LIMITED, FULL = ColorRange.MPEG, ColorRange.JPEG

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFont
 
-from reelworks.analysis.contact_sheet import SampleView
 from reelworks.core.shape import Shape
-from reelworks.media import lettering
-from reelworks.report import sheet
+from reelworks.data.media import lettering
+from reelworks.reports import sheet
+from reelworks.training.coverage.contact_sheet import SampleView
 
 SIZE = 14
 NAMES = (

@@ -14,7 +14,7 @@ from PIL import Image
 
 from reelworks.core import retry
 from reelworks.core.shape import Shape
-from reelworks.media.decode import MediaError, Request, load
+from reelworks.data.media.decode import MediaError, Request, load
 
 # Reading its first bytes, which nothing is mapped to, fails with EIO as a broken disk does.
 BROKEN_DISK = Path("/proc/self/mem")

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from reelworks.core.shape import Shape
-from reelworks.media.decode import Frames, MediaError, Request, load
+from reelworks.data.media.decode import Frames, MediaError, Request, load
 
 
 def read(path: Path, size: tuple[int, int]) -> Frames:

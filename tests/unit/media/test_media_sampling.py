@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reelworks.catalog.frame_times import FrameTimes
 from reelworks.core.shape import Shape
-from reelworks.media import decode
-from reelworks.media.config import DataConfig
-from reelworks.media.decode import Request, Spot
+from reelworks.data.media import decode
+from reelworks.data.media.config import DataConfig
+from reelworks.data.media.decode import Request, Spot
+from reelworks.data.media.frame_times import FrameTimes
 
 draws = st.floats(0, 1, exclude_max=True)
 configs = st.one_of(

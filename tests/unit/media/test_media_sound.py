@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import sound_clips
 
-from reelworks.catalog import probe
-from reelworks.catalog.frame_times import read as read_times
 from reelworks.core.shape import Shape
-from reelworks.media import decode, sound
-from reelworks.media.decode import MediaError, Request
-from reelworks.media.decode_pool import DecodePool, Failure
-from reelworks.media.sound import SoundRequest, SoundSpec
+from reelworks.data.media import decode, probe, sound
+from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media.decode_pool import DecodePool, Failure
+from reelworks.data.media.frame_times import read as read_times
+from reelworks.data.media.sound import SoundRequest, SoundSpec
 
 RATE, FPS = 16_000, 24
 EVENTS = [0.5, 2.5, 5.0, 7.5, 9.75]

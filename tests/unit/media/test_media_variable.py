@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from reelworks.catalog import frame_times, probe
 from reelworks.core.shape import Shape
-from reelworks.media import decode
-from reelworks.media.config import DataConfig
-from reelworks.media.decode import AtRate, MediaError, Request
+from reelworks.data.media import decode, frame_times, probe
+from reelworks.data.media.config import DataConfig
+from reelworks.data.media.decode import AtRate, MediaError, Request
 
 PHONE = [0, 33, 66, 133, 200, 233, 300, 400, 433, 466, 500, 600, 1400, 1433, 1466, 1500]  # it waits, with a frozen part
 FPS = 16.0

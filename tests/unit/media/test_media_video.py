@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from av.stream import Disposition
 
-from reelworks.catalog import probe
 from reelworks.core.shape import Shape
-from reelworks.media import decode
-from reelworks.media.decode import MediaError, Request, load
+from reelworks.data.media import decode, probe
+from reelworks.data.media.decode import MediaError, Request, load
 
 FRAMES = 36
 

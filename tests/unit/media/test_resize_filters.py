@@ -16,11 +16,11 @@ from pydantic import ValidationError
 import reelworks as rw
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.media import resize_filters
-from reelworks.media.config import DataConfig
-from reelworks.media.decode import Request, load
-from reelworks.media.decode_pool import DecodePool
-from reelworks.media.resize_filters import FILTERS, ResizeFilter
+from reelworks.data.media import resize_filters
+from reelworks.data.media.config import DataConfig
+from reelworks.data.media.decode import Request, load
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.media.resize_filters import FILTERS, ResizeFilter
 from reelworks.testing import sample_catalog, sample_dataset, sample_folder
 
 SMALL = Shape(1, 24, 40)

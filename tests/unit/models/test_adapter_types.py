@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry
-from reelworks.models.lora import files, inject, release_layers
-from reelworks.models.lora.config import LoraConfig
-from reelworks.models.lora.conventions import CONVENTIONS
+from reelworks.models.adapters import files, inject, release_layers
+from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.adapters.conventions import CONVENTIONS
 from reelworks.testing import contract
 
 # Alphas that are not the rank, and no power of two beside it. Rank 99 makes both factors of a LoKr full matrices.

@@ -7,7 +7,7 @@ import torch
 from refused import refused
 
 from reelworks.core.errors import UserError
-from reelworks.models import attention
+from reelworks.models.attention import attention
 from reelworks.models.config import Attention
 from reelworks.testing import contract
 
@@ -113,7 +113,7 @@ def test_names_in_diffusers_exist() -> None:
 
 
 def test_an_unknown_name_is_refused() -> None:
-    from reelworks.recipe import recipe_file
+    from reelworks.training.recipe import recipe_file
 
     recipe = {
         "version": 1,

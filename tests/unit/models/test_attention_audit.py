@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 import reelworks as rw
-from reelworks.models import attention_audit
-from reelworks.models.attention_calls import ATTEND, AttentionCall, Recorder, TensorLayout, mask_for
-from reelworks.precision import audit
+from reelworks.models.attention import attention_audit
+from reelworks.models.attention.attention_calls import ATTEND, AttentionCall, Recorder, TensorLayout, mask_for
+from reelworks.models.precision import audit
 from reelworks.testing import contract
-from reelworks.train.preflight import meter
+from reelworks.training.memory import meter
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from reelworks.core.errors import UserError
 from reelworks.models import factory, registry
 from reelworks.models.autoencoders import diffusers_kl
 from reelworks.models.config import AutoencoderConfig, ModelConfig
-from reelworks.recipe import validation
+from reelworks.training.recipe import validation
 
 NAMES = tuple(name for name, one in registry.AUTOENCODERS.items() if not one.module)  # those of diffusers
 SMALL = {"wan-2.1": tiny_families.WAN} | {

@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.diffusion.samplers import flow
-from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.models import components, factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.objectives.samplers import flow
 from reelworks.testing import contract
+from reelworks.training.encoding.encoders import FrozenEncoders
 
 LINES = tiny_families.LINES
 MODEL_OF = {"flux": "flux-tiny", "wan": "wan-tiny"}

@@ -9,9 +9,9 @@ from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.recipe import recipe_file
 from reelworks.testing import contract
-from reelworks.train.startup import build
+from reelworks.training.assembly import build
+from reelworks.training.recipe import recipe_file
 
 CPU = torch.device("cpu")
 

@@ -8,10 +8,10 @@ import transformers
 from diffusers.modular_pipelines.flux3 import encoders
 from refused import refused
 
-from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.models import factory, registry
 from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
 from reelworks.models.family import Conditioning
+from reelworks.training.encoding.encoders import FrozenEncoders
 
 LINES = tiny_families.LINES
 SIZES = {name: sizes for name, sizes in tiny_families.TEXTS.items() if name not in ("wan", "flux")}

@@ -12,15 +12,16 @@ import torch
 from refused import refused
 from torch import nn
 
-from reelworks.models import factory, stored_weights, weights
+from reelworks.models import base_model, factory
+from reelworks.models.adapters import frozen, inject
+from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.adapters.frozen import GgufLinear
 from reelworks.models.config import ModelConfig
-from reelworks.models.lora import base_model, frozen, inject
-from reelworks.models.lora.config import LoraConfig
-from reelworks.models.lora.frozen import GgufLinear
-from reelworks.recipe import recipe_file
+from reelworks.models.storage import stored_weights, weights
 from reelworks.testing import contract
-from reelworks.train.preflight import estimate
-from reelworks.train.startup import build
+from reelworks.training.assembly import build
+from reelworks.training.memory import estimate
+from reelworks.training.recipe import recipe_file
 
 TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 

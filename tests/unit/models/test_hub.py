@@ -11,7 +11,8 @@ from huggingface_hub import constants
 from refused import refused
 
 from reelworks.core import optional_imports
-from reelworks.models import hub, weights
+from reelworks.models import hub
+from reelworks.models.storage import weights
 
 FILE = json.dumps({"numbers": list(range(200))}).encode()
 

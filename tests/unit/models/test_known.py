@@ -9,11 +9,12 @@ from refused import refused
 from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models import factory, identify, meta_init, registry, weights
+from reelworks.models import factory, identify, meta_init, registry
+from reelworks.models.adapters import files, inject
+from reelworks.models.adapters.adapter_types.adapter_type import Adapter
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-from reelworks.models.lora import files, inject
-from reelworks.models.lora.adapter_types.adapter_type import Adapter
-from reelworks.models.lora.config import LoraConfig
+from reelworks.models.storage import weights
 from reelworks.testing import contract
 
 

@@ -14,12 +14,13 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from reelworks.models import factory, nf4_files, scaled_weights, stored_weights
+from reelworks.models import base_model, factory
+from reelworks.models.adapters import frozen, inject
+from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.adapters.frozen import FORMATS, Quantized, QuantizedLinear, dequantize, quantize
 from reelworks.models.config import ModelConfig
-from reelworks.models.lora import base_model, frozen, inject
-from reelworks.models.lora.config import LoraConfig
-from reelworks.models.lora.frozen import FORMATS, Quantized, QuantizedLinear, dequantize, quantize
-from reelworks.precision import audit
+from reelworks.models.precision import audit
+from reelworks.models.storage import nf4_files, scaled_weights, stored_weights
 from reelworks.testing import contract
 
 F32, BF16 = torch.float32, torch.bfloat16

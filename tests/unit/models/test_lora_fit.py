@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.export.lora import LoraFile
-from reelworks.models.lora import files, fit, inject
-from reelworks.models.lora.config import LoraConfig
+from reelworks.models.adapters import files, fit, inject
+from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.export.lora import LoraFile
 from reelworks.testing import contract
 
 # What a recipe has that begins with the file.

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models.lora import files, inject
-from reelworks.models.lora.config import LoraConfig
+from reelworks.models.adapters import files, inject
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.testing import contract
 
 FORMATS = ("diffusers", "comfyui", "kohya")

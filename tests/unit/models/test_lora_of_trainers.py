@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from reelworks.core.errors import UserError
-from reelworks.models.lora import files, inject, release_layers
-from reelworks.models.lora.config import LoraConfig
+from reelworks.models.adapters import files, inject, release_layers
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.testing import contract
 
 RANK, ALPHA = 4, 1.0

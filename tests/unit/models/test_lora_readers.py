@@ -10,7 +10,7 @@ from benchmarks._borders import readers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from reelworks.models.lora.config import LoraConfig
+from reelworks.models.adapters.config import LoraConfig
 
 
 @pytest.mark.parametrize("name", readers.DRILLS)

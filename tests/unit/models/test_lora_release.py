@@ -19,12 +19,12 @@ from refused import refused
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.export.lora import LoraFile
 from reelworks.models import identify, registry
-from reelworks.models.lora import closest, files, key_mapping, release_layers
-from reelworks.models.lora.adapter_types.adapter_type import Adapter
-from reelworks.models.lora.config import LoraConfig
-from reelworks.recipe import recipe_file
+from reelworks.models.adapters import closest, files, key_mapping, release_layers
+from reelworks.models.adapters.adapter_types.adapter_type import Adapter
+from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.export.lora import LoraFile
+from reelworks.training.recipe import recipe_file
 
 # Full widths, since the converters have them built in, and few blocks.
 FEW = {

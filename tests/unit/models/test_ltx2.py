@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 
 from reelworks.core.shape import Shape
 from reelworks.models import factory
+from reelworks.models.adapters import release_layers
 from reelworks.models.config import ModelConfig, TextEncoderConfig
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.families.ltx2 import network
-from reelworks.models.lora import release_layers
 from reelworks.testing import contract
 
 SHAPE = Shape(3, 2, 4)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from refused import refused
 
-from reelworks.diffusion.samplers import flow
 from reelworks.models import registry
 from reelworks.models.families.minimax_h3 import sound
+from reelworks.models.objectives.samplers import flow
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 FACTS = registry.SOUND_ENCODERS["minimax-h3"]

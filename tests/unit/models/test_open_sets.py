@@ -11,15 +11,15 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from reelworks.checkpoint.config import ExportsConfig, LoraFormat, registered_lora_formats
-from reelworks.cli import checkpoints
-from reelworks.export import exports_folder
-from reelworks.export.lora import LoraFile
-from reelworks.models.lora import conventions, files, inject
-from reelworks.models.lora.adapter_types import registry
-from reelworks.models.lora.adapter_types.adapter_type import AdapterType
-from reelworks.models.lora.config import AdapterName, LoraConfig
-from reelworks.run.folder import RunFolder
+from reelworks.commands import checkpoints
+from reelworks.data.checkpoint.config import ExportsConfig, LoraFormat, registered_lora_formats
+from reelworks.data.run.folder import RunFolder
+from reelworks.models.adapters import conventions, files, inject
+from reelworks.models.adapters.adapter_types import registry
+from reelworks.models.adapters.adapter_types.adapter_type import AdapterType
+from reelworks.models.adapters.config import AdapterName, LoraConfig
+from reelworks.models.export import exports_folder
+from reelworks.models.export.lora import LoraFile
 from reelworks.testing import contract
 
 NAME = "wan-tiny"

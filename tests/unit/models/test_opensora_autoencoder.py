@@ -16,7 +16,7 @@ from reelworks.models.autoencoders import opensora
 from reelworks.models.autoencoders.opensora import OpenSoraSizes, TemporalAutoencoder, TemporalSizes
 from reelworks.models.components import autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
-from reelworks.precision.boundary import check_contract
+from reelworks.models.precision.boundary import check_contract
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "opensora_autoencoder"
 SPEC = json.loads((GOLDEN / "vae_tiny.json").read_text())

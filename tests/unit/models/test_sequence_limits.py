@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from reelworks.buckets import table
-from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.core.errors import UserError
-from reelworks.distributed.config import ParallelConfig
-from reelworks.models import components, sequence_limits
+from reelworks.data.buckets import table
+from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.data.distributed.config import ParallelConfig
+from reelworks.models import components
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.sequence import sequence_limits
 
 HASHED = TextEncoderConfig(dim=32, max_length=6, pooled_dim=16)
 

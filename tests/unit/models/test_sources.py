@@ -16,8 +16,9 @@ from refused import refused
 from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models import factory, weights
+from reelworks.models import factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.storage import weights
 from reelworks.models.vision import VisionEncoder
 
 STATE = {"a.weight": torch.ones(2, 3)}

@@ -8,8 +8,8 @@ from test_stdit3_network import inputs, stir
 
 from reelworks.models import factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-from reelworks.precision import audit
-from reelworks.precision.boundary import DtypeBoundary
+from reelworks.models.precision import audit
+from reelworks.models.precision.boundary import DtypeBoundary
 
 TINY = ModelConfig(name="stdit2-tiny", hidden_size=48, depth=2, num_heads=2)
 

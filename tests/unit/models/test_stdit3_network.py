@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from reelworks.models import factory
 from reelworks.models.api import DenoiserInputs, no_companions
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-from reelworks.precision.boundary import DtypeBoundary
+from reelworks.models.precision.boundary import DtypeBoundary
 
 TINY = ModelConfig(name="stdit3-tiny", hidden_size=32, depth=1, num_heads=2)
 PIXEL = AutoencoderConfig(stride=2)

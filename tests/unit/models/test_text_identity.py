@@ -11,12 +11,12 @@ from refused import refused
 from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
-from reelworks.export import export
 from reelworks.models import factory, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.export import export
 from reelworks.models.family import T5
 from reelworks.models.text import encoders
-from reelworks.recipe import validation
+from reelworks.training.recipe import validation
 
 KNOWN = {name: (one.networks, one.dim) for name, one in registry.TEXT_ENCODERS.items()}
 KNOWN["t5"] = ((T5,), 4096)

@@ -10,12 +10,13 @@ from safetensors.torch import save_file
 from test_lora_layers import FORMATS, SETTINGS, adapted, written
 
 from reelworks.core.errors import UserError
-from reelworks.models import factory, weights
+from reelworks.models import factory
+from reelworks.models.adapters import inject, training_adapter
+from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.adapters.training_adapter import TrainingAdapter
 from reelworks.models.config import ModelConfig
-from reelworks.models.lora import inject, training_adapter
-from reelworks.models.lora.config import LoraConfig
-from reelworks.models.lora.training_adapter import TrainingAdapter
-from reelworks.precision.boundary import DtypeBoundary
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.models.storage import weights
 from reelworks.testing import contract
 
 BF16 = torch.bfloat16

@@ -12,7 +12,7 @@ from refused import refused
 from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models import weights
+from reelworks.models.storage import weights
 
 STATE = {"a.weight": torch.arange(600.0).view(20, 30), "a.bias": torch.ones(20)}
 

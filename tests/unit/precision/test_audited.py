@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from reelworks.data.distributed.contract import Contract
 from reelworks.models.families.flux3 import network as flux3
-from reelworks.precision import audited
-from reelworks.precision.contract import Contract
-from reelworks.train.preflight import dry_run
+from reelworks.models.precision import audited
+from reelworks.training.memory import dry_run
 
 F32 = torch.float32
 

@@ -7,13 +7,13 @@ import torch
 from refused import refused
 
 from reelworks.core.errors import UserError
+from reelworks.data.distributed.contract import Contract
 from reelworks.models import factory
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, no_companions
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-from reelworks.precision import boundary
-from reelworks.precision.audit import audit, guard
-from reelworks.precision.boundary import DtypeBoundary, DtypeError
-from reelworks.precision.contract import Contract
+from reelworks.models.precision import boundary
+from reelworks.models.precision.audit import audit, guard
+from reelworks.models.precision.boundary import DtypeBoundary, DtypeError
 
 BF16, F32 = torch.bfloat16, torch.float32
 

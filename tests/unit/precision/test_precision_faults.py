@@ -16,11 +16,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from reelworks.core.errors import UserError
+from reelworks.data.distributed.contract import Contract, Role
 from reelworks.models.autoencoders.opensora import CONTRACT as HALF_OVERFLOWS
-from reelworks.precision import audit
-from reelworks.precision.audit import guard
-from reelworks.precision.boundary import DtypeBoundary, DtypeError, check_contract
-from reelworks.precision.contract import Contract, Role
+from reelworks.models.precision import audit
+from reelworks.models.precision.audit import guard
+from reelworks.models.precision.boundary import DtypeBoundary, DtypeError, check_contract
 
 BF16, F32 = torch.bfloat16, torch.float32
 ROLES = {"latent": Role.LATENT, "time": Role.TIME, "width": Role.GEOMETRY, "mask": Role.MASK}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from reelworks.precision.repeats import Repeats
+from reelworks.models.precision.repeats import Repeats
 from reelworks.testing import contract
 
 OPERATIONS: list[Callable[[Tensor, Tensor], Tensor]] = [

@@ -9,10 +9,10 @@ import prepare_files as made
 import pytest
 from refused import refused
 
-from reelworks.analysis import plan_forecast
 from reelworks.core import results, toml
-from reelworks.recipe import recipe_file
-from reelworks.run.folder import RunFolder
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.plan import plan_forecast
+from reelworks.training.recipe import recipe_file
 
 
 @pytest.fixture(scope="module")

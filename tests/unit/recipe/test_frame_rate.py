@@ -9,15 +9,15 @@ from typing import Any
 import prepare_files as files
 import pytest
 
-from reelworks.analysis import discarded, plan_report
 from reelworks.core import results
 from reelworks.core.errors import UserError
-from reelworks.generate import defaults
+from reelworks.inference.generate import defaults
 from reelworks.models import registry
 from reelworks.quickstart import survey
-from reelworks.recipe import recipe_file
-from reelworks.recipe.dataset import RecipeData
-from reelworks.recipe.recipe import Recipe
+from reelworks.training.plan import discarded, plan_report
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
 
 ENTRY = [{"resolution": "48px", "num_frames": [9, 17], "batch_size": 1}]
 

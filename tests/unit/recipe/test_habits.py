@@ -10,8 +10,8 @@ from refused import refused
 
 from reelworks.core import toml_none
 from reelworks.models import registry
-from reelworks.recipe import errors, recipe_file
-from reelworks.recipe.recipe import Recipe
+from reelworks.training.recipe import errors, recipe_file
+from reelworks.training.recipe.recipe import Recipe
 
 RECIPE = {
     "version": 1,

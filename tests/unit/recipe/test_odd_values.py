@@ -16,9 +16,9 @@ from refused import refused
 
 from reelworks.core import launcher, toml
 from reelworks.core.errors import UserError
-from reelworks.distributed import mesh
-from reelworks.recipe import recipe_file
-from reelworks.recipe.recipe import Recipe
+from reelworks.data.distributed import mesh
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
 
 GOOD = {
     "version": 1,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from refused import refused
 
 from reelworks.core.errors import UserError
-from reelworks.recipe import errors, recipe_file
-from reelworks.recipe.recipe import Recipe
-from reelworks.train.request import TrainRequest
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.recipe import errors, recipe_file
+from reelworks.training.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from refused import refused
 
 from reelworks.core.errors import UserError
-from reelworks.recipe import recipe_file
-from reelworks.recipe.recipe import Recipe
-from reelworks.schedule.cursor import StageStart
+from reelworks.data.schedule.cursor import StageStart
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
 
 ENTRY = {"resolution": "64x64", "num_frames": 1, "batch_size": 4}
 

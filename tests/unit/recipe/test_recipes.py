@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from reelworks.compat import importer
-from reelworks.compat.request import ImportRequest
-from reelworks.recipe import recipe_file
+from reelworks.annexes.imports import importer
+from reelworks.annexes.imports.request import ImportRequest
+from reelworks.training.recipe import recipe_file
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

@@ -15,9 +15,9 @@ from types import ModuleType
 import pytest
 import typer
 
-from reelworks.cli.exit_codes import ExitCode
-from reelworks.cli.main import app
-from reelworks.train import trainer
+from reelworks.commands.exit_codes import ExitCode
+from reelworks.commands.main import app
+from reelworks.training.loop import trainer
 
 ROOT = Path(__file__).resolve().parents[3]
 

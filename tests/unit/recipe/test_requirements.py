@@ -7,7 +7,7 @@ from reelworks.core.errors import UserError
 from reelworks.models import components, config, registry
 from reelworks.models.config import ModelConfig, TextEncoderConfig
 from reelworks.models.family import ComponentShapes
-from reelworks.recipe import validation
+from reelworks.training.recipe import validation
 
 
 def test_an_objective_that_the_weights_do_not_know_is_refused():

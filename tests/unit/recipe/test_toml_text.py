@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reelworks.recipe import toml_text
+from reelworks.training.recipe import toml_text
 
 TEXT = '''# A LoRA of my cat.
 version = 1

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from reelworks.run import events
-from reelworks.run.events import EventLog
+from reelworks.data.run import events
+from reelworks.data.run.events import EventLog
 
 
 @pytest.fixture

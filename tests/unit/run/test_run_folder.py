@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from refused import refused
 
-from reelworks.data import plan_cache
-from reelworks.run.folder import FORMAT_VERSION, RunFolder
+from reelworks.data.loader import plan_cache
+from reelworks.data.run.folder import FORMAT_VERSION, RunFolder
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from reelworks.run import history, records
-from reelworks.run.events import EventLog
-from reelworks.run.folder import RunFolder
-from reelworks.run.records import About, Outcome, Record, RecordedFailure
+from reelworks.data.run import history, records
+from reelworks.data.run.events import EventLog
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.run.records import About, Outcome, Record, RecordedFailure
 
 
 def run_with(tmp_path, *events):

@@ -21,15 +21,15 @@ import pytest
 from refused import refused
 
 from reelworks.core.errors import UserError
-from reelworks.run import heartbeat, lock
-from reelworks.run.heartbeat import LockOwner
-from reelworks.run.lock import LockLost
+from reelworks.data.run import heartbeat, lock
+from reelworks.data.run.heartbeat import LockOwner
+from reelworks.data.run.lock import LockLost
 
 # Holds, then answers each line it is given with what it knows of its lock.
 _HOLD = """
 import fcntl, sys
 from pathlib import Path
-from reelworks.run import heartbeat, lock
+from reelworks.data.run import heartbeat, lock
 if code := int(sys.argv[2]):
     def flock(*_):
         raise OSError(code, "no locks")

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from reelworks.run import lock
-from reelworks.run.process import Process
+from reelworks.data.run import lock
+from reelworks.data.run.process import Process
 
 
 @pytest.mark.parametrize("pid", [-1, 0, -(2**40), 2**31, 2**70])
@@ -68,7 +68,7 @@ def test_looking_takes_no_lock_away(tmp_path):
 _LOOKS = """
 import sys
 from pathlib import Path
-from reelworks.run import lock
+from reelworks.data.run import lock
 print(flush=True)
 while True:
     lock.holder(Path(sys.argv[1]))

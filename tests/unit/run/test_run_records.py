@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reelworks.core import storage
-from reelworks.run import records
-from reelworks.run.folder import RunFolder
-from reelworks.run.records import About, BucketShape, Key, Outcome, Record, RecordedFailure, RecordError
+from reelworks.data.run import records
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.run.records import About, BucketShape, Key, Outcome, Record, RecordedFailure, RecordError
 
 KEY = (0, 3, 1)
 LABELS = ["none", "too_small", "no_caption", "in_exclude_file", records.CONSUMED]

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from reelworks.core import digests, hash_rng
 from reelworks.core.hash_rng import Purpose
-from reelworks.schedule.cursor import Cursor, Excluded, check_same, remaining_after
-from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, columns, plan_epoch
+from reelworks.data.schedule.cursor import Cursor, Excluded, check_same, remaining_after
+from reelworks.data.schedule.plan import EpochPlan, PlanSpec, Samples, columns, plan_epoch
 
 Place = tuple[int, int]
 Batch = tuple[tuple[tuple[int, int, int], ...], ...]  # (uid, copy, showing) by micro-batch

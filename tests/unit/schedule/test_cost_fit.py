@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.schedule.cost_fit import CostModel, Timing, fit, held_out_errors
+from reelworks.data.schedule.cost_fit import CostModel, Timing, fit, held_out_errors
 
 coefficients = st.floats(0, 100, allow_subnormal=False)
 shapes = st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 64)), min_size=6, max_size=12, unique=True)

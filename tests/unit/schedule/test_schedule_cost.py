@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from refused import refused
 
-from reelworks.schedule.cost import CostConfig, costs_us
+from reelworks.data.schedule.cost import CostConfig, costs_us
 
 NAMES = ["small", "medium", "large"]
 TOKENS = np.array([10, 100, 1000])

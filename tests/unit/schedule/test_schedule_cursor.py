@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from refused import refused
 from test_schedule_plan import cases, identities, make_entries, make_spec
 
-from reelworks.schedule.cursor import Aliases, Cursor, Excluded, check_same, remaining, remaining_after
-from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
+from reelworks.data.schedule.cursor import Aliases, Cursor, Excluded, check_same, remaining, remaining_after
+from reelworks.data.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 
 @given(cases(), st.integers(1, 7))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule_plan import identities, make_entries, make_spec
 
-from reelworks.schedule import micro_batches as merging
-from reelworks.schedule.plan import PlanSpec, Samples, plan_epoch
+from reelworks.data.schedule import micro_batches as merging
+from reelworks.data.schedule.plan import PlanSpec, Samples, plan_epoch
 
 
 @st.composite

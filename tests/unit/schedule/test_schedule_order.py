@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
-from reelworks.schedule import plan
-from reelworks.schedule.plan import by_bucket_and_hash
+from reelworks.data.schedule import plan
+from reelworks.data.schedule.plan import by_bucket_and_hash
 
 
 def slow_order(uid: Any, copy: Any, bucket: Any, seed: int, epoch: int) -> list[int]:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reelworks.core import blocks, digests, hash_rng
-from reelworks.schedule import plan
-from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
-from reelworks.train import progress
-from reelworks.train.config import TrainConfig
+from reelworks.data.schedule import plan
+from reelworks.data.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
+from reelworks.training.loop.config import TrainConfig
+from reelworks.training.step import progress
 
 # Test processes share the cores with others: what is slow now and then is no failure.
 

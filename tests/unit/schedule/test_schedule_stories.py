@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from histories import Catalog, Config, Run, columns_of_all_ranks, identities
 
-from reelworks.buckets import assign, table
-from reelworks.buckets.assign import Clips, Reason
-from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
 from reelworks.core.shape import Geometry
-from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
+from reelworks.data.buckets import assign, table
+from reelworks.data.buckets.assign import Clips, Reason
+from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.data.buckets.table import BucketTable
+from reelworks.data.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "buckets" / "bucket_random_counts.json"
 ANY_SIZE = Geometry(stride=(1, 1, 1), patch=(1, 2, 2))

@@ -13,8 +13,8 @@ from benchmarks import _waste
 from hypothesis import given, settings
 from test_schedule_plan import cases
 
-from reelworks.schedule import plan
-from reelworks.schedule.plan import PlanSpec, Samples
+from reelworks.data.schedule import plan
+from reelworks.data.schedule.plan import PlanSpec, Samples
 
 REPOSITORY = Path(__file__).parents[3]
 

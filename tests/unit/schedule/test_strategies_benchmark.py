@@ -7,9 +7,9 @@ import pytest
 from benchmarks import _weblike, strategies
 from benchmarks.strategies import Case
 
-from reelworks.buckets import assign
-from reelworks.buckets.assign import Reason
-from reelworks.schedule.plan import Samples
+from reelworks.data.buckets import assign
+from reelworks.data.buckets.assign import Reason
+from reelworks.data.schedule.plan import Samples
 
 
 def case(name: str, ranks: int, clips: int = 4000) -> Case:

@@ -22,13 +22,14 @@ from torch.nn.functional import pad
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.models import registry, weights
+from reelworks.models import registry
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders import pixel
 from reelworks.models.components import autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
 from reelworks.models.family import PublishedAutoencoder
-from reelworks.models.weights import Shapes
+from reelworks.models.storage import weights
+from reelworks.models.storage.weights import Shapes
 
 # Activations of some pass 65504, the largest number of float16, and become infinite.
 CONTRACT = dataclasses.replace(pixel.CONTRACT, overflows=frozenset({torch.float16}))

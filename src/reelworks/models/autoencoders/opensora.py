@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from reelworks.core import optional_imports
-from reelworks.models import weights
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders.diffusers_kl import CONTRACT, config_of
 from reelworks.models.components import CHUNK_FRAMES, autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
+from reelworks.models.storage import weights
 
 _SPATIAL_SCALE = 0.18215  # gives Stable Diffusion's latents about unit variance
 _SHIFT, _SCALE = (-0.10, 0.34, 0.27, 0.98), (3.85, 2.32, 2.33, 3.06)

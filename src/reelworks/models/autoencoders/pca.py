@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from reelworks.models import weights
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders import pixel
 from reelworks.models.components import PCA_CHANNELS, PCA_FRAMES, autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
+from reelworks.models.storage import weights
 
 _SIDE = 32  # pixels per latent element in height and width
 _COLOURS = (

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from reelworks.core.errors import UserError
+from reelworks.data.distributed.contract import Contract, Role
 from reelworks.models.api import Autoencoder
 from reelworks.models.components import autoencoder_geometry, latent_channels
 from reelworks.models.config import AutoencoderConfig
-from reelworks.precision.contract import Contract, Role
 
 _F32 = torch.float32
 CONTRACT = Contract(_F32, _F32, None, None, _F32, {"video": Role.CONDITION, "latent": Role.LATENT})

@@ -8,10 +8,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from reelworks.models.adapters.config import Targets
 from reelworks.models.api import DenoiserInputs, ShardingPlan
+from reelworks.models.base_model import Base
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
-from reelworks.models.lora.base_model import Base
-from reelworks.models.lora.config import Targets
 
 
 @final

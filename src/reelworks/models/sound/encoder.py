@@ -7,9 +7,9 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
+from reelworks.data.distributed.contract import Contract
 from reelworks.models.autoencoders.pixel import CONTRACT
 from reelworks.models.family import PublishedSound
-from reelworks.precision.contract import Contract
 
 
 class SoundEncoder(Protocol):

@@ -11,12 +11,13 @@ from torch.nn.functional import pad
 
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import hub, registry, weights
+from reelworks.data.distributed.contract import Contract
+from reelworks.models import hub, registry
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextEncoderConfig
 from reelworks.models.diffusers_denoiser import DiffusersNetwork
 from reelworks.models.family import T5, PublishedText, TextNetwork
-from reelworks.precision.contract import Contract
+from reelworks.models.storage import weights
 
 # A T5's feed-forward layers exceed the range of float16; in float32 the XXL takes 19 GB.
 _STORAGE = torch.bfloat16

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reelworks.core.hash_rng import hash64
+from reelworks.data.distributed.contract import Contract
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextEncoderConfig
-from reelworks.precision.contract import Contract
 
 CONTRACT = Contract(torch.float32, torch.float32, None, None, torch.float32, {})
 _WORD = re.compile(r"\w+")

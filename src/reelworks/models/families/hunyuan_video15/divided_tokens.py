@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reelworks.models.divided_tokens import DividedTokens, Places
+from reelworks.models.sequence.divided_tokens import DividedTokens, Places
 
 
 class HunyuanVideo15Processor:

@@ -26,7 +26,7 @@ class LTXConfig(Config):
         "LTXVideoTransformer3DModel",
         ("transformer_blocks",),
         release_layers=_RELEASE_LAYERS,
-        sequence=family.SequenceSplit(plan="reelworks.models.shared_tokens"),
+        sequence=family.SequenceSplit(plan="reelworks.models.sequence.shared_tokens"),
     )
 
     in_channels: int = 128

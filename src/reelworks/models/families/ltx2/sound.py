@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import weights
 from reelworks.models.autoencoders.pixel import CONTRACT
 from reelworks.models.family import PublishedSound
 from reelworks.models.sound.encoder import SoundEncoder
+from reelworks.models.storage import weights
 
 _WINDOW = 1024
 _SMALLEST = 1e-5

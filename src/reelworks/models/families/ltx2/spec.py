@@ -90,7 +90,7 @@ class LTX2Config(Config):
             without_gradient=("keyframes_abs_pos_embedding", *(() if self.sound else of_sound)),
             release_layers=_RELEASE_LAYERS,
             renamed_keys={"prompt_adaln_single": "prompt_adaln"},  # in LTX-2.3
-            sequence=None if self.sound else family.SequenceSplit(plan="reelworks.models.shared_tokens"),
+            sequence=None if self.sound else family.SequenceSplit(plan="reelworks.models.sequence.shared_tokens"),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import weights
 from reelworks.models.autoencoders.pixel import CONTRACT
 from reelworks.models.family import PublishedSound
 from reelworks.models.sound.encoder import SoundEncoder
+from reelworks.models.storage import weights
 
 _FIELD, _PART = "sound.weights", "audio_vae"
 

@@ -14,12 +14,13 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from reelworks.models import meta_init, registry, weights
+from reelworks.models import meta_init, registry
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders.diffusers_kl import CONTRACT, config_of, require_names
 from reelworks.models.components import autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
 from reelworks.models.families.opensora2.dc_ae import PUBLISHED, AutoencoderVideoDC, VideoDCSizes
+from reelworks.models.storage import weights
 
 _TIME, _HEIGHT, _WIDTH = 2, 3, 4
 

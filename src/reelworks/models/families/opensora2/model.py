@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from reelworks.distributed.sequence import SequenceGroup, Shares
+from reelworks.data.distributed.sequence import SequenceGroup, Shares
 from reelworks.models import recompute
 from reelworks.models.families.opensora2.spec import OpenSora2Config
 from reelworks.models.families.stdit3.layers import FREQUENCIES, sinusoid

@@ -11,13 +11,13 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from reelworks.models import weights
+from reelworks.data.distributed.contract import Contract
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.diffusers_denoiser import FamilyDenoiser, grid
 from reelworks.models.families.opensora2.model import MMDiT
 from reelworks.models.families.opensora2.spec import OpenSora2Config
 from reelworks.models.recompute import Recompute
-from reelworks.precision.contract import Contract
+from reelworks.models.storage import weights
 
 _CONDITIONS = "cond_in."  # layer of condition frames, which weights trained on texts alone lack
 

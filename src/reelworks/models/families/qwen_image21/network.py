@@ -21,7 +21,7 @@ from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded
 from reelworks.models.families.qwen_image.network import ImagePlaceholderTokens
 from reelworks.models.families.qwen_image21.spec import QwenImage21Config
-from reelworks.precision.boundary import is_sharded
+from reelworks.models.precision.boundary import is_sharded
 
 _PER_PLACE = 4  # latent elements
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from reelworks.distributed.sequence import Shares
+from reelworks.data.distributed.sequence import Shares
 from reelworks.models.families.stdit2.spec import STDiT2Config
 from reelworks.models.families.stdit3 import layers
 from reelworks.models.families.stdit3.model import STDiT, STDiTFinalLayer, modulate, modulation_of_frames

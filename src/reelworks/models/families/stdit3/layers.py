@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from reelworks.core.errors import UserError
-from reelworks.distributed.sequence import Shares
+from reelworks.data.distributed.sequence import Shares
 
 Rotation = tuple[Tensor, Tensor]
 FREQUENCIES = 256  # number of sines and cosines of a timestep or a frame rate, as in v1.2

@@ -11,14 +11,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from reelworks.models import weights
+from reelworks.data.distributed.contract import Contract
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.diffusers_denoiser import FamilyDenoiser, Predict
 from reelworks.models.families.stdit3.layers import PatchProjection, RotaryEmbedding
 from reelworks.models.families.stdit3.model import STDiT3
 from reelworks.models.families.stdit3.spec import STDiT3Config
 from reelworks.models.recompute import Recompute
-from reelworks.precision.contract import Contract
+from reelworks.models.storage import weights
 
 _EMPTY_CAPTION = "y_embedder.y_embedding"
 _FIRST_WEIGHT = "x_embedder.proj.weight"

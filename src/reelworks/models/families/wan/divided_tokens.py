@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reelworks.models.divided_tokens import DividedTokens, Places
+from reelworks.models.sequence.divided_tokens import DividedTokens, Places
 
 
 class WanProcessor:

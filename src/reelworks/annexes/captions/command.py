@@ -1,0 +1,144 @@
+"""Ask a command of the user: a line of JSON on its stdin, the caption on its stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, final
+
+from reelworks.annexes.captions import frames
+from reelworks.annexes.captions.answers import CaptionFailed
+from reelworks.annexes.captions.captioner import Answer, CaptionQuestion
+from reelworks.annexes.captions.request import CaptionRequest
+from reelworks.core.errors import UserError
+
+_LOOK_EVERY_SECONDS = 0.2
+_MOST_BYTES = 1 << 20  # of a caption
+
+
+@final
+class CommandCaptioner:
+    """Captions by a program that is started for each question, with frames as JPEG files that are removed afterwards."""
+
+    batch_size = 1
+
+    def __init__(self, request: CaptionRequest) -> None:
+        """Find the program.
+
+        Raises:
+            UserError: There is no such program.
+        """
+        self._words, self._timeout = request.command_words, request.timeout
+        self._stopped = threading.Event()
+        program = self._words[0]
+        if shutil.which(program) is None:
+            raise UserError(
+                "there is no such program, or it may not be executed",
+                code="command-invalid",
+                field="command",
+                value=request.command,
+                remedy=f"give the path of a program; for a script: 'python {program}'",
+            )
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The words of the command."""
+        return {"command": list(self._words)}
+
+    def answer(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
+        """Run the program once for each question."""
+        found: list[Answer | CaptionFailed] = []
+        for question in questions:
+            try:
+                found.append(Answer(self._ask(question)))
+            except CaptionFailed as error:
+                found.append(error)
+        return found
+
+    def stop(self) -> None:
+        """Kill the programs that run."""
+        self._stopped.set()
+
+    def _ask(self, question: CaptionQuestion) -> str:
+        with tempfile.TemporaryDirectory(prefix="reelworks-caption-", ignore_cleanup_errors=True) as folder:
+            files = []
+            for i, frame in enumerate(question.frames):
+                files.append(Path(folder, f"frame-{i:03d}.jpg"))
+                files[-1].write_bytes(frames.as_jpeg(frame))
+            asked = {
+                "path": question.path,
+                "kind": question.kind,
+                "prompt": question.prompt,
+                "frames": [*map(str, files)],
+            }
+            out, errors, code = self._run((json.dumps(asked) + "\n").encode())
+        if code != 0:
+            ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+            last = errors.decode(errors="replace").strip().rpartition("\n")[2][:100]
+            raise CaptionFailed(f"the command {ended}{f': {last}' if last else ''}")
+        try:
+            text = out.decode()
+        except UnicodeDecodeError:
+            raise CaptionFailed("the command printed bytes that are not UTF-8") from None
+        if not text.strip():
+            raise CaptionFailed("the command printed nothing")
+        return text
+
+    def _run(self, line: bytes) -> tuple[bytes, bytes, int]:
+        """Return what the program printed to both streams, and its exit code; kill it if it takes or prints too much."""
+        if self._stopped.is_set():
+            raise CaptionFailed("stopped")
+        try:
+            process = subprocess.Popen(
+                self._words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # so that its children can be killed with it
+            )
+        except OSError as error:
+            raise CaptionFailed(f"the command cannot be started: {error.strerror or error}") from None
+        until, given = time.monotonic() + self._timeout, [line]
+        with process:
+            while True:
+                try:
+                    out, errors = process.communicate(given.pop() if given else None, _LOOK_EVERY_SECONDS)
+                    return out, errors, process.returncode
+                except subprocess.TimeoutExpired as error:
+                    printed = len(error.output or b"")
+                    problem = (
+                        "stopped"
+                        if self._stopped.is_set()
+                        else f"the command did not end within {self._timeout:g} s"
+                        if time.monotonic() > until
+                        else f"the command printed more than {_MOST_BYTES:,} bytes"
+                        if printed > _MOST_BYTES
+                        else ""
+                    )
+                    if problem:
+                        _kill(process)
+                        raise CaptionFailed(problem) from None
+                except BaseException:
+                    _kill(process)
+                    raise
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a program and its children, and take what is left in its pipes, so that none of them stays."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        with suppress(OSError, ValueError):
+            if stream is not None:
+                stream.close()
+    process.wait()

@@ -1,0 +1,77 @@
+"""Read evenly spaced frames of clips, small enough to be shown to a captioner."""
+
+from __future__ import annotations
+
+import io
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from reelworks.annexes.captions.answers import CaptionFailed
+from reelworks.annexes.captions.clips import CaptionClip
+from reelworks.core import retry
+from reelworks.core.shape import Shape
+from reelworks.data.catalog.scan import clip_ranges
+from reelworks.data.media import decode, location, probe
+from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media.formats import ProbeError
+
+Frames = NDArray[np.uint8]
+_JPEG_QUALITY = 90
+
+
+class Shown(NamedTuple):
+    """The kind, "picture" or "video", of a clip, frames `[T, H, W, 3]` uint8 RGB, and how many of these are in a second."""
+
+    kind: str
+    frames: Frames
+    fps: float
+
+
+def read(clip: CaptionClip, count: int, most_px: int) -> Shown:
+    """Return frames of a clip, as a player shows them.
+
+    Args:
+        count: Frames of a video: the middle ones of as many equal parts; fewer if it is shorter.
+        most_px: Longest side of a frame; smaller ones keep their size.
+
+    Raises:
+        CaptionFailed: The file is missing or damaged.
+    """
+    try:
+        path = retry.with_retries(lambda: location.local(clip.file))
+        facts = probe.probe(path)
+        first, total = 0, facts.num_frames
+        if clip.range:
+            (found,) = clip_ranges.find(path, "list", clip.range)
+            first, total = found.first_frame, found.num_frames
+        taken = min(count, total)
+        scale = min(most_px / max(facts.height, facts.width), 1.0)
+        height, width = (max(round(side * scale), 1) for side in (facts.height, facts.width))
+        frames = decode.load(
+            Request(
+                path,
+                facts.kind == "image",
+                Shape(taken, height, width),
+                step=total / taken,
+                first_frame_draw=0.5,
+                first_frame=first,
+                num_frames=None if facts.kind == "image" else total,
+            )
+        )
+    except (MediaError, ProbeError) as error:
+        raise CaptionFailed(str(error)) from None
+    except OSError as error:
+        raise CaptionFailed(f"cannot be read: {error.strerror or error}") from None
+    if facts.kind == "image":
+        return Shown("picture", frames, 0.0)
+    return Shown("video", frames, facts.fps * taken / total)
+
+
+def as_jpeg(frame_HWC: Frames) -> bytes:
+    """Encode one frame as JPEG."""
+    data = io.BytesIO()
+    Image.fromarray(frame_HWC).save(data, "JPEG", quality=_JPEG_QUALITY)
+    return data.getvalue()

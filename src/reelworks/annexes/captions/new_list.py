@@ -1,0 +1,196 @@
+"""Write a list of clips with their captions, as a dataset's `path` takes it.
+
+Rows of lists keep their other columns. From CSV to CSV and from JSON lines to JSON lines they are copied as they stand, since
+reading them as numbers, dates or truth values would change them (007, 1.10).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from reelworks.annexes.captions.clips import CaptionClip, CaptionSource
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.data.catalog.scan import list_columns, list_tables, remote
+from reelworks.data.catalog.scan.list_columns import PATH
+from reelworks.data.media import location
+from reelworks.data.media.location import MediaPath
+
+_TEXT = "text"
+Captions = Mapping[int, Sequence[str]]
+
+
+def root_of(sources: Sequence[CaptionSource]) -> str:
+    """Return the folder or address that contains the clips of all sources."""
+    roots = sorted({clip.root for source in sources for clip in source.clips})
+    if len(roots) == 1:
+        return roots[0]
+    if any(location.is_url(root) for root in roots):
+        raise UserError(
+            "one list cannot hold clips of several addresses",
+            code="list-of-several-addresses",
+            field="list",
+            value=roots[0],
+            remedy="write a list for each",
+        )
+    return os.path.commonpath(roots)
+
+
+def encode(file: Path, sources: Sequence[CaptionSource], captions: Captions) -> bytes:
+    """Return the content of a list.
+
+    Args:
+        file: Where it will lie; its suffix is the format.
+        captions: Captions of clips by their number among those of all sources; no caption for others.
+    """
+    texts = _texts(captions, sum(len(source.clips) for source in sources), as_lists=file.suffix != ".csv")
+    root, parts, start = root_of(sources), list[_ListPart](), 0
+    for source in sources:
+        part = _ListPart.of_source(source, root, texts.slice(start, len(source.clips)), is_alone=len(sources) == 1)
+        parts.append(part)
+        start += len(source.clips)
+    columns = list(dict.fromkeys(name for part in parts for name in part.table.column_names))
+    _check_ranges(columns, file)
+    if file.suffix == ".parquet":
+        out = io.BytesIO()
+        pa.parquet.write_table(pa.concat_tables([part.table for part in parts], promote_options="permissive"), out)
+        return out.getvalue()
+    if file.suffix != ".csv":  # numbers in one list and texts in another would be a list that nobody can read
+        pa.unify_schemas([part.table.schema for part in parts], promote_options="permissive")
+    rows = [row for part in parts for row in part.rows(file.suffix)]
+    return _csv(columns, rows) if file.suffix == ".csv" else "".join(f"{files.to_json(row)}\n" for row in rows).encode()
+
+
+def check(file: Path, sources: Sequence[CaptionSource]) -> None:
+    """Refuse a list that could not be written when all captions are there."""
+    try:
+        encode(file, sources, {})
+    except (TypeError, ValueError, csv.Error, pa.ArrowException) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"the columns of the list cannot be written in this format ({str(error).partition(chr(10))[0]})",
+            code="list-suffix",
+            field="list",
+            value=str(file),
+            remedy="give a name that ends in .parquet" if len(sources) == 1 else "write a list for each",
+        ) from error
+
+
+def _check_ranges(columns: Sequence[str], file: Path) -> None:
+    if all(any(name in columns for name in pair) for pair in list_columns.RANGES):
+        raise UserError(
+            "one list cannot have ranges in frames and in seconds",
+            code="ranges-given-twice",
+            field="list",
+            value=str(file),
+            remedy="write a list for each",
+        )
+
+
+class _ListPart(NamedTuple):
+    """Rows of one source.
+
+    Attributes:
+        list_file: The list that it is, None for a folder or catalog, and a list in another form than this program writes.
+        table: The rows with captions and paths of the new list.
+        column: Name of the column of captions in `table`.
+        former: Its name in the list, None for none.
+    """
+
+    list_file: MediaPath | None
+    table: Any
+    column: str
+    former: str | None
+
+    @classmethod
+    def of_source(cls, source: CaptionSource, root: str, texts: Any, *, is_alone: bool) -> _ListPart:
+        """Put captions into the columns of a list, or of clips; a list that is alone keeps their column's name."""
+        paths = pa.array([_below(root, clip) for clip in source.clips], pa.large_string())
+        if source.list_file is None:
+            ranges = _ranges(source.clips) if any(clip.range for clip in source.clips) else {}
+            return cls(None, pa.table({PATH: paths, **ranges, _TEXT: texts}), _TEXT, None)
+        table, former, is_plain, _ = list_tables.read(source.list_file)
+        column = former if former is not None and is_alone else _TEXT
+        table = table.rename_columns([column if name == former else name for name in table.column_names])
+        if len(set(table.column_names)) < len(table.column_names):
+            raise ValueError("two columns have one name")
+        table = table.set_column(table.column_names.index(PATH), PATH, paths)
+        file = source.list_file if is_plain else None
+        if former is None:
+            return cls(file, table.append_column(column, texts), column, None)
+        return cls(file, table.set_column(table.column_names.index(column), column, texts), column, former)
+
+    def rows(self, suffix: str) -> list[dict[str, Any]]:
+        """Return the rows without what they lack, for a list of some format; those of the same are as they stand there."""
+        if self.list_file is None or self.list_file.suffix.lower() != suffix:
+            table = self.table
+            if suffix == ".csv":
+                table = pa.table({name: table.column(name).cast(pa.large_string()) for name in table.column_names})
+            return [_without_none(row) for row in table.to_pylist()]
+        file = Path(str(location.local(remote.current(self.list_file))))
+        if suffix == ".csv":
+            with file.open(encoding="utf-8-sig", newline="") as lines:
+                rows = [
+                    dict(zip(self.table.column_names, cells, strict=False)) for cells in csv.reader(lines) if cells
+                ][1:]
+        else:
+            with file.open(encoding="utf-8-sig") as lines:
+                rows = _renamed([json.loads(line) for line in lines if line.strip()], self.former, self.column)
+        changed = self.table.select([PATH, self.column]).to_pylist()
+        return [_without_none(row | new) for row, new in zip(rows, changed, strict=True)]
+
+
+def _renamed(rows: list[dict[str, Any]], former: str | None, column: str) -> list[dict[str, Any]]:
+    """Return rows of JSON with stripped names, and with those of the new list for paths and captions."""
+    known = list(dict.fromkeys(name for row in rows for name in row))
+    names = {
+        name: column if new == former else new for name, new in zip(known, list_columns.renamed(known), strict=True)
+    }
+    return [{names[name]: value for name, value in row.items()} for row in rows]
+
+
+def _without_none(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _csv(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> bytes:
+    out = io.StringIO(newline="")
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().encode()
+
+
+def _texts(captions: Captions, count: int, *, as_lists: bool) -> Any:
+    """Return a column with the captions of each clip: a list if any has several, or else lines, in CSV."""
+    if as_lists and any(len(texts) > 1 for texts in captions.values()):
+        values = [list(captions[i]) if i in captions else None for i in range(count)]
+        return pa.array(values, pa.list_(pa.large_string()))
+    return pa.array(["\n".join(captions[i]) if i in captions else None for i in range(count)], pa.large_string())
+
+
+def _below(root: str, clip: CaptionClip) -> str:
+    prefix = os.path.relpath(clip.root, root) if root != clip.root else "."
+    return clip.path if prefix == "." else f"{prefix}/{clip.path}"
+
+
+def _ranges(clips: Sequence[CaptionClip]) -> dict[str, Any]:
+    """Return the columns of ranges, which catalogs have in frames."""
+    bounds = np.array(
+        [[float(number) if number else np.nan for number in (clip.range or ":").split(":")] for clip in clips]
+    )
+    return {
+        name: pa.array(bounds[:, i], pa.float64(), from_pandas=True).cast(pa.int64())
+        for i, name in enumerate(list_columns.RANGES[0])
+    }

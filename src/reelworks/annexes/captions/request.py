@@ -1,0 +1,161 @@
+"""The request of `reelworks caption` and of `caption.caption`; torch-free."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from reelworks.annexes.captions import prompts
+from reelworks.annexes.captions.prompts import VARIANTS, Style
+from reelworks.core import requests
+from reelworks.core.errors import UserError
+from reelworks.core.requests import arg
+
+LIST_SUFFIXES = (".csv", ".parquet", ".jsonl")
+DEFAULT_KEY = "OPENAI_API_KEY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionRequest:
+    """Clips to caption, what captions them, and where captions are written."""
+
+    data: tuple[str, ...] = arg(
+        ...,
+        "Folders of clips and pictures, lists of them (.csv, .parquet, .jsonl), addresses, or catalogs.",
+        metavar="DATA",
+        is_option=False,
+    )
+    model: str | None = arg(
+        None,
+        "A vision-language model of transformers: a folder, or a hub id; with --server, the name of the model there.",
+        metavar="PATH|ID",
+    )
+    server: str | None = arg(
+        None, "A server that speaks the OpenAI chat API, such as http://localhost:8000/v1.", metavar="URL"
+    )
+    command: str | None = arg(
+        None,
+        "A program, with its arguments, that reads a line of JSON with path, kind, prompt and frames (files) and prints a caption.",
+        metavar="'PROG ARGS'",
+    )
+    style: Style = arg("subject", "What captions describe, for which there is a prompt.")
+    prompt: str | None = arg(
+        None,
+        "What to ask instead, with {kind} (picture or video), {name} (of the file), {caption} (so far) and {trigger}.",
+        metavar="TEXT",
+    )
+    trigger: str | None = arg(None, "The trigger word.", metavar="WORD")
+    trigger_in: bool = arg(
+        True,
+        "Put the trigger word before each caption, or keep it out of them.",
+        names=("--trigger-in/--trigger-out",),
+    )
+    max_words: int | None = arg(None, "Most words of a caption.", least=3, metavar="N")
+    captions: int = arg(
+        1,
+        'Captions of each clip, which differ in length and emphasis; for captions = "lines" of a recipe.',
+        least=1,
+        most=len(VARIANTS),
+        metavar="N",
+    )
+    frames: int = arg(8, "Frames of a video that are shown, evenly spaced.", least=1, most=64, metavar="N")
+    frame_size: int = arg(768, "Longest side of a frame in pixels.", least=64, most=4096, metavar="PX")
+    batch_size: int = arg(4, "Clips that a model captions together (--model).", least=1, metavar="N")
+    workers: int = arg(
+        2, "Threads that read frames, and questions that a server or a command is asked at once.", least=1, most=256
+    )
+    device: str = arg("auto", "Device of the model: auto, cpu, cuda, cuda:1, ... (--model).", metavar="NAME")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = arg(
+        "auto", "Dtype of the model; auto: that of its weights, and float32 on a CPU (--model)."
+    )
+    key_env: str | None = arg(
+        None,
+        f"Environment variable with the key of the server; default: {DEFAULT_KEY}, if it is set.",
+        metavar="NAME",
+    )
+    timeout: float = arg(120.0, "Seconds that an answer of a server or a command may take.", least=1, metavar="S")
+    list: Path | None = arg(
+        None, "Write a new list with the captions, in place of .txt files beside the clips.", metavar="OUT"
+    )
+    root: str | None = arg(None, "Folder or address that paths of lists are relative to; default: the list's.")
+    overwrite: bool = arg(
+        False, "Caption clips again that have a caption, and replace the list; former texts stay in the record."
+    )
+    undo: bool = arg(False, "Put back the texts that were there before the last run on this data.")
+    dry_run: bool = arg(False, "Caption the first three clips, and tell which files would be written.")
+
+    def __post_init__(self) -> None:
+        with requests.checked(self):
+            self._check_captioner()
+            if self.prompt is not None:
+                prompts.check(self.prompt)
+            if (self.trigger is not None and self.trigger != self.trigger.strip()) or self.trigger == "":
+                raise UserError(
+                    "it is empty, or has spaces at its ends",
+                    code="trigger-invalid",
+                    field="trigger",
+                    value=self.trigger,
+                    remedy="give the word alone",
+                )
+            if self.list is not None and self.list.suffix not in LIST_SUFFIXES:
+                raise UserError(
+                    f"a list ends in {', '.join(LIST_SUFFIXES)}",
+                    code="list-suffix",
+                    field="list",
+                    value=str(self.list),
+                    remedy="give one of these suffixes",
+                )
+
+    def _check_captioner(self) -> None:
+        """Require one captioner, or none to undo, and refuse options that have no effect on it."""
+        ways = [name for name in ("server", "command") if getattr(self, name) is not None]
+        ways += ["model"] if self.model is not None and self.server is None else []
+        if self.undo:
+            if ways or self.dry_run or self.list is not None:
+                raise UserError(
+                    "nothing is captioned, and no list is changed, when a run is undone",
+                    code="key-without-effect",
+                    field="undo",
+                    remedy="leave out the other options",
+                )
+            return
+        if len(ways) != 1:
+            raise UserError(
+                "captions come from one of --model, --server and --command",
+                code="which-captioner",
+                field=ways[1] if ways else "model",
+                value=None if not ways else getattr(self, ways[1]),
+                remedy="give a model's folder or hub id, a server's address, or a command",
+            )
+        if self.key_env is not None and self.server is None:
+            raise UserError(
+                "only a server has a key",
+                code="key-without-effect",
+                field="key_env",
+                value=self.key_env,
+                remedy="leave it out, or give --server",
+            )
+        if self.command is not None:
+            _ = self.command_words
+
+    @property
+    def command_words(self) -> tuple[str, ...]:
+        """The program and its arguments."""
+        assert self.command is not None
+        try:
+            words = tuple(shlex.split(self.command))
+        except ValueError as error:
+            words, problem = (), f"it cannot be taken apart into words ({error})"
+        else:
+            problem = "it names no program"
+        if not words:
+            raise UserError(
+                problem,
+                code="command-invalid",
+                field="command",
+                value=self.command,
+                remedy="quote it as a shell would: --command 'python caption.py --long'",
+            )
+        return words

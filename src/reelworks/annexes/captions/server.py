@@ -1,0 +1,366 @@
+"""Ask a server that speaks the OpenAI chat API: vLLM, llama.cpp, LM Studio, or one on the internet."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import re
+import socket
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, final
+
+from reelworks.annexes.captions import frames
+from reelworks.annexes.captions.answers import CaptionFailed
+from reelworks.annexes.captions.captioner import Answer, CaptionQuestion
+from reelworks.annexes.captions.request import DEFAULT_KEY, CaptionRequest
+from reelworks.core.errors import UserError
+
+_WAITS_SECONDS = (1.0, 4.0, 15.0)  # before each further try
+_MOST_WAIT_SECONDS = 60.0  # that a server may ask for
+_OF_QUESTION = frozenset({400, 403, 413, 422})  # that the server may give for one question, such as a flagged picture
+_MOST_ALIKE = 20  # such answers in a row with the same words, after which they are no more about single questions
+_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_MOST_BYTES = 4 << 20  # of a reply
+_TOKENS = 1024
+_FIRST_CONTACT_SECONDS = 10.0
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class _Reply(NamedTuple):
+    status: int
+    headers: Any
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """Its beginning, in one line."""
+        return " ".join(self.body[:400].decode(errors="replace").split())[:160]
+
+
+class _Lost(Exception):  # noqa: N818
+    """No reply came; the message is the reason."""
+
+
+@final
+class ServerCaptioner:
+    """Captions by a server; each question is a request of its own, with frames as JPEG in data URIs."""
+
+    batch_size = 1
+
+    def __init__(self, request: CaptionRequest) -> None:
+        """Reach the server, and find out the model's name if none is given.
+
+        Raises:
+            UserError: It does not answer, does not take the key, or has several models.
+        """
+        assert request.server is not None
+        self._given, self._address = request.server, _address(request.server)
+        self._key, self._timeout = _key(request, self._address), request.timeout
+        self._stopped, self._open, self._changed = (
+            threading.Event(),
+            set[socket.socket](),
+            threading.Lock(),
+        )
+        # Names and values that some models refuse, which is learned from their first answer.
+        self._limit: dict[str, Any] = {"max_tokens": _TOKENS}
+        self._sampling: dict[str, Any] = {"temperature": 0}
+        self._has_answered = False
+        self._refusal, self._alike = "", 0
+        self._model = self._reach(request.model)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Address and model."""
+        return {"server": self._given, "model": self._model}
+
+    def answer(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
+        """Ask one question after the other; transient errors are tried again after a pause."""
+        found: list[Answer | CaptionFailed] = []
+        for question in questions:
+            try:
+                found.append(self._ask(question))
+            except CaptionFailed as error:
+                found.append(error)
+        return found
+
+    def stop(self) -> None:
+        """Close all connections, so that waiting answers fail at once."""
+        self._stopped.set()
+        with self._changed:
+            for line in self._open:
+                _shut(line)
+
+    def _reach(self, named: str | None) -> str:
+        try:
+            reply = self._send("GET", "/models", None, _FIRST_CONTACT_SECONDS)
+        except _Lost as error:
+            raise UserError(
+                f"the server does not answer ({error})",
+                code="server-unreachable",
+                field="server",
+                value=self._given,
+                remedy="start it, and check host, port and the path, which mostly ends in /v1",
+            ) from error
+        self._refuse_key(reply)
+        if named is not None:
+            return named
+        models = _model_names(reply)
+        if len(models) != 1:
+            known = f"it has {', '.join(models[:5])}" if models else "it names none"
+            raise UserError(
+                f"the server does not have one model ({known})",
+                code="server-model-unknown",
+                field="model",
+                remedy="name the model that is to be asked with --model",
+            )
+        return models[0]
+
+    def _refuse_key(self, reply: _Reply) -> None:
+        """End the run where the key is refused; once it was taken, 403 tells of a question that is not answered."""
+        if reply.status != 401 and (reply.status != 403 or self._has_answered):
+            return
+        what = "does not take the key" if self._key else "asks for a key"
+        remedy = f"put a key into the environment variable {DEFAULT_KEY}, or name another one with --key-env"
+        if self._key is None and os.environ.get(DEFAULT_KEY, "").strip():
+            what += f", and that of {DEFAULT_KEY} is not sent without encryption"
+            remedy = f"give an address of https, or --key-env {DEFAULT_KEY}, which sends it all the same"
+        raise UserError(
+            f"the server {what} (HTTP {reply.status}{f': {reply.text}' if reply.text else ''})",
+            code="server-refuses-key",
+            field="server",
+            value=self._given,
+            remedy=remedy,
+        )
+
+    def _ask(self, question: CaptionQuestion) -> Answer:
+        pictures = [
+            {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{_base64(frame)}"}}
+            for frame in question.frames
+        ]
+        content = [*pictures, {"type": "text", "text": question.prompt}]
+        body = {"model": self._model, "messages": [{"role": "user", "content": content}], "stream": False}
+        problem = ""
+        for wait in (*_WAITS_SECONDS, None):
+            try:
+                reply = self._send_adapted(body)
+                if reply.status == 200:
+                    self._has_answered, self._alike = True, 0
+                    return _answer(reply)
+                problem = f"the server answers HTTP {reply.status}: {reply.text}"
+                pause = _asked_pause(reply)
+                self._refuse_key(reply)
+                if reply.status == 404:
+                    raise UserError(
+                        f"the server has no such model, or no chat API at this address ({reply.text})",
+                        code="server-model-unknown",
+                        field="model",
+                        value=self._model,
+                        remedy="check --model, and that the address mostly ends in /v1",
+                    )
+                if reply.status not in _RETRIED:
+                    raise CaptionFailed(problem, of_clip=self._is_of_question(reply.status, problem))
+            except _Lost as error:
+                problem, pause = f"the server does not answer: {error}", None
+            if wait is None or self._stopped.wait(min(max(wait, pause or 0.0), _MOST_WAIT_SECONDS)):
+                break
+        raise CaptionFailed("stopped" if self._stopped.is_set() else f"{problem} ({len(_WAITS_SECONDS) + 1} tries)")
+
+    def _is_of_question(self, status: int, problem: str) -> bool:
+        """Tell whether a refusal is about one question, of a server that has answered others."""
+        self._alike = self._alike + 1 if problem == self._refusal else 1
+        self._refusal = problem
+        return self._has_answered and status in _OF_QUESTION and self._alike < _MOST_ALIKE
+
+    def _send_adapted(self, body: dict[str, Any]) -> _Reply:
+        """Send a question; where a model refuses the limit's name or the temperature, leave these as it wants them."""
+        for _ in range(3):
+            data = json.dumps(body | self._limit | self._sampling).encode()
+            reply = self._send("POST", "/chat/completions", data, self._timeout)
+            text = reply.body[:2000].decode(errors="replace") if reply.status in (400, 422) else ""
+            if "max_completion_tokens" in text and "max_tokens" in self._limit:
+                self._limit = {"max_completion_tokens": _TOKENS}
+            elif "temperature" in text and self._sampling:
+                self._sampling = {}
+            else:
+                break
+        return reply
+
+    def _send(self, method: str, path: str, data: bytes | None, timeout: float) -> _Reply:
+        """Send a request and read the whole reply; raise `_Lost` if there is none within the time."""
+        connection, target = self._connection(path, timeout)
+        headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "reelworks"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        late = threading.Event()
+        try:
+            connection.connect()
+            line = connection.sock
+            with self._line(line, timeout, late):
+                connection.request(method, target, data, headers)
+                response = connection.getresponse()
+                body = response.read(_MOST_BYTES + 1)
+            if late.is_set():
+                raise _Lost(f"no reply within {timeout:g} s")
+            if len(body) > _MOST_BYTES:
+                raise _Lost("its reply does not end")
+            if self._key is not None:  # which a server may repeat in an error
+                body = body.replace(self._key.encode(), b"...")
+            return _Reply(response.status, response.headers, body)
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
+            is_late = late.is_set() or isinstance(error, TimeoutError)
+            raise _Lost(f"no reply within {timeout:g} s" if is_late else str(error) or type(error).__name__) from error
+        finally:
+            connection.close()
+
+    @contextmanager
+    def _line(self, line: socket.socket, timeout: float, late: threading.Event) -> Iterator[None]:
+        """Close a connection when the time is over, or `stop` is called: a reply that drips would never time out."""
+
+        def end() -> None:
+            late.set()
+            _shut(line)
+
+        timer = threading.Timer(timeout, end)
+        timer.daemon = True
+        with self._changed:
+            self._open.add(line)
+        try:
+            if self._stopped.is_set():
+                raise _Lost("stopped")
+            timer.start()
+            yield
+        finally:
+            timer.cancel()
+            with self._changed:
+                self._open.discard(line)
+
+    def _connection(self, path: str, timeout: float) -> tuple[http.client.HTTPConnection, str]:
+        at = self._address
+        host, target = at.hostname or "", f"{at.path}{path}"
+        kind = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
+        proxy = urllib.request.getproxies().get(at.scheme)
+        if proxy is None or host in _LOCAL or urllib.request.proxy_bypass(host):
+            return kind(host, at.port, timeout=timeout), target
+        by = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        through = kind(by.hostname or "", by.port, timeout=timeout)
+        if at.scheme == "https":
+            through.set_tunnel(host, at.port or 443)
+            return through, target
+        return through, urllib.parse.urlunsplit((at.scheme, at.netloc, target, "", ""))
+
+
+def _shut(line: socket.socket) -> None:
+    with suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+
+
+def _address(given: str) -> urllib.parse.SplitResult:
+    """Return the address below which the API lies; refuse what is none, or holds a password or a key."""
+    try:
+        at = urllib.parse.urlsplit(given.strip())
+        _ = at.port  # which is only looked at now
+        (at.hostname or "").encode("idna")  # as a connection does
+    except ValueError as error:
+        raise _wrong(given, f"this is no address ({error})") from error
+    if at.username is not None or at.query or at.fragment:
+        raise _wrong(
+            given,
+            "names, passwords and keys do not belong into the address, which is kept in the record",
+            "put the key into an environment variable, and name that with --key-env",
+        )
+    if at.scheme not in ("http", "https") or not at.hostname:
+        raise _wrong(given, "this is no address of http or https")
+    path = re.sub(r"/(chat/completions|models)?$", "", at.path.rstrip("/")).rstrip("/")
+    return at._replace(path=urllib.parse.quote(path, safe="/%:@!$&'()*+,;=") or "/v1")
+
+
+def _wrong(given: str, problem: str, remedy: str = "give an address such as http://localhost:8000/v1") -> UserError:
+    shown = re.sub(r"//[^/]*@", "//…@", given).partition("?")[0].partition("#")[0]
+    return UserError(problem, code="server-address-invalid", field="server", value=shown, remedy=remedy)
+
+
+def _key(request: CaptionRequest, address: urllib.parse.SplitResult) -> str | None:
+    """Return the key; that of the default variable never travels unencrypted to another machine."""
+    name = request.key_env or DEFAULT_KEY
+    key = os.environ.get(name, "").strip()
+    if request.key_env is None and address.scheme == "http" and address.hostname not in _LOCAL:
+        return None
+    if not key and request.key_env is not None:
+        raise UserError(
+            "this environment variable is not set, or empty",
+            code="key-missing",
+            field="key_env",
+            value=name,
+            remedy="export it in this shell, or name the one that holds the key",
+        )
+    if not key.isascii() or any(letter <= " " for letter in key):
+        raise UserError(
+            f"the value of {name} cannot be a key: it has spaces or letters that keys do not have",
+            code="key-missing",
+            field="key_env",
+            remedy="export the key alone",
+        )
+    return key or None
+
+
+def _base64(frame: frames.Frames) -> str:
+    return base64.b64encode(frames.as_jpeg(frame)).decode()
+
+
+def _json(reply: _Reply) -> Any:
+    try:
+        return json.loads(reply.body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _model_names(reply: _Reply) -> list[str]:
+    found = _json(reply)
+    listed = found.get("data") if isinstance(found, dict) else None
+    ids = [one.get("id") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    return [name for name in ids if isinstance(name, str)]
+
+
+def _answer(reply: _Reply) -> Answer:
+    """Return the text of a reply; raise `CaptionFailed` for one of another shape."""
+    found = _json(reply)
+    if found is None:
+        kind = (
+            "HTML" if b"<html" in reply.body[:2000].lower() or b"<!doctype" in reply.body[:2000].lower() else "no JSON"
+        )
+        raise CaptionFailed(f"the server's reply is {kind if reply.body.strip() else 'empty'}: {reply.text}")
+    try:
+        choice = found["choices"][0]
+        message = choice["message"]
+        content = message["content"]
+    except (KeyError, IndexError, TypeError):
+        raise CaptionFailed(f"the server's reply has no choices[0].message.content: {reply.text}") from None
+    if isinstance(content, list):
+        content = "".join(_text(part) for part in content)
+    if isinstance(message, dict) and isinstance(message.get("refusal"), str) and not content:
+        raise CaptionFailed(f"the model refused: {message['refusal'][:80]}", of_clip=True)
+    if content is not None and not isinstance(content, str):
+        raise CaptionFailed(f"the server's reply has no text as content: {reply.text}")
+    is_cut = isinstance(choice, dict) and choice.get("finish_reason") == "length"
+    if is_cut and not content:
+        raise CaptionFailed(f"the model thought for {_TOKENS} tokens and wrote no caption")
+    return Answer(content or "", is_cut)
+
+
+def _text(part: Any) -> str:
+    """Return the text of a part of a message, "" for what is none, such as reasoning."""
+    is_text = isinstance(part, dict) and part.get("type", "text") in ("text", "output_text")
+    return part["text"] if is_text and isinstance(part.get("text"), str) else ""
+
+
+def _asked_pause(reply: _Reply) -> float | None:
+    """Return the seconds that a server asks to wait."""
+    with suppress(ValueError, TypeError):
+        return max(float(reply.headers.get("Retry-After")), 0.0)
+    return None

@@ -1,0 +1,109 @@
+"""Models of ai-toolkit: the presets that its names mean, and the multiples of its bucket sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from reelworks.annexes.imports import trainer
+from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.models import registry
+
+# The architecture alone, if the weights' own name does not tell more.
+PRESETS = {
+    "chroma": "chroma1-hd",
+    "flux": "flux-dev",
+    "flux2": "flux2-dev",
+    "flux2_klein_4b": "flux2-klein-base-4b",
+    "flux2_klein_9b": "flux2-klein-base-9b",
+    "flux_kontext": "flux-kontext",
+    "krea2": "krea2-raw",
+    "ltx2": "ltx-2",
+    "ltx2.3": "ltx-2.3",
+    "ltx2.5": "ltx-2.5",
+    "minimax_h3": "minimax-h3",
+    "qwen_image": "qwen-image",
+    "qwen_image_edit": "qwen-image-edit",
+    "qwen_image_edit_plus": "qwen-image-edit-2509",
+    "sd3": "sd3.5-large",
+    "sdxl": "sdxl",
+    "wan21": "wan-2.1-1.3b",
+    "wan21_i2v": "wan-2.1-i2v-14b",
+    "wan22_14b": "wan-2.2-14b",
+    "wan22_14b_i2v": "wan-2.2-i2v-14b",
+    "wan22_5b": "wan-2.2-5b",
+    "zimage": "z-image",
+}
+# Architectures that other models share, which the name of the weights tells apart, with what a name contains.
+BY_WEIGHTS = {
+    "flux": (("schnell", "flux-schnell"), ("kontext", "flux-kontext")),
+    "qwen_image": (("2512", "qwen-image-2512"),),
+    "qwen_image_edit_plus": (("2511", "qwen-image-edit-2511"),),
+    "sd3": (("medium", "sd3.5-medium"), ("stable-diffusion-3-", "sd3-medium")),
+    "wan21": (("14b", "wan-2.1-14b"),),
+    "zimage": (("turbo", "z-image-turbo"),),
+    "krea2": (("turbo", "krea2-turbo"),),
+}
+_SWITCHES = {
+    **{"is_v2": "sd2", "is_v3": "sd3", "is_xl": "sdxl", "is_pixart": "pixart", "is_pixart_sigma": "pixart_sigma"},
+    **{"is_auraflow": "auraflow", "is_flux": "flux", "is_lumina2": "lumina2", "is_vega": "vega", "is_ssd": "ssd"},
+}
+_MULTIPLES = {
+    **dict.fromkeys(("chroma", "ltx2", "ltx2.3", "ltx2.5", "minimax_h3", "wan22_5b"), 32),
+    **dict.fromkeys(("qwen_image", "qwen_image_edit", "qwen_image_edit_plus"), 32),
+    **dict.fromkeys(("sdxl", "sd1", "sd2"), 8),
+}
+_REST = 16
+_TRANSFORMERLESS = ("sd1", "sd2", "sdxl", "vega", "ssd")
+
+
+def architecture(settings: FormerSettings) -> str:
+    """Return the name of the architecture, of which older configs have a switch each."""
+    arch = settings.get("model.arch")
+    if isinstance(arch, str) and arch:
+        return arch.partition(":")[0].replace("flex1", "flex")
+    return next((name for switch, name in _SWITCHES.items() if settings.get(f"model.{switch}") is True), "sd1")
+
+
+def is_transformer(settings: FormerSettings) -> bool:
+    """Whether the network is a transformer, whose LoRAs ai-toolkit scales by 1 whatever alpha says."""
+    return architecture(settings) not in _TRANSFORMERLESS
+
+
+def bucket_multiple(settings: FormerSettings) -> int:
+    """Return the number that divides the sides of all its buckets."""
+    return _MULTIPLES.get(architecture(settings), _REST)
+
+
+def choose(draft: ImportDraft) -> None:
+    """Put the model into the draft; raises `UserError`, one line, for a model that is not there."""
+    settings = draft.settings
+    arch, path = architecture(settings), settings.get("model.name_or_path")
+    path = path if isinstance(path, str) and path.lower() != "none" else ""
+    known = dict(PRESETS)
+    for part, preset in BY_WEIGHTS.get(arch, ()):
+        if part in path.casefold():
+            known[arch] = preset
+            break
+    draft.begin("model.arch" if "model.arch" in settings.values else "model.name_or_path")
+    preset = trainer.find_model(draft, draft.key, _names(arch, path), known)
+    if registry.PRESETS.get(f"{preset}-sound") and _has_sound(settings):
+        preset = f"{preset}-sound"
+    trainer.choose_model(draft, preset, _weights(path, preset))
+
+
+def _names(arch: str, path: str) -> Iterator[str]:
+    flexible = re.search(r"(?:^|/)flex", path.casefold())  # pruned from Flux, with another number of blocks
+    if flexible is None and (own := registry.find(path)) is not None and arch in (*PRESETS, "sd1"):
+        yield own
+    yield path.rpartition("/")[2] if flexible is not None else arch
+
+
+def _weights(path: str, preset: str) -> str | None:
+    """Return the weights of the config; None for those of the release, of which ai-toolkit keeps copies."""
+    own = registry.find(path) == preset or registry.find(path) == preset.removesuffix("-sound")
+    return None if not path or own or path.startswith("ai-toolkit/") else path
+
+
+def _has_sound(settings: FormerSettings) -> bool:
+    return any(key.endswith(".do_audio") and value is True for key, value in settings.values.items())

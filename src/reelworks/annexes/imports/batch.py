@@ -1,0 +1,92 @@
+"""Read the commands of a batch file of Windows without running it: `set`, `%NAME%`, `!NAME!` and lines that ^ continues.
+
+What stands in an `if` or `for`, or behind a label, may be run or not: variables that are set there are unknown afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+
+from reelworks.annexes.imports.script import Command, Script, Unknown, Value
+
+_SET = re.compile(r"@?set\s+(?:/a\s+)?(?:\"(\w+)=(.*)\"|(\w+)=(.*))\s*", re.IGNORECASE)
+_VARIABLE = re.compile(r"%(\*|\d|~\w*\d|\w+)%?|!(\w+)!")
+_MAYBE = re.compile(r"@?(if|for)\b", re.IGNORECASE)
+_SKIPPED = re.compile(
+    r"@?(rem|echo|pause|cd|exit|goto|call|setlocal|endlocal|title|pushd|popd)\b|::|:\w", re.IGNORECASE
+)
+_ENDS = frozenset({"&&", "||", "|", "&", ">", ">>", "2>&1"})
+
+
+def follow(text: str) -> Script:
+    """Follow a batch file."""
+    script, depth = Script(), 0
+    joined = re.sub(r"[ \t]*\^[ \t]*\r?\n[ \t]*", " ", text)
+    for number, line in enumerate(joined.splitlines(), 1):
+        line = line.strip()
+        is_maybe = depth > 0 or _MAYBE.match(line) is not None
+        depth = max(0, depth + _depth(line))
+        inner = (
+            re.sub(r"^@?(?:if|for)\b.*?(?=\bset\b|$)", "", line, flags=re.IGNORECASE) if _MAYBE.match(line) else line
+        )
+        if (found := _SET.match(inner.strip("()"))) is not None:
+            name, value = (found[1] or found[3]).upper(), found[2] if found[1] else found[4]
+            _set(script, name, value, is_maybe=is_maybe)
+        elif line and not _MAYBE.match(line) and not _SKIPPED.match(line) and line.strip("()"):
+            script.commands += _commands(line, script.variables, number)
+    return script
+
+
+def _depth(line: str) -> int:
+    bare = re.sub(r'"[^"]*"', "", line)
+    return bare.count("(") - bare.count(")")
+
+
+def _set(script: Script, name: str, text: str, *, is_maybe: bool) -> None:
+    value: Value = _VARIABLE.sub(lambda found: _known(found, script.variables), text)
+    former = script.variables.get(name)
+    if isinstance(former, Unknown) and re.search(rf"[%!]{name}[%!]", text, re.IGNORECASE):
+        value = former
+    elif is_maybe and former != value:
+        value = Unknown(f"%{name}%", "is set under a condition", "-" in f"{former}{value}")
+    script.variables[name] = value
+
+
+def _known(found: re.Match[str], variables: dict[str, Value]) -> str:
+    value = variables.get((found[1] or found[2]).upper())
+    return value if isinstance(value, str) else found[0]
+
+
+def _commands(line: str, variables: dict[str, Value], number: int) -> list[Command]:
+    """Return the commands of a line."""
+    commands, words = list[Command](), list[tuple[str, str]]()
+    for raw in [*re.findall(r'(?:[^\s"]|"[^"]*")+', line), "&"]:
+        if raw in _ENDS:
+            if words:
+                commands.append(_command(words, variables, number))
+            words = []
+            continue
+        value = _VARIABLE.sub(lambda found: _known(found, variables), raw)
+        # Options that a variable holds are words of their own.
+        pieces = re.findall(r'(?:[^\s"]|"[^"]*")+', value) if _VARIABLE.fullmatch(raw) else [value]
+        words += [(piece.replace('"', ""), raw) for piece in pieces]
+    return commands
+
+
+def _command(words: list[tuple[str, str]], variables: dict[str, Value], number: int) -> Command:
+    unread, notes = [], {}
+    for i, (text, raw) in enumerate(words):
+        left = next(iter(_VARIABLE.finditer(text)), None)
+        if left is None or (raw.strip('"')[:1] == "-" and "=" not in raw):
+            continue
+        value = variables.get((left[1] or left[2]).upper())
+        why = value.why if isinstance(value, Unknown) else "the file does not set"
+        is_value = (i > 0 and words[i - 1][0].startswith("-")) or "=" in raw
+        may_hold = isinstance(value, Unknown) and value.has_options
+        if left[1] == "*":
+            notes["%*"] = "stands for arguments that the file is called with; none are given here"
+        elif _VARIABLE.fullmatch(raw) and (may_hold or not is_value):
+            unread.append(f"{left[0]} (line {number}), which {why}")
+        else:
+            notes[left[0]] = why
+    return Command([text for text, _ in words if text != "%*"], unread, notes)

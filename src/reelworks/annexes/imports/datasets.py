@@ -1,0 +1,95 @@
+"""Parts of a recipe that all trainers fill alike: names of datasets, sizes that the model takes, and what it is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.rules import Fate, ImportedKey
+from reelworks.core.shape import Geometry
+from reelworks.models import components, registry
+from reelworks.models.config import AutoencoderConfig, ModelConfig
+from reelworks.models.family import Conditioning, Preset
+
+_LONGEST_SIDE = 16_384  # pixels, of the largest [[bucket]]
+
+
+def place(draft: ImportDraft, number: int, path: str) -> str:
+    """Set the folder of a dataset, and a name of its own, by which its clips are known; return the assignment as text."""
+    own = re.split(r"[/\\]", path.rstrip("/\\"))[-1] or "clips"
+    taken = {draft.get(f"dataset.{other}.name") for other in range(draft.count("dataset")) if other != number}
+    candidates = (own, *(f"{own}-{i}" for i in range(2, len(taken) + 3)))
+    remark = draft.set(f"dataset.{number}.path", path)
+    draft.set(f"dataset.{number}.name", next(name for name in candidates if name not in taken), "identifies its clips")
+    return remark
+
+
+def preset_of(draft: ImportDraft) -> Preset:
+    """Return the preset of the draft's model."""
+    return registry.PRESETS[draft.get("model.name")]
+
+
+def pictures_only(draft: ImportDraft) -> bool:
+    """Return whether the draft's model takes no clips."""
+    return preset_of(draft).config.pictures_only
+
+
+def conditioning_of(draft: ImportDraft) -> Conditioning:
+    """Return what the draft's model can be given beside a caption."""
+    return preset_of(draft).config.conditioning
+
+
+def geometry_of(draft: ImportDraft) -> Geometry:
+    """Return the constraints of the draft's model on sizes."""
+    name = draft.get("autoencoder.name", preset_of(draft).parts.autoencoder)
+    autoencoder = AutoencoderConfig(name=name, weights=draft.get("autoencoder.weights"))
+    return components.geometry(ModelConfig(name=draft.get("model.name")), autoencoder)
+
+
+def frames_here(draft: ImportDraft, wanted: int) -> int:
+    """Return the number of frames that the model takes which is nearest to a wanted one."""
+    return 1 if wanted <= 1 else geometry_of(draft).nearest_frames(wanted)
+
+
+def ladder(draft: ImportDraft, most: int) -> list[int]:
+    """Return numbers of frames for clips of any length: the least that the model takes, and doublings up to `most`."""
+    counts = [frames_here(draft, most)]
+    while counts[-1] > 2 and (half := frames_here(draft, counts[-1] // 2)) not in (1, counts[-1]):
+        counts.append(half)
+    return sorted(counts)
+
+
+def side_of(value: Any) -> int:
+    """Return the side of a resolution; raises `ValueError` for what is none."""
+    side = int(value)
+    if isinstance(value, bool) or not 1 <= side <= _LONGEST_SIDE:
+        raise ValueError(value)
+    return side
+
+
+def needed(draft: ImportDraft) -> Iterator[ImportedKey]:
+    """Put a placeholder where the model needs pictures beside the clips and a dataset has none; yield a line for each."""
+    kinds = conditioning_of(draft).needs if draft.get("model.name") is not None else ()
+    for number in range(draft.count("dataset")):
+        for kind in kinds:
+            if draft.get(f"dataset.{number}.{kind}") is not None:
+                continue
+            path, origin = draft.get(f"dataset.{number}.path"), draft.origin_of(f"dataset.{number}.path")
+            draft.begin("")
+            placeholder = draft.set(f"dataset.{number}.{kind}", f"{kind}s", "to fill in")
+            remark = f"{path} ({origin or 'its folder'}) has none, and the model is given one with each clip: replace {placeholder}"
+            yield ImportedKey(f"dataset.{number}.{kind}", None, Fate.TO_FILL_IN, f"{remark}, or leave the dataset out")
+
+
+def set_preview_side(draft: ImportDraft, key: str, pixels: Any) -> str:
+    """Set `samples.height` or `samples.width` to a size that the model takes."""
+    multiple = geometry_of(draft).multiple[key == "samples.width"]
+    return draft.set(key, max(int(pixels) // multiple, 1) * multiple)
+
+
+def adds_word(draft: ImportDraft, number: int, word: str) -> str:
+    """Let the captions of a dataset begin with a word."""
+    escaped = word.replace("{", "{{").replace("}", "}}")
+    return draft.set(f"dataset.{number}.caption", f"{escaped} {{text}}")

@@ -1,0 +1,159 @@
+"""diffusion-pipe: a main TOML with model, adapter and optimizer, and a dataset TOML with directories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from reelworks.annexes.imports import datasets, settle
+from reelworks.annexes.imports.captions import Beside, FormerCaption
+from reelworks.annexes.imports.clip import Clip
+from reelworks.annexes.imports.diffusion_pipe import buckets, clips, data, keys, models, objective, optimizer
+from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.files import ConfigFile, existing, flatten, parse_arguments, plain
+from reelworks.annexes.imports.former import FormerEpoch
+from reelworks.annexes.imports.rules import Fate, ImportedKey
+from reelworks.annexes.imports.script import Command
+from reelworks.annexes.imports.trainer import convert_by_rules
+from reelworks.core.errors import UserError
+
+_PLACEHOLDER = "data"
+
+
+@final
+class _DiffusionPipe:
+    name = "diffusion-pipe"
+    gives = "the main TOML, which names the dataset TOML; or both; or a script with `train.py --deepspeed --config`"
+
+    def recognises(self, file: ConfigFile) -> bool:
+        if file.path.suffix == ".toml":
+            return _is_main(file.values) or _is_dataset(file.values)
+        return any(_is_command(command.words) for command in _commands(file))
+
+    def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
+        found: dict[str, Any] = {}
+        unread: dict[str, str] = {}
+        main, dataset = {}, None
+        for file in files:
+            for command in _commands(file):
+                if not _is_command(command.words):
+                    continue
+                command.require_followed(str(file.path))
+                unread |= command.notes
+                found |= _options(command.words)
+                if isinstance(config := found.get("config"), str):
+                    main = file.beside(config).values or {}
+            if file.path.suffix == ".toml":
+                given = file.values or {}
+                dataset = given if "directory" in given else dataset
+                main = given if "model" in given else main
+                found |= flatten(given) if given and not given.keys() & {"directory", "model"} else {}
+        if dataset is None and isinstance(named := main.get("dataset"), str):
+            try:
+                dataset = files[0].beside(named).values
+            except UserError as error:
+                if error.code != "file-unreadable":
+                    raise
+        if not isinstance(main.get("model"), dict):
+            raise UserError(
+                "there is no [model] in it",
+                code="config-unreadable",
+                field="FILE",
+                value=", ".join(str(file.path) for file in files),
+                remedy="give the main TOML too, as `train.py --config` takes it",
+            )
+        return FormerSettings(found | flatten(main) | (flatten(dataset) if dataset else {}), unread)
+
+    def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
+        # Of two lines of a setting, the later one knows more.
+        yield from settle.settle(draft, {key.key: key for key in _convert(draft)}.values())
+
+    def former_epoch(self, settings: FormerSettings, clips_: Sequence[Clip]) -> FormerEpoch | None:
+        return clips.former_epoch(settings, clips_)
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return clips.caption(settings, beside)
+
+
+DIFFUSION_PIPE = _DiffusionPipe()
+
+
+def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
+    yield from convert_by_rules(draft, keys.RULES, _defaults(draft), keys.FIRST)
+    draft.begin("directory")
+    count = draft.settings.count("directory")
+    if not count:
+        placeholder = draft.set("dataset.0.path", _PLACEHOLDER, "to fill in")
+        remark = f"the dataset TOML was not found: give it too, or --data DIR in place of the placeholder {placeholder}"
+        yield ImportedKey("dataset", draft.settings.get("dataset"), Fate.TO_FILL_IN, remark)
+    try:
+        directories = data.directories(draft.settings)
+        if remark := buckets.fill(draft, directories):
+            given = [
+                key for key in draft.settings.values if key.rpartition(".")[2] in ("frame_buckets", "size_buckets")
+            ]
+            for key in given:
+                yield ImportedKey(key, draft.settings.get(key), Fate.NOT_POSSIBLE, remark)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
+        buckets.clear(draft)
+        draft.set("buckets.entries", "auto", "to fill in")
+        remark = "sizes or repeats are not of the kind that the trainer takes: entries are proposed instead"
+        yield ImportedKey("directory", None, Fate.TO_FILL_IN, remark)
+    for number in range(count):
+        yield from _finish(draft, number)
+
+
+def _is_main(values: dict[str, Any] | None) -> bool:
+    model = (values or {}).get("model")
+    return isinstance(model, dict) and model.get("type") in models.TYPES
+
+
+def _is_dataset(values: dict[str, Any] | None) -> bool:
+    found = (values or {}).get("directory")
+    return isinstance(found, list) and bool(found) and isinstance(found[0], dict)
+
+
+def _commands(file: ConfigFile) -> list[Command]:
+    return file.commands if file.path.suffix in ("", ".sh", ".bat", ".txt", ".md") else []
+
+
+def _is_command(words: Sequence[str]) -> bool:
+    return (
+        "--config" in words
+        and any(word.endswith("train.py") for word in words)
+        and any("deepspeed" in w for w in words)
+    )
+
+
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    """Return the options of the launcher, and of the script after it."""
+    script = next(at for at, word in enumerate(words) if word.endswith("train.py"))
+    options = parse_arguments(list(words[:script])) | parse_arguments(list(words[script + 1 :]))
+    return {key: plain(value) for key, value in options.items()}
+
+
+def _defaults(draft: ImportDraft) -> dict[str, Any]:
+    adapter = objective.trains_adapter(draft)
+    # The text encoders of SDXL are trained, whatever a config says.
+    texts = (
+        dict.fromkeys(optimizer.RATES_OF_TEXTS, "optimizer.lr") if draft.settings.get("model.type") == "sdxl" else {}
+    )
+    return texts | {key: value for key, value in keys.DEFAULTS.items() if adapter or not key.startswith("adapter.")}
+
+
+def _finish(draft: ImportDraft, number: int) -> Iterator[ImportedKey]:
+    """Give a dataset the limits of what is read there, and tell of a file that holds captions."""
+    path = draft.get(f"dataset.{number}.path")
+    if path is None:
+        datasets.place(draft, number, path := _PLACEHOLDER)
+        yield ImportedKey(f"directory.{number}.path", None, Fate.TO_FILL_IN, "the directory has no path")
+    why = "files of subfolders are not read there"
+    draft.set(f"dataset.{number}.filter", "not contains(path, '/') or contains(path, '.tar/')", why)
+    if existing(Path(path) / "captions.json") is not None:
+        yield ImportedKey(
+            f"directory.{number}.path",
+            path,
+            Fate.NOT_POSSIBLE,
+            "captions.json is not read: make a list (.jsonl) of it with columns path and text, and name it as path",
+        )

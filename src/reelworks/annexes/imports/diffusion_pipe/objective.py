@@ -1,0 +1,152 @@
+"""Translations of diffusion-pipe's settings of timesteps and loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from reelworks.annexes.imports import datasets, rules, values
+from reelworks.annexes.imports.diffusion_pipe import data
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.core.toml_none import WORD as NONE
+from reelworks.models import registry
+
+
+def is_rectified_flow(draft: ImportDraft) -> bool:
+    """Whether the model in the draft is trained with rectified flow."""
+    return bool(draft.get("objective.name", "rectified-flow") == "rectified-flow")
+
+
+def trains_adapter(draft: ImportDraft) -> bool:
+    """Whether the config trains a LoRA or LoKr, and not all weights."""
+    return bool(draft.settings.below("adapter"))
+
+
+def _timesteps(value: Any, draft: ImportDraft) -> Outcome:
+    if not is_rectified_flow(draft):
+        return Fate.NO_MEANING, "this model draws one of 1000 steps"
+    names = {"logit_normal": "logit-normal", "uniform": "uniform"}
+    return rules.by_name("objective.timestep_sampling", names, "logit-normal", "no such density")(value, draft)
+
+
+def _sigmoid_scale(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.get("objective.timestep_sampling") != "logit-normal":
+        return Fate.NO_MEANING, "timesteps are not logit-normal"
+    return values.amount("objective.logit_std", 1e-3, 10)(value, draft)
+
+
+def _shift(value: Any, draft: ImportDraft) -> Outcome:
+    if not is_rectified_flow(draft):
+        return Fate.NO_MEANING, "this model draws one of 1000 steps"
+    if value:
+        return Fate.TAKEN, draft.set("objective.timestep_shift", values.number(value, 1e-3))
+    if draft.settings.get("model.flux_shift"):
+        return Fate.NO_MEANING, "model.flux_shift decides"
+    return Fate.TAKEN, draft.set("objective.timestep_shift", NONE)
+
+
+def _flux_shift(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the shift of the mean area: it depends on the area alone, which is the same for all aspect ratios."""
+    if not values.flag(value):
+        return Fate.DEFAULT, "off"
+    if draft.settings.get("model.shift"):
+        return Fate.NO_MEANING, "model.shift decides"
+    sides = sorted({side for each in data.directories(draft.settings) for side in each.sides})
+    if not sides:
+        return (
+            Fate.TO_FILL_IN,
+            "set objective.timestep_shift to that of the size that is trained: 1.9 at 512, 3.2 at 1024",
+        )
+    mean = math.sqrt(sum(side * side for side in sides) / len(sides))
+    # The line through 0.5 at 256 tokens and 1.15 at 4096 of 16 × 16 pixels (utils/common.py).
+    shift = math.exp(0.5 + (1.15 - 0.5) * ((mean / 16) ** 2 - 256) / (4096 - 256))
+    remark = draft.set("objective.timestep_shift", round(shift, 3))
+    if len(sides) == 1:
+        return Fate.TAKEN, f"{remark}, that of {sides[0]:g} × {sides[0]:g} pixels"
+    return Fate.NOT_POSSIBLE, f"there is one shift for all sizes: {remark}, that of the mean area"
+
+
+def _image_shift(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.NOT_POSSIBLE, "there is one shift for pictures and clips, objective.timestep_shift"
+
+
+def _bound(value: Any, draft: ImportDraft) -> Outcome:
+    bounds = [
+        values.number(draft.settings.get(f"model.{key}", at), 0, 1) for key, at in (("min_t", 0.0), ("max_t", 1.0))
+    ]
+    if draft.get("model.experts") is not None:
+        if sorted(bounds) in ([0.0, 1.0], _range_of_expert(draft)):
+            return Fate.DEFAULT, f"model.experts = {draft.get('model.experts')!r} trains these"
+        return Fate.NOT_POSSIBLE, f"model.experts = {draft.get('model.experts')!r} trains {_range_of_expert(draft)}"
+    if bounds[0] >= bounds[1]:
+        raise ValueError("no range")
+    return Fate.TAKEN, draft.set("objective.timestep_range", [round(1000 * bound, 6) for bound in bounds])
+
+
+def _range_of_expert(draft: ImportDraft) -> list[float]:
+    switch = (registry.PRESETS[draft.get("model.name")].switch_timestep or 0.0) / 1000
+    return [switch, 1.0] if draft.get("model.experts") == "high" else [0.0, switch]
+
+
+def _cfg(value: Any, draft: ImportDraft) -> Outcome:
+    scale = values.number(value, 0)
+    if scale <= 1:
+        return Fate.DEFAULT, "off"
+    if not trains_adapter(draft):
+        return Fate.NOT_POSSIBLE, "targets are guided only for a LoRA"
+    remark = draft.set("objective.target_guidance_scale", scale)
+    return Fate.TAKEN, f"{remark}; the part without caption is predicted by the base, and not by the LoRA"
+
+
+def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
+    share = values.number(value, 0, 1)
+    if not datasets.conditioning_of(draft).frames:
+        return Fate.NOT_POSSIBLE, "this model does not know given frames: choose one that does with --model"
+    return Fate.TAKEN, draft.set("objective.mask_ratios.image_head", share)
+
+
+def _min_snr(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "off"
+    draft.set("objective.loss_weighting", "min-snr")
+    return Fate.TAKEN, draft.set("objective.snr_gamma", values.number(value, 1e-6))
+
+
+def _debiased(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "off"
+    return Fate.TAKEN, draft.set("objective.loss_weighting", "debiased")
+
+
+def _v_prediction(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "off"
+    if is_rectified_flow(draft):
+        return Fate.NO_MEANING, "this model predicts velocities"
+    return Fate.TAKEN, draft.set("objective.name", "v-prediction")
+
+
+def _distance(name: str) -> Rule:
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        draft.set("objective.loss", name)
+        return Fate.TAKEN, draft.set("objective.huber_delta", values.number(value, 1e-6, 10))
+
+    return handle
+
+
+RULES: dict[str, Rule] = {
+    "huber_delta": _distance("huber"),
+    "smooth_l1_beta": _distance("smooth-l1"),
+    "model.timestep_sample_method": _timesteps,
+    "model.sigmoid_scale": _sigmoid_scale,
+    "model.shift": _shift,
+    "model.image_shift": _image_shift,
+    "model.flux_shift": _flux_shift,
+    **dict.fromkeys(("model.min_t", "model.max_t"), _bound),
+    "model.v_pred": _v_prediction,
+    "model.min_snr_gamma": _min_snr,
+    "model.debiased_estimation_loss": _debiased,
+    "model.first_frame_conditioning_p": _first_frame,
+    "model.cfg": _cfg,
+}

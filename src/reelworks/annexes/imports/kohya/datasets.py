@@ -1,0 +1,97 @@
+"""Rules of dataset settings that sd-scripts and musubi-tuner share; in targets, `*` is the number of the [[dataset]]."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from reelworks.annexes.imports import rules
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.kohya.values import number_of, whole_of
+from reelworks.annexes.imports.rules import Fate, Outcome
+
+PLACEHOLDER = "pictures"
+_MOST_LINES = 1_000_000
+_EXTENSIONS = (".txt", ".caption")
+
+
+def path(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the path of a folder or list."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        return Fate.TO_FILL_IN, "this is no path: set dataset.path"
+    return Fate.TAKEN, draft.set(rules.numbered("dataset.*.path", draft), value)
+
+
+def list_of_files(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the path of a list, and the folder to which its paths refer: the current one of relative paths."""
+    found = path(value, draft)
+    if found[0] is not Fate.TAKEN or draft.request.data:
+        return found
+    root = _root(str(value))
+    if root is None:
+        return Fate.TO_FILL_IN, f"{found[1]}; set dataset.root to a folder that contains all files of the list"
+    return (
+        Fate.TAKEN,
+        f"{found[1]}, {draft.set(rules.numbered('dataset.*.root', draft), root, 'contains the files of the list')}",
+    )
+
+
+def _root(name: str) -> str | None:
+    """Return the folder that contains all files of a list of JSON lines; None if it cannot be read, or has none."""
+    folders = set[str]()
+    try:
+        with Path(name).open(encoding="utf-8-sig") as lines:
+            for line in itertools.islice(lines, _MOST_LINES):
+                entry = json.loads(line) if line.strip() else {}
+                file = entry.get("image_path") or entry.get("video_path") or entry.get("image_path_0")
+                folders |= {str(Path(str(file)).parent)} if file else set()
+        root = os.path.commonpath(folders) if any(map(os.path.isabs, folders)) else "."
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return None if root == "/" or not folders or any(".." in folder.split("/") for folder in folders) else root
+
+
+def repeats(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the number of times that a clip is trained in an epoch."""
+    times = whole_of(value)
+    if times < 1:
+        return Fate.TAKEN, "the folder is left out, as there"
+    return Fate.TAKEN, draft.set(rules.numbered("dataset.*.repeats", draft), times)
+
+
+def caption_extension(value: Any, draft: ImportDraft) -> Outcome:
+    """Accept the endings of caption files that are read here."""
+    ending = f".{str(value).lstrip('.')}"
+    if ending in _EXTENSIONS:
+        return Fate.DEFAULT, "caption files end in .txt or .caption; the first that is there is read"
+    return Fate.TO_FILL_IN, "caption files end in .txt or .caption: rename them"
+
+
+def name_all(draft: ImportDraft) -> None:
+    """Give several datasets names of their own, by the folders' names."""
+    count = draft.count("dataset")
+    taken: set[str] = set()
+    for number in range(count if count > 1 else 0):
+        folder = re.split(r"[/\\]", str(draft.get(f"dataset.{number}.path", PLACEHOLDER)).rstrip("/\\"))[-1]
+        base = re.sub(r"\.(jsonl|csv|parquet)$", "", folder) or f"dataset{number}"
+        name, again = base, 2
+        while name in taken:
+            name, again = f"{base}-{again}", again + 1
+        taken.add(name)
+        draft.set(f"dataset.{number}.name", name, "identifies its clips")
+
+
+def caption_dropout(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the share of empty captions, of which a recipe has one for all datasets: the largest."""
+    share = number_of(value)
+    if not 0 <= share <= 1:
+        return Fate.NOT_POSSIBLE, "a share is from 0 to 1"
+    key = "objective.caption_dropout"
+    before = draft.get(key) if draft.numbers != (0,) else None  # what the model's defaults have is replaced
+    if before is not None and before >= share:
+        return Fate.TAKEN, f"{key} = {before}, the largest of all datasets"
+    return Fate.TAKEN, draft.set(key, share)

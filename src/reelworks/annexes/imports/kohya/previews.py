@@ -1,0 +1,98 @@
+"""Prompts of previews, in a file of lines with options (`--w 1024`), of TOML or of JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.kohya.values import number_of, whole_of
+from reelworks.annexes.imports.rules import Fate, Outcome
+from reelworks.core import toml, user_files
+from reelworks.models import components
+from reelworks.models.config import ModelConfig
+
+_MOST = 64
+# Options of a line with their names in other files, and the keys here.
+_OPTIONS = {"w": "width", "h": "height", "f": "frame_count", "s": "sample_steps", "l": "scale", "g": "guidance_scale"}
+_KEYS = {
+    "width": "samples.width",
+    "height": "samples.height",
+    "frame_count": "samples.num_frames",
+    "sample_steps": "samples.num_inference_steps",
+    "scale": "samples.guidance_scale",
+    "cfg_scale": "samples.guidance_scale",
+    "guidance_scale": "samples.guidance_scale",  # of networks that take it as an input
+}
+
+
+def prompts(value: Any, draft: ImportDraft) -> Outcome:
+    """Read the file of prompts; their sizes, steps and guidance are taken if all prompts have the same."""
+    if not value:
+        return Fate.DEFAULT, "no previews"
+    wants = components.conditioning(ModelConfig(name=draft.get("model.name")))
+    if wants.needs or wants.needs_first_frame:
+        return (
+            Fate.TO_FILL_IN,
+            "this model needs a picture with each prompt: set samples.prompts and samples.reference or source",
+        )
+    try:
+        found = _read(Path(str(value)).expanduser())
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError):
+        return Fate.TO_FILL_IN, "this file cannot be read: write its prompts to samples.prompts"
+    found = [each for each in found if each.get("prompt")][:_MOST]
+    if not found:
+        return Fate.TO_FILL_IN, "there are no prompts in it: set samples.prompts"
+    remark = f"samples.prompts, {len(found)} of them"
+    draft.set("samples.prompts", [str(each["prompt"]).strip() for each in found], "sample_prompts")
+    differs = [name for name in _KEYS if len({str(each.get(name)) for each in found}) > 1]
+    for name, key in _KEYS.items():
+        given = found[0].get(name)
+        if given is None or name in differs:
+            continue
+        amount = number_of(given) if name in ("scale", "cfg_scale") else whole_of(given)
+        if amount >= 1:
+            remark += f", {draft.set(key, _legal(key, amount), f'sample_prompts: {name}')}"
+    if differs:
+        return Fate.TAKEN, f"{remark}; all previews have one size, and these differ: {', '.join(differs)}"
+    return Fate.TAKEN, remark
+
+
+def _legal(key: str, amount: float) -> float:
+    """Return a size that every model can generate, and a length as of all video models here."""
+    if key in ("samples.width", "samples.height"):
+        return max(int(amount) // 32 * 32, 32)
+    return (int(amount) - 1) // 4 * 4 + 1 if key == "samples.num_frames" else amount
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    text = user_files.read_text(path, user_files.SETTINGS, encoding="utf-8-sig")
+    if path.suffix.lower() == ".toml":
+        table = toml.parse(text)["prompt"]
+        return [{**table, **subset} for subset in table["subset"]]
+    if path.suffix.lower() == ".json":
+        given = json.loads(text)
+        return [each if isinstance(each, Mapping) else _of_line(str(each)) for each in given]  # type: ignore[misc]
+    return [_of_line(line.strip()) for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def _of_line(line: str) -> dict[str, Any]:
+    prompt, *options = line.split(" --")
+    found: dict[str, Any] = {"prompt": prompt}
+    for option in options:
+        if (match := re.match(r"([a-z]+) (\S+)", option, re.IGNORECASE)) and match[1].lower() in _OPTIONS:
+            found[_OPTIONS[match[1].lower()]] = match[2]
+    return found
+
+
+def every_epochs(value: Any, draft: ImportDraft) -> Outcome:
+    """Tell that previews are counted in steps here."""
+    if not value:
+        return Fate.DEFAULT, "off"
+    return (
+        Fate.TO_FILL_IN,
+        "previews are counted in steps: set samples.every_steps to those of an epoch (`reelworks plan`)",
+    )

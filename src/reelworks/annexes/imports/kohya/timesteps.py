@@ -1,0 +1,133 @@
+"""Densities of timesteps of flow matching: the trainers' names and numbers, and those of [objective].
+
+The trainers draw a number u, and take the timestep 1000 · u, shifted by r·u / (1 + (r − 1)·u) where there is a shift.
+With `sigma`, u is an index into a list of timesteps that begins with the noisiest.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.kohya.values import is_on, number_of
+from reelworks.annexes.imports.rules import Fate, Outcome
+from reelworks.core.toml_none import WORD as NONE
+
+# Shifts that grow with the size of a clip: tokens and exponents at two sizes, and pixels of a token's side.
+_BY_SIZE = {
+    "flux_shift": (256, 0.5, 4096, 1.15),
+    "flux2_shift": (256, 0.5, 4096, 1.15),
+    "nextdit_shift": (256, 0.5, 4096, 1.15),
+    "qwen_shift": (256, 0.5, 8192, 0.9),
+    "krea2_shift": (256, 0.5, 6400, 1.15),
+}
+_MIXTURES = {"qinglong_flux": "flux_shift", "qinglong_qwen": "qwen_shift"}
+_TOKEN_SIDE_PX = 16
+_WEIGHTS = {"sigma_sqrt": "sigma-sqrt", "cosmap": "cosmap"}
+
+
+def shift_by_size(name: str, area_px: float) -> float:
+    """Return the shift of a picture of this many pixels."""
+    few, low, many, high = _BY_SIZE[name]
+    tokens = area_px / _TOKEN_SIDE_PX**2
+    return math.exp(low + (high - low) * (tokens - few) / (many - few))
+
+
+def largest_area(draft: ImportDraft) -> int:
+    """Return the pixels of the largest [[bucket]] of the draft; those of a square of 1024 without one."""
+    areas = [_area(str(draft.get(f"bucket.{number}.resolution", ""))) for number in range(draft.count("bucket"))]
+    return max(areas, default=0) or 1024**2
+
+
+def _area(resolution: str) -> int:
+    sides = [int(each) for each in re.findall(r"\d+", resolution)]
+    return sides[0] * sides[-1] if sides else 0
+
+
+def sampling(value: Any, draft: ImportDraft, *, default_shift: float, shifts_sigma: bool = True) -> Outcome:
+    """Convert a density with the numbers that belong to it.
+
+    `shifts_sigma` tells whether the list of timesteps is shifted into which `sigma` draws an index.
+    """
+    name, get = str(value), draft.settings.get
+    scale = number_of(get("sigmoid_scale", 1.0))
+    if name == "sigma":
+        return _sigma(draft, number_of(get("discrete_flow_shift", default_shift)) if shifts_sigma else None)
+    if name == "uniform":
+        return Fate.TAKEN, _set(draft, "uniform", None)
+    if name == "sigmoid":
+        return Fate.TAKEN, _set(draft, "logit-normal", None, std=scale)
+    if name == "shift":
+        return Fate.TAKEN, _set(draft, "logit-normal", number_of(get("discrete_flow_shift", default_shift)), std=scale)
+    if name == "logsnr":
+        mean, std = number_of(get("logit_mean", 0.0)), number_of(get("logit_std", 1.0))
+        return Fate.TAKEN, _set(draft, "logit-normal", None, -mean / 2, std / 2)
+    by_size = _MIXTURES.get(name, name)
+    if by_size not in _BY_SIZE:
+        return Fate.NOT_POSSIBLE, f"this density is not there; {_set(draft, 'logit-normal', None)} replaces it"
+    area = largest_area(draft)
+    remark = _set(draft, "logit-normal", round(shift_by_size(by_size, area), 4), std=scale)
+    if name in _MIXTURES:
+        return Fate.NOT_POSSIBLE, f"a mixture of densities is not there; {remark}, its largest part, replaces it"
+    return Fate.TAKEN, f"{remark}, that of {math.isqrt(area)} × {math.isqrt(area)} pixels; there it falls with the size"
+
+
+def _sigma(draft: ImportDraft, shift: float | None) -> Outcome:
+    scheme, get = str(draft.settings.get("weighting_scheme", "none")), draft.settings.get
+    if scheme == "logit_normal":  # an index u means the timestep 1 - u
+        mean, std = number_of(get("logit_mean", 0.0)), number_of(get("logit_std", 1.0))
+        return Fate.TAKEN, _set(draft, "logit-normal", shift, -mean, std)
+    if scheme == "mode":
+        return Fate.TAKEN, _set(draft, "mode", shift, scale=number_of(get("mode_scale", 1.29)))
+    return Fate.TAKEN, _set(draft, "uniform", shift)
+
+
+def _set(
+    draft: ImportDraft, name: str, shift: float | None, mean: float = 0.0, std: float = 1.0, scale: float | None = None
+) -> str:
+    parts = [draft.set("objective.timestep_sampling", name)]
+    if name == "logit-normal" and mean:
+        parts.append(draft.set("objective.logit_mean", min(max(mean, -10.0), 10.0)))
+    if name == "logit-normal" and std != 1:
+        parts.append(draft.set("objective.logit_std", min(max(std, 0.01), 10.0)))
+    if scale is not None:
+        parts.append(draft.set("objective.mode_scale", min(max(scale, -1.0), 1.75)))
+    is_plain = shift is None or shift == 1 or shift <= 0
+    parts.append(draft.set("objective.timestep_shift", NONE if is_plain else shift))
+    return ", ".join(parts)
+
+
+def weighting(value: Any, draft: ImportDraft, *, weighs: bool = True) -> Outcome:
+    """Convert the weight of a timestep's loss; densities that share this name are part of `timestep_sampling`."""
+    if value not in _WEIGHTS:
+        return Fate.DEFAULT, "all timesteps have one weight"
+    if not weighs:
+        return Fate.NO_MEANING, "this kind of prediction has no weights"
+    return Fate.TAKEN, draft.set("objective.loss_weighting", _WEIGHTS[value])
+
+
+def bound(value: Any, draft: ImportDraft, *, default_sampling: str) -> Outcome:
+    """Convert both bounds of timesteps; those of `sigma` count from the noisiest one, before the shift."""
+    get = draft.settings.get
+    low, high = number_of(get("min_timestep") or 0), number_of(get("max_timestep") or 1000)
+    if not 0 <= low < high <= 1000:
+        return Fate.NOT_POSSIBLE, "these are no bounds from 0 to 1000"
+    if (low, high) == (0, 1000):
+        return Fate.DEFAULT, "all timesteps"
+    if get("timestep_sampling", default_sampling) == "sigma":
+        shift = draft.get("objective.timestep_shift")
+        ratio = 1.0 if shift in (None, NONE) else number_of(shift)
+        low, high = (_shifted(1000 - each, ratio) for each in (high, low))
+        remark = draft.set("objective.timestep_range", [low, high])
+        return Fate.TAKEN, f"{remark}: these bounds count from the noisiest timestep there"
+    remark = draft.set("objective.timestep_range", [low, high])
+    if is_on(get("preserve_distribution_shape")):
+        return Fate.TAKEN, remark
+    return Fate.TAKEN, f"{remark}; there the whole density is squeezed into them"
+
+
+def _shifted(timestep: float, ratio: float) -> float:
+    share = timestep / 1000
+    return round(1000 * ratio * share / (1 + (ratio - 1) * share), 3)

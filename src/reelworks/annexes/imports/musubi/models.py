@@ -1,0 +1,232 @@
+"""Models of musubi-tuner, which the started script and its task tell, and those that are not trained here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.kohya.reading import not_told
+from reelworks.annexes.imports.trainer import find_model
+from reelworks.core.errors import UserError
+
+_NOT_HERE = {
+    "hv_train": "the first HunyuanVideo (13B, 2024)",
+    "fpack_train": "FramePack",
+    "kandinsky5_train": "Kandinsky 5",
+    "hidream_o1_train": "HiDream-O1",
+    "ideogram4_train": "Ideogram 4",
+}
+_WAN_TASKS = {
+    "t2v-1.3B": "wan-2.1-1.3b",
+    "t2v-14B": "wan-2.1-14b",
+    "t2i-14B": "wan-2.1-14b",
+    "i2v-14B": "wan-2.1-i2v-14b",
+    "flf2v-14B": "wan-2.1-flf2v-14b",
+    "t2v-A14B": "wan-2.2-14b",
+    "i2v-A14B": "wan-2.2-i2v-14b",
+}
+_FLUX_2 = {
+    "dev": "flux2-dev",
+    "klein-4b": "flux2-klein-4b",
+    "klein-base-4b": "flux2-klein-base-4b",
+    "klein-9b": "flux2-klein-9b",
+    "klein-base-9b": "flux2-klein-base-9b",
+}
+_QWEN = {
+    "original": "qwen-image",
+    "edit": "qwen-image-edit",
+    "edit-2509": "qwen-image-edit-2509",
+    "edit-2511": "qwen-image-edit-2511",
+}
+_ATTENTIONS = ("to_q", "to_k", "to_v", "to_out.0")
+_JOINT = (*_ATTENTIONS, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+# Layers of a LoRA in each network, without those of modulation; of Krea 2 all there are.
+_FEED_FORWARD = [f"{name}.net.{layer}" for name in ("ff", "ff_context") for layer in ("0.proj", "2")]
+_KONTEXT = [*_JOINT, *_FEED_FORWARD, "proj_mlp", "single_transformer_blocks.*.proj_out"]
+_HUNYUAN = [f"transformer_blocks.*.attn.{name}" for name in _JOINT]
+_HUNYUAN += [f"transformer_blocks.*.{name}" for name in (*_FEED_FORWARD, "norm1.linear", "norm1_context.linear")]
+_Z_IMAGE = [f"layers.*.attention.{name}" for name in _ATTENTIONS]
+_Z_IMAGE += [f"layers.*.feed_forward.w{number}" for number in (1, 2, 3)]
+_KREA = [
+    *_ATTENTIONS,
+    "to_gate",
+    "ff.gate",
+    "ff.up",
+    "ff.down",
+    "projector",
+    "img_in",
+    "txt_in.linear_1",
+    "txt_in.linear_2",
+]
+_KREA += ["time_embed.linear_1", "time_embed.linear_2", "time_mod_proj", "final_layer.linear"]
+
+
+class Model(NamedTuple):
+    """A model of a script.
+
+    Attributes:
+        preset: Returns its preset by the settings; None for one that is not there.
+        videos_per_second: Frame rate to which videos are brought if their own is given.
+        targets: Layers of a LoRA.
+        of_files: Layers of a LoRA to begin with, where they include some without effect, which are not trained here.
+    """
+
+    preset: Callable[[FormerSettings], str | None]
+    videos_per_second: float | None = None
+    targets: Any = "blocks"
+    of_files: Any = None
+
+
+def _by(key: str, names: Mapping[str, str], default: str) -> Callable[[FormerSettings], str | None]:
+    return lambda settings: names.get(str(settings.get(key) or default))
+
+
+def _hunyuan(settings: FormerSettings) -> str | None:
+    return {"t2v": "hunyuan-video-1.5", "i2v": "hunyuan-video-1.5-i2v"}.get(str(settings.get("task") or "t2v"))
+
+
+def _qwen(settings: FormerSettings) -> str | None:
+    if settings.get("model_version") is None:
+        if settings.get("edit_plus"):
+            return "qwen-image-edit-2509"
+        if settings.get("edit"):
+            return "qwen-image-edit"
+    preset = _QWEN.get(str(settings.get("model_version") or "original"))
+    return "qwen-image-2512" if preset == "qwen-image" and "2512" in _weights(settings) else preset
+
+
+def _by_weights(word: str, preset: str, otherwise: str) -> Callable[[FormerSettings], str | None]:
+    return lambda settings: preset if word in _weights(settings) else otherwise
+
+
+def _weights(settings: FormerSettings) -> str:
+    return re.sub("[^a-z0-9]", "", str(settings.get("dit", "")).casefold())
+
+
+# By the beginning of the script's name.
+MODELS: dict[str, Model] = {
+    "wan_train": Model(_by("task", _WAN_TASKS, "t2v-14B"), 16.0),
+    "hv_1_5_train": Model(_hunyuan, 24.0, of_files=_HUNYUAN),
+    "flux_kontext_train": Model(lambda _: "flux-kontext", targets=_KONTEXT),
+    "flux_2_train": Model(_by("model_version", _FLUX_2, "dev")),
+    "qwen_image_train": Model(
+        _qwen, targets=[*_JOINT, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"]
+    ),
+    "zimage_train": Model(_by_weights("turbo", "z-image-turbo", "z-image"), targets=_Z_IMAGE),
+    "krea2_train": Model(_by_weights("turbo", "krea2-turbo", "krea2-raw"), targets=_KREA),
+}
+# Parts of the names of files, without signs between their words.
+_FILES = {
+    "hv_1_5_train": ("hunyuanvideo15",),
+    "flux_kontext_train": ("kontext",),
+    "flux_2_train": ("flux2",),
+    "qwen_image_train": ("qwenimage",),
+    "zimage_train": ("zimage",),
+    "krea2_train": ("krea2",),
+    "wan_train": ("wan2",),
+    "hv_train": ("hunyuanvideo", "mprank00modelstates"),
+    "fpack_train": ("framepack",),
+}
+# What tells the model if no script does: the network's module.
+_MODULES = {
+    "lora_wan": "wan_train",
+    "lora_hv_1_5": "hv_1_5_train",
+    "lora_flux": "flux_kontext_train",
+    "lora_flux_2": "flux_2_train",
+    "lora_qwen_image": "qwen_image_train",
+    "lora_zimage": "zimage_train",
+    "lora_krea2": "krea2_train",
+    "lora_framepack": "fpack_train",
+    "lora_kandinsky": "kandinsky5_train",
+    "lora_hidream_o1": "hidream_o1_train",
+    "lora_ideogram4": "ideogram4_train",
+}
+
+
+def is_training(name: str) -> bool:
+    """Whether a script of this name, without `.py`, trains."""
+    return name.startswith((*MODELS, *_NOT_HERE))
+
+
+def script_of(settings: FormerSettings) -> tuple[str, str]:
+    """Return the beginning of the script's name and the setting that tells it; "" if none does."""
+    script = str(settings.get("script", "")).removesuffix(".py")
+    starts = sorted((*MODELS, *_NOT_HERE), key=len, reverse=True)
+    if (found := next((start for start in starts if script.startswith(start)), None)) is not None:
+        return found, "script"
+    module = str(settings.get("network_module", "")).rpartition(".")[2]
+    if module in _MODULES:
+        return _MODULES[module], "network_module"
+    if str(settings.get("task")) in _WAN_TASKS:
+        return "wan_train", "task"
+    if str(settings.get("model_version")) in _QWEN or settings.get("edit") or settings.get("edit_plus"):
+        return "qwen_image_train", "model_version"
+    if str(settings.get("model_version")) in _FLUX_2:
+        return "flux_2_train", "model_version"
+    words = ((start, word) for start, known in _FILES.items() for word in known)
+    return next(((start, "dit") for start, word in words if word in _weights(settings)), ("", ""))
+
+
+def find(draft: ImportDraft) -> tuple[str, str, Model]:
+    """Return the preset, the setting that tells it, and the script's model; raises `UserError` for one that is not here."""
+    start, key = script_of(draft.settings)
+    model = MODELS.get(start)
+    if draft.request.model is not None:
+        return find_model(draft, "--model", []), "--model", model or _alike(draft)
+    if model is None and start:
+        raise _not_here(_NOT_HERE[start], key, str(draft.settings.get(key)))
+    if model is None:
+        raise not_told(draft, "wan-2.1-14b")
+    preset = model.preset(draft.settings)
+    if preset is None:
+        told = "task" if start == "wan_train" or start == "hv_1_5_train" else "model_version"
+        raise _not_here(f"{start.removesuffix('_train')} {draft.settings.get(told)}", told, draft.settings.get(told))
+    return preset, key, model
+
+
+PAIRS = ("wan-2.2-14b", "wan-2.2-i2v-14b", "wan-2.2-flf2v-14b")
+_SWITCH = 900  # between the boundaries of the two tasks, 875 and 900, and the whole range
+
+
+def experts_of(settings: FormerSettings) -> tuple[str, tuple[str, ...], str]:
+    """Return which networks of a pair are trained, the settings that tell it, and why; without a setting, the file's name."""
+    if settings.get("dit_high_noise"):
+        return "both", ("dit_high_noise",), "each step trains one of them"
+    bounds = {}
+    for name, default in (("min_timestep", 0.0), ("max_timestep", 1000.0)):
+        try:
+            bounds[name] = float(settings.get(name) or default)
+        except (TypeError, ValueError):
+            bounds[name] = default
+    given = tuple(name for name in bounds if settings.get(name) is not None)
+    if bounds["min_timestep"] >= _SWITCH / 2:
+        return "high", given, "at its own range of timesteps"
+    if bounds["max_timestep"] <= _SWITCH:
+        return "low", given, "at its own range of timesteps"
+    return ("high" if "high" in _weights(settings) else "low"), (), "by the file's name"
+
+
+def frame_rate_of(settings: FormerSettings) -> float | None:
+    """Return the rate to which videos are brought whose own is given; that of Wan if no script tells the model."""
+    start, _ = script_of(settings)
+    return MODELS[start].videos_per_second if start in MODELS else 16.0
+
+
+def _alike(draft: ImportDraft) -> Model:
+    """Return the model of a script that trains the asked preset, or one without rules of its own."""
+    preset = find_model(draft, "--model", [])
+    family = {"wan": "wan_train", "hunyuan": "hv_1_5_train", "qwen": "qwen_image_train", "z-image": "zimage_train"}
+    start = next((start for word, start in family.items() if preset.startswith(word)), None)
+    return MODELS[start] if start is not None else Model(lambda _: preset)
+
+
+def _not_here(model: str, key: str, value: object) -> UserError:
+    return UserError(
+        f"{model} cannot be trained here",
+        code="unknown-model",
+        field=key,
+        value=value,
+        remedy="choose a model of docs/reference/models.md, and give it with --model to take the other settings",
+    )

@@ -1,0 +1,182 @@
+"""musubi-tuner: Wan, HunyuanVideo 1.5, FLUX.1 Kontext, FLUX.2, Qwen-Image, Z-Image and Krea 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import final
+
+from reelworks.annexes.imports.captions import Beside, FormerCaption
+from reelworks.annexes.imports.clip import Clip
+from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.files import ConfigFile
+from reelworks.annexes.imports.former import FormerEpoch
+from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes
+from reelworks.annexes.imports.kohya import datasets as dataset_rules
+from reelworks.annexes.imports.kohya.convert import convert
+from reelworks.annexes.imports.kohya.levels import FormerDataset, Told
+from reelworks.annexes.imports.kohya.sizes import Sizing
+from reelworks.annexes.imports.kohya.values import is_on
+from reelworks.annexes.imports.musubi import clips as former_clips
+from reelworks.annexes.imports.musubi import keys, models
+from reelworks.annexes.imports.musubi.musubi_datasets import FOLDERS, datasets_of, is_video, lengths_of
+from reelworks.annexes.imports.rules import Fate, ImportedKey
+from reelworks.annexes.imports.trainer import choose_model
+from reelworks.core.errors import UserError
+from reelworks.models import registry
+
+_LEVELS = ("general.", "datasets.")
+
+
+@final
+class _Musubi:
+    name = "musubi-tuner"
+    gives = "a dataset config with image_directory or video_directory, a config_file, or a script that starts wan_train_network.py or others"
+
+    def recognises(self, file: ConfigFile) -> bool:
+        if file.path.is_dir():
+            return False
+        try:
+            values = file.values if file.path.suffix.lower() in reading.FILES else None
+        except UserError:
+            return False
+        if values is not None:
+            if reading.is_dataset_config(values):
+                tables = [each for each in values["datasets"] if isinstance(each, dict)]
+                return any(key in each for each in tables for key in FOLDERS)
+            known = reading.names(values)
+            return "dit" in known and ("dataset_config" in known or "network_module" in known)
+        return reading.starts_training(file, models.is_training)
+
+    def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
+        return reading.read(files, models.is_training)
+
+    def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
+        told = Told()
+        preset, key, model = models.find(draft)
+        _choose(draft, preset, key, told)
+        datasets = datasets_of(draft.settings)
+        sizings = [_sizing(draft, each) for each in datasets]
+        levels.convert(draft, datasets, keys.DATASETS, keys.DATASET_DEFAULTS, told)
+        draft.begin("")
+        for number, sizing in enumerate(sizings):
+            if draft.get(f"dataset.{number}.path") is None:
+                draft.set(f"dataset.{number}.path", dataset_rules.PLACEHOLDER, "to fill in")
+            if sizing.is_video and datasets[number].find(draft.settings, "frame_extraction") is None:
+                draft.set("data.clip_start", "start", "default of frame_extraction")
+        if len({sizing.is_video for sizing in sizings}) > 1:
+            for number, sizing in enumerate(sizings):
+                kind = "video" if sizing.is_video else "image"
+                draft.set(f"dataset.{number}.filter", f"kind == '{kind}'", "a dataset has one kind there")
+        sizes.write(draft, sizings)
+        sizes.tell(draft, datasets, sizings, told)
+        _tell_lengths(draft, datasets, sizings, told)
+        dataset_rules.name_all(draft)
+        draft.set("objective.caption_dropout", 0.0, "captions are never left out there")
+        draft.set("encode.store", True, "latents and embeddings are always stored there")
+        script = str(draft.settings.get("script", ""))
+        if adapters.trains_adapter(draft, script):
+            draft.begin("network_module")
+            targets = (draft.settings.get("network_weights") and model.of_files) or model.targets
+            told.add("network_module", adapters.begin(draft, targets, "the layers that its network adapts"))
+        names = {*keys.DATASETS, *keys.SIZES, *keys.LENGTHS}
+        rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
+        defaults = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if draft.get("lora.type") else {})}
+        yield from convert(draft, rules, defaults)
+
+    def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
+        return former_clips.epoch(settings, clips)
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return former_clips.caption(settings, beside)
+
+
+MUSUBI = _Musubi()
+
+
+def _choose(draft: ImportDraft, preset: str, key: str, told: Told) -> None:
+    weights = draft.settings.get("dit")
+    is_pair = preset in models.PAIRS
+    usable = isinstance(weights, str) and weights and not weights.startswith("<")
+    if is_pair and draft.settings.get("dit_high_noise"):
+        usable = False
+    draft.begin("dit")
+    remark = choose_model(draft, preset, str(weights) if usable else None)
+    told.add("dit", (Fate.TAKEN, remark))
+    if is_pair:
+        _choose_experts(draft, told)
+    draft.begin(key)
+    draft.set("model.name", preset, None if draft.settings.get(key) is not None else "as given with --model")
+    for name in ("script", "task", "model_version", key):
+        told.add(name, (Fate.TAKEN, f'model.name = "{preset}"'))
+
+
+def _choose_experts(draft: ImportDraft, told: Told) -> None:
+    """Choose which of the two networks of Wan 2.2 is trained, each at its own timesteps."""
+    experts, sources, why = models.experts_of(draft.settings)
+    draft.begin(sources[0] if sources else "dit")
+    draft.set("model.experts", experts, None if sources else why)
+    for name in sources:
+        told.add(name, (Fate.TAKEN, f'model.experts = "{experts}", {why}'))
+    if experts == "both":
+        told.add(
+            "dit", (Fate.NOT_POSSIBLE, "model.weights is a folder or hub id with both networks: the published ones")
+        )
+    elif not sources:
+        told.add(
+            "dit", (Fate.NOT_POSSIBLE, f'model.experts = "{experts}": a network is trained at its own timesteps alone')
+        )
+
+
+def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
+    settings = draft.settings
+    found = dataset.find(settings, "resolution")
+    width, height = (sizes.resolution_of(found.value) if found else None) or (960, 544)
+    videos = is_video(settings, dataset)
+    # Videos are sorted into buckets whatever the config says; pictures only where it says so.
+    bucketed = videos or is_on(dataset.get(settings, "enable_bucket", False))
+    source = next((value.value for name in FOLDERS if (value := dataset.find(settings, name)) is not None), "")
+    makes_clips = not registry.PRESETS[draft.get("model.name")].config.pictures_only
+    longer = tuple(each for each in lengths_of(settings, dataset) if each > 1)
+    return Sizing(
+        is_video=videos and makes_clips,
+        width=width,
+        height=height,
+        bucketed=bucketed,
+        no_upscale=bucketed and not videos and is_on(dataset.get(settings, "bucket_no_upscale", False)),
+        batch_size=sizes.batch_of(dataset.get(settings, "batch_size", 1)),
+        frames=longer or (5,),
+        path=str(source),
+        each_length=dataset.get(settings, "frame_extraction", "head") == "head",
+    )
+
+
+def _tell_lengths(draft: ImportDraft, datasets: Sequence[FormerDataset], sizings: Sequence[Sizing], told: Told) -> None:
+    differs = {number: sizes.frames_differ(number, sizings) for number in range(len(sizings))}
+    for number, (dataset, sizing) in enumerate(zip(datasets, sizings, strict=True)):
+        for name in keys.LENGTHS:
+            found = dataset.find(draft.settings, name)
+            if found is None:
+                continue
+            fate, remark = _lengths_outcome(name, dataset, sizing, draft.settings)
+            if fate is Fate.TAKEN and differs[number]:
+                fate, remark = Fate.NOT_POSSIBLE, f"{remark}; videos take longer lengths of other datasets too"
+            told.add(found.key, (fate, remark))
+
+
+def _lengths_outcome(name: str, dataset: FormerDataset, sizing: Sizing, settings: FormerSettings) -> tuple[Fate, str]:
+    is_full = dataset.get(settings, "frame_extraction", "head") == "full"
+    if (name == "max_frames") != is_full:
+        return Fate.NO_MEANING, "frame_extraction decides which of target_frames and max_frames counts"
+    if not sizing.is_video:
+        return Fate.NO_MEANING, "pictures have one frame"
+    remark = f"bucket.num_frames = {list(sizing.frames)}"
+    if is_full:
+        return Fate.TAKEN, f"{remark}; videos of fewer frames are left out"
+    lengths = lengths_of(settings, dataset)
+    if lengths == (1,):
+        return Fate.NOT_POSSIBLE, f"single frames of videos are not trained: {remark}"
+    if len(lengths) > 1:
+        if dataset.get(settings, "frame_extraction", "head") == "head":
+            return Fate.TAKEN, f"{remark}, and dataset.lengths: a video is trained once at each that it has"
+        return Fate.TAKEN, f"{remark}; a video is trained once, at the longest that it has, and there once at each"
+    return Fate.TAKEN, remark

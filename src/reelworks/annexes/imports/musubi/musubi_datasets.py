@@ -1,0 +1,43 @@
+"""Datasets of musubi-tuner: tables with a folder or a list, and the lengths of their videos."""
+
+from __future__ import annotations
+
+from reelworks.annexes.imports.draft import FormerSettings
+from reelworks.annexes.imports.kohya.levels import FormerDataset
+from reelworks.annexes.imports.kohya.values import whole_of
+
+FOLDERS = ("image_directory", "video_directory", "image_jsonl_file", "video_jsonl_file")
+_MOST_FRAMES = 1025
+
+
+def datasets_of(settings: FormerSettings) -> list[FormerDataset]:
+    """Return the datasets that musubi-tuner trains, which are tables with a folder or a list of repeats from 1."""
+    found = [
+        FormerDataset((f"datasets.{number}.", "general."), group=number)
+        for number in range(settings.count("datasets"))
+        if any(settings.get(f"datasets.{number}.{name}") for name in FOLDERS)
+    ]
+    return found or [FormerDataset(("general.",))]
+
+
+def is_video(settings: FormerSettings, dataset: FormerDataset) -> bool:
+    """Whether a dataset has videos, as its settings tell: a folder of pictures wins."""
+    pictures = any(dataset.find(settings, name) is not None for name in ("image_directory", "image_jsonl_file"))
+    return not pictures and any(
+        dataset.find(settings, name) is not None for name in ("video_directory", "video_jsonl_file")
+    )
+
+
+def lengths_of(settings: FormerSettings, dataset: FormerDataset) -> tuple[int, ...]:
+    """Return the lengths of clips in frames, each rounded down to 4 n + 1; with `full` all up to the most."""
+    if dataset.get(settings, "frame_extraction", "head") == "full":
+        most = min(max(int(dataset.get(settings, "max_frames", 129)), 1), _MOST_FRAMES)
+        return tuple(range(1, most + 1, 4))
+    given = dataset.get(settings, "target_frames", [1])
+    lengths = set()
+    for each in given:
+        try:
+            lengths.add((min(max(whole_of(each), 1), _MOST_FRAMES) - 1) // 4 * 4 + 1)
+        except (TypeError, ValueError):
+            continue
+    return tuple(sorted(lengths)) or (1,)

@@ -1,0 +1,133 @@
+"""Translations of OneTrainer's settings of LoRAs and other adapters."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from reelworks.annexes.imports import rules, values
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.onetrainer import layers, parts
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.models import registry
+
+_FORMATS = {"DIFFUSERS_LORA": "diffusers", "COMFY_LORA": "comfyui", "ORIGINAL_LORA": "comfyui", "KOHYA_LORA": "kohya"}
+_TYPES = {"LORA": "lora", "LOHA": "loha", "LOKR": "lokr", "OFT_2": "oft"}
+_MOST_RANK = 100_000  # of a LoKr whose second factor is to be a full matrix
+
+
+def _peft(value: Any, draft: ImportDraft) -> Outcome:
+    if not parts.trains_adapter(draft):
+        return Fate.NO_MEANING, "all weights are trained"
+    return rules.by_name("lora.type", _TYPES, "lora", "there is no such adapter")(value, draft)
+
+
+def _adapter(kinds: tuple[str, ...], rule: Rule) -> Rule:
+    """Use a rule for adapters of some types."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        kind = draft.get("lora.type", "lora")
+        if not parts.trains_adapter(draft) or kind not in kinds:
+            return Fate.NO_MEANING, f"it belongs to {' and '.join(kinds)}"
+        return rule(value, draft)
+
+    return handle
+
+
+def _dropout(value: Any, draft: ImportDraft) -> Outcome:
+    if not value or not parts.trains_adapter(draft):
+        return Fate.DEFAULT, "off"
+    if draft.get("lora.type") == "oft":
+        return Fate.NOT_POSSIBLE, "rotations are not dropped"
+    return Fate.TAKEN, draft.set("lora.dropout", values.range_of(0, 0.99, values.number(value, 0, 1)))
+
+
+def _full_matrix(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "off"
+    return Fate.TAKEN, f"{draft.set('lora.rank', _MOST_RANK)}, with which the factors are full matrices"
+
+
+def _lokr_rank(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.settings.get("lokr_full_matrix") is True:
+        return Fate.NO_MEANING, "lokr_full_matrix decides"
+    return values.count("lora.rank")(value, draft)
+
+
+def _factor(value: Any, draft: ImportDraft) -> Outcome:
+    if value == -1:
+        return Fate.DEFAULT, "as even as possible"
+    return values.count("lora.decompose_factor")(value, draft)
+
+
+def _decompose(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "off"
+    remark = draft.set("lora.dora", True)
+    if draft.settings.get("lora_decompose_output_axis") is True:
+        return Fate.TAKEN, remark
+    return Fate.NOT_POSSIBLE, f"there, magnitudes are those of columns, and here of rows: {remark}"
+
+
+def _filter(value: Any, draft: ImportDraft) -> Outcome:
+    preset = str(draft.settings.get("layer_filter_preset", "full"))
+    patterns = parts.model_of(draft).filters.get(preset, ("",)) if value is None else str(value).split(",")
+    if not parts.trains_adapter(draft):
+        if all(pattern == "" for pattern in patterns):
+            return Fate.DEFAULT, "all weights are trained"
+        return Fate.NOT_POSSIBLE, "all weights are trained, and not some layers: train a LoRA, which has lora.targets"
+    regex = draft.settings.get("layer_filter_regex") is True or (
+        value is None and any("(?" in each for each in patterns)
+    )
+    try:
+        found = layers.targets(draft.get("model.name"), patterns, regex)
+    except (LookupError, ValueError, re.error):
+        return Fate.NOT_POSSIBLE, f"no linear layer matches; the nearest: {draft.set('lora.targets', 'blocks')}"
+    remark = draft.set("lora.targets", found.names)
+    if draft.get("model.name") == "sdxl" and patterns in (("",), [""]):
+        return Fate.NOT_POSSIBLE, f"{remark}; convolutions have no update here"
+    if found.by_number:
+        return Fate.NOT_POSSIBLE, f"{remark}, in all blocks: to choose some, write complete names"
+    if found.others:
+        return (
+            Fate.NOT_POSSIBLE,
+            f"{remark}, which means {len(found.others)} other kinds of layers too: {found.others[0]}, …",
+        )
+    return Fate.TAKEN, remark
+
+
+def _filter_preset(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.NO_MEANING, "layer_filter decides" if draft.settings.get("layer_filter") is not None else "lora.targets"
+
+
+def _format(value: Any, draft: ImportDraft) -> Outcome:
+    if not parts.trains_adapter(draft) or draft.settings.get("peft_type", "LORA") != "LORA":
+        return Fate.NO_MEANING, "exports.formats is for LoRAs; others are written in the layout of diffusers"
+    known = registry.release_of(draft.get("model.name")).formats
+    wanted = _FORMATS.get(str(value), "diffusers")
+    if wanted in known:
+        return Fate.TAKEN, draft.set("exports.formats", [wanted])
+    return Fate.NOT_POSSIBLE, f"the nearest: {draft.set('exports.formats', [known[0]])}"
+
+
+_LOW_RANK = ("lora", "loha")
+
+
+RULES: dict[str, Rule] = {
+    "output_model_format": _format,
+    "dropout_probability": _dropout,
+    "layer_filter": _filter,
+    "layer_filter_preset": _filter_preset,
+    "peft_type": _peft,
+    "lora_rank": _adapter(_LOW_RANK, values.count("lora.rank")),
+    "lora_alpha": _adapter((*_LOW_RANK, "lokr"), values.amount("lora.alpha", 1e-6)),
+    "lora_decompose": _adapter(("lora",), _decompose),
+    "oft_block_size": _adapter(("oft",), values.count("lora.block_size", 2)),
+    "oft_block_share": _adapter(("oft",), rules.impossible("each block has a rotation of its own")),
+    "oft_scaled": _adapter(("oft",), rules.impossible("rotations have no scale")),
+    "lokr_dim": _adapter(("lokr",), _lokr_rank),
+    "lokr_decompose_both": _adapter(("lokr",), values.switch("lora.decompose_both")),
+    "lokr_decompose_factor": _adapter(("lokr",), _factor),
+    "lokr_weight_decompose": _adapter(("lokr",), rules.impossible("lora.dora is for the type lora")),
+    "lokr_full_matrix": _adapter(("lokr",), _full_matrix),
+}

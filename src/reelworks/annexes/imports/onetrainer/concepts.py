@@ -1,0 +1,429 @@
+"""Concepts of OneTrainer, its data sets, and samples, its previews: what they are in a recipe."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from reelworks.annexes.imports import datasets, rules, sizes, values
+from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.onetrainer import objective, parts
+from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
+from reelworks.annexes.imports.sizes import Sizes
+
+PICTURES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".avif")
+BESIDE = ("-masklabel", "-condlabel")  # ends of names of masks and conditions
+_MOST_FILES = 1_000_000
+RATIOS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)  # and their inverses
+_MOST_LINES = 1  # of a file of prompts that becomes the caption of all clips
+_MOST_PROMPTS_BYTES = 1 << 20
+
+
+def numbers(settings: FormerSettings) -> dict[int, int]:
+    """Return the dataset of each concept that is trained, by the concept's number."""
+    trained = [n for n in range(settings.count("concepts")) if _kind(settings, n) in ("STANDARD", "PRIOR_PREDICTION")]
+    return {concept: number for number, concept in enumerate(trained)}
+
+
+def _kind(settings: FormerSettings, number: int) -> str:
+    """Return the type of a concept, or "OFF"."""
+    if settings.get(f"concepts.{number}.enabled", True) is False:
+        return "OFF"
+    old = settings.get(f"concepts.{number}.validation_concept")
+    kind = settings.get(f"concepts.{number}.type", "VALIDATION" if old is True else "STANDARD")
+    return kind if isinstance(kind, str) else "STANDARD"
+
+
+def resolution_of(settings: FormerSettings, number: int) -> str:
+    """Return the resolutions of a concept as text."""
+    if settings.get(f"concepts.{number}.image.enable_resolution_override") is True:
+        return str(settings.get(f"concepts.{number}.image.resolution_override", "512"))
+    return str(settings.get("resolution", "512"))
+
+
+def balancing_of(settings: FormerSettings, number: int) -> tuple[float, bool]:
+    """Return the repeats of a concept, or its number of samples if the second value is true."""
+    old = settings.get(f"concepts.{number}.repeats", 1.0)
+    amount = values.number(settings.get(f"concepts.{number}.balancing", old), 0, values.MOST)
+    return amount, settings.get(f"concepts.{number}.balancing_strategy") == "SAMPLES"
+
+
+def _of_concept(rule: Callable[[Any, ImportDraft, int], Outcome]) -> Rule:
+    """Use a rule with the number of the concept's dataset, if it is trained."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        number = numbers(draft.settings).get(draft.numbers[0])
+        if number is None:
+            return (
+                Fate.NO_MEANING,
+                f"the concept is {_kind(draft.settings, draft.numbers[0]).lower()}: it is not trained",
+            )
+        return rule(value, draft, number)
+
+    return handle
+
+
+def _set(key: str, take: Callable[[Any], Any], off: tuple[Any, ...] = ()) -> Rule:
+    def rule(value: Any, draft: ImportDraft, number: int) -> Outcome:
+        if value in off:
+            return Fate.DEFAULT, "off"
+        return Fate.TAKEN, draft.set(f"dataset.{number}.{key}", take(value))
+
+    return _of_concept(rule)
+
+
+def _own(draft: ImportDraft, key: str, default: Any = None) -> Any:
+    """Return another setting of the concept whose setting is being converted."""
+    return draft.settings.get(f"concepts.{draft.numbers[0]}.{key}", default)
+
+
+def _path(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    return Fate.TAKEN, datasets.place(draft, number, values.text(value))
+
+
+def _type(value: Any, draft: ImportDraft) -> Outcome:
+    kind, number = _kind(draft.settings, draft.numbers[0]), numbers(draft.settings).get(draft.numbers[0])
+    if kind == "VALIDATION":
+        return Fate.NOT_POSSIBLE, "clips are held out of the datasets: set validation.split"
+    if kind != "PRIOR_PREDICTION" or number is None:
+        return Fate.DEFAULT, "trained" if kind != "OFF" else "the concept is off"
+    if not parts.trains_adapter(draft):
+        return Fate.NOT_POSSIBLE, "only a LoRA has a base to predict with: leave the dataset out, or train a LoRA"
+    return Fate.TAKEN, draft.set(f"dataset.{number}.prior_prediction", True)
+
+
+def _variations(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    if draft.settings.get("latent_caching", True) is not True:
+        return Fate.NO_MEANING, "nothing is stored"
+    taken = max(values.whole(value), draft.get("encode.variants", 1))
+    return Fate.TAKEN, draft.set("encode.variants", taken)
+
+
+def _balancing(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    amount, is_samples = balancing_of(draft.settings, draft.numbers[0])
+    if not amount:
+        return Fate.NOT_POSSIBLE, "no clip of it is trained there: leave the dataset out"
+    if not is_samples:
+        repeats = int(amount) if amount == int(amount) else amount
+        return Fate.TAKEN, draft.set(f"dataset.{number}.repeats", repeats)
+    found = _count(draft, draft.numbers[0], number)
+    if not found:
+        return Fate.TO_FILL_IN, f"set dataset.{number}.repeats to {amount:g} divided by the number of pictures"
+    remark = draft.set(f"dataset.{number}.repeats", round(int(amount) / found, 6))
+    return Fate.TAKEN, f"{remark}, {int(amount)} of {found} pictures"
+
+
+def is_below(settings: FormerSettings, concept: int, path: str) -> bool:
+    """Return whether a file is in a folder of the concept's folder, which is not read."""
+    return "/" in path and settings.get(f"concepts.{concept}.include_subdirectories") is not True
+
+
+def is_picture(path: str) -> bool:
+    """Return whether a file is a picture of its own that OneTrainer reads, by its name."""
+    name = PurePosixPath(path)
+    return name.suffix.lower() in PICTURES and not name.stem.endswith(BESIDE)
+
+
+def _count(draft: ImportDraft, concept: int, number: int) -> int:
+    """Return the number of pictures of a concept: of the clips that were scanned, or else of the folder's files."""
+    if draft.clips:
+        paths = [clip.path for clip in draft.clips if clip.dataset == number and clip.is_image]
+    else:
+        folder = Path(str(_own(draft, "path", "")))
+        try:
+            paths = [path.relative_to(folder).as_posix() for path in itertools.islice(folder.rglob("*"), _MOST_FILES)]
+        except (OSError, ValueError):
+            paths = []
+    return sum(is_picture(path) and not is_below(draft.settings, concept, path) for path in paths)
+
+
+def _weight(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    return rules.only((1, 1.0), "as here", "a dataset has no weight in the loss: use dataset.repeats")(value, draft)
+
+
+def _crop(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    crop = "random" if values.flag(value) or draft.get("data.crop") == "random" else "center"
+    return Fate.TAKEN, draft.set("data.crop", crop)
+
+
+def _flip(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    if not values.flag(value):
+        return Fate.DEFAULT, "off"
+    return Fate.TAKEN, draft.set(f"dataset.{number}.flip", 0.5 if draft.key.endswith("random_flip") else 1.0)
+
+
+def _augmentation(strength: str, key: str, factor: float = 1.0, most: float = 1.0) -> Rule:
+    """Take the strength of a random change."""
+
+    def rule(value: Any, draft: ImportDraft, number: int) -> Outcome:
+        asked = values.number(_own(draft, f"image.{strength}", 0.0), 0) * factor
+        if not values.flag(value) or not asked:
+            return Fate.DEFAULT, "off"
+        taken = values.range_of(0, most, asked)
+        remark = draft.set(f"dataset.{number}.{key}", taken)
+        return (Fate.TAKEN, remark) if taken == asked else (Fate.NOT_POSSIBLE, f"the most: {remark}")
+
+    return _of_concept(rule)
+
+
+def _override(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    if not values.flag(value):
+        return Fate.DEFAULT, "off"
+    return Fate.TAKEN, "dataset.resolutions"
+
+
+def _source(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    """Take captions of files, a line at a time; those of one file for all only if it has one line."""
+    if value == "sample":
+        draft.set(f"dataset.{number}.missing_caption", "")
+        return Fate.TAKEN, draft.set(f"dataset.{number}.captions", "lines")
+    if value == "filename":
+        return (
+            Fate.NOT_POSSIBLE,
+            "captions are not taken from names, and pictures without a text file are left out: make a list (.jsonl) with "
+            "columns path and text",
+        )
+    prompts = _lines(str(_own(draft, "text.prompt_path", "")))
+    if len(prompts) != _MOST_LINES:
+        return (
+            Fate.NOT_POSSIBLE,
+            "captions are texts beside the files, and pictures without one are left out: make a list (.jsonl) with columns "
+            "path and text",
+        )
+    draft.set(f"dataset.{number}.missing_caption", "")
+    form = prompts[0].replace("{", "{{").replace("}", "}}")
+    return Fate.TAKEN, draft.set(f"dataset.{number}.caption", form)
+
+
+def _lines(path: str) -> list[str]:
+    if not path.endswith(".txt"):
+        return []
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            return [line.strip() for line in file.read(_MOST_PROMPTS_BYTES).splitlines() if line.strip()]
+    except (OSError, ValueError):
+        return []
+
+
+def _tag_dropout(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    share = values.number(_own(draft, "text.tag_dropout_probability", 0.0), 0, 1)
+    if not values.flag(value) or not share:
+        return Fate.DEFAULT, "off"
+    mode = _own(draft, "text.tag_dropout_mode", "FULL")
+    if mode == "RANDOM":
+        return Fate.TAKEN, draft.set(f"dataset.{number}.tag_dropout", share)
+    if mode == "RANDOM WEIGHTED":
+        remark = draft.set(f"dataset.{number}.tag_dropout", share / 2)
+        return Fate.NOT_POSSIBLE, f"all tags have one probability: {remark}, the mean"
+    return (
+        Fate.NOT_POSSIBLE,
+        "tags are dropped one by one, and not together: set dataset.tag_dropout, or caption_dropout",
+    )
+
+
+def _kept(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    used = _own(draft, "text.enable_tag_shuffling") is True or _own(draft, "text.tag_dropout_enable") is True
+    if not used:
+        return Fate.NO_MEANING, "tags are left as they are"
+    return Fate.TAKEN, draft.set(f"dataset.{number}.keep_tags", values.whole(value, 0))
+
+
+def _delimiter(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    return Fate.TAKEN, draft.set(f"dataset.{number}.tag_separator", values.text(value))
+
+
+_STRENGTHS = values.together("its switch")
+_FIXED = rules.impossible("pictures are changed at random alone: change the files")
+_SPECIAL = rules.impossible("tags are all treated alike, apart from keep_tags", unless=(None, False, 0, "", "NONE"))
+_CONCEPT: dict[str, Rule] = {
+    "__version": rules.without_meaning("the version of the concept"),
+    **dict.fromkeys(("image", "text"), rules.without_meaning("it is empty")),
+    "name": _of_concept(lambda value, draft, number: (Fate.TAKEN, f"dataset.{number}.name")),
+    "path": _of_concept(_path),
+    "seed": rules.without_meaning("seed is for all random choices"),
+    "enabled": lambda value, draft: (Fate.TAKEN, "it is trained" if value else "it is left out"),
+    "type": _type,
+    "validation_concept": _type,
+    "include_subdirectories": values.together("dataset.filter"),
+    **dict.fromkeys(("image_variations", "text_variations"), _of_concept(_variations)),
+    **dict.fromkeys(("balancing", "repeats"), _of_concept(_balancing)),
+    "balancing_strategy": values.together("balancing"),
+    "loss_weight": _of_concept(_weight),
+    **dict.fromkeys(("concept_stats", "concept_stats.*"), rules.without_meaning("figures of the window")),
+    "image.enable_crop_jitter": _of_concept(_crop),
+    **dict.fromkeys(("image.enable_random_flip", "image.enable_fixed_flip"), _of_concept(_flip)),
+    "image.enable_random_rotate": _augmentation("random_rotate_max_angle", "rotate_degrees", most=45.0),
+    "image.enable_random_brightness": _augmentation("random_brightness_max_strength", "jitter_brightness"),
+    "image.enable_random_contrast": _augmentation("random_contrast_max_strength", "jitter_contrast"),
+    "image.enable_random_saturation": _augmentation("random_saturation_max_strength", "jitter_saturation"),
+    # There, a strength of 1 is half of the circle to both sides.
+    "image.enable_random_hue": _augmentation("random_hue_max_strength", "jitter_hue", 0.5, 0.5),
+    **{f"image.enable_fixed_{name}": _FIXED for name in ("rotate", "brightness", "contrast", "saturation", "hue")},
+    "image.random_rotate_max_angle": _STRENGTHS,
+    **{f"image.random_{name}_max_strength": _STRENGTHS for name in ("brightness", "contrast", "saturation", "hue")},
+    "image.enable_resolution_override": _of_concept(_override),
+    "image.resolution_override": values.together("enable_resolution_override"),
+    "image.enable_random_circular_mask_shrink": rules.impossible("masks are used as they are"),
+    "image.enable_random_mask_rotate_crop": rules.impossible("masks are used as they are"),
+    **dict.fromkeys(("image.__version", "text.__version"), rules.without_meaning("the version of the table")),
+    "text.prompt_source": _of_concept(_source),
+    "text.prompt_path": values.together("prompt_source"),
+    "text.enable_tag_shuffling": _set("shuffle_tags", values.flag, off=(False,)),
+    "text.tag_delimiter": _of_concept(_delimiter),
+    "text.keep_tags_count": _of_concept(_kept),
+    "text.tag_dropout_enable": _of_concept(_tag_dropout),
+    **dict.fromkeys(("text.tag_dropout_mode", "text.tag_dropout_probability"), _STRENGTHS),
+    **{f"text.tag_dropout_special_tags{end}": _SPECIAL for end in ("", "_mode", "_regex")},
+    "text.caps_randomize_enable": rules.impossible("captions keep their capitals"),
+    **{f"text.caps_randomize_{name}": _STRENGTHS for name in ("mode", "probability", "lowercase")},
+}
+_DEFAULTS: dict[str, Any] = {
+    "image.enable_crop_jitter": True,
+    "text.prompt_source": "sample",
+    "text.keep_tags_count": 1,
+}
+
+
+def _is_shown(draft: ImportDraft) -> bool:
+    return draft.settings.get(f"samples.{draft.numbers[0]}.enabled", True) is True
+
+
+def _is_first(draft: ImportDraft) -> bool:
+    """Whether the sample is the first of those that are shown, whose size all previews get here."""
+    shown = (
+        n for n in range(draft.settings.count("samples")) if draft.settings.get(f"samples.{n}.enabled", True) is True
+    )
+    return next(shown, None) == draft.numbers[0]
+
+
+def _prompt(value: Any, draft: ImportDraft) -> Outcome:
+    wants = datasets.conditioning_of(draft)
+    if not _is_shown(draft) or not value:
+        return Fate.NO_MEANING, "the sample is off"
+    if wants.needs or wants.needs_first_frame:
+        return Fate.NOT_POSSIBLE, "previews of this model need a picture too: set samples.source"
+    prompts = draft.get("samples.prompts", [])
+    draft.set("samples.prompts", [*prompts, values.text(value)], "samples")
+    return Fate.TAKEN, "samples.prompts"
+
+
+def _of_first(rule: Rule) -> Rule:
+    """Use a rule for the first sample; others may only have the same value."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        if not _is_shown(draft) or not draft.get("samples.prompts"):
+            return Fate.NO_MEANING, "the sample is off"
+        if _is_first(draft):
+            return rule(value, draft)
+        name = draft.key.rpartition(".")[2]
+        first = next(n for n in range(draft.numbers[0]) if draft.settings.get(f"samples.{n}.enabled", True) is True)
+        if draft.settings.get(f"samples.{first}.{name}") == value:
+            return Fate.DEFAULT, "as that of the first"
+        return Fate.NOT_POSSIBLE, "all previews have the settings of the first"
+
+    return handle
+
+
+def _side(index: int, key: str) -> Rule:
+    def rule(value: Any, draft: ImportDraft) -> Outcome:
+        multiple = datasets.geometry_of(draft).multiple[index]
+        asked = values.whole(value, 1, 10**5)
+        taken = max(round(asked / multiple), 1) * multiple
+        remark = draft.set(f"samples.{key}", taken)
+        return (Fate.TAKEN, remark) if taken == asked else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
+
+    return _of_first(rule)
+
+
+def _scale(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, draft.set("samples.guidance_scale", max(values.number(value), 1.0))
+
+
+_SAMPLE: dict[str, Rule] = {
+    "__version": rules.without_meaning("the version of the sample"),
+    "enabled": lambda value, draft: (Fate.TAKEN, "it is shown" if value else "it is left out"),
+    "prompt": _prompt,
+    "negative_prompt": rules.impossible("previews have no negative prompt"),
+    "height": _side(0, "height"),
+    "width": _side(1, "width"),
+    "diffusion_steps": _of_first(values.count("samples.num_inference_steps")),
+    "cfg_scale": _of_first(_scale),
+    **dict.fromkeys(("frames", "length"), rules.without_meaning("this model takes pictures")),
+    **dict.fromkeys(("seed", "random_seed"), rules.without_meaning("each preview keeps its noise")),
+    "noise_scheduler": rules.without_meaning("the objective decides"),
+    **dict.fromkeys(
+        (
+            *("text_encoder_1_layer_skip", "text_encoder_1_sequence_length", "text_encoder_2_layer_skip"),
+            *("text_encoder_2_sequence_length", "text_encoder_3_layer_skip", "text_encoder_4_layer_skip"),
+            *("transformer_attention_mask", "force_last_timestep"),
+        ),
+        rules.without_meaning("captions are encoded as the release does"),
+    ),
+    "sample_inpainting": rules.impossible("set samples.inpaint and samples.mask, for a model that takes a mask"),
+    **dict.fromkeys(("base_image_path", "mask_image_path"), values.together("sample_inpainting")),
+}
+RULES: dict[str, Rule] = {
+    **{f"concepts.*.{name}": rule for name, rule in _CONCEPT.items()},
+    **{f"samples.*.{name}": rule for name, rule in _SAMPLE.items()},
+}
+
+
+def defaults(settings: FormerSettings) -> dict[str, Any]:
+    """Return the defaults of all concepts that are trained."""
+    return {f"concepts.{concept}.{key}": value for concept in numbers(settings) for key, value in _DEFAULTS.items()}
+
+
+def finish(draft: ImportDraft) -> Iterator[ImportedKey]:
+    """Give each dataset its path, its unique name and the limits of what is read there."""
+    found = numbers(draft.settings)
+    if not found:
+        draft.begin("concepts")
+        placeholder = draft.set("dataset.0.path", "data", "to fill in")
+        remark = (
+            f"no concept is trained: give concepts.json too, or --data DIR in place of the placeholder {placeholder}"
+        )
+        yield ImportedKey("concepts", draft.settings.get("concept_file_name"), Fate.TO_FILL_IN, remark)
+    taken: set[str] = set()
+    for concept, number in found.items():
+        draft.begin(f"concepts.{concept}.path")
+        if draft.get(f"dataset.{number}.path") is None:
+            datasets.place(draft, number, "data")
+            yield ImportedKey(draft.key, None, Fate.TO_FILL_IN, "the concept has no path")
+        own = draft.settings.get(f"concepts.{concept}.name")
+        name = own if isinstance(own, str) and own.strip() else draft.get(f"dataset.{number}.name")
+        names = (name, *(f"{name}-{i}" for i in range(2, len(found) + 2)))
+        taken.add(name := next(each for each in names if each not in taken))
+        draft.set(f"dataset.{number}.name", name, "identifies its clips")
+        conditions = ["not contains(path, '-masklabel.')", "not contains(path, '-condlabel.')"]
+        if draft.settings.get(f"concepts.{concept}.include_subdirectories") is not True:
+            conditions.insert(0, "not contains(path, '/')")
+        draft.set(f"dataset.{number}.filter", " and ".join(conditions), "what the trainer does not read as pictures")
+
+
+def fill_buckets(draft: ImportDraft) -> None:
+    """Put the bucket entries into a draft; raises `ValueError` for resolutions that the trainer would not take."""
+    texts = [resolution_of(draft.settings, concept) for concept in numbers(draft.settings)]
+    texts = texts or [str(draft.settings.get("resolution", "512"))]
+    draft.begin("resolution", is_default="resolution" not in draft.settings.values)
+    draft.set("buckets.upscale", True, "small pictures are enlarged")
+    draft.set("buckets.max_crop", 0.99, "pictures of any shape are cropped to the nearest")
+    draft.set("buckets.aspect_ratios", _ratios(draft), "aspect_ratio_bucketing")
+    sizes.write(draft, [Sizes(_names(draft, text)) for text in texts], draws=True)
+
+
+def _names(draft: ImportDraft, text: str) -> tuple[str, ...]:
+    """Return the resolutions of a concept as entries have them: one size, or areas, of which each picture draws one."""
+    found = sorted(objective.sides_of(text), reverse=True)
+    multiple = datasets.geometry_of(draft).multiple
+    if "x" in text and len(found) == 1:
+        height, width = (max(round(side / each), 1) * each for side, each in zip(found[0], multiple, strict=True))
+        return (f"{height}x{width}",)
+    return tuple(f"{round((height * width) ** 0.5)}px" for height, width in found)
+
+
+def _ratios(draft: ImportDraft) -> list[str]:
+    if draft.settings.get("aspect_ratio_bucketing", True) is not True:
+        return ["1:1"]
+    return [f"{ratio:g}:1" for ratio in reversed(RATIOS)] + [f"1:{ratio:g}" for ratio in RATIOS[1:]]

@@ -1,0 +1,94 @@
+"""Settings of older versions of OneTrainer by the names that they have now (`modules/util/config/TrainConfig.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from reelworks.annexes.imports import rules, values
+from reelworks.annexes.imports.onetrainer import models
+from reelworks.annexes.imports.rules import Rule
+
+_NAMES = {
+    "unet_learning_rate": "unet.learning_rate",
+    "unet_weight_dtype": "unet.weight_dtype",
+    "text_encoder_learning_rate": "text_encoder.learning_rate",
+    "text_encoder_weight_dtype": "text_encoder.weight_dtype",
+    "text_encoder_2_learning_rate": "text_encoder_2.learning_rate",
+    "text_encoder_2_weight_dtype": "text_encoder_2.weight_dtype",
+    "train_unet": "unet.train",
+    "train_text_encoder": "text_encoder.train",
+    "train_text_encoder_2": "text_encoder_2.train",
+    "train_prior": "prior.train",
+    "prior_model_name": "prior.model_name",
+    "prior_learning_rate": "prior.learning_rate",
+    "prior_weight_dtype": "prior.weight_dtype",
+    "vae_model_name": "vae.model_name",
+    "vae_weight_dtype": "vae.weight_dtype",
+    "save_after": "save_every",
+    "save_after_unit": "save_every_unit",
+    "lora_layers": "layer_filter",
+    "lora_layer_preset": "layer_filter_preset",
+    "lora_layers_regex": "layer_filter_regex",
+}
+_OTHERS = (
+    *("train_unet_epochs", "train_text_encoder_epochs", "train_text_encoder_2_epochs", "train_prior_epochs"),
+    *("effnet_encoder_model_name", "effnet_encoder_weight_dtype", "decoder_model_name", "decoder_weight_dtype"),
+    *("decoder_text_encoder_weight_dtype", "decoder_vqgan_weight_dtype", "embedding_model_names", "token_count"),
+    *(
+        "initial_embedding_text",
+        "enable_activation_offloading",
+        "enable_async_offloading",
+        "embeddings",
+        "embeddings.*",
+    ),
+)
+RULES: dict[str, Rule] = {
+    **{old: values.together(new) for old, new in _NAMES.items()},
+    **dict.fromkeys(_OTHERS, rules.without_meaning("later versions have no such setting")),
+    "min_snr_gamma": values.together("loss_weight_fn"),
+    **dict.fromkeys(
+        ("gradient_checkpointing", "layer_offload_fraction"), values.together("the settings of the network")
+    ),
+}
+_WITH_PRIOR = ("STABLE_CASCADE_1", "WUERSTCHEN_2")
+
+
+def migrated(given: dict[str, Any], *, is_preset: bool) -> dict[str, Any]:
+    """Return settings, by dotted names, with those of older versions added by their present names.
+
+    A preset of the trainer's own is of its present version.
+    """
+    version = given.get("__version", 0)
+    if is_preset or not isinstance(version, int) or isinstance(version, bool):
+        return given
+    found = given | {new: given[old] for old, new in _NAMES.items() if old in given and new not in given}
+    if version < 1 and isinstance(name := given.get("optimizer"), str):
+        found["optimizer.optimizer"] = name
+        found |= {f"optimizer.{key[10:]}": value for key, value in given.items() if key.startswith("optimizer_")}
+        del found["optimizer"]
+    if version < 3 and given.get("min_snr_gamma"):
+        found |= {"loss_weight_fn": "MIN_SNR_GAMMA", "loss_weight_strength": given["min_snr_gamma"]}
+    if version < 4 and "timestep_distribution" not in given:
+        weight, bias = given.get("noising_weight", 0.0), given.get("noising_bias", 0.5)
+        found["timestep_distribution"] = "SIGMOID" if weight else "UNIFORM"
+        if weight and isinstance(bias, int | float):
+            found["noising_bias"] = bias - 0.5
+    if version < 9 and given.get("model_type") not in _WITH_PRIOR:
+        copied = {f"transformer{key[5:]}": value for key, value in found.items() if key.startswith("prior.")}
+        found = copied | found
+    return found | dict(_of_parts(found, version))
+
+
+def _of_parts(found: dict[str, Any], version: int) -> Iterator[tuple[str, Any]]:
+    """Yield what older versions have once for all parts."""
+    if version < 10 and "weight_dtype" in found:
+        stored = ((key, value) for key, value in found.items() if key.endswith(".weight_dtype"))
+        yield from ((key, found["weight_dtype"]) for key, value in stored if value == "NONE")
+    if version < 11 and "gradient_checkpointing" in found:
+        mode = found["gradient_checkpointing"]
+        share = found.get("layer_offload_fraction", 0.0) if mode == "CPU_OFFLOADED" else 0.0
+        known = models.MODELS.get(str(found.get("model_type")))
+        part = "transformer" if known is None else known.part
+        yield f"{part}.gradient_checkpointing", mode not in (False, "OFF")
+        yield f"{part}.offload_fraction", share

@@ -1,0 +1,181 @@
+"""Translations of OneTrainer's settings of timesteps, noise and loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from reelworks.annexes.imports import values
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.onetrainer import parts
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+
+
+def _distribution(value: Any, draft: ImportDraft) -> Outcome:
+    if not parts.is_rectified_flow(draft):
+        same = value == "UNIFORM"
+        return (Fate.DEFAULT, "uniform") if same else (Fate.NOT_POSSIBLE, "timesteps of this model are drawn uniformly")
+    weight = values.number(draft.settings.get("noising_weight", 0.0))
+    bias = values.number(draft.settings.get("noising_bias", 0.0))
+    density = _DENSITIES.get(str(value))
+    if density is None:
+        raise ValueError("no such distribution")
+    return density(weight, bias, draft)
+
+
+def _uniform(weight: float, bias: float, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, draft.set("objective.timestep_sampling", "uniform")
+
+
+def _logit_normal(weight: float, bias: float, draft: ImportDraft) -> Outcome:
+    remark = draft.set("objective.timestep_sampling", "logit-normal")
+    draft.set("objective.logit_mean", values.range_of(-10, 10, bias))
+    return Fate.TAKEN, f"{remark}, {draft.set('objective.logit_std', values.range_of(0.01, 10, weight + 1))}"
+
+
+def _heavy_tail(weight: float, bias: float, draft: ImportDraft) -> Outcome:
+    remark = draft.set("objective.timestep_sampling", "mode")
+    taken = values.range_of(-1, 1.75, weight)
+    remark += f", {draft.set('objective.mode_scale', taken)}"
+    return (Fate.TAKEN, remark) if taken == weight else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
+
+
+def _cos_map(weight: float, bias: float, draft: ImportDraft) -> Outcome:
+    remark = draft.set("objective.timestep_sampling", "uniform")
+    draft.set("objective.loss_weighting", "cosmap")
+    return Fate.TAKEN, f'{remark}, objective.loss_weighting = "cosmap": weights in place of a density'
+
+
+def _sigmoid(weight: float, bias: float, draft: ImportDraft) -> Outcome:
+    remark = draft.set("objective.timestep_sampling", "uniform")
+    return (
+        (Fate.TAKEN, remark) if not weight else (Fate.NOT_POSSIBLE, f"there is no such density; the nearest: {remark}")
+    )
+
+
+def _parabola(weight: float, bias: float, draft: ImportDraft) -> Outcome:
+    """Take the beta distribution of the same spread as 2 − weight · (t − 0.5)², which is beta(2, 2) for 8."""
+    if bias or not 0 < weight <= 8:
+        return Fate.NOT_POSSIBLE, f"there is no such density; the nearest: {_logit_normal(0.0, 0.0, draft)[1]}"
+    spread = (2 / 12 - weight / 80) / (2 - weight / 12)
+    shape = round((1 / (4 * spread) - 1) / 2, 3)
+    remark = draft.set("objective.timestep_sampling", "beta")
+    for key in ("beta_alpha", "beta_beta"):
+        remark += f", {draft.set(f'objective.{key}', shape)}"
+    return Fate.TAKEN if weight == 8 else Fate.NOT_POSSIBLE, f"{remark}, of the same spread"
+
+
+def _beta(weight: float, bias: float, draft: ImportDraft) -> Outcome:
+    remark, exact = draft.set("objective.timestep_sampling", "beta"), True
+    for key, value in (("beta_alpha", weight), ("beta_beta", bias)):
+        taken = values.range_of(0.5, 50, value)
+        exact = exact and taken == value
+        remark += f", {draft.set(f'objective.{key}', taken)}"
+    return (Fate.TAKEN, remark) if exact else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
+
+
+_DENSITIES: dict[str, Callable[[float, float, ImportDraft], Outcome]] = {
+    "UNIFORM": _uniform,
+    "LOGIT_NORMAL": _logit_normal,
+    "HEAVY_TAIL": _heavy_tail,
+    "COS_MAP": _cos_map,
+    "SIGMOID": _sigmoid,
+    "INVERTED_PARABOLA": _parabola,
+    "BETA": _beta,
+}
+
+
+def _shift(value: Any, draft: ImportDraft) -> Outcome:
+    if not parts.is_rectified_flow(draft):
+        return Fate.NO_MEANING, "this model has no shift"
+    if draft.settings.get("dynamic_timestep_shifting") is True and parts.model_of(draft).line is not None:
+        return Fate.NO_MEANING, "dynamic_timestep_shifting decides"
+    return Fate.TAKEN, draft.set("objective.timestep_shift", values.number(value, 1e-3))
+
+
+def _dynamic(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the shift of the mean area: it depends on the area alone, which is the same for all aspect ratios."""
+    if not values.flag(value):
+        return Fate.DEFAULT, "off"
+    if not parts.is_rectified_flow(draft) or parts.model_of(draft).line is None:
+        return Fate.NO_MEANING, "this model has no shift by size"
+    sides = sides_of(str(draft.settings.get("resolution", "512")))
+    shift = parts.model_of(draft).shift(math.sqrt(sum(height * width for height, width in sides) / len(sides)))
+    remark = draft.set("objective.timestep_shift", round(shift or 1.0, 3))
+    if len(sides) == 1:
+        return Fate.TAKEN, f"{remark}, that of this size"
+    return Fate.NOT_POSSIBLE, f"there is one shift for all sizes: {remark}, that of the mean area"
+
+
+def sides_of(resolution: str) -> list[tuple[int, int]]:
+    """Return the heights and widths of a setting of resolutions: one size, or the sides of squares."""
+    if "x" in resolution and "," not in resolution:
+        width, height = resolution.strip().split("x")
+        return [(values.whole(height, 1, 10**5), values.whole(width, 1, 10**5))]
+    return [(side, side) for side in sorted({values.whole(each, 1, 10**5) for each in resolution.split(",")})]
+
+
+def _strength(value: Any, draft: ImportDraft) -> Outcome:
+    low, high = (
+        values.number(draft.settings.get(f"{key}_noising_strength", at), 0, 1)
+        for key, at in (("min", 0.0), ("max", 1.0))
+    )
+    if (low, high) == (0, 1):
+        return Fate.DEFAULT, "all timesteps"
+    if not parts.is_rectified_flow(draft):
+        return Fate.NOT_POSSIBLE, "all timesteps of this model are trained"
+    remark = draft.set("objective.timestep_range", [round(1000 * low, 6), round(1000 * high, 6)])
+    if draft.settings.get("timestep_distribution", "UNIFORM") == "UNIFORM":
+        return Fate.TAKEN, remark
+    return Fate.NOT_POSSIBLE, f"{remark}: there, the whole density is squeezed into it; here, it is cut"
+
+
+def _loss(value: Any, draft: ImportDraft) -> Outcome:
+    strengths = {key: values.number(draft.settings.get(f"{key}_strength", at)) for key, at in _STRENGTHS.items()}
+    used = {key for key, strength in strengths.items() if strength}
+    if used == {"mse"}:
+        return Fate.DEFAULT, "the loss is the squared error"
+    name = "huber" if "huber" in used else "smooth-l1" if used & {"mae", "log_cosh"} else "mse"
+    remark = draft.set("objective.loss", name)
+    if name == "huber":
+        delta = values.number(draft.settings.get("huber_delta", 1.0), 1e-6, 10)
+        remark += f", {draft.set('objective.huber_delta', delta)}"
+    if used == {"huber"}:
+        return Fate.TAKEN, remark
+    return Fate.NOT_POSSIBLE, f"one kind of error is possible; the nearest: {remark}"
+
+
+_STRENGTHS = {"mse": 1.0, "mae": 0.0, "log_cosh": 0.0, "huber": 0.0}
+
+
+def _weighting(value: Any, draft: ImportDraft) -> Outcome:
+    if value == "CONSTANT":
+        return Fate.DEFAULT, "all timesteps count alike"
+    names = {"MIN_SNR_GAMMA": "min-snr", "DEBIASED_ESTIMATION": "debiased"}
+    if value not in names:
+        return Fate.NOT_POSSIBLE, "there is no such weight; see objective.loss_weighting"
+    remark = draft.set("objective.loss_weighting", names[value])
+    if value == "MIN_SNR_GAMMA":
+        strength = values.number(draft.settings.get("loss_weight_strength", 5.0), 1e-6)
+        remark += f", {draft.set('objective.snr_gamma', strength)}"
+    return Fate.TAKEN, remark
+
+
+def _v_prediction(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "off"
+    if parts.is_rectified_flow(draft):
+        return Fate.NO_MEANING, "this model predicts velocities"
+    return Fate.TAKEN, draft.set("objective.name", "v-prediction")
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("mse_strength", "mae_strength", "log_cosh_strength", "huber_strength"), _loss),
+    "loss_weight_fn": _weighting,
+    "force_v_prediction": _v_prediction,
+    "timestep_distribution": _distribution,
+    **dict.fromkeys(("min_noising_strength", "max_noising_strength"), _strength),
+    "timestep_shift": _shift,
+    "dynamic_timestep_shifting": _dynamic,
+}

@@ -1,0 +1,116 @@
+"""OneTrainer: presets and saved configs in JSON, with the concepts and samples in them or in files of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+from reelworks.annexes.imports import settle, values
+from reelworks.annexes.imports.captions import Beside, FormerCaption
+from reelworks.annexes.imports.clip import Clip
+from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.files import ConfigFile, flatten
+from reelworks.annexes.imports.former import FormerEpoch
+from reelworks.annexes.imports.onetrainer import clips, concepts, keys, migrations, models
+from reelworks.annexes.imports.rules import Fate, ImportedKey
+from reelworks.annexes.imports.trainer import convert_by_rules
+from reelworks.core import user_files
+from reelworks.core.errors import UserError
+
+_RULES = migrations.RULES | keys.RULES | concepts.RULES
+_LISTS = {"concepts": "concept_file_name", "samples": "sample_definition_file_name"}
+
+
+@final
+class _OneTrainer:
+    name = "onetrainer"
+    gives = "a preset or saved config (JSON), with its concepts.json if they are not in it"
+
+    def recognises(self, file: ConfigFile) -> bool:
+        if file.path.suffix.lower() != ".json":
+            return False
+        found = file.values
+        if found is not None:
+            kind = found.get("model_type")
+            return isinstance(kind, str) and (kind in models.MODELS or kind in models.OTHERS)
+        return _kind_of_list(_list(file)) == "concepts"
+
+    def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
+        main: dict[str, Any] = {}
+        name = ""
+        lists: dict[str, list[Any]] = {}
+        for file in files:
+            if file.values is not None:
+                main, name = file.values, file.path.name
+            elif kind := _kind_of_list(_list(file)):
+                lists[kind] = _list(file)
+        if not main:
+            raise UserError(
+                "there is no config with model_type in it",
+                code="config-unreadable",
+                field="FILE",
+                value=", ".join(str(file.path) for file in files),
+                remedy="give the preset or saved config too, which is a JSON object",
+            )
+        for kind, key in _LISTS.items():
+            if kind not in lists and not main.get(kind) and isinstance(path := main.get(key, ""), str):
+                lists[kind] = _beside(files[0], path or f"training_{kind}/{kind}.json")
+        found = {key: value for key, value in main.items() if not lists.get(key)}
+        listed = {kind: each for kind, each in lists.items() if each}
+        found = flatten(found) | (flatten(listed) if listed else {})
+        is_preset = name.startswith("#") and name != "#.json"
+        return FormerSettings(migrations.migrated(found, is_preset=is_preset))
+
+    def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
+        # Of two lines of a setting, the later one knows more.
+        yield from settle.settle(draft, {key.key: key for key in _convert(draft)}.values())
+
+    def former_epoch(self, settings: FormerSettings, clips_: Sequence[Clip]) -> FormerEpoch | None:
+        return clips.former_epoch(settings, clips_)
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return clips.caption(settings, beside)
+
+
+ONETRAINER = _OneTrainer()
+
+
+def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
+    # Version 0 has the settings of the optimizer among the others.
+    old = {
+        key: values.together(f"optimizer.{key[10:]}") for key in draft.settings.values if key.startswith("optimizer_")
+    }
+    yield from convert_by_rules(
+        draft, old | _RULES, keys.defaults(draft) | concepts.defaults(draft.settings), keys.FIRST
+    )
+    yield from concepts.finish(draft)
+    try:
+        concepts.fill_buckets(draft)
+    except (TypeError, ValueError, AttributeError):
+        draft.set("buckets.entries", "auto", "to fill in")
+        remark = "it is not of the kind that the trainer takes: entries are proposed instead"
+        yield ImportedKey("resolution", draft.settings.get("resolution"), Fate.TO_FILL_IN, remark)
+    draft.begin("")
+
+
+def _list(file: ConfigFile) -> list[Any]:
+    """Return a file's list of tables; an empty one if it has something else at its top."""
+    try:
+        found = user_files.parse_json(file.text)
+    except ValueError:
+        return []
+    return found if isinstance(found, list) and all(isinstance(each, dict) for each in found) else []
+
+
+def _kind_of_list(found: Sequence[dict[str, Any]]) -> str:
+    if any("path" in each and ("image" in each or "text" in each or "balancing" in each) for each in found):
+        return "concepts"
+    return "samples" if any("prompt" in each for each in found) else ""
+
+
+def _beside(file: ConfigFile, path: str) -> list[Any]:
+    try:
+        found = file.beside(path)
+    except UserError:
+        return []
+    return [found.values] if found.values is not None else _list(found)  # the values refuse what is no JSON

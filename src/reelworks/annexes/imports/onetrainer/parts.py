@@ -1,0 +1,202 @@
+"""Parts of OneTrainer's models, and translations of what a config says of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reelworks.annexes.imports import datasets, rules, values
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.onetrainer import models, optimizers
+from reelworks.annexes.imports.onetrainer.models import OneTrainerModel
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+
+_OF_RELEASE = rules.without_meaning("the parts of the release are taken, and stay unchanged")
+_BASES = {
+    **dict.fromkeys(("FLOAT_8", "FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"), "float8"),
+    **dict.fromkeys(("INT_8", "INT_W8A8", "INT_W8A8_COMPRESSED"), "int8"),
+    "NFLOAT_4": "nf4",
+    "BFLOAT_16": "bfloat16",
+    "FLOAT_32": "float32",
+}
+_SIZE_OF_WEIGHTS = 0.03  # root mean square of the matrices of these networks, by which Adafactor's rate is multiplied
+PARTS = (
+    *("unet", "prior", "transformer", "unconditional_transformer", "text_encoder", "text_encoder_2", "text_encoder_3"),
+    *("text_encoder_4", "vae", "effnet_encoder", "decoder", "decoder_text_encoder", "decoder_vqgan"),
+)
+
+
+def model_of(draft: ImportDraft) -> OneTrainerModel:
+    """Return the model; one that is not here was refused before."""
+    return models.MODELS.get(str(draft.settings.get("model_type")), models.MODELS["FLUX_DEV_1"])
+
+
+def trains_adapter(draft: ImportDraft) -> bool:
+    """Whether a LoRA or another adapter is trained, and not all weights."""
+    return bool(draft.settings.get("training_method") == "LORA")
+
+
+def is_rectified_flow(draft: ImportDraft) -> bool:
+    """Whether the model in the draft is trained with rectified flow."""
+    return bool(draft.get("objective.name", "rectified-flow") == "rectified-flow")
+
+
+def _base_model(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "the published weights"
+    if "://" in values.text(value):
+        return Fate.TO_FILL_IN, "download the file, and set model.weights to its path"
+    return Fate.TAKEN, f"model.weights = {draft.get('model.weights')!r}"
+
+
+def _weight_dtype(value: Any, draft: ImportDraft) -> Outcome:
+    if not trains_adapter(draft):
+        kept = value in ("FLOAT_32", "BFLOAT_16")
+        told = "weights are trained in float32, which the products of precision.compute are rounded from"
+        return (Fate.DEFAULT, told) if kept else (Fate.NOT_POSSIBLE, told)
+    compute = draft.get("precision.compute")
+    if value == "FLOAT_16" or _BASES.get(value) == compute or (value == "BFLOAT_16" and compute == "float32"):
+        return Fate.DEFAULT, f"the frozen weights have the dtype of products, {compute}"
+    if value in ("GGUF", "GGUF_A8_FLOAT", "GGUF_A8_INT"):
+        if str(draft.get("model.weights")).endswith(".gguf"):
+            return Fate.TAKEN, draft.set("lora.base", "gguf")
+        return Fate.TO_FILL_IN, 'name the .gguf file as model.weights, and set lora.base = "gguf"'
+    return rules.by_name("lora.base", _BASES, "int8", "this storage is not supported")(value, draft)
+
+
+def _rate_of_part(value: Any, draft: ImportDraft) -> Outcome:
+    if value is None:
+        return Fate.DEFAULT, "learning_rate decides"
+    return set_rate(value, draft)
+
+
+def set_rate(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the learning rate of the network."""
+    rate = values.number(value, 1e-300) * rate_scale(draft) ** 0.5
+    if (
+        draft.get("train.optimizer") == "adafactor"
+        and optimizers.setting(draft.settings, "scale_parameter") is not True
+    ):
+        remark = draft.set("train.learning_rate", float(f"{rate / _SIZE_OF_WEIGHTS:.3g}"))
+        return Fate.NOT_POSSIBLE, (
+            f"{remark}: here it is a share of the size of the weights, which is about {_SIZE_OF_WEIGHTS} in these networks"
+        )
+    if draft.get("train.optimizer") == "prodigy":
+        taken = max(rate, 0.01)
+        remark = draft.set("train.learning_rate", taken)
+        return (Fate.TAKEN, remark) if taken == rate else (Fate.NOT_POSSIBLE, f"the least of prodigy: {remark}")
+    return Fate.TAKEN, draft.set("train.learning_rate", rate)
+
+
+def rate_scale(draft: ImportDraft) -> int:
+    """Return the number by whose root the learning rate is multiplied, for one process."""
+    batch, steps = (draft.settings.get(key, 1) for key in ("batch_size", "gradient_accumulation_steps"))
+    scale = 1
+    kind = str(draft.settings.get("learning_rate_scaler", "NONE"))
+    if kind in ("BATCH", "GLOBAL_BATCH", "BOTH", "GLOBAL_BOTH"):
+        scale *= values.whole(batch)
+    if kind in ("GRADIENT_ACCUMULATION", "BOTH", "GLOBAL_BOTH"):
+        scale *= values.whole(steps)
+    return scale
+
+
+def _offload(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "off"
+    if _BASES.get(draft.settings.get(f"{model_of(draft).part}.weight_dtype")) in ("float8", "int8", "nf4"):
+        return Fate.NOT_POSSIBLE, (
+            'quantised weights stay on the GPU; for less memory set lora.base = "bfloat16" and parallel.offload = true, '
+            "which keeps all blocks in CPU memory"
+        )
+    return Fate.TAKEN, f"{draft.set('parallel.offload', True)}, which keeps all blocks in CPU memory"
+
+
+def _text_trained(value: Any, draft: ImportDraft) -> Outcome:
+    if not values.flag(value):
+        return Fate.DEFAULT, "off"
+    return Fate.NOT_POSSIBLE, "text encoders are not trained"
+
+
+def _caption_dropout(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the share of captions that are dropped for the first encoder; here they are dropped for all."""
+    share = values.number(value, 0, 1)
+    if draft.key.partition(".")[0] == "text_encoder":
+        return Fate.TAKEN, draft.set("objective.caption_dropout", share)
+    same = share == values.number(draft.settings.get("text_encoder.dropout_probability", 0.0))
+    return (
+        (Fate.DEFAULT, "for all text encoders")
+        if same
+        else (
+            Fate.NOT_POSSIBLE,
+            "captions are dropped for all text encoders together: text_encoder.dropout_probability decides",
+        )
+    )
+
+
+def _guidance(value: Any, draft: ImportDraft) -> Outcome:
+    embedded = datasets.conditioning_of(draft).guidance == "embedded"
+    if not embedded:
+        return Fate.NO_MEANING, "guidance is no input of this model"
+    return rules.only((1, 1.0), "as here", "it is trained at a guidance of 1")(value, draft)
+
+
+def _embedding(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.NO_MEANING, "no embedding is trained"
+
+
+_PART_FIELDS = (
+    *("model_name", "include", "train", "stop_training_after", "stop_training_after_unit", "learning_rate"),
+    *("weight_dtype", "dropout_probability", "train_embedding", "attention_mask", "guidance_scale"),
+    *("gradient_checkpointing", "offload_fraction", "activation_offloading"),
+)
+_EMPTY = rules.without_meaning("it is empty")
+_NO_PART = "it is no part of this model"
+_STOP = rules.impossible("the network is trained to the end", unless=(None, 0, "NEVER"))
+_OF_DENOISER: dict[str, Rule] = {
+    "model_name": _base_model,
+    "include": rules.without_meaning("the network is always there"),
+    "train": rules.only((True,), "it is trained", "the network is trained"),
+    "stop_training_after": values.together("stop_training_after_unit"),
+    "stop_training_after_unit": _STOP,
+    "learning_rate": _rate_of_part,
+    "weight_dtype": _weight_dtype,
+    "dropout_probability": rules.without_meaning("it is for text encoders"),
+    "train_embedding": _embedding,
+    "attention_mask": rules.without_meaning("captions are masked as the release was trained"),
+    "guidance_scale": _guidance,
+    "gradient_checkpointing": values.switch("model.gradient_checkpointing"),
+    "offload_fraction": _offload,
+    "activation_offloading": rules.impossible("activations stay on the GPU: set model.gradient_checkpointing = true"),
+}
+_OF_TEXT = {"train": _text_trained, "dropout_probability": _caption_dropout, "model_name": _OF_RELEASE}
+
+
+def _part_rules() -> dict[str, Rule]:
+    found: dict[str, Rule] = {}
+    for part in PARTS:
+        for field in _PART_FIELDS:
+            found[f"{part}.{field}"] = _of_part(part, field)
+        found[f"{part}.__version"] = rules.without_meaning("the version of the table")
+    return found
+
+
+def _of_part(part: str, field: str) -> Rule:
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        model = model_of(draft)
+        if part == model.part:
+            return _OF_DENOISER[field](value, draft)
+        if part in model.texts and field in _OF_TEXT:
+            return _OF_TEXT[field](value, draft)
+        return (_OF_RELEASE if part in (*model.texts, "vae") else rules.without_meaning(_NO_PART))(value, draft)
+
+    return handle
+
+
+RULES: dict[str, Rule] = {
+    "base_model_name": _base_model,
+    **_part_rules(),
+    **{f"text_encoder{n}_sequence_length": _OF_RELEASE for n in ("", "_2")},
+    **dict.fromkeys(("embedding_learning_rate", "preserve_embedding_norm", "embedding_weight_dtype"), _embedding),
+    "embedding.*": _embedding,
+    "bundle_additional_embeddings": _embedding,
+    **dict.fromkeys((*PARTS, "optimizer", "embedding", "quantization", "secrets", "cloud"), _EMPTY),
+}

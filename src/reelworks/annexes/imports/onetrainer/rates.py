@@ -1,0 +1,123 @@
+"""Translations of OneTrainer's settings of the optimizer, of its rate and of the weight average."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reelworks.annexes.imports import rates, rules, values
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.onetrainer import optimizers, parts
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+
+
+def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.settings.get(f"{parts.model_of(draft).part}.learning_rate") is not None:
+        return Fate.NO_MEANING, f"{parts.model_of(draft).part}.learning_rate decides"
+    return parts.set_rate(value, draft)
+
+
+def _scaler(value: Any, draft: ImportDraft) -> Outcome:
+    if value == "NONE":
+        return Fate.DEFAULT, "off"
+    return Fate.TAKEN, f"train.learning_rate is multiplied by the root of {parts.rate_scale(draft)}, as for one process"
+
+
+def _warmup(value: Any, draft: ImportDraft) -> Outcome:
+    steps = values.number(value)
+    if steps > 1:
+        taken = int(steps / values.whole(draft.settings.get("gradient_accumulation_steps", 1)))
+        return Fate.TAKEN, draft.set("train.warmup_steps", taken)
+    if steps <= 0:
+        return Fate.TAKEN, draft.set("train.warmup_steps", 0)
+    return Fate.TAKEN, rates.share(draft, steps)
+
+
+def _schedule(value: Any, draft: ImportDraft) -> Outcome:
+    if value == "CONSTANT" or draft.get("train.optimizer") == "schedulefree":
+        return Fate.DEFAULT, "the rate is constant after warm-up"
+    nearest = {"LINEAR": "linear", "COSINE": "cosine", "REX": "linear"}.get(str(value))
+    if nearest is None and not str(value).startswith("COSINE"):
+        return (
+            Fate.NOT_POSSIBLE,
+            "the rate is constant after warm-up; set train.learning_rate_schedule for linear or cosine",
+        )
+    factor = values.number(draft.settings.get("learning_rate_min_factor", 0.0), 0, 1)
+    remark = draft.set("train.learning_rate_schedule", nearest or "cosine")
+    if factor:
+        remark += f", {draft.set('train.final_learning_rate', factor * draft.get('train.learning_rate', 1e-4))}"
+    return (Fate.TAKEN, remark) if value in ("LINEAR", "COSINE") else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
+
+
+def _ema(value: Any, draft: ImportDraft) -> Outcome:
+    on = value in ("GPU", "CPU")
+    draft.set("exports.weights", "ema" if on else "model")
+    if draft.get("train.optimizer") == "schedulefree":
+        return Fate.NO_MEANING, "schedulefree has an average of its own"
+    if not on:
+        return Fate.TAKEN, draft.set("train.ema_decay", 0.0)
+    decay = values.number(draft.settings.get("ema_decay", 0.999), 0, 1 - 1e-9)
+    # There, only every n-th step moves the average; here, each does, by as much in n steps.
+    every = values.whole(draft.settings.get("ema_update_step_interval", 5))
+    remark = draft.set("train.ema_decay", round(decay ** (1 / every), 8))
+    return Fate.TAKEN, f"{remark}, {draft.set('train.ema_device', 'cpu')}" if value == "CPU" else remark
+
+
+def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
+    known = optimizers.OPTIMIZERS.get(str(value), optimizers.UNKNOWN)
+    remark = draft.set("train.optimizer", known.name)
+    return (Fate.TAKEN, remark) if known.exact else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
+
+
+def _betas(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.get("train.optimizer") == "adafactor":
+        return Fate.NO_MEANING, "adafactor has none here"
+    betas = [values.number(optimizers.setting(draft.settings, key), 0, 1 - 1e-9) for key in ("beta1", "beta2")]
+    return Fate.TAKEN, draft.set("train.betas", betas)
+
+
+def _eps(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.get("train.optimizer") in ("adafactor", "came"):
+        return Fate.NO_MEANING, f"{draft.get('train.optimizer')} has its own here"
+    found = optimizers.setting(draft.settings, "eps")
+    return Fate.TAKEN, draft.set("train.eps", values.number(found or 1e-8, 1e-300))
+
+
+def _decay(value: Any, draft: ImportDraft) -> Outcome:
+    decay = values.number(optimizers.setting(draft.settings, "weight_decay"), 0)
+    remark = draft.set("train.weight_decay", decay)
+    if decay and optimizers.name_of(draft.settings) in ("ADAM", "ADAM_8BIT"):
+        return Fate.NOT_POSSIBLE, f"{remark}: it is not part of the gradient here"
+    return Fate.TAKEN, remark
+
+
+def _fused(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "off"
+    return Fate.NOT_POSSIBLE, "gradients are kept until the step: for less memory set parallel.offload = true"
+
+
+def _remembered(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.key.startswith(f"optimizer_defaults.{optimizers.name_of(draft.settings)}."):
+        return Fate.NO_MEANING, "what optimizer.* leaves out"
+    return Fate.NO_MEANING, "of an optimizer that is not used"
+
+
+_SETTINGS_OF_OPTIMIZERS = rules.impossible(
+    "the optimizer has no such setting here", unless=(None, False, 0, "", [], {}, float("inf"), "inf")
+)
+
+
+RULES: dict[str, Rule] = {
+    "learning_rate_scheduler": _schedule,
+    "learning_rate": _learning_rate,
+    "learning_rate_warmup_steps": _warmup,
+    "learning_rate_scaler": _scaler,
+    "ema": _ema,
+    "optimizer.optimizer": _optimizer,
+    **dict.fromkeys(("optimizer.beta1", "optimizer.beta2"), _betas),
+    "optimizer.eps": _eps,
+    "optimizer.weight_decay": _decay,
+    "optimizer.fused_back_pass": _fused,
+    "optimizer.*": _SETTINGS_OF_OPTIMIZERS,
+    **dict.fromkeys(("optimizer_defaults", "optimizer_defaults.*"), _remembered),
+}

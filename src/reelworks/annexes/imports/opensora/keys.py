@@ -1,0 +1,419 @@
+"""Translations of Open-Sora's config keys (v1.1 to 2.0) to recipe keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from reelworks.annexes.imports import rules
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.core.errors import UserError
+from reelworks.core.toml_none import WORD as NONE
+from reelworks.data.buckets.opensora import parse
+from reelworks.data.media.formats import is_list
+from reelworks.models import registry
+
+_NO_AUTOENCODER = "this autoencoder is not supported; pixel, at a stride that divides every size, replaces it"
+_NO_TEXT_ENCODER = "this text encoder is not supported; hashed replaces it"
+
+_RELEASE_2_0 = "hpcai-tech/Open-Sora-v2"
+_TEXTS_2_0 = "black-forest-labs/FLUX.1-dev"  # the same T5 and CLIP as in 2.0
+_SHIFT_2_0 = "opensora-2.0"
+# Upstream's types of a section that are supported, each with our name and the weights that upstream loads by default.
+_SUPPORTED = {
+    "vae": {
+        "OpenSoraVAE_V1_2": ("opensora-1.2", "hpcai-tech/OpenSora-VAE-v1.2"),
+        "VideoAutoencoderKL": ("opensora-1.1", "stabilityai/sd-vae-ft-ema"),
+    },
+    "ae": {"hunyuan_vae": ("hunyuan-video", _RELEASE_2_0), "dc_ae": ("video-dc-ae", f"{_RELEASE_2_0}-Video-DC-AE")},
+    "text_encoder": {"t5": ("t5", "DeepFloyd/t5-v1_1-xxl")},
+    "t5": {"text_embedder": ("flux", _TEXTS_2_0)},
+    "clip": {"text_embedder": ("flux", _TEXTS_2_0)},
+}
+# Sizes of 2.0's network that the preset has under the same names.
+_SIZES_OF_2_0 = (
+    *("in_channels", "vec_in_dim", "context_in_dim", "hidden_size", "mlp_ratio", "num_heads"),
+    *("depth", "depth_single_blocks", "axes_dim", "theta", "qkv_bias"),
+)
+# FormerSettings of 2.0's autoencoders with one value here.
+_AUTOENCODERS_OF_2_0 = {
+    **{"in_channels": 3, "out_channels": 3, "layers_per_block": 2, "latent_channels": 16},
+    **{"spatial_tile_size": 256, "temporal_tile_size": 32, "tile_overlap_factor": 0.25},
+}
+_FRAMES_OF_A_CHUNK = 17
+_PLACEHOLDER = "meta.csv"
+_CHANNELS = 4  # of the latents of 1.1 and 1.2
+_SECTIONS = ("dataset", "model", "vae", "ae", "text_encoder", "t5", "clip", "scheduler", "optim", "lr_scheduler")
+_MODELS = {
+    "flux": "opensora2",
+    "STDiT3-XL/2": "stdit3-xl",
+    "STDiT3-3B/2": "stdit3-3b",
+    "STDiT2-XL/2": "stdit2-xl",
+}
+# Kinds of conditions of 2.0 and the masks that are the same; the rest of the clips has none.
+_CONDITIONS = {"i2v_head": "image_head", "i2v_tail": "image_tail", "i2v_loop": "image_head_tail"}
+_OBJECTIVES = {"rflow": "rectified-flow", "iddpm": "iddpm"}
+# Keys that iddpm does not have.
+_OF_RECTIFIED_FLOW = tuple(f"scheduler.{key}" for key in ("use_timestep_transform", "sample_method", "loc", "scale"))
+_SHIFTS = {True: "auto", False: NONE}
+_SAMPLINGS = {"logit-normal": "logit-normal", "uniform": "uniform"}
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+_STRATEGIES = {"zero1": "fsdp", "zero2": "fsdp", "ddp": "replicated"}
+_MOTION = "{text} {score_vmafmotion:.0f} motion score."
+_KEPT_BY_PYTORCH = "attention and norms are PyTorch's own"
+
+
+def flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield keys and values, with the dicts of sections flattened: "model.type"."""
+    for key, value in values.items():
+        if key in _SECTIONS and isinstance(value, dict):
+            yield from ((f"{key}.{inner}", v) for inner, v in value.items())
+        else:
+            yield key, value
+
+
+def type_of(draft: ImportDraft, section: str) -> str:
+    """Return the type of a section of the config, or "" if it has none."""
+    return str(draft.settings.get(f"{section}.type", ""))
+
+
+def convert(key: str, value: Any, draft: ImportDraft) -> Outcome:
+    """Convert one key of the config and put it into the draft."""
+    section = key.partition(".")[0]
+    if section in _SUPPORTED and type_of(draft, section) not in _SUPPORTED[section]:
+        return Fate.NOT_POSSIBLE, _NOT_POSSIBLE[section]
+    if key in _OF_RECTIFIED_FLOW and type_of(draft, "scheduler") == "iddpm":
+        return Fate.NO_MEANING, "iddpm has no such setting"
+    if key in _OF_RECTIFIED_FLOW and type_of(draft, "model") == "flux":
+        return Fate.NO_MEANING, "2.0 has no such setting: its timesteps are logit-normal, with a shift of its own"
+    if key in _KEYS:
+        return _KEYS[key](value, draft)
+    if section in _NOT_POSSIBLE:
+        return Fate.NOT_POSSIBLE, _NOT_POSSIBLE[section]
+    return Fate.NOT_POSSIBLE, "no recipe key corresponds to it"
+
+
+def bucket_table(value: Any) -> Any:
+    """Return a bucket_config, a dict of dicts of pairs, in the form of `[buckets.opensora]`."""
+    table = parse.normal_form(value)
+    if not isinstance(table, dict) or not all(isinstance(lengths, dict) for lengths in table.values()):
+        raise UserError(
+            "a dict of dicts is needed",
+            code="opensora-bucket-config-invalid",
+            field="bucket_config",
+            value=value,
+            remedy='write it as in {"256": {1: (1.0, 24)}}',
+        )
+    for name, lengths in table.items():
+        for frames, entry in lengths.items():
+            if not isinstance(entry, list):
+                raise UserError(
+                    "a pair of probability and batch size is needed",
+                    code="opensora-bucket-config-invalid",
+                    field=f'bucket_config."{name}".{frames}',
+                    value=entry,
+                    remedy="write (1.0, batch_size)",
+                )
+    return table
+
+
+def _type(section: str, table: str) -> Rule:
+    """Translate the type to our name, with the default weights unless the config names others."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        name, weights = _SUPPORTED[section][value]
+        if not draft.settings.get(f"{section}.from_pretrained"):
+            draft.set(f"{table}.weights", weights)
+        return Fate.TAKEN, draft.set(f"{table}.name", name)
+
+    return handle
+
+
+def _preset_of_2_0(draft: ImportDraft) -> str:
+    """Return the preset of 2.0 for the patch of the config, 1 or 2."""
+    patch = draft.settings.get("patch_size", draft.settings.get("model.patch_size", 2))
+    return "opensora2-dc-ae" if patch == 1 else "opensora2"
+
+
+def _size(field: str) -> Rule:
+    """Compare a size of 2.0's network with that of the preset."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        wanted = registry.PRESETS[_preset_of_2_0(draft)].config.model_dump()[field]
+        wanted = list(wanted) if isinstance(wanted, tuple) else wanted
+        return rules.only((wanted,), "the preset has the same value", f"the preset has {wanted}")(value, draft)
+
+    return handle
+
+
+def _temporal_tiles(value: Any, draft: ImportDraft) -> Outcome:
+    """Report tiles along time, which one autoencoder of 2.0 has and the other has not."""
+    has = type_of(draft, "ae") == "dc_ae"
+    return rules.only((has,), "as here", f"{'32' if has else 'all'} frames are encoded together")(value, draft)
+
+
+def _spread(value: Any, draft: ImportDraft) -> Outcome:
+    if value is None:
+        return Fate.NO_MEANING, "latents are not divided"
+    remark = draft.set("autoencoder.std", value)
+    return (
+        Fate.TAKEN,
+        f"{remark}; with the published weights of the network, 2.0 generates without it: leave it out",
+    )
+
+
+def _model_type(value: Any, draft: ImportDraft) -> Outcome:
+    """Translate the network, and for 2.0 what its training script fixes: texts, and the shift of timesteps."""
+    if value not in _MODELS:
+        return rules.by_name("model.name", _MODELS, "stdit3-xl", "this network is not supported")(value, draft)
+    remark = draft.set("model.name", _preset_of_2_0(draft) if value == "flux" else _MODELS[value])
+    if value == "flux":
+        draft.set("text_encoder.name", "flux")
+        draft.set("text_encoder.weights", _TEXTS_2_0)
+        draft.set("objective.timestep_sampling", "logit-normal")
+        remark += f", {draft.set('objective.timestep_shift', _SHIFT_2_0)}"
+        if draft.settings.get("dropout_ratio") is None:
+            draft.set("objective.caption_dropout", 0.0)
+    return Fate.TAKEN, remark
+
+
+def _text_type(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, 'text_encoder.name = "flux", which is T5 and CLIP together'
+
+
+def _text_length(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, draft.set("text_encoder.max_length", value)
+
+
+def _dropout(value: Any, draft: ImportDraft) -> Outcome:
+    """Convert the dropout of T5 and CLIP, which 2.0 draws one by one; here captions are dropped for both together."""
+    if not isinstance(value, dict) or not value:
+        return Fate.TAKEN, draft.set("objective.caption_dropout", 0.0)
+    both = round(float(value.get("t5", 0.0)) * float(value.get("clip", 0.0)), 6)
+    remark = draft.set("objective.caption_dropout", both)
+    return Fate.TAKEN, f"{remark}, the share of clips without both; captions are not dropped for one alone"
+
+
+def _conditions(value: Any, draft: ImportDraft) -> Outcome:
+    """Convert the weights of kinds of conditions to shares of clips; unknown kinds become clips without condition."""
+    if not isinstance(value, dict) or not (total := sum(value.values())):
+        return Fate.NO_MEANING, "clips are trained without conditions"
+    ratios = {_CONDITIONS[name]: weight / total for name, weight in value.items() if name in _CONDITIONS}
+    remark = _set_ratios(ratios, draft)
+    if others := sorted(name for name in value if name not in _CONDITIONS and name != "t2v"):
+        return Fate.NOT_POSSIBLE, f"{remark}; {', '.join(others)} are trained without condition"
+    return Fate.TAKEN, remark
+
+
+def _published_or(target: str) -> Rule:
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        return Fate.TAKEN, draft.set(target, str(value)) if value else "the published weights are used"
+
+    return handle
+
+
+def _chunk(value: Any, draft: ImportDraft) -> Outcome:
+    if type_of(draft, "vae") == "VideoAutoencoderKL" or value == _FRAMES_OF_A_CHUNK:
+        return Fate.NO_MEANING, "frames are encoded together as published"
+    return Fate.NOT_POSSIBLE, f"{_FRAMES_OF_A_CHUNK} frames are encoded together"
+
+
+def _data_path(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        placeholder = draft.set("dataset.0.path", _PLACEHOLDER, "to fill in")
+        return Fate.TO_FILL_IN, f"replace the placeholder {placeholder} by your list or folder of clips"
+    remark = draft.set("dataset.0.path", str(value))
+    if is_list(str(value)):
+        remark += "; if its paths are relative to another folder, set dataset.0.root to that folder"
+    return Fate.TAKEN, remark
+
+
+def _vmaf(value: Any, draft: ImportDraft) -> Outcome:
+    """Use the text that 2.0 appends to captions of lists with this score, rounded in the same way."""
+    if not value:
+        return Fate.NO_MEANING, "captions are used as they are"
+    if not is_list(draft.get("dataset.0.path", _PLACEHOLDER)):
+        return Fate.TO_FILL_IN, "a folder has no such score: use a list with that column"
+    return Fate.TAKEN, draft.set("dataset.0.caption", _MOTION)
+
+
+def _mask_ratios(value: Any, draft: ImportDraft) -> Outcome:
+    """Convert mask ratios; before 1.2 the strategies were called mask_no, mask_quarter_head and so on."""
+    if isinstance(value, dict):
+        names = {name: str(name).removeprefix("mask_") for name in value}
+        value = {"identity" if names[k] == "no" else names[k]: ratio for k, ratio in value.items()}
+    return Fate.TAKEN, _set_ratios(value or {}, draft)
+
+
+def _set_ratios(ratios: dict[str, Any], draft: ImportDraft) -> str:
+    return ", ".join(draft.set(f"objective.mask_ratios.{name}", ratio) for name, ratio in ratios.items()) or "none"
+
+
+def _weights(value: Any, draft: ImportDraft) -> Outcome:
+    if value is None:
+        return Fate.NO_MEANING, "training starts from scratch"
+    return Fate.TAKEN, draft.set("model.weights", str(value))
+
+
+def _cosine(value: Any, draft: ImportDraft) -> Outcome:
+    """Let the rate fall over all epochs, whose steps are known only after planning."""
+    if not value:
+        return Fate.NO_MEANING, "the rate is constant after warm-up"
+    return Fate.TAKEN, draft.set("train.learning_rate_schedule", "cosine")
+
+
+def _keep(value: Any, draft: ImportDraft) -> Outcome:
+    if isinstance(value, int) and value > 0:
+        return Fate.TAKEN, draft.set("checkpoints.keep_last", value)
+    return Fate.NOT_POSSIBLE, "Open-Sora keeps all; here checkpoints.keep_last and keep_best decide"
+
+
+def _fps_max(value: Any, draft: ImportDraft) -> Outcome:
+    if value is None or draft.get("data.frame_interval", 1) != 1:
+        return Fate.NO_MEANING, "frame_interval decides"
+    return Fate.TAKEN, draft.set("data.fps", value)
+
+
+def _scheduler_type(value: Any, draft: ImportDraft) -> Outcome:
+    if value not in _OBJECTIVES:
+        return Fate.NOT_POSSIBLE, "this objective is not supported; rectified flow replaces it"
+    return Fate.TAKEN, draft.set("objective.name", _OBJECTIVES[value])
+
+
+def _cfg_channel(value: Any, draft: ImportDraft) -> Outcome:
+    """Convert the channels that guidance changes in previews; without a number, upstream guides all."""
+    if type_of(draft, "scheduler") != "iddpm":
+        return Fate.NO_MEANING, "rectified flow has no such key"
+    return Fate.TAKEN, draft.set("samples.guided_channels", value or _CHANNELS)
+
+
+_FEATURES = "stored latents and embeddings are not supported; clips are encoded during training"
+_NOT_POSSIBLE = {
+    "vae": _NO_AUTOENCODER,
+    "ae": _NO_AUTOENCODER,
+    "text_encoder": _NO_TEXT_ENCODER,
+    "t5": _NO_TEXT_ENCODER,
+    "clip": _NO_TEXT_ENCODER,
+    "lr_scheduler": "set train.learning_rate_schedule instead; the rate is constant after warm-up",
+    "vae_out_channels": _FEATURES,
+    "text_encoder_output_dim": _FEATURES,
+    "text_encoder_model_max_length": _FEATURES,
+    "scheduler": "the objective has no such key",
+}
+
+_KEYS: dict[str, Rule] = {
+    "seed": rules.to("seed"),
+    "outputs": lambda value, draft: (
+        Fate.TAKEN,
+        draft.set("output", f"{str(value).rstrip('/')}/{draft.request.path.stem}"),
+    ),
+    "bucket_config": lambda value, draft: (Fate.TAKEN, "buckets.opensora"),
+    "mask_ratios": _mask_ratios,
+    "dtype": rules.by_name("precision.compute", _DTYPES, "bfloat16", "this dtype is not supported"),
+    "plugin": rules.by_name("parallel.strategy", _STRATEGIES, "fsdp", "this strategy is not supported"),
+    "sp_size": rules.only((None, 1), "each rank has its own clips", "sequence parallelism is not supported"),
+    "num_workers": rules.to("data.num_workers"),
+    "epochs": rules.to("train.max_epochs"),
+    "log_every": rules.to("train.log_every"),
+    "ckpt_every": rules.to("checkpoints.every_steps", none=NONE),
+    "keep_n_latest": _keep,
+    "ema_decay": rules.to("train.ema_decay", none=0.0),
+    "lr": rules.to("train.learning_rate"),
+    "weight_decay": rules.to("train.weight_decay"),
+    "adam_eps": rules.to("train.eps"),
+    "grad_clip": rules.to("train.max_grad_norm", none=NONE),
+    "warmup_steps": rules.to("train.warmup_steps", none=0),
+    "use_cosine_scheduler": _cosine,
+    "accumulation_steps": rules.to("train.gradient_accumulation_steps", none=1),
+    "grad_checkpoint": rules.to("model.gradient_checkpointing", none=False),
+    "dataset.data_path": _data_path,
+    "dataset.vmaf": _vmaf,
+    "dataset.frame_interval": rules.to("data.frame_interval", none=1),
+    "dataset.fps_max": _fps_max,
+    "dataset.type": rules.only(("VariableVideoTextDataset", "video_text"), "clips of every shape are read", _FEATURES),
+    "dataset.transform_name": rules.by_name("data.crop", {"resize_crop": "center"}, "center", "no such transform"),
+    "dataset.num_frames": rules.without_meaning("the bucket decides"),
+    "dataset.image_size": rules.without_meaning("the bucket decides"),
+    "model.type": _model_type,
+    "model.strict_load": rules.without_meaning("weights must fit"),
+    "model.guidance_embed": rules.only((False,), "guidance takes two passes", "the preset has no guidance input"),
+    "model.fused_qkv": rules.only((False,), "as released", "queries, keys and values have weights of their own"),
+    "model.use_liger_rope": rules.only((True,), "as released", "rotated pairs are half a head apart"),
+    "model.cond_embed": rules.without_meaning("the layer of conditions is always there, and begins as zeros"),
+    "model.grad_ckpt_settings": rules.without_meaning("all blocks are alike"),
+    "model.patch_size": _size("patch"),
+    **{f"model.{name}": _size(name) for name in _SIZES_OF_2_0},
+    "dropout_ratio": _dropout,
+    "condition_config": _conditions,
+    "sigma_min": rules.only((1e-5,), "0.00001 of the noise is far below rounding", "no noise is left at timestep 0"),
+    "no_i2v_ref_loss": rules.only((False,), "all frames count", "condition frames count too"),
+    "is_causal_vae": rules.without_meaning("the autoencoder decides"),
+    "patch_size": _size("patch"),
+    "ae_spatial_compression": rules.without_meaning("the autoencoder decides"),
+    "grad_ckpt_settings": rules.without_meaning("all blocks are alike"),
+    "eps": rules.without_meaning("optim.eps decides"),
+    "model.from_pretrained": _weights,
+    "model.qk_norm": rules.only((True,), "queries and keys are normalised", "they are always normalised"),
+    "model.qk_norm_legacy": rules.only(
+        (True,), "positions enter before the norm, as published", "they always enter before the norm"
+    ),
+    "model.input_sq_size": rules.only((512,), "the preset has the same value", "the preset has 512"),
+    "model.class_dropout_prob": rules.to("objective.caption_dropout"),
+    "model.enable_flash_attn": rules.without_meaning(_KEPT_BY_PYTORCH),
+    "model.enable_layernorm_kernel": rules.without_meaning(_KEPT_BY_PYTORCH),
+    "model.freeze_y_embedder": rules.only((False,), "it is trained", "the caption projection is trained too"),
+    "scheduler.type": _scheduler_type,
+    "scheduler.timestep_respacing": rules.only(("",), "all steps are trained", "all 1000 steps are trained"),
+    "scheduler.use_timestep_transform": rules.by_name("objective.timestep_shift", _SHIFTS, NONE, "no such shift"),
+    "scheduler.sample_method": rules.by_name(
+        "objective.timestep_sampling", _SAMPLINGS, "uniform", "this sampling is not supported"
+    ),
+    "scheduler.loc": rules.to("objective.logit_mean"),
+    "scheduler.scale": rules.to("objective.logit_std"),
+    "scheduler.cfg_channel": _cfg_channel,
+    "vae.type": _type("vae", "autoencoder"),
+    "ae.type": _type("ae", "autoencoder"),
+    "ae.from_pretrained": _published_or("autoencoder.weights"),
+    **{
+        f"ae.{key}": rules.only((value,), "as published", f"the autoencoder has {value}")
+        for key, value in _AUTOENCODERS_OF_2_0.items()
+    },
+    "ae.model_name": rules.only(("dc-ae-f32t4c128",), "as published", "the autoencoder is dc-ae-f32t4c128"),
+    "ae.from_scratch": rules.without_meaning("autoencoder.weights decides"),
+    "ae.scaling_factor": _spread,
+    "ae.use_spatial_tiling": rules.only((True,), "as here", "pictures above 256 pixels are encoded in tiles"),
+    "ae.use_temporal_tiling": _temporal_tiles,
+    "t5.type": _text_type,
+    "t5.from_pretrained": rules.without_meaning(f"text_encoder.weights holds both: {_TEXTS_2_0}"),
+    "t5.cache_dir": rules.without_meaning("HF_HUB_CACHE is the folder of downloads"),
+    "t5.max_length": _text_length,
+    "t5.shardformer": rules.without_meaning("it only affects speed"),
+    "clip.type": _text_type,
+    "clip.from_pretrained": rules.without_meaning(f"text_encoder.weights holds both: {_TEXTS_2_0}"),
+    "clip.cache_dir": rules.without_meaning("HF_HUB_CACHE is the folder of downloads"),
+    "clip.max_length": rules.only((77,), "CLIP's own limit", "CLIP has 77"),
+    "vae.from_pretrained": _published_or("autoencoder.weights"),
+    "vae.micro_frame_size": _chunk,
+    "vae.micro_batch_size": rules.without_meaning("it only affects memory"),
+    "text_encoder.type": _type("text_encoder", "text_encoder"),
+    "text_encoder.from_pretrained": _published_or("text_encoder.weights"),
+    "text_encoder.model_max_length": rules.to("text_encoder.max_length"),
+    "text_encoder.shardformer": rules.without_meaning("it only affects speed"),
+    "optim.cls": rules.only(("HybridAdam", "AdamW"), "AdamW is the default", "AdamW replaces it"),
+    "optim.adamw_mode": rules.only((True,), "AdamW is the default", "AdamW replaces it"),
+    "optim.lr": rules.to("train.learning_rate"),
+    "optim.eps": rules.to("train.eps"),
+    "optim.weight_decay": rules.to("train.weight_decay"),
+    "optim.betas": rules.to("train.betas"),
+    "batch_size": rules.without_meaning("the bucket decides"),
+    "num_bucket_build_workers": rules.without_meaning("clips are assigned to buckets in one pass"),
+    "load": rules.only((None,), "a run resumes by itself", "give another run's checkpoint with `train --load`"),
+    "restart_data": rules.only((False,), "a run resumes by itself", "give `train --restart-data`"),
+    "load_video_features": rules.only((False,), "clips are read", _FEATURES),
+    "load_text_features": rules.only((False,), "captions are read", _FEATURES),
+    "wandb": rules.only(
+        (False,), "TensorBoard is always written", 'for Weights & Biases set logging.trackers = ["wandb"]'
+    ),
+    "_base_": rules.without_meaning("the base config is read too"),
+}

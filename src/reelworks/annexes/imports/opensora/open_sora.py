@@ -1,0 +1,138 @@
+"""Open-Sora 1.1, 1.2 and 2.0: training configs in Python, with Open-Sora's defaults, which often differ from ours.
+
+The config is read as literals. Features that are not there are left out of the recipe or replaced by the nearest one, and
+are listed as such; the recipe loads either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, final
+
+from reelworks.annexes.imports.captions import Beside, FormerCaption
+from reelworks.annexes.imports.clip import Clip
+from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.files import ConfigFile
+from reelworks.annexes.imports.former import FormerEpoch
+from reelworks.annexes.imports.opensora import keys, literals
+from reelworks.annexes.imports.rules import Fate, ImportedKey
+from reelworks.annexes.imports.trainer import apply_rule
+from reelworks.core.errors import UserError, nearest
+from reelworks.data.buckets.opensora import parse
+
+_DEFAULTS: dict[str, Any] = {
+    "seed": 1024,
+    "outputs": "outputs",
+    "dtype": "bf16",
+    "plugin": "zero2",
+    "num_workers": 4,
+    "epochs": 1000,
+    "log_every": 1,
+    "ckpt_every": 0,
+    "ema_decay": 0.9999,
+    "grad_clip": 0,
+    "warmup_steps": None,
+    "grad_checkpoint": False,
+    "dataset.data_path": None,
+    "scheduler.use_timestep_transform": False,
+    "scheduler.sample_method": "uniform",
+    "optim.betas": (0.9, 0.999),
+}
+# With the name that version 2.0 gives it in `optim`.
+_OPTIMIZER = {"lr": ("lr", 1e-4), "weight_decay": ("weight_decay", 0.0), "adam_eps": ("eps", 1e-8)}
+_MEANINGS: tuple[parse.Meaning, ...] = ("opensora-1.2", "opensora-2.0", "downgrade")
+
+
+@final
+class _OpenSora:
+    name = "opensora"
+    gives = "a training config, such as configs/opensora-v1-2/train/stage1.py"
+
+    def recognises(self, file: ConfigFile) -> bool:
+        return file.path.suffix == ".py" and "bucket_config" in file.text
+
+    def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
+        read = literals.read(files[0].path)
+        if "bucket_config" not in read.values:
+            raise UserError(
+                "no bucket_config can be read without running the file",
+                code="opensora-config-without-buckets",
+                field="FILE",
+                value=str(files[0].path),
+                remedy=read.unread.get("bucket_config", "give a training config of version 1.1, 1.2 or 2.0"),
+            )
+        return FormerSettings(dict(keys.flatten(read.values)), read.unread)
+
+    def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
+        yield from _convert_keys(draft)
+        draft.begin("bucket_config")
+        meaning = _meaning(draft)
+        table = keys.bucket_table(draft.settings.get("bucket_config"))
+        draft.set("buckets.probability", meaning, "of this release")
+        for name, lengths in table.items():
+            draft.set(f"buckets.opensora.{name}", lengths, "")
+        if draft.get("autoencoder.name") is None:
+            draft.set("autoencoder.name", "pixel", "a placeholder")
+            draft.set("autoencoder.stride", _stride(table, meaning), "divides every size of the table")
+
+    def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
+        return None
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return None
+
+
+OPEN_SORA = _OpenSora()
+
+
+def _convert_keys(draft: ImportDraft) -> Iterator[ImportedKey]:
+    values = draft.settings.values
+    if draft.request.data:
+        values["dataset.data_path"] = str(draft.request.data[0])
+    # The data path first: conversions of other keys depend on it.
+    for key, value in sorted(values.items(), key=lambda item: item[0] != "dataset.data_path"):
+        draft.begin(key)
+        yield ImportedKey(key, value, *apply_rule(partial(keys.convert, key), value, draft))
+    optimizer = {key: value for key, (of_2, value) in _OPTIMIZER.items() if f"optim.{of_2}" not in values}
+    for key, value in (_DEFAULTS | optimizer).items():
+        if key not in values:
+            draft.begin(key, is_default=True)
+            fate, remark = keys.convert(key, value, draft)
+            yield ImportedKey(key, value, fate, f"{remark} (Open-Sora's default)")
+    for key, text in draft.settings.unread.items():
+        yield ImportedKey(key, text, Fate.UNREAD, "it is not a literal, and the config is not run")
+
+
+def _meaning(draft: ImportDraft) -> parse.Meaning:
+    asked = draft.request.probability
+    if asked is not None:
+        if asked not in _MEANINGS:
+            raise UserError(
+                "no such meaning is known",
+                code="opensora-release-unknown",
+                field="--probability",
+                value=asked,
+                remedy=nearest(asked, _MEANINGS),
+            )
+        return asked
+    kind = keys.type_of(draft, "model")
+    if kind.startswith(("STDiT2", "STDiT3")):
+        return "opensora-1.2"
+    if kind.startswith("flux"):
+        return "opensora-2.0"
+    raise UserError(
+        "this model does not identify the release of the config, and the probabilities of bucket_config have "
+        "another meaning in each release",
+        code="opensora-release-unknown",
+        field="model.type",
+        value=kind,
+        remedy="give --probability opensora-1.2 (also for 1.1), opensora-2.0 or downgrade",
+    )
+
+
+def _stride(table: Any, meaning: parse.Meaning) -> int:
+    """Return the largest stride that divides all sizes of the table, since the pixel autoencoder cannot pad."""
+    entries = parse.parse(table, meaning, drop_exact_length=False).entries
+    sides = [side for entry in entries for size in entry.resolution.sizes for side in size]
+    return next(stride for stride in (8, 4, 2, 1) if all(side % stride == 0 for side in sides))

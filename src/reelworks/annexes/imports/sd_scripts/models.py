@@ -1,0 +1,117 @@
+"""Models of sd-scripts, which the started script tells, and those that are not trained here."""
+
+from __future__ import annotations
+
+import re
+
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.kohya.reading import not_told
+from reelworks.annexes.imports.trainer import find_model
+from reelworks.core.errors import UserError
+
+_STABLE_DIFFUSION = "Stable Diffusion 1 and 2"
+# By the script's beginning, longest first.
+_NOT_HERE = {
+    "anima_": "Anima",
+    "lumina_": "Lumina",
+    "hunyuan_image_": "HunyuanImage 2.1",
+    "train_textual_inversion": f"{_STABLE_DIFFUSION}, and embeddings of words,",
+    "sdxl_train_textual_inversion": "An embedding of words (textual inversion)",
+    "sdxl_train_control_net": "A ControlNet",
+    "flux_train_control_net": "A ControlNet",
+    "train_control": "A ControlNet",
+    "train_network": _STABLE_DIFFUSION,
+    "train_db": _STABLE_DIFFUSION,
+    "train_leco": _STABLE_DIFFUSION,
+    "fine_tune": _STABLE_DIFFUSION,
+    "XTI_": f"{_STABLE_DIFFUSION}, and embeddings of words,",
+}
+_FAMILIES = {"sdxl_": "sdxl", "flux_": "flux", "sd3_": "sd3", "chroma_": "chroma"}
+# Of lora-scripts' `model_train_type`: the beginning of the script.
+_TYPES = {"sd-lora": "train_network", "sd-dreambooth": "train_db", "sdxl-lora": "sdxl_train_network"}
+_TYPES |= {"sdxl-finetune": "sdxl_train", "flux-lora": "flux_train_network", "flux-finetune": "flux_train"}
+_TYPES |= {"sd3-lora": "sd3_train_network", "lumina-lora": "lumina_train_network", "anima-lora": "anima_train_network"}
+_SD3 = (("3.5_large", "sd3.5-large"), ("35large", "sd3.5-large"), ("3_medium", "sd3-medium"), ("3medium", "sd3-medium"))
+
+
+def is_training(name: str) -> bool:
+    """Whether a script of this name, without `.py`, trains."""
+    starts = (*_FAMILIES, *_NOT_HERE)
+    return name.startswith(starts) and ("train" in name or name == "fine_tune") and not name.endswith("_caching")
+
+
+def script_of(draft: ImportDraft) -> str:
+    """Return the name of the script without `.py`, also as other settings tell it; "" if none does."""
+    get = draft.settings.get
+    if isinstance(get("script"), str):
+        return str(get("script")).removesuffix(".py")
+    if str(get("model_train_type")) in _TYPES:
+        return _TYPES[str(get("model_train_type"))]
+    module = str(get("network_module", ""))
+    ending = "_train_network" if module or get("network_dim") is not None else "_train"
+    for name in ("flux", "sd3", "lumina", "hunyuan_image", "anima"):
+        if f"_{name}" in module:
+            return f"{name}{ending}"
+    if get("t5xxl") and get("clip_g"):
+        return f"sd3{ending}"
+    if get("ae") and get("t5xxl"):
+        return f"flux{ending}"
+    if get("gemma2"):
+        return f"lumina{ending}"
+    if get("qwen3"):
+        return f"anima{ending}"
+    weights = _plain(str(get("pretrained_model_name_or_path", "")))
+    for word, family in (
+        ("sdxl", "sdxl"),
+        ("xlbase", "sdxl"),
+        ("illustrious", "sdxl"),
+        ("pony", "sdxl"),
+        ("flux", "flux"),
+    ):
+        if word in weights:
+            return f"{family}{ending}"
+    if get("no_half_vae") or get("max_bucket_reso") in (2048, 1536):
+        return f"sdxl{ending}"
+    return ""
+
+
+def find(draft: ImportDraft) -> tuple[str, str]:
+    """Return the preset and the setting that tells it; raises `UserError` for a model that is not here, or not told."""
+    script = script_of(draft)
+    if draft.request.model is not None:
+        return find_model(draft, "--model", []), "--model"
+    key = "script" if draft.settings.get("script") else "network_module"
+    name = next((known for known in sorted(_NOT_HERE, key=len, reverse=True) if script.startswith(known)), None)
+    if name is not None:
+        raise _not_here(_NOT_HERE[name], key, script)
+    family = next((family for start, family in _FAMILIES.items() if script.startswith(start)), None)
+    if family is None:
+        raise not_told(draft, "sdxl or flux")
+    return _preset(draft, family), key
+
+
+def _preset(draft: ImportDraft, family: str) -> str:
+    weights = _plain(str(draft.settings.get("pretrained_model_name_or_path", "")))
+    if family == "chroma" or draft.settings.get("model_type") == "chroma":
+        return "chroma1-base" if "chroma1base" in weights else "chroma1-hd"
+    if family == "flux":
+        if "kontext" in weights:
+            return "flux-kontext"
+        return "flux-schnell" if "schnell" in weights else "flux-dev"
+    if family == "sd3":
+        return next((preset for word, preset in _SD3 if _plain(word) in weights), "sd3.5-medium")
+    return "sdxl"
+
+
+def _plain(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.casefold())
+
+
+def _not_here(model: str, key: str, script: str) -> UserError:
+    return UserError(
+        f"{model} cannot be trained here",
+        code="unknown-model",
+        field=key,
+        value=script,
+        remedy="choose a model of docs/reference/models.md, and give it with --model to take the other settings",
+    )

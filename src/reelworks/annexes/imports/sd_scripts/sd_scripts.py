@@ -1,0 +1,190 @@
+"""kohya's sd-scripts, and the pages around it that write its settings: SDXL, SD3, FLUX.1 and Chroma."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+from reelworks.annexes.imports.captions import Beside, FormerCaption
+from reelworks.annexes.imports.clip import Clip
+from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.files import ConfigFile
+from reelworks.annexes.imports.former import FormerEpoch
+from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes
+from reelworks.annexes.imports.kohya import datasets as dataset_rules
+from reelworks.annexes.imports.kohya.convert import convert
+from reelworks.annexes.imports.kohya.levels import FormerDataset, Told
+from reelworks.annexes.imports.kohya.sizes import Sizing
+from reelworks.annexes.imports.kohya.values import is_on
+from reelworks.annexes.imports.rules import Fate, ImportedKey
+from reelworks.annexes.imports.sd_scripts import clips as former_clips
+from reelworks.annexes.imports.sd_scripts import gui, keys, models
+from reelworks.annexes.imports.sd_scripts.folders import repeated_folders, usable
+from reelworks.annexes.imports.trainer import choose_model
+from reelworks.core.errors import UserError
+from reelworks.models import registry
+
+_LEVELS = ("general.", "datasets.")
+
+
+@final
+class _SdScripts:
+    name = "sd-scripts"
+    gives = "a dataset config with subsets, a config_file, a script that starts sdxl_train_network.py or others, or a folder of folders named 10_word"
+
+    def recognises(self, file: ConfigFile) -> bool:
+        if file.path.is_dir():
+            return bool(repeated_folders(file.path))
+        try:
+            values = file.values if file.path.suffix.lower() in reading.FILES else None
+        except UserError:
+            return False
+        if values is not None:
+            if reading.is_dataset_config(values):
+                return any(isinstance(each, dict) and "subsets" in each for each in values["datasets"])
+            known = reading.names(values)
+            return "pretrained_model_name_or_path" in known and (
+                "dataset_config" in known or "train_data_dir" in known or "output_name" in known
+            )
+        return reading.starts_training(file, models.is_training)
+
+    def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
+        return reading.read(files, models.is_training, gui.translate)
+
+    def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
+        told = Told()
+        draft.begin("script")
+        preset, key = models.find(draft)
+        _choose(draft, preset, key, told)
+        _take_data(draft)
+        datasets, left_out = usable(draft.settings)
+        sizings = [_sizing(draft, each) for each in datasets]
+        levels.convert(draft, datasets, keys.DATASETS, keys.DATASET_DEFAULTS, told)
+        for key in draft.settings.values:
+            if (place := next((each for each in left_out if each and key.startswith(each)), None)) is not None:
+                told.add(key, left_out[place])
+        for number, each in enumerate(datasets):
+            _fix_tags(draft, number, each, told)
+        _paths(draft, datasets)
+        draft.begin("")
+        sizes.write(draft, sizings)
+        sizes.tell(draft, datasets, sizings, told)
+        _regularise(draft, datasets)
+        dataset_rules.name_all(draft)
+        is_adapter = adapters.trains_adapter(draft, models.script_of(draft) if draft.settings.get("script") else "")
+        if is_adapter:
+            draft.begin("network_module")
+            targets, why = keys.targets_of(draft)
+            told.add("network_module", adapters.begin(draft, targets, why))
+        names = {*keys.DATASETS, *keys.SIZES, *keys.ALSO.values()}
+        rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
+        defaults = _defaults(draft, is_adapter=is_adapter)
+        yield from convert(draft, rules, defaults)
+
+    def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
+        return former_clips.epoch(settings, clips)
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return former_clips.caption(settings, beside)
+
+
+SD_SCRIPTS = _SdScripts()
+
+
+def _choose(draft: ImportDraft, preset: str, key: str, told: Told) -> None:
+    weights = draft.settings.get("pretrained_model_name_or_path")
+    usable_weights = isinstance(weights, str) and weights and not weights.startswith("<")
+    draft.begin("pretrained_model_name_or_path")
+    same = isinstance(weights, str) and registry.find(weights) == preset
+    remark = choose_model(draft, preset, str(weights) if usable_weights and not same else None)
+    told.add("pretrained_model_name_or_path", (Fate.TAKEN, remark))
+    if key != "pretrained_model_name_or_path":
+        draft.begin(key)
+        draft.set("model.name", preset)
+        told.add(key, (Fate.TAKEN, f'model.name = "{preset}"'))
+    if draft.settings.get("script") and key != "script":
+        told.add("script", (Fate.NO_MEANING, "--model decides"))
+
+
+def _take_data(draft: ImportDraft) -> None:
+    """Look for folders with repeats in the folder of `--data`, in place of `train_data_dir`."""
+    if draft.request.data and not draft.settings.count("datasets"):
+        folder = draft.request.data[0]
+        draft.settings.values["train_data_dir"] = str(folder)
+        draft.took_data = bool(repeated_folders(folder))
+
+
+def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
+    settings = draft.settings
+    found = dataset.find(settings, "resolution")
+    side = registry.release_of(draft.get("model.name")).side
+    width, height = (sizes.resolution_of(found.value) if found else None) or (side, side)
+    bucketed = is_on(dataset.get(settings, "enable_bucket", False))
+    return Sizing(
+        is_video=False,
+        width=width,
+        height=height,
+        bucketed=bucketed,
+        no_upscale=bucketed and is_on(dataset.get(settings, "bucket_no_upscale", False)),
+        batch_size=sizes.batch_of(dataset.get(settings, "batch_size", 1)),
+        frames=(1,),
+        path=str(dataset.get(settings, "image_dir", "")),
+    )
+
+
+def _paths(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
+    for number in range(len(datasets)):
+        if draft.get(f"dataset.{number}.path") is None:
+            draft.set(f"dataset.{number}.path", dataset_rules.PLACEHOLDER, "to fill in")
+        if number < len(draft.request.data):
+            draft.remove(f"dataset.{number}.root")
+
+
+def _fix_tags(draft: ImportDraft, number: int, dataset: FormerDataset, told: Told) -> None:
+    """Count the tags that stay in place without those of the prefix, which is joined to the caption before, there."""
+    if not draft.get(f"dataset.{number}.shuffle_tags") and not draft.get(f"dataset.{number}.tag_dropout"):
+        return
+    separator = draft.get(f"dataset.{number}.tag_separator", ",")
+    kept = draft.get(f"dataset.{number}.keep_tags", 0)
+    if prefix := dataset.find(draft.settings, "caption_prefix"):
+        *tags, rest = str(prefix.value).split(separator)
+        if kept < len(tags) + bool(rest.strip()):
+            remark = "there, its tags are shuffled or dropped with the others; here, it stays in place: dataset.caption"
+            told.add(prefix.key, (Fate.NOT_POSSIBLE, remark))
+        if tags and (keep := dataset.find(draft.settings, "keep_tokens")):
+            draft.begin(keep.key)
+            remark = draft.set(f"dataset.{number}.keep_tags", max(kept - len(tags), 0))
+            told.add(keep.key, (Fate.TAKEN, f"{remark}, without those of caption_prefix"))
+    if suffix := dataset.find(draft.settings, "caption_suffix"):
+        remark = "there, its tags are shuffled or dropped with the others; here, it stays behind them: dataset.caption"
+        told.add(suffix.key, (Fate.NOT_POSSIBLE, remark))
+
+
+def _regularise(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
+    """Repeat regularisation pictures as often in all as the others, where both can be counted."""
+    counted = former_clips.count_pictures(draft.settings, datasets, draft.clips)
+    if counted is None:
+        return
+    subjects, regular = 0, 0
+    for dataset, pictures in zip(datasets, counted, strict=True):
+        times = pictures * dataset.get(draft.settings, "num_repeats", 1)
+        if is_on(dataset.get(draft.settings, "is_reg", False)):
+            regular += pictures
+        else:
+            subjects += times
+    if not regular or not subjects:
+        return
+    for number, dataset in enumerate(datasets):
+        if is_on(dataset.get(draft.settings, "is_reg", False)):
+            repeats: int | float = subjects / regular
+            repeats = int(repeats) if math.isclose(repeats, int(repeats)) else repeats
+            draft.set(f"dataset.{number}.repeats", repeats, "is_reg: as often in all as the other pictures")
+
+
+def _defaults(draft: ImportDraft, *, is_adapter: bool) -> dict[str, Any]:
+    values = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if is_adapter else {})}
+    family = keys.family_of(draft)
+    if family in ("flux", "chroma"):
+        values = {**values, **keys.OF_FLOW}
+    return {**values, **(keys.OF_SD3 if family == "sd3" else {})}

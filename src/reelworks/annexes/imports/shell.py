@@ -1,0 +1,338 @@
+"""Read the commands of a script for sh or bash without running it.
+
+Followed are assignments, arrays, functions, `eval`, files that are written from the script itself, conditions and loops over what
+the script sets, and the usual expansions. Whatever else a command consists of is told as `unread`, and what is set only under a
+condition that nobody knows here is unknown from there on. Commands are taken to succeed, and the script to be called without
+arguments.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from reelworks.annexes.imports.script import Command, Partly, Script, Unknown, Value
+from reelworks.annexes.imports.shell_words import NO_ARGUMENTS, Field, Words, parse, text_of
+
+_MOST_STEPS = 20_000  # nodes that are followed, so that loops of loops end
+_PRINTS = frozenset({"echo", "printf", "cat", "true", ":"})
+
+
+def follow(text: str, beside: Callable[[str], str | None] = lambda _: None, *, is_script: bool = True) -> Script:
+    """Follow a script, or the commands in another text; `beside` returns the text of a file that it sources, or None."""
+    runner = _Runner(beside)
+    runner.run_text(_tidied(text))
+    if is_script and (error := _first_error(parse(_tidied(text)))) is not None:
+        for command in runner.script.commands:  # of any, words may be missing
+            command.unread.append(
+                f"line {_line(error)} in its script, {text_of(error).strip()[:60]!r}, which is not understood"
+            )
+    return runner.script
+
+
+def _first_error(node: Any) -> Any:
+    if node.type == "ERROR" or node.is_missing:
+        return node
+    return next((_first_error(child) for child in node.children if child.has_error), None)
+
+
+def _tidied(text: str) -> str:
+    """Return a script as it was meant: blanks after a mark of continuation are easily there."""
+    return re.sub(r"\\[ \t]+\n", "\\\n", text.replace("\r\n", "\n"))
+
+
+class _Exit(Exception):  # noqa: N818
+    """The script or a function ends."""
+
+
+class _Runner(Words):
+    def __init__(self, beside: Callable[[str], str | None]) -> None:
+        super().__init__()
+        self._beside = beside
+        self._functions: dict[str, Any] = {}
+        self._steps = 0
+
+    # Statements return whether they succeed, None if that is unknown.
+
+    def run_text(self, text: str) -> bool | None:
+        try:
+            return self._run(parse(text))
+        except _Exit:
+            return None
+
+    def _run(self, node: Any) -> bool | None:
+        self._steps += 1
+        if self._steps > _MOST_STEPS:
+            raise _Exit
+        run = getattr(self, f"_{node.type}", None)
+        if run is not None:
+            done: bool | None = run(node)
+            return done
+        return self._all(node.named_children)
+
+    def _all(self, nodes: Iterable[Any]) -> bool | None:
+        status: bool | None = True
+        for node in nodes:
+            status = self._run(node)
+        return status
+
+    def _comment(self, node: Any) -> bool:
+        return True
+
+    def _variable_assignment(self, node: Any) -> bool:
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        appends = any(child.type == "+=" for child in node.children)
+        if name.type != "variable_name":  # one element of an array
+            self.script.variables[text_of(name.child_by_field_name("name"))] = Unknown(
+                text_of(node), "is set by an element"
+            )
+            return True
+        if re.search(rf"\$(?:{text_of(name)}\b|\{{{text_of(name)}\}})", text_of(node)):
+            self.script.variables.setdefault(text_of(name), "")  # X="$X --more", of which nothing was set before
+        self._set(text_of(name), self.value(value), appends=appends)
+        return True
+
+    def _set(self, name: str, value: Value, *, appends: bool) -> None:
+        former = self.script.variables.get(name, "") if appends else ""
+        if isinstance(former, Unknown) or isinstance(value, Unknown):
+            value = former if isinstance(former, Unknown) else value
+        elif appends and (isinstance(former, list) or isinstance(value, list)):
+            value = [
+                *([former] if isinstance(former, str) and former else former),
+                *([value] if isinstance(value, str) else value),
+            ]
+        elif appends:
+            unknown = next((each.unknown for each in (former, value) if isinstance(each, Partly)), None)
+            value = f"{former}{value}" if unknown is None else Partly(f"{former}{value}", unknown)
+        self.script.variables[name] = value
+
+    def _unset_command(self, node: Any) -> bool:
+        for child in node.named_children:
+            self.script.variables.pop(text_of(child), None)
+        return True
+
+    def _function_definition(self, node: Any) -> bool:
+        self._functions[text_of(node.child_by_field_name("name"))] = node.child_by_field_name("body")
+        return True
+
+    def _command(self, node: Any, stdin: str | None = None) -> bool | None:
+        fields: list[Field] = []
+        self.has_arguments = False
+        for i, child in enumerate(node.children):
+            if node.field_name_for_child(i) in ("name", "argument"):
+                fields += self.fields(child.named_children[0] if child.type == "command_name" else child)
+        if not fields:  # assignments alone, or an expansion that is empty
+            return self._all(child for child in node.children if child.type == "variable_assignment")
+        name, words = fields[0].text, [each.text for each in fields]
+        if name in self._functions:
+            return self._call(name, [*map(_carried, fields[1:])])
+        if name == "eval" and not any(each.unknown for each in fields):
+            return self.run_text(" ".join(words[1:]))
+        if name in ("source", ".") and len(words) > 1 and (text := self._beside(words[1])) is not None:
+            return self.run_text(_tidied(text))
+        if name == "read" and stdin is not None:
+            self.script.variables[words[-1]] = stdin.strip()
+        elif name in ("readarray", "mapfile") and stdin is not None:
+            self.script.variables[words[-1]] = stdin.splitlines()
+        elif name in ("exit", "return"):
+            raise _Exit
+        elif name in ("test", "["):
+            return self.tested([word for word in words[1:] if word != "]"], any(each.unknown for each in fields))
+        elif name in ("true", "false"):
+            return name == "true"
+        elif name in ("command", "which", "type", "grep"):
+            return None
+        elif name == "shift" and self.arguments is not None:
+            self.arguments = self.arguments[int(words[1]) if len(words) > 1 and words[1].isdigit() else 1 :]
+        elif name == "set" and "--" in words:
+            self.arguments = [*map(_carried, fields[words.index("--") + 1 :])]
+        elif name not in _PRINTS:
+            self._add(fields, node)
+        return True
+
+    def _add(self, fields: list[Field], node: Any) -> None:
+        words = [each.text for each in fields]
+        if words[0].startswith("--") and self.script.commands:
+            self.script.commands[-1].unread.append(
+                f'line {_line(node)}, "{" ".join(words)[:60]}", which is no part of it: the line before has no \\ at its end'
+            )
+            return
+        unread, notes = [], {"$@": NO_ARGUMENTS} if self.has_arguments else {}
+        for i, each in enumerate(fields):
+            if each.unknown is None:
+                continue
+            is_value = (i > 0 and words[i - 1].startswith("-") and "=" not in words[i - 1]) or "=" in each.text
+            if each.unknown.has_options or (each.may_be_several and not is_value):
+                unread.append(f"{each.unknown.source} (line {_line(node)}), which {each.unknown.why}")
+            else:
+                notes[each.unknown.source] = each.unknown.why
+        self.script.commands.append(Command(words, unread, notes))
+
+    def _call(self, name: str, arguments: list[str]) -> bool | None:
+        body, former = self._functions[name], self.arguments
+        self.arguments = arguments
+        try:
+            return self._run(body)
+        except _Exit:
+            return None
+        finally:
+            self.arguments = former
+
+    def _redirected_statement(self, node: Any) -> bool | None:
+        body, stdin, target = node.child_by_field_name("body"), None, None
+        for child in node.children:
+            if child.type == "heredoc_redirect":
+                stdin = self.heredoc(child)
+                target = next((self._name(c) for c in child.named_children if c.type == "file_redirect"), target)
+            elif child.type == "herestring_redirect":
+                stdin = " ".join(each.text for each in self.fields(child.named_children[-1]))
+            elif child.type == "file_redirect" and any(c.type in (">", ">>", ">|") for c in child.children):
+                target = self._name(child)
+        if body is None or body.type != "command":
+            return True if body is None else self._run(body)
+        name = text_of(body.child_by_field_name("name"))
+        if stdin is not None and name in ("cat", "tee"):
+            target = target or (self.fields(body.named_children[-1])[0].text if name == "tee" else None)
+            if target is not None:
+                self.script.files[target] = stdin
+            return True
+        return self._command(body, stdin)
+
+    def _name(self, redirect: Any) -> str:
+        return " ".join(each.text for each in self.fields(redirect.child_by_field_name("destination")))
+
+    def _list(self, node: Any) -> bool | None:
+        left, sign, right = node.children[0], node.children[1].type, node.children[-1]
+        status = self._run(left)
+        if status is None:
+            self._maybe([[right]], text_of(left))
+            return None
+        return self._run(right) if status == (sign == "&&") else status
+
+    def _negated_command(self, node: Any) -> bool | None:
+        status = self._run(node.named_children[-1])
+        return None if status is None else not status
+
+    def _subshell(self, node: Any) -> bool | None:
+        former = dict(self.script.variables)
+        status = self._all(node.named_children)
+        self.script.variables = former
+        return status
+
+    def _if_statement(self, node: Any) -> bool | None:
+        """Run the branch whose condition holds; all that may be run if that is unknown."""
+        branches = [(self._condition(node), _branch(node))]
+        for clause in node.named_children:
+            if clause.type in ("elif_clause", "else_clause"):
+                branches.append((self._condition(clause), _branch(clause)))
+        possible: list[list[Any]] = []
+        for condition, body in branches:
+            status = True if condition is None else self._all(condition)
+            if status is False:
+                continue
+            possible.append(body)
+            if status is True:
+                break
+        else:
+            possible.append([])
+        if len(possible) == 1:
+            return self._all(possible[0])
+        self._maybe(possible, text_of(node).partition("\n")[0])
+        return None
+
+    def _condition(self, node: Any) -> list[Any] | None:
+        if node.type == "else_clause":
+            return None
+        found = []
+        for child in node.children:
+            if child.type == "then":
+                break
+            if child.is_named:
+                found.append(child)
+        return found
+
+    def _case_statement(self, node: Any) -> bool | None:
+        fields = self.fields(node.child_by_field_name("value"))
+        items = [child for child in node.named_children if child.type == "case_item"]
+        if len(fields) != 1 or fields[0].unknown is not None:
+            self._maybe([*(_branch(item) for item in items), []], text_of(node).partition("\n")[0])
+            return None
+        for item in items:
+            patterns = [
+                text_of(c).strip("'\"") for i, c in enumerate(item.children) if item.field_name_for_child(i) == "value"
+            ]
+            if any(fnmatch.fnmatchcase(fields[0].text, pattern) for pattern in patterns):
+                return self._all(_branch(item))
+        return True
+
+    def _for_statement(self, node: Any) -> bool | None:
+        name = text_of(node.child_by_field_name("variable"))
+        values = [c for i, c in enumerate(node.children) if node.field_name_for_child(i) == "value"]
+        fields = [each for child in values for each in self.fields(child)]
+        body = node.child_by_field_name("body")
+        if any(each.unknown for each in fields):
+            self.script.variables[name] = Unknown(f"${name}", "a loop sets to what is not known")
+            self._maybe([[body]], text_of(node).partition("\n")[0])
+            return None
+        for each in fields:
+            self.script.variables[name] = each.text
+            self._run(body)
+        return True
+
+    def _while_statement(self, node: Any) -> bool | None:
+        condition = node.child_by_field_name("condition")
+        if self._run(condition) is not False:
+            self._maybe([[node.child_by_field_name("body")]], text_of(condition))
+        return None
+
+    _c_style_for_statement = _while_statement
+
+    def _maybe(self, branches: list[list[Any]], condition: str) -> None:
+        """Run what may be run or not: of variables that differ by it, nothing is known afterwards."""
+        former, ends = self.script.variables, list[dict[str, Value]]()
+        if len(branches) == 1:
+            branches = [*branches, []]
+        for branch in branches:
+            self.script.variables = dict(former)
+            try:
+                self._all(branch)
+            except _Exit:
+                continue
+            ends.append(self.script.variables)
+        self.script.variables = dict(former)
+        for name in dict.fromkeys(name for end in ends for name in end):
+            values = [end.get(name) for end in ends]
+            first = values[0]
+            if first is not None and all(value == first for value in values):
+                self.script.variables[name] = first
+                continue
+            words = [
+                word for value in values if value is not None for word in ([value] if isinstance(value, str) else value)
+            ]
+            has_options = any(re.search(r"(^|\s)--?\w", str(word)) for word in words)
+            self.script.variables[name] = Unknown(f"${name}", f"depends on {condition[:60]!r}", has_options)
+
+
+def _carried(word: Field) -> str:
+    """Return a word as an argument of a function, which knows what in it is unknown."""
+    if word.unknown is None:
+        return word.text
+    return Partly(word.text, word.unknown._replace(has_options=word.unknown.has_options or word.may_be_several))
+
+
+def _line(node: Any) -> int:
+    row: int = node.start_point[0]
+    return row + 1
+
+
+def _branch(node: Any) -> list[Any]:
+    """Return the statements of a branch: what follows `then`, or the head of a clause."""
+    begins, body = node.type == "else_clause", []
+    for child in node.children:
+        if child.type in ("then", ")"):
+            begins = True
+        elif begins and child.is_named and child.type not in ("elif_clause", "else_clause"):
+            body.append(child)
+    return body

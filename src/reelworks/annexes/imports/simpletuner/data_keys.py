@@ -1,0 +1,439 @@
+"""Translations of the settings of data backends to recipe keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from reelworks.annexes.imports import datasets, rules, sizes
+from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.simpletuner import models
+from reelworks.annexes.imports.sizes import Sizes
+
+FRAMES = 125  # of a video backend without num_frames: 5 seconds
+
+_CROPS = {**dict.fromkeys(("center", "centre"), "center"), "random": "random"}
+
+DATA_DEFAULTS: dict[str, Any] = {
+    **{"resolution": None, "caption_strategy": None, "instance_data_dir": None, "crop": False, "repeats": 0},
+    "minimum_image_size": None,
+}
+
+
+def is_video(settings: FormerSettings, number: int) -> bool:
+    """Whether a data backend holds videos."""
+    return bool(settings.get(f"data.{number}.dataset_type") == "video")
+
+
+def option(settings: FormerSettings, number: int, key: str, default: Any = None) -> Any:
+    """Return a setting of a data backend, or else the option of the same name for all."""
+    own = settings.get(f"data.{number}.{key}")
+    return settings.get(key, default) if own is None else own
+
+
+def megapixels(settings: FormerSettings, number: int, value: Any) -> float:
+    """Return a size of a data backend in megapixels, where its resolution is an area."""
+    number_ = float(value)
+    is_edge = option(settings, number, "resolution_type", "pixel_area") == "pixel_area"
+    return number_ * number_ / 1e6 if is_edge else number_
+
+
+def side_of(settings: FormerSettings, number: int) -> int:
+    """Return the side of the square that has as many pixels as its clips, or of a "pixel" resolution the shorter side."""
+    value = option(settings, number, "resolution", 1024)
+    if isinstance(value, bool) or not float(value) > 0:
+        raise ValueError(value)
+    if option(settings, number, "resolution_type", "pixel_area") == "pixel":
+        return datasets.side_of(value)
+    multiple = models.bucket_multiple(settings)
+    edge = math.sqrt(megapixels(settings, number, value) * 1e6)
+    return datasets.side_of(max(round(int(edge) / multiple), 1) * multiple)
+
+
+def frames_of(settings: FormerSettings, number: int) -> int:
+    """Return the number of frames of a data backend's clips."""
+    if not is_video(settings, number):
+        return 1
+    return models.frames_there(settings, int(settings.get(f"data.{number}.video.num_frames", FRAMES)))
+
+
+def _resolution(value: Any, draft: ImportDraft) -> Outcome:
+    settings, number = draft.settings, draft.numbers[0]
+    names = set_buckets(draft)
+    told = f'[[bucket]] resolution = "{names[number]}"; smaller clips are enlarged, as there'
+    if len(set(names)) > 1:
+        told += ", and dataset.resolutions, since others have other sizes"
+    shorter = option(settings, number, "resolution_type", "pixel_area") == "pixel"
+    if shorter and not crops_square(settings, number):
+        return Fate.NOT_POSSIBLE, f"{told}; the shorter side is fixed there, and the area here"
+    return Fate.TAKEN, told
+
+
+def set_buckets(draft: ImportDraft) -> list[str]:
+    """Set the buckets of all data backends, videos apart from pictures, and return the resolution of each."""
+    names = [_name(draft, number) for number in range(draft.settings.count("data"))]
+    frames = [_lengths(draft, n) if _makes_clips(draft, n) else {1} for n in range(len(names))]
+    sizes.write(draft, [Sizes((name,), tuple(sorted(own))) for name, own in zip(names, frames, strict=True)])
+    draft.set("buckets.upscale", True, "smaller clips are trained too")
+    return names
+
+
+def _makes_clips(draft: ImportDraft, number: int) -> bool:
+    return is_video(draft.settings, number) and not datasets.preset_of(draft).config.pictures_only
+
+
+def _name(draft: ImportDraft, number: int) -> str:
+    """Return the resolution of a data backend, as entries have it."""
+    by_lines = option(draft.settings, number, "resolution_type", "pixel_area") == "pixel"
+    return f"{side_of(draft.settings, number)}{'p' if by_lines and _makes_clips(draft, number) else 'px'}"
+
+
+def _lengths(draft: ImportDraft, number: int) -> set[int]:
+    settings = draft.settings
+    most = frames_of(settings, number)
+    if settings.get(f"data.{number}.video.bucket_strategy") == "resolution_frames":
+        return set(datasets.ladder(draft, most))
+    return {datasets.frames_here(draft, most)}
+
+
+def crops_square(settings: FormerSettings, number: int) -> bool:
+    """Whether a data backend crops its clips to squares."""
+    crops = settings.get(f"data.{number}.crop") is True
+    return crops and settings.get(f"data.{number}.crop_aspect", "square") == "square"
+
+
+def _folder(value: Any, draft: ImportDraft) -> Outcome:
+    number, settings = draft.numbers[0], draft.settings
+    kind = settings.get(f"data.{number}.type", "local")
+    if isinstance(value, str) and value.strip():
+        bucket = settings.get(f"data.{number}.aws_bucket_name")
+        if kind == "aws" and isinstance(bucket, str):
+            value = f"s3://{bucket}/{value.strip('/')}"
+        return Fate.TAKEN, datasets.place(draft, number, value)
+    if kind == "huggingface":
+        return Fate.DEFAULT, "dataset_name"
+    return Fate.TO_FILL_IN, f"a folder is needed: {draft.get(f'dataset.{number}.path')} stands in its place"
+
+
+def _hub(value: Any, draft: ImportDraft) -> Outcome:
+    """Name a folder for a dataset of the hub, whose pictures lie in tables there."""
+    number = draft.numbers[0]
+    remark = datasets.place(draft, number, str(value).rpartition("/")[2] or "clips")
+    return (
+        Fate.TO_FILL_IN,
+        f"pictures in tables of the hub are not read: save those of {value} into a folder, with text files; {remark}",
+    )
+
+
+def _identity(value: Any, draft: ImportDraft) -> Outcome:
+    """Name the dataset as its backend, if its path does not come with a name that another one has."""
+    number, settings = draft.numbers[0], draft.settings
+    taken = [settings.get(f"data.{other}.id") for other in range(settings.count("data"))]
+    if not isinstance(value, str) or not value.strip() or taken.count(value) > 1:
+        return Fate.NO_MEANING, f"dataset.{number}.name"
+    return Fate.TAKEN, draft.set(f"dataset.{number}.name", value)
+
+
+def _captions(value: Any, draft: ImportDraft) -> Outcome:
+    """Convert where captions come from: text files, one prompt for all, or what is not read here."""
+    number, settings = draft.numbers[0], draft.settings
+    strategy = option(settings, number, "caption_strategy", "filename")
+    prompt = option(settings, number, "instance_prompt")
+    prompt = prompt if isinstance(prompt, str) else ""
+    if strategy == "instanceprompt" or option(settings, number, "only_instance_prompt") is True:
+        draft.set(f"dataset.{number}.missing_caption", "")
+        remark = draft.set(f"dataset.{number}.caption", prompt.replace("{", "{{").replace("}", "}}") or "{text}")
+        return Fate.TAKEN, f"{remark} for all clips"
+    if option(settings, number, "prepend_instance_prompt") is True and prompt:
+        datasets.adds_word(draft, number, prompt)
+    if strategy == "textfile":
+        if option(settings, number, "disable_multiline_split") is True:
+            return Fate.DEFAULT, "captions are read from text files beside the clips"
+        return Fate.TAKEN, f"{draft.set(f'dataset.{number}.captions', 'lines')}: each line of a text file is a caption"
+    sources = {"filename": "names of files", "parquet": "tables", "csv": "tables", "huggingface": "tables of the hub"}
+    told = f"captions are not read from {sources.get(strategy, 'there')}"
+    return (
+        Fate.TO_FILL_IN,
+        f"{told}, and clips without a text file are left out: write text files beside them, or a list (.csv, .parquet) with "
+        "the columns path and text",
+    )
+
+
+def _limits(value: Any, draft: ImportDraft) -> Outcome:
+    """Set the filter of a dataset from its smallest size, its aspect ratios and its frames."""
+    number, settings = draft.numbers[0], draft.settings
+    terms = list(_terms(settings, number))
+    if not terms:
+        draft.remove(f"dataset.{number}.filter")
+        return Fate.DEFAULT, "no limit"
+    return Fate.TAKEN, draft.set(f"dataset.{number}.filter", " and ".join(terms))
+
+
+def _terms(settings: FormerSettings, number: int) -> Iterator[str]:
+    least = option(settings, number, "minimum_image_size")
+    if is_given(least):
+        edge = int(least)
+        if option(settings, number, "resolution_type", "pixel_area") != "pixel":
+            pixels = round(megapixels(settings, number, least) * 1e6)
+            edge = int(math.sqrt(pixels)) if crops_square(settings, number) else 0
+            yield f"width * height >= {pixels}"
+        if edge:
+            yield f"width >= {edge} and height >= {edge}"
+    for key, sign in (("minimum_aspect_ratio", ">="), ("maximum_aspect_ratio", "<=")):
+        if is_given(ratio := settings.get(f"data.{number}.{key}")):
+            yield f"width {sign} {float(ratio):g} * height"
+    if is_video(settings, number):
+        frames = settings.get(f"data.{number}.video.num_frames", FRAMES)
+        fewest = settings.get(f"data.{number}.video.min_frames", frames)
+        yield f"num_frames >= {models.frames_there(settings, int(fewest))}"
+        if is_given(most := settings.get(f"data.{number}.video.max_frames")):
+            yield f"num_frames <= {_most_frames(settings, int(most))}"
+
+
+def _most_frames(settings: FormerSettings, most: int) -> int:
+    """Return the frames of the longest file that is shortened to at most this many."""
+    longest = most
+    while models.frames_there(settings, longest + 1) <= most and longest < most + 8:
+        longest += 1
+    return longest
+
+
+def is_given(value: Any) -> bool:
+    """Whether a value is a number above 0, and no other thing that a stranger wrote in its place."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _frames(value: Any, draft: ImportDraft) -> Outcome:
+    settings, number = draft.settings, draft.numbers[0]
+    _limits(value, draft)
+    if datasets.preset_of(draft).config.pictures_only:
+        return Fate.NOT_POSSIBLE, f"{draft.get('model.name')} takes pictures only"
+    draft.set("data.clip_start", "start", "longer clips begin with their first frame there")
+    there, here = frames_of(settings, number), datasets.frames_here(draft, frames_of(settings, number))
+    told = f"[[bucket]] num_frames = {here}"
+    if here != there:
+        return Fate.NOT_POSSIBLE, f"{datasets.geometry_of(draft).frame_words}: {told}"
+    return Fate.TAKEN, told if there == value else f"{told}, to which it is shortened there too"
+
+
+def _repeats(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "once in an epoch"
+    return (
+        Fate.TAKEN,
+        f"{draft.set(f'dataset.{draft.numbers[0]}.repeats', int(value) + 1)}: repeats are added to the first time there",
+    )
+
+
+def _crop(value: Any, draft: ImportDraft) -> Outcome:
+    settings = draft.settings
+    shapes = [crops_square(settings, number) for number in range(settings.count("data"))]
+    if not any(shapes):
+        return Fate.DEFAULT, "clips keep their shape"
+    if all(shapes):
+        draft.set("buckets.max_crop", 0.95)
+        return Fate.TAKEN, draft.set("buckets.aspect_ratios", ["1:1"])
+    return (
+        Fate.NOT_POSSIBLE,
+        'shapes are common to all datasets here: clips keep theirs; buckets.aspect_ratios = ["1:1"] crops all',
+    )
+
+
+def _crop_style(value: Any, draft: ImportDraft) -> Outcome:
+    settings = draft.settings
+    if not any(settings.get(f"data.{number}.crop") for number in range(settings.count("data"))):
+        return Fate.NO_MEANING, "nothing but the rest beside a bucket is cropped"
+    if value in _CROPS:
+        return Fate.TAKEN, draft.set("data.crop", _CROPS[value])
+    nearest = "top" if value == "corner" else "center"
+    return Fate.NOT_POSSIBLE, f"{draft.set('data.crop', nearest)} replaces it"
+
+
+def _crop_shapes(value: Any, draft: ImportDraft) -> Outcome:
+    number, settings = draft.numbers[0], draft.settings
+    listed = settings.get(f"data.{number}.crop_aspect_buckets")
+    ratios: list[Any] = list(listed) if isinstance(listed, list) else []
+    ratios = [each.get("aspect") if isinstance(each, Mapping) else each for each in ratios]
+    drawn = settings.get(f"data.{number}.crop_aspect")
+    if settings.get(f"data.{number}.crop") is not True or drawn not in ("closest", "random"):
+        return Fate.NO_MEANING, "crop_aspect decides"
+    draft.set("buckets.max_crop", 0.95)
+    remark = draft.set("buckets.aspect_ratios", [f"{float(ratio):g}:1" for ratio in ratios if is_given(ratio)])
+    if drawn == "closest":
+        return Fate.TAKEN, remark
+    return Fate.NOT_POSSIBLE, f"{remark}; each clip has the nearest shape, and none that is drawn"
+
+
+def _crop_aspect(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.settings.get(f"data.{draft.numbers[0]}.crop") is not True:
+        return Fate.NO_MEANING, "nothing but the rest beside a bucket is cropped"
+    if value == "square":
+        return _crop(value, draft)
+    if value == "preserve":
+        return Fate.DEFAULT, "clips keep their shape"
+    return Fate.TAKEN, "buckets.aspect_ratios"
+
+
+def _companion(value: Any, draft: ImportDraft) -> Outcome:
+    """Give the folders of conditioning backends to the model as what it takes: sources, a control, or masks of the loss."""
+    number, settings = draft.numbers[0], draft.settings
+    wanted = value if isinstance(value, list) else [value]
+    found: dict[str, list[str]] = {"source": [], "control": [], "loss_mask": []}
+    takes = datasets.conditioning_of(draft).takes
+    for other in range(settings.count("conditioning")):
+        folder = settings.get(f"conditioning.{other}.instance_data_dir")
+        if settings.get(f"conditioning.{other}.id") not in wanted or not isinstance(folder, str) or not folder:
+            continue
+        if settings.get(f"conditioning.{other}.conditioning_type") in ("mask", "segmentation"):
+            found["loss_mask"].append(folder)
+        else:
+            found["source" if "source" in takes else "control"].append(folder)
+    if found["control"] and "control" not in takes:
+        return (
+            Fate.NOT_POSSIBLE,
+            f"{draft.get('model.name')} takes no such pictures here: the clips are trained without them",
+        )
+    remarks = [
+        draft.set(f"dataset.{number}.{kind}", folders if len(folders) > 1 and kind == "source" else folders[0])
+        for kind, folders in found.items()
+        if folders
+    ]
+    return (
+        (Fate.TAKEN, ", ".join(remarks))
+        if remarks
+        else (Fate.TO_FILL_IN, "no folder of it is known: set dataset.source or control")
+    )
+
+
+def _generated(value: Any, draft: ImportDraft) -> Outcome:
+    return (
+        Fate.NOT_POSSIBLE,
+        "such pictures are not made here: make them once, and set dataset.source or dataset.control to their folder",
+    )
+
+
+def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
+    if not value or not datasets.conditioning_of(draft).frames:
+        return Fate.NO_MEANING, "the model decides"
+    share = float(draft.settings.get("ltx_i2v_prob", 0.1)) if models.family(draft.settings).startswith("ltx") else 1.0
+    return Fate.TAKEN, draft.set("objective.mask_ratios.image_head", share)
+
+
+_EVALUATED = "set validation.split, which keeps clips back and tells their loss"
+
+_KIND = {
+    "text_embeds": "captions are embedded once, and kept with encode.store",
+    "image_embeds": "latents are kept with encode.store",
+    "conditioning_image_embeds": "embeddings of pictures are kept with encode.store",
+    "conditioning": "read with conditioning_data of the dataset",
+    "disabled": "left out there, too",
+}
+
+RULES: dict[str, Rule] = {
+    "ltx_i2v_prob": _first_frame,
+    **{
+        key: rules.without_meaning("read with each data backend")
+        for key in (
+            *("resolution", "resolution_type", "minimum_image_size", "caption_strategy", "instance_prompt"),
+            *("prepend_instance_prompt", "only_instance_prompt", "disable_multiline_split", "aspect_bucket_alignment"),
+        )
+    },
+    "data.*.id": _identity,
+    "data.*.type": lambda value, draft: (
+        (Fate.TAKEN, "dataset.path")
+        if value in ("local", "aws")
+        else (Fate.TO_FILL_IN, "such a store is not read: save its clips into a folder")
+    ),
+    "data.*.dataset_type": rules.without_meaning("[[bucket]] num_frames decides"),
+    "data.*.instance_data_dir": _folder,
+    "data.*.instance_data_root": _folder,
+    "data.*.aws_data_prefix": _folder,
+    "data.*.aws_bucket_name": rules.read_with("aws_data_prefix"),
+    "data.*.dataset_name": _hub,
+    "data.*.huggingface.dataset_name": _hub,
+    "data.*.caption_strategy": _captions,
+    "data.*.instance_prompt": rules.read_with("caption_strategy"),
+    "data.*.prepend_instance_prompt": rules.read_with("caption_strategy"),
+    "data.*.only_instance_prompt": rules.read_with("caption_strategy"),
+    "data.*.disable_multiline_split": rules.read_with("caption_strategy"),
+    "data.*.resolution": _resolution,
+    "data.*.resolution_type": rules.read_with("resolution"),
+    "data.*.minimum_image_size": _limits,
+    "data.*.minimum_aspect_ratio": _limits,
+    "data.*.maximum_aspect_ratio": _limits,
+    "data.*.video.num_frames": _frames,
+    "data.*.video.min_frames": _limits,
+    "data.*.video.max_frames": _limits,
+    "data.*.video.is_i2v": _first_frame,
+    "data.*.video.bucket_strategy": rules.without_meaning("each clip goes to the longest [[bucket]] that it fills"),
+    "data.*.video.frame_interval": rules.without_meaning("the frames of [[bucket]] decide"),
+    "data.*.video.*": rules.impossible("it is not there: leave it out"),
+    "data.*.repeats": _repeats,
+    "data.*.probability": rules.only(
+        (1, 1.0), "1", "set dataset.repeats, which says how often a clip is trained in an epoch"
+    ),
+    "data.*.crop": _crop,
+    "data.*.crop_aspect": _crop_aspect,
+    "data.*.crop_style": _crop_style,
+    "data.*.crop_aspect_buckets": _crop_shapes,
+    "data.*.crop_aspect_buckets.*": _crop_shapes,
+    "data.*.maximum_image_size": rules.without_meaning("clips are always resized to their bucket before a crop"),
+    "data.*.target_downsample_size": rules.without_meaning("clips are always resized to their bucket before a crop"),
+    "data.*.max_upscale_threshold": rules.impossible("set buckets.upscale = false, which leaves smaller clips out"),
+    "data.*.max_num_samples": rules.impossible(
+        "set dataset.repeats to the share of the clips, such as 0.25: others are drawn in each epoch"
+    ),
+    "data.*.train_batch_size": rules.impossible("batch sizes belong to [[bucket]]s: set batch_size there"),
+    "data.*.conditioning_data": _companion,
+    "data.*.conditioning": _generated,
+    "data.*.conditioning.*": _generated,
+    "data.*.conditioning_config.*": _generated,
+    "data.*.caption_shuffle.enable": rules.switch("dataset.*.shuffle_tags", True),
+    "data.*.caption_shuffle.position_start": rules.to("dataset.*.keep_tags", none=0),
+    "data.*.caption_shuffle.split_on": rules.by_name(
+        "dataset.*.tag_separator", {"comma": ",", "space": " ", "period": "."}, ",", "tags are not split there"
+    ),
+    "data.*.caption_shuffle.*": rules.without_meaning("each use of a clip draws an order"),
+    "data.*.is_regularisation_data": rules.switch("dataset.*.prior_prediction", True),
+    "data.*.is_regularization_data": rules.switch("dataset.*.prior_prediction", True),
+    "data.*.audio.*": lambda value, draft: (
+        (Fate.TAKEN, f'model.name = "{draft.get("model.name")}"')
+        if draft.get("sound.name")
+        else (Fate.NOT_POSSIBLE, "the model is trained without sound")
+    ),
+    "data.*.timestep_sampling_offset": rules.impossible(
+        "all clips have the same timesteps: objective.logit_mean moves them"
+    ),
+    "data.*.slider_strength": rules.impossible("sliders are not trained"),
+    "data.*.grounding.*": rules.impossible("boxes are not trained"),
+    "data.*.s2v_datasets": rules.impossible("speech is not trained with a clip's pictures"),
+    "data.*.parquet.*": rules.impossible(
+        "give a list (.csv, .parquet, .jsonl) with the columns path and text as dataset.path"
+    ),
+    "data.*.parquet": rules.impossible(
+        "give a list (.csv, .parquet, .jsonl) with the columns path and text as dataset.path"
+    ),
+    "data.*.start_epoch": rules.only(
+        (1, None), "from the start", "all datasets are trained from the start: `--set` and resume changes them"
+    ),
+    "data.*.start_step": rules.only((0, None), "from the start", "all datasets are trained from the start"),
+    "data.*.end_epoch": rules.impossible("all datasets are trained to the end"),
+    "data.*.end_step": rules.impossible("all datasets are trained to the end"),
+    "data.*.caption_filter_list": rules.impossible("change the caption files"),
+    "data.*.delete_unwanted_images": rules.impossible(
+        "no file of yours is deleted: clips are left out, and a report names them"
+    ),
+    "data.*.delete_problematic_images": rules.impossible(
+        "no file of yours is deleted: clips are left out, and a report names them"
+    ),
+    "data.*.delete_nsfw_images": rules.impossible("pictures are not judged: leave them out with exclude_file"),
+    "data.*.*": rules.without_meaning("how it stores or reads files, or a cache of it"),
+    **{f"{kind}.*": rules.without_meaning(why) for kind, why in _KIND.items()},
+    "eval.*": rules.impossible(_EVALUATED, ()),
+    "caption.*": rules.impossible("captions without clips are not trained", ()),
+    "audio.*": rules.impossible("sound is trained with the clips that have it", ()),
+    "grounding.*": rules.impossible("boxes are not trained", ()),
+    "distillation_cache.*": rules.impossible("models are not distilled", ()),
+}

@@ -1,0 +1,215 @@
+"""Files of SimpleTuner: `config.json`, `.toml` or `.env`, the data backends and the LyCORIS config that it names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from reelworks.annexes.imports import files as config_files
+from reelworks.annexes.imports.draft import FormerSettings
+from reelworks.annexes.imports.files import ConfigFile
+from reelworks.core import user_files
+from reelworks.core.errors import UserError
+
+_OPTIONS = ("model_family", "data_backend_config", "model_type", "lora_rank", "train_batch_size")
+# Variables of `config.env` whose option is not their own name in small letters.
+_VARIABLES = {
+    "ACCELERATE_CONFIG_PATH": "accelerate_config",
+    "CHECKPOINTING_LIMIT": "checkpoints_total_limit",
+    "CHECKPOINTING_STEPS": "checkpoint_step_interval",
+    "DATALOADER_CONFIG": "data_backend_config",
+    "HUB_MODEL_NAME": "hub_model_id",
+    "LR_SCHEDULE": "lr_scheduler",
+    "MAX_NUM_STEPS": "max_train_steps",
+    "MINIMUM_RESOLUTION": "minimum_image_size",
+    "MODEL_NAME": "pretrained_model_name_or_path",
+    "NUM_EPOCHS": "num_train_epochs",
+    "PUSH_CHECKPOINTS": "push_checkpoints_to_hub",
+    "RESUME_CHECKPOINT": "resume_from_checkpoint",
+    "TRAINER_DYNAMO_BACKEND": "dynamo_backend",
+    "TRAINING_DYNAMO_BACKEND": "dynamo_backend",
+    "TRAINING_NUM_MACHINES": "num_machines",
+    "TRAINING_NUM_PROCESSES": "num_processes",
+    "TRAINING_SEED": "seed",
+    "USE_GRADIENT_CHECKPOINTING": "gradient_checkpointing",
+    "USE_XFORMERS": "enable_xformers_memory_efficient_attention",
+    "VALIDATION_STEPS": "validation_step_interval",
+}
+_ALIASES = {
+    "checkpointing_steps": "checkpoint_step_interval",
+    "model_flavor": "model_flavour",
+    "validation_steps": "validation_step_interval",
+}
+# Switches of versions before `model_family`, without any of which SDXL was trained.
+_FAMILIES = {
+    "flux": "flux",
+    "stable_diffusion_3": "sd3",
+    "pixart_sigma": "pixart_sigma",
+    "kolors": "kolors",
+    "stable_diffusion_legacy": "sd1x",
+    "aura_flow": "auraflow",
+    "ltxvideo": "ltxvideo",
+    "sana": "sana",
+}
+_CONFIGS = ("config.env", "config.toml", "config.json")  # each wins over those before
+_LYCORIS = "lycoris_config"
+_TRAINED = ("image", "video")
+
+
+def recognises(file: ConfigFile) -> bool:
+    """Return whether a file has options of SimpleTuner, or is a list of its data backends."""
+    suffix = file.path.suffix.lower()
+    if suffix == ".env" or file.path.name == "config.env":
+        return {"MODEL_FAMILY", "DATALOADER_CONFIG", "TRAINER_EXTRA_ARGS", "TRAINING_NUM_PROCESSES"} & _variables(
+            file
+        ).keys() != set()
+    if suffix == ".json" and _backends(file) is not None:
+        return True
+    if suffix in (".json", ".toml"):
+        values = _options(file)
+        return "model_family" in values or ("data_backend_config" in values and "model_type" in values)
+    return any(_option(word) in _OPTIONS[:2] for command in file.commands for word in command.words)
+
+
+def read(given: Sequence[ConfigFile]) -> FormerSettings:
+    """Read options, and the files that they name; of several files, each may be either kind."""
+    options: dict[str, Any] = {}
+    unread: dict[str, str] = {}
+    backends: list[Any] | None = None
+    for file in [*_beside(given), *given]:
+        own = _backends(file) if file.path.suffix.lower() == ".json" else None
+        if own is not None:
+            backends = own
+        else:
+            options |= _read_options(file, unread)
+    values: dict[str, Any] = config_files.flatten(options)
+    named = options.get("data_backend_config")
+    if backends is None and isinstance(named, str) and (found := _named(given, named)) is not None:
+        backends = _backends(found)
+        if backends is None and found.values is None:  # which raises for what is no JSON
+            unread["data_backend_config"] = f"{named} is no list of data backends"
+    elif backends is None and isinstance(named, list):
+        backends = named
+    values |= dict(_entries(backends or []))
+    if str(options.get("lora_type", "")).lower() == "lycoris":
+        values |= _lycoris(given, options.get(_LYCORIS, "config/lycoris_config.json"))
+    return FormerSettings(values, unread)
+
+
+def _beside(given: Sequence[ConfigFile]) -> Iterator[ConfigFile]:
+    """Yield the configs that SimpleTuner reads too if one of this name is in their folder."""
+    paths = {file.path for file in given}
+    for file in given:
+        for name in _CONFIGS if file.path.name in _CONFIGS else ():
+            path = file.path.with_name(name)
+            if path not in paths and path.is_file():
+                paths.add(path)
+                yield ConfigFile(path)
+
+
+def _read_options(file: ConfigFile, unread: dict[str, str]) -> dict[str, Any]:
+    suffix = file.path.suffix.lower()
+    if suffix == ".env":
+        unread |= file.script.unread_variables()
+        return _of_variables(_variables(file))
+    if suffix in (".json", ".toml"):
+        options = _options(file)
+        if not options:
+            raise UserError(
+                "no options of SimpleTuner are in it",
+                code="config-unreadable",
+                field="FILE",
+                value=str(file.path),
+                remedy="give config.json, config.toml or config.env, and the list of data backends",
+            )
+        return options
+    options = {}
+    for command in file.commands:
+        if any(word.startswith("--") for word in command.words):
+            command.require_followed(str(file.path))
+            unread |= command.notes
+            options |= config_files.parse_arguments(command.words)
+    return _normal({name: config_files.plain(value) for name, value in options.items()})
+
+
+def _options(file: ConfigFile) -> dict[str, Any]:
+    values = file.values or {}
+    inner = values.get("config")
+    if isinstance(inner, Mapping) and "_metadata" in values:  # as its page stores configs
+        values = dict(inner)
+    return _normal(values)
+
+
+def _normal(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by their own names, with texts that are numbers or switches as such."""
+    return {_option(str(name)): config_files.plain(value) for name, value in values.items()}
+
+
+def _option(name: str) -> str:
+    own = name.lstrip("-").partition("=")[0].replace("-", "_")
+    return _ALIASES.get(own, own)
+
+
+def _variables(file: ConfigFile) -> dict[str, str]:
+    return {name: value for name, value in file.script.variables.items() if isinstance(value, str)}
+
+
+def _of_variables(variables: Mapping[str, str]) -> dict[str, Any]:
+    extra = variables.get("TRAINER_EXTRA_ARGS", "")
+    options: dict[str, Any] = {}
+    for name, value in variables.items():
+        if name != "TRAINER_EXTRA_ARGS" and value != "":
+            options[_VARIABLES.get(name, name.lower())] = value
+    try:
+        words = [word for word in shlex.split(extra) if not word.startswith("$")]
+    except ValueError:
+        words = extra.split()
+    found = _normal(options | config_files.parse_arguments(words))
+    if "model_family" not in found and "pretrained_model_name_or_path" in found:
+        switches = [family for name, family in _FAMILIES.items() if found.pop(name, False) is True]
+        found["model_family"] = switches[0] if switches else "sdxl"
+    return found
+
+
+def _backends(file: ConfigFile) -> list[Any] | None:
+    """Return the entries of a list of data backends; None for another file."""
+    try:
+        values = user_files.parse_json(file.text)
+    except (ValueError, RecursionError):
+        return None
+    is_list = isinstance(values, list) and any(isinstance(each, Mapping) and "id" in each for each in values)
+    return values if is_list else None
+
+
+def _entries(backends: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of each backend: of those that are trained by their numbers, of others by what they hold."""
+    counts: dict[str, int] = {}
+    for entry in backends:
+        if not isinstance(entry, Mapping):
+            continue
+        kind = entry.get("dataset_type", "image")
+        off = entry.get("disabled", entry.get("disable", False)) is True
+        place = "disabled" if off else "data" if kind in _TRAINED else str(kind)
+        number = counts.get(place, 0)
+        counts[place] = number + 1
+        yield from config_files.flatten(dict(entry), f"{place}.{number}").items()
+
+
+def _named(given: Sequence[ConfigFile], name: str) -> ConfigFile | None:
+    """Return the file of a path in a config, which may begin at the folder of SimpleTuner; None if it is not found."""
+    parts = re.split(r"[/\\]", name)
+    for file in given:
+        folder = file.path.resolve().parent
+        ends = ["/".join(parts[start:]) for start in range(len(parts))]
+        for named in [name, *(f"{up}/{end}" for up in (folder, *folder.parents[:3]) for end in ends)]:
+            if (path := config_files.existing(named)) is not None and path.is_file():
+                return ConfigFile(path)
+    return None
+
+
+def _lycoris(given: Sequence[ConfigFile], name: Any) -> dict[str, Any]:
+    found = _named(given, name) if isinstance(name, str) else None
+    values = name if isinstance(name, Mapping) else None if found is None else found.values
+    return config_files.flatten(dict(values), "lycoris") if values is not None else {}

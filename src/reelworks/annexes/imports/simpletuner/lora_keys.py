@@ -1,0 +1,229 @@
+"""Translations of the options of the model and of its LoRA or LyCORIS to recipe keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reelworks.annexes.imports import rules
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.simpletuner import options
+
+_QKV, _ADDED = "to_q to_k to_v to_out.0", "add_q_proj add_k_proj add_v_proj to_add_out"
+_FEED, _CONTEXT = "ff.net.0.proj ff.net.2", "ff_context.net.0.proj ff_context.net.2"
+# Linear layers in modules of diffusers' classes Attention and FeedForward, by the beginning of the preset.
+_CLASSES = {
+    **dict.fromkeys(("sdxl", "ltx-video"), (_QKV, _FEED)),
+    **dict.fromkeys(("flux-", "chroma", "sd3"), (f"{_QKV} {_ADDED}", f"{_FEED} {_CONTEXT}")),
+    "wan-": (_QKV, "ffn.net.0.proj ffn.net.2"),
+}
+LORA_DEFAULTS: dict[str, Any] = {"lora_type": "standard", "lora_rank": 16, "lora_dropout": 0.1}
+
+
+def _model_type(value: Any, draft: ImportDraft) -> Outcome:
+    if value == "full":
+        return Fate.TAKEN, "no [lora]: all weights are trained"
+    if value != "lora":
+        return Fate.NOT_POSSIBLE, "this kind of training is not there: all weights are trained"
+    draft.set("lora.type", "lora")
+    return Fate.TAKEN, "[lora]"
+
+
+def _lora_type(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.get("lora.type") is None:
+        return Fate.NO_MEANING, "all weights are trained"
+    if value == "lycoris":
+        if "lycoris.algo" not in draft.settings.values:
+            draft.set("lora.type", "lokr")
+            return Fate.TO_FILL_IN, "lycoris_config is not found: give it too, or set lora.type and lora.rank by hand"
+        return Fate.TAKEN, "lycoris_config"
+    draft.set("lora.targets", "default", "all attentions")
+    return Fate.TAKEN, 'lora.type = "lora"'
+
+
+def _of_lora(rule: Rule) -> Rule:
+    """Convert an option of LoRAs that are not from LyCORIS."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        if draft.get("lora.type") is None:
+            return Fate.NO_MEANING, "all weights are trained"
+        if str(draft.settings.get("lora_type", "standard")).lower() == "lycoris":
+            return Fate.NO_MEANING, "lycoris_config decides"
+        return rule(value, draft)
+
+    return handle
+
+
+def _layers(value: Any, draft: ImportDraft) -> Outcome:
+    named = options.LAYERS.get(value) if isinstance(value, str) else value
+    if not isinstance(named, list | str) or not named:
+        return (
+            Fate.NOT_POSSIBLE,
+            "layers of this name are not known: list them in lora.targets; all attentions until then",
+        )
+    return Fate.TAKEN, draft.set("lora.targets", named)
+
+
+def _algorithm(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.get("lora.type") is None:
+        return Fate.NO_MEANING, "all weights are trained"
+    here = {"lora": "lora", "locon": "lora", "lokr": "lokr", "loha": "loha", "diag-oft": "oft"}.get(str(value).lower())
+    settings = draft.settings
+    draft.set("lora.targets", _targets_of_classes(draft), "lycoris.apply_preset")
+    remark = draft.set("lora.type", here or "lokr")
+    if settings.get("lycoris.dora_wd", settings.get("lycoris.weight_decompose")) is True and here == "lora":
+        draft.set("lora.dora", True)
+    return (Fate.TAKEN, remark) if here else (Fate.NOT_POSSIBLE, f"{remark} replaces it")
+
+
+def _targets_of_classes(draft: ImportDraft) -> list[str] | str:
+    """Return the linear layers in modules of the classes that LyCORIS's preset names, or the nearest of others."""
+    names, known = _classes(draft), _layers_of_classes(draft)
+    if names and names <= known.keys():
+        return [layer for name in sorted(names) for layer in known[name]]
+    is_wider = any(part in name.lower() for name in names for part in ("feed", "mlp", "block"))
+    return "blocks" if is_wider or not names else "default"
+
+
+def _classes(draft: ImportDraft) -> set[str]:
+    return {*_strings(draft.settings.get("lycoris.apply_preset.target_module"))}
+
+
+def _layers_of_classes(draft: ImportDraft) -> dict[str, list[str]]:
+    """Return the linear layers in modules of diffusers' classes; empty for a network whose ones are not known."""
+    preset = str(draft.get("model.name", ""))
+    known = next((known for start, known in _CLASSES.items() if preset.startswith(start)), None)
+    if known is None:
+        return {}
+    attention, feed_forward = (text.split() for text in known)
+    if preset.startswith(("wan-2.1-i2v", "wan-2.1-flf2v")):
+        attention += ["add_k_proj", "add_v_proj"]  # of pictures
+    return {"Attention": attention, "FeedForward": feed_forward}
+
+
+def _target_module(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.get("lora.type") is None:
+        return Fate.NO_MEANING, "all weights are trained"
+    if _classes(draft) <= _layers_of_classes(draft).keys():
+        return Fate.TAKEN, "lora.targets"
+    return (
+        Fate.NOT_POSSIBLE,
+        f"layers of these classes are not known: name them in lora.targets, {draft.get('lora.targets')!r} until then",
+    )
+
+
+def _strings(value: Any) -> list[str]:
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
+def _lycoris(rule: Rule) -> Rule:
+    return lambda value, draft: rule(value, draft) if draft.get("lora.type") else (Fate.NO_MEANING, "no LyCORIS")
+
+
+def _lycoris_rank(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.get("lora.type") == "oft":
+        return Fate.TAKEN, draft.set("lora.block_size", value)
+    return Fate.TAKEN, draft.set("lora.rank", value)
+
+
+def _lycoris_alpha(value: Any, draft: ImportDraft) -> Outcome:
+    rank: Any = draft.settings.get("lycoris.linear_dim")
+    if draft.get("lora.type") == "oft":
+        return Fate.NO_MEANING, "rotations have no scale"
+    if draft.get("lora.type") == "lokr" and isinstance(rank, int) and rank >= 5000:
+        return Fate.NO_MEANING, "a LoKr of two full factors has no scale"
+    return Fate.TAKEN, draft.set("lora.alpha", float(value or rank))
+
+
+def _factor(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.get("lora.type") != "lokr" or value == -1:
+        return Fate.DEFAULT, "factors as near in size as possible"
+    return Fate.TAKEN, draft.set("lora.decompose_factor", value)
+
+
+def _base(value: Any, draft: ImportDraft) -> Outcome:
+    name = str(value).lower()
+    if name in ("no_change", "none", ""):
+        return Fate.DEFAULT, "the base is not quantised"
+    if draft.get("lora.type") is None:
+        return Fate.NOT_POSSIBLE, "all weights are trained, which are not quantised"
+    kinds = (
+        ("nf4", "nf4"),
+        ("int8", "int8"),
+        ("fp8", "float8"),
+        ("float8", "float8"),
+        ("int4", "nf4"),
+        ("fp4", "nf4"),
+        ("int2", "nf4"),
+    )
+    base = next((base for part, base in kinds if part in name), "float8")
+    remark = draft.set("lora.base", base)
+    exact = name.startswith(("int8-", "fp8-", "nf4-bnb"))
+    return (Fate.TAKEN, remark) if exact else (Fate.NOT_POSSIBLE, f"{remark} replaces it")
+
+
+def _assistant(value: Any, draft: ImportDraft) -> Outcome:
+    if not value or value == "None" or draft.get("lora.type") is None:
+        return Fate.DEFAULT, "none"
+    return Fate.TAKEN, draft.set("lora.training_adapter", str(value))
+
+
+def _chosen(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, f'model.name = "{draft.get("model.name")}", model.weights = "{draft.get("model.weights")}"'
+
+
+RULES: dict[str, Rule] = {
+    "model_family": _chosen,
+    "model_flavour": _chosen,
+    "pretrained_model_name_or_path": _chosen,
+    "pretrained_transformer_model_name_or_path": _chosen,
+    "pretrained_unet_model_name_or_path": _chosen,
+    "model_type": _model_type,
+    "pretrained_vae_model_name_or_path": lambda value, draft: (
+        (Fate.TAKEN, draft.set("autoencoder.weights", str(value)))
+        if value and value != "None"
+        else (Fate.DEFAULT, "the release's")
+    ),
+    "lora_type": _lora_type,
+    "lora_rank": _of_lora(rules.to("lora.rank")),
+    "lora_alpha": _of_lora(
+        lambda value, draft: (
+            (Fate.TAKEN, draft.set("lora.alpha", float(value))) if value is not None else (Fate.DEFAULT, "the rank")
+        )
+    ),
+    "lora_dropout": _of_lora(rules.to("lora.dropout", none=0.0)),
+    "use_dora": _of_lora(rules.switch("lora.dora", True)),
+    "init_lora": lambda value, draft: (
+        (Fate.TAKEN, draft.set("lora.weights", str(value)))
+        if value and draft.get("lora.type")
+        else (Fate.DEFAULT, "none")
+    ),
+    "flux_lora_target": _of_lora(_layers),
+    "peft_lora_target_modules": _of_lora(_layers),
+    "assistant_lora_path": _assistant,
+    "lycoris_config": rules.without_meaning("read as lycoris.*"),
+    "lycoris.algo": _algorithm,
+    "lycoris.linear_dim": _lycoris(_lycoris_rank),
+    "lycoris.linear_alpha": _lycoris(_lycoris_alpha),
+    "lycoris.factor": _lycoris(_factor),
+    "lycoris.decompose_both": _lycoris(
+        lambda value, draft: (
+            (Fate.TAKEN, draft.set("lora.decompose_both", True))
+            if value and draft.get("lora.type") == "lokr"
+            else (Fate.DEFAULT, "off")
+        )
+    ),
+    "lycoris.dropout": _lycoris(rules.to("lora.dropout", none=0.0)),
+    "lycoris.multiplier": rules.only((1, 1.0), "1", "the adapter has its full strength"),
+    "lycoris.bypass_mode": rules.without_meaning("it only affects how the update is computed"),
+    "lycoris.full_matrix": rules.without_meaning("lora.rank decides"),
+    "lycoris.use_tucker": rules.without_meaning("convolutions are not adapted"),
+    "lycoris.dora_wd": rules.read_with("lycoris.algo"),
+    "lycoris.weight_decompose": rules.read_with("lycoris.algo"),
+    "lycoris.apply_preset.target_module": _target_module,
+    "lycoris.apply_preset.*": rules.impossible(
+        "all layers have the same settings: lora.targets decides which there are", ()
+    ),
+    "lycoris.*": rules.impossible("it is not there: leave it out"),
+    "base_model_precision": _base,
+}

@@ -1,0 +1,132 @@
+"""Translations of the options of previews, checkpoints and GPUs to recipe keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reelworks.annexes.imports import datasets, rules
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.core.toml_none import WORD as NONE
+
+PREVIEW_DEFAULTS: dict[str, Any] = {
+    **{"validation_step_interval": 100, "validation_guidance": 7.5, "validation_num_inference_steps": 30},
+    "validation_resolution": "256",
+}
+
+
+def _prompts(value: Any, draft: ImportDraft) -> Outcome:
+    prompt = draft.settings.get("validation_prompt")
+    found = [prompt.strip()] if isinstance(prompt, str) and prompt.strip() not in ("", "None") else []
+    if draft.settings.get("validation_disable") is True or not found:
+        return Fate.DEFAULT, "no previews"
+    wants = datasets.conditioning_of(draft)
+    if wants.needs_first_frame or wants.needs:
+        return (
+            Fate.NOT_POSSIBLE,
+            "previews need a picture: set samples.prompts with samples.reference or samples.source",
+        )
+    return Fate.TAKEN, draft.set("samples.prompts", found)
+
+
+def _if_previewed(rule: Rule) -> Rule:
+    return lambda value, draft: rule(value, draft) if draft.get("samples.prompts") else (Fate.NO_MEANING, "no previews")
+
+
+def _preview_size(value: Any, draft: ImportDraft) -> Outcome:
+    text = str(value).split(",")[0].strip().lower()
+    width, _, height = text.partition("x")
+    sides = [float(side) for side in (width, height or width)]
+    sides = [side * 1000 if 0 < side < 10 else side for side in sides]  # megapixels
+    remarks = [
+        datasets.set_preview_side(draft, f"samples.{key}", side)
+        for key, side in zip(("width", "height"), sides, strict=True)
+    ]
+    if "," in str(value):
+        return Fate.NOT_POSSIBLE, f"{', '.join(remarks)}, the first of the sizes: previews have one"
+    return Fate.TAKEN, ", ".join(remarks)
+
+
+def _preview_frames(value: Any, draft: ImportDraft) -> Outcome:
+    if not value or datasets.preset_of(draft).config.pictures_only:
+        return Fate.NO_MEANING, "pictures"
+    return Fate.TAKEN, draft.set("samples.num_frames", datasets.frames_here(draft, int(value)))
+
+
+def _reported(value: Any, draft: ImportDraft) -> Outcome:
+    known = [name for name in ("wandb", "trackio") if name in str(value).lower() or str(value).lower() == "all"]
+    known = [name for name in known if name == "wandb" or str(value).lower() != "all"]
+    if not known:
+        unknown = value not in ("none", "None", "tensorboard", None, "", False)
+        return (
+            (Fate.NOT_POSSIBLE, "this tracker is not there")
+            if unknown
+            else (Fate.DEFAULT, "TensorBoard is always written")
+        )
+    for key, name in (("tracker_project_name", "project"), ("tracker_run_name", "name")):
+        if isinstance(own := draft.settings.get(key), str) and own:
+            draft.set(f"logging.{name}", own, key)
+    return Fate.TAKEN, draft.set("logging.trackers", known)
+
+
+def _compiled(value: Any, draft: ImportDraft) -> Outcome:
+    if str(value).lower() in ("no", "none", ""):
+        return Fate.DEFAULT, "off"
+    return Fate.TAKEN, draft.set("train.compile", True)
+
+
+def _seed(value: Any, draft: ImportDraft) -> Outcome:
+    if value in (None, 0, -1):
+        return Fate.NO_MEANING, "a random seed there; seed = 42 by default"
+    return Fate.TAKEN, draft.set("seed", value)
+
+
+def _shared_tokens(value: Any, draft: ImportDraft) -> Outcome:
+    if value in (None, 0, 1):
+        return Fate.DEFAULT, "1"
+    split = datasets.preset_of(draft).config.network.sequence
+    if split is not None and split.pads:
+        return Fate.TAKEN, draft.set("parallel.sequence_degree", value)
+    return Fate.NOT_POSSIBLE, (
+        "the tokens of this model's sizes cannot all be divided among ranks: set parallel.sequence_degree, and "
+        "buckets.aspect_ratios to those of which they can"
+    )
+
+
+RULES: dict[str, Rule] = {
+    "output_dir": lambda value, draft: (Fate.TAKEN, draft.set("output", str(value))),
+    "seed": _seed,
+    "data_backend_config": lambda value, draft: (
+        (Fate.TAKEN, "[[dataset]]")
+        if draft.settings.count("data")
+        else (
+            Fate.TO_FILL_IN,
+            "the list of data backends is not found: give it too, or replace the placeholder of [[dataset]]",
+        )
+    ),
+    "dynamo_backend": _compiled,
+    "validation_prompt": _prompts,
+    "validation_step_interval": _if_previewed(rules.to("samples.every_steps", none=NONE)),
+    "validation_guidance": _if_previewed(
+        lambda value, draft: (Fate.TAKEN, draft.set("samples.guidance_scale", max(float(value), 1.0)))
+    ),
+    "validation_num_inference_steps": _if_previewed(rules.to("samples.num_inference_steps")),
+    "validation_resolution": _if_previewed(_preview_size),
+    "validation_num_video_frames": _if_previewed(_preview_frames),
+    "framerate": _if_previewed(
+        lambda value, draft: (
+            (Fate.TAKEN, draft.set("samples.fps", float(value))) if value else (Fate.DEFAULT, "that of the model")
+        )
+    ),
+    "validation_disable": rules.read_with("validation_prompt"),
+    "checkpoint_step_interval": rules.to("checkpoints.every_steps", none=NONE),
+    "checkpoint_epoch_interval": rules.switch("checkpoints.at_epoch_end", True),
+    "checkpoints_total_limit": rules.to("checkpoints.save_total_limit", none=NONE),
+    "report_to": _reported,
+    "fsdp_enable": rules.switch("parallel.strategy", "fsdp"),
+    **{
+        key: rules.switch("parallel.offload", True)
+        for key in ("ramtorch", "enable_group_offload", "musubi_blocks_to_swap", "fsdp_cpu_offload")
+    },
+    "context_parallel_size": _shared_tokens,
+}

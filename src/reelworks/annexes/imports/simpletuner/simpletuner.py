@@ -1,0 +1,76 @@
+"""SimpleTuner of bghira: options in JSON, TOML, a `.env` file or a command, and data backends, become one recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import final
+
+from reelworks.annexes.imports import settle, sizes, trainer
+from reelworks.annexes.imports.captions import Beside, FormerCaption
+from reelworks.annexes.imports.clip import Clip
+from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.files import ConfigFile
+from reelworks.annexes.imports.former import FormerEpoch
+from reelworks.annexes.imports.rules import ImportedKey
+from reelworks.annexes.imports.simpletuner import clips, files, keys, models, train_keys
+from reelworks.annexes.imports.sizes import Sizes
+from reelworks.core.errors import UserError
+
+
+@final
+class _SimpleTuner:
+    name = "simpletuner"
+    gives = "config.json, config.toml or config.env, with the multidatabackend.json that it names"
+
+    def recognises(self, file: ConfigFile) -> bool:
+        return files.recognises(file)
+
+    def read(self, given: Sequence[ConfigFile]) -> FormerSettings:
+        settings = files.read(given)
+        if not isinstance(settings.get("model_family"), str):
+            raise UserError(
+                "there is no model_family, without which no model is known",
+                code="config-unreadable",
+                field="FILE",
+                value=", ".join(str(file.path) for file in given),
+                remedy="add it to the config, such as model_family = flux, or MODEL_FAMILY=flux in a config.env",
+            )
+        if settings.get("controlnet") is True and settings.get("model_type") != "lora":
+            raise UserError(
+                "ControlNets are not trained here",
+                code="config-unreadable",
+                field="controlnet",
+                value=True,
+                remedy="train a LoRA of a model that takes a control (flux-control, VACE), with dataset.control",
+            )
+        return settings
+
+    def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
+        models.choose(draft)
+        _prepare(draft)
+        converted = trainer.convert_by_rules(draft, keys.RULES, keys.defaults(draft.settings), keys.FIRST)
+        yield from settle.settle(draft, converted)
+
+    def former_epoch(self, settings: FormerSettings, clips_found: Sequence[Clip]) -> FormerEpoch | None:
+        return clips.epoch(settings, clips_found)
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        return clips.caption(settings, beside)
+
+
+SIMPLETUNER = _SimpleTuner()
+
+
+def _prepare(draft: ImportDraft) -> None:
+    """Fill in what no setting says: there are no clips held out, each dataset has a folder, and timesteps a density."""
+    draft.begin("")
+    draft.set("validation.split", 0.0, "SimpleTuner holds no clips back")
+    if draft.get("sound.name") is not None:
+        draft.set("data.fps", "model", "clips with sound need one rate")
+    for number in range(max(draft.settings.count("data"), 1)):
+        draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
+    sizes.write(draft, [Sizes(("1024px",))])
+    draft.set("buckets.upscale", True, "smaller pictures are trained too")
+    if train_keys.is_flow(draft):
+        draft.set("objective.timestep_shift", 3.0, "default of flow_schedule_shift")
+        draft.set("objective.timestep_sampling", "logit-normal", "default of SimpleTuner")

@@ -1,0 +1,236 @@
+"""Translations of the options of optimizer, rates, timesteps and losses to recipe keys."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from reelworks.annexes.imports import rules
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.simpletuner import optimizers
+from reelworks.core.toml_none import WORD as NONE
+
+_DTYPES = {**dict.fromkeys(("bf16", "fp8"), "bfloat16"), **dict.fromkeys(("no", "fp32"), "float32")}
+
+_SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"}
+
+_FALLING = {"cosine": "cosine", "sine": "cosine", "cosine_with_restarts": "cosine", "polynomial": "linear"}
+
+
+def is_flow(draft: ImportDraft) -> bool:
+    """Whether the model is trained by rectified flow."""
+    return bool(draft.get("objective.name", "rectified-flow") == "rectified-flow")
+
+
+def _steps(value: Any, draft: ImportDraft) -> Outcome:
+    return (Fate.TAKEN, draft.set("train.max_steps", value)) if value else (Fate.DEFAULT, "num_train_epochs decides")
+
+
+def _epochs(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.settings.get("max_train_steps") and draft.settings.get("strict_epoch_limit") is not True:
+        return Fate.NO_MEANING, "max_train_steps decides"
+    if not value:
+        return Fate.DEFAULT, "max_train_steps decides"
+    return Fate.TAKEN, draft.set("train.max_epochs", math.ceil(value))
+
+
+def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
+    settings, rate = draft.settings, float(value)
+    if settings.get("lr_scale") is True:
+        factor = 1.0
+        for key, default in (("train_batch_size", 4), ("gradient_accumulation_steps", 1), ("num_processes", 1)):
+            factor *= float(settings.get(key, default))
+        rate *= math.sqrt(factor) if settings.get("lr_scale_sqrt") is True else factor
+    if draft.get("train.optimizer") == "prodigy" and rate < 0.01:
+        return (
+            Fate.NOT_POSSIBLE,
+            f"{draft.set('train.learning_rate', 1.0)}: Prodigy multiplies the rate that it finds by this",
+        )
+    return Fate.TAKEN, draft.set("train.learning_rate", rate)
+
+
+def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
+    own = optimizers.KNOWN.get(str(value).lower(), optimizers.OTHER)
+    remark = draft.set("train.optimizer", own.name)
+    for key, setting in own.settings.items():
+        draft.set(f"train.{key}", setting, f"default of {value} in SimpleTuner")
+    return (Fate.NOT_POSSIBLE, f"{remark}: {own.differs}") if own.differs else (Fate.TAKEN, remark)
+
+
+def _optimizer_config(value: Any, draft: ImportDraft) -> Outcome:
+    """Convert "weight_decay=0.01,eps=1e-8" for the settings that are here too."""
+    pairs = [part.partition("=") for part in str(value).split(",") if part.strip()]
+    told, rest = [], []
+    for name, _, text in pairs:
+        name = name.strip()
+        if name in ("weight_decay", "eps"):
+            told.append(draft.set(f"train.{name}", float(text)))
+        else:
+            rest.append(name)
+    if rest:
+        return Fate.NOT_POSSIBLE, f"{', '.join([*told, ''])}the optimizer has no {', '.join(rest)} here: leave it out"
+    return (Fate.TAKEN, ", ".join(told)) if told else (Fate.DEFAULT, "none")
+
+
+def _betas(value: Any, draft: ImportDraft) -> Outcome:
+    pair: list[Any] = [draft.settings.get(f"optimizer_beta{number}") for number in (1, 2)]
+    if None in pair:
+        return Fate.NO_MEANING, "SimpleTuner takes both or none"
+    return Fate.TAKEN, draft.set("train.betas", [float(beta) for beta in pair])
+
+
+def _schedule(value: Any, draft: ImportDraft) -> Outcome:
+    settings = draft.settings
+    if draft.get("train.optimizer") == "schedulefree":
+        return Fate.NO_MEANING, "schedule-free AdamW has a constant rate"
+    if value in _SCHEDULES:
+        return Fate.TAKEN, draft.set("train.learning_rate_schedule", _SCHEDULES[value])
+    if value in _FALLING:
+        remark = draft.set("train.learning_rate_schedule", _FALLING[value])
+        remark += f", {draft.set('train.final_learning_rate', float(settings.get('lr_end', 4e-7)))}"
+        if value == "polynomial" and settings.get("lr_power", 0.8) in (1, 1.0):
+            return Fate.TAKEN, remark
+        course = (
+            "a straight line" if value == "polynomial" else "one fall until max_steps, and no waves of lr_warmup_steps"
+        )
+        return Fate.NOT_POSSIBLE, f"{remark}: {course}"
+    return Fate.NOT_POSSIBLE, f"{draft.set('train.learning_rate_schedule', 'constant')} replaces it"
+
+
+def _warmup(value: Any, draft: ImportDraft) -> Outcome:
+    schedule = draft.settings.get("lr_scheduler", "constant_with_warmup")
+    if schedule in ("cosine", "sine", "cosine_with_restarts"):
+        return Fate.NO_MEANING, "it is the length of a wave of that schedule"
+    if schedule == "constant" and draft.get("train.optimizer") != "schedulefree":
+        return Fate.NO_MEANING, "constant has no warm-up there"
+    return (Fate.TAKEN, draft.set("train.warmup_steps", value)) if value else (Fate.DEFAULT, "none")
+
+
+def _clipping(value: Any, draft: ImportDraft) -> Outcome:
+    remark = draft.set("train.max_grad_norm", value if value else NONE)
+    if value and draft.settings.get("grad_clip_method", "value") == "value":
+        return Fate.NOT_POSSIBLE, f"{remark} clips the norm of the whole gradient, and not each of its values"
+    return Fate.TAKEN, remark
+
+
+def _average(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.get("train.optimizer") == "schedulefree":
+        return Fate.NO_MEANING, "schedule-free AdamW has an average of its own"
+    if value is not True:
+        draft.set("exports.weights", "model", "no average")
+        return Fate.TAKEN, draft.set("train.ema_decay", 0.0)
+    draft.set("exports.weights", "ema", "")
+    if draft.settings.get("ema_device", "cpu") == "cpu":
+        draft.set("train.ema_device", "cpu")
+    return Fate.TAKEN, draft.set("train.ema_decay", float(draft.settings.get("ema_decay", 0.995)))
+
+
+def _shift(value: Any, draft: ImportDraft) -> Outcome:
+    if not is_flow(draft):
+        return Fate.NO_MEANING, "it belongs to flow matching"
+    if draft.settings.get("flow_schedule_auto_shift") is True and not value:
+        return Fate.NO_MEANING, "flow_schedule_auto_shift decides"
+    return Fate.TAKEN, draft.set("objective.timestep_shift", float(value) if value else NONE)
+
+
+def _auto_shift(value: Any, draft: ImportDraft) -> Outcome:
+    if not value or draft.settings.get("flow_schedule_shift", 3.0):
+        return Fate.DEFAULT, "off"
+    return (
+        Fate.NOT_POSSIBLE,
+        f"{draft.set('objective.timestep_shift', 'auto')} grows with the size too, by another rule",
+    )
+
+
+def _density(value: Any, draft: ImportDraft) -> Outcome:
+    """Convert the density of timesteps, of which each kind has an option of its own."""
+    settings = draft.settings
+    if not is_flow(draft):
+        return Fate.NO_MEANING, "it belongs to flow matching"
+    if settings.get("flow_use_uniform_schedule") is True:
+        return Fate.TAKEN, draft.set("objective.timestep_sampling", "uniform")
+    if settings.get("flow_use_beta_schedule") is True:
+        draft.set("objective.beta_alpha", float(settings.get("flow_beta_schedule_alpha", 2.0)))
+        draft.set("objective.beta_beta", float(settings.get("flow_beta_schedule_beta", 2.0)))
+        return Fate.TAKEN, draft.set("objective.timestep_sampling", "beta")
+    draft.set("objective.timestep_sampling", "logit-normal")
+    return Fate.TAKEN, draft.set("objective.logit_std", float(settings.get("flow_sigmoid_scale", 1.0)))
+
+
+def _loss(value: Any, draft: ImportDraft) -> Outcome:
+    if value == "l2":
+        return Fate.DEFAULT, "squared error"
+    here = {"huber": "huber", "smooth_l1": "smooth-l1"}.get(str(value))
+    if here is None:
+        return Fate.NOT_POSSIBLE, "this loss is not there; the squared error replaces it"
+    settings = draft.settings
+    draft.set("objective.huber_delta", float(settings.get("huber_c", 0.1)))
+    schedule = settings.get("huber_schedule", "snr")
+    if schedule == "exponential":
+        draft.set("objective.huber_schedule", "exponential")
+    remark = f"{draft.set('objective.loss', here)}, whose bend is sharper"
+    if schedule == "snr":
+        return Fate.NOT_POSSIBLE, f"{remark}; its bound is the same at all timesteps"
+    return Fate.TAKEN, remark
+
+
+def _snr(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "off"
+    if is_flow(draft):
+        return Fate.NO_MEANING, "flow matching has no such weights there"
+    remark = draft.set("objective.snr_gamma", float(value))
+    return Fate.TAKEN, f"{draft.set('objective.loss_weighting', 'min-snr')}, {remark}"
+
+
+def _dtype(value: Any, draft: ImportDraft) -> Outcome:
+    return rules.by_name("precision.compute", _DTYPES, "bfloat16", "this dtype is not there")(value, draft)
+
+
+RULES: dict[str, Rule] = {
+    "max_train_steps": _steps,
+    "num_train_epochs": _epochs,
+    "train_batch_size": rules.to("buckets.batch_size"),
+    "gradient_accumulation_steps": rules.to("train.gradient_accumulation_steps", none=1),
+    "gradient_checkpointing": rules.to("model.gradient_checkpointing", none=False),
+    "learning_rate": _learning_rate,
+    "lr_scale": rules.read_with("learning_rate"),
+    "lr_scale_sqrt": rules.read_with("learning_rate"),
+    "lr_scheduler": _schedule,
+    "lr_warmup_steps": _warmup,
+    "lr_end": rules.read_with("lr_scheduler"),
+    "lr_power": rules.read_with("lr_scheduler"),
+    "lr_num_cycles": rules.only((1,), "1", "the rate falls once"),
+    "optimizer": _optimizer,
+    "optimizer_config": _optimizer_config,
+    "optimizer_beta1": _betas,
+    "optimizer_beta2": _betas,
+    "max_grad_norm": _clipping,
+    "grad_clip_method": rules.read_with("max_grad_norm"),
+    "use_ema": _average,
+    "ema_decay": rules.read_with("use_ema"),
+    "ema_device": rules.read_with("use_ema"),
+    "ema_cpu_only": rules.read_with("use_ema"),
+    "mixed_precision": _dtype,
+    "caption_dropout_probability": lambda value, draft: (
+        Fate.TAKEN,
+        draft.set("objective.caption_dropout", float(value or 0)),
+    ),
+    "flow_schedule_shift": _shift,
+    "flow_schedule_auto_shift": _auto_shift,
+    "flow_sigmoid_scale": _density,
+    "flow_use_uniform_schedule": _density,
+    "flow_use_beta_schedule": _density,
+    "flow_beta_schedule_alpha": rules.read_with("flow_use_beta_schedule"),
+    "flow_beta_schedule_beta": rules.read_with("flow_use_beta_schedule"),
+    "loss_type": _loss,
+    "huber_c": rules.read_with("loss_type"),
+    "huber_schedule": rules.read_with("loss_type"),
+    "snr_gamma": _snr,
+    "prediction_type": lambda value, draft: (
+        (Fate.TAKEN, draft.set("objective.name", "v-prediction"))
+        if value == "v_prediction" and not is_flow(draft)
+        else (Fate.DEFAULT, "that of the model")
+    ),
+}

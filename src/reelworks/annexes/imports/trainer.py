@@ -1,0 +1,134 @@
+"""Contract between the importer and a trainer whose configs it reads, and what trainers share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from reelworks.annexes.imports.captions import Beside, FormerCaption
+from reelworks.annexes.imports.clip import Clip
+from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.files import ConfigFile
+from reelworks.annexes.imports.former import FormerEpoch
+from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
+from reelworks.core.errors import UserError
+from reelworks.models import registry
+from reelworks.quickstart import recipe_lines
+
+
+class FormerTrainer(Protocol):
+    """A trainer whose configs can be imported; the importer knows those in `importer.TRAINERS`."""
+
+    @property
+    def name(self) -> str:
+        """Its name, as `--from` takes it."""
+
+    @property
+    def gives(self) -> str:
+        """Its files that can be given, for people."""
+
+    def recognises(self, file: ConfigFile) -> bool:
+        """Whether a file can be nobody else's."""
+
+    def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
+        """Read its files, and those that they name; raises `UserError` for what is not one of its own."""
+
+    def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
+        """Fill the draft of a recipe, and yield what became of each setting, and of each default that differs here."""
+
+    def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
+        """Return what the trainer does with each clip in an epoch by its own rules; None if its source does not tell."""
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        """Return the captions that it shows with a clip; None if that is not known."""
+
+
+def convert_by_rules(
+    draft: ImportDraft, rules: Mapping[str, Rule], defaults: Mapping[str, Any], first: Sequence[str] = ()
+) -> Iterator[ImportedKey]:
+    """Convert all settings, and the defaults of those that the config leaves out.
+
+    Names of rules have `*` for numbers, and may end in `.*` for all settings below; the most exact one is used. FormerSettings
+    that match a name in `first`, in its order, come before the others, which may depend on them. A setting without a rule is
+    listed as unknown.
+    """
+    given = draft.settings.values
+    every = [(key, value, False) for key, value in given.items()]
+    every += [(key, value, True) for key, value in defaults.items() if key not in given]
+    rank = {pattern: number for number, pattern in enumerate(first)}
+    every.sort(key=lambda item: rank.get(_pattern(item[0]), len(rank)))
+    for key, value, is_default in every:
+        draft.begin(key, is_default=is_default)
+        rule = _rule(rules, key)
+        fate, remark = _UNKNOWN if rule is None else apply_rule(rule, value, draft)
+        value = "(not shown)" if _SECRET.search(key) else value
+        if not is_default:
+            yield ImportedKey(key, value, fate, remark)
+        elif fate in (Fate.TAKEN, Fate.NOT_POSSIBLE, Fate.TO_FILL_IN):
+            yield ImportedKey(key, value, fate, f"{remark} (a default of the trainer)")
+    draft.begin("")
+    for key, text in draft.settings.unread.items():
+        yield ImportedKey(key, text, Fate.UNREAD, "it is not a plain value, and configs are not run")
+
+
+_LONGEST_REMEDY = 200  # characters; a list of all models is no line
+_SECRET = re.compile(r"(?:^|[._])(?:\w+_)?token$|secret|password|api_?key|access_key|credential|webhook", re.IGNORECASE)
+_UNKNOWN = (Fate.NOT_POSSIBLE, "no such setting is known; look it up in docs/reference/recipe.md")
+
+
+def apply_rule(rule: Rule, value: Any, draft: ImportDraft) -> Outcome:
+    """Convert a value, which may be of any kind: strangers write lists for numbers, and words for both."""
+    try:
+        return rule(value, draft)
+    except UserError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
+        return Fate.TO_FILL_IN, "the value is not of the kind that the trainer takes: set it by hand"
+
+
+def _rule(rules: Mapping[str, Rule], key: str) -> Rule | None:
+    pattern = _pattern(key)
+    if (rule := rules.get(key) or rules.get(pattern)) is not None:
+        return rule
+    parts = pattern.split(".")
+    ends = (".".join([*parts[:length], "*"]) for length in reversed(range(1, len(parts))))
+    return next((rules[end] for end in ends if end in rules), None)
+
+
+def _pattern(key: str) -> str:
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", key)
+
+
+def choose_model(draft: ImportDraft, preset: str, weights: str | None = None) -> str:
+    """Put a model with its autoencoder, text encoder and objective into the draft, and return the assignment as text.
+
+    `weights` are a pipeline's folder or hub id, or the denoiser's file, instead of the published ones. Where each comes
+    from is the setting that is being converted.
+    """
+    draft.add(recipe_lines.model_lines(preset, registry.release_of(preset), weights))
+    draft.add(recipe_lines.objective_lines(preset, registry.release_of(preset)))
+    draft.set("model.name", preset)
+    return f'model.name = "{preset}"' + (f", {draft.set('model.weights', weights)}" if weights else "")
+
+
+def find_model(draft: ImportDraft, field: str, names: Iterable[str], also: Mapping[str, str] | None = None) -> str:
+    """Return the preset that the first known of some names means, unless another one was asked for.
+
+    `also` has the trainer's own names. Raises `UserError`, one line that names the model, if none is known.
+    """
+    if draft.request.model is not None:
+        return registry.preset_name(draft.request.model)
+    names = [name for name in names if name]
+    for name in names:
+        if (preset := (also or {}).get(name) or registry.find(name)) is not None:
+            return preset
+    try:
+        return registry.preset_name(names[0] if names else "", field)
+    except UserError as error:
+        unknown = error.problem == "there is no such model"
+        if unknown or len(error.remedy) > _LONGEST_REMEDY:
+            problem = "this model is not trained here" if unknown else error.problem
+            remedy = "docs/reference/models.md lists the models that are; --model NAME takes one of them in its place"
+            error.reword(field=error.field, problem=problem, remedy=remedy)
+        raise

@@ -1,0 +1,178 @@
+"""Sort the tensors of a file into updates of layers and others; of those that are no update here, tell what they are."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from reelworks.core.errors import UserError, first_few
+from reelworks.models import identify
+from reelworks.models.adapters import key_mapping, other_tensors, release_layers, text_encoders
+from reelworks.models.adapters.adapter_types.adapter_type import AdapterType
+from reelworks.models.storage.tensor_files import TensorFacts
+
+_WRITTEN = (torch.float32, torch.bfloat16, torch.float16)
+_BY_COLUMNS, _LACKING = "DoRAs by columns", "tensors of updates that lack a part"
+_NO_REMEDY = "name a file of a LoRA, LoKr, LoHa or OFT"
+
+
+@dataclass(frozen=True)
+class StoredLayer:
+    """A layer that a file has an update of.
+
+    Attributes:
+        stem: What the names of its tensors begin with.
+        name: The layer as it is spelt in the file, without the convention's prefix.
+        keys: Names of its tensors by kind.
+        shape: `[out, in]` of the update; no `out` for a rotation of inputs.
+        kernel: Sides of a convolution's kernel; empty for a linear layer.
+        rank: Its rank; None if the update is stored otherwise.
+        dtype: A type that holds its numbers and is one of those that are written.
+    """
+
+    stem: str
+    name: str
+    type: AdapterType
+    keys: Mapping[str, str]
+    shape: tuple[int, int]
+    kernel: tuple[int, ...]
+    rank: int | None
+    dtype: torch.dtype
+
+    @property
+    def text_encoder(self) -> str | None:
+        """The text encoder that it is a layer of; None for one of the network."""
+        return text_encoders.part_of(self.stem)
+
+    @property
+    def folded(self) -> str:
+        """Its name as all conventions spell it that have the same layers."""
+        name = text_encoders.in_kohya(self.stem) or self.stem if self.text_encoder else self.name
+        return name.replace(".", "_")
+
+
+@dataclass
+class Contents:
+    """The tensors of a file.
+
+    Attributes:
+        layers: Updates of layers.
+        others: Names of tensors that are no update here, by what they are.
+        problems: Errors that a damaged file ends in where its updates are used.
+    """
+
+    layers: list[StoredLayer] = field(default_factory=list)
+    others: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    problems: list[UserError] = field(default_factory=list)
+
+    @classmethod
+    def sorted_from(cls, facts: Mapping[str, TensorFacts]) -> Contents:
+        """Sort the tensors of a file."""
+        found: dict[str, dict[str, str]] = defaultdict(dict)
+        unknown = []
+        for key in facts:
+            target = key_mapping.split_ending(key)
+            if target is None or target[1] in found[target[0]]:
+                unknown.append(key)
+            else:
+                found[target[0]][target[1]] = key
+        contents, spoiled = cls(), {other_tensors.layer_of(key, found) for key in unknown}
+        for stem, keys in found.items():
+            if stem not in spoiled:
+                contents._add(stem, keys, facts)
+        for key in (*unknown, *(key for stem in spoiled if stem for key in found[stem].values())):
+            contents.others[other_tensors.kind_of(key)].append(key)
+        names = Counter(layer.folded for layer in contents.layers)
+        if twice := [name for name, count in names.items() if count > 1]:
+            contents.problems.append(
+                damaged(f"it has several updates of one layer, under other prefixes: {first_few(twice)}")
+            )
+        return contents
+
+    def _add(self, stem: str, keys: dict[str, str], facts: Mapping[str, TensorFacts]) -> None:
+        """Add the tensors of a layer as its update, or as others."""
+        kind, lengths = key_mapping.type_of(keys), keys.get("magnitude_vector")
+        is_by_columns = lengths is not None and release_layers.is_by_columns(facts[lengths].shape)
+        if kind is not None and not is_by_columns:
+            try:
+                self.layers.append(_layer(stem, kind, keys, facts))
+                return
+            except UserError as error:
+                self.problems.append(error)
+        for key in keys.values():
+            what = _BY_COLUMNS if kind is not None and is_by_columns else other_tensors.kind_of(key)
+            self.others[_LACKING if kind is None and key_mapping.is_part(keys) else what].append(key)
+
+    def require_updates(self, facts: Mapping[str, TensorFacts]) -> None:
+        """Refuse a file that is damaged, or without updates of layers."""
+        if self.problems:
+            raise self.problems[0]
+        if not self.layers:
+            raise _without_updates(facts, self.others)
+
+    def describe(self, verb: str, chosen: Callable[[str], bool]) -> list[str]:
+        """Return a sentence with the verb for each kind of chosen tensors that are no update here."""
+        found = {what: [key for key in keys if chosen(key)] for what, keys in self.others.items()}
+        return [f"{verb}: {what} × {len(keys):,}: {first_few(keys)}" for what, keys in found.items() if keys]
+
+
+def _layer(stem: str, kind: AdapterType, keys: dict[str, str], facts: Mapping[str, TensorFacts]) -> StoredLayer:
+    """Return the update of a layer; raises `UserError` if its tensors do not belong together."""
+    shapes = {each: facts[key].shape for each, key in keys.items() if each != "alpha"}
+    dtypes = {facts[key].dtype for each, key in keys.items() if each != "alpha"}
+    try:
+        with torch.device("meta"):
+            meta: dict[str, Any] = {each: torch.empty(shape) for each, shape in shapes.items()}
+            rows, columns = kind.shape(kind.flat(meta))
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise damaged(f"the shapes of {stem} do not belong together: {shapes}") from error
+    if not all(math.prod(shape) for shape in shapes.values()):
+        raise damaged(f"{stem} has an update of rank 0")
+    if any(dtype is not None and not dtype.is_floating_point for dtype in dtypes):
+        raise UserError(
+            f"{stem} is stored in whole numbers, which are no update without their scales",
+            code="lora-unreadable",
+            remedy="name the file in bfloat16, float16 or float32",
+        )
+    kernel = max((shape[2:] for shape in shapes.values()), key=lambda sides: (math.prod(sides), len(sides)))
+    rank = kind.rank_of(kind.flat(meta))
+    return StoredLayer(
+        stem, key_mapping.layer_of(stem), kind, keys, (rows, columns), kernel, rank, written_dtype(dtypes)
+    )
+
+
+def written_dtype(dtypes: set[torch.dtype | None]) -> torch.dtype:
+    """Return a type that holds numbers of some types and is one of those that are written."""
+    if len(dtypes) == 1 and (one := next(iter(dtypes))) in _WRITTEN:
+        assert one is not None
+        return one
+    return torch.float32 if dtypes & {None, torch.float64, *_WRITTEN} else torch.bfloat16
+
+
+def _without_updates(facts: Mapping[str, TensorFacts], others: Mapping[str, Sequence[str]]) -> UserError:
+    """Return the error for a file that is used for its updates and has none."""
+    if not facts:
+        return UserError("it holds no tensors", code="lora-unreadable", remedy=_NO_REMEDY)
+    if _BY_COLUMNS in others:
+        return release_layers.refusal_of_columns()
+    if _LACKING in others:
+        some = others[_LACKING]
+        return damaged(f"its updates lack a part: {len(some):,} tensors are alone, such as {first_few(some)}")
+    shapes = {name: tensor.shape for name, tensor in facts.items()}
+    problem, remedy = ("", "") if identify.is_lora(shapes) else identify.what(shapes, for_field="lora.weights")
+    held = other_tensors.describe({what: len(keys) for what, keys in others.items()})
+    return UserError(
+        f"not a LoRA: {problem}" if problem else f"it holds no update that is read here: {held}",
+        code="not-a-lora",
+        remedy=remedy or _NO_REMEDY,
+    )
+
+
+def damaged(problem: str) -> UserError:
+    """Return the error for a file that is damaged."""
+    return UserError(problem, code="lora-unreadable", remedy="download or export it again")

@@ -1,0 +1,246 @@
+"""Add the updates of several files, each times a number, by concatenation or by singular values.
+
+The sum of B1 A1 and B2 A2 is [B1 B2] times A1 above A2: exact, and ranks add up. Its best approximation of a lower rank follows
+from these thin matrices too; the whole matrix is never built.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from reelworks.annexes.lora import base_network, convert, output
+from reelworks.annexes.lora.adapter_file import AdapterFile, open_adapter
+from reelworks.annexes.lora.contents import StoredLayer, written_dtype
+from reelworks.annexes.lora.output import NewAdapterFile, new_adapter_file
+from reelworks.annexes.lora.request import MergeLorasRequest
+from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio
+from reelworks.core import files, log, requests
+from reelworks.core.errors import UserError, first_few
+from reelworks.models.adapters import low_rank, other_tensors
+from reelworks.models.adapters.adapter_types.registry import LORA
+from reelworks.models.adapters.low_rank import LowRank
+from reelworks.models.export import export
+
+
+class _Weighted(NamedTuple):
+    """A file, and what its updates are multiplied by."""
+
+    file: AdapterFile
+    weight: float
+
+
+class _Term(NamedTuple):
+    """A layer of a file."""
+
+    file: AdapterFile
+    weight: float
+    layer: StoredLayer
+
+
+@requests.telling(MergeLorasRequest)
+def merge(request: MergeLorasRequest) -> LoraResult:
+    """Write the sum of the updates of files as one LoRA; layers that a file lacks count nothing there.
+
+    LoHas and LoKrs take part as the products that they are, as long as these are smaller than the weights.
+
+    Raises:
+        UserError: A file is damaged, the files are of different networks, or an update has no sum.
+    """
+    with new_adapter_file(request.output, request.overwrite) as new, ExitStack() as stack:
+        notes: list[str] = []
+        weighted = _opened(request, stack, notes)
+        first = weighted[0].file
+        dtype = None if request.dtype is None else export.DTYPES[request.dtype]
+        results: list[LayerResult] = []
+        layers = _layers(weighted, request.model)
+        with log.stage("adding", lambda: f"{len(results)} of {len(layers)} layers"):
+            for terms in layers:
+                results.append(_merged(terms, new, request.rank, dtype))
+        notes += _bases(weighted) + _add_differences(weighted, new, dtype)
+        remark = "merged: " + ", ".join(f"{Path(each.path).name}={each.weight:g}" for each in request.weighted)
+        return output.finish(new, first, results, remark=remark, notes=notes, former=_common_header(weighted))
+
+
+def _opened(request: MergeLorasRequest, stack: ExitStack, notes: list[str]) -> list[_Weighted]:
+    """Open all files, those of other conventions as converted ones, which has what is left out among the notes."""
+    found: list[_Weighted] = []
+    for path, weight in request.weighted:
+        file = stack.enter_context(open_adapter(path, "files"))
+        for layer in file.layers:
+            if layer.type.depends_on_weight(layer.keys):
+                raise layer.type.no_answer()
+        if found and not _names_alike(found[0].file, file):
+            file = _converted(found[0].file, file, request, stack, notes)
+        found.append(_Weighted(file, weight))
+    return found
+
+
+def _names_alike(first: AdapterFile, other: AdapterFile) -> bool:
+    """Whether two files surely spell layers alike: in one convention, or where one file has the layers of the other."""
+    if first.convention is other.convention is not None:
+        return True
+    if not other.has_network and first.convention is None:
+        return True  # names of text encoders say what they are
+    names, others = ({layer.folded for layer in file.layers} for file in (first, other))
+    return names <= others or others <= names
+
+
+def _converted(
+    first: AdapterFile, other: AdapterFile, request: MergeLorasRequest, stack: ExitStack, notes: list[str]
+) -> AdapterFile:
+    """Return a file in the convention of the first one, exactly, from a temporary file beside the output."""
+    if first.convention is None:
+        raise UserError(
+            f"its names are those of another convention than those of {first.source}, which have no prefix",
+            code="lora-conventions-differ",
+            field="files",
+            value=other.source,
+            remedy="convert both with `reelworks lora convert`",
+        )
+    with files.writing("output", request.output):
+        request.output.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=request.output.parent, prefix=".merge-")))
+    with new_adapter_file(folder / "converted.safetensors", overwrite=False) as new:
+        try:
+            converted = convert.write_as(other, new, first.convention, request.model, torch.float32)
+            notes += converted.notes
+            (path,) = converted.files
+        except UserError as error:
+            raise UserError(
+                f"it has another convention than {first.source}, and cannot be converted: {error.problem}",
+                code=error.code,
+                field="model" if error.field == "model" else "files",
+                value=other.source,
+                remedy=error.remedy,
+            ) from error
+    return stack.enter_context(open_adapter(str(path), "files"))
+
+
+def _layers(weighted: list[_Weighted], model: str | None) -> list[list[_Term]]:
+    """Return the layers of all files, those of the same name together.
+
+    Raises:
+        UserError: A layer has several shapes, or the files have no layer in common and are of no common network.
+    """
+    by_name: dict[str, list[_Term]] = defaultdict(list)
+    for file, weight in weighted:
+        for layer in file.layers:
+            by_name[layer.folded].append(_Term(file, weight, layer))
+    for terms in by_name.values():
+        shapes = {term.layer.shape for term in terms}
+        if len(shapes) > 1:
+            raise UserError(
+                f"of another network than {weighted[0].file.source}: {terms[-1].layer.stem} has the shapes "
+                f"{' and '.join(map(str, sorted(shapes)))}",
+                code="lora-does-not-fit",
+                field="files",
+                value=terms[-1].file.source,
+                remedy="merge files of one network",
+            )
+    _require_one_network(weighted, by_name, model)
+    return [*by_name.values()]
+
+
+def _require_one_network(weighted: list[_Weighted], by_name: dict[str, list[_Term]], model: str | None) -> None:
+    shared = {id(term.file) for terms in by_name.values() if len(terms) > 1 for term in terms}
+    of_networks = [file for file, _ in weighted if file.has_network]
+    alone = [file for file in of_networks if id(file) not in shared]
+    if len(of_networks) < 2 or not alone:
+        return  # text encoders go with any network
+    candidates = [{*found.names} for file in of_networks if (found := base_network.closest_to(file, model)).is_whole]
+    if len(candidates) < len(of_networks) or not set.intersection(*candidates):
+        told = [first_few(sorted(names)) for names in candidates]
+        raise UserError(
+            f"no layer of it is in another file, and no known network has the layers of all ({' and '.join(told) or 'none'})",
+            code="lora-does-not-fit",
+            field="files",
+            value=alone[0].source,
+            remedy="merge files of one network",
+        )
+
+
+def _merged(terms: list[_Term], new: NewAdapterFile, rank: int | None, dtype: torch.dtype | None) -> LayerResult:
+    exact = low_rank.add([_factors(term) for term in terms])
+    product, missing = exact, 0.0
+    if rank is not None and rank < exact.rank:
+        spectrum = low_rank.spectrum(exact)
+        product, missing = spectrum.truncate(rank), spectrum.left_out(rank)
+    first = terms[0]
+    stem, kernel = first.file.stem_of(first.layer), max((term.layer.kernel for term in terms), key=len)
+    written_as = dtype or _widest([term.layer.dtype for term in terms])
+    written = new.add_product(stem, product, written_as, first.file.names, kernel)
+    norm = exact.norm()
+    error = ratio(math.hypot(missing, product.distance(written)), norm)
+    return LayerResult(stem, LORA.name, written.rank, norm, error)
+
+
+def _add_differences(weighted: list[_Weighted], new: NewAdapterFile, dtype: torch.dtype | None) -> list[str]:
+    """Write the sums of differences of weights and biases, and return notes on these, and on other tensors without a sum.
+
+    A difference of a weight that has an update too is left out: readers take one of the two.
+    """
+    terms: dict[str, list[tuple[_Weighted, str]]] = defaultdict(list)
+    for each in weighted:
+        for key in each.file.others:
+            target, name = other_tensors.added_to(key), each.file.renamed(key)
+            if target is not None and (target[1] == "bias" or each.file.renamed(target[0]) not in new.layers):
+                terms[name].append((each, key))
+    held: set[tuple[int, str]] = set()
+    for name, each_term in terms.items():
+        facts = [each.file.facts[key] for each, key in each_term]
+        if len({fact.shape for fact in facts}) == 1:
+            values = [each.weight * each.file.read_other(key).float() for each, key in each_term]
+            new.add(name, sum(values[1:], values[0]), dtype or written_dtype({fact.dtype for fact in facts}))
+            held |= {(id(each.file), key) for each, key in each_term}
+    notes = []
+    for file, _ in weighted:
+        own = {key for key in file.others if (id(file), key) in held}
+        notes += [f"{file.source}: {told}" for told in file.contents.describe("added", own.__contains__)]
+        notes += file.left_out(own)
+    return notes
+
+
+def _factors(term: _Term) -> LowRank:
+    """Return an update as a product times its weight; refuses one that is as large as the weight that it is added to."""
+    layer, (rows, columns) = term.layer, term.layer.shape
+    kinds = term.file.read(layer)
+    with term.file.telling():
+        product = layer.type.factors(kinds)
+    if layer.type is not LORA and product.rank * (rows + columns) >= rows * columns:
+        raise UserError(
+            f"the {layer.type.name} of {layer.stem} is a product of rank {product.rank}, as large as the weight itself, and sums "
+            f"of {layer.type.name}s are none",
+            code="adapter-without-sum",
+            field="files",
+            value=term.file.source,
+            remedy="make a LoRA of it first with `reelworks lora resize`",
+        )
+    return product.scaled(term.weight)
+
+
+def _widest(dtypes: list[torch.dtype]) -> torch.dtype:
+    widest = dtypes[0]
+    for dtype in dtypes[1:]:
+        widest = torch.promote_types(widest, dtype)
+    return widest
+
+
+def _bases(weighted: list[_Weighted]) -> list[str]:
+    """Return a note for each file whose header names other base weights than that of the first."""
+    first = weighted[0].file
+    others = [file for file, _ in weighted[1:] if base_network.describes_another(first, file)]
+    return [f"{file.source} was trained on another base than {first.source}, by their headers" for file in others]
+
+
+def _common_header(weighted: list[_Weighted]) -> dict[str, str]:
+    """Return the fields that the headers of all files have alike, and the names of the files for ModelSpec."""
+    first, *others = (file.header for file, _ in weighted)
+    common = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    return common | {"modelspec.merged_from": ", ".join(Path(file.source).name for file, _ in weighted)}

@@ -1,0 +1,197 @@
+"""Write the file of an adapter layer by layer, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from reelworks.annexes.lora.adapter_file import AdapterFile
+from reelworks.annexes.lora.results import LayerResult, LoraResult
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.data.checkpoint import safetensors_header
+from reelworks.data.checkpoint.safetensors_header import TensorRange
+from reelworks.models.adapters.adapter_types.adapter_type import AdapterType
+from reelworks.models.adapters.adapter_types.registry import LORA
+from reelworks.models.adapters.conventions import Convention
+from reelworks.models.adapters.key_mapping import METADATA
+from reelworks.models.adapters.low_rank import LowRank
+from reelworks.models.export import export, safetensors_file
+
+_FIELD = "output"
+# Fields of a header that are true of one file only.
+_OF_THE_FILE = ("sshs_model_hash", "sshs_legacy_hash", "modelspec.hash_sha256", METADATA, "format")
+
+
+class WrittenLayer(NamedTuple):
+    """The update of a layer in a file."""
+
+    type: AdapterType
+    rank: int | None
+    dora: bool = False
+
+
+class NewAdapterFile:
+    """A file that is being written; its tensors wait in an unnamed file on the same disk, since a header comes first."""
+
+    def __init__(self, target: Path, stack: ExitStack) -> None:
+        self.target, self._stack = target, stack
+        self._entries: dict[str, tuple[TensorRange, int]] = {}
+        self.layers: dict[str, WrittenLayer] = {}  # by what the names of their tensors begin with
+
+    @cached_property
+    def _spool(self) -> IO[bytes]:
+        """An unnamed file, made for the first tensor, so that a mistake leaves no folder behind."""
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        spool = tempfile.TemporaryFile(dir=self.target.parent)  # noqa: SIM115
+        self._stack.callback(_close, spool)
+        return spool
+
+    def add(self, name: str, value: Tensor, dtype: torch.dtype) -> None:
+        """Add a tensor."""
+        self.add_as_stored(name, export.cast(name, value, dtype))
+
+    def add_as_stored(self, name: str, value: Tensor) -> None:
+        """Add a tensor of any type as it is."""
+        with files.writing(_FIELD, self.target):
+            self._entries[name] = TensorRange(name, value.dtype, tuple(value.shape)), self._spool.tell()
+            self._spool.write(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+    def add_layer(self, stem: str, named: Mapping[str, Tensor], layer: WrittenLayer, dtype: torch.dtype) -> None:
+        """Add the tensors of a layer by their names in the file; alphas, which are counts, stay in float32."""
+        for name, value in named.items():
+            self.add(name, value, torch.float32 if name.endswith(".alpha") else dtype)
+        self.layers[stem] = layer
+
+    def add_product(
+        self, stem: str, product: LowRank, dtype: torch.dtype, convention: Convention, kernel: Sequence[int] = ()
+    ) -> LowRank:
+        """Add the update of a layer as a LoRA of scale 1, and return it as it is written."""
+        kinds = {kind: export.cast(f"{stem}.{kind}", value, dtype) for kind, value in product._asdict().items()}
+        shaped = LORA.with_kernel(kinds, kernel)
+        self.add_layer(stem, LORA.named(stem, shaped, convention), WrittenLayer(LORA, product.rank), dtype)
+        return LowRank(kinds["B"].float(), kinds["A"].float())
+
+    def finish(self, header: Mapping[str, str]) -> list[Path]:
+        """Write the file, replacing one that is there, and return its path."""
+        entries = safetensors_header.ordered(entry for entry, _ in self._entries.values())
+        with files.writing(_FIELD, self.target):
+            self._spool.flush()
+            return safetensors_file.write(
+                self.target, entries, map(self._read, entries), {"format": "pt"} | dict(header)
+            )
+
+    def _read(self, entry: TensorRange) -> Tensor:
+        if not entry.num_bytes:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        self._spool.seek(self._entries[entry.name][1])
+        return torch.frombuffer(bytearray(self._spool.read(entry.num_bytes)), dtype=entry.dtype).reshape(entry.shape)
+
+
+@contextmanager
+def new_adapter_file(target: Path, overwrite: bool) -> Iterator[NewAdapterFile]:
+    """Begin a file; refuses one that exists unless it may be overwritten, and tells of a disk that is full."""
+    require_target(target, overwrite)
+    with ExitStack() as stack:
+        yield NewAdapterFile(target, stack)
+
+
+def _close(spool: IO[bytes]) -> None:
+    with suppress(OSError):  # of a disk that is full, once more
+        spool.close()
+
+
+def require_target(target: Path, overwrite: bool) -> None:
+    """Refuse a file that is not to be written, before anything is read."""
+    if target.suffix != ".safetensors" or target.is_dir():
+        raise UserError(
+            "LoRA files are written as .safetensors",
+            code="output-file-invalid",
+            field=_FIELD,
+            value=str(target),
+            remedy=f"name a file, such as {target.stem or 'lora'}.safetensors",
+        )
+    index = target.with_name(target.name + safetensors_file.INDEX_SUFFIX)
+    if (target.exists() or index.exists()) and not overwrite:
+        raise exists_already(target)
+
+
+def exists_already(target: Path) -> UserError:
+    """Return the error for an output that is there."""
+    return UserError(
+        "it exists already",
+        code="output-file-invalid",
+        field=_FIELD,
+        value=str(target),
+        remedy="give --overwrite to replace it, or name another one",
+    )
+
+
+def finish(
+    new: NewAdapterFile,
+    file: AdapterFile,
+    layers: Sequence[LayerResult],
+    *,
+    remark: str,
+    notes: Sequence[str] = (),
+    former: Mapping[str, str] | None = None,
+) -> LoraResult:
+    """Write the header, of which a file of LoRAs in the convention of an open one has most, and return the result."""
+    header = header_of(file.header if former is None else former, new.layers, remark)
+    if file.convention is not None and file.convention.is_peft:
+        header |= peft_settings(new.layers)
+    name = None if file.convention is None else file.convention.name
+    return LoraResult.of_layers(new.finish(header), name, layers, notes)
+
+
+def header_of(former: Mapping[str, str], layers: Mapping[str, WrittenLayer], remark: str = "") -> dict[str, str]:
+    """Return the header of a file of updates of scale 1: what a former one says, with what is different now.
+
+    `remark` goes before the comment of the training, where kohya's readers look.
+    """
+    header = {key: value for key, value in former.items() if key not in _OF_THE_FILE}
+    ranks = {layer.rank for layer in layers.values()}
+    dim = str(*ranks) if len(ranks) == 1 else "Dynamic"
+    header |= {"ss_network_dim": dim, "ss_network_alpha": dim}
+    if former.get("ss_network_module", "").startswith("lycoris") and {layer.type for layer in layers.values()} == {
+        LORA
+    }:
+        header["ss_network_module"] = "networks.lora"
+        header.pop("ss_network_args", None)
+    if comment := "; ".join(filter(None, [remark, former.get("ss_training_comment")])):
+        header["ss_training_comment"] = comment
+    return header
+
+
+def peft_settings(layers: Mapping[str, WrittenLayer]) -> dict[str, str]:
+    """Return the header field with peft's settings of LoRAs, by the part of the pipeline that their names begin with."""
+    parts: dict[str, dict[str, WrittenLayer]] = defaultdict(dict)
+    for stem, layer in layers.items():
+        part, _, name = stem.partition(".")
+        parts[part][name] = layer
+    settings: dict[str, object] = {}
+    for part, own in parts.items():
+        ranks = {name: layer.rank for name, layer in own.items()}
+        common = Counter(ranks.values()).most_common(1)[0][0]
+        dora = any(layer.dora for layer in own.values())
+        found: dict[str, object] = {"r": common, "lora_alpha": common, "target_modules": sorted(own), "use_dora": dora}
+        if len({*ranks.values()}) > 1:
+            # The longest names first: peft takes the first key that a layer's name is or ends with.
+            by_layer = {name: ranks[name] for name in sorted(ranks, key=len, reverse=True)}
+            found |= {"rank_pattern": by_layer, "alpha_pattern": by_layer}
+        settings |= {f"{part}.{key}": value for key, value in found.items()}
+    return {METADATA: json.dumps(settings)}
+
+
+def settings_field(settings: Mapping[str, object], part: str) -> dict[str, str]:
+    """Return the header field with peft's settings of a part of the pipeline."""
+    return {METADATA: json.dumps({f"{part}.{key}": value for key, value in settings.items()})}

@@ -1,0 +1,88 @@
+"""State that all parts of the page share: the folders, the jobs, and what was read of runs."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated
+
+from cachetools import LRUCache, cachedmethod
+from fastapi import Depends, Request
+
+from reelworks.annexes.page.datasets import Datasets
+from reelworks.annexes.page.event_index import EventIndex
+from reelworks.annexes.page.jobs import Jobs
+from reelworks.annexes.page.library import Library
+from reelworks.annexes.page.plan_sessions import PlanSessions
+from reelworks.annexes.page.thumbnails import Pictures
+from reelworks.annexes.page.workspace import Workspace
+from reelworks.data.run.folder import RunFolder
+
+_MOST_INDICES = 64
+_AT_ONCE = 1 << 24  # bytes of events read before others get a turn
+
+
+class Context:
+    """The page's state; what it reads of the folders is read again when it changes."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.jobs = Jobs(workspace.state_folder / "jobs")
+        opened = Datasets()
+        self.library = Library(workspace, opened)
+        self.pictures = Pictures(workspace)
+        self.plans = PlanSessions(workspace, opened)
+        self._indices: LRUCache[Path, EventIndex] = LRUCache(_MOST_INDICES)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._reader = threading.Thread(target=self._read_ahead, name="events", daemon=True)
+
+    def start(self) -> None:
+        """Start queued jobs, and begin to read the events of runs."""
+        self.jobs.start()
+        self._reader.start()
+
+    def close(self) -> None:
+        """Stop the page's own threads; jobs go on."""
+        self._stop.set()
+        self.jobs.close()
+        self.library.close()
+        self.pictures.close()
+        self._reader.join()
+
+    def index(self, run: RunFolder) -> EventIndex:
+        """Return the index of a run's events, as far as it was read; little that is new is read at once."""
+        index = self._index(run.path)
+        index.update(_AT_ONCE)
+        return index
+
+    @cachedmethod(attrgetter("_indices"), lock=attrgetter("_lock"))
+    def _index(self, run: Path) -> EventIndex:
+        return EventIndex(RunFolder(run).events_file)
+
+    def _read_ahead(self) -> None:
+        """Read events that are not read yet, so that runs of a million steps are ready when they are opened."""
+        while not self._stop.wait(0.2):
+            with suppress(OSError):
+                for path in list(self.workspace.index().runs.values())[:_MOST_INDICES]:
+                    index = self.index(RunFolder(path))
+                    while not index.complete and not self._stop.is_set():
+                        index.update(_AT_ONCE)
+                self._stop.wait(2.0)
+
+
+async def _of_request(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+PageContext = Annotated[Context, Depends(_of_request)]
+
+
+def _run_of_key(context: PageContext, key: str) -> RunFolder:
+    return context.workspace.run(key)
+
+
+PageRun = Annotated[RunFolder, Depends(_run_of_key)]

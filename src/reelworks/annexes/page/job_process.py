@@ -1,0 +1,31 @@
+"""Run a job's command, and write into its file which process it is and how it ended."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from reelworks.annexes.page import jobs
+from reelworks.data.run.process import Process
+
+
+def main() -> None:
+    """Run the command of the job whose file is the only argument."""
+    path = Path(sys.argv[1])
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # the command alone is asked to end; handlers are not inherited
+    job = jobs.read(path)
+    process = subprocess.Popen([sys.executable, "-m", "reelworks", *job.arguments])
+    job = replace(job, process=Process.running(process.pid), writer=Process.here())
+    jobs.write(path, job)
+    code = process.wait()
+    state: jobs.State = "done" if code == 0 else "stopped" if code in (jobs.REQUEUE, -signal.SIGTERM) else "failed"
+    jobs.write(path, replace(job, state=state, code=code, ended=time.time()))
+
+
+if __name__ == "__main__":
+    main()

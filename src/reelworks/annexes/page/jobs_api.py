@@ -1,0 +1,94 @@
+"""Routes of the queue: jobs that were started from the page, their output, and starting a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+
+from reelworks.annexes.page.context import Context, PageContext
+from reelworks.annexes.page.jobs import PageJob
+from reelworks.core import files, trust, user_files
+from reelworks.demo import sample_recipe
+
+Json = dict[str, Any]
+
+
+def to_json(context: Context, job: PageJob) -> Json:
+    """Return a job with its last error."""
+    return asdict(job) | {"error": context.jobs.error(job) if job.state == "failed" else ""}
+
+
+def add_job(context: Context, kind: str, title: str, arguments: Sequence[str], subject: str = "") -> Json:
+    """Queue a command of `reelworks` in the first folder, and return its job."""
+    return to_json(context, context.jobs.add(kind, title, arguments, context.workspace.roots[0], subject=subject))
+
+
+def require_trust(recipe: Path) -> None:
+    """Raise `UserError` for code that a recipe names and that was not agreed to yet: a job cannot ask."""
+    for key, entries in _code_of(recipe).items():
+        for path in trust.untrusted(entries):
+            raise trust.refusal(path, key)
+
+
+def _code_of(recipe: Path) -> dict[str, list[str]]:
+    """Return the entries of a recipe that may name code, by key; nothing of one that is wrong, which training tells."""
+    found: dict[str, list[str]] = {}
+    for table, name in (("samples", "metrics"), ("data", "measures")):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            entries = user_files.read_toml(recipe)[table][name]
+            found[f"{table}.{name}"] = [entry for entry in entries if isinstance(entry, str)]
+    return found
+
+
+routes = APIRouter()
+
+
+@routes.get("/jobs")
+def list_jobs(context: PageContext) -> list[Json]:
+    return [to_json(context, job) for job in reversed(context.jobs.list())]
+
+
+@routes.get("/jobs/{id}")
+def get_job(context: PageContext, id: str) -> Json:
+    return to_json(context, context.jobs.get(id)) | {"output": context.jobs.tail(id), "result": context.jobs.result(id)}
+
+
+@routes.post("/jobs/{id}/stop")
+def stop_job(context: PageContext, id: str) -> Json:
+    return to_json(context, context.jobs.stop(id))
+
+
+@routes.get("/recipes")
+def list_recipes(context: PageContext) -> list[Json]:
+    found = context.workspace.index().recipes
+    return [{"key": key, "name": path.stem, "path": context.workspace.label(path)} for key, path in found.items()]
+
+
+@routes.post("/recipes/{key}/trust")
+def trust_code(context: PageContext, key: str) -> None:
+    """Trust the code that a recipe or a run's recipe names; no path comes from the browser."""
+    entries = _code_of(context.workspace.recipe(key)).values()
+    trust.add(trust.untrusted(chain.from_iterable(entries)))
+
+
+@routes.post("/recipes/{key}/train")
+def train(context: PageContext, key: str) -> Json:
+    path = context.workspace.recipe(key)
+    require_trust(path)
+    return add_job(context, "train", context.workspace.label(path), ("train", str(path)), key)
+
+
+@routes.post("/sample")
+def make_sample(context: PageContext) -> Json:
+    """Make sample footage, and write the recipe for it, in the first folder."""
+    recipe = context.workspace.roots[0] / "shapes.toml"
+    if not recipe.exists():
+        files.write_bytes(recipe, sample_recipe.path("first-run").read_bytes())
+    title = f"into {sample_recipe.FOOTAGE}"
+    return add_job(context, "demo-data", title, ("demo-data", sample_recipe.FOOTAGE))

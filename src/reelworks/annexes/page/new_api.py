@@ -1,0 +1,273 @@
+"""New recipes: footage from the browser, a LoRA's recipe for it, and any recipe as form and text."""
+
+from __future__ import annotations
+
+import copy
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from reelworks.annexes.page import recipe_files, recipe_form, uploads
+from reelworks.annexes.page.context import Context, PageContext
+from reelworks.annexes.page.jobs_api import add_job
+from reelworks.annexes.page.workspace import key_of
+from reelworks.core import toml
+from reelworks.core.errors import UserError
+from reelworks.data.media import formats
+from reelworks.models import registry
+from reelworks.models.family import Preset
+from reelworks.training.recipe import toml_text
+from reelworks.training.recipe.recipe import Recipe
+
+Json = dict[str, Any]
+_MOST_COUNTED = 20_000  # files of a folder
+
+
+class LoraForm(BaseModel):
+    """Make the recipe of a LoRA for a folder of footage.
+
+    Attributes:
+        folder: Key of the folder of footage.
+        companions: Keys of folders of companions, by kind.
+        name: Name of the recipe.
+    """
+
+    folder: str
+    model: str = Field(min_length=1, max_length=200)
+    trigger: str = Field(default="", max_length=200)
+    vram_gb: float | None = Field(default=None, ge=1, le=100_000)
+    weights: str = Field(default="", max_length=1000)
+    companions: dict[Literal["control", "source", "mask"], str] = {}
+    name: str
+    overwrite: bool = False
+
+
+class RecipeEdit(BaseModel):
+    """A key to set or remove: a plain value, or one as it is written in TOML."""
+
+    path: list[str | int] = Field(min_length=1, max_length=12)
+    value: str | float | int | bool | None = None
+    toml: str | None = None
+    remove: bool = False
+
+
+class RecipeDraft(BaseModel):
+    """A text with changes to make in it."""
+
+    text: str
+    changes: list[RecipeEdit] = []
+
+
+class SaveText(BaseModel):
+    """A recipe's text to save; under another name if one is given."""
+
+    text: str
+    digest: str
+    name: str | None = None
+    overwrite: bool = False
+
+
+routes = APIRouter(prefix="/new")
+
+
+@routes.get("/models")
+def list_models() -> list[Json]:
+    return [_model(name, preset) for name, preset in registry.PRESETS.items()]
+
+
+@routes.get("/folders")
+def list_folders(context: PageContext) -> list[Json]:
+    counted = ((key, path, _count(path)) for key, path in context.workspace.index(again=True).folders.items())
+    return [
+        {"key": key, "path": context.workspace.label(path), **counts}
+        for key, path, counts in counted
+        if counts["media"]
+    ]
+
+
+@routes.put("/footage/{name}/{file:path}")
+async def upload(context: PageContext, name: str, file: str, request: Request) -> Json:
+    path = uploads.target(context.workspace, name, file)
+    size = await uploads.receive(request, path)
+    return {"bytes": size, "folder": key_of(context.workspace.roots[0] / uploads.FOLDER / name)}
+
+
+@routes.post("/lora")
+def make_lora(context: PageContext, wish: LoraForm) -> Json:
+    root = context.workspace.roots[0]
+    path = recipe_files.new_path(context.workspace, root, wish.name, overwrite=wish.overwrite)
+    arguments = [
+        "new",
+        "lora",
+        f"--model={wish.model}",
+        f"--data={_below(root, context.workspace.folder(wish.folder))}",
+    ]
+    arguments += [f"--trigger={wish.trigger}"] * bool(wish.trigger)
+    arguments += [f"--weights={wish.weights}"] * bool(wish.weights)
+    arguments += [f"--vram={wish.vram_gb:g}"] if wish.vram_gb is not None else []
+    arguments += [f"--{kind}={_below(root, context.workspace.folder(key))}" for kind, key in wish.companions.items()]
+    arguments += ["--force"] * wish.overwrite
+    arguments += [f"--output={path.relative_to(root)}", "--json"]
+    return add_job(context, "new", path.stem, arguments, key_of(path))
+
+
+@routes.get("/form")
+def get_form() -> list[Json]:
+    return list(recipe_form.sections())
+
+
+@routes.get("/recipe/{key}")
+def get_recipe(context: PageContext, key: str) -> Json:
+    read = recipe_files.read(context.workspace, key)
+    about: Json = {"key": key, "name": read.name, "path": context.workspace.label(read.path), "digest": read.digest}
+    about["is_of_run"] = read.is_of_run
+    return about | _check(context, read.text, read.path)
+
+
+@routes.post("/recipe/{key}/draft")
+def check_draft(context: PageContext, key: str, draft: RecipeDraft) -> Json:
+    path = context.workspace.recipe(key)
+    if not draft.changes:
+        return _check(context, draft.text, path)
+    try:
+        values, problem = _edit_values(draft)
+    except UserError as error:
+        return _check(context, draft.text, path) | {"problem": error.to_json()}
+    found = _check(context, toml_text.rewrite(draft.text, values), path)
+    return found if problem is None else found | {"problem": problem.to_json()}
+
+
+@routes.post("/recipe/{key}/save")
+def save(context: PageContext, key: str, wish: SaveText) -> Json:
+    read = recipe_files.read(context.workspace, key)
+    values, _ = recipe_files.parse_text(wish.text, read.path)
+    if wish.name is None:
+        recipe_files.save(read, wish.text, wish.digest)
+        return {"key": key, "path": context.workspace.label(read.path)}
+    shown = recipe_files.RecipeText(read.path, wish.text, values)
+    path = recipe_files.save_as(context.workspace, shown, values, wish.name, overwrite=wish.overwrite)
+    return {"key": key_of(path), "path": context.workspace.label(path)}
+
+
+def _below(root: Path, path: Path) -> Path:
+    """Return a path as recipes in the first root name it: relative if it lies inside, so that the root can be moved."""
+    return path.relative_to(root) if path.is_relative_to(root) else path
+
+
+def _model(name: str, preset: Preset) -> Json:
+    """Return what is known of a model without torch."""
+    conditioning = preset.config.conditioning
+    release = registry.release_of(name)
+    return {
+        "name": name,
+        "family": registry.family_of(name).name,
+        "also": [short for short, meant in registry.SHORT_NAMES.items() if meant == name],
+        "weights": release.weights,
+        "published": preset.release is not None,
+        "side": release.side,
+        "lines": 0 if preset.config.pictures_only else release.lines,
+        "num_frames": release.num_frames,
+        "fps": preset.fps,
+        "distilled": release.distilled,
+        "needs": list(conditioning.needs),
+        "takes": list(conditioning.takes),
+        "sound": preset.sound is not None,
+    }
+
+
+def _count(folder: Path) -> Json:
+    """Count the pictures, videos and captions of a folder, those of the folders in it left out."""
+    counts = {"media": 0, "pictures": 0, "videos": 0, "captions": 0}
+    with suppress(OSError), os.scandir(folder) as entries:
+        for number, entry in enumerate(entries):
+            if number == _MOST_COUNTED:
+                break
+            kind = formats.kind_of(entry.name)
+            if entry.name.startswith("."):
+                continue
+            if kind is not None:
+                counts["media"] += 1
+                counts["videos" if kind == "video" else "pictures"] += 1
+            counts["captions"] += entry.name.endswith(".txt")
+    return counts
+
+
+def _check(context: Context, text: str, path: Path) -> Json:
+    """Return a text with its values, and what is wrong with them; with what training it needs and makes."""
+    found: Json = {"text": text, "values": None, "problem": None}
+    try:
+        found["values"], recipe = recipe_files.parse_text(text, path)
+    except UserError as error:
+        with suppress(toml.Invalid):
+            found["values"] = toml.parse(text)
+        return found | {"problem": error.to_json()}
+    output = context.workspace.roots[0] / recipe.output
+    return found | {"run": key_of(output), "output": recipe.output, "downloads": _downloads(recipe)}
+
+
+def _downloads(recipe: Recipe) -> list[str]:
+    """Return the hub ids that training takes weights from, unless they are in the cache already."""
+    parts: list[Any] = [recipe.model, recipe.autoencoder, recipe.text_encoder, recipe.sound]
+    named = [getattr(part, "weights", None) for part in parts if part is not None]
+    named.append(recipe.model.image_encoder)
+    presets = (name if name not in registry.PRESETS else registry.release_of(name).weights for name in named if name)
+    return [name for name in dict.fromkeys(presets) if name and _is_on_hub(name) and not _is_cached(name)]
+
+
+def _is_on_hub(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith(("/", ".")) and not Path(name).exists()
+
+
+def _is_cached(name: str) -> bool:
+    from huggingface_hub import constants
+
+    return (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "snapshots").exists()
+
+
+def _edit_values(draft: RecipeDraft) -> tuple[Json, UserError | None]:
+    """Return the values of a text after its edits, and what is wrong with one of these, which is left out.
+
+    All paths are those of the text, in which lists have no gaps yet.
+
+    Raises:
+        UserError: The text is not TOML.
+    """
+    try:
+        values = toml.parse(draft.text)
+    except toml.Invalid as error:
+        raise UserError(f"not TOML: {error}", code="not-toml", field="text", remedy="correct it") from error
+    problem = None
+    removed = sorted((c for c in draft.changes if c.remove), key=lambda c: [str(p).zfill(9) for p in c.path])
+    for change in [*(c for c in draft.changes if not c.remove), *reversed(removed)]:
+        field = ".".join(map(str, change.path))
+        try:
+            values = _apply(copy.deepcopy(values), change)
+        except toml.Invalid:
+            remedy = 'write it as in TOML: "a text", 1.5, true, or [1, 17]'
+            problem = UserError("this is no value", code="not-toml", field=field, value=change.toml, remedy=remedy)
+        except (LookupError, TypeError, AttributeError):
+            remedy = "load the page again"
+            problem = UserError("there is no such table", code="unknown-table", field=field, remedy=remedy)
+    return values, problem
+
+
+def _apply(values: Json, change: RecipeEdit) -> Json:
+    node: Any = values
+    *parents, last = change.path
+    for part, following in zip(parents, change.path[1:], strict=True):
+        if isinstance(node, dict) and not isinstance(node.get(str(part)), dict | list):
+            node[str(part)] = [] if isinstance(following, int) else {}  # `buckets = "auto"` becomes a table, too
+        node = node[part]
+    if change.remove:
+        del node[last]
+        return values
+    value = change.value if change.toml is None else toml.parse(f"value = {change.toml}")["value"]
+    if isinstance(node, list) and last == len(node):
+        node.append({} if value is None else value)
+    else:
+        node[last] = {} if value is None else value
+    return values

@@ -1,0 +1,143 @@
+"""Runs: what became of each, its curves, previews and checkpoints, and stopping and resuming it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from reelworks.annexes.page import comparing, learning, runs
+from reelworks.annexes.page.context import Context, PageContext, PageRun
+from reelworks.annexes.page.jobs_api import add_job, require_trust
+from reelworks.core import results
+from reelworks.core.errors import UserError
+from reelworks.data.run import lock
+from reelworks.reports import plots
+from reelworks.reports.previews import MEDIA
+
+Json = dict[str, Any]
+Sort = Literal["worst", "loss", "trend", "gain", "path"]
+_FOLLOW_SECONDS = 0.5
+_PING_SECONDS = 15.0
+
+
+routes = APIRouter()
+
+
+@routes.get("/runs")
+def list_runs(context: PageContext) -> list[Json]:
+    rows = [runs.line(context, key, path) for key, path in context.workspace.index().runs.items()]
+    return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"]))
+
+
+@routes.get("/runs/{key}")
+def get_run(context: PageContext, key: str, run: PageRun) -> Json:
+    return runs.overview(context, key, run)
+
+
+@routes.get("/runs/{key}/figures")
+def get_figures(context: PageContext, run: PageRun) -> list[Json]:
+    data = runs.data(context, run)
+    return [results.as_json(figure) for figure in plots.all_of(data)]
+
+
+@routes.get("/runs/{key}/coverage")
+def get_coverage(run: PageRun) -> list[Json]:
+    return runs.coverage(run)
+
+
+@routes.get("/runs/{key}/learning")
+def get_learning(
+    context: PageContext, key: str, run: PageRun, word: str = "", sort: Sort = "worst", offset: int = 0, limit: int = 60
+) -> Json:
+    return learning.wall(context, key, run, word=word, sort=sort, offset=offset, limit=limit)
+
+
+@routes.get("/runs/{key}/previews")
+def get_previews(context: PageContext, key: str, run: PageRun) -> list[Json]:
+    return runs.previews(context, key, run)
+
+
+@routes.get("/runs/{key}/samples/{name:path}")
+def get_sample(run: PageRun, name: str) -> FileResponse:
+    return _generated(run.samples_folder, name)
+
+
+@routes.get("/runs/{key}/measured")
+def get_measured(key: str, run: PageRun) -> Json | None:
+    return runs.measured(key, run)
+
+
+@routes.get("/runs/{key}/evaluations/{name:path}")
+def get_measured_clip(run: PageRun, name: str) -> FileResponse:
+    return _generated(run.evaluations_folder, name)
+
+
+def _generated(folder: Path, name: str) -> FileResponse:
+    path = (folder / name).resolve()
+    if not (path.is_relative_to(folder.resolve()) and path.suffix.lower() in MEDIA and path.is_file()):
+        raise UserError(
+            "there is no such preview", code="not-found", field="preview", value=name, remedy="load the page again"
+        )
+    return FileResponse(path, media_type=MEDIA[path.suffix.lower()])
+
+
+@routes.get("/runs/{key}/follow")
+async def follow_run(context: PageContext, key: str, run: PageRun, request: Request) -> StreamingResponse:
+    return StreamingResponse(_news(context, key, run.path, request), media_type="text/event-stream")
+
+
+@routes.get("/compare")
+def compare(context: PageContext, runs: str) -> Json:
+    return comparing.compare_runs(context, runs.split(","))
+
+
+@routes.post("/runs/{key}/stop")
+def stop_run(run: PageRun) -> Json:
+    owner = lock.holder(run.lock_file)
+    if owner is None:
+        raise UserError(
+            "nothing trains in this folder",
+            code="not-running",
+            field="run",
+            value=run.path.name,
+            remedy="resume it",
+        )
+    if not lock.signal_holder(run.lock_file, signal.SIGTERM):
+        raise UserError(
+            f"{owner} trains it, which this page cannot reach",
+            code="run-elsewhere",
+            field="run",
+            value=run.path.name,
+            remedy="press Ctrl-C where it was started, or cancel its job there: it saves and ends",
+        )
+    return {"asked": owner.process.pid}
+
+
+@routes.post("/runs/{key}/resume")
+def resume_run(context: PageContext, key: str, run: PageRun) -> Json:
+    require_trust(run.recipe_file)
+    arguments = ("train", str(run.recipe_file), "--output", str(run.path))
+    return add_job(context, "train", context.workspace.label(run.path), arguments, key)
+
+
+async def _news(context: Context, key: str, path: Path, request: Request) -> AsyncIterator[str]:
+    """Yield what has changed in a run: its last step and state; a comment now and then keeps the connection."""
+    former, quiet = "", 0.0
+    while not await request.is_disconnected():
+        now = json.dumps(await run_in_threadpool(runs.pulse, context, key, path))
+        if now != former:
+            former, quiet = now, 0.0
+            yield f"data: {now}\n\n"
+        elif quiet > _PING_SECONDS:
+            quiet = 0.0
+            yield ": still here\n\n"
+        await asyncio.sleep(_FOLLOW_SECONDS)
+        quiet += _FOLLOW_SECONDS

@@ -1,0 +1,79 @@
+"""Run the page's server on this machine's own address."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import webbrowser
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import uvicorn
+
+from reelworks.annexes.page import app
+from reelworks.annexes.page.workspace import Workspace
+from reelworks.core.errors import UserError
+from reelworks.data.run import lock
+
+ADDRESS = "127.0.0.1"
+DEFAULT_PORT = 8384
+_PORTS_TRIED = 20
+
+
+def serve(folders: list[Path], port: int | None, *, opens: bool, say: Callable[[str], None]) -> None:
+    """Serve the page until it is interrupted; trainings that it started go on.
+
+    Args:
+        folders: What the page may read; commands run in the first one.
+        port: Port of the loopback address; None takes the first free one from `DEFAULT_PORT` on.
+        opens: Whether to open the page in a browser.
+        say: Prints a line.
+
+    Raises:
+        UserError: A folder is missing, the port is taken, or another page serves the first folder.
+    """
+    workspace = Workspace(folders)
+    os.chdir(workspace.roots[0])  # paths in recipes are relative to it, as on the command line
+    remedy = "open its address, which it printed when it started, or stop it"
+    with (
+        lock.hold(workspace.state_folder / "lock", doing="page", field="FOLDER", remedy=remedy),
+        _socket(port) as bound,
+    ):
+        token = secrets.token_urlsafe(24)
+        address = f"http://{ADDRESS}:{bound.getsockname()[1]}/#token={token}"
+        config = uvicorn.Config(
+            app.build(list(workspace.roots), token),
+            log_level="error",
+            access_log=False,
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+        say(f"the page of {', '.join(map(str, workspace.roots))}: {address}")
+        say("Ctrl-C stops the page; trainings that it started go on")
+        if opens:
+            webbrowser.open(address)
+        with suppress(KeyboardInterrupt):  # the way to stop it, which uvicorn raises again when it has shut down
+            uvicorn.Server(config).run(sockets=[bound])
+
+
+def _socket(port: int | None) -> socket.socket:
+    tried = [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED)
+    for number in tried:
+        # By its protocol asyncio knows that small parts of answers are to be sent at once, and not 40 ms later.
+        bound = socket.socket(proto=socket.IPPROTO_TCP)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((ADDRESS, number))
+            bound.listen()  # so that a browser that is opened at once waits for the server
+            return bound
+        except OSError:
+            bound.close()
+    raise UserError(
+        "the port is taken",
+        code="port-taken",
+        field="--port",
+        value=port or f"{DEFAULT_PORT} to {DEFAULT_PORT + _PORTS_TRIED - 1}",
+        remedy="name another one, or stop what uses it",
+    )

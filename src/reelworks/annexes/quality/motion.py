@@ -1,0 +1,145 @@
+"""Measures of neighbouring frames: motion, stillness, cuts and flashes, at the small size of `sampling`.
+
+Legend: T frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.annexes.quality.measure import MISSING, SampledClip
+from reelworks.data.catalog.store import measured_columns
+
+_STILL_MEAN, _STILL_MAX = 0.3, 4.0  # levels by which a frame that shows nothing new differs after coding
+_MOST_NOISE = 4.0  # squared levels by which pixels differ at the small size without motion
+_NEAR = 4  # pairs on either side that a cut stands out of
+_TIMES, _LEVELS = 1.6, 6.0  # by which it does
+_UNLIKE = 0.1  # by which the correlation of two frames falls short of 1 at a cut, beyond that of the pairs around it
+_SAME_SCENE = 0.35  # correlation of frames some frames apart
+_LEAP, _RETURN, _LONGEST = 16.0, 0.35, 3  # levels of a flash, share of them that may remain, frames that it lasts
+
+
+Pixels = NDArray[np.float32]
+
+
+class Changes(NamedTuple):
+    """Changes from each frame to the next one; arrays have one element for each pair of neighbours, `[T-1]`.
+
+    Attributes:
+        difference: Mean absolute difference in levels; NaN where the next frame is no neighbour.
+        cut, flash: Masks of the pairs at a cut, and of those at the beginning and the end of a flash.
+        flashes: Number of flashes.
+    """
+
+    difference: NDArray[np.float64]
+    cut: NDArray[np.bool_]
+    flash: NDArray[np.bool_]
+    flashes: int
+
+
+def changes(clip: SampledClip) -> Changes:
+    """Return the changes between the frames of a clip that were read, computed once."""
+    if "changes" not in clip.shared:
+        clip.shared["changes"] = _changes(clip)
+    found: Changes = clip.shared["changes"]
+    return found
+
+
+def _changes(clip: SampledClip) -> Changes:
+    x = clip.runs
+    difference = np.abs(np.diff(x, axis=0)).mean(axis=(1, 2), dtype=np.float64)
+    difference[~clip.is_next] = np.nan
+    flash, flashes = _flashes(x, clip.is_next)
+    cut = np.zeros(len(difference), dtype=np.bool_)
+    for t in np.flatnonzero((np.nan_to_num(difference) > _LEVELS) & ~flash).tolist():
+        near = [i for i in range(max(t - _NEAR, 0), min(t + _NEAR + 1, len(cut))) if i != t and clip.is_next[i]]
+        usual = float(np.median(difference[near])) if near else 0.0
+        if (
+            difference[t] > _TIMES * usual + _LEVELS and not cut[max(t - _LONGEST, 0) : t].any()
+        ):  # one between two scenes
+            unlike = [1 - _correlation(x[i], x[i + 1]) for i in (t, *near)]
+            cut[t] = unlike[0] > _TIMES * float(np.median(unlike[1:] or [0.0])) + _UNLIKE
+    return Changes(difference, cut, flash, flashes)
+
+
+def _flashes(x_THW: NDArray[np.float32], is_next: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], int]:
+    """Return the pairs at which flashes begin and end, and their number."""
+    level = x_THW.mean(axis=(1, 2), dtype=np.float64)
+    at, count, free = np.zeros(len(is_next), dtype=np.bool_), 0, 0
+    for t in np.flatnonzero((np.abs(np.diff(level)) > _LEAP) & is_next).tolist():
+        if t < free:
+            continue
+        leap = abs(level[t + 1] - level[t])
+        for end in range(t + 2, min(t + 2 + _LONGEST, len(level))):
+            returns = abs(level[end] - level[t]) < _RETURN * leap and bool(is_next[t:end].all())
+            if returns and _correlation(x_THW[t], x_THW[end]) > _SAME_SCENE:
+                at[t] = at[end - 1] = True
+                count, free = count + 1, end
+                break
+    return at, count
+
+
+def _correlation(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    a, b = a - a.mean(), b - b.mean()
+    scale = math.sqrt(float((a * a).sum()) * float((b * b).sum()))
+    return float((a * b).sum()) / scale if scale > 0 else 0.0
+
+
+@final
+class Movement:
+    """Mean speed of edges, and the share of frames that only repeat the one before.
+
+    The change of brightness from frame to frame, divided by its slope in the picture, is how far an edge has moved (the
+    equation of optical flow, Horn and Schunck 1981); the root of the mean square over all edges counts, those that stand
+    still too. A pan by the height of the picture in a second gives about 100. Where an edge moves farther than its own width
+    between two frames, the result is too small, and still grows with the speed.
+    """
+
+    name, version, columns, reads = "motion", 1, measured_columns.BUILT_IN["motion"], ("runs",)
+
+    def values(self, clip: SampledClip) -> Sequence[float]:
+        """Return the motion of a clip, and the share of its frames that stand still."""
+        found = changes(clip)
+        pairs = np.flatnonzero(clip.is_next & ~found.cut & ~found.flash)
+        if not len(pairs):
+            return MISSING, MISSING
+        x = clip.runs
+        step = np.abs(x[pairs + 1] - x[pairs])
+        px = _speed(step, (x[pairs] + x[pairs + 1]) * np.float32(0.5))
+        repeats = (step.mean(axis=(1, 2)) < _STILL_MEAN) & (step.max(axis=(1, 2)) < _STILL_MAX)
+        rate = clip.fps or MISSING
+        return 100 * px * rate / x.shape[1], float(repeats.mean())
+
+
+def _speed(step_PHW: Pixels, between_PHW: Pixels) -> float:
+    """Return pixels per frame by the least squares of `step² = noise + speed² slope² / 2`, for all directions alike."""
+    down = between_PHW[:, 2:, 1:-1] - between_PHW[:, :-2, 1:-1]
+    across = between_PHW[:, 1:-1, 2:] - between_PHW[:, 1:-1, :-2]
+    slope, moved = (np.square(down) + np.square(across)) / 4, np.square(step_PHW[:, 1:-1, 1:-1])
+    if not slope.size:
+        return 0.0
+    energy, mean, deviation = float(moved.mean()), float(slope.mean()), float(slope.std())
+    if deviation == 0:
+        return 0.0
+    fitted = float(((slope - mean) * moved).mean()) / deviation**2
+    noise = min(max(energy - fitted * mean, 0.0), _MOST_NOISE)  # what is more is motion by more than an edge
+    return math.sqrt(2 * max(energy - noise, 0.0) / mean)
+
+
+@final
+class Cuts:
+    """Hard cuts, where a frame has little in common with the one before while its neighbours are alike, and flashes."""
+
+    name, version, columns, reads = "cuts", 1, measured_columns.BUILT_IN["cuts"], ("runs",)
+
+    def values(self, clip: SampledClip) -> Sequence[float]:
+        """Return the number of cuts and of flashes among the frames that were read."""
+        if not clip.is_next.any():
+            return MISSING, MISSING
+        found = changes(clip)
+        return float(found.cut.sum()), float(found.flashes)

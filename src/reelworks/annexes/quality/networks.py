@@ -1,0 +1,93 @@
+"""Apply measures that run networks, in the main process, to the frames that the pool decoded, several clips at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.annexes.quality import registry
+from reelworks.annexes.quality.measure import ClipPictures, NetworkMeasure
+from reelworks.core.errors import UserError
+
+_CLIPS_AT_ONCE = 16
+
+
+class WaitingClip(NamedTuple):
+    """A clip that networks are to measure: its place among those to measure, its pictures, and the entries of measures."""
+
+    place: int
+    pictures: ClipPictures
+    entries: tuple[str, ...]
+
+
+class NetworkValues(NamedTuple):
+    """Values of a clip by label, by its place among those to measure, and the problems of measures that have none."""
+
+    place: int
+    values: dict[str, float | bytes]
+    problems: tuple[str, ...]
+
+
+@dataclass
+class Networks:
+    """The networks of measures, by their entries; each is loaded when the first clip comes."""
+
+    kinds: Mapping[str, type[Any]]
+    _loaded: dict[str, NetworkMeasure] = field(default_factory=dict)
+    _waiting: list[WaitingClip] = field(default_factory=list)
+
+    def load(self, entry: str) -> NetworkMeasure:
+        """Return the measure of an entry.
+
+        Raises:
+            UserError: Its weights cannot be read.
+        """
+        if entry not in self._loaded:
+            kind = self.kinds[entry]
+            try:
+                self._loaded[entry] = kind(kind.weights)
+            except Exception as error:  # damaged files raise errors of any kind
+                raise registry.not_loaded(kind, kind.weights, error, "measure") from error
+        return self._loaded[entry]
+
+    def add(self, clip: WaitingClip) -> Iterator[NetworkValues]:
+        """Take a clip, and yield the values of several as soon as there are enough."""
+        self._waiting.append(clip)
+        if len(self._waiting) >= _CLIPS_AT_ONCE:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[NetworkValues]:
+        """Yield the values of all clips that wait."""
+        clips, self._waiting = self._waiting, []
+        values: dict[int, dict[str, float | bytes]] = {clip.place: {} for clip in clips}
+        problems: dict[int, list[str]] = {clip.place: [] for clip in clips}
+        for entry, kind in self.kinds.items():
+            mine = [clip for clip in clips if entry in clip.entries]
+            if not mine:
+                continue
+            try:
+                found = _by_label(kind, self.load(entry).of_clips([clip.pictures for clip in mine]), len(mine))
+            except UserError:
+                raise
+            except Exception as error:  # a network may raise anything
+                for clip in mine:
+                    problems[clip.place].append(f"{kind.name}: {type(error).__name__}: {error}")
+                continue
+            for clip, named in zip(mine, found, strict=True):
+                values[clip.place] |= named
+        for clip in clips:
+            yield NetworkValues(clip.place, values[clip.place], tuple(problems[clip.place]))
+
+
+def _by_label(kind: type[Any], found: NDArray[Any], clips: int) -> list[dict[str, float | bytes]]:
+    """Return what a network found in each clip, by the labels under which it is kept."""
+    names = registry.labels(kind)
+    if registry.compares(kind):
+        features = np.asarray(found, dtype=np.uint8).reshape(clips, kind.feature_bytes)
+        return [{names[0]: row.tobytes()} for row in features]
+    values = np.asarray(found, dtype=np.float64).reshape(clips, len(names))
+    return [dict(zip(names, row, strict=True)) for row in np.where(np.isfinite(values), values, np.nan).tolist()]

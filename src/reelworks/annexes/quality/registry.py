@@ -1,0 +1,268 @@
+"""Know measures by their names: ours, those that are registered, and classes that an entry names."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, get_args
+
+from reelworks.annexes.quality import duplicates, motion, picture, sound, text
+from reelworks.annexes.quality.measure import Measure, Reads
+from reelworks.core import digests, named_code
+from reelworks.core.errors import UserError
+from reelworks.core.named_code import NamedClasses
+from reelworks.data.catalog.scan.lists import MEASURED
+from reelworks.data.catalog.store import measured_columns
+from reelworks.data.catalog.store.kept_measures import label
+from reelworks.data.catalog.store.measured_columns import Column
+
+# Measures that run a network, which is imported when one is asked for.
+_NETWORKS = {
+    "agreement": "reelworks.inference.evaluate.clip_measures:Agreement",
+    "aesthetic": "reelworks.inference.evaluate.clip_measures:Aesthetic",
+    "classes": "reelworks.inference.evaluate.clip_measures:Classes",
+    "objects": "reelworks.inference.evaluate.clip_measures:Objects",
+    duplicates.Duplicates.name: "reelworks.inference.evaluate.clip_measures:DuplicatesByNetwork",
+}
+WITH_WEIGHTS = "="
+
+
+def _are_columns(columns: Any) -> bool:
+    return isinstance(columns, tuple | list) and bool(columns) and all(isinstance(one, Column) for one in columns)
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
+# What attributes of a class are, and whether a value is that.
+_ATTRIBUTES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "name": ("a text", lambda name: isinstance(name, str) and name != ""),
+    "version": ("a whole number from 1 on", _is_whole),
+    "columns": ('columns in brackets with a comma, as in (Column("warmth", "0 to 1", "share of red"),)', _are_columns),
+    "reads": (
+        f'names in brackets with a comma, as in ("stills",), of {", ".join(get_args(Reads))}',
+        lambda reads: isinstance(reads, tuple | list) and set(reads) <= set(get_args(Reads)),
+    ),
+    "feature_bytes": ("a whole number from 1 on", _is_whole),
+    "pictures_px": ("a whole number from 1 on", _is_whole),
+}
+
+
+def _missing(measure: type[Any]) -> list[str]:
+    missing = [name for name in ("name", "version", "columns", "reads") if not hasattr(measure, name)]
+    of_weights = {"columns"} if hasattr(measure, "columns_of") else set()
+    missing += [
+        f"`{name}` as {what}"
+        for name, (what, is_right) in _ATTRIBUTES.items()
+        if hasattr(measure, name) and name not in of_weights and not is_right(getattr(measure, name))
+    ]
+    if hasattr(measure, "features"):
+        missing += [name for name in ("feature_bytes", "compare") if not hasattr(measure, name)]
+    elif hasattr(measure, "of_clips"):
+        wanted = ("pictures_px", *(["feature_bytes"] if compares(measure) else []))
+        missing += [name for name in wanted if not hasattr(measure, name)]
+    elif not hasattr(measure, "values"):
+        missing.append("a method `values`, or `of_clips`, or `features` and `compare`")
+    return missing
+
+
+_MEASURES = NamedClasses("measure", "my_measures.py:Faces", _missing, "docs/how-to/know-your-data.md")
+
+
+def register(measure: type[Any]) -> type[Any]:
+    """Make a measure's class known by its name, which must be free, as its columns must; returns the class.
+
+    Clips are measured in other processes, which import the class from its module.
+    """
+    _MEASURES.require(measure)
+    _add_columns(measure)
+    return _MEASURES.register(measure)
+
+
+def _add_columns(measure: type[Any]) -> None:
+    names = [column.name for column in measure.columns]
+    for column in measure.columns:
+        taken = measured_columns.measure_of(column.name) not in (None, measure.name) or names.count(column.name) > 1
+        if taken or column.name in MEASURED or not column.name.isidentifier() or keyword.iskeyword(column.name):
+            raise UserError(
+                f"the column {column.name!r} " + ("is taken" if taken or column.name in MEASURED else "is no name"),
+                code="measure-column-invalid",
+                field="measure",
+                value=measure.__name__,
+                remedy="choose a name of letters, digits and underscores that no other column has",
+            )
+    measured_columns.add(measure.name, measure.columns)
+
+
+def names() -> list[str]:
+    """Return the names of all registered measures, without those that need weights or a package."""
+    return list(_MEASURES.by_name)
+
+
+def named(name: str, field: str) -> type[Any]:
+    """Return the class of a measure by its name, or by an entry such as `my_measures:Faces` or `faces.py:Faces`.
+
+    One that runs a network is named with the folder of its weights, as in `agreement=models/clip`; its class has their
+    digest in its version, and `weights`.
+
+    Raises:
+        UserError: The name is unknown, the entry does not lead to a measure, or weights are missing or not wanted.
+    """
+    if name == text.TextArea.name:
+        _require_package(field)
+        return text.TextArea
+    name, weights = _split(name)
+    is_network = name in _NETWORKS and (bool(weights) or name not in _MEASURES.by_name)  # or both have the name
+    kind = _MEASURES.by_name.get(name) if not is_network else None
+    kind = kind or _MEASURES.load(_NETWORKS.get(name, name), field)
+    if runs_network(kind) != bool(weights):
+        example = f"{name}=models/clip"
+        raise UserError(
+            "it runs a network, whose weights are not named" if not weights else "it runs no network that has weights",
+            code="measure-weights-invalid",
+            field=field,
+            value=name,
+            remedy=f"name their folder, as in {example}" if not weights else f"write {name} alone",
+        )
+    if not weights:
+        return register(kind)
+    given = _with_weights(kind, Path(weights), field)
+    _add_columns(given)
+    return given
+
+
+def _split(entry: str) -> tuple[str, str]:
+    """Return what an entry names, a measure or a class in a file, and the folder of its weights; "" without any."""
+    name, _, weights = entry.partition(WITH_WEIGHTS)
+    if ":" not in entry or name in _NETWORKS or name in _MEASURES.by_name:
+        return name, weights
+    name = named_code.without_weights(entry)
+    return name, entry[len(name) + len(WITH_WEIGHTS) :]
+
+
+def _require_package(field: str) -> None:
+    if importlib.util.find_spec(text.PACKAGE) is None:
+        raise UserError(
+            f"the package {text.PACKAGE} is not installed",
+            code="package-missing",
+            field=field,
+            value=text.TextArea.name,
+            remedy="run: pip install 'reelworks[text]'",
+        )
+
+
+def runs_network(kind: type[Any]) -> bool:
+    """Whether a class of measures runs a network."""
+    return hasattr(kind, "of_clips")
+
+
+def compares(kind: type[Any]) -> bool:
+    """Whether a class of measures compares all clips of a catalog by features that are kept of each."""
+    return hasattr(kind, "compare")
+
+
+def labels(kind: type[Any]) -> list[str]:
+    """Return the labels under which what a measure finds in a clip is kept: one for each column, or one for its features."""
+    names = [str(kind.feature_bytes)] if compares(kind) else [column.name for column in kind.columns]
+    return [label(kind.name, kind.version, name) for name in names]
+
+
+def column_labels(kind: type[Any]) -> dict[str, str]:
+    """Return for each column the label under which its values are kept, or the features that it is made of."""
+    kept = labels(kind)
+    return {column.name: kept[0 if compares(kind) else i] for i, column in enumerate(kind.columns)}
+
+
+def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
+    """Return the class of a measure with some weights, whose digest is part of its version."""
+    if not weights.is_dir():
+        raise UserError(
+            "there is no such folder", code="folder-missing", field=field, value=str(weights), remedy="check the path"
+        )
+    key = str(weights.resolve())
+    if key not in _digests:
+        parts = [
+            f"{path.relative_to(weights)} {digests.of_file(path)}"
+            for path in sorted(weights.rglob("*"))
+            if path.is_file()
+        ]
+        _digests[key] = int(digests.digest_bytes("\n".join(parts).encode())[:12], 16)
+    version = (kind.version << 48) + _digests[key]
+    try:
+        given = kind.columns_of(weights) if hasattr(kind, "columns_of") else kind.columns
+        if not _are_columns(given):
+            raise ValueError(f"`columns_of` gives no {_ATTRIBUTES['columns'][0]}")
+    except Exception as error:  # a file of weights may hold anything
+        raise not_loaded(kind, weights, error, field) from error
+    return type(kind.__name__, (kind,), {"version": version, "weights": weights, "columns": given})
+
+
+def not_loaded(kind: type[Any], weights: Path, error: Exception, field: str) -> UserError:
+    """Return the error for weights that a measure cannot be made with."""
+    first_line = str(error).strip().partition("\n")[0]
+    return UserError(
+        f"the weights of {kind.name} cannot be loaded ({first_line})",
+        code="measure-weights-invalid",
+        field=field,
+        value=str(weights),
+        remedy="name a folder of transformers with the network, its processor and its tokenizer",
+    )
+
+
+def all_named(given: Sequence[str], field: str) -> dict[str, type[Any]]:
+    """Return the classes of several measures, each once, by an entry that names it in another process.
+
+    Raises:
+        UserError: One of them cannot be had, as `named` says, or two have the same column.
+    """
+    entries = {named(name, field): name for name in reversed(given)}  # the first of several that name the same
+    found = {_entry(name, measure): measure for measure, name in reversed(entries.items())}
+    by_column: dict[str, str] = {}
+    for entry, measure in found.items():
+        for column in measure.columns:
+            if (other := by_column.setdefault(column.name, entry)) != entry:
+                raise UserError(
+                    f"{other} has the same column {column.name!r}",
+                    code="measure-column-invalid",
+                    field=field,
+                    value=entry,
+                    remedy="name one of the two",
+                )
+    return found
+
+
+@lru_cache(maxsize=64)
+def instance(entry: str) -> Measure:
+    """Return the measure of an entry, made once in a process."""
+    measure: Measure = named(entry, "measure")()
+    return measure
+
+
+_digests: dict[str, int] = {}  # of folders of weights, which are read once in a process
+
+
+def _entry(name: str, measure: type[Any]) -> str:
+    if runs_network(measure):
+        return f"{_split(name)[0]}{WITH_WEIGHTS}{measure.weights}"
+    if ":" in name:
+        return named_code.absolute(name)
+    return name if measure.__module__.startswith("reelworks.") else f"{measure.__module__}:{measure.__qualname__}"
+
+
+for _measure in (
+    picture.Sharpness,
+    picture.Exposure,
+    picture.Noise,
+    picture.Blockiness,
+    picture.Colourfulness,
+    picture.Borders,
+    motion.Movement,
+    motion.Cuts,
+    duplicates.Duplicates,
+    sound.SoundLevel,
+):
+    register(_measure)

@@ -1,0 +1,388 @@
+"""Measure the clips of a catalog, and make columns of it.
+
+What is measured is kept at once by the content of the clips (`data.catalog.store.kept_measures`), so that a run that is killed goes on
+where it was. At the end the values become scores: one new version of the catalog, with a new row for each clip whose values
+changed. If nothing is missing, nothing is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.annexes.quality import registry, sampling
+from reelworks.annexes.quality.measure import ClipPictures, ComparedClips
+from reelworks.annexes.quality.networks import Networks, WaitingClip
+from reelworks.annexes.quality.sampling import Measurement, MeasureRequest
+from reelworks.core import files, ray_cluster
+from reelworks.core.hash_rng import U64
+from reelworks.core.ray_cluster import Engine, RayPool
+from reelworks.core.worker_pool import WorkerPool
+from reelworks.data.catalog.scan import probe_pool, scan
+from reelworks.data.catalog.scan.scan import Examiners
+from reelworks.data.catalog.store import companions, kept_measures, measured_columns, written_columns
+from reelworks.data.catalog.store.kept_measures import KeptMeasures
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.catalog.store.written_columns import WrittenColumn
+from reelworks.data.media import location
+from reelworks.data.run import lock
+
+_SECONDS_BETWEEN_WRITES, _SECONDS_BETWEEN_REPORTS = 5.0, 0.2
+_CLIPS_PER_CALL = 4
+TIMEOUT_SECONDS = 600.0  # a class may load a network first
+_REMEDY = "wait until it has ended"
+OnClips = Callable[[int, int], None]  # is given the number of clips measured so far and in total
+
+
+@dataclass(frozen=True)
+class ColumnSummary:
+    """Distribution of a measured column over the clips of a catalog.
+
+    Attributes:
+        unit: Unit of its values.
+        meaning: What they say.
+        present: Number of clips that have a value.
+        low, median, high: Values at the 10th, 50th and 90th percentile; None without any value.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    present: int
+    low: float | None
+    median: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class MeasureResult:
+    """Result of measuring the clips of a catalog."""
+
+    clips: int  # clips that can be read
+    measured: int  # clips that were decoded now; one of several with the same content
+    changed: int  # rows whose values changed
+    failed: tuple[tuple[str, str], ...]  # clip and reason of each that could not be measured completely
+    columns: tuple[ColumnSummary, ...]
+    version: int  # of the catalog now
+    notes: tuple[str, ...] = ()  # about scores of lists that were left as they are
+
+
+def measure_catalog(
+    path: str | Path,
+    names: Sequence[str] = (),
+    *,
+    workers: int,
+    field: str = "--only",
+    on_progress: OnClips | None = None,
+    engine: Engine = "local",
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> MeasureResult:
+    """Measure what is missing in a catalog, and write the values as its scores.
+
+    Args:
+        path: Folder of the catalog.
+        names: Names of measures, or entries that name classes; none stands for all that are registered.
+        workers: Number of processes that decode.
+        field: Option or key that the names come from.
+        on_progress: Called a few times a second while clips are measured.
+        engine: "ray" decodes on all nodes of a Ray cluster, whatever `workers` is.
+        timeout_seconds: Time for one clip, after which its process is ended and its measures stay missing.
+
+    Raises:
+        UserError: There is no catalog, a name is unknown, or another process measures or scans this catalog.
+    """
+    path, measures = Path(path), registry.all_named(names or registry.names(), field)
+    Catalog.open(path)  # otherwise the lock would make the folder
+    folder = path / kept_measures.NAME
+    with (
+        files.writing("catalog", path),
+        lock.hold(folder / ".lock", doing="measuring", field="catalog", remedy=_REMEDY),
+    ):
+        if _is_done(catalog := Catalog.open(path), measures):
+            measured, changed, failed, notes = 0, 0, [], _notes(catalog, measures)
+        else:
+            rows, kept = _readable(catalog.live()), KeptMeasures(path)
+            pending = _pending(rows, measures, kept)
+            measured = len(pending.rows)
+            failed = (
+                _measure_all(rows, pending, kept, workers, on_progress, engine, timeout_seconds) if measured else []
+            )
+            with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
+                newest = Catalog.open(path)
+                written, changed, not_compared = _write_scores(newest, measures, kept)
+                compared = {entry: kind for entry, kind in measures.items() if entry not in not_compared}
+                before = catalog if newest.parts == catalog.parts else None  # or a scan found other clips meanwhile
+                _remember(before, written, compared, is_complete=not failed)
+            catalog, notes = written, _notes(written, measures)
+            failed += [("all clips", problem) for problem in not_compared.values()]
+    live = _readable(catalog.live())
+    return MeasureResult(
+        clips=len(live),
+        measured=measured,
+        changed=changed,
+        failed=tuple(failed),
+        columns=tuple(_summary(live, column) for kind in measures.values() for column in kind.columns),
+        version=catalog.version,
+        notes=tuple(notes),
+    )
+
+
+def _columns_of(measures: Mapping[str, type[Any]], complete_in: str) -> dict[str, WrittenColumn]:
+    return {
+        column: WrittenColumn(label, entry, complete_in)
+        for entry, kind in measures.items()
+        for column, label in registry.column_labels(kind).items()
+    }
+
+
+def _is_done(catalog: Catalog, measures: Mapping[str, type[Any]]) -> bool:
+    """Return whether nothing is missing: for millions of clips, looking at each takes a minute."""
+    wanted = _columns_of(measures, written_columns.state(catalog))
+    return wanted.items() <= written_columns.read(catalog.path).items()
+
+
+def _remember(before: Catalog | None, after: Catalog, measures: Mapping[str, type[Any]], *, is_complete: bool) -> None:
+    """Remember what the columns of these measures were written from; others that were complete in `before` still are."""
+    known, now = written_columns.read(after.path), ""
+    if before is not None:
+        former, now = written_columns.state(before), written_columns.state(after)
+        known = {name: c._replace(complete_in=now) if c.complete_in == former else c for name, c in known.items()}
+    written_columns.write(after.path, known | _columns_of(measures, now if is_complete else ""))
+
+
+def _readable(rows: CatalogRows) -> CatalogRows:
+    rows = companions.without(rows)
+    return rows if rows.readable.all() else rows.take(rows.readable)
+
+
+class _ToMeasure(NamedTuple):
+    """Clips to measure: one row for each content that lacks a measure, those of a file beside each other.
+
+    Attributes:
+        keys: Of the contents.
+        caption_keys: Of the contents with their captions, under which what depends on these is kept.
+        missing: Mask `[N, measures]` of the measures that each lacks.
+        kinds: The measures by their entries.
+    """
+
+    rows: NDArray[np.int64]
+    keys: U64
+    caption_keys: U64
+    missing: NDArray[np.bool_]
+    kinds: Mapping[str, type[Any]]
+
+    def entries(self, index: int, *, of_networks: bool) -> tuple[str, ...]:
+        """Return the entries of measures that a clip lacks, of those that run networks or of the others."""
+        lacking = zip(self.kinds.items(), self.missing[index].tolist(), strict=True)
+        return tuple(e for (e, kind), lacks in lacking if lacks and registry.runs_network(kind) == of_networks)
+
+
+def _pending(rows: CatalogRows, measures: Mapping[str, type[Any]], kept: KeptMeasures) -> _ToMeasure:
+    by_content = kept_measures.keys_of(rows)
+    by_caption = kept_measures.keys_of_captions(rows) if any(map(_of_caption, measures.values())) else by_content
+    _, index = np.unique(by_caption, return_index=True)
+    keys, caption_keys = by_content[index], by_caption[index]
+    missing = np.stack(
+        [~kept.has(registry.labels(kind), caption_keys if _of_caption(kind) else keys) for kind in measures.values()],
+        axis=1,
+    )
+    needed = np.flatnonzero(missing.any(axis=1))
+    paths = rows.path.take(index[needed]).to_pylist()
+    first = rows.first_frame[index[needed]]
+    order = needed[np.array(sorted(range(len(needed)), key=lambda i: (paths[i], first[i])), dtype=np.int64)]
+    return _ToMeasure(index[order], keys[order], caption_keys[order], missing[order], measures)
+
+
+def _of_caption(kind: type[Any]) -> bool:
+    return "caption" in kind.reads
+
+
+def _requests(rows: CatalogRows, pending: _ToMeasure) -> Iterator[MeasureRequest]:
+    for index, row in enumerate(pending.rows.tolist()):
+        of_networks = pending.entries(index, of_networks=True)
+        yield MeasureRequest(
+            rows.file(row),
+            bool(rows.is_image[row]),
+            int(rows.height[row]),
+            int(rows.width[row]),
+            int(rows.first_frame[row]),
+            int(rows.num_frames[row]),
+            float(rows.fps[row]),
+            bool(rows.has_sound[row]),
+            pending.entries(index, of_networks=False),
+            max((pending.kinds[entry].pictures_px for entry in of_networks), default=0),
+            (int(rows.size_bytes[row]), int(rows.mtime_ns[row])),
+        )
+
+
+def _measure_all(
+    rows: CatalogRows,
+    pending: _ToMeasure,
+    kept: KeptMeasures,
+    workers: int,
+    on_progress: OnClips | None,
+    engine: Engine,
+    timeout_seconds: float,
+) -> list[tuple[str, str]]:
+    """Measure the pending clips and keep what is found; return the clips that failed, with the reasons."""
+    if engine == "ray":
+        with ray_cluster.connect() as cluster:
+            threads = Examiners.of_cluster(cluster).threads
+            return _collect(
+                rows, pending, kept, _found(rows, pending, threads, RayPool(), timeout_seconds), on_progress
+            )
+    return _collect(rows, pending, kept, _found(rows, pending, workers, WorkerPool(), timeout_seconds), on_progress)
+
+
+def _found(
+    rows: CatalogRows, pending: _ToMeasure, threads: int, processes: Any, timeout_seconds: float
+) -> Iterator[Measurement]:
+    return probe_pool.map_ordered(
+        sampling.measure,
+        _requests(rows, pending),
+        workers=threads,
+        processes=processes,
+        failed=sampling.failed,
+        most_seconds=lambda chunk: timeout_seconds,
+        chunk_size=_CLIPS_PER_CALL,
+    )
+
+
+def _collect(
+    rows: CatalogRows,
+    pending: _ToMeasure,
+    kept: KeptMeasures,
+    found: Iterator[Measurement],
+    on_progress: OnClips | None,
+) -> list[tuple[str, str]]:
+    failed: list[tuple[str, str]] = []
+    waiting: dict[int, dict[str, float | bytes]] = {}
+    networks = Networks({entry: kind for entry, kind in pending.kinds.items() if registry.runs_network(kind)})
+    of_caption = {name for kind in pending.kinds.values() if _of_caption(kind) for name in registry.labels(kind)}
+    written = reported = time.monotonic()
+
+    def take(index: int, values: Mapping[str, float | bytes], problems: Sequence[str]) -> None:
+        failed.extend((rows.label(pending.rows[index]), problem) for problem in problems)
+        for name, value in values.items():
+            keys = pending.caption_keys if name in of_caption else pending.keys
+            waiting.setdefault(int(keys[index]), {})[name] = value
+
+    try:
+        for index, one in enumerate(found):
+            row = int(pending.rows[index])
+            if one.missing_on and not location.is_missing(rows.file(row)):
+                raise scan.unseen(rows.file(row), one.missing_on)
+            take(index, one.values, one.problems)
+            if one.pictures is not None:
+                pictures = ClipPictures(one.pictures, rows.caption[row].as_py() or "")
+                for each in networks.add(WaitingClip(index, pictures, pending.entries(index, of_networks=True))):
+                    take(*each)
+            now, done = time.monotonic(), index + 1
+            if now - written >= _SECONDS_BETWEEN_WRITES:
+                kept.add(list(waiting), list(waiting.values()))
+                waiting.clear()
+                written = now
+            if on_progress is not None and (done == len(pending.rows) or now - reported >= _SECONDS_BETWEEN_REPORTS):
+                on_progress(done, len(pending.rows))
+                reported = now
+        for each in networks.rest():
+            take(*each)
+    finally:  # Ctrl-C loses nothing
+        kept.add(list(waiting), list(waiting.values()))
+    return failed
+
+
+def _of_lists(catalog: Catalog, rows: CatalogRows) -> dict[str, frozenset[str]]:
+    """Return the names of the scores that lists give, by dataset."""
+    present = (name for name in rows.dataset.dictionary.to_pylist() if rows.of_datasets([name]).any())
+    return {name: catalog.list_scores(name) for name in present}
+
+
+def _notes(catalog: Catalog, measures: Mapping[str, type[Any]]) -> list[str]:
+    """Tell which scores of lists stand in place of measured ones."""
+    names = {column.name for kind in measures.values() for column in kind.columns}
+    return [
+        f"dataset {dataset}: its list's own {', '.join(sorted(taken))} stay as they are"
+        for dataset, own in _of_lists(catalog, _readable(catalog.live())).items()
+        if (taken := own & names)
+    ]
+
+
+def _write_scores(
+    catalog: Catalog, measures: Mapping[str, type[Any]], kept: KeptMeasures
+) -> tuple[Catalog, int, dict[str, str]]:
+    """Write the kept values as scores of the live rows.
+
+    Returns the catalog, the number of changed rows, and the problems of measures that compare clips, whose columns stay, by
+    entry.
+    """
+    problems: dict[str, str] = {}
+    rows = _readable(catalog.live())
+    of_lists = _of_lists(catalog, rows)
+    keys = kept_measures.keys_of(rows)
+    caption_keys = kept_measures.keys_of_captions(rows) if any(map(_of_caption, measures.values())) else keys
+    scores: dict[str, NDArray[np.float64]] = {}
+    changed = np.zeros(len(rows), dtype=np.bool_)
+    for entry, kind in measures.items():
+        try:
+            found = _columns(entry, kind, rows, caption_keys if _of_caption(kind) else keys, kept)
+        except _NotComparedError as error:
+            problems[entry] = f"{kind.name}: {error}"
+            continue
+        for column, values in zip(kind.columns, found.T, strict=True):
+            former = _former(rows, column.name)
+            of_list = rows.of_datasets([name for name, own in of_lists.items() if column.name in own])
+            scores[column.name] = np.where(of_list, former, values)
+            changed |= ~((scores[column.name] == former) | (np.isnan(scores[column.name]) & np.isnan(former)))
+    at = np.flatnonzero(changed)
+    if not len(at) and not scores.keys() <= rows.scores.keys():
+        at = np.arange(min(len(rows), 1))  # a column that no clip has a value in is there, too
+    if len(at):
+        new = {name: score[at] for name, score in {**rows.scores, **scores}.items()}
+        sources = [_source(catalog, rows, name, own) for name, own in of_lists.items()]
+        catalog = catalog.append(rows.take(at).replaced(new).to_table(), rows.ordinal[at], sources)
+    return catalog, int(changed.sum()), problems
+
+
+class _NotComparedError(Exception):
+    """The class of a measure failed to compare clips; the message says how."""
+
+
+def _columns(entry: str, kind: type[Any], rows: CatalogRows, keys: U64, kept: KeptMeasures) -> NDArray[np.float64]:
+    """Return the values of one measure for all rows, `[N, columns]`; NaN where they are missing."""
+    if not registry.compares(kind):
+        return kept.values(registry.labels(kind), keys)[0]
+    features, has = kept.features(registry.labels(kind)[0], keys)
+    values = np.full((len(rows), len(kind.columns)), np.nan)
+    former = np.stack([_former(rows, column.name)[has] for column in kind.columns], axis=1)
+    clips = ComparedClips(features[has], (rows.height * rows.width)[has], rows.num_frames[has], rows.uid[has], former)
+    try:
+        measure: Any = kind if registry.runs_network(kind) else registry.instance(entry)
+        values[has] = measure.compare(clips)
+    except Exception as error:  # a class of a user may raise anything, and return anything
+        raise _NotComparedError(f"{type(error).__name__}: {error}") from error
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _former(rows: CatalogRows, name: str) -> NDArray[np.float64]:
+    return rows.scores[name] if name in rows.scores else np.full(len(rows), np.nan)
+
+
+def _source(catalog: Catalog, rows: CatalogRows, name: str, of_list: frozenset[str]) -> dict[str, str]:
+    """Return a dataset's entry among the sources of the new part, from which a later scan learns what is of its list."""
+    known = catalog.source(name) or {"root": rows.root[int(np.flatnonzero(rows.of_datasets([name]))[0])].as_py()}
+    return known | {"name": name, "scores": " ".join(sorted(of_list))}
+
+
+def _summary(rows: CatalogRows, column: measured_columns.Column) -> ColumnSummary:
+    values = _former(rows, column.name)
+    present = values[~np.isnan(values)]
+    low, median, high = np.quantile(present, (0.1, 0.5, 0.9)).tolist() if len(present) else (None, None, None)
+    return ColumnSummary(column.name, column.unit, column.meaning, len(present), low, median, high)

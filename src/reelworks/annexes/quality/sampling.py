@@ -1,0 +1,273 @@
+"""Decode a clip once for all measures: a few frames at full size, runs of neighbours at a small size, and its sound.
+
+All frames of a clip of at most `MOST_FRAMES` are read at the small size; of a longer one as many in evenly spaced runs, each
+of which is sought. The small size has 96 px at the longer side.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from av.video.reformatter import Interpolation, VideoReformatter
+from numpy.typing import NDArray
+from PIL import Image
+
+from reelworks.annexes.quality import picture, registry
+from reelworks.annexes.quality.measure import CatalogMeasure, Measure, SampledClip, Still
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.data.catalog.store.kept_measures import label
+from reelworks.data.media import decode, display, location, sound
+from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media.formats import kind_of
+from reelworks.data.media.location import MediaPath
+from reelworks.data.media.pictures import upright
+from reelworks.data.media.resize_filters import FILTERS
+
+MOST_FRAMES, RUNS = 600, 12
+STILLS = 3
+_SMALL_PX = 96
+_NO_FRAMES = np.zeros((0, 1, 1), dtype=np.float32)
+_SAMPLE_RATE, _MOST_SECONDS = 48_000, 120.0
+
+
+class MeasureRequest(NamedTuple):
+    """A request to apply measures, by their entries, to one clip."""
+
+    path: MediaPath
+    is_image: bool
+    height: int
+    width: int
+    first_frame: int
+    num_frames: int
+    fps: float
+    has_sound: bool
+    measures: tuple[str, ...]
+    pictures_px: int = 0  # the shorter side of the frames that networks see; 0 for none
+    listed: tuple[int, int] | None = None  # size in bytes and time of change in ns of the file when it was scanned
+
+
+class Measurement(NamedTuple):
+    """Values of a clip by the label under which they are kept, and the problems of measures that have none."""
+
+    values: dict[str, float | bytes]
+    problems: tuple[str, ...] = ()
+    missing_on: str = ""  # name of the node of a cluster that does not see the file
+    pictures: NDArray[np.uint8] | None = None  # frames that networks see, `[T, H, W, 3]`
+
+
+def measure(request: MeasureRequest) -> Measurement:
+    """Apply measures to a clip; any problem with it, or in a measure, costs that clip the values and no more.
+
+    A file with another content than the scan saw has no values, which would be kept for that content.
+    """
+    found = None if _has_changed(request) else _measured(request)
+    if found is None or _has_changed(request):  # or while it was read
+        return failed(request, "the file has changed since it was scanned; scan again")
+    return found
+
+
+def _has_changed(request: MeasureRequest) -> bool:
+    try:
+        return request.listed is not None and not location.is_as_listed(request.path, *request.listed)
+    except OSError:
+        return False  # why it cannot be read is told by who reads it
+
+
+def _measured(request: MeasureRequest) -> Measurement:
+    measures: list[Measure] = []
+    values: dict[str, float | bytes] = {}
+    problems: list[str] = []
+    for entry in request.measures:
+        try:
+            measures.append(registry.instance(entry))
+        except UserError:
+            raise
+        except Exception as error:  # as that of weights which are not there
+            problems.append(f"{entry}: {type(error).__name__}: {error}")
+    pictures = None
+    for of_sound in (False, True):  # sound that cannot be read costs no value of frames
+        group = [one for one in measures if ("sound" in one.reads) == of_sound]
+        for_network = frozenset(["stills"] if request.pictures_px and not of_sound else [])
+        if not group and not for_network:
+            continue
+        try:
+            clip = sample(request, for_network | {what for measure in group for what in measure.reads})
+        except MediaError as error:
+            problems.append(f"sound: {error}" if of_sound else str(error))
+            continue
+        for one in group:
+            try:
+                values |= _values(one, clip)
+            except Exception as error:  # a class of a user may raise anything
+                problems.append(f"{one.name}: {type(error).__name__}: {error}")
+        if for_network:
+            pictures = np.stack([_shrunk(still.rgb, request.pictures_px) for still in clip.stills])
+    unseen = bool(problems) and not values and pictures is None and location.is_missing(request.path)
+    return Measurement(values, tuple(problems), socket.gethostname() if unseen else "", pictures)
+
+
+def failed(request: MeasureRequest, reason: str) -> Measurement:
+    """Return the result for a clip on which the decoder crashed or hung."""
+    return Measurement({}, (reason,))
+
+
+def _shrunk(rgb: NDArray[np.uint8], shorter_px: int) -> NDArray[np.uint8]:
+    """Return a frame whose shorter side is at most so long, so that little is sent between processes."""
+    scale = shorter_px / min(rgb.shape[:2])
+    if scale >= 1:
+        return rgb
+    size = max(round(rgb.shape[1] * scale), 1), max(round(rgb.shape[0] * scale), 1)
+    return np.asarray(Image.fromarray(rgb).resize(size, Image.Resampling.BICUBIC))
+
+
+def _values(measure: Measure, clip: SampledClip) -> dict[str, float | bytes]:
+    if isinstance(measure, CatalogMeasure):
+        features = bytes(measure.features(clip))
+        if len(features) != measure.feature_bytes:
+            raise ValueError(f"it returned {len(features)} bytes, and not {measure.feature_bytes}")
+        return {label(measure.name, measure.version, str(measure.feature_bytes)): features}
+    found = tuple(float(value) for value in measure.values(clip))
+    if len(found) != len(measure.columns):
+        raise ValueError(f"it returned {len(found)} values for {len(measure.columns)} columns")
+    names = [label(measure.name, measure.version, column.name) for column in measure.columns]
+    return dict(zip(names, [value if np.isfinite(value) else np.nan for value in found], strict=True))
+
+
+def sample(request: MeasureRequest, reads: frozenset[str]) -> SampledClip:
+    """Decode what measures read of a clip.
+
+    Raises:
+        MediaError: It cannot be read.
+    """
+    whole = _whole(request)
+    return decode.with_reasons(whole, lambda local: _sample(request._replace(path=local.path), local, reads))
+
+
+def _whole(request: MeasureRequest) -> Request:
+    """Return the request for a frame of the clip at full size."""
+    return Request(request.path, request.is_image, Shape(1, request.height, request.width), resize=FILTERS["area"])
+
+
+def _sample(clip: MeasureRequest, whole: Request, reads: frozenset[str]) -> SampledClip:
+    frames: list[NDArray[np.uint8]] = []
+    small = _NO_FRAMES
+    numbers = np.zeros(0, dtype=np.int64)
+    if not reads.isdisjoint(("stills", "runs")):
+        runs = _runs(clip) if "runs" in reads else []
+        stills = _spread(clip, STILLS) if "stills" in reads else []
+        if clip.is_image:
+            frames = [decode.load(whole)[0]] if stills else []
+        elif kind_of(clip.path.name) == "image":
+            frames, small, numbers = _animation(clip, whole, stills, runs)
+        else:
+            frames, small, numbers = _video(clip, whole, stills, runs)
+    shown = tuple(Still(frame) for frame in frames)
+    if shown:
+        active = picture.find_active(shown)
+        for still in shown:
+            still.active = active
+    return SampledClip(
+        clip.path,
+        clip.is_image,
+        clip.height,
+        clip.width,
+        clip.num_frames,
+        clip.fps,
+        shown,
+        small,
+        np.diff(numbers) == 1,
+        _sound(clip, whole) if "sound" in reads and clip.has_sound else None,
+        _SAMPLE_RATE,
+    )
+
+
+def _spread(clip: MeasureRequest, count: int) -> list[int]:
+    """Return the numbers in the file of evenly spaced frames, each in the middle of its part of the clip."""
+    count = min(count, clip.num_frames)
+    return [clip.first_frame + (2 * i + 1) * clip.num_frames // (2 * count) for i in range(count)]
+
+
+def _runs(clip: MeasureRequest) -> list[range]:
+    """Return the runs of frames that are read at the small size, by their numbers in the file."""
+    first, count = clip.first_frame, clip.num_frames
+    if count <= MOST_FRAMES:
+        return [range(first, first + count)]
+    length = MOST_FRAMES // RUNS
+    starts = [first + (count - length) * i // (RUNS - 1) for i in range(RUNS)]
+    return [range(start, start + length) for start in starts]
+
+
+def _joined(runs: Sequence[range], stills: Sequence[int]) -> list[range]:
+    """Return runs of all these frames, so that each is sought once."""
+    alone = [range(n, n + 1) for n in stills if not any(n in run for run in runs)]
+    return sorted([*runs, *alone], key=lambda run: run.start)
+
+
+def _video(
+    clip: MeasureRequest, whole: Request, stills: Sequence[int], runs: Sequence[range]
+) -> tuple[list[NDArray[np.uint8]], NDArray[np.float32], NDArray[np.int64]]:
+    to_rgb, to_small = decode.to_rgb(whole), _ToSmall()
+    large: dict[int, NDArray[np.uint8]] = {}
+    small: dict[int, NDArray[np.uint8]] = {}
+    in_runs, wanted = {n for run in runs for n in run}, set(stills)
+
+    def use(number: int, frame: Any, shown: tuple[int, int]) -> None:
+        if number in in_runs:
+            small[number] = to_small(frame, shown)
+        if number in wanted:
+            large[number] = to_rgb(frame, shown)
+
+    decode.visit(clip.path, _joined(runs, stills), use)
+    numbers = np.array(sorted(small), dtype=np.int64)
+    stacked = np.stack([small[n] for n in numbers.tolist()]).astype(np.float32) if small else _NO_FRAMES
+    return [np.ascontiguousarray(large[n]) for n in stills], stacked, numbers
+
+
+class _ToSmall:
+    """Makes small luma frames, as a player shows them but for their range of brightness."""
+
+    def __init__(self) -> None:
+        self._reformatter = VideoReformatter()
+        self._size: tuple[int, int] | None = None
+        self._orientation = 1
+
+    def __call__(self, frame: Any, shown: tuple[int, int]) -> NDArray[np.uint8]:
+        if self._size is None:  # of the whole clip
+            self._size, self._orientation = _small_size(*shown), display.orientation(frame)
+        height, width = self._size
+        pixels: Any = self._reformatter.reformat(
+            frame, width=width, height=height, format="gray", interpolation=Interpolation.AREA, threads=1
+        ).to_ndarray()
+        return np.ascontiguousarray(upright(pixels, self._orientation))
+
+
+def _small_size(height: int, width: int) -> tuple[int, int]:
+    scale = min(_SMALL_PX / max(height, width), 1.0)
+    return max(round(height * scale), 1), max(round(width * scale), 1)
+
+
+def _animation(
+    clip: MeasureRequest, whole: Request, stills: Sequence[int], runs: Sequence[range]
+) -> tuple[list[NDArray[np.uint8]], NDArray[np.float32], NDArray[np.int64]]:
+    height, width = _small_size(clip.height, clip.width)
+    small = [decode.load(_of(whole, Shape(len(run), height, width), run.start)) for run in runs]
+    large = [decode.load(_of(whole, whole.shape, number))[0] for number in stills]
+    luma = [Still(frame).luma for run in small for frame in run]
+    stacked = np.stack(luma).astype(np.float32) if luma else _NO_FRAMES
+    return large, stacked, np.array([number for run in runs for number in run], dtype=np.int64)
+
+
+def _of(whole: Request, shape: Shape, first: int) -> Request:
+    return replace(whole, shape=shape, first_frame=first, num_frames=shape.num_frames)
+
+
+def _sound(clip: MeasureRequest, whole: Request) -> NDArray[np.int16]:
+    seconds = min(clip.num_frames / clip.fps if clip.fps else _MOST_SECONDS, _MOST_SECONDS)
+    read = sound.load_track if clip.first_frame == 0 else sound.load  # which looks for the time of the first frame
+    first = _of(whole, whole.shape, clip.first_frame)
+    return read(sound.SoundRequest(first, _SAMPLE_RATE, 2, max(round(seconds * _SAMPLE_RATE), 1)))

@@ -1,0 +1,139 @@
+"""Groups of commands, none of which is silent for long."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tempfile
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import is_dataclass
+from inspect import Parameter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from reelworks.commands import show
+from reelworks.core import requests
+from reelworks.core.errors import UserError
+from reelworks.core.requests import Arg
+
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+class Commands(TyperGroup):
+    """The group of all commands; one that is not understood, or that fails, is answered with JSON too, by --json."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Read the options before the command."""
+        with _errors_as_json("--json" in args):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the rest, and run the command."""
+        with _errors_as_json("--json" in ctx.args):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _errors_as_json(json: bool) -> Iterator[None]:
+    """Print an error that ends the command as JSON too, if it was asked for; the first of several processes does."""
+    try:
+        yield
+    except Exception as error:
+        if json and os.environ.get("RANK", "0") == "0" and not isinstance(error, typer.Exit | typer.Abort):
+            show.json({"error": _in_words(error).to_json()})
+        raise
+
+
+def as_user_error(error: BaseException) -> UserError | None:
+    """Return the error in words if it is one that the user can correct, as that of a disk is."""
+    if isinstance(error, OSError):
+        from reelworks.core import files  # slow to import
+
+        if error.errno in files.OF_DISKS:
+            return files.unwritable("disk", Path(str(error.filename or tempfile.gettempdir())), error)
+    return error if isinstance(error, UserError) else None
+
+
+def _in_words(error: Exception) -> UserError:
+    if (known := as_user_error(error)) is not None:
+        return known
+    if isinstance(error, _UsageError):
+        problem = error.format_message()  # type: ignore[attr-defined]
+        return UserError(problem, code="command-line-invalid", remedy="see the --help of the command")
+    problem = f"an unexpected error: {type(error).__name__}: {error}"
+    return UserError(problem, code="defect", remedy="report it with the traceback, which is on stderr")
+
+
+class App(typer.Typer):
+    """A group of commands, each of which says what it is doing."""
+
+    def command(  # type: ignore[override]
+        self, name: str | None = None, *, doing: str | None, answers: bool = True, **options: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register a command; of a parameter that is a request, it has the options of the fields.
+
+        `doing` is said on the terminal while the command has nothing else to say; None for commands that last, and speak by
+        themselves. Lines of the log go to stderr if the command `answers` on stdout, or with --json, with which only warnings
+        of a command that `answers` are printed.
+        """
+
+        class Speaking(TyperCommand):
+            def invoke(self, ctx: Any) -> Any:
+                from reelworks.core import log
+
+                is_main, json = os.environ.get("RANK", "0") == "0", bool(ctx.params.get("json"))
+                stage = nullcontext() if doing is None else log.stage(doing)
+                with log.to_terminal(speaks=is_main, stderr=answers or json, quiet=answers and json), stage:
+                    return super().invoke(ctx)
+
+        register = super().command(name, cls=Speaking, **options)
+        return lambda function: register(_with_options(function))
+
+
+def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command with an option for each field of its parameters that are requests, if it has any."""
+    others = dict(inspect.signature(function, eval_str=True).parameters)
+    asked = {name: others.pop(name).annotation for name, p in list(others.items()) if is_dataclass(p.annotation)}
+    if not asked:
+        return function
+
+    def command(**values: Any) -> Any:
+        for name, request in asked.items():
+            own = {arg.name: values.pop(arg.name) for arg in requests.args_of(request)}
+            values[name] = request(**{key: value for key, value in own.items() if value is not None})
+        return function(**values)
+
+    args = [arg for request in asked.values() for arg in requests.args_of(request)]
+    options = [_parameter(arg) for arg in sorted(args, key=lambda arg: arg.is_option)]
+    kept = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in others.values()]
+    command.__signature__ = inspect.Signature([*options, *kept])  # type: ignore[attr-defined]
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+def _parameter(arg: Arg) -> Parameter:
+    """Return a field as typer takes parameters."""
+    kind, default = arg.type, Parameter.empty if arg.default is ... else arg.default
+    if typing.get_origin(kind) is tuple:
+        kind, default = list[typing.get_args(kind)[0]], default or None  # type: ignore[misc]
+    details: dict[str, Any] = {"help": arg.help, "metavar": arg.metavar, "min": arg.least, "max": arg.most}
+    if arg.parse is not None:
+        details["parser"] = _parser(arg.parse)
+    names = arg.names or ((arg.shown,) if kind is bool else ())
+    info = typer.Option(*names, **details) if arg.is_option else typer.Argument(**details)
+    return Parameter(arg.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parser(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parser

@@ -1,0 +1,212 @@
+"""The `reelworks` command with all its subcommands, and its handling of errors."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.metadata
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any
+
+import typer
+
+from reelworks.commands import (
+    caption,
+    catalog,
+    check,
+    checkpoints,
+    compare,
+    contact_sheet,
+    coverage,
+    demo,
+    encode,
+    eval,
+    generate,
+    importing,
+    learning,
+    lora,
+    measure,
+    new,
+    plan,
+    publish,
+    replay,
+    report,
+    train,
+    trust,
+    tune,
+    ui,
+)
+from reelworks.commands.app import App, Commands, as_user_error
+from reelworks.commands.exit_codes import ExitCode
+from reelworks.core import optional_imports, terminal
+from reelworks.core import trust as trusted_code
+from reelworks.core.words import of_recipe
+
+_PATIENCE_SECONDS = 5.0
+_SETTING = re.compile(r"--[a-z_]+(\.\w+)+|[a-z_]+(\.\w+)+=")  # as other trainers take them
+_NAMED = re.compile(r"(?:--?)?([a-z][a-z_-]*)(?:=.*)?")
+# What other trainers call it, and how it is given here.
+_ELSEWHERE = {
+    **dict.fromkeys(("lr", "learning_rate"), "--set train.learning_rate=VALUE"),
+    **dict.fromkeys(("steps", "max_train_steps", "num_steps"), "--max-steps VALUE, or --set train.max_steps=VALUE"),
+    **dict.fromkeys(("epochs", "max_train_epochs", "num_epochs"), "--set train.max_epochs=VALUE"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "--set buckets.batch_size=VALUE"),
+    **dict.fromkeys(("rank", "network_dim", "lora_rank"), "--set lora.rank=VALUE"),
+    **dict.fromkeys(("alpha", "network_alpha", "lora_alpha"), "--set lora.alpha=VALUE"),
+    **dict.fromkeys(("optimizer", "optimizer_type"), "--set train.optimizer=VALUE"),
+    **dict.fromkeys(("images", "image_folder", "train_data_dir", "dataset", "instance_data_dir"), "--data DIR"),
+    **dict.fromkeys(("output_dir", "out"), "--output DIR"),
+    **dict.fromkeys(("pretrained_model_name_or_path",), "--model NAME"),
+    **dict.fromkeys(("resume_from_checkpoint",), "--resume STEP; the same command resumes by itself"),
+    "resolution": "--set bucket.0.resolution=VALUE",
+    "seed": "--set seed=VALUE",
+}
+
+app = App(
+    name="reelworks",
+    cls=Commands,
+    help="Train video and image diffusion models on footage of any shape.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    # Plain help: drawing it with rich takes longer than everything else together.
+    rich_markup_mode=None,
+)
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        terminal.say(importlib.metadata.version("reelworks"))
+        raise typer.Exit
+
+
+@app.callback()
+def _all_verbs(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version, and end.", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    context.with_resource(of_recipe())
+
+
+app.command("demo", doing=None, answers=False)(demo.demo)
+app.command("demo-data", doing="making footage")(demo.demo_data)
+app.command("demo-autoencoder", doing="training the autoencoder")(demo.demo_autoencoder)
+app.command("scan", doing="scanning")(catalog.scan)
+app.command("measure", doing="measuring")(measure.measure)
+app.command("caption", doing="captioning")(caption.caption)
+app.command("inspect", doing="summarising the catalog")(catalog.inspect)
+app.command("contact-sheet", doing="planning")(contact_sheet.contact_sheet)
+app.command("plan", doing="planning")(plan.plan)
+app.command("check", doing="checking dtypes and memory")(check.check)
+app.command("tune", doing="measuring batch sizes")(tune.tune)
+app.command("train", doing=None, answers=False)(train.train)
+app.command("generate", doing="generating")(generate.generate)
+app.command("eval", doing="measuring")(eval.evaluate)
+app.command("publish", doing="publishing")(publish.publish)
+app.command("coverage", doing="accounting for the clips")(coverage.coverage)
+app.command("learning", doing="reading the losses")(learning.learning)
+app.command("replay", doing="replaying")(replay.replay)
+app.command("report", doing="writing the report")(report.report)
+app.command("compare", doing="comparing")(compare.compare)
+app.command("ui", doing=None)(ui.ui)
+app.command("trust", doing=None)(trust.trust)
+app.command("import", doing="importing")(importing.import_config)
+app.add_typer(catalog.app, name="catalog")
+app.add_typer(new.app, name="new")
+app.add_typer(encode.app, name="encode")
+app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(lora.app, name="lora")
+
+
+def main() -> None:
+    """Run the command line; a `UserError` prints its message without a traceback."""
+    # What this process starts imports nothing from the folder that it runs in, which may be a stranger's.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    optional_imports.leave_out_unused()
+    trusted_code.ask_with(trust.ask)
+    codes: list[int] = []
+    # Registered first, so called last, after the exit handlers of other modules.
+    atexit.register(_leave, codes)
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
+    try:
+        app()
+    except SystemExit as exit_:
+        if isinstance(exit_.code, int):
+            codes.append(exit_.code)
+        if exit_.code == ExitCode.INTERRUPTED:
+            _tell_of_ctrl_c()
+        if exit_.code == ExitCode.BAD_INPUT:
+            _tell_of_settings(sys.argv[1:])
+        raise
+    except KeyboardInterrupt:  # outside the command, which handles its own
+        _tell_of_ctrl_c()
+        sys.exit(ExitCode.INTERRUPTED)
+    except Exception as error:
+        _let_the_first_rank_speak()
+        message = as_user_error(error)
+        if message is None:
+            raise
+        terminal.say(f"error: {message}", error=True)
+        # Other ranks of a distributed run may be waiting: exiting at once lets the launcher end them.
+        os._exit(ExitCode.BAD_INPUT) if "RANK" in os.environ else sys.exit(ExitCode.BAD_INPUT)
+
+
+def _tell_of_ctrl_c() -> None:
+    """Print a line of its own, below a progress bar that was not finished; once for all ranks."""
+    if os.environ.get("RANK", "0") == "0":
+        terminal.say("\nstopped by Ctrl-C", error=True)
+
+
+def _tell_of_settings(arguments: Sequence[str]) -> None:
+    """Tell how a setting of the recipe is given, if one is among the arguments that were not understood."""
+    for before, argument in pairwise(["", *arguments]):
+        if before != "--set" and _SETTING.match(argument):
+            name, is_equal, value = argument.removeprefix("--").partition("=")
+            setting = shlex.quote(f"{name}={value if is_equal else 'VALUE'}")
+            terminal.say(f"Settings of the recipe follow --set: --set {setting}", error=True)
+            return
+    own = _options(arguments)
+    for before, argument in pairwise(["", *arguments]):
+        if argument.partition("=")[0] in own:
+            continue
+        found = _NAMED.fullmatch(argument) if argument.startswith("-") or "=" in argument else None
+        if before != "--set" and found and (here := _ELSEWHERE.get(found[1].replace("-", "_"))) is not None:
+            terminal.say(f"Here {argument.partition('=')[0]} is {here}", error=True)
+            return
+
+
+def _options(arguments: Sequence[str]) -> set[str]:
+    """Return the names of the options that the command has."""
+    command: Any = typer.main.get_command(app)
+    for word in arguments:
+        if not hasattr(command, "get_command") or (below := command.get_command(typer.Context(command), word)) is None:
+            break
+        command = below
+    return {name for parameter in command.params for name in parameter.opts}
+
+
+def _leave(codes: list[int]) -> None:
+    """End the process with its exit code before the interpreter is torn down.
+
+    gloo's threads may outlive their process group, which caches of DTensor hold, and free the tensors of the last
+    collective late. Without an interpreter that aborts the process, and a finished run would be reported as failed.
+    """
+    if codes:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # None if the caller closed it
+                stream.flush()
+        os._exit(codes[0])
+
+
+def _let_the_first_rank_speak() -> None:
+    """Give rank 0 time to print the same error, and the launcher time to end this process."""
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(_PATIENCE_SECONDS)

@@ -1,0 +1,36 @@
+"""`reelworks report`: write the report of a run as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from reelworks.commands import show
+from reelworks.commands.options import Json, RunArgument
+
+
+def report(
+    run: RunArgument,
+    costs: Annotated[
+        Path | None, Option(help="Also write the measured cost of a clip of each bucket, for a recipe's cost.measured.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write the report of a run as one self-contained HTML file, RUN/report.html."""
+    from reelworks.data.run.folder import RunFolder
+    from reelworks.reports import html
+    from reelworks.training.plan.epoch_stats import measure_costs, write_costs
+
+    measured = None
+    if costs is not None:
+        measured = measure_costs(RunFolder(run))
+        write_costs(costs, measured)
+    written = html.WrittenReport(html.write(RunFolder(run)), measured)
+    if json:
+        show.json(written)
+        return
+    if measured is not None:
+        show.line(f"{costs}: {len(measured)} buckets")
+    show.line(str(written.report))

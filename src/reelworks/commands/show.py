@@ -1,0 +1,173 @@
+"""Terminal output that several commands share: lines, JSON, tables and the progress of a scan."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from reelworks.core import terminal
+
+if TYPE_CHECKING:
+    from rich.table import Column, Table
+
+    from reelworks.data.catalog.scan.scan import ScanProgress
+
+
+line = terminal.say
+
+
+def json(value: Any) -> None:
+    """Print one JSON value and nothing else."""
+    from reelworks.core import files, results
+
+    terminal.say_json(files.to_json(results.as_json(value), indent=2))
+
+
+def new_table(first: str, *others: str) -> Table:
+    """Return an empty table with these headings; all columns but the first one are aligned to the right."""
+    from rich import box
+    from rich.table import Table
+
+    empty = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    empty.add_column(first, no_wrap=True)
+    for name in others:
+        empty.add_column(name, justify="right", no_wrap=True)
+    return empty
+
+
+def print_table(filled: Table) -> None:
+    """Print a table; columns that the terminal has no room for follow in further tables, with the first one again.
+
+    Texts that are too long for the terminal are folded instead.
+    """
+    from rich.measure import Measurement
+
+    def fits(*columns: Column) -> bool:
+        measured = Measurement.get(console, console.options.update(width=1000), _with_columns(first, *columns))
+        return measured.maximum <= console.width
+
+    console = terminal.console()
+    first, *others = filled.columns
+    if not all(map(fits, others)):
+        for column in filled.columns:
+            column.no_wrap = False
+        console.print(filled)
+        return
+    part: list[Column] = []
+    for column in others:
+        if part and not fits(*part, column):
+            console.print(_with_columns(first, *part))
+            part = []
+        part.append(column)
+    console.print(_with_columns(first, *part))
+
+
+def _with_columns(*columns: Column) -> Table:
+    table = new_table(*(str(column.header) for column in columns))
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def stdout_for_json(json: bool) -> Iterator[None]:
+    """Send to stderr what libraries print, such as Ray about a process that died, if stdout is for one JSON value."""
+    with redirect_stdout(sys.stderr) if json else nullcontext():
+        yield
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Import the libraries of networks, which takes seconds, and say so."""
+    from reelworks.core import log, optional_imports
+
+    with log.stage("loading the libraries", at_once=True), optional_imports.importing():
+        yield
+
+
+@contextmanager
+def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None]]:
+    """Show the progress of a scan with the time that remains: a bar on a terminal, else a line every ten seconds."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = terminal.console()
+    if not console.is_terminal:
+        yield (lambda _: None) if quiet else _progress_lines()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=quiet)
+    task = bar.add_task("scanning", total=None)
+
+    def show(progress: ScanProgress) -> None:
+        bar.start()
+        bar.update(task, description=progress.doing[0], total=progress.total, completed=progress.done)
+        if progress.done >= progress.total:
+            bar.stop()
+
+    try:
+        yield show
+    finally:
+        bar.stop()
+
+
+def _progress_lines() -> Callable[[ScanProgress], None]:
+    """Return a function that prints files, rate and remaining time to stderr, unless it printed so just before."""
+    began = latest = time.monotonic()
+    doing = ("scanning", "files")
+
+    def show(progress: ScanProgress) -> None:
+        nonlocal began, latest, doing
+        now = time.monotonic()
+        if doing != progress.doing:
+            began, doing = now, progress.doing
+        if now - latest < _SECONDS_BETWEEN_LINES:
+            return
+        latest, rate = now, progress.done / max(now - began, 0.001)
+        left = datetime.timedelta(seconds=round((progress.total - progress.done) / max(rate, 0.001)))
+        (verb, things), done = doing, f"{progress.done} of {progress.total}"
+        text = f"{verb}: {done} {things}, {rate:.0f} {things}/s, {left} left"
+        terminal.say(text, error=True)
+
+    return show
+
+
+@contextmanager
+def clip_progress(quiet: bool = False, doing: str = "measuring") -> Iterator[Callable[[int, int], None]]:
+    """Show how many clips of how many are done, and what is done to them: a bar on a terminal, else a line every ten seconds on stderr."""
+    from rich import progress
+
+    console = terminal.console(stderr=True)
+    columns = (progress.TextColumn(doing), progress.BarColumn(), progress.MofNCompleteColumn())
+    bar = progress.Progress(
+        *columns,
+        progress.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+    task, latest = bar.add_task(doing, total=None), time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal latest
+        bar.start()
+        bar.update(task, completed=done, total=total)
+        if not console.is_terminal and not quiet and time.monotonic() - latest >= _SECONDS_BETWEEN_LINES:
+            latest = time.monotonic()
+            terminal.say(f"{doing}: {done} of {total} clips", error=True)
+
+    try:
+        yield report
+    finally:
+        bar.stop()
+
+
+def short_clips(count: int) -> str:
+    """Return a sentence with the number of videos that `data.short_clips` extends."""
+    return f"{count} clip{' is' if count == 1 else 's are'} shorter than {'its' if count == 1 else 'their'} bucket"

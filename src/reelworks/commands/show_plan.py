@@ -1,0 +1,268 @@
+"""Terminal output of `plan`: forecasts of epochs and stages, warnings, and comparisons of two plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reelworks.commands import show
+from reelworks.core import units
+from reelworks.data.buckets.assign import Reason
+from reelworks.training.plan import compiled_graphs, plan_comparison, plan_report
+from reelworks.training.plan.discarded import BucketFrames, VideoFrames
+from reelworks.training.plan.epoch_stats import DatasetShare, Figures
+from reelworks.training.plan.plan_comparison import ChangedKey, ComparedNumber, PlanComparison
+from reelworks.training.plan.plan_forecast import Advice, LookAhead, PlanForecast
+from reelworks.training.plan.plan_report import PlanSummary
+
+if TYPE_CHECKING:
+    from reelworks.training.preflight.stage_comparison import RunComparison, StageComparison
+    from reelworks.training.preflight.stage_forecast import RunForecast
+
+_FILES_SHOWN = 5
+_LABELS = {"seconds": "time", "memory_bytes": "memory", "checkpoint_bytes": "a checkpoint", "disk_bytes": "disk"}
+
+
+def forecast(values: PlanForecast, html: Path | None) -> None:
+    """Print the first epoch, then all epochs and their totals."""
+    epoch(values)
+    _losses(values)
+    ahead = values.ahead
+    shares = show.new_table("share of", "clips", "tokens", "time", "gradient")
+    for one in ahead.shares:
+        parts = one.share_of_clips, one.share_of_tokens, one.share_of_time, one.share_of_gradient
+        shares.add_row(one.name, *(f"{share:.1%}" for share in parts))
+    show.print_table(shares)
+    if len(ahead.datasets) > 1:
+        _datasets(ahead.datasets)
+    if len(ahead.epochs) > 1:
+        epochs = show.new_table("epoch", "steps", "clips", "tokens", "batches", "not full", "imbalance", "padding")
+        for each in ahead.epochs:
+            epochs.add_row(str(each.epoch), *_cells(each.figures))
+        epochs.add_row("sum", *_cells(ahead.sum))
+        show.print_table(epochs)
+    _never_seen(ahead)
+    if values.strategies:
+        _strategies(values)
+    if (steps := values.max_steps_to_set) is not None:
+        show.line(
+            "\nwarning: the learning rate schedule needs train.max_steps, which is not set, so this recipe cannot be "
+            f"trained; all its epochs have {steps} steps"
+        )
+    _warning(values.advice, ahead.sum)
+    if html is not None:
+        show.line(f"\n{html}")
+
+
+def stages(values: RunForecast) -> None:
+    """Print the plan of each stage, and all of them side by side."""
+    for one in values.stages:
+        show.line(f"\nstage {one.name}, for {one.ends}")
+        forecast(one.plan, None)
+    table = show.new_table("stage", "ends after", "steps", "epochs", "clips", "tokens", "time", "memory")
+    for one in values.stages:
+        time = ("" if one.is_measured else "≈ ") + units.format_seconds(one.seconds)
+        memory = units.format_bytes(one.memory_bytes)
+        counts = (str(one.steps), f"{one.epochs:.3g}", str(one.clips), str(one.tokens))
+        about = "" if one.is_exact else "≈ "
+        table.add_row(one.name, one.ends, *(about + count for count in counts), time, memory)
+    totals = (str(values.steps), "", str(values.clips), str(values.tokens), units.format_seconds(values.seconds))
+    table.add_row("sum", "", *totals, units.format_bytes(values.memory_bytes))
+    show.print_table(table)
+    show.line(
+        f"checkpoints of {units.format_bytes(values.checkpoint_bytes)} at most take up to "
+        f"{units.format_bytes(values.disk_bytes)} of disk"
+    )
+    if not all(one.is_exact for one in values.stages):
+        show.line("≈ of steps and clips: epochs that were not planned count as the last one of the stage that was")
+    if not all(one.is_measured for one in values.stages):
+        show.line(
+            "≈ of times: computed from arithmetic on an RTX 4090; cost.measured, by `reelworks tune`, tells the time of a GPU"
+        )
+
+
+def epoch(plan: PlanSummary) -> None:
+    """Print buckets, reasons and totals of an epoch."""
+    shares = any(one.sequence_degree > 1 for one in plan.buckets)
+    numbers = ("global", "clips", "batches", "not full", "tokens")
+    buckets = show.new_table("bucket", "size", "batch", *(("GPUs",) if shares else ()), *numbers)
+    for one in plan.buckets:
+        ranks = (one.sequence_degree,) if shares else ()
+        counts = one.global_batch, one.clips, one.micro_batches, one.incomplete, one.tokens_per_clip
+        buckets.add_row(one.name, f"{one.width}×{one.height}", *map(str, (one.batch_size, *ranks, *counts)))
+    show.print_table(buckets)
+    _reasons(plan)
+    for warning in plan_report.warnings(plan):
+        show.line(f"warning: {warning}")
+    show.line(
+        f"{units.plural(plan.steps_per_epoch, 'step')} per epoch of "
+        f"{units.plural(plan.micro_batches_per_step, 'micro-batch')} (slots of {plan.same_bucket_run}); "
+        f"{units.plural(plan.micro_batches, 'micro-batch')}, {plan.incomplete} not full "
+        f"({_incomplete(plan)}), {units.plural(plan.steps_not_full, 'step')} not full"
+    )
+    show.line(
+        f"{units.plural(plan.planned, 'showing')} of clips planned; at {units.plural(plan.world, 'GPU')}: "
+        f"imbalance {plan.imbalance:.1%}, padding {plan.padding:.1%}"
+    )
+
+    for text in compiled_graphs.lines(plan.graphs):
+        show.line(text)
+
+
+def _incomplete(plan: PlanSummary) -> str:
+    return {
+        "partial": "trained with fewer clips",
+        "pad": "padded with copies of weight 0",
+        "merge": "whose clips fit no smaller bucket",
+        "repeat": f"filled with {plan.repeated} repeated clips",
+    }[plan.incomplete_batch]
+
+
+def _reasons(plan: PlanSummary) -> None:
+    for reason, listed in plan.reasons.items():
+        clips = plan.left_out[reason].clips
+        show.line(f"{reason}: {clips}" + (", left out by the recipe" if Reason[reason.upper()].is_chosen else ""))
+        if reason == "held_out":
+            continue
+        for part, number in plan.left_out[reason].failed.items():
+            show.line(f"  {part} leaves out {number}")
+        for clip in listed[:_FILES_SHOWN]:
+            show.line(f"  {clip.path}" + (f": {clip.detail}" if clip.detail else ""))
+        if clips > _FILES_SHOWN:
+            show.line(f"  and {clips - _FILES_SHOWN} more; --rejected FILE lists all")
+
+
+def _losses(plan: PlanSummary) -> None:
+    """Print proposed buckets, and the shares of pictures and frames that an epoch leaves out."""
+    for text in plan.chosen_buckets.lines if plan.chosen_buckets else ():
+        show.line(text)
+    losses = plan.losses
+    crop, frames = losses.crop, losses.frames
+    of_frames = {one.name: one for one in frames.by_bucket}
+    parts = show.new_table("part of clips", "cropped away", "frames trained", "frames in all", "share")
+    for bucket in crop.by_bucket:
+        parts.add_row(bucket.name, f"{bucket.mean:.1%}", *_frames(of_frames.get(bucket.name)))
+    parts.add_row("total", f"{crop.mean:.1%}", *_frames(frames if frames.there else None))
+    show.print_table(parts)
+    for one in crop.worst[:_FILES_SHOWN]:
+        show.line(f"  cropped {one.lost:.1%}: {one.path}, {one.width}×{one.height} in {one.bucket}")
+    if frames.less_than_half:
+        show.line(f"clips of which an epoch trains less than half: {frames.less_than_half}")
+    for clip in frames.longest[:_FILES_SHOWN]:
+        show.line(f"  {clip.trained} of {clip.there} frames: {clip.path} in {clip.bucket}")
+    if losses.short_clips:
+        show.line(show.short_clips(losses.short_clips))
+    if n := losses.below_rate:
+        who = "1 video has a frame rate" if n == 1 else f"{n} videos have frame rates"
+        show.line(f"{who} lower than data.fps and will be read at {'its' if n == 1 else 'their'} own")
+
+
+def _frames(one: BucketFrames | VideoFrames | None) -> list[str]:
+    """Return the cells about frames, which are empty for pictures."""
+    if one is None:
+        return ["", "", ""]
+    return [str(one.trained), str(one.there), f"{one.trained / one.there:.1%}"]
+
+
+def _datasets(shares: list[DatasetShare]) -> None:
+    table = show.new_table("share of", "clips", "tokens", "time", "showings per clip")
+    for one in shares:
+        parts = (f"{share:.1%}" for share in (one.share_of_clips, one.share_of_tokens, one.share_of_time))
+        table.add_row(one.name, *parts, f"{one.showings_per_clip:.2f}")
+    show.print_table(table)
+
+
+def _strategies(values: PlanForecast) -> None:
+    names = {"fixed": "fixed batch size", "equal_tokens": "equal tokens", "planned": "this plan"}
+    table = show.new_table(
+        "strategy", "steps", "imbalance", "most tokens", "most memory", "in use", "tokens/s", "speed"
+    )
+    for one in values.strategies:
+        rate = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
+        most = "" if one.peak_bytes is None else units.format_bytes(one.peak_bytes)
+        figures = f"{one.imbalance:.1%}", str(one.peak_tokens), most, f"{one.memory_share:.1%}"
+        table.add_row(names[one.strategy], str(one.steps), *figures, rate, f"{one.speedup:.2f}×")
+    show.print_table(table)
+    if any(one.peak_bytes is None for one in values.strategies):
+        show.line("memory follows the tokens; buckets.tuned, a file of `reelworks tune` on your GPU, tells it in bytes")
+
+
+def _never_seen(ahead: LookAhead) -> None:
+    epochs, never = len(ahead.epochs), ahead.never_seen
+    when = "this epoch" if epochs == 1 else units.plural(epochs, "epoch")
+    by_reason = ", ".join(f"{one.clips} {reason}" for reason, one in never.by_reason.items())
+    show.line(f"{units.plural(never.clips, 'clip')} never seen in {when}" + (f": {by_reason}" if by_reason else ""))
+    if epochs > 1:
+        for reason, one in never.by_reason.items():
+            more = one.clips - len(one.files[:_FILES_SHOWN])
+            named = ", ".join(one.files[:_FILES_SHOWN])
+            show.line(f"  {reason}: {named}" + (f" and {more} more" if more else ""))
+
+
+def _warning(advice: Advice, total: Figures) -> None:
+    if advice.proposals is None:
+        return
+    show.line(f"\nwarning: imbalance {total.imbalance:.1%}, padding {total.padding:.1%}")
+    for one in advice.proposals:
+        show.line(f"  {one}")
+        show.line(f"    gives {_gives(one.figures)}" + ("" if one.suffices else "; better, but not enough"))
+    if (fewer := advice.fewer_ranks) is not None:
+        show.line(f"  --world {fewer.world}\n    gives {_gives(fewer.figures)}")
+    if not advice.proposals and fewer is None:
+        show.line("  neither merging nor other batch sizes nor fewer GPUs improve it")
+
+
+def _gives(one: Figures) -> str:
+    return f"{one.steps} steps, imbalance {one.imbalance:.1%}, padding {one.padding:.1%}"
+
+
+def difference(compared: PlanComparison, names: tuple[str, str]) -> None:
+    """Print keys, totals, buckets and reasons of two recipes."""
+    _changed_keys(compared.keys, names)
+    _figures(units.plural(compared.epochs, "epoch"), compared.figures, names)
+    _clips(compared, names)
+
+
+def difference_of_stages(compared: RunComparison, names: tuple[str, str]) -> None:
+    """Print keys, each stage, and the totals of two recipes with stages."""
+    _changed_keys(compared.keys, names)
+    for stage in compared.stages:
+        _figures(f"stage {stage.name}", stage.figures, names)
+        _clips(stage, names)
+    _figures("all stages", compared.figures, names)
+
+
+def _changed_keys(keys: list[ChangedKey], names: tuple[str, str]) -> None:
+    table = show.new_table("key", *names)
+    for key in keys:
+        table.add_row(key.key, str(key.a), str(key.b))
+    show.print_table(table) if keys else show.line("no key differs")
+
+
+def _figures(title: str, figures: list[ComparedNumber], names: tuple[str, str]) -> None:
+    table = show.new_table(title, *names)
+    for one in figures:
+        label = _LABELS.get(one.name) or one.name.replace("_", " ")
+        table.add_row(label, *(_number(one.name, value) for value in (one.a, one.b)))
+    show.print_table(table)
+
+
+def _clips(part: PlanComparison | StageComparison, names: tuple[str, str]) -> None:
+    for title, counts in (("clips of bucket", part.buckets), ("rejected", part.reasons)):
+        table = show.new_table(title, *names)
+        for one in counts:
+            table.add_row(one.name, str(one.a), str(one.b))
+        if counts:
+            show.print_table(table)
+
+
+def _cells(one: Figures) -> list[str]:
+    return [_number(name, getattr(one, name)) for name in plan_comparison.COMPARED]
+
+
+def _number(key: str, value: float) -> str:
+    if key in ("imbalance", "padding"):
+        return f"{value:.1%}"
+    if key.endswith("_bytes"):
+        return units.format_bytes(int(value))
+    return units.format_seconds(value) if key == "seconds" else f"{value:.3g}" if key == "epochs" else str(value)

@@ -1,0 +1,92 @@
+"""`reelworks tune`: measure the largest batch sizes of a recipe's buckets, and their times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reelworks.commands import show
+from reelworks.commands.options import Json
+from reelworks.core import units
+from reelworks.training.tuning.request import TuneRequest
+
+if TYPE_CHECKING:
+    from reelworks.data.schedule.cost_fit import CostModel
+    from reelworks.training.tuning.refit import Refit
+    from reelworks.training.tuning.search import Trial
+    from reelworks.training.tuning.tune import Tuned
+
+
+def tune(request: TuneRequest, json: Json = False) -> None:
+    """Measure the largest batch size of each resolution and length.
+
+    Trains the network on made-up clips, forward, backward and optimizer step, in a process of its own, so that running
+    out of memory ends nothing. Then fits the time of a micro-batch to what was measured, and prints how far the fit is
+    off, also for shapes that it was not shown.
+
+    Writes a file. Name it in the recipe as buckets.tuned, for entries with batch_size = "auto", and as cost.measured,
+    by which plans even out the ranks.
+
+    Encoding of clips and captions is not part of it: with stored latents there is none.
+
+    With --from-run it trains nothing: it fits the time of a micro-batch again to the steps of a run that trained one
+    bucket each, and writes RECIPE with .costs.json, for cost.measured.
+    """
+    if request.from_run is not None:
+        from reelworks.training.tuning import refit
+
+        with show.scan_progress(quiet=json) as on_scan:
+            fitted = refit.refit(request, on_scan)
+        show.json(fitted) if json else _print_refit(fitted, request.path)
+        return
+    with show.loading():
+        from reelworks.training.tuning import tune as tuning
+    with show.scan_progress(quiet=json) as on_scan:
+        result = tuning.tune(request, on_scan, (lambda trial: None) if json else _print_trial)
+    show.json(result) if json else _print(result, request.path)
+
+
+def _print_refit(result: Refit, path: Path) -> None:
+    rows = show.new_table("bucket", "clips", "steps", "ms", "fit")
+    for each in result.measured:
+        numbers = (str(each.batch_size), str(each.steps), f"{each.milliseconds:,.1f}", f"{each.residual:+.0%}")
+        rows.add_row(each.bucket, *numbers)
+    show.print_table(rows)
+    _print_model(result.model_ms, result.held_out_errors)
+    show.line(f'written to {path}; in the recipe: cost.measured = "{path}"')
+
+
+def _print_trial(trial: Trial | str) -> None:
+    show.line(trial if isinstance(trial, str) else _text(trial))
+
+
+def _text(trial: Trial) -> str:
+    return f"{trial.bucket}, {units.plural(trial.batch_size, 'clip')}: {trial.milliseconds:,.1f} ms, {trial.peak_bytes / 1e9:.2f} GB"
+
+
+def _print(result: Tuned, path: Path) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("entry", "batch size", "ms", "GB"):
+        table.add_column(heading, justify="left" if heading == "entry" else "right")
+    for entry, size in result.batch_sizes.items():
+        resolution, frames = entry.rsplit(" ", 1)
+        own = [t for t in result.trials if t.batch_size == size and t.bucket.startswith(f"{resolution} ")]
+        trial = next((t for t in own if t.bucket.endswith(f" {frames}")), None)
+        cells = ("–", "–") if trial is None else (f"{trial.milliseconds:,.1f}", f"{trial.peak_bytes / 1e9:.2f}")
+        table.add_row(entry, str(size) if size else "does not fit", *cells)
+    show.print_table(table)
+    _print_model(result.model_ms, result.held_out_errors)
+    show.line(f'written to {path}; in the recipe: buckets.tuned and cost.measured = "{path}"')
+
+
+def _print_model(model: CostModel, held_out: dict[int, float]) -> None:
+    show.line(
+        f"time of a micro-batch of b clips of n tokens: {model.per_batch:.3g} + b · ({model.per_clip:.3g} + "
+        f"{model.per_token:.3g} n + {model.per_token_squared:.3g} n²) ms"
+    )
+    if held_out:
+        worst = max(held_out.values(), key=abs)
+        show.line(f"predicted from the other token counts, a time is off by {worst:+.0%} at most")

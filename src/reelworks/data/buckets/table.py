@@ -1,0 +1,392 @@
+"""The bucket table: entries in the order in which clips try them, and their sizes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from reelworks.core import arguments, config_errors
+from reelworks.core.arguments import checked
+from reelworks.core.config import Config
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Geometry, Shape
+from reelworks.data.buckets import families, sizes
+from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig, parse_ratio
+from reelworks.data.buckets.opensora.parse import PIXEL_SHARE, Dialect
+from reelworks.data.buckets.opensora.ratios import COMPUTED_MULTIPLE, Resolution
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A resolution at one frame count."""
+
+    resolution: str
+    pixels: int  # total pixels of a frame
+    num_frames: int
+    batch_size: int  # clips per micro-batch; 0 for an entry that takes no clip
+    keep_prob: float  # probability that a clip which fits is assigned here
+    size: tuple[int, int] | None = None  # (height, width) if the resolution is a single size
+    keep_length: float = 1.0  # probability to stay at this length, in a table of Open-Sora
+    spare_frames: int = 0  # frames that a video must have in addition to `num_frames`
+    pixel_share: float = 1.0  # share of `pixels` that a clip must have
+    sequence_degree: int | None = None  # ranks that share a clip; None for all of a sequence group
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any clip can be drawn for this entry."""
+        return self.keep_prob > 0 and self.keep_length > 0
+
+    @property
+    def needed_frames(self) -> int:
+        """Minimum of frames of a clip."""
+        return self.num_frames + (self.spare_frames if self.num_frames > 1 else 0)
+
+    @property
+    def needed_pixels(self) -> float:
+        """Minimum of total pixels of a clip."""
+        return self.pixels * self.pixel_share
+
+    @property
+    def hash_words(self) -> tuple[int, ...]:
+        """Hash words of this entry's random draws, which do not depend on the other entries."""
+        return (self.pixels, self.num_frames, *(self.size or ()))
+
+    def __str__(self) -> str:
+        return f"{self.resolution} ×{self.num_frames}"
+
+
+@dataclass(frozen=True)
+class BucketEntry:
+    """A resolution crossed with frame counts: one `[[bucket]]` of a recipe.
+
+    Attributes:
+        resolution: "480p" (480 lines at 16:9), "512px" (512 × 512 pixels in total), or one size as "480x854".
+        num_frames: Frame counts; 1 takes pictures, all others take videos.
+        batch_size: Clips per micro-batch: one number, or one for each frame count.
+        keep_prob: Probability that a clip which fits is assigned here: one number, or one for each frame count.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> rw.BucketEntry("480p", num_frames=[1, 17], batch_size=[8, 4]).keep_prob
+        1.0
+    """
+
+    resolution: str
+    num_frames: int | list[int]
+    batch_size: int | list[int] | None = None
+    keep_prob: float | list[float] = 1.0
+
+    def __post_init__(self) -> None:
+        arguments.check(self, _ENTRY)
+
+
+_ENTRY = {
+    "resolution": arguments.any_of(arguments.TEXT, arguments.whole(1)),
+    "num_frames": arguments.one_or_each(arguments.whole(1)),
+    "batch_size": arguments.optional(arguments.one_or_each(arguments.whole(1))),
+    "keep_prob": arguments.one_or_each(arguments.number(0, 1)),
+}
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """An entry at one aspect ratio, with its exact shape.
+
+    Attributes:
+        batch_size: Clips of a micro-batch.
+        sequence_degree: Ranks that share its clips.
+        parts: Micro-batches that the ranks of a sequence group train side by side.
+    """
+
+    entry: int
+    ratio: str
+    shape: Shape
+    name: str
+    batch_size: int
+    tokens: int
+    sequence_degree: int = 1
+    parts: int = 1
+
+    @property
+    def column_size(self) -> int:
+        """Clips of a column of a plan, which a sequence group trains at once."""
+        return self.batch_size * self.parts
+
+
+@dataclass(frozen=True)
+class BucketTable:
+    """The entries of a recipe and their buckets.
+
+    Attributes:
+        entries: Entries by pixels and then by frames, descending.
+        buckets: Buckets of all entries, in the order of the entries.
+        upscale: Whether clips smaller than a bucket are enlarged.
+        max_crop: Largest share of a frame that may be cropped away.
+        extends_short: Whether a video shorter than every entry whose size it fills goes to the shortest of these.
+        dialect: Parsed table of Open-Sora, whose entries correspond to `entries`, or None.
+        config: The recipe's `[buckets]`.
+        given: The recipe's `[[bucket]]` entries.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> entry = rw.BucketEntry("64px", num_frames=[1, 5], batch_size=[4, 2])
+        >>> geometry = rw.Geometry(stride=(4, 8, 8), patch=(1, 2, 2))
+        >>> table = rw.BucketTable.from_entries([entry], geometry=geometry, aspect_ratios=["1:1"])
+        >>> [bucket.name for bucket in table.buckets]
+        ['64px 1:1 ×5', '64px 1:1 ×1']
+    """
+
+    entries: tuple[Entry, ...]
+    buckets: tuple[Bucket, ...]
+    upscale: bool
+    max_crop: float
+    extends_short: bool = False
+    dialect: Dialect | None = None
+    config: BucketsConfig = field(default_factory=BucketsConfig)
+    given: tuple[BucketEntryConfig, ...] = ()
+
+    @classmethod
+    @checked(
+        entries=arguments.each(arguments.a(BucketEntry)), geometry=arguments.a(Geometry), extends_short=arguments.FLAG
+    )
+    def from_entries(
+        cls, entries: Iterable[BucketEntry], *, geometry: Geometry, extends_short: bool = False, **settings: Any
+    ) -> BucketTable:
+        """Compute the bucket table of entries.
+
+        Args:
+            entries: Resolutions with their frame counts.
+            geometry: Multiples and frame rule of the model and its autoencoder.
+            extends_short: Whether videos may be shorter than their bucket.
+            **settings: Keys of a recipe's `[buckets]`, such as `aspect_ratios` or `incomplete_batch`.
+
+        Raises:
+            UserError: A value is invalid; the error names it and what is allowed.
+        """
+        given = [_validated(BucketEntryConfig, asdict(entry)) for entry in entries]
+        config = _validated(BucketsConfig, settings)
+        if config.batch_size == "auto":
+            raise UserError(
+                "it is measured for a recipe, by `reelworks tune`",
+                code="batch-size-not-measured",
+                field="batch_size",
+                value="auto",
+                remedy="give a number, or one to each entry",
+            )
+        return build(given, config, geometry, extends_short=extends_short)
+
+    def __repr__(self) -> str:
+        return f"BucketTable({', '.join(map(str, self.entries))}: {len(self.buckets)} buckets)"
+
+    def of_entry(self, entry: int) -> list[int]:
+        """Return the indices of an entry's buckets."""
+        return [i for i, bucket in enumerate(self.buckets) if bucket.entry == entry]
+
+    def batch_sizes(self) -> NDArray[np.int64]:
+        """Return the batch size of every bucket."""
+        return np.array([b.batch_size for b in self.buckets], dtype=np.int64)
+
+    def column_sizes(self) -> NDArray[np.int64]:
+        """Return the clips of a column of a plan of every bucket, which a sequence group trains at once."""
+        return np.array([b.column_size for b in self.buckets], dtype=np.int64)
+
+    def parts(self) -> NDArray[np.int64]:
+        """Return how many micro-batches of every bucket a sequence group trains at once."""
+        return np.array([b.parts for b in self.buckets], dtype=np.int64)
+
+    def shared_by(self, ranks: int) -> BucketTable:
+        """Return the table for sequence groups of so many ranks, which share all clips of buckets without a degree."""
+        degrees = [entry.sequence_degree or ranks for entry in self.entries]
+        buckets = [replace(b, sequence_degree=degrees[b.entry], parts=ranks // degrees[b.entry]) for b in self.buckets]
+        return replace(self, buckets=tuple(buckets))
+
+    def with_one_entry(self, index: int) -> BucketTable:
+        """Return the table as chance may make it for a clip: one entry takes all that fit it, and the others take none."""
+        # In a table of Open-Sora a clip that leaves a length tries the next one, but none if it leaves the resolution.
+        left = 0.0 if self.dialect is None else 1.0
+        entries = [replace(entry, keep_prob=left, keep_length=1.0 - left) for entry in self.entries]
+        entries[index] = replace(self.entries[index], keep_prob=1.0, keep_length=1.0)
+        return replace(self, entries=tuple(entries))
+
+    def tokens(self) -> NDArray[np.int64]:
+        """Return the number of latent tokens of one clip of every bucket."""
+        return np.array([b.tokens for b in self.buckets], dtype=np.int64)
+
+
+C = TypeVar("C", bound=Config)
+
+
+def _validated(config: type[C], values: dict[str, Any]) -> C:
+    try:
+        return config.model_validate(values)
+    except ValidationError as error:
+        raise config_errors.explain(error, config) from None
+
+
+EMPTY = BucketTable((), (), upscale=False, max_crop=1.0)
+
+
+def build(
+    entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry: Geometry, *, extends_short: bool = False
+) -> BucketTable:
+    """Compute the bucket table of a recipe's `[[bucket]]` entries, or of the table of Open-Sora in `[buckets]`."""
+    dialect = config.dialect(_computed_multiple(geometry))
+    if dialect is not None:
+        if entries:
+            raise UserError(
+                "the recipe has both [[bucket]] entries and a bucket table of Open-Sora",
+                code="two-bucket-tables",
+                field="bucket",
+                value=[entry.resolution for entry in entries],
+                remedy="keep the [[bucket]] entries or [buckets.opensora], and remove the other",
+            )
+        return replace(_of_dialect(dialect, geometry, extends_short), config=config)
+    if not entries:
+        raise UserError(
+            "the recipe has no bucket",
+            code="no-bucket",
+            field="bucket",
+            remedy='add e.g. [[bucket]] resolution = "256px", num_frames = [1, 17], or a table of Open-Sora as '
+            '[buckets.opensora], or write buckets = "auto" to have entries proposed',
+        )
+    expanded = sorted(
+        (entry for config_entry in entries for entry in _expand(config_entry, config, geometry)),
+        key=lambda e: (-e.pixels, -e.num_frames, e.size or ()),
+    )
+    for first, second in itertools.pairwise(expanded):
+        # Different sizes may have equal pixels; between equal entries a clip could not choose.
+        alike = first.size is None or second.size is None or first.size == second.size
+        if alike and (first.pixels, first.num_frames) == (second.pixels, second.num_frames):
+            raise UserError(
+                "two entries have the same resolution and number of frames",
+                code="duplicate-bucket",
+                field="bucket",
+                value=f"{first} and {second}",
+                remedy="remove one of them",
+            )
+    buckets = tuple(b for i, e in enumerate(expanded) for b in _sizes_of(i, e, config, geometry))
+    return BucketTable(
+        tuple(expanded), buckets, config.upscale, config.max_crop, extends_short, config=config, given=tuple(entries)
+    )
+
+
+def _of_dialect(dialect: Dialect, geometry: Geometry, extends_short: bool) -> BucketTable:
+    """Build the table of Open-Sora; entries without a batch size have no bucket, since no clip stays there."""
+    # If clips of exactly an entry's length are refused, shorter ones must be too.
+    extends_short = extends_short and not dialect.spare_frames
+    entries, buckets = [], []
+    for index, parsed in enumerate(dialect.entries):
+        resolution, frames = parsed.resolution, parsed.num_frames
+        _check_frames(frames, geometry, f'buckets.opensora."{resolution.name}"')
+        entry = Entry(
+            resolution.name,
+            resolution.pixels,
+            frames,
+            parsed.batch_size,
+            parsed.keep_prob,
+            keep_length=parsed.keep_length,
+            spare_frames=dialect.spare_frames,
+            pixel_share=PIXEL_SHARE,
+        )
+        entries.append(entry)
+        if not parsed.batch_size:
+            continue
+        _check_strides(resolution, geometry)
+        sizes_by_ratio = zip(resolution.keys, resolution.sizes, strict=True)
+        buckets += [_bucket(index, entry, ratio, size, geometry) for ratio, size in sizes_by_ratio]
+    # The dialect has its own minimum clip size, and crops as much as its sizes need.
+    return BucketTable(tuple(entries), tuple(buckets), True, 1.0, extends_short, dialect)
+
+
+def _bucket(index: int, entry: Entry, ratio: str, size: tuple[int, int], geometry: Geometry) -> Bucket:
+    shape = Shape(entry.num_frames, *size)
+    name = f"{entry.resolution} {ratio} ×{entry.num_frames}"
+    return Bucket(index, ratio, shape, name, entry.batch_size, geometry.tokens(shape))
+
+
+def _computed_multiple(geometry: Geometry) -> int:
+    """Return the divisor of computed sizes: the autoencoder's stride where it is a multiple of the usual one."""
+    stride = max(geometry.stride[1:])
+    return COMPUTED_MULTIPLE if stride % COMPUTED_MULTIPLE else stride
+
+
+def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
+    """Refuse sizes that are not multiples of the autoencoder's stride; the denoiser pads incomplete patches."""
+    if geometry.drops_rest:
+        return
+    _, down, across = geometry.stride
+    wrong = [size for size in resolution.sizes if size[0] % down or size[1] % across]
+    if wrong:
+        side = round(resolution.pixels**0.5)
+        raise UserError(
+            f"this autoencoder takes multiples of {down} × {across} pixels, which {len(wrong)} of the "
+            f"{len(resolution.sizes)} sizes are not, for example {wrong[0][0]} × {wrong[0][1]}",
+            code="size-not-a-multiple",
+            field="buckets.opensora",
+            value=resolution.name,
+            remedy=f'write "{side}px" instead, which has about as many pixels at multiples of '
+            f"{_computed_multiple(geometry)}, or choose an autoencoder whose stride (autoencoder.stride) divides all sizes",
+        )
+
+
+def _expand(entry: BucketEntryConfig, config: BucketsConfig, geometry: Geometry) -> list[Entry]:
+    pixels, size = sizes.pixel_budget(entry.resolution)
+    result = []
+    values = entry.batch_sizes(), entry.keep_probs(), entry.sequence_degrees()
+    for frames, batch, keep, degree in zip(entry.frames(), *values, strict=True):
+        _check_frames(frames, geometry, "bucket.num_frames")
+        size_of_batch = batch or config.batch_size
+        assert size_of_batch != "auto", "tuned.measured or tuned.unmeasured was called"
+        result.append(Entry(entry.resolution, pixels, frames, size_of_batch, keep, size, sequence_degree=degree))
+    return result
+
+
+def _check_frames(frames: int, geometry: Geometry, field: str) -> None:
+    if not geometry.accepts_frames(frames):
+        a, b = geometry.frame_rule
+        below = (frames - b) // max(a, 1) * a + b
+        raise UserError(
+            geometry.frame_words,
+            code="frame-count-not-taken",
+            field=field,
+            value=frames,
+            remedy=f"use {max(below, 1)} or {below + a}" if a else "use 1",
+        )
+
+
+def _sizes_of(index: int, entry: Entry, config: BucketsConfig, geometry: Geometry) -> list[Bucket]:
+    chosen: dict[tuple[int, int], str] = {}
+    if entry.size is not None:
+        _check_multiple(entry, entry.size, geometry)
+        chosen[entry.size] = f"{entry.size[1]}:{entry.size[0]}"
+    else:
+        for text, size in zip(config.aspect_ratios, _sizes_at(entry.resolution, config, geometry), strict=True):
+            chosen.setdefault(size, text)
+    return [_bucket(index, entry, ratio, size, geometry) for size, ratio in chosen.items()]
+
+
+def _sizes_at(resolution: str, config: BucketsConfig, geometry: Geometry) -> Sequence[tuple[int, int]]:
+    """Return the size of a resolution at each of the aspect ratios."""
+    ratios = tuple(parse_ratio(text) for text in config.aspect_ratios)
+    if config.token_families:
+        return families.sizes_of(resolution, ratios, geometry.multiple, config.token_family_crop)
+    return [sizes.size_at(resolution, ratio, geometry.multiple) for ratio in ratios]
+
+
+def _check_multiple(entry: Entry, size: tuple[int, int], geometry: Geometry) -> None:
+    if size[0] % geometry.multiple[0] or size[1] % geometry.multiple[1]:
+        ratio = size[1] / size[0]
+        height, width = sizes.nearest_size(size[0] * size[1], ratio, geometry.multiple)
+        raise UserError(
+            f"this model takes multiples of {geometry.multiple[0]} × {geometry.multiple[1]} pixels",
+            code="size-not-a-multiple",
+            field="bucket.resolution",
+            value=entry.resolution,
+            remedy=f'use "{height}x{width}"',
+        )

@@ -1,0 +1,1 @@
+"""Questions to a catalog: filters, captions and templates."""

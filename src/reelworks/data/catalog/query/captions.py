@@ -1,0 +1,67 @@
+"""Choose one of a clip's captions, and the order and presence of its tags."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reelworks.core import hash_rng
+from reelworks.core.hash_rng import U64, Purpose
+from reelworks.data.catalog.config import DatasetConfig
+
+
+def chosen(text: str, dataset: DatasetConfig, word: U64 | None) -> str:
+    """Return the caption of one use of a clip, to be put into the dataset's template.
+
+    Args:
+        text: All that the catalog has as the clip's caption.
+        word: Hash of the use (seed, epoch, uid and copy), from which all choices follow; None makes no choice: it
+            gives the first caption, with its tags as they are.
+    """
+    if dataset.captions == "lines":
+        text = _line(text, word)
+    elif dataset.captions == "first":
+        text = next(iter(lines(text)), "")
+    if word is not None and (dataset.shuffle_tags or dataset.tag_dropout):
+        text = _tags(text, dataset, word)
+    return text if dataset.trigger is None else triggered(text, dataset.trigger)
+
+
+def triggered(text: str, trigger: str) -> str:
+    """Return a caption with a trigger word in place of [trigger] and [name], or before it if it has none."""
+    for placeholder in ("[trigger]", "[name]"):
+        text = text.replace(placeholder, trigger)
+    return text if trigger in text else f"{trigger} {text}".strip()
+
+
+def lines(text: str) -> list[str]:
+    """Return the captions in a text of several: its lines, without empty ones."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _line(text: str, word: U64 | None) -> str:
+    captions = lines(text)
+    if not captions:
+        return ""
+    return captions[0 if word is None else int(hash_rng.below(hash_rng.extend(word, Purpose.CAPTION), len(captions)))]
+
+
+def _tags(text: str, dataset: DatasetConfig, word: U64) -> str:
+    """Drop and shuffle the tags after the first `keep_tags`; whether one is dropped does not depend on the others."""
+    kept, rest = tags(text, dataset)
+    numbers = np.arange(len(rest))
+    dropped = hash_rng.bernoulli(hash_rng.extend(word, Purpose.TAG_DROPOUT, numbers), dataset.tag_dropout)
+    order = numbers
+    if dataset.shuffle_tags:
+        order = np.argsort(hash_rng.extend(word, Purpose.TAG_ORDER, numbers), kind="stable")
+    return joint(dataset).join([*kept, *(rest[i] for i in order.tolist() if not dropped[i])])
+
+
+def tags(text: str, dataset: DatasetConfig) -> tuple[list[str], list[str]]:
+    """Return the tags of a caption that keep their place, and the others."""
+    found = [tag.strip() for tag in text.split(dataset.tag_separator) if tag.strip()]
+    return found[: dataset.keep_tags], found[dataset.keep_tags :]
+
+
+def joint(dataset: DatasetConfig) -> str:
+    """Return what stands between two tags that were put into another order."""
+    return dataset.tag_separator if dataset.tag_separator[-1].isspace() else f"{dataset.tag_separator} "

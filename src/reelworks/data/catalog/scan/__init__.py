@@ -1,0 +1,1 @@
+"""Find files and lists of clips, examine them, and bring a catalog up to date."""

@@ -1,0 +1,140 @@
+"""List the media files of tar archives, such as WebDataset's shards, with the place of each member's bytes.
+
+    shard-0000.tar
+        000017.mp4      a clip
+        000017.txt      its caption; or 000017.json, with the caption as one of `list_columns.CAPTION_NAMES`
+
+A caption belongs to the clip of the same name as in a folder (`caption_names`). Where a clip has none, WebDataset's rule
+counts, by which members belong together by their path up to the first dot of the name: if only one clip and one caption
+have it.
+"""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import tarfile
+from collections import Counter
+from typing import Any, BinaryIO, NamedTuple
+
+from reelworks.data.catalog.scan import caption_names
+from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles, CaptionNames, Range
+from reelworks.data.media import formats
+
+SUFFIXES = (*caption_names.SUFFIXES, ".json")
+_MOST_OF_HEADER = 1 << 20  # bytes of a long name, or of the attributes of one member
+
+
+class Member(NamedTuple):
+    """A file in an archive."""
+
+    name: str  # path in the archive
+    start: int
+    size: int
+    captions: CaptionFiles = NO_FILES
+    problem: str | None = None
+
+
+class _Headers:
+    """An archive from which only headers are read: one that states a size of gigabytes, or below 0, is damaged."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.seek, self.tell = file, file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        """Read so many bytes."""
+        if not 0 <= size <= _MOST_OF_HEADER:
+            raise tarfile.ReadError(f"a header has {size:,} bytes")
+        return self._file.read(size)
+
+
+def members(file: BinaryIO) -> tuple[list[Member], Counter[str]]:
+    """List the members of an open archive but for captions and sidecars, which are counted by suffix.
+
+    Of members of the same name, the last one counts, as where the archive is unpacked.
+
+    Raises:
+        tarfile.TarError, OSError: The archive is damaged, compressed or cannot be read.
+    """
+    try:
+        return _members(file)
+    except (tarfile.TarError, OSError):
+        raise
+    except Exception as error:  # tarfile raises nearly anything on odd headers
+        raise tarfile.ReadError(f"a header is damaged ({type(error).__name__}: {error})") from error
+
+
+def _members(file: BinaryIO) -> tuple[list[Member], Counter[str]]:
+    folders, sidecars = dict[str, dict[str, tarfile.TarInfo]](), Counter[str]()
+    order = dict[str, tarfile.TarInfo]()
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    headers: Any = _Headers(file)
+    with tarfile.open(fileobj=headers, mode="r:") as archive:
+        for member in archive:
+            if member.size < 0 or (
+                not member.issparse() and member.isreg() and member.offset_data + member.size > size
+            ):
+                raise tarfile.ReadError(f"{member.name!r} has {member.size:,} bytes by its header, which are not there")
+            if member.isdir():
+                continue
+            folder, name = posixpath.split(path := posixpath.normpath(member.name))
+            suffix = formats.extension_of(name)
+            if suffix in SUFFIXES:
+                folders.setdefault(folder, {})[name] = member
+            elif formats.is_sidecar(name) or suffix == ".cls":  # a class label
+                sidecars[suffix] += 1
+            else:
+                order.pop(path, None)
+                order[path] = folders.setdefault(folder, {})[name] = member
+    captions = {folder: _Captions(inside) for folder, inside in folders.items()}
+    return [_member(path, member, captions) for path, member in order.items()], sidecars
+
+
+class _Captions:
+    """The captions in one folder of an archive."""
+
+    def __init__(self, members: dict[str, tarfile.TarInfo]) -> None:
+        self._members, self._names = members, CaptionNames(members, SUFFIXES)
+        self._clips, self._captions = Counter[str](), dict[str, set[str]]()
+        for name in members:
+            key, _, rest = name.partition(".")
+            if formats.extension_of(name) in SUFFIXES:
+                self._captions.setdefault(key, set()).add(rest.rpartition(".")[0])
+            else:
+                self._clips[key] += 1
+
+    def files_of(self, clip: str) -> CaptionFiles:
+        """Return the captions of a clip, given its name."""
+        read, rivals = self._names.find(clip)
+        key = clip.partition(".")[0]
+        if read or key not in self._captions:
+            # Beside a text, JSON holds other facts, and often the same text.
+            rivals = [name for name in rivals if formats.extension_of(name) != ".json"]
+            return CaptionFiles(tuple(map(self._range, read)), tuple(map(self._range, rivals)))
+        (base, *more) = (f"{key}.{rest}" if rest else key for rest in sorted(self._captions[key]))
+        if more or self._clips[key] > 1:
+            return CaptionFiles(unclear=base)
+        return CaptionFiles(tuple(map(self._range, self._names.named(base)[:1])))
+
+    def _range(self, name: str) -> Range:
+        member = self._members[name]
+        is_whole = member.isreg() and not member.issparse()
+        return Range(member.offset_data if is_whole else -1, member.size, name)
+
+
+def _member(name: str, member: tarfile.TarInfo, captions: dict[str, _Captions]) -> Member:
+    if name == ".." or name.startswith(("/", "../")):
+        readable = name.lstrip("/").replace("../", "")
+        return Member(readable, -1, 0, problem=f"the archive names it {member.name!r}, outside of its own folder")
+    if any("\udc80" <= letter <= "\udcff" for letter in name):
+        readable = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        return Member(readable, -1, 0, problem="file name is not UTF-8")
+    if formats.kind_of(name) is None:
+        return Member(name, -1, 0, problem=formats.why_not_read(name))
+    if not member.isreg() or member.issparse():
+        return Member(name, -1, 0, problem="not a regular file in the archive")
+    found = captions[posixpath.dirname(name)].files_of(posixpath.basename(name))
+    if any(isinstance(one, Range) and one.start < 0 for one in (*found.read, *found.rivals)):
+        return Member(name, -1, 0, problem="its caption is not a regular file in the archive")
+    return Member(name, member.offset_data, member.size, found)

@@ -1,0 +1,129 @@
+"""Know which files are the captions of a clip, by the names of all files of their folder.
+
+    cat.txt, cat.caption     captions of cat.mp4, with the suffix in upper or lower case; the first of them is read
+    cat.mp4.txt              too, where there is none of those
+    cat.1.txt, cat.2.txt, …  further ones, unless they belong to a clip such as cat.1.mp4
+    cat.json                 too, in an archive
+
+Names in composed and in decomposed Unicode, which look alike, are the same unless each has a clip of its own.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import unicodedata
+from collections.abc import Collection
+from functools import cache, cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from reelworks.data.media import formats
+
+SUFFIX = ".txt"  # of the file that is written for a clip without one
+SUFFIXES = (SUFFIX, ".caption")  # the first that exists is read
+
+
+class Range(NamedTuple):
+    """Bytes of an archive that hold a caption."""
+
+    start: int
+    size: int
+    name: str  # of the member that they are
+
+
+class CaptionFiles(NamedTuple):
+    """The caption files of a clip.
+
+    Attributes:
+        read: The files that are read, a line of the caption each if there are several: ranges of an archive, or ends
+            of names: ".txt" is that of the clip with another suffix; after "/" is a whole name.
+        rivals: Further ones that may say something else, and are not read.
+        unclear: Name of a caption that may be another clip's, if the clip has no other.
+    """
+
+    read: tuple[str | Range, ...] = ()
+    rivals: tuple[str | Range, ...] = ()
+    unclear: str = ""
+
+
+NO_FILES = CaptionFiles()
+_shared = cache(CaptionFiles)  # few different ones for millions of clips
+
+
+class CaptionNames:
+    """The caption files among others.
+
+    Args:
+        names: Names of all files of the folder, or paths of those of several.
+        suffixes: Suffixes of captions, in the order in which they are preferred.
+    """
+
+    def __init__(self, names: Collection[str], suffixes: tuple[str, ...] = SUFFIXES) -> None:
+        self._names, self._suffixes = names, suffixes
+        self._of_base: dict[str, list[str]] = {}
+        for name in names:
+            base, _, last = name.rpartition(".")
+            if f".{last.lower()}" in suffixes:
+                self._of_base.setdefault(_key(base), []).append(name)
+        self._has_further = any(base.endswith(".1") for base in self._of_base)  # in few folders
+
+    @cached_property
+    def _stems(self) -> set[str]:
+        """Names of clips without their suffixes."""
+        return {posixpath.splitext(name)[0] for name in self._names if formats.kind_of(name)}
+
+    def find(self, clip: str) -> tuple[list[str], list[str]]:
+        """Return the names of a clip's caption files that are read, and of those that are not."""
+        stem, whole = posixpath.splitext(clip)[0], self.named(clip)
+        first = self.named(stem) + (whole if whole and clip not in self._stems else [])
+        further = list[str]()
+        while self._has_further and (more := self._further(f"{stem}.{len(further) + 1}")):
+            further.append(more)
+        return first[:1] + further, first[1:]
+
+    def files_of(self, clip: str) -> CaptionFiles:
+        """Return the caption files of a clip, given its name."""
+        stem, (read, rivals) = posixpath.splitext(clip)[0], self.find(clip)
+        return _shared(tuple(_end(name, stem) for name in read), tuple(_end(name, stem) for name in rivals))
+
+    def named(self, base: str) -> list[str]:
+        """Return the caption files of this name with a suffix of captions, the preferred one first."""
+        there = self._of_base.get(_key(base), [])
+        if not there or (len(there) == 1 and there[0].startswith(f"{base}.")):
+            return there
+        exact = [name for name in there if name.rpartition(".")[0] == base]
+        alike = (
+            name for name in there if name.rpartition(".")[0] not in self._stems and _folder(name) == _folder(base)
+        )
+        return sorted(exact or alike, key=self._rank)
+
+    def _rank(self, name: str) -> tuple[int, str]:
+        suffix = formats.extension_of(name)
+        return self._suffixes.index(suffix), name.swapcase()
+
+    def _further(self, base: str) -> str | None:
+        named = (name for name in self.named(base) if formats.extension_of(name) == SUFFIX)
+        return next(named, None) if base not in self._stems else None
+
+
+def _key(base: str) -> str:
+    return base if base.isascii() else unicodedata.normalize("NFC", base)
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _end(name: str, stem: str) -> str:
+    return name.removeprefix(stem) if name.startswith(stem) else f"/{posixpath.basename(name)}"
+
+
+def name_of(end: str, clip: str) -> str:
+    """Return the name of a caption file that `CaptionFiles` gives for a clip."""
+    return end[1:] if end.startswith("/") else posixpath.splitext(clip)[0] + end
+
+
+def file(media: Path, files: CaptionFiles) -> Path:
+    """Return the file of a clip's caption, the first of several, which may not exist yet."""
+    first = next((name for name in files.read if isinstance(name, str)), SUFFIX)
+    return media.with_name(name_of(first, media.name))

@@ -1,0 +1,107 @@
+"""Examine one file: read its caption, fingerprint and measure it, and cut it into clips."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from reelworks.data.catalog.scan import caption_texts, clip_ranges
+from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles
+from reelworks.data.catalog.scan.caption_texts import Unsettled
+from reelworks.data.catalog.scan.clip_ranges import ClipRange
+from reelworks.data.media import frame_index, location, probe
+from reelworks.data.media.formats import ProbeError, kind_of
+from reelworks.data.media.frame_index import PackedTimes
+from reelworks.data.media.location import MediaPath
+
+T = TypeVar("T")
+# Far above what healthy files take on a slow disk that many processes share; scenes are found by a network.
+_SECONDS, _SECONDS_PER_BYTE, _TIMES_FOR_SCENES = 120.0, 4e-6, 10
+
+
+class FileRequest(NamedTuple):
+    """A request to examine one file."""
+
+    file: MediaPath
+    captions: CaptionFiles | None  # its caption files; None if those beside it are to be looked for
+    open: bool  # whether to open the file; otherwise only its caption is read
+    known: str  # fingerprint of the content at the last scan, which need not be measured again
+    problem: str | None = None  # found by the listing; the file is then not opened
+    stated: probe.Probe | None = None  # measures of a trusted list
+    fingerprint: str = ""  # in place of that of the content, if measures are `stated`
+    cut: str = ""  # how to cut the file into clips
+    clip: str = ""  # text of the only clip that is wanted of it; "" for all
+    size_bytes: int = 0
+
+
+class Finding(NamedTuple):
+    """Result of examining one file."""
+
+    caption: str | Unsettled | None  # text of the caption file, None if there is no such file
+    fingerprint: str | None  # fingerprint of the content; None if the file was not opened, "" if it could not be read
+    probe: probe.Probe | None = None  # measures; None if the content is known, or after an error
+    error: str | None = None  # why the file cannot be trained on; only for files that were opened
+    times: PackedTimes | None = None  # frame times of a long video
+    clips: tuple[ClipRange, ...] = ()  # ranges that are clips of their own; none for a whole file
+    missing_on: str = ""  # name of the node of a cluster that does not see the file
+
+
+def examine(request: FileRequest) -> Finding:
+    """Examine one file; any problem with it becomes `Finding.error`."""
+    if request.problem is not None:
+        return Finding(None, "", error=request.problem)
+    try:
+        captions = caption_texts.files_beside(request.file) if request.captions is None else request.captions
+        caption = caption_texts.read(request.file, captions) if captions != NO_FILES else None
+        if request.open and request.stated is not None:
+            return Finding(caption, request.fingerprint, request.stated)
+        path = location.local(request.file) if request.open else request.file
+        fingerprint = _of_file(location.fingerprint, path, request) if request.open else None
+    except OSError as error:
+        return Finding(None, "", error=f"cannot be read: {error.strerror or error}")
+    if fingerprint is None or fingerprint == request.known:
+        return Finding(caption, fingerprint)
+    try:
+        measured = _of_file(probe.probe, path, request)
+        long = measured.duration_seconds >= frame_index.FROM_SECONDS and measured.kind == kind_of(path.name)
+        times = frame_index.pack(clip_ranges.frame_times_of(path)) if long else None
+        clips = clip_ranges.find(path, request.cut, request.clip) if request.cut else ()
+        return Finding(caption, fingerprint, measured, times=times, clips=clips)
+    except ProbeError as error:
+        return Finding(caption, fingerprint, error=str(error))
+
+
+def _of_file(measure: Callable[[MediaPath], T], path: MediaPath, request: FileRequest) -> T:
+    """Measure the file of a request; of a list's ranges of one file, which follow each other, only the first does it."""
+    if not request.clip:
+        return measure(path)
+    result: T = _remembered(measure, path, location.stamp(path))
+    return result
+
+
+@lru_cache(maxsize=4)
+def _remembered(measure: Callable[[MediaPath], Any], path: MediaPath, stamp: tuple[int, int]) -> Any:
+    return measure(path)
+
+
+def examine_on_node(request: FileRequest) -> Finding:
+    """Examine one file on a node of a cluster, which may not see the files that the listing has found."""
+    finding = examine(request)
+    unseen = finding.fingerprint == "" and request.problem is None and location.is_missing(request.file)
+    return finding._replace(missing_on=socket.gethostname()) if unseen else finding
+
+
+def failed(request: FileRequest, reason: str) -> Finding:
+    """Return the result for a file on which the decoder crashed or hung; the next scan examines it again."""
+    return Finding(None, "", error=reason)
+
+
+def most_seconds(requests: Sequence[FileRequest]) -> float:
+    """Return how long the examination of these files may take before it counts as hung."""
+    return _SECONDS + _SECONDS_PER_BYTE * sum(
+        request.size_bytes * (_TIMES_FOR_SCENES if request.cut.startswith(clip_ranges.SCENES) else 1)
+        for request in requests
+        if request.open
+    )

@@ -1,0 +1,117 @@
+"""Read JSON lines, and the arrays and objects of JSON in which programs write lists of clips."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json
+
+from reelworks.core import user_files
+from reelworks.data.catalog.scan.list_columns import PATH, TEXT, is_text, renamed
+from reelworks.data.media import formats
+
+_EXAMPLE = 'objects with a path and a text, such as {"path": "a.mp4", "text": "a cat"}'
+
+
+def read(opened: Callable[[], Any], *, is_lines: bool) -> tuple[Any, bool]:
+    """Return a list as a table, and whether each of its lines is an object, as this program writes lists.
+
+    Raises:
+        ValueError: It is no JSON, or no list of clips.
+    """
+    if is_lines:
+        try:
+            with opened() as file:
+                table = pa.json.read_json(file)
+            if not any(map(_lost_digits, table.schema)):
+                return table, True
+        except pa.ArrowException:
+            pass  # values of several kinds, NaN, an array, or longer than a block
+    with opened() as file:
+        text = file.read().decode("utf-8-sig")
+    try:
+        return _table(_objects(user_files.parse_json(text))), False
+    except json.JSONDecodeError:
+        lines = text.split("\n")
+        if not is_lines and not _is_object(lines[0]):
+            raise
+    return _table(_objects([_line(i, line) for i, line in enumerate(lines, 1) if line.strip()])), True
+
+
+def _lost_digits(field: Any) -> bool:
+    """Return whether a column is no longer as it was written: a date, or numbers that are captions, such as 1.50."""
+    return pa.types.is_temporal(field.type) or (pa.types.is_floating(field.type) and is_text(field.name))
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _line(number: int, line: str) -> Any:
+    try:
+        return user_files.parse_json(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} is no JSON ({error})") from error
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """Return the rows of JSON: objects, columns by name, what belongs to each path, or these below a single name."""
+    if isinstance(value, list):
+        if all(isinstance(row, dict) for row in value):
+            return value
+        raise ValueError(f"it has other values than {_EXAMPLE}")
+    if not isinstance(value, dict):
+        raise ValueError(f"it has no {_EXAMPLE}")
+    if PATH in renamed(list(value)):
+        return _of_columns(value)
+    if value and all(formats.kind_of(name) for name in value):
+        return [{PATH: name} | (of if isinstance(of, dict) else {"text": of}) for name, of in value.items()]
+    if len(value) == 1 and isinstance(only := next(iter(value.values())), list | dict):
+        return _objects(only)
+    raise ValueError(f"it has no {_EXAMPLE}; it has {', '.join(list(value)[:5])}")
+
+
+def _of_columns(value: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of an object of arrays, or of objects with a value for each row, as pandas writes them."""
+    if not all(isinstance(column, list | dict) for column in value.values()):
+        return [value]
+    columns = [dict(enumerate(column)) if isinstance(column, list) else column for column in value.values()]
+    if any(column.keys() != columns[0].keys() for column in columns):
+        raise ValueError(f"its columns {', '.join(value)} have values for different rows")
+    return [dict(zip(value, (column[row] for column in columns), strict=True)) for row in columns[0]]
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
+
+
+def _column(name: str, values: list[Any]) -> Any:
+    kinds = {type(value) for value in values if value is not None}
+    if is_text(name) and kinds != {dict}:
+        return _texts(name, values, has_lists=list in kinds)
+    if kinds <= {int, float} or len(kinds) == 1:
+        try:
+            return pa.array(values)
+        except (pa.ArrowException, OverflowError):
+            pass
+    return pa.array([value if isinstance(value, str | None) else json.dumps(value) for value in values], TEXT)
+
+
+def _texts(name: str, values: list[Any], *, has_lists: bool) -> Any:
+    if has_lists:
+        lists = [value if isinstance(value, list | None) else [value] for value in values]
+        return pa.array([one and [_text(name, each) for each in one] for one in lists], pa.list_(TEXT))
+    return pa.array([_text(name, value) for value in values], TEXT)
+
+
+def _text(name: str, value: Any) -> str | None:
+    if isinstance(value, list | dict):
+        raise ValueError(f"the column {name} has objects in place of texts: give each clip a text, or a list of texts")
+    return value if isinstance(value, str | None) else json.dumps(value)

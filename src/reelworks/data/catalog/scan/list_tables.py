@@ -1,0 +1,147 @@
+"""Read lists of clips as people and programs write them, into a table with a column `path`.
+
+CSV and TSV (`csv_lists`), JSON lines and JSON (`json_lists`), Parquet and folders of it, also packed by gzip; in UTF-8, UTF-16,
+and older encodings where these are sure. `list_columns` finds the columns of paths and captions. What is clear is read, and what
+could be read in two ways is refused with the place and a remedy.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from reelworks.core import text_encoding, user_files
+from reelworks.core.errors import UserError
+from reelworks.data.catalog.scan import csv_lists, json_lists, list_columns, remote
+from reelworks.data.media import location
+from reelworks.data.media.formats import list_suffix
+from reelworks.data.media.location import MediaPath
+
+_HEAD_BYTES, _BLOCK_BYTES = 1 << 16, 1 << 22
+_MOST_BY_CHANCE = 3  # signs of a text in GBK that is UTF-8 too
+
+
+class ListTable(NamedTuple):
+    """A list that was read.
+
+    Attributes:
+        table: Its columns, as `list_columns.ListColumns` has them.
+        caption: Name of the column of captions; None if there is none.
+        is_plain: Whether it stands there as this program writes lists: UTF-8, and if CSV, commas and doubled quotes.
+        notes: What a person should know of how it was read.
+    """
+
+    table: Any
+    caption: str | None
+    is_plain: bool
+    notes: tuple[str, ...] = ()
+
+
+def read(file: MediaPath) -> ListTable:
+    """Read a list.
+
+    Raises:
+        UserError: It is missing, damaged, or can be read in several ways.
+    """
+    try:
+        path = Path(str(location.local(remote.current(file))))
+        table, is_plain, notes = _parsed(path, file.name)
+        columns = list_columns.read(table)
+    except (OSError, EOFError, zlib.error, ValueError, pa.ArrowException) as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise UserError(
+            "the list does not exist" if missing else f"the list cannot be read: {error}",
+            code="list-unreadable",
+            field="dataset.path",
+            value=str(file),
+            remedy="give a CSV file with a header line and double quotes around texts with commas, a Parquet file, or a "
+            "JSON lines file, in UTF-8",
+        ) from error
+    return ListTable(columns.table, columns.caption, is_plain, (*notes, *columns.notes))
+
+
+def _parsed(path: Path, name: str) -> tuple[Any, bool, tuple[str, ...]]:
+    suffix = list_suffix(name)
+    if suffix == ".parquet":
+        return _parquet(path), True, ()
+    user_files.require(path, user_files.LIST)
+    content, notes = _content(path, is_packed=name.lower().endswith(".gz"))
+
+    def opened() -> Any:
+        return user_files.opened(path) if content is None else io.BytesIO(content)
+
+    if suffix in (".csv", ".tsv"):
+        table, is_plain = csv_lists.read(opened, "\t" if suffix == ".tsv" else ",")
+    else:
+        table, is_plain = json_lists.read(opened, is_lines=suffix != ".json")
+    return table, is_plain and content is None, notes
+
+
+def _parquet(path: Path) -> Any:
+    """Read a Parquet file, or all parts in a folder, which need not have the same columns."""
+    parts = sorted(path.rglob("[!._]*.parquet")) if path.is_dir() else [path]
+    if not parts:
+        raise ValueError("the folder contains no Parquet files")
+    for part in parts:
+        user_files.require(part, user_files.LIST)
+    return pa.concat_tables([pa.parquet.read_table(part) for part in parts], promote_options="permissive")
+
+
+def _content(path: Path, *, is_packed: bool) -> tuple[bytes | None, tuple[str, ...]]:
+    """Return the content of a list as UTF-8, and what is to be told of it; None for a file that is UTF-8 as it is."""
+    if not is_packed and _is_utf8(path):
+        return None, ()
+    with user_files.opened(path) as file, gzip.open(file) if is_packed else file as opened:
+        data = opened.read(user_files.LIST + 1)
+    user_files.require_size(path, len(data), user_files.LIST)
+    text, encoding = _decoded(data)
+    return text.encode(), (f"it is read as {encoding}",) if encoding else ()
+
+
+def _is_utf8(path: Path) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with user_files.opened(path) as file:
+        try:
+            while block := file.read(_BLOCK_BYTES):
+                if b"\0" in block:
+                    return False
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+def _decoded(data: bytes) -> tuple[str, str]:
+    """Return the text of a list, and the name of its encoding if that had to be found.
+
+    Raises:
+        ValueError: It is not sure, or lines have different ones.
+    """
+    if (text := text_encoding.decoded(data)) is not None:
+        return text, ""
+    if b"\0" in data:
+        text, names = (settled := text_encoding.settle([data])).texts[0], settled.encodings
+        if text is not None:
+            return text, next(iter(names))
+    lines = [line for line in data.split(b"\n") if not line.isascii()]
+    other = [line for line in lines if text_encoding.decoded(line) is None]
+    encoding = text_encoding.find(other)
+    if encoding is None or None in text_encoding.settle(other).texts:
+        raise ValueError("it is not UTF-8, and its encoding is not sure: save it as UTF-8")
+    text = data.decode(encoding.codec)
+    has_pairs = len(text) < len(data)
+    if any(not has_pairs or _beyond_ascii(line) > _MOST_BY_CHANCE for line in set(lines) - set(other)):
+        raise ValueError(f"some lines are UTF-8, and others {encoding.name}: save it all as UTF-8")
+    return text, encoding.name
+
+
+def _beyond_ascii(line: bytes) -> int:
+    return sum(not sign.isascii() for sign in line.decode())

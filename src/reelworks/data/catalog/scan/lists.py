@@ -1,0 +1,324 @@
+"""Read lists of files, with a column each for paths, captions and scores.
+
+    path             required; absolute, or relative to the list's folder or to `root`; shard.tar/0001.mp4 is a member of
+                     a tar archive. `list_columns` has other names of this column, and of the next
+    text             the clip's caption, or a list of them; without one, its caption file is read
+    start_frame, end_frame, or start_seconds, end_seconds
+                     the clip is a range of the file: the frames from the start on and before the end
+    aes, flow, …     any other column of numbers is a score, which filters and captions may use
+
+Columns of values that the catalog measures itself, and other columns of texts, are ignored. Columns are processed
+as arrays; only the size and time of each file are looked up one by one.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.core.errors import UserError
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS
+from reelworks.data.catalog.scan import list_files, list_tables
+from reelworks.data.catalog.scan.list_columns import CAPTION_NAMES, PATH, RANGES, TEXT
+from reelworks.data.catalog.scan.listing import Listing, SourceFile
+from reelworks.data.catalog.store.integrity import OUTSIDE, is_text
+from reelworks.data.catalog.store.rows import SCHEMA, CatalogRows, as_numpy
+from reelworks.data.media import formats, probe
+
+_ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
+
+
+class ListError(UserError):
+    """A list of files cannot be used; names its dataset and the file."""
+
+    def __init__(self, problem: str, source: Source, *, code: str, remedy: str) -> None:
+        field, value = f"dataset {source.name!r}", str(source.list_file)
+        super().__init__(problem, code=code, field=field, value=value, remedy=remedy)
+
+
+def _relative(paths: Any, source: Source) -> Any:
+    """Make a list's paths relative to the dataset's folder; refuse empty, outside and duplicate ones."""
+    no_path = pc.equal(pc.fill_null(paths, ""), "")
+    _refuse_at(no_path, paths, source, "has no path", "fill it in, or remove the row")
+    named, root = paths, source.url or os.path.normpath(source.root.absolute())
+    # Only the few paths with `//`, `.` or `..` are normalised, so that each file has a single name.
+    odd = pc.match_substring_regex(paths, _ROUNDABOUT)
+    if source.url is None and pc.any(odd).as_py():
+        texts = paths.filter(odd).to_pylist()
+        normalised = [os.path.normpath(os.path.join(root, text)) for text in texts]  # noqa: PTH118
+        paths = pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type))
+    for prefix in dict.fromkeys((f"{root}/", f"{source.address}/")):
+        below = pc.starts_with(paths, prefix)
+        paths = pc.if_else(below, pc.utf8_slice_codeunits(paths, len(prefix)), paths)
+    outside = pc.match_substring_regex(paths, OUTSIDE)
+    _refuse_at(outside, paths, source, f"lies outside {root}", _root_for(named))
+    return paths
+
+
+def _root_for(paths: Any) -> str:
+    absolute = paths.filter(pc.starts_with(paths, "/"))
+    if not len(absolute):
+        return "correct the path"
+    order = pc.min_max(absolute)  # a prefix of the first and the last in sorted order is one of all
+    folder = os.path.commonpath([str(Path(order[end].as_py()).parent) for end in ("min", "max")])
+    return f'set root (--root of scan) to a folder that contains all files, as in root = "{folder}"'
+
+
+def _clips(table: Any, paths: Any, source: Source) -> list[str]:
+    """Return the range of each row as text (`clip_ranges`), "" for a whole file; nothing if no column has ranges."""
+    pairs = [pair for pair in RANGES if any(name in table.column_names for name in pair)]
+    if not pairs:
+        return []
+    given = [name for pair in pairs for name in pair if name in table.column_names]
+    if len(pairs) > 1 or source.cut:
+        raise ListError(
+            f"the list has the columns {', '.join(given)}, which give ranges of files"
+            + (", and the dataset cuts its videos too" if source.cut else " in two ways"),
+            source,
+            code="ranges-given-twice",
+            remedy="remove clip_seconds and scene_cuts, or the columns" if source.cut else "keep one pair of columns",
+        )
+    start, end = (_numbers(table, name, len(paths), source) for name in pairs[0])
+    missing = np.isnan(start) & np.isnan(end)
+    start = np.where(np.isnan(start), 0.0, start)
+    unit = "" if pairs[0] == RANGES[0] else "s"
+    wrong = ~missing & ((start < 0) | (end <= start))
+    if not unit:
+        wrong |= ~missing & ((start % 1 != 0) | (~np.isnan(end) & (end % 1 != 0)))
+    where = f"with {pairs[0][0]} and {pairs[0][1]}"
+    _refuse_at(
+        pa.array(wrong), paths, source, f"has an invalid range {where}", "give a start from 0 on, and a later end"
+    )
+    show = repr if unit else lambda number: str(int(number))
+    return [
+        "" if none else f"{show(a)}{unit}:" + ("" if math.isnan(b) else f"{show(b)}{unit}")
+        for a, b, none in zip(start.tolist(), end.tolist(), missing.tolist(), strict=True)
+    ]
+
+
+def _numbers(table: Any, name: str, count: int, source: Source) -> NDArray[np.float64]:
+    if name not in table.column_names:
+        return np.full(count, np.nan)
+    column = table.column(name)
+    if not any(is_kind(column.type) for is_kind in (*_NUMERIC, pa.types.is_null)):
+        raise ListError(
+            f"the column {name} has no numbers",
+            source,
+            code="range-not-a-number",
+            remedy="give numbers, or leave cells empty",
+        )
+    values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _refuse_twice(paths: Any, clips: list[str], source: Source) -> None:
+    """Refuse a clip in several rows: which of its captions and scores is valid, only the user can tell."""
+    if clips:
+        texts = pa.array([f" {clip}" if clip else "" for clip in clips], TEXT)
+        paths = pc.binary_join_element_wise(paths.cast(TEXT), texts, pa.scalar("", TEXT))
+    counts = paths.value_counts()
+    duplicates = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    if len(duplicates):
+        path = duplicates[0].as_py()
+        rows = (np.flatnonzero(as_numpy(pc.equal(paths, path))) + 1).tolist()
+        raise ListError(
+            f"{len(duplicates)} {'clips' if clips else 'files'} are in several rows; the first is {path} in rows {', '.join(map(str, rows[:5]))}",
+            source,
+            code="duplicate-path",
+            remedy="keep one row for each file, or for each range of one (start_frame, end_frame); to train clips more than once, use dataset.repeats",
+        )
+
+
+def _refuse_at(wrong: Any, paths: Any, source: Source, problem: str, remedy: str) -> None:
+    row = wrong.index(True).as_py()
+    if row >= 0:
+        path = paths[row].as_py()
+        place = f"row {row + 1}{f', {path},' if path else ''}"
+        raise ListError(f"{place} {problem}", source, code="list-row-invalid", remedy=remedy)
+
+
+def _entries(paths: Any, source: Source) -> list[SourceFile]:
+    """Look up each file; a missing file becomes an entry with that problem.
+
+    If all are missing, the folder is probably wrong or not mounted, and the clips must not count as deleted.
+    """
+    files = list_files.look_up(source, paths.to_pylist())
+    if all(list_files.is_missing(file) or formats.kind_of(file.path) is None for file in files):
+        first = f"; the first is {source.url or source.root}/{files[0].path}: {files[0].problem}" if files else ""
+        raise ListError(
+            f"none of the {len(files)} files of the list is an existing video or picture{first}",
+            source,
+            code="no-media",
+            remedy="check that the disk is mounted, and set root (--root of scan) to the files' folder",
+        )
+    return files
+
+
+MEASURED = frozenset((*SCHEMA.names, *NUMBERS, *TEXTS, "aspect_ratio", "resolution"))
+_NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+_NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
+
+
+def read(source: Source) -> Listing:
+    """Read a list and look up its files; refuse a list with an invalid row, or without any existing file."""
+    assert source.list_file is not None
+    table, caption, _, notes = list_tables.read(source.list_file)
+    for name in filter(None, (PATH, caption)):
+        if table.column_names.count(name) > 1:
+            remedy = "remove or rename one of them"
+            raise ListError(f"two columns are named {name}", source, code="duplicate-column", remedy=remedy)
+    if PATH not in table.column_names:
+        is_one_column = len(table.column_names) == 1 and any(sign in table.column_names[0] for sign in ";\t|")
+        raise ListError(
+            f"the list has no column named {PATH}; it has {', '.join(table.column_names)}",
+            source,
+            code="list-without-paths",
+            remedy="separate columns with commas" if is_one_column else f"rename the column of file names to {PATH}",
+        )
+    paths = _relative(table.column(PATH).combine_chunks(), source)
+    clips = _clips(table, paths, source)
+    _refuse_twice(paths, clips, source)
+    captions = None if caption is None else table.column(caption).combine_chunks()
+    scores, note = _scores(table, caption, str(source.list_file), trusted=source.trust_list)
+    if caption is None:
+        notes += (f"no column of captions ({', '.join(CAPTION_NAMES)}): those beside the files are read",)
+    entries = _entries(paths, source)
+    _refuse_twice(pa.array([entry.path for entry in entries], TEXT), clips, source)  # in other spellings
+    if source.trust_list:
+        entries = _with_measures(entries, table, source)
+    if clips:  # a range is measured in its file, whatever the list states
+        entries = [e._replace(clip=c, cut="list", stated=None) if c else e for e, c in zip(entries, clips, strict=True)]
+    return Listing(entries, captions, scores, "; ".join([note, *notes]))
+
+
+_STATED = ("num_frames", "height", "width", "fps")
+_MOST_STATED = 1 << 40
+
+
+def _with_measures(entries: list[SourceFile], table: Any, source: Source) -> list[SourceFile]:
+    """Return the entries with the measures of the list's columns; without complete ones, a file is opened."""
+    missing = [name for name in ("height", "width") if name not in table.column_names]
+    if missing:
+        raise ListError(
+            f"the list has no column named {' or '.join(missing)}, so it states no sizes to trust",
+            source,
+            code="list-without-sizes",
+            remedy="add the columns num_frames, height, width and fps, or remove trust_list",
+        )
+    columns = {n: _stated_numbers(table.column(n), n, source) for n in _STATED if n in table.column_names}
+    values = np.stack([columns.get(name, np.full(len(table), np.nan)) for name in _STATED], axis=1)
+    return [
+        entry if entry.problem is not None else entry._replace(stated=_probe(entry.path, *row))
+        for entry, row in zip(entries, values.tolist(), strict=True)
+    ]
+
+
+def _stated_numbers(column: Any, name: str, source: Source) -> NDArray[np.float64]:
+    try:
+        return as_numpy(column.cast(pa.float64(), safe=False))
+    except pa.ArrowInvalid as error:
+        raise ListError(
+            f"the column {name} has a value that is no number ({error})",
+            source,
+            code="list-size-invalid",
+            remedy="correct it, or remove trust_list",
+        ) from error
+
+
+def _probe(path: str, num_frames: float, height: float, width: float, fps: float) -> probe.Probe | None:
+    kind = formats.kind_of(path) or "video"
+    if kind == "image":
+        num_frames, fps = 1, 0.0
+    sizes_are_whole = all(
+        1 <= value <= _MOST_STATED and value.is_integer() for value in (float(num_frames), height, width)
+    )
+    if not sizes_are_whole or not (0 < fps < math.inf or kind == "image"):
+        return None
+    return probe.Probe(
+        kind=kind,
+        num_frames=int(num_frames),
+        height=int(height),
+        width=int(width),
+        fps=fps,
+        duration_seconds=num_frames / fps if fps else 0.0,
+    )
+
+
+def _scores(table: Any, caption: str | None, file: str, *, trusted: bool) -> tuple[dict[str, NDArray[np.float64]], str]:
+    """Return the finite numbers of columns by name, and a message about which columns were used and which ignored."""
+    scores: dict[str, NDArray[np.float64]] = {}
+    ignored: list[str] = []
+    for name in table.column_names:
+        column = table.column(name) if table.column_names.count(name) == 1 else None
+        if name in (PATH, caption, *RANGES[0], *RANGES[1]):
+            continue
+        if trusted and name in _STATED:
+            continue
+        if name.lower() in MEASURED:
+            ignored.append(f"{name} (measured from the file)")
+        elif not name.isidentifier() or keyword.iskeyword(name) or column is None:
+            ignored.append(f'"{name}" (not a valid name in filters, or used by two columns)')
+        elif any(is_kind(column.type) for is_kind in _NUMERIC):
+            values = column.cast(pa.float64(), safe=False).to_numpy()
+            scores[name] = np.where(np.isfinite(values), values, math.nan)
+        else:
+            ignored.append(f"{name} ({_why_no_score(column)})")
+    note = f"{file}: " + (f"scores {', '.join(scores)}" if scores else "no scores")
+    return scores, note + (f"; ignored: {', '.join(ignored)}" if ignored else "")
+
+
+def _why_no_score(column: Any) -> str:
+    """Return why a column is not a score, and its first wrong value if other texts in it are numbers."""
+    if not is_text(column.type):
+        return "empty" if column.null_count == len(column) else "no numbers"
+    is_number = pc.fill_null(pc.match_substring_regex(column, _NUMBER), True)
+    bad = is_number.index(False).as_py()
+    if bad < 0 or not pc.any(pc.and_(is_number, column.is_valid())).as_py():
+        return "no numbers"
+    return f"row {bad + 1} has {column[bad].as_py()!r}, which is not a number"
+
+
+Scores = Mapping[str, NDArray[np.float64]]
+Indices = NDArray[np.int64]
+
+
+def same_scores(
+    live: CatalogRows, row: Indices, scores: Scores, number: Indices, names: Collection[str]
+) -> NDArray[np.bool_]:
+    """Return a mask of the `row`s of `live` that have exactly the scores of the rows `number` of a list.
+
+    `names` are those that the list gives or gave; others were measured.
+    """
+    same = np.ones(len(row), dtype=np.bool_)
+    for name in names:
+        was, now = (
+            column[name][at] if name in column else np.full(len(at), np.nan)
+            for column, at in ((live.scores, row), (scores, number))
+        )
+        same &= (was == now) | (np.isnan(was) & np.isnan(now))
+    return same
+
+
+def same_words(live: CatalogRows, row: Indices, captions: Any, root: str) -> NDArray[np.bool_]:
+    """Return a mask of the rows that have these captions (null for none) and this root."""
+    was = live.caption.take(pa.array(row))
+    both_missing = pc.and_(pc.is_null(was), pc.is_null(captions))
+    same = pc.fill_null(pc.equal(was, captions), both_missing)
+    same_root = pc.equal(live.root.take(pa.array(row)).cast(pa.string()), root)
+    return as_numpy(pc.and_(same, same_root))
+
+
+def retold(live: CatalogRows, row: Indices, captions: Any, root: str, scores: Scores) -> Any:
+    """Return rows with new captions, root and scores and their former measures, as a table."""
+    roots = pa.DictionaryArray.from_arrays(np.zeros(len(row), dtype=np.int32), [root])
+    return live.take(row).replaced(scores, caption=captions, root=roots).to_table()

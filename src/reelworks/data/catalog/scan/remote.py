@@ -1,0 +1,170 @@
+"""List the media files below an address such as `s3://bucket/clips`, and look up single files there."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from reelworks.core import user_files
+from reelworks.core.errors import UserError
+from reelworks.data.catalog.scan.caption_names import NO_FILES, SUFFIXES, CaptionNames
+from reelworks.data.catalog.scan.listing import (
+    NO_FILE,
+    Archives,
+    Listing,
+    SourceFile,
+    archived,
+    count_text,
+    extension_of,
+    settled,
+)
+from reelworks.data.media import formats, location
+from reelworks.data.media.location import Location, MediaPath
+
+# Ends of empty objects that consoles and Hadoop write so that a bucket has a folder.
+_FOLDER_MARKERS = ("/", "_$folder$")
+
+
+def list_address(name: str, url: str) -> Listing:
+    """List a dataset's media files below an address, in sorted order; hidden files and folders are skipped.
+
+    Raises:
+        UserError: The storage cannot be reached, or has no media there.
+    """
+    fs, root = location.filesystem(url)
+    sidecars: Counter[str] = Counter()
+    entries = settled(_entries(fs, root, _find(fs, root, name, url), sidecars))
+    if not any(formats.may_hold_clips(entry.path) for entry in entries):
+        found = sidecars + Counter(extension_of(entry.path) for entry in entries)
+        raise UserError(
+            f"there are no videos or pictures below the address; there are: {count_text(found) or 'no files'}",
+            code="no-media",
+            field=f"dataset {name!r}",
+            value=url,
+            remedy=f"give an address below which there are files of the types {' '.join(sorted(formats.EXTENSIONS))}",
+        )
+    note = f"{url}: files beside the clips: {count_text(sidecars)}" if sidecars else None
+    return Listing(entries, note=note)
+
+
+def _find(fs: Any, root: str, name: str, url: str) -> dict[str, dict[str, Any]]:
+    try:
+        found: dict[str, dict[str, Any]] = fs.find(root, detail=True, refresh=True)
+    except Exception as error:  # libraries of storages raise errors of their own
+        raise UserError(
+            f"the storage cannot be read ({type(error).__name__}: {error})",
+            code="storage-unreadable",
+            field=f"dataset {name!r}",
+            value=url,
+            remedy="check the address, the network and the credentials, such as AWS_ACCESS_KEY_ID",
+        ) from error
+    return {full: info for full, info in found.items() if not full.endswith(_FOLDER_MARKERS)}
+
+
+def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Counter[str]) -> Iterator[SourceFile]:
+    prefix, names = root.rstrip("/") + "/", CaptionNames(found)
+    for full, info in sorted(found.items()):
+        path = full.removeprefix(prefix)
+        if any(part.startswith(".") for part in path.split("/")):
+            continue
+        size, changed = int(info.get("size") or 0), changed_ns(info)
+        if path.endswith(formats.ARCHIVE_SUFFIX):
+            yield from _members(fs, full, path, info, sidecars)
+        elif formats.is_sidecar(posixpath.basename(path)):
+            sidecars.update([] if path.lower().endswith(SUFFIXES) else [extension_of(path)])
+        elif formats.kind_of(path) is None:
+            yield SourceFile(path, size, changed, False, formats.why_not_read(path))
+        else:
+            captions = names.files_of(full)
+            yield SourceFile(path, size, changed, captions != NO_FILES, captions=captions)
+
+
+def _members(fs: Any, full: str, path: str, info: dict[str, Any], sidecars: Counter[str]) -> list[SourceFile]:
+    try:
+        with location.reached(), fs.open(full, "rb") as file:
+            return list(archived(path, changed_ns(info), file, sidecars))
+    except OSError as error:
+        return [_unreadable(path, error)]
+
+
+def changed_ns(info: dict[str, Any]) -> int:
+    """Return a number that changes when a remote file does: of its ETag or hash, else the time of its last change."""
+    tag = next((str(info[key]) for key in ("ETag", "etag", "blob_id", "md5Hash", "oid") if info.get(key)), "")
+    if tag:  # some storages round times to seconds, in which a file may change twice
+        return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=7).digest(), "big")
+    for key in ("LastModified", "last_modified", "mtime", "updated"):
+        value = info.get(key)
+        if isinstance(value, datetime):
+            return int(value.timestamp() * 1e9)
+        if isinstance(value, (int, float)):
+            return int(value * 1e9)
+    return 0
+
+
+def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
+    """Look up the files of a list below an address; a missing one becomes an entry with that problem.
+
+    Storages that can list a folder are asked once for all files, web servers for each.
+    """
+    fs, root = location.filesystem(url)
+    prefix = root.rstrip("/") + "/"
+    found = {} if _is_web(url) else _find(fs, root, name, url)
+
+    def info_of(path: str) -> dict[str, Any] | None:
+        return _info(fs, prefix + path) if _is_web(url) else found.get(prefix + path)
+
+    def members(path: str) -> list[SourceFile] | None:
+        info = info_of(path)
+        return None if info is None else _members(fs, prefix + path, path, info, Counter())
+
+    files, archives, names = [], Archives(members), CaptionNames(found)
+    for path in paths:
+        try:
+            info = info_of(path)
+        except OSError as error:
+            files.append(_unreadable(path, error))
+            continue
+        if formats.kind_of(path) is None:
+            files.append(SourceFile(path, 0, 0, False, formats.why_not_read(path)))
+        elif info is None:
+            files.append(archives.member(path) or SourceFile(path, 0, 0, False, NO_FILE))
+        else:
+            captions = names.files_of(prefix + path)
+            entry = SourceFile(
+                path, int(info.get("size") or 0), changed_ns(info), captions != NO_FILES, captions=captions
+            )
+            files.append(entry)
+    return files
+
+
+def current(file: MediaPath) -> MediaPath:
+    """Return a list's location as it is now, so that a changed remote file is not read from an old copy."""
+    if not isinstance(file, Location):
+        return file
+    fs, path = location.filesystem(file.file)
+    with location.reached():
+        info = fs.info(path)
+    user_files.require_size(file, int(info.get("size") or 0), user_files.LIST)
+    return replace(file, version=changed_ns(info))
+
+
+def _is_web(url: str) -> bool:
+    return url.startswith(("http://", "https://"))
+
+
+def _info(fs: Any, path: str) -> dict[str, Any] | None:
+    try:
+        with location.reached():
+            info: dict[str, Any] = fs.info(path)
+    except FileNotFoundError:
+        return None
+    return info
+
+
+def _unreadable(path: str, error: OSError) -> SourceFile:
+    return SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror or error}")

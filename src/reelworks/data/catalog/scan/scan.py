@@ -1,0 +1,253 @@
+"""Bring a catalog up to date with the folders and lists that it describes.
+
+A scan lists every file, but opens only those whose size or time of change differ from their live row. A new or
+changed file appends a row, a changed or vanished one retires its former row, and a scan that finds no change
+writes nothing. A scan that is killed goes on where it was (`journal.py`). A file that cannot be trained on gets a row with the reason.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from reelworks.core import files, ray_cluster
+from reelworks.core.errors import UserError
+from reelworks.core.ray_cluster import Cluster, Engine, RayPool
+from reelworks.core.worker_pool import WorkerPool
+from reelworks.data.catalog.config import Source, same_name
+from reelworks.data.catalog.scan import clip_ranges, lists, probe_pool, remote
+from reelworks.data.catalog.scan.caption_texts import Unsettled, Waiting
+from reelworks.data.catalog.scan.examine import FileRequest, Finding, examine, examine_on_node, failed, most_seconds
+from reelworks.data.catalog.scan.journal import ScanJournal
+from reelworks.data.catalog.scan.listing import Listing, list_folder
+from reelworks.data.catalog.scan.update import Listed, Task, Update
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.catalog.store.summary import Summary
+from reelworks.data.media import frame_index, location, probe, scenes
+from reelworks.data.media.location import MediaPath
+from reelworks.data.run import lock
+
+# Two threads open 3300 files a second; spawning processes takes a second or two for imports.
+PROCESSES_FROM = 2000
+_FILES_PER_CALL = 32  # of a process, where a call takes as long as two small pictures, or of a cluster
+_SECONDS_BETWEEN_REPORTS = 0.2
+_CALLS_PER_CPU = 2  # so that a node has the next call when one returns
+
+
+class ScanProgress(NamedTuple):
+    """Number of files examined so far and in total."""
+
+    done: int
+    total: int
+
+    @property
+    def doing(self) -> tuple[str, str]:
+        """Verb of the work, and the name of what is counted."""
+        return "scanning", "files"
+
+
+class MeasureProgress(ScanProgress):
+    """Number of clips measured so far and in total."""
+
+    @property
+    def doing(self) -> tuple[str, str]:
+        """Verb of the work, and the name of what is counted."""
+        return "measuring", "clips"
+
+
+@dataclass(frozen=True)
+class ScanResult:
+    """Result of a scan; `found` = `new` + `changed` + `unchanged`."""
+
+    JSON_KEYS: ClassVar = ("found", "new", "changed", "unchanged", "removed", "bad", "bad_files", "version", "notes")
+
+    found: int  # number of files but for captions and sidecars, and of rows of lists
+    new: int
+    changed: int  # number of files whose content, caption, scores or folder differ from their former row
+    unchanged: int
+    removed: int  # number of rows whose file has vanished
+    # Path and reason of each file that cannot be trained on, known ones included.
+    bad_files: tuple[tuple[str, str], ...]
+    version: int  # of the catalog after the scan
+    # Messages about the columns used and ignored of each list, the sidecars in each folder, captions, and odd files.
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bad(self) -> int:
+        """Number of files that cannot be trained on."""
+        return len(self.bad_files)
+
+
+@dataclass(frozen=True)
+class ScanReport:
+    """Result of a scan, and what the catalog holds afterwards."""
+
+    scan: ScanResult
+    summary: Summary
+
+
+def scan_sources(
+    sources: Sequence[Source],
+    catalog_path: Path,
+    *,
+    workers: int,
+    on_progress: Callable[[ScanProgress], None] | None = None,
+    engine: Engine = "local",
+) -> ScanResult:
+    """Scan folders and lists into a catalog, which is created if missing; its other datasets are not changed.
+
+    Args:
+        workers: Number of threads, or of processes if at least `PROCESSES_FROM` files must be opened.
+        on_progress: Called a few times a second and once at the end, if any file must be examined.
+        engine: "ray" examines the files on all nodes of a Ray cluster, whatever `workers` is; they are listed, and the
+            catalog is written, here.
+    """
+    if engine == "ray":
+        with ray_cluster.connect() as cluster:
+            return _scan(sources, catalog_path, Examiners.of_cluster(cluster), on_progress)
+    return _scan(sources, catalog_path, Examiners(workers), on_progress)
+
+
+class Examiners(NamedTuple):
+    """Number of threads that examine files, and whether they call the processes of the connected cluster."""
+
+    threads: int
+    is_cluster: bool = False
+
+    @classmethod
+    def of_cluster(cls, cluster: Cluster) -> Examiners:
+        """Return the examiners of a connected cluster."""
+        return cls(_CALLS_PER_CPU * cluster.cpus, is_cluster=True)
+
+
+def _scan(
+    sources: Sequence[Source],
+    catalog_path: Path,
+    examiners: Examiners,
+    on_progress: Callable[[ScanProgress], None] | None,
+) -> ScanResult:
+    _check_names(sources)
+    if any(source.cut.startswith(clip_ranges.SCENES) for source in sources):
+        scenes.require()
+    listings = [_listing(source) for source in sources]
+    locked = lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended")
+    with locked, files.writing("catalog", catalog_path), ScanJournal(catalog_path) as journal:
+        catalog = Catalog.open_or_new(catalog_path)
+        update = Update(catalog)
+        pairs = zip(sources, listings, strict=True)
+        listed = [update.compare(source.name, source.address, files, source.cut) for source, files in pairs]
+        examine_all = partial(_find_all, examiners=examiners, cuts_scenes=_cuts_scenes(sources, listed))
+        notes = _apply_all(update, listed, examine_all, on_progress, journal)
+        frame_index.write(catalog_path, update.frame_times)
+        retired = update.retired([source.name for source in sources])
+        if update.new or update.changed or len(retired) or update.outdated:
+            pairs = zip(sources, listings, strict=True)
+            reader = {"reader": str(probe.VERSION)}
+            named = [
+                {"name": s.name, "root": s.address, "scores": " ".join(files.scores)} | reader for s, files in pairs
+            ]
+            catalog = catalog.append(update.table([source.name for source in sources]), retired, named)
+    return ScanResult(
+        found=update.new + update.changed + update.unchanged,
+        new=update.new,
+        changed=update.changed,
+        unchanged=update.unchanged,
+        removed=len(retired) - update.changed,
+        bad_files=tuple(update.bad_files),
+        version=catalog.version,
+        notes=(*(listing.note for listing in listings if listing.note is not None), *notes, *update.notes()),
+    )
+
+
+def _listing(source: Source) -> Listing:
+    if source.list_file is not None:
+        return lists.read(source)
+    if source.url is not None:
+        return remote.list_address(source.name, source.url)
+    return list_folder(source.name, source.root.resolve())
+
+
+def _check_names(sources: Sequence[Source]) -> None:
+    names = [source.name for source in sources]
+    for source in sources:
+        if names.count(source.name) > 1:
+            raise same_name(source.name, [s for s in sources if s.name == source.name])
+
+
+def _known(task: Task, journal: ScanJournal) -> dict[str, Any] | None:
+    if not journal.known or not task.request.open or task.request.stated is not None:
+        return None
+    return journal.get(task.state)
+
+
+def _cuts_scenes(sources: Sequence[Source], listed: Sequence[Listed]) -> bool:
+    pairs = zip(sources, listed, strict=True)
+    return any(source.cut.startswith(clip_ranges.SCENES) and files.open.any() for source, files in pairs)
+
+
+def _apply_all(
+    update: Update,
+    listed: Sequence[Listed],
+    find_all: Callable[[Iterator[FileRequest], int], Iterator[Finding]],
+    on_progress: Callable[[ScanProgress], None] | None,
+    journal: ScanJournal,
+) -> list[str]:
+    """Examine files and apply the results, except those that a scan which was killed has examined already.
+
+    Captions that are not UTF-8 wait for the others. Returns what there is to say of captions.
+    """
+    waiting = {files.dataset: Waiting[tuple[Task, Finding]](files.root) for files in listed}
+    tasks = (task for files in listed for task in update.tasks(files))
+    to_apply, to_examine = itertools.tee((task, _known(task, journal)) for task in tasks)
+    requests = (task.request if known is None else task.request._replace(open=False) for task, known in to_examine)
+    findings = find_all(requests, sum(int(files.open.sum()) for files in listed) - journal.known)
+    total, reported = sum(int(files.look.sum()) for files in listed), time.monotonic()
+    for done, ((task, known), finding) in enumerate(zip(to_apply, findings, strict=True), start=1):
+        if finding.missing_on and not location.is_missing(task.request.file):
+            raise unseen(task.request.file, finding.missing_on)
+        if known is not None and finding.error is None:
+            finding = finding._replace(**known)
+        elif finding.fingerprint and task.request.stated is None:  # a file that could not be read is tried again
+            journal.add(task.state, finding.fingerprint, finding.error, finding.probe, finding.times, finding.clips)
+        if isinstance(finding.caption, Unsettled):
+            clip = task.listed.files.entries[task.number].path
+            waiting[task.listed.dataset].add((task, finding), clip, finding.caption)
+        else:
+            update.apply(task, finding)
+        due = done == total or time.monotonic() - reported >= _SECONDS_BETWEEN_REPORTS
+        if on_progress is not None and due:
+            reported = time.monotonic()
+            on_progress(ScanProgress(done, total))
+    for captions in waiting.values():
+        for (task, finding), caption, _ in captions.settled():
+            update.apply(task, finding._replace(caption=caption))
+    return [note for captions in waiting.values() for note in captions.notes]
+
+
+def _find_all(
+    requests: Iterator[FileRequest], to_open: int, *, examiners: Examiners, cuts_scenes: bool
+) -> Iterator[Finding]:
+    """Yield the findings of all requests, in order; `to_open` is about the number of files that must be opened."""
+    each = partial(probe_pool.map_ordered, workers=examiners.threads, failed=failed, most_seconds=most_seconds)
+    if examiners.is_cluster:
+        return each(examine_on_node, requests, processes=RayPool(), chunk_size=_FILES_PER_CALL)
+    if not cuts_scenes and to_open < PROCESSES_FROM:
+        return each(examine, requests, processes=None)
+    # The scenes of one file take minutes to find.
+    return each(examine, requests, processes=WorkerPool(), chunk_size=1 if cuts_scenes else _FILES_PER_CALL)
+
+
+def unseen(file: MediaPath, node: str) -> UserError:
+    """Return the error for a file that a node of a cluster does not see."""
+    return UserError(
+        f"node {node} of the Ray cluster does not see {file}, which is there on this machine",
+        code="node-lacks-files",
+        field="--engine",
+        value="ray",
+        remedy="mount the folders of the datasets at the same place on every node, or scan with --engine local",
+    )

@@ -1,0 +1,318 @@
+"""Collect the next part of a catalog: compare listed files with their live rows, and apply what a scan finds in them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.core import hash_rng, units
+from reelworks.core.errors import UserError
+from reelworks.data.catalog.scan import clip_ranges, lists
+from reelworks.data.catalog.scan.caption_names import NO_FILES
+from reelworks.data.catalog.scan.examine import FileRequest, Finding
+from reelworks.data.catalog.scan.journal import FileState
+from reelworks.data.catalog.scan.listing import Listing, SourceFile
+from reelworks.data.catalog.store import integrity, kept_measures, written_columns
+from reelworks.data.catalog.store.rows import SCORE, as_numpy, schema
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.media import location, probe
+from reelworks.data.media.formats import kind_of
+from reelworks.data.media.frame_index import PackedTimes
+
+_ROWS_PER_BATCH = 8192  # rows collected as Python values before they are converted to Arrow arrays
+
+
+class Listed(NamedTuple):
+    """A dataset's files and their live rows; arrays have one element for each file."""
+
+    dataset: str
+    root: str  # absolute path or address of the dataset's folder
+    files: Listing
+    uid: NDArray[np.uint64]
+    position: NDArray[np.int64]  # indices of the live rows, -1 for new files
+    open: NDArray[np.bool_]  # mask of files that must be opened, because their row may be out of date
+    look: NDArray[np.bool_]  # mask of files to examine: those to open, and those whose caption file must be read
+    same_scores: NDArray[np.bool_]  # mask of files whose live row has the scores of the list
+
+
+class Task(NamedTuple):
+    """One listed file with the request to examine it; `number` is its index in `listed`."""
+
+    listed: Listed
+    number: int
+    request: FileRequest
+
+    @property
+    def state(self) -> FileState:
+        """The file as the listing found it, by which a journal knows it."""
+        entry = self.listed.files.entries[self.number]
+        r = self.request
+        return FileState(str(r.file), entry.size_bytes, entry.mtime_ns, r.known, r.cut, r.clip)
+
+
+class Update:
+    """The next part of a catalog while it is being collected.
+
+    Attributes:
+        catalog: The catalog before the update.
+        new, changed, unchanged: Number of files without a live row, with an outdated and with a valid one.
+        bad_files: Path and reason of each file that cannot be trained on.
+        frame_times: Frame times of long videos by fingerprint.
+        noted: Paths of files by what a person should know of them.
+        outdated: Names of datasets whose videos an earlier version has measured.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.new = self.changed = self.unchanged = 0
+        self.bad_files: list[tuple[str, str]] = []
+        self.frame_times: dict[str, PackedTimes] = {}
+        self.outdated: set[str] = set()
+        self.noted: defaultdict[str, list[str]] = defaultdict(list)
+        self._live = catalog.live()
+        self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
+        self._of_lists: dict[str, frozenset[str]] = {}  # names of scores that a dataset's list gave, or gives now
+        self._listed = np.zeros(len(self._live), dtype=np.bool_)
+        self._replaced = np.zeros(len(self._live), dtype=np.bool_)
+        self._waiting: list[tuple[int, dict[str, Any]]] = []  # index of the live row with the measures (or -1), values
+        self._batches: list[Any] = []
+
+    def compare(self, dataset: str, root: str, files: Listing, cut: str = "") -> Listed:
+        """Find the live rows of a dataset's files, and the files to examine.
+
+        If a list has the captions, rows of unchanged files are brought up to date at once. If videos are `cut`,
+        unchanged ones are replaced by their clips.
+        """
+        if outdated := self._outdated(dataset):
+            self.outdated.add(dataset)
+        if cut:
+            former = self._live.take(np.zeros(0, dtype=np.int64)) if outdated else self._live
+            files = clip_ranges.expand(files, former, dataset, cut)
+        entries = files.entries
+        self._scores |= dict.fromkeys(files.scores)
+        uid = uids_of(dataset, [entry.path for entry in entries], [entry.clip for entry in entries])
+        position = self._live.find(uid)
+        _refuse_collision(uid, entries)
+        known = np.flatnonzero(position >= 0)
+        row = position[known]
+        self._listed[row] = True
+        size = np.fromiter((e.size_bytes for e in entries), dtype=np.int64, count=len(entries))[known]
+        mtime = np.fromiter((e.mtime_ns for e in entries), dtype=np.int64, count=len(entries))[known]
+        is_current = (self._live.size_bytes[row] == size) & (self._live.mtime_ns[row] == mtime)
+        # Without a fingerprint the file could not be read, which may change without a new time of change.
+        is_current &= as_numpy(pc.not_equal(self._live.fingerprint, ""))[row]
+        if any(entry.cut for entry in entries) or self._live.is_range.any():
+            was, now = self._live.cut.take(pa.array(row)).to_pylist(), [entries[i].cut for i in known.tolist()]
+            is_current &= np.array([a == b for a, b in zip(was, now, strict=True)], dtype=np.bool_)
+        if outdated:
+            is_video = [kind_of(entries[i].path) == "video" and entries[i].stated is None for i in known.tolist()]
+            is_current &= ~np.array(is_video, dtype=np.bool_)
+        open_ = np.ones(len(entries), dtype=np.bool_)
+        open_[known] = ~is_current
+        self._of_lists[dataset] = self.catalog.list_scores(dataset) | files.scores.keys()
+        same_scores = np.zeros(len(entries), dtype=np.bool_)
+        same_scores[known] = lists.same_scores(self._live, row, files.scores, known, self._of_lists[dataset])
+        look = open_ if files.captions is not None else np.ones(len(entries), dtype=np.bool_)
+        listed = Listed(dataset, root, files, uid, position, open_, look, same_scores)
+        if files.captions is not None:
+            self._update_listed(listed, np.flatnonzero(~look))
+        return listed
+
+    def _outdated(self, dataset: str) -> bool:
+        """Return whether an earlier version has measured the videos of a dataset."""
+        source = self.catalog.source(dataset)
+        return source is not None and source.get("reader") != str(probe.VERSION)
+
+    def _update_listed(self, listed: Listed, number: NDArray[np.int64]) -> None:
+        """Update the rows of files that need no examination, where the list differs from them."""
+        row, files = listed.position[number], listed.files
+        error = self._live.error.take(pa.array(row))
+        for i in np.flatnonzero(error.is_valid()).tolist():
+            self.bad_files.append((f"{listed.root}/{files.entries[number[i]].path}", error[i].as_py()))
+        captions = files.captions.take(pa.array(number))
+        same = listed.same_scores[number] & lists.same_words(self._live, row, captions, listed.root)
+        self.unchanged += int(same.sum())
+        differs = np.flatnonzero(~same)
+        if len(differs):
+            scores = {name: score[number[differs]] for name, score in files.scores.items()}
+            captions = captions.take(pa.array(differs))
+            self._batches.append(lists.retold(self._live, row[differs], captions, listed.root, scores))
+            self._replaced[row[differs]] = True
+            self.changed += len(differs)
+
+    def tasks(self, listed: Listed) -> Iterator[Task]:
+        """Yield the files to examine one by one, since ten million tasks would take too much memory."""
+        read_captions = listed.files.captions is None
+        for i in np.flatnonzero(listed.look).tolist():
+            entry, position = listed.files.entries[i], int(listed.position[i])
+            opened = bool(listed.open[i])
+            # A clip, a file that was cut before, and what an earlier version measured is measured even if its content is known.
+            anew = entry.cut or listed.dataset in self.outdated or (position >= 0 and self._live.cut[position].as_py())
+            known = self._live.fingerprint[position].as_py() if position >= 0 and not (opened and anew) else ""
+            file = location.below(listed.root, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
+            captions = entry.captions if read_captions and entry.captioned else NO_FILES
+            state = f"{entry.size_bytes:x}-{entry.mtime_ns:x}" + (f"-{entry.start:x}" if entry.start >= 0 else "")
+            stated = (entry.stated, state, entry.cut, entry.clip, entry.size_bytes)
+            yield Task(listed, i, FileRequest(file, captions, opened, known, entry.problem, *stated))
+
+    def apply(self, task: Task, finding: Finding) -> None:
+        """Update the part with the result of examining a file, whose caption is settled."""
+        listed, number, request = task
+        position, captions = int(listed.position[number]), listed.files.captions
+        measured = finding.probe is not None or finding.error is not None
+        error = finding.error if measured else self._live.error[position].as_py()
+        if error is not None:
+            self.bad_files.append((str(request.file), error))
+        for note in () if finding.probe is None else finding.probe.notes:
+            self.noted[note].append(str(request.file))
+        if finding.times is not None and finding.fingerprint:
+            self.frame_times[finding.fingerprint] = finding.times
+        values: dict[str, Any] = {
+            "root": listed.root,
+            "fingerprint": request.known if finding.fingerprint is None else finding.fingerprint,
+            "caption": finding.caption if captions is None else captions[number].as_py(),
+            "error": error,
+            "cut": request.cut,
+        }
+        if finding.clips:
+            self._apply_clips(task, finding, values)
+            return
+        if position < 0:
+            self.new += 1
+        elif (
+            listed.same_scores[number]
+            and self._live.start[position] == listed.files.entries[number].start
+            and self._has(position, values | ({} if finding.probe is None else finding.probe.values()))
+        ):
+            self.unchanged += 1
+            return
+        else:
+            self.changed += 1
+            self._replaced[position] = True
+        values |= self._listed_values(listed, number)
+        if measured:
+            found = finding.probe or probe.Probe(kind_of(values["path"]) or "other")
+            values |= found.values() | {"first_frame": 0}
+        self._wait(-1 if measured else position, values)
+
+    def _apply_clips(self, task: Task, finding: Finding, values: dict[str, Any]) -> None:
+        """Add a row for each clip of a file; the former row of the whole file is retired."""
+        listed, number, request = task
+        if (whole := int(listed.position[number])) >= 0:
+            self._listed[whole] = False
+        texts = [request.clip or clip.text for clip in finding.clips]
+        uids = uids_of(listed.dataset, [listed.files.entries[number].path] * len(texts), texts)
+        for clip, uid, position in zip(finding.clips, uids.tolist(), self._live.find(uids).tolist(), strict=True):
+            assert finding.probe is not None
+            measures = finding.probe.values() | clip._asdict()
+            if position < 0:
+                self.new += 1
+            else:
+                self._listed[position] = True
+                if listed.dataset in self.outdated and self._has(position, values | measures):
+                    self.unchanged += 1
+                    continue
+                self._replaced[position] = True
+                self.changed += 1
+            self._wait(-1, values | self._listed_values(listed, number) | measures | {"uid": uid})
+
+    def _has(self, position: int, values: dict[str, Any]) -> bool:
+        """Return whether a live row has these values."""
+        row = self._live.take(np.array([position])).to_table().select(list(values)).to_pylist()[0]
+        return bool(row == values)
+
+    def _wait(self, position: int, values: dict[str, Any]) -> None:
+        self._waiting.append((position, {name: _as_utf8(value) for name, value in values.items()}))
+        if len(self._waiting) >= _ROWS_PER_BATCH:
+            self._flush()
+
+    def _listed_values(self, listed: Listed, number: int) -> dict[str, Any]:
+        """Return the columns that depend only on a file's path, folder entry and row in a list."""
+        entry = listed.files.entries[number]
+        scores: dict[str, Any] = dict.fromkeys(SCORE + name for name in self._scores)
+        for name, score in listed.files.scores.items():
+            scores[SCORE + name] = None if math.isnan(score[number]) else float(score[number])
+        return scores | {
+            "ordinal": 0,  # assigned when the part is written
+            "uid": int(listed.uid[number]),
+            "dataset": listed.dataset,
+            "path": entry.path,
+            "start": entry.start,
+            "size_bytes": entry.size_bytes,
+            "mtime_ns": entry.mtime_ns,
+            "group": entry.path,
+        }
+
+    def _flush(self) -> None:
+        """Convert the collected values to Arrow columns, with measures of former rows that are still valid."""
+        positions = np.array([p for p, _ in self._waiting if p >= 0], dtype=np.int64)
+        former = iter(self._live.take(positions).to_table().to_pylist())
+        rows = [(next(former) if p >= 0 else {}) | values for p, values in self._waiting]
+        table = pa.Table.from_pylist(rows, schema=schema(self._scores))
+        if problems := integrity.problems(table):  # a file with such measures is damaged, whatever its decoder says
+            for at, problem in problems.items():
+                rows[at] |= probe.Probe(kind_of(rows[at]["path"]) or "other").values() | {"first_frame": 0}
+                rows[at] |= {name: None for name in table.column_names if name.startswith(SCORE)} | {"error": problem}
+                self.bad_files.append((f"{rows[at]['root']}/{rows[at]['path']}", problem))
+            table = pa.Table.from_pylist(rows, schema=schema(self._scores))
+        self._batches.append(table)
+        self._waiting = []
+
+    def table(self, datasets: Sequence[str]) -> Any:
+        """Return the rows to append, as a table of `SCHEMA` and scores, with what was measured in the same content."""
+        self._flush()
+        rows = pa.concat_tables(self._batches, promote_options="default").unify_dictionaries()
+        of_lists = {name: self.catalog.list_scores(name) for name in self._live.dataset.dictionary.to_pylist()}
+        retired = np.flatnonzero(self._replaced | self._vanished(datasets))
+        labels = {name: column.label for name, column in written_columns.read(self.catalog.path).items()}
+        own = of_lists | self._of_lists
+        return kept_measures.carried(rows, self._live, retired, own, self.catalog.path, labels)
+
+    def notes(self) -> list[str]:
+        """Return what a person should know of files that were opened, one line for all with the same."""
+        again = (
+            f"videos of {', '.join(sorted(self.outdated))} were opened again: an earlier version had counted frames that no player "
+            "shows, and had not chosen streams and crops of containers as players do"
+        )
+        return [again] * bool(self.outdated) + [
+            f"{units.plural(len(of), 'video')} with {note}; the first is {of[0]}" for note, of in self.noted.items()
+        ]
+
+    def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
+        """Return the ordinals of rows to retire: changed files, and vanished files of these datasets."""
+        return self._live.ordinal[self._replaced | self._vanished(datasets)]
+
+    def _vanished(self, datasets: Sequence[str]) -> NDArray[np.bool_]:
+        scanned = pc.is_in(self._live.dataset.dictionary_decode(), value_set=pa.array(datasets, pa.string()))
+        return as_numpy(scanned) & ~self._listed
+
+
+def _as_utf8(value: Any) -> Any:
+    """Return a text that can be stored: half of a surrogate pair, which JSON and metadata may have, becomes "?"."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) and not value.isascii() else value
+
+
+def uids_of(dataset: str, paths: Sequence[str], clips: Sequence[str] = ()) -> NDArray[np.uint64]:
+    """Return the uids of clips: a hash of the dataset's name, the path below its folder and the text of a range."""
+    uids = hash_rng.hash64(dataset, hash_rng.text_words(paths))
+    at = np.array([i for i, clip in enumerate(clips) if clip], dtype=np.int64)
+    uids[at] = hash_rng.hash64(uids[at], hash_rng.text_words([clips[i] for i in at.tolist()]))
+    return uids
+
+
+def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> None:
+    """Refuse two files with the same uid; with ten million files, the probability is 3 in a million."""
+    order = np.argsort(uid)
+    duplicates = np.flatnonzero(uid[order][1:] == uid[order][:-1])
+    if len(duplicates):
+        first, second = (entries[order[duplicates[0] + i]].path for i in (0, 1))
+        raise UserError(
+            f"{first} and {second} have the same uid", code="duplicate-uid", remedy="rename one of the two files"
+        )

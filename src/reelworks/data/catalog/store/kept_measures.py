@@ -1,0 +1,242 @@
+"""Keep what was measured in clips by their content, so that nothing is measured twice whatever becomes of files and captions.
+
+    measures/000000.parquet    a row for each clip: its key, and a column for each value, such as `motion@1:static`
+
+The key of a clip is a hash of the fingerprint of its file and of its range of frames. A column is null for clips that its
+measure was not applied to, and NaN where the measure has no value, as motion has none for a picture. Segments are added
+while clips are measured; a damaged one is dropped, and its clips are measured again. The folder may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from reelworks.core import digests, files, hash_rng
+from reelworks.core.hash_rng import U64
+from reelworks.core.log import logger
+from reelworks.data.catalog.store import measured_columns
+from reelworks.data.catalog.store.rows import SCORE, CatalogRows, as_numpy
+
+NAME = "measures"
+_KEY = "key"
+_FEW_ROWS, _MOST_SMALL = 1 << 16, 32  # segments of few rows are joined when there are many
+
+
+def label(measure: str, version: int, column: str) -> str:
+    """Return the name under which a value of a measure is kept."""
+    return f"{measure}@{version}:{column}"
+
+
+def keys_of(rows: CatalogRows) -> U64:
+    """Return the keys of clips."""
+    return _keys(rows.fingerprint, rows.first_frame, rows.num_frames, rows.uid)
+
+
+def keys_of_captions(rows: CatalogRows) -> U64:
+    """Return the keys of clips with their captions."""
+    captions = rows.caption.fill_null("").to_pylist()
+    return hash_rng.hash64(keys_of(rows), hash_rng.text_words(captions))
+
+
+def _keys(fingerprint: Any, first_frame: NDArray[Any], num_frames: NDArray[Any], uid: U64) -> U64:
+    keys = hash_rng.hash64(hash_rng.text_words(fingerprint.to_pylist()), first_frame, num_frames)
+    stated = np.flatnonzero(digests.content_keys(fingerprint) == digests.NO_CONTENT)
+    keys[stated] = hash_rng.hash64(keys[stated], uid[stated])  # another file may have the same size and time
+    return keys
+
+
+class _KeptSegment(NamedTuple):
+    path: Path
+    rows: int
+    columns: frozenset[str]
+
+
+class KeptMeasures:
+    """The values that are kept beside a catalog."""
+
+    def __init__(self, catalog: Path) -> None:
+        """Find the segments; one that cannot be read is dropped."""
+        self._folder = catalog / NAME
+        self._segments = [s for path in self._files() if (s := _opened(path)) is not None]
+
+    def _files(self) -> list[Path]:
+        """Return the files of segments in their order; copies that other programs name after them are none."""
+        return sorted(path for path in self._folder.glob("*.parquet") if path.stem.isdecimal())
+
+    def values(self, labels: Sequence[str], keys: U64) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return the values of one measure by key, `[N, labels]`, and a mask of the keys that have them."""
+        values = np.full((len(keys), len(labels)), np.nan)
+        table, at, has = self._find(labels, keys)
+        if table is not None:
+            for i, name in enumerate(labels):
+                values[has, i] = as_numpy(table.column(name).combine_chunks())[at[has]]
+        return values, has
+
+    def has(self, labels: Sequence[str], keys: U64) -> NDArray[np.bool_]:
+        """Return a mask of the keys that have a value under all these labels."""
+        return self._find(labels, keys, read=())[2]
+
+    def features(self, name: str, keys: U64) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """Return features of one measure by key, `[N, bytes]`, those of missing ones 0, and a mask of the keys."""
+        table, at, has = self._find([name], keys)
+        if table is None:
+            return np.zeros((len(keys), 0), dtype=np.uint8), has
+        column = table.column(name).combine_chunks()
+        width = column.type.byte_width
+        start = column.offset * width
+        stored = np.frombuffer(column.buffers()[1], dtype=np.uint8)[start : start + len(column) * width]
+        features = np.zeros((len(keys), width), dtype=np.uint8)
+        features[has] = stored.reshape(-1, width)[at[has]]
+        return features, has
+
+    def add(self, keys: Sequence[int], found: Sequence[Mapping[str, float | bytes]]) -> None:
+        """Keep values of clips by label; they are on disk afterwards."""
+        first = {name: value for values in found for name, value in values.items()}
+        kinds = {n: pa.binary(len(v)) if isinstance(v, bytes) else pa.float64() for n, v in sorted(first.items())}
+        columns = [pa.array([values.get(name) for values in found], type=kind) for name, kind in kinds.items()]
+        if not columns:
+            return
+        self._write(pa.table([pa.array(keys, type=pa.uint64()), *columns], names=[_KEY, *kinds]))
+        small = [segment for segment in self._segments if segment.rows < _FEW_ROWS]
+        if len(small) > _MOST_SMALL:
+            self._join(small)
+
+    def _find(
+        self, labels: Sequence[str], keys: U64, read: Sequence[str] | None = None
+    ) -> tuple[Any, NDArray[np.int64], NDArray[np.bool_]]:
+        """Return a table of the rows with all these labels, the index in it of each key, and a mask of the keys that it has.
+
+        The table has only the columns `read`, if they are given: features of millions of clips are gigabytes.
+        """
+        columns = [_KEY, *(labels if read is None else read)]
+        tables = [
+            table.filter(reduce(pc.and_, (table.column(name).is_valid() for name in labels))).select(columns)
+            for segment in list(self._segments)
+            if segment.columns.issuperset(labels)
+            for table in self._read(segment, [_KEY, *labels])
+        ]
+        if not sum(map(len, tables)):
+            return None, np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.bool_)
+        table = pa.concat_tables(tables)
+        known = as_numpy(table.column(_KEY).combine_chunks())
+        order = np.argsort(known, kind="stable")
+        at = np.maximum(np.searchsorted(known[order], keys, side="right") - 1, 0)
+        return table, order[at], known[order][at] == keys
+
+    def _read(self, segment: _KeptSegment, columns: Sequence[str]) -> list[Any]:
+        try:
+            return [pq.read_table(segment.path, columns=list(columns), page_checksum_verification=True)]
+        except (OSError, ValueError, pa.ArrowException) as error:
+            _tell_of_damage(segment.path, error)
+            self._segments.remove(segment)
+            return []
+
+    def _write(self, table: Any) -> None:
+        number = 1 + max((int(path.stem) for path in self._files()), default=-1)
+        path = self._folder / f"{number:06d}.parquet"
+        buffer = pa.BufferOutputStream()
+        pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(path, buffer.getvalue().to_pybytes())
+        self._segments.append(_KeptSegment(path, len(table), frozenset(table.column_names)))
+
+    def _join(self, small: list[_KeptSegment]) -> None:
+        """Write the rows of several segments into one; those that were joined remain if this is killed, and do no harm."""
+        tables = [table for segment in small for table in self._read(segment, sorted(segment.columns))]
+        self._write(pa.concat_tables(tables, promote_options="default"))
+        for segment in small:
+            segment.path.unlink(missing_ok=True)
+        self._segments = [segment for segment in self._segments if segment not in small]
+
+
+def _opened(path: Path) -> _KeptSegment | None:
+    try:
+        metadata = pq.read_metadata(path)
+        return _KeptSegment(path, metadata.num_rows, frozenset(metadata.schema.to_arrow_schema().names))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        _tell_of_damage(path, error)
+        return None
+
+
+def _tell_of_damage(path: Path, error: Exception) -> None:
+    logger.warning("%s is damaged (%s): what it holds is measured again", path, str(error).partition("\n")[0])
+
+
+def carried(
+    rows: Any,
+    live: CatalogRows,
+    retired: NDArray[np.int64],
+    own: Mapping[str, frozenset[str]],
+    catalog: Path,
+    labels: Mapping[str, str],
+) -> Any:
+    """Return rows of a scan with the measured columns of the same content: those of former rows, else those that are kept.
+
+    Args:
+        rows: Table of the rows to append, with the scores of lists.
+        live: Rows that were valid before the scan.
+        retired: Indices of those that it retires. What depends on other clips, such as the group of duplicates, is
+            taken from them alone.
+        own: Scores that lists gave or give, by dataset; they are never replaced.
+        catalog: Folder of the catalog.
+        labels: Label under which the values of each column are kept.
+    """
+    names = [name for name in live.scores if np.isfinite(live.scores[name][~_in(live, own, name)]).any()]
+    if not names or not len(rows):
+        return rows
+    new = CatalogRows.from_table(rows)
+    readable = new.readable
+    of_content = _sources(new, live, retired)
+    of_captions = _with_captions(new, live, of_content[1])
+    kept = KeptMeasures(catalog)
+    for name in names:
+        column_of = measured_columns.find(name)
+        keys, source = of_captions if column_of is not None and column_of.of_caption else of_content
+        column = np.array(new.scores[name]) if name in new.scores else np.full(len(new), np.nan)
+        free = readable & np.isnan(column) & ~_in(new, own, name)
+        former = free & (source >= 0)
+        former[former] &= ~_in(live.take(source[former]), own, name)
+        column[former] = live.scores[name][source[former]]
+        missing = np.flatnonzero(free & np.isnan(column))
+        if len(missing) and labels.get(name, "").endswith(f":{name}"):  # else features, which are no values
+            column[missing] = kept.values([labels[name]], keys[missing])[0][:, 0]
+        at = rows.schema.get_field_index(SCORE + name)
+        field = pa.field(SCORE + name, pa.float64())
+        array = pa.array(column, from_pandas=True)
+        rows = rows.append_column(field, array) if at < 0 else rows.set_column(at, field, array)
+    return rows
+
+
+def _sources(new: CatalogRows, live: CatalogRows, retired: NDArray[np.int64]) -> tuple[U64, NDArray[np.int64]]:
+    """Return the keys of rows, and the index of the former row of the same content: the clip's own, or a retired one."""
+    keys, source = keys_of(new), live.find(new.uid)
+    own = np.flatnonzero(source >= 0)
+    source[own[keys_of(live.take(source[own])) != keys[own]]] = -1
+    if len(retired):
+        of_retired = keys_of(live.take(retired))
+        order = np.argsort(of_retired, kind="stable")
+        at = np.minimum(np.searchsorted(of_retired[order], keys), len(order) - 1)
+        moved = (source < 0) & (of_retired[order][at] == keys)
+        source[moved] = retired[order[at[moved]]]
+    return keys, source
+
+
+def _with_captions(new: CatalogRows, live: CatalogRows, source: NDArray[np.int64]) -> tuple[U64, NDArray[np.int64]]:
+    """Return the keys of rows with their captions, and of `source` what has the same caption."""
+    keys, found = keys_of_captions(new), np.flatnonzero(source >= 0)
+    source = source.copy()
+    source[found[keys_of_captions(live.take(source[found])) != keys[found]]] = -1
+    return keys, source
+
+
+def _in(rows: CatalogRows, own: Mapping[str, frozenset[str]], name: str) -> NDArray[np.bool_]:
+    return rows.of_datasets([dataset for dataset, names in own.items() if name in names])

@@ -1,0 +1,259 @@
+"""The folder `checkpoints/`: its contents, and every change to it.
+
+All changes are renames inside one folder, made durable before anything depends on them; files are unlinked
+afterwards. One process at a time changes a store: the holder of the run's lock, or a command if nothing trains.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reelworks.core import files, storage
+from reelworks.core.errors import UserError
+from reelworks.data.checkpoint import manifest, names, read_lock
+from reelworks.data.checkpoint.manifest import BadCheckpoint, Manifest
+from reelworks.data.checkpoint.policy import CheckpointFacts
+
+
+@dataclass(frozen=True)
+class CheckpointInfo(CheckpointFacts):
+    """A committed checkpoint, with its folder and manifest."""
+
+    path: Path
+    manifest: Manifest
+
+
+CheckpointInfos = list[CheckpointInfo]
+_KEYS = {"time", "event", "step"}  # of every event
+_KEPT_BAD = 3  # each may be as large as a checkpoint
+
+
+class CheckpointFolder:
+    """The checkpoints of one run; reading never creates anything.
+
+    Args:
+        root: The folder `checkpoints/`.
+        may_publish: Called right before a checkpoint is published; raises if another process has taken over the run.
+    """
+
+    def __init__(self, root: str | Path, may_publish: Callable[[], None] = lambda: None) -> None:
+        self.root, self._may_publish = Path(root), may_publish
+        self._late: dict[str, dict[str, float]] = {}
+        self._seen_bytes = 0
+
+    def path(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint, whether it exists or not."""
+        return self.root / names.of_step(step)
+
+    def steps(self) -> builtins.list[int]:
+        """Return the steps that have a checkpoint folder, ascending; links and foreign names do not count."""
+        if not self.root.is_dir():
+            return []
+        with os.scandir(self.root) as entries:
+            steps = [names.parse_step(e.name) for e in entries if e.is_dir(follow_symlinks=False)]
+        return sorted(step for step in steps if step is not None)
+
+    def info(self, step: int) -> CheckpointInfo:
+        """Return the facts of one checkpoint; raises as `manifest.read` does."""
+        saved = manifest.read(self.path(step))
+        pinned, metrics = self.is_pinned(step), self.metrics_of(saved)
+        return CheckpointInfo(
+            step, saved.created, saved.total_bytes, pinned, metrics, self.path(step), saved, stage=saved.stage
+        )
+
+    def scan(self) -> tuple[CheckpointInfos, dict[int, str]]:
+        """Return the checkpoints with a valid manifest, and the steps of those without, with the reasons; ascending."""
+        good, broken = [], {}
+        for step in self.steps():
+            try:
+                good.append(self.info(step))
+            except (BadCheckpoint, OSError) as error:
+                if self.path(step).exists():  # a training may have deleted it meanwhile
+                    broken[step] = str(error)
+        return good, broken
+
+    def metrics_of(self, saved: Manifest) -> dict[str, float]:
+        """Return a manifest's metrics and those recorded since, even if its checkpoint was deleted."""
+        return {**_floats(saved.metrics), **self._late_metrics().get(saved.save_id, {})}
+
+    def history(self) -> builtins.list[dict[str, Any]]:
+        """Return all recorded events of this store, oldest first; damaged lines are skipped."""
+        events = files.read_json_lines(self.root / names.HISTORY)
+        return [e for e in events if e.keys() >= _KEYS and isinstance(e["step"], int)]
+
+    def log(self, event: str, step: int, **fields: Any) -> None:
+        """Append an event to the history."""
+        files.append_json_line(self.root / names.HISTORY, {"time": time.time(), "event": event, "step": step, **fields})
+
+    def record_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics that were measured after the save; a value that is not finite counts as missing."""
+        save_id = manifest.read(self.path(step)).save_id
+        self.log("metrics", step, save_id=save_id, metrics=manifest.plain_metrics(metrics))
+
+    def _late_metrics(self) -> dict[str, dict[str, float]]:
+        """Return metrics recorded after saves, of which only the history's new lines are read.
+
+        They are kept by save id, not by step: those of an earlier save of the step do not apply to a new one.
+        """
+        data = b""
+        with suppress(FileNotFoundError), (self.root / names.HISTORY).open("rb") as f:
+            f.seek(self._seen_bytes)
+            data = f.read()
+        lines = data[: data.rfind(b"\n") + 1]
+        self._seen_bytes += len(lines)
+        for event in files.parse_json_lines(lines.splitlines()):
+            if event.get("event") == "metrics" and isinstance(event.get("metrics"), dict):
+                self._late.setdefault(str(event.get("save_id")), {}).update(_floats(event["metrics"]))
+        return self._late
+
+    def is_pinned(self, step: int) -> bool:
+        """Whether a checkpoint is pinned."""
+        return (self.root / names.PINS / names.of_step(step)).exists()
+
+    def pin(self, step: int) -> None:
+        """Protect a checkpoint from the policy; may be called while another process trains."""
+        if step not in self.steps():
+            raise self.unknown(step)
+        if self.is_pinned(step):
+            return
+        pins = self.root / names.PINS
+        storage.mkdirs(pins)
+        with suppress(FileExistsError), storage.create(pins / names.of_step(step)):
+            pass
+        storage.fsync_folder(pins)
+        # `remove` checks for the pin again after its rename, so one of the two sees the other.
+        if step not in self.steps():
+            storage.unlink(pins / names.of_step(step))
+            raise self.unknown(step)
+        self.log("pin", step)
+
+    def unpin(self, step: int) -> None:
+        """Remove a checkpoint's pin, if it has one."""
+        if self.is_pinned(step):
+            storage.unlink(self.root / names.PINS / names.of_step(step))
+            storage.fsync_folder(self.root / names.PINS)
+            self.log("unpin", step)
+
+    def unknown(self, step: int) -> UserError:
+        """Return the error for a step that has no checkpoint."""
+        steps = ", ".join(map(str, self.steps())) or "none"
+        return UserError(
+            "there is no checkpoint of this step",
+            code="no-such-checkpoint",
+            field="step",
+            value=step,
+            remedy=f"steps with a checkpoint: {steps}",
+        )
+
+    def publish(self, temporary: Path, step: int) -> None:
+        """Rename a complete temporary folder to the checkpoint of a step, durably; replaces one that is there."""
+        target = self.path(step)
+        self._may_publish()
+        replaced = None
+        if os.path.lexists(target):
+            self._refuse_if_read(step, target)
+            replaced = self.root / names.replaced(step)
+            storage.rename(target, replaced)
+        storage.rename(temporary, target)
+        storage.fsync_folder(self.root)
+        if replaced is not None:
+            storage.rmtree_if_possible(replaced)
+
+    def recover(self) -> None:
+        """Put back checkpoints that a process was replacing when it was killed."""
+        for path in self.root.glob(".old-*"):
+            step = names.parse_replaced(path.name)
+            if step is not None and not self.path(step).exists():
+                storage.rename(path, self.path(step))
+                storage.fsync_folder(self.root)
+
+    def record_saved(self, info: CheckpointInfo, seconds: float) -> None:
+        """Record a published checkpoint in the history and in `latest`."""
+        saved, seconds = info.manifest, round(seconds, 3)
+        fields = {"save_id": saved.save_id, "bytes": saved.total_bytes, "seconds": seconds, "metrics": saved.metrics}
+        self.log("saved", info.step, **fields)
+        files.write_bytes(self.root / names.LATEST, f"{names.of_step(info.step)}\n".encode())
+
+    def remove(self, step: int, reasons: tuple[str, ...]) -> None:
+        """Delete a checkpoint by a rename, unlink its files, and log both; refuses one that is pinned or being read."""
+        if step not in self.steps():
+            raise self.unknown(step)
+        path, trash = self.path(step), self.root / names.trash(step)
+        self._refuse_if_protected(step, path)
+        # Logged first, so that a crash leaves no deletion unexplained; a full disk may refuse the line.
+        with suppress(OSError):
+            self.log("deleting", step, reasons=list(reasons))
+        storage.rename(path, trash)
+        try:
+            self._refuse_if_protected(step, trash)
+        except UserError:
+            storage.rename(trash, path)
+            raise
+        finally:
+            storage.fsync_folder(self.root)
+        # Before logging: on a full disk this makes room for the line. The next sweep removes what cannot be
+        # unlinked now.
+        storage.rmtree_if_possible(trash)
+        self.log("deleted", step, reasons=list(reasons))
+
+    def _refuse_if_protected(self, step: int, path: Path) -> None:
+        if self.is_pinned(step):
+            raise UserError(
+                "the checkpoint is pinned", code="checkpoint-pinned", field="step", value=step, remedy="unpin it first"
+            )
+        self._refuse_if_read(step, path)
+
+    def _refuse_if_read(self, step: int, path: Path) -> None:
+        if read_lock.is_read(path):
+            remedy = "wait until the reading process has finished"
+            raise UserError(
+                "the checkpoint is being read", code="checkpoint-in-use", field="step", value=step, remedy=remedy
+            )
+
+    def quarantine(self, step: int, reason: str) -> Path:
+        """Rename a bad checkpoint, for a person to inspect, and return its new path; older ones are deleted."""
+        path = self._move(step, self.root / names.bad(step), reason)
+        others = sorted(self.root.glob(f"{names.BAD}*"), key=lambda other: other.stat().st_ctime)
+        for old in others[:-_KEPT_BAD]:
+            storage.rmtree_if_possible(old)
+        return path
+
+    def set_aside(self, step: int, reason: str) -> Path:
+        """Rename a checkpoint of another branch of the training, and return its new path."""
+        return self._move(step, self.root / names.aside(step), reason)
+
+    def _move(self, step: int, target: Path, reason: str) -> Path:
+        storage.rename(self.path(step), target)
+        storage.fsync_folder(self.root)
+        self.log("quarantined", step, reason=reason, name=target.name)
+        return target
+
+    def sweep(self) -> builtins.list[str]:
+        """Remove unfinished saves and half-emptied trash of dead processes, and return their names.
+
+        Files that cannot be removed now, such as open ones on a network file system, stay for the next sweep. Only
+        for the holder of the run's lock: any other process would also delete a save in progress.
+        """
+        if not self.root.is_dir():
+            return []
+        self.recover()
+        leftovers = sorted(path for path in self.root.iterdir() if names.is_leftover(path.name))
+        for path in leftovers:
+            storage.rmtree_if_possible(path)
+        return [path.name for path in leftovers if not os.path.lexists(path)]
+
+    def list(self) -> CheckpointInfos:
+        """Return the checkpoints with a valid manifest by ascending step; `scan` also returns the others."""
+        return self.scan()[0]
+
+
+def _floats(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in metrics.items()}

@@ -1,0 +1,121 @@
+"""Resume a run from its mirror when the run folder has no checkpoint, as on a new disk."""
+
+from __future__ import annotations
+
+import shutil
+
+from reelworks.core import storage
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.data.checkpoint import manifest, names
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.manifest import BadCheckpoint, NewerFormat
+from reelworks.data.checkpoint.mirror import files
+from reelworks.data.checkpoint.mirror.remote import MirrorError, RemoteFilesystem, folder_of
+from reelworks.data.checkpoint.verify import too_new, verify
+from reelworks.data.run.folder import RunFolder
+
+
+def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | None:
+    """Fetch a run's files and its newest good checkpoint, if the run folder has none; under the run's lock.
+
+    `resume` is the value of --resume: "auto", "never", or a step, which is fetched if the run folder lacks it. Returns
+    the step that was fetched; None if nothing was needed, or the mirror is empty.
+
+    Raises:
+        UserError: The mirror belongs to another run, none of its checkpoints is valid, or the run folder has no
+            checkpoint and the mirror cannot be reached; training never starts silently from the beginning.
+    """
+    place.require_outside(run.path)
+    store = CheckpointFolder(run.checkpoints_folder)
+    named = int(resume) if resume.isdecimal() else None
+    if named in store.steps() if named is not None else _has_complete(store):
+        return None
+    place.probe()
+    with place.answering("read"):
+        index = files.read_index(place)
+        if index is None:
+            return None
+        if resume == "never":
+            raise MirrorError(
+                "the mirror already holds a run",
+                code="mirror-holds-a-run",
+                url=place.url,
+                remedy="omit --resume to continue from it, or give this run another address",
+            )
+        if run.exists:
+            files.require_ours(index, run.info()["id"], place.url)
+        # Before any checkpoint, since a run folder that has one is not restored again.
+        for path in files.pull(place, run, index):
+            logger.warning("the mirror has lost %s", path)
+        return _fetch_newest(place, store, [s for s in reversed(place.steps()) if named in (None, s)])
+
+
+def _has_complete(store: CheckpointFolder) -> bool:
+    for step in reversed(store.steps()):
+        try:
+            verify(store.path(step), full=False)
+        except (NewerFormat, OSError):
+            pass  # resuming will refuse it
+        except BadCheckpoint:
+            continue
+        return True
+    return False
+
+
+def _fetch_newest(place: RemoteFilesystem, store: CheckpointFolder, steps: list[int]) -> int | None:
+    bad = []
+    for step in steps:
+        # A folder without a manifest is the leftover of an upload, no checkpoint.
+        if (data := place.manifest_data(step)) is None:
+            continue
+        try:
+            _fetch(place, store, step, data)
+        except NewerFormat as error:
+            raise too_new(error, folder_of(step)) from error
+        except BadCheckpoint as error:
+            bad.append(f"checkpoint of step {step} in the mirror is skipped: {error.reason}")
+            logger.warning(bad[-1])
+            continue
+        return step
+    if bad:
+        raise MirrorError(
+            "no checkpoint of the mirror is valid:" + "".join(f"\n    {reason}" for reason in bad),
+            code="mirror-without-good-checkpoint",
+            url=place.url,
+            remedy="repair them, or start a new run with another output and another mirror address",
+        )
+    return None
+
+
+def _fetch(place: RemoteFilesystem, store: CheckpointFolder, step: int, data: bytes) -> None:
+    """Fetch one checkpoint into a temporary folder, compare all digests, and publish it."""
+    remote = place.complete(step)
+    logger.info(f"fetching the checkpoint of step {step} ({remote.total_bytes / 1e9:.3f} GB) from {place.url}")
+    storage.mkdirs(store.root)
+    if (free_bytes := shutil.disk_usage(store.root).free) < remote.total_bytes:
+        raise UserError(
+            f"the mirror's checkpoint needs {remote.total_bytes / 1e9:.3f} GB, {free_bytes / 1e9:.3f} GB are free",
+            code="disk-full",
+            field="output",
+            value=str(store.root.parent),
+            remedy="free disk space, or choose another folder with --output",
+        )
+    temporary = store.root / names.in_flight(step, names.fresh_id())
+    try:
+        for entry in remote.files:
+            file = temporary / entry.path
+            storage.mkdirs(file.parent)
+            place.get(f"{folder_of(step)}/{entry.path}", file)
+        with storage.create(temporary / manifest.FILE_NAME) as f:
+            f.write(data)
+        verify(temporary, full=True)
+        for folder in {file.parent for file in temporary.rglob("*")}:
+            storage.fsync_folder(folder)
+    except BaseException:
+        storage.rmtree_if_possible(temporary)
+        raise
+    if store.path(step).exists():
+        store.quarantine(step, "replaced by the checkpoint of this step from the mirror")
+    store.publish(temporary, step)
+    store.log("fetched", step, save_id=remote.save_id, source=place.url)

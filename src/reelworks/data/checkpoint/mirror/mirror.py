@@ -1,0 +1,196 @@
+"""Copy checkpoints to another place in the background, while training continues.
+
+One thread copies one checkpoint at a time. A newer checkpoint replaces a waiting one: slow storage gets fewer
+checkpoints, never a growing queue. No error of the mirror ends a training: operations are retried, then the error
+is reported, and the next checkpoint is another attempt.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.data.checkpoint import manifest, policy
+from reelworks.data.checkpoint.config import MirrorConfig, Retention
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.manifest import BadCheckpoint, Manifest
+from reelworks.data.checkpoint.mirror import files
+from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem, describe, folder_of
+from reelworks.data.checkpoint.policy import CheckpointFacts, Decision, PolicyTime
+from reelworks.data.run.folder import RunFolder
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# Pauses between retries of one operation; file systems such as S3's also retry by themselves.
+WAITS_SECONDS = (2.0, 10.0, 30.0)
+
+
+class OnEvent(Protocol):
+    """Callback for events of a run; called from the mirror's thread."""
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Log an event."""
+        ...
+
+
+class _Superseded(Exception):  # noqa: N818
+    """A newer checkpoint is waiting."""
+
+
+class Mirror:
+    """The mirror of one run, on its main process; `log` is told of each copy and each failure."""
+
+    def __init__(
+        self, place: RemoteFilesystem, run: RunFolder, run_id: str, config: MirrorConfig, log: OnEvent
+    ) -> None:
+        self._place, self._run, self._run_id, self._run_log = place, run, run_id, log
+        self._store = CheckpointFolder(run.checkpoints_folder)
+        self._policy = Retention(keep_last=config.keep_last, keep_best=config.keep_best, keep_every=config.keep_every)
+        self._changed = threading.Condition()
+        self._waiting: int | None = None
+        self._under_way: int | None = None
+        self._closing = False
+        self._failure: str | None = None
+        # A daemon, so that a process that fails does not wait; the unfinished copy then has no manifest.
+        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+        self._thread.start()
+
+    def offer(self, step: int) -> None:
+        """Queue a committed checkpoint; call this before retention, and for the one that a run resumes from."""
+        with self._changed:
+            replaced, self._waiting = self._waiting, step
+            self._changed.notify_all()
+        if replaced is not None:
+            self._skipped(replaced, step)
+
+    def in_use(self) -> frozenset[int]:
+        """Return the steps whose folders must not be deleted: the one being copied and the waiting one."""
+        with self._changed:
+            return frozenset(s for s in (self._waiting, self._under_way) if s is not None)
+
+    def close(self) -> str | None:
+        """Wait for the last checkpoint, copy the run's files once more, and return why the checkpoint is not there."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            last = self._waiting if self._waiting is not None else self._under_way
+        if last is not None:
+            logger.info(f"waiting until the checkpoint of step {last} is in the mirror {self._place.url}")
+        self._thread.join()
+        return self._failure
+
+    def _work(self) -> None:
+        while (step := self._next()) is not None:
+            self._attempt(step)
+            with self._changed:
+                self._under_way = None
+        with suppress(Exception):  # the checkpoint is copied; only the last events would be lost
+            files.push(self._place, self._run, self._run_id)
+
+    def _next(self) -> int | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None or self._closing)
+            self._under_way, self._waiting = self._waiting, None
+            return self._under_way
+
+    def _attempt(self, step: int) -> None:
+        try:
+            self._copy(step)
+        except _Superseded as error:
+            self._skipped(step, *error.args)
+        except Exception as error:  # each kind of storage raises its own
+            reason = error.problem if isinstance(error, UserError) else describe(error)
+            self._failure = f"the checkpoint of step {step} is not in the mirror {self._place.url} ({reason})"
+            self._run_log.event("unmirrored", step=step, reason=reason)
+            logger.warning(self._failure)
+        else:
+            self._failure = None
+            self._tidy(step)
+
+    def _tidy(self, step: int) -> None:
+        """Set aside later checkpoints and apply retention after a copy."""
+        try:
+            self._set_aside_after(step)
+            self._retire(step)
+        except _Superseded:
+            pass  # follows after the newer checkpoint
+        except Exception as error:
+            logger.warning("old checkpoints could not be deleted in the mirror (%s)", describe(error))
+
+    def _copy(self, step: int) -> None:
+        began = time.perf_counter()
+        saved = manifest.read(self._store.path(step))
+        self._with_retries(files.push, self._place, self._run, self._run_id)
+        if not self._with_retries(self._place.is_there, saved):
+            self._upload(saved)
+            seconds = time.perf_counter() - began
+            fields = {"bytes": saved.total_bytes, "seconds": round(seconds, 3)}
+            self._log("mirrored", step, save_id=saved.save_id, url=self._place.url, **fields)
+            self._run_log.event("mirrored", step=step, **fields)
+
+    def _upload(self, saved: Manifest) -> None:
+        """Copy a checkpoint, its manifest last."""
+        source, target = self._store.path(saved.step), folder_of(saved.step)
+        # Existing files may be of another save, with the same sizes.
+        self._with_retries(self._place.remove, saved.step)
+        for entry in saved.files:
+            self._with_retries(self._place.put, source / entry.path, f"{target}/{entry.path}")
+        self._with_retries(self._place.check_sizes, saved)
+        data = (source / manifest.FILE_NAME).read_bytes()
+        self._with_retries(self._place.write, f"{target}/{manifest.FILE_NAME}", data)
+
+    def _set_aside_after(self, step: int) -> None:
+        """Set aside checkpoints after a step that the run went back to, so that no resume takes them for the newest."""
+        for later in [s for s in self._with_retries(self._place.steps) if s > step]:
+            if self._with_retries(self._place.set_aside, later):
+                self._log("mirror_abandoned", later, reason=f"the run went back to step {step}")
+
+    def _retire(self, step: int) -> None:
+        for earlier in [s for s in self._with_retries(self._place.steps) if s < step]:
+            if self._with_retries(self._place.is_leftover, earlier):
+                self._with_retries(self._place.remove, earlier)
+        decisions = self._with_retries(self._plan)
+        for decision in [d for d in decisions if not d.keep]:
+            self._with_retries(self._place.remove, decision.step)
+            self._log("mirror_deleted", decision.step, reasons=list(decision.reasons))
+        kept = [{"step": d.step, "reasons": list(d.reasons)} for d in decisions if d.keep]
+        deleted = [{"step": d.step, "reasons": list(d.reasons)} for d in decisions if not d.keep]
+        self._run_log.event("mirror_retention", step=step, kept=kept, deleted=deleted)
+
+    def _plan(self) -> list[Decision]:
+        mirrored = []
+        for step in self._place.steps():
+            with suppress(BadCheckpoint):  # neither counts nor is deleted
+                remote = self._place.complete(step)
+                pinned, metrics = self._store.is_pinned(step), self._store.metrics_of(remote)
+                mirrored.append(
+                    CheckpointFacts(step, remote.created, remote.total_bytes, pinned, metrics, stage=remote.stage)
+                )
+        return policy.plan_retention(mirrored, self._policy, PolicyTime(time.time()))
+
+    def _with_retries(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `work`, and retry after a pause if the storage fails, unless a newer checkpoint comes meanwhile."""
+        for seconds in WAITS_SECONDS:
+            try:
+                return work(*args, **kwargs)
+            except (BadCheckpoint, UserError):
+                raise
+            except Exception:  # each kind of storage raises its own
+                pass
+            with self._changed:
+                if self._changed.wait_for(lambda: self._waiting is not None, seconds):
+                    raise _Superseded(self._waiting)
+        return work(*args, **kwargs)
+
+    def _skipped(self, step: int, newer: int) -> None:
+        self._run_log.event("mirror_skipped", step=step, newer=newer)
+        logger.info(f"checkpoint of step {step} is not mirrored: that of step {newer} is copied instead")
+
+    def _log(self, event: str, step: int, **fields: Any) -> None:
+        with suppress(OSError):  # a full disk
+            self._store.log(event, step, **fields)

@@ -1,0 +1,179 @@
+"""Verify checkpoints, and choose the one to resume from.
+
+There are two depths: sizes cost a stat for each file and detect files that a crash cut off; digests read
+everything and detect data that the storage changed. The index of the tensors is always compared by its digest, and
+loading compares that of each tensor that it reads, so that a checkpoint may be bad although its sizes are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+from reelworks.core import digests, retry
+from reelworks.core.errors import UserError
+from reelworks.data.checkpoint import manifest, names
+from reelworks.data.checkpoint.folder import CheckpointFolder, CheckpointInfo
+from reelworks.data.checkpoint.manifest import BadCheckpoint, FileEntry, NewerFormat
+
+Skipped = list[tuple[int, str]]
+
+
+def verify(path: Path, full: bool) -> None:
+    """Check a checkpoint folder against its manifest; `full` also compares digests.
+
+    Raises:
+        BadCheckpoint: A file is missing or has another size or content; names the file.
+        OSError: The storage still fails after retries; the checkpoint may be good.
+    """
+    for entry in manifest.read(path).files:
+        check_file(path, entry, full)
+
+
+def check_file(path: Path, entry: FileEntry, full: bool) -> None:
+    """Check one file of a checkpoint; raises as `verify` does."""
+    file = path / entry.path
+    try:
+        size = retry.with_retries(lambda: file.stat().st_size)
+        if size != entry.size:
+            raise BadCheckpoint(f"{entry.path} has {size} bytes instead of {entry.size}")
+        if (full or entry.path == names.STATE) and retry.with_retries(lambda: digests.of_file(file)) != entry.digest:
+            raise BadCheckpoint(f"{entry.path} has changed since it was written")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise BadCheckpoint(f"{entry.path} is missing") from error
+
+
+def read_extra(path: Path, name: str) -> bytes:
+    """Read a checkpoint's extra file, such as `cursor.json`; raises `BadCheckpoint` if it has changed."""
+    entries = {entry.path: entry for entry in manifest.read(path).files}
+    if name not in entries:
+        raise UserError(
+            f"the checkpoint has no {name}",
+            code="checkpoint-part-missing",
+            field="checkpoint",
+            value=str(path),
+            remedy="its files are " + ", ".join(sorted(entries)),
+        )
+    check_file(path, entries[name], full=True)
+    return (path / name).read_bytes()
+
+
+def has_extra(path: Path, name: str) -> bool:
+    """Whether a checkpoint has an extra file."""
+    return any(entry.path == name for entry in manifest.read(path).files)
+
+
+def damage(path: Path, full: bool = False) -> str:
+    """Return what `verify` finds wrong with a checkpoint, or why it cannot be read now; empty if it is good."""
+    try:
+        verify(path, full)
+    except BadCheckpoint as error:
+        return error.reason
+    except OSError as error:
+        return f"cannot be read now ({error.strerror or error})"
+    return ""
+
+
+def too_new(error: NewerFormat, checkpoint: str) -> UserError:
+    """Return the error for a checkpoint that a newer Reelworks wrote."""
+    remedy = "update Reelworks"
+    return UserError(error.reason, code="checkpoint-bad", field="checkpoint", value=checkpoint, remedy=remedy)
+
+
+def newest_valid(
+    store: CheckpointFolder, full: bool, *, bad: Mapping[int, str] = MappingProxyType({}), quarantine: bool = True
+) -> tuple[CheckpointInfo, Skipped] | None:
+    """Return the newest valid checkpoint. In a distributed run, call it on rank 0 and broadcast the result.
+
+    Bad checkpoints are skipped, and with `quarantine` set aside once a good one is found; `bad` are known to be bad, with
+    the reasons.
+
+    Returns:
+        The checkpoint and the `(step, reason)` of each newer one that was bad, newest first; None for an empty store.
+
+    Raises:
+        UserError: All are bad, one has a newer format, or the storage fails: a run never starts from the
+            beginning, or from an older state, unless it is asked to.
+    """
+    skipped: Skipped = []
+    for step in reversed(store.steps()):
+        try:
+            if step in bad:
+                raise BadCheckpoint(bad[step])
+            info = _verified(store, step, full)
+        except BadCheckpoint as error:
+            if store.path(step).exists():  # another process may have deleted it since
+                skipped.append((step, error.reason))
+            continue
+        for bad_step, reason in skipped if quarantine else ():
+            store.quarantine(bad_step, reason)
+        return info, skipped
+    if skipped:
+        reasons = "".join(f"\n    step {step}: {reason}" for step, reason in skipped)
+        raise UserError(
+            f"no checkpoint is valid:{reasons}",
+            code="no-good-checkpoint",
+            field="checkpoints",
+            value=str(store.root),
+            remedy="repair them, or move them away to begin anew",
+        )
+    return None
+
+
+def named(store: CheckpointFolder, step: int, full: bool) -> CheckpointInfo:
+    """Return the verified checkpoint of exactly this step; raises `UserError` if it does not exist, or is bad."""
+    if step not in store.steps():
+        raise store.unknown(step)
+    try:
+        return _verified(store, step, full)
+    except BadCheckpoint as error:
+        raise bad_named(step, error) from error
+
+
+def bad_named(step: int, error: BadCheckpoint) -> UserError:
+    """Return the error for the checkpoint of a step that somebody named, and that is bad."""
+    if isinstance(error, NewerFormat):
+        return too_new(error, names.of_step(step))
+    return UserError(
+        f"the checkpoint is bad: {error.reason}",
+        code="checkpoint-bad",
+        field="step",
+        value=step,
+        remedy="choose another step, or none for the newest good one",
+    )
+
+
+@contextmanager
+def bad_told(path: Path) -> Iterator[None]:
+    """Turn the reason why a checkpoint is bad into the error for whoever named it by its path."""
+    try:
+        yield
+    except NewerFormat as error:
+        raise too_new(error, str(path)) from error
+    except BadCheckpoint as error:
+        raise UserError(
+            f"the checkpoint is bad: {error.reason}",
+            code="checkpoint-bad",
+            field="checkpoint",
+            value=str(path),
+            remedy="choose another checkpoint",
+        ) from error
+
+
+def _verified(store: CheckpointFolder, step: int, full: bool) -> CheckpointInfo:
+    """Verify a checkpoint and return its facts; errors that do not prove it bad become a `UserError`."""
+    try:
+        verify(store.path(step), full)
+    except NewerFormat as error:
+        raise too_new(error, str(store.path(step))) from error
+    except OSError as error:
+        raise UserError(
+            f"the checkpoint cannot be read now ({error.strerror or error})",
+            code="checkpoint-unreadable",
+            field="checkpoint",
+            value=str(store.path(step)),
+            remedy="try again when the storage works, or choose another step",
+        ) from error
+    return store.info(step)

@@ -1,0 +1,91 @@
+"""Settings of a dataset other than its catalog and bucket table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.core import arguments
+from reelworks.data.buckets.degrees import Exchange
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.media.config import DataConfig
+from reelworks.data.media.sound import SoundSpec
+from reelworks.data.schedule.cost import CostConfig
+
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Settings of a dataset other than its catalog and bucket table, as plain values.
+
+    Attributes:
+        split: Share of files, or of folders, held out for validation.
+        max_held_out: Maximum number of held-out clips that validation uses.
+        exclude_file: Text file that lists clips not to train, or None.
+        variants: Number of crops and first frames of each clip; None draws anew in each epoch.
+        source_multiple: Height and width of which sides of sources are multiples, where sources have sizes of their own;
+            None if they have those of their clips.
+        whole_sources: Whether sources are pictures that are shown whole, on white, in the size of their clips.
+        sound: How the sound of clips is read; None if it is not.
+        exchange: Exchanges of a network whose clips ranks share; None if they share none.
+        mask_ratios: Shares of strategies by which parts of clips are given to a model that is told them in pixels.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> from reelworks.testing import sample_catalog, sample_dataset, sample_folder
+        >>> footage = rw.DatasetConfig(path=str(sample_folder()), repeats=2)
+        >>> spec = rw.DataSpec((footage,), data=rw.DataConfig(crop="random"))
+        >>> len(rw.Dataset(sample_catalog(), sample_dataset().table, spec))
+        24
+    """
+
+    datasets: tuple[DatasetConfig, ...]
+    seed: int = 42
+    data: DataConfig = field(default_factory=DataConfig)
+    split: float = 0.0
+    group: Literal["file", "folder"] = "file"
+    max_held_out: int = 64
+    exclude_file: str | None = None
+    cost: CostConfig = field(default_factory=CostConfig)
+    variants: int | None = None
+    source_multiple: tuple[int, int] | None = None
+    whole_sources: bool = False
+    sound: SoundSpec | None = None
+    exchange: Exchange | None = None
+    mask_ratios: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        arguments.check(self, _SPEC)
+
+    def draw_numbers(self, epoch: int, copies: I64) -> tuple[int | I64, I64]:
+        """Return the numbers of epoch and copy from which a clip's crop and first frame are drawn.
+
+        With `variants`, repeats and epochs use so many draws in turn, so that the latents of all can be stored.
+        """
+        if self.variants is None:
+            return epoch, copies
+        return (epoch + (copies & 0xFFFFFFFF) + (copies >> 32)) % self.variants, np.zeros_like(copies)
+
+
+SEED = arguments.whole(0, (1 << 63) - 1)
+_SPEC = {
+    "datasets": arguments.each(arguments.a(DatasetConfig), into=tuple),
+    "seed": SEED,
+    "data": arguments.a(DataConfig),
+    "split": arguments.number(0, 1),
+    "group": arguments.one_of("file", "folder"),
+    "max_held_out": arguments.whole(0),
+    "exclude_file": arguments.optional(arguments.FILE),
+    "cost": arguments.a(CostConfig),
+    "variants": arguments.optional(arguments.whole(1)),
+    "source_multiple": arguments.optional(arguments.exactly(2, arguments.whole(1))),
+    "whole_sources": arguments.FLAG,
+    "sound": arguments.optional(arguments.a(SoundSpec)),
+    "exchange": arguments.optional(arguments.a(Exchange)),
+    "mask_ratios": arguments.a(Mapping),
+}

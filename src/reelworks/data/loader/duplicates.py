@@ -1,0 +1,136 @@
+"""Let near-duplicates count once: choose the clip of each group that an epoch uses.
+
+The groups are those of the catalog's columns `duplicate_group`, which is equal for near-duplicates and missing for a clip
+that has none, and `duplicate_rank`, which is 0 for the best of a group. Only clips that fit a bucket take part, so that
+one that is filtered, excluded or too small never stands for another. Datasets with the same `dataset.duplicates`
+share their groups.
+
+- "best": the clip of the least rank is used, and the others are left out of every epoch.
+- "weight": each epoch trains one clip of a group, in an order that is drawn from the seed, so that as many epochs as
+  the group has clips train each of them once.
+
+A group is held out as a whole, see `held_out`; validation then uses its best clip alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.core.hash_rng import Purpose, hash64
+from reelworks.data.buckets.assign import Assignment, Clips, Reason
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.store.rows import CatalogRows
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
+
+GROUP, RANK = "duplicate_group", "duplicate_rank"
+_FITTING = np.isin(np.arange(1 << 7), (Reason.NONE, Reason.NOT_DRAWN, Reason.HELD_OUT))  # by reason
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows that have near-duplicates, those of a group next to one another and the best first.
+
+    Attributes:
+        group: Number of the group of each row, ascending.
+        in_turn: Whether the clips of its group are trained in turn.
+    """
+
+    row: I64
+    group: I64
+    in_turn: Mask
+
+    def take(self, where: Mask | I64) -> Groups:
+        """Return some of the rows."""
+        return Groups(self.row[where], self.group[where], self.in_turn[where])
+
+    @property
+    def first(self) -> I64:
+        """Index of the first row of the group of each row."""
+        begins = np.diff(self.group, prepend=-1) != 0
+        return np.maximum.accumulate(np.where(begins, np.arange(len(self.row)), 0))
+
+
+def groups(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> Groups | None:
+    """Return the groups of near-duplicates that count once; None if there are none."""
+    named = {mode: [d.dataset_name for d in datasets if d.duplicates == mode] for mode in ("best", "weight")}
+    if not any(named.values()) or GROUP not in rows.scores:
+        return None
+    in_turn = rows.of_datasets(named["weight"])
+    value = rows.scores[GROUP]
+    row = np.flatnonzero((in_turn | rows.of_datasets(named["best"])) & np.isfinite(value))
+    rank = rows.scores[RANK][row] if RANK in rows.scores else np.zeros(len(row))
+    order = np.lexsort((rows.uid[row], np.nan_to_num(rank, nan=np.inf), value[row], in_turn[row]))
+    row = row[order]
+    begins = np.ones(len(row), dtype=np.bool_)
+    begins[1:] = (value[row[1:]] != value[row[:-1]]) | (in_turn[row[1:]] != in_turn[row[:-1]])
+    every = Groups(row, np.cumsum(begins) - 1, in_turn[row])
+    several = every.take(np.bincount(every.group)[every.group] > 1)
+    return several if len(several.row) else None
+
+
+def count_once(
+    found: Groups,
+    result: Assignment,
+    row: I64,
+    *,
+    held_out: Mask,
+    uid: U64,
+    used: Mask,
+    seed: int,
+    epoch: int,
+) -> Assignment:
+    """Return an assignment with one clip of each group; the others have a reason, and as `nearest` the row of that one.
+
+    Args:
+        result: The assignment of all uses of all clips.
+        row: The row of each use.
+        held_out: Which uses are reserved for validation.
+        uid: Uid of each row.
+        used: Which rows the epoch has used already, before data or settings changed.
+    """
+    fits, held = np.zeros(len(uid), dtype=np.bool_), np.zeros(len(uid), dtype=np.bool_)
+    fitting = _FITTING[result.reason]
+    fits[row[fitting]] = True
+    held[row[held_out]] = True
+    taking_part = found.take(fits[found.row] | used[found.row])
+    stand = _stand(taking_part, held, uid, used, seed, epoch)
+    left = taking_part.take(stand != taking_part.row)
+    stand = stand[stand != taking_part.row]
+    reason, instead = np.zeros(len(uid), dtype=np.int8), np.full(len(uid), -1, dtype=np.int32)
+    waits = left.in_turn & ~held[left.row] & ~held[stand]
+    reason[left.row], instead[left.row] = np.where(waits, Reason.DUPLICATE_TURN, Reason.DUPLICATE), stand
+    changed = np.flatnonzero(fitting & (reason != Reason.NONE)[row])
+    new_reason, nearest = result.reason.copy(), result.nearest.astype(np.int32)
+    new_reason[changed], nearest[changed] = reason[row[changed]], instead[row[changed]]
+    return Assignment(result.bucket, new_reason, nearest)
+
+
+def one_of_each(found: Groups, clips: Clips, row: I64) -> Clips:
+    """Return the clips without those for which, whatever the buckets, a better one of their group can stand."""
+    fits = np.zeros(int(row.max(initial=-1)) + 1, dtype=np.bool_)
+    fits[row[clips.excluded == Reason.NONE]] = True
+    part = found.take(fits[found.row])
+    fits[part.row[part.first != np.arange(len(part.row))]] = False
+    return clips.take(np.flatnonzero(fits[row] | (clips.excluded != Reason.NONE)))
+
+
+def _stand(part: Groups, held: Mask, uid: U64, used: Mask, seed: int, epoch: int) -> I64:
+    """Return for each row the row of its group that the epoch uses: one used already, the best, or the one in turn."""
+    of_group = np.full(int(part.group.max(initial=-1)) + 1, -1, dtype=np.int64)
+    first = part.row[part.first]
+    of_group[part.group] = first
+    waiting = part.take(part.in_turn & ~held[first] & ~held[part.row])
+    waiting = waiting.take(np.lexsort((hash64(seed, uid[waiting.row], Purpose.DUPLICATE), waiting.group)))
+    size = np.bincount(waiting.group, minlength=len(of_group))
+    turn = (np.cumsum(size) - size + epoch % np.maximum(size, 1))[size > 0]
+    of_group[size > 0] = waiting.row[turn]
+    again = part.take(np.flatnonzero(used[part.row])[::-1])  # of several the best
+    of_group[again.group] = again.row
+    return of_group[part.group]

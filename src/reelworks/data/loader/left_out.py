@@ -1,0 +1,70 @@
+"""The clips that an epoch leaves out, by reason.
+
+Repeats of a clip count once, and not at all if one of them is trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.core import blocks
+from reelworks.core.log import logger
+from reelworks.data.buckets.assign import Assignment, Reason
+from reelworks.data.loader.dataset import Dataset
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Clips left out for one reason.
+
+    Attributes:
+        row: Rows of the clips, ascending.
+        nearest: Index of the bucket entry that each clip misses by least; of duplicates the row of the clip that stands for
+            each; -1 if there is none.
+    """
+
+    reason: Reason
+    row: NDArray[Any]
+    nearest: NDArray[Any]
+
+
+def by_reason(assignment: Assignment, row: NDArray[Any]) -> list[Rejection]:
+    """Group the clips that an epoch leaves out by reason; a clip is not left out if any repeat is trained.
+
+    `row` is the row of each clip and repeat in the assignment; repeats of a clip are adjacent.
+    """
+    trained = blocks.mask(row[assignment.reason == Reason.NONE], int(row.max(initial=-1)) + 1)
+    rejections = []
+    never = blocks.indices(assignment.reason != Reason.NONE)
+    never = never[~trained[row[never]]]
+    for reason in list(Reason)[1:]:  # all but NONE
+        where = never[assignment.reason[never] == reason]
+        where = where[np.diff(row[where], prepend=-1) != 0]
+        if len(where):
+            rejections.append(Rejection(reason, row[where], assignment.nearest[where]))
+    return rejections
+
+
+def warn(dataset: Dataset, epoch: int) -> None:
+    """Warn of clips that nobody chose to leave out of an epoch, and name the first of each reason."""
+    found = by_reason(*dataset.assignment(epoch))
+    found = [r for r in found if not (r.reason.is_chosen or r.reason.is_planned)]
+    if found:
+        logger.warning(
+            "%d of %d clips are not trained; rw.plan(...).rejected.paths(reason) lists them: %s",
+            sum(len(r.row) for r in found),
+            len(dataset.rows),
+            "; ".join(f"{r.reason.label}: {_named(dataset, r)}" for r in found),
+        )
+
+
+def _named(dataset: Dataset, group: Rejection) -> str:
+    labels = dataset.rows.labels(group.row[:_MOST_NAMED])
+    more = len(group.row) - len(labels)
+    return ", ".join(labels) + (f", and {more:,} more" if more else "")

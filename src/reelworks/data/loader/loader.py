@@ -1,0 +1,391 @@
+"""Read the micro-batches of the plan, with a loader that resumes exactly."""
+
+from __future__ import annotations
+
+import pickle
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from reelworks.core import arguments
+from reelworks.core.arguments import checked, whole
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.core.words import tells_arguments
+from reelworks.data.loader import failures, left_out, loader_state, ranks, resume, segment_record
+from reelworks.data.loader.dataset import Dataset
+from reelworks.data.loader.failures import FailedClip, FailureWarnings
+from reelworks.data.loader.loader_state import LoaderState
+from reelworks.data.loader.micro_batch import MicroBatch
+from reelworks.data.loader.position import DataPosition, next_epoch
+from reelworks.data.loader.prefetch import read_ahead
+from reelworks.data.loader.step import Step
+from reelworks.data.loader.step_reader import StepReader, WholeStep
+from reelworks.data.loader.step_source import StepSource
+from reelworks.data.loader.upload import upload
+from reelworks.data.media.config import PREFETCH_BYTES, DataConfig
+from reelworks.data.media.decode import FrameReader
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.run.folder import RunFolder
+
+# As many consecutive steps without a clip end a training run, by the default of `train.max_non_finite`.
+_MOST_WITHOUT_CLIP = 10
+
+
+Transform = Callable[[MicroBatch], MicroBatch]
+
+
+class Loader(IterableDataset[Step]):
+    """Steps of decoded micro-batches for one rank, with an exact resume.
+
+    Iterating yields the remaining steps of the epoch; iterating again yields the next epoch. All ranks get the same
+    number of steps, and of micro-batches in each. `state_dict` may be taken at any time, is the same on every rank, and
+    loads with another number of ranks: each clip of the epoch is still trained exactly once.
+
+    A step is given out when all of its clips are decoded, on all ranks, so that the weights of its losses sum to 1 over
+    those that could be. This rank's micro-batches of one step lie in memory at once, and `prefetch_bytes` of frames
+    behind them. A step in which no clip could be decoded is passed over, and the next one is given out.
+
+    A step counts as trained once its micro-batches were iterated to the end. A state that is taken earlier, after an
+    exception or Ctrl-C in the loop over them, or after a `break`, begins with that step again. A step that is not iterated
+    to its end before the next one is requested is passed over, and its clips count as skipped.
+
+    A loader has one iteration at a time: a new one ends the one before. Pickled, copied or forked, it takes its settings
+    and its position along, and starts decoders of its own. Around it, `torch.utils.data.DataLoader(loader,
+    batch_size=None)` works without workers.
+
+    Args:
+        dataset: The dataset to read.
+        micro_batches_per_step: Micro-batches of an optimizer step, over all ranks; None for those of the state that is
+            loaded, and one on each rank without one.
+        rank: This rank; None takes it from torch.distributed or the environment (RANK), else 0.
+        world_size: Number of ranks; None takes it from torch.distributed or the environment (WORLD_SIZE), else 1.
+        num_workers: Spawned processes that decode, with two threads each; 0 decodes in threads of this process.
+        prefetch_bytes: Frames that are decoded ahead of the step, in bytes; at least one micro-batch is.
+        decode_timeout: Seconds after which a process that still decodes the same clip is ended; the clip has failed.
+        device: Device on which all tensors of a micro-batch lie. On CUDA they are copied from pinned memory in a stream of
+            its own, while earlier ones are trained. None leaves them on the CPU.
+        record_to: Folder of records of the trained clips, the same on all ranks. With it a resume is exact even if
+            the data or the buckets changed in between.
+        max_decode_failures: Share of an epoch's clips, from 0 to 1; if more than these cannot be decoded, loading stops.
+        all_reduce: Sums a CPU tensor of integers over the ranks, in place; it is called once a step. None uses
+            torch.distributed if its process group has these ranks. Otherwise a rank does not know which clips of other
+            ranks failed, and warns when one of its own does: the weights of that step sum to less than 1.
+        transform: Function of each `MicroBatch` that returns it changed, as `dataclasses.replace(micro_batch, frames=...)`.
+            It runs in this process when the step is read, in the order of the plan. A resume is exact if its random
+            numbers depend on the micro-batch alone, as those of `numpy.random.default_rng([m.request.epoch, *m.uids])`.
+        decoder: Function of a video's local path and the numbers of frames in it, which returns them as uint8 RGB
+            `[T, H, W, 3]`, upright and in SDR; they are resized and cropped here. None decodes with PyAV. With
+            `num_workers`, or if the loader is pickled, it must be picklable: defined at the top of a module.
+
+    Raises:
+        UserError: The rank is not below the number of ranks, or no clip fits a bucket. While iterating: too many clips
+            could not be decoded.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> from reelworks.testing import sample_dataset
+        >>> loader = rw.Loader(sample_dataset(), micro_batches_per_step=2)
+        >>> clips = sum(int(m.is_valid.sum()) for step in loader for m in step)
+        >>> clips, loader.epoch, loader.state_dict()["cursor"]["plan_step"] == len(loader)
+        (12, 0, True)
+    """
+
+    @checked(
+        dataset=arguments.a(Dataset),
+        micro_batches_per_step=arguments.optional(arguments.whole(1)),
+        rank=arguments.optional(arguments.whole(0)),
+        world_size=arguments.optional(arguments.whole(1)),
+        num_workers=arguments.whole(0),
+        prefetch_bytes=arguments.whole(0),
+        decode_timeout=arguments.number(above=0),
+        device=arguments.optional(arguments.Kind("a device of torch", torch.device)),
+        record_to=arguments.optional(arguments.PATH),
+        max_decode_failures=arguments.number(0, 1),
+        all_reduce=arguments.optional(arguments.FUNCTION),
+        transform=arguments.optional(arguments.FUNCTION),
+        decoder=arguments.optional(arguments.FUNCTION),
+    )
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        micro_batches_per_step: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        num_workers: int = 0,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        decode_timeout: float = 120.0,
+        device: torch.device | str | None = None,
+        record_to: str | Path | None = None,
+        max_decode_failures: float = DataConfig().max_decode_failures,
+        all_reduce: ranks.AllReduce | None = None,
+        transform: Transform | None = None,
+        decoder: FrameReader | None = None,
+    ) -> None:
+        _require_decoder(decoder, num_workers)
+        self.dataset = dataset
+        self._given_place = rank, world_size
+        self.rank, self.world_size = ranks.place_of(rank, world_size)
+        self._wanted_per_step = micro_batches_per_step
+        self.micro_batches_per_step, same_bucket_run = ranks.shape_of_step(micro_batches_per_step, self.world_size)
+        self._workers, self._timeout, self._prefetch = num_workers, decode_timeout, prefetch_bytes
+        self._device = None if device is None else torch.device(device)
+        self._run = None if record_to is None else RunFolder(Path(record_to))
+        self._recorded = ""  # digest of the plan of the last record
+        self._pool: DecodePool | None = None
+        self._iteration: object = None
+        self._given: weakref.ref[Step] | None = None
+        self._transform, self._decoder = transform, decoder
+        self._all_reduce, self._max_failures = all_reduce, max_decode_failures
+        self._warnings = FailureWarnings()
+        self._has_told_of_left_out = False
+        self.changes: list[str] = []
+        self._spec = dataset.plan_spec(self.micro_batches_per_step, same_bucket_run)
+        self._position, _ = next_epoch(dataset, self._spec, None)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the current epoch, or of the last one done; from 0."""
+        return self._position.epoch
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done so far."""
+        return self._position.global_step
+
+    def __len__(self) -> int:
+        """Return the optimizer steps of the epoch, or of its rest if the data changed in the middle of it."""
+        return self._position.plan.num_steps
+
+    @tells_arguments
+    def __iter__(self) -> Iterator[Step]:
+        self._require_own_place()
+        mine = self._iteration = object()
+        if self._position.at_end:
+            self._position, _ = next_epoch(self.dataset, self._spec, self._position)
+        if self._given is not None and (left := self._given()) is not None:
+            left.drop_rest()  # of an earlier iteration; the step is read again
+        begun = self._position
+        self._warn_of_left_out(begun.epoch)
+        self._record(begun)
+        if self._pool is None or not self._pool.is_of_this_process:
+            self._pool = DecodePool(self._workers, self._timeout)
+            weakref.finalize(self, self._pool.close)
+        feed = StepSource(self.dataset, self.rank, self.world_size, max_epochs=begun.epoch + 1, decoder=self._decoder)
+        pool = self._pool  # of this iteration, also after `close`
+        all_reduce = self._all_reduce or ranks.sum_of_process_group(self.rank, self.world_size)
+        stream = read_ahead(feed.requests_from(begun), pool, self._prefetch)
+        if self._device is not None:
+            stream = upload(stream, self._device)
+        reader = StepReader(map(self._finished, stream), self.world_size, all_reduce)
+        own_failures: list[FailedClip] = []
+        without_clip = 0
+        for plan_step in range(begun.plan_step, begun.plan.num_steps):
+            before, whole = self._position, reader.read(begun.plan, plan_step)
+            own_failures += whole.failures
+            self._require_few_failures(before, whole, own_failures, knows_all=reader.knows_all)
+            if reader.knows_all and not whole.clips.valid:
+                self._advance(before, whole, trained=False)
+                without_clip += 1
+                is_empty = self._position.at_end and not (before.counts.trained or before.counts.skipped)
+                if is_empty or without_clip == _MOST_WITHOUT_CLIP:
+                    raise self._no_clip(own_failures, without_clip)
+                continue
+            without_clip = 0
+            on_end = partial(self._advance, before, whole, trained=True)
+            step = Step(before.global_step + 1, before.epoch, whole.clips, whole.failures, whole.micro_batches, on_end)
+            self._given = weakref.ref(step)
+            yield step
+            pool.require_open()
+            if self._iteration is not mine:
+                raise RuntimeError(
+                    "another iteration of this loader began, which took over its position; iterate one at a time, or "
+                    "make a loader for each: copy.deepcopy(loader)"
+                )
+            if self._position is before:
+                if step.has_begun:
+                    logger.warning("step %d was left before its end; its clips count as skipped", step.number)
+                self._advance(before, whole, trained=False)
+            step.drop_rest()
+            if self._position.plan_step != plan_step + 1 or self._position.plan is not begun.plan:
+                return  # the caller loaded a state in the meantime
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data as plain, serializable values, the same on every rank."""
+        position, spec = self._position, self._spec
+        state = LoaderState(
+            position.to_cursor(self.dataset),
+            spec.micro_batches_per_step,
+            spec.same_bucket_run,
+            position.excluded,
+            position.aliases,
+        )
+        return state.to_plain()
+
+    @tells_arguments
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; `changes` then lists the differences from the data of that state.
+
+        Raises:
+            UserError: It is no state of a loader, or the data or the settings changed within an epoch and there is no
+                record of the trained clips.
+        """
+        loaded = LoaderState.from_plain(state)
+        per_step = self._wanted_per_step or loaded.micro_batches_per_step
+        run = loaded.same_bucket_run
+        spec = self.dataset.plan_spec(per_step, run if per_step % run == 0 else 1)
+        cursor, clips = loaded.cursor, (loaded.excluded, loaded.aliases)
+        same = (cursor.catalog, cursor.spec) == (self.dataset.digest, spec.digest())
+        if same or self._run is not None:
+            try:
+                restored = resume.resume(self.dataset, spec, self._run or RunFolder(Path()), cursor, *clips)
+            except UserError as error:
+                if error.code != "record-missing":
+                    raise
+                raise loader_state.data_changed(self.dataset, spec, cursor, error) from None
+        elif (unbegun := resume.without_record(self.dataset, spec, cursor)) is not None:
+            restored = unbegun
+        else:
+            raise loader_state.data_changed(self.dataset, spec, cursor, None)
+        (self._position, self.changes), self._spec = restored, spec
+        self.micro_batches_per_step = per_step
+        if not same:
+            # A state may be taken before the first step of the new plan, and the data change again.
+            self._record(self._position)
+
+    @checked(epoch=whole(0))
+    def restart(self, epoch: int = 0) -> None:
+        """Begin the data again at the first step of an epoch, by default the first; `step` counts on.
+
+        As `reset` of torchdata's nodes does. `loader.restart(loader.epoch)` begins the current epoch again. The
+        records of what was trained before stay.
+
+        Raises:
+            UserError: The epoch is no whole number of at least 0.
+        """
+        former = replace(self._position, epoch=epoch - 1, data_restarts=self._position.data_restarts + 1)
+        (self._position, _), self.changes = next_epoch(self.dataset, self._spec, former), []
+
+    def close(self) -> None:
+        """End the decoding processes; the loader can still be used afterwards and starts them again."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __repr__(self) -> str:
+        at = f"epoch {self.epoch}, step {self.step}, rank {self.rank} of {self.world_size}"
+        return f"Loader({self.dataset!r}, {self.micro_batches_per_step} micro-batches per step, {at})"
+
+    def _finished(self, micro_batch: MicroBatch) -> MicroBatch:
+        """Return a micro-batch with access to the catalog, and transformed."""
+        micro_batch = replace(micro_batch, _rows=self.dataset.metadata)
+        if self._transform is None:
+            return micro_batch
+        made = self._transform(micro_batch)
+        if (
+            isinstance(made, MicroBatch)
+            and made.request is micro_batch.request
+            and len(made.frames) == len(micro_batch.frames)
+        ):
+            return made
+        raise UserError(
+            f"it returned {made!r:.100}, not the micro-batch with changed frames",
+            code="transform-result-invalid",
+            field="transform",
+            value=getattr(self._transform, "__name__", self._transform),
+            remedy="return dataclasses.replace(micro_batch, frames=...), with the same clips in the same order",
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return settings and position, without decoders and iterations."""
+        return vars(self) | {"_pool": None, "_iteration": None, "_given": None}
+
+    def _require_own_place(self) -> None:
+        """Refuse to read for another process than the one that trains."""
+        if get_worker_info() is not None:
+            raise RuntimeError(
+                "a Loader cannot be read in the workers of a DataLoader: its position would be that of a worker. Give "
+                "the DataLoader num_workers=0, and the Loader num_workers of its own, which decode"
+            )
+        now = ranks.place_of(*self._given_place)
+        if now != (self.rank, self.world_size):
+            raise UserError(
+                f"the loader was made for rank {self.rank} of {self.world_size}, and this is rank {now[0]} of {now[1]}",
+                code="rank-changed",
+                field="rank",
+                value=self.rank,
+                remedy="make the loader after torch.distributed.init_process_group, in the process that uses it, or give "
+                "rank and world_size",
+            )
+
+    def _advance(self, before: DataPosition, whole: WholeStep, *, trained: bool) -> None:
+        """Count a step, unless the caller loaded a state since it was given out."""
+        if self._position is not before:
+            return
+        counts = whole.clips.add_to(before.counts, trained=trained)
+        step = before.global_step + 1
+        self._position = replace(before, plan_step=before.plan_step + 1, global_step=step, counts=counts)
+        if self._run is not None:
+            failures.record(self._run, before.epoch, step, whole.failures)
+
+    def _require_few_failures(
+        self, before: DataPosition, whole: WholeStep, own: list[FailedClip], *, knows_all: bool
+    ) -> None:
+        """Warn of a step's failed clips, and raise if too many of the epoch's have failed."""
+        self._warnings.warn(before.epoch, before.global_step + 1, whole.failures)
+        failed = before.counts.failed + whole.clips.failed_first_uses
+        if not knows_all and own:
+            self._warnings.warn_of_unknown(self.world_size)
+            failed = self.world_size * sum(clip.repeat_index == 0 for clip in own)  # as if they fail alike on all ranks
+        failures.require_few(
+            failed,
+            before.counts.planned,
+            self._max_failures,
+            field="max_decode_failures",
+            remedy="repair the files or restore their folder, scan it again, or raise the limit",
+            clips=own,
+        )
+
+    def _no_clip(self, own: list[FailedClip], steps: int) -> UserError:
+        named = f" ({own[-1].path}: {own[-1].reason})" if own else " on any rank; the errors of other ranks name them"
+        return UserError(
+            f"none of the clips of {steps} consecutive steps could be decoded{named}",
+            code="no-clip-decoded",
+            field="dataset",
+            value=str(self.dataset.catalog.path),
+            remedy="see whether the folder of the footage is where it was when it was scanned, and is readable",
+        )
+
+    def _warn_of_left_out(self, epoch: int) -> None:
+        if self.rank == 0 and not self._has_told_of_left_out:
+            left_out.warn(self.dataset, epoch)
+        self._has_told_of_left_out = True
+
+    def _record(self, position: DataPosition) -> None:
+        if self._run is None or self.rank:
+            return
+        plan = f"{position.key} {position.plan.digest()}"
+        if self._recorded != plan:
+            segment_record.begin(self._run, self.dataset, position, "")
+        self._recorded = plan
+
+
+def _require_decoder(decoder: FrameReader | None, num_workers: int) -> None:
+    if decoder is not None and num_workers:
+        try:
+            pickle.dumps(decoder)
+        except Exception as error:  # anything may be raised by what is pickled
+            raise UserError(
+                f"it cannot be sent to the processes that decode: {error}",
+                code="decoder-not-picklable",
+                field="decoder",
+                value=getattr(decoder, "__name__", decoder),
+                remedy="define it at the top of a module, or set num_workers=0",
+            ) from None

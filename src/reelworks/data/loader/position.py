@@ -1,0 +1,211 @@
+"""Position of a run in its data: the start of an epoch and the advance to the next."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from reelworks.core.errors import UserError
+from reelworks.data.buckets.assign import Reason
+from reelworks.data.loader.data_spec import DataSpec
+from reelworks.data.loader.dataset import Dataset
+from reelworks.data.schedule.cursor import RUN_START, Aliases, Cursor, Excluded, StageStart
+from reelworks.data.schedule.plan import EpochPlan, PlanSpec
+
+_EMPTY_EPOCHS = 1000  # so many consecutive empty epochs are not due to chance
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Clips of an epoch so far, by what happened to them."""
+
+    planned: int = 0
+    trained: int = 0
+    failed: int = 0
+    skipped: int = 0
+    repeated: int = 0
+
+    def add(self, trained: int, failed: int, skipped: int, repeated: int) -> Counts:
+        """Return the counts after one more step."""
+        return Counts(
+            self.planned, self.trained + trained, self.failed + failed, self.skipped + skipped, self.repeated + repeated
+        )
+
+
+@dataclass(frozen=True)
+class DataPosition:
+    """The step of a plan to train next, with the plan."""
+
+    spec: PlanSpec
+    plan: EpochPlan
+    excluded: Excluded
+    counts: Counts
+    data_restarts: int
+    epoch: int
+    segment: int = 0
+    plan_step: int = 0
+    global_step: int = 0
+    aliases: Aliases = field(default_factory=Aliases)
+    stage: StageStart = RUN_START
+    clips_before: int = 0  # clips trained in the run before the epoch
+
+    @property
+    def clips(self) -> int:
+        """Clips that the run has trained, each use as one."""
+        return self.clips_before + self.counts.trained
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Generation, epoch and segment."""
+        return self.data_restarts, self.epoch, self.segment
+
+    @property
+    def at_end(self) -> bool:
+        """True when all steps of the epoch are done."""
+        return self.plan_step >= self.plan.num_steps
+
+    def to_cursor(self, data: Dataset) -> Cursor:
+        """Return the cursor that a checkpoint stores; the excluded clips are stored separately."""
+        return Cursor(
+            catalog=data.digest,
+            catalog_version=data.catalog.version,
+            spec=self.spec.digest(),
+            plan=self.plan.digest(),
+            next_step=self.plan.step_digest(self.plan_step),
+            data_restarts=self.data_restarts,
+            epoch=self.epoch,
+            segment=self.segment,
+            plan_step=self.plan_step,
+            global_step=self.global_step,
+            **asdict(self.counts),
+            clips_before=self.clips_before,
+            **{f"stage_{name}": value for name, value in asdict(self.stage).items()},
+        )
+
+
+def begin_epoch(
+    data: Dataset,
+    spec: PlanSpec,
+    *,
+    epoch: int,
+    global_step: int = 0,
+    data_restarts: int = 0,
+) -> DataPosition:
+    """Return the position at the first step of an epoch, which must have one."""
+    plan = data.plan(spec, epoch, data_restarts=data_restarts)
+    if plan.num_steps == 0:
+        raise no_steps(data, epoch)
+    counts = Counts(planned=plan.planned)
+    return DataPosition(spec, plan, Excluded.none(), counts, data_restarts, epoch, global_step=global_step)
+
+
+def next_epoch(
+    data: Dataset, spec: PlanSpec, position: DataPosition | None, *, data_restarts: int = 0, first: int = 0
+) -> tuple[DataPosition, list[int]]:
+    """Return the position at the first step of the next epoch, or of the epoch `first` if `position` is None.
+
+    With `keep_prob` below 1 a small dataset may draw no clip at all in an epoch; such epochs are skipped, and listed
+    beside the position.
+    """
+    if position is not None:
+        first, data_restarts = position.epoch + 1, position.data_restarts
+    for epoch in range(first, first + _EMPTY_EPOCHS):
+        has_steps = data.plan(spec, epoch, data_restarts=data_restarts).num_steps > 0
+        if has_steps or Reason.NOT_DRAWN not in data.assignment(epoch)[0].reason:
+            break
+    begun = begin_epoch(data, spec, epoch=epoch, data_restarts=data_restarts)
+    if position is not None:
+        begun = replace(
+            begun,
+            global_step=position.global_step,
+            aliases=position.aliases,
+            stage=position.stage,
+            clips_before=position.clips,
+        )
+    return begun, list(range(first, epoch))
+
+
+def no_steps(data: Dataset, epoch: int = 0) -> UserError:
+    """Return the error for an epoch without a step, with the clips of every entry and a remedy."""
+    result, _ = data.assignment(epoch)
+    for kind, (problem, key, value, remedy) in _settings(data.spec).items():
+        count, total = int((result.reason == kind).sum()), len(result.reason)
+        if 2 * count > total:  # one setting leaves out most of the clips
+            problem = f"{count} of {total} clips {problem} (reason {kind.label}), so an epoch would have no step"
+            return UserError(problem, code="empty-epoch", field=key, value=value, remedy=remedy)
+    lines = []
+    for index, entry in enumerate(data.table.entries):
+        inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)
+        lines.append(f"{entry}: {int(inside.sum())} clips")
+    clips = {reason.label: int((result.reason == reason).sum()) for reason in list(Reason)[1:]}  # all but NONE
+    reasons = [f"{label}: {n}" for label, n in clips.items() if n]
+    fits = (result.reason == Reason.NOT_DRAWN).any()
+    problem = "no clip that fits a bucket is drawn" if fits else "no clip fits any bucket"
+    return UserError(
+        f"{problem}, so an epoch would have no step ({'; '.join(lines)}; {', '.join(reasons)})",
+        code="empty-epoch",
+        field="bucket",
+        remedy=("raise bucket.keep_prob or dataset.repeats, " if fits else "")
+        + "lower bucket.num_frames or bucket.resolution to what the clips have, or set buckets.upscale = true",
+    )
+
+
+def _settings(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
+    """Return problem, field, value and remedy of each setting that leaves clips out."""
+    folders = spec.group == "folder"
+    lower = "lower validation.split" + (', or set validation.group = "file"' if folders else "")
+    return {
+        Reason.NO_CAPTION: (
+            "have no caption",
+            "dataset.path",
+            [dataset.path for dataset in spec.datasets],
+            "write each caption into a text file next to its clip, for example cat.txt for cat.mp4, or set "
+            "dataset.missing_caption to a text for all clips without one",
+        ),
+        Reason.NO_COMPANION: (
+            "have no companion file (control, source or mask) that fits them",
+            "dataset",
+            [dataset.companions for dataset in spec.datasets],
+            "list each clip with its problem: `reelworks plan RECIPE --rejected FILE.csv`",
+        ),
+        Reason.FILTERED: (
+            "do not pass their dataset's filter",
+            "dataset.filter",
+            [dataset.filter for dataset in spec.datasets],
+            "loosen the filter; `reelworks inspect CATALOG` shows the values that the clips have",
+        ),
+        Reason.HDR: ("are of high dynamic range", "data.hdr", spec.data.hdr, 'set data.hdr = "tone_map"'),
+        Reason.INTERLACED: (
+            "are interlaced",
+            "data.interlaced",
+            spec.data.interlaced,
+            'set data.interlaced = "deinterlace"',
+        ),
+        Reason.NO_SOUND: (
+            "have no sound",
+            "sound.missing",
+            "leave_out",
+            'set sound.missing = "silent" to train videos without sound as silent',
+        ),
+        Reason.SOUND_TIMING: (
+            "have another number of frames per second than data.fps, or without it unevenly spaced ones, so that sound would drift",
+            "data.fps",
+            spec.data.fps,
+            "lower it to the rate of the clips, or encode them at a constant rate",
+        ),
+        Reason.IN_EXCLUDE_FILE: (
+            "are in the exclude list",
+            "exclude_file",
+            spec.exclude_file,
+            "remove lines from that file",
+        ),
+        Reason.DUPLICATE: (
+            "are near-duplicates of others",
+            "dataset.duplicates",
+            [dataset.duplicates for dataset in spec.datasets],
+            'set dataset.duplicates = "keep", or lower validation.split if it holds out the best of them',
+        ),
+        Reason.HELD_OUT: ("are held out for validation", "validation.split", spec.split, lower),
+    }

@@ -1,0 +1,272 @@
+"""Decode micro-batches ahead of training: out of order inside, in order outside, within a budget of bytes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reelworks.core.log import logger
+from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest, StreamState, valid_clips
+from reelworks.data.media import decode
+from reelworks.data.media.config import PREFETCH_BYTES
+from reelworks.data.media.decode import Request
+from reelworks.data.media.decode_pool import Decoded, DecodePool, Failure
+from reelworks.data.media.location import MediaPath
+
+_CLIPS = "clips"
+_SOUND = "sound"
+_NO_COMPANION = 255  # white
+# More micro-batches than these bridge no longer stall; they would only take memory.
+_MOST_AHEAD = 64
+# Requests are prepared while training waits, so the queue grows over several steps.
+_MOST_AT_ONCE = 4
+# A long queue is refilled by a few small micro-batches at a time, of so many clips at most: the requests of the first take
+# twice the processor time of another's, since after a step their code and data are in no cache.
+_CLIPS_AT_ONCE = 16
+_WARN_SECONDS = 60.0
+# Decode jobs by kind of companion; the jobs of the clips themselves are under `_CLIPS`.
+_Jobs = dict[str, list[Future[Decoded] | None]]
+
+
+class _Pending:
+    """A micro-batch that is being decoded, each clip straight to its place."""
+
+    def __init__(self, work: MicroBatchRequest, pool: DecodePool) -> None:
+        self.request = work
+        sizes = {_CLIPS: _frames_size(work), **_companion_sizes(work)}
+        self._frames = {kind: pool.array(size) for kind, size in sizes.items()}
+        if work.sounds:
+            self._frames[_SOUND] = pool.array(_sound_size(work))
+        self._jobs: _Jobs = {kind: [] for kind in self._frames}
+        for index, request in enumerate(work.requests):
+            self._jobs[_CLIPS].append(pool.submit(request, self._frames[_CLIPS].slot(index)))
+        for kind, companions in work.companions.items():
+            for index, companion in enumerate(companions):
+                slot = self._frames[kind].slot(index)
+                self._jobs[kind].append(None if companion is None else pool.submit(companion, slot))
+        for index, sound in enumerate(work.sounds):
+            slot = self._frames[_SOUND].slot(index)
+            self._jobs[_SOUND].append(None if sound is None else pool.submit(sound, slot))
+        self._undone = [job for job in itertools.chain(*self._jobs.values()) if job is not None]
+        self._done_bytes = 0
+
+    def decoded_bytes(self) -> int:
+        """Return the bytes of the clips that are done; each clip is asked about until it is."""
+        undone = []
+        for job in self._undone:
+            if not job.done():
+                undone.append(job)
+            elif not job.cancelled() and job.exception() is None:
+                self._done_bytes += _nbytes(job.result())
+        self._undone = undone
+        return self._done_bytes
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all clips were done when they were last asked about."""
+        return not self._undone
+
+    def cancel(self) -> None:
+        """Drop the clips that are still queued."""
+        for job in itertools.chain(*self._jobs.values()):
+            if job is not None:
+                job.cancel()
+
+    def collect(self) -> tuple[dict[str, Tensor], dict[int, str]]:
+        """Wait for the clips, and return the frames by kind, and the reason of each clip that failed."""
+        failures: dict[int, str] = {}
+        for kind, jobs in self._jobs.items():
+            frames = self._frames[kind].array
+            for index, job in enumerate(jobs):
+                result = None if job is None else _result(job, self._request(kind, index).path)
+                reason = "" if result is None else self._reason(kind, index, result)
+                if reason:
+                    failures.setdefault(index, reason)
+                if reason or result is None:
+                    # A worker may have died while writing.
+                    frames[index] = 0 if kind in (_CLIPS, _SOUND) else _NO_COMPANION
+            self._frames[kind].close_file()
+        return {kind: torch.from_numpy(memory.array) for kind, memory in self._frames.items()}, failures
+
+    def _reason(self, kind: str, index: int, result: Decoded) -> str:
+        if kind == "loss_mask" and isinstance(result, np.ndarray) and not decode.has_white_area(result):
+            result = Failure(decode.EMPTY)  # the clip would have no loss
+        if not isinstance(result, Failure):
+            return ""
+        if kind == _CLIPS:
+            return result.reason
+        if kind == _SOUND:
+            return f"sound: {result.reason}"
+        return f"{kind} {self._request(kind, index).path}: {result.reason}"
+
+    def _request(self, kind: str, index: int) -> Request:
+        if kind == _SOUND:
+            sound = self.request.sounds[index]
+            assert sound is not None  # it was submitted
+            return sound.clip
+        requests = self.request.requests if kind == _CLIPS else self.request.companions[kind]
+        request = requests[index]
+        assert request is not None  # it was submitted
+        return request
+
+
+def _nbytes(result: Decoded) -> int:
+    return 0 if isinstance(result, Failure) else result.nbytes
+
+
+def _frames_size(work: MicroBatchRequest) -> tuple[int, ...]:
+    return len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3
+
+
+def _sound_size(work: MicroBatchRequest) -> tuple[int, ...]:
+    """Return clips, samples and bytes of a sample of all channels; of none if no sound is left to be read."""
+    sound = next((each for each in work.sounds if each is not None), None)
+    samples, channels = (0, 0) if sound is None else (sound.num_samples, sound.channels)
+    return len(work.sounds), samples, 2 * channels
+
+
+def _companion_sizes(work: MicroBatchRequest) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of the frames of companions, of which sources may have sizes of their own."""
+    sizes = dict[str, tuple[int, ...]]()
+    for kind, requests in work.companions.items():
+        shape = next((request.shape for request in requests if request is not None), work.shape)
+        sizes[kind] = (len(requests), shape.num_frames, shape.height, shape.width, 3)
+    return sizes
+
+
+def _bytes(work: MicroBatchRequest) -> int:
+    return sum(map(math.prod, (_frames_size(work), *_companion_sizes(work).values(), _sound_size(work))))
+
+
+def _result(job: Future[Decoded], path: MediaPath) -> Decoded:
+    while True:
+        try:
+            return job.result(timeout=_WARN_SECONDS)
+        except TimeoutError:
+            logger.warning(f"still waiting after {_WARN_SECONDS:g} s for a clip to be decoded: {path}")
+
+
+class _ReadAhead:
+    """Queue of micro-batches that are decoding, in the order in which they are delivered."""
+
+    def __init__(self, work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int) -> None:
+        self._source, self._pool, self._budget_bytes = iter(work), pool, budget_bytes
+        self._queue: deque[_Pending] = deque()
+        self._queued_bytes = 0
+        # The end of the queue, from the first that was not decoded on, and the decoded bytes of those before it.
+        self._decoding: deque[_Pending] = deque()
+        self._done_bytes = 0
+        self._error: Exception | None = None
+        self._next = self._take()
+
+    def fill(self) -> None:
+        """Queue micro-batches while the budget lasts, at least one."""
+        if self._next is None or len(self._queue) > _MOST_AHEAD - _at_once(self._next):
+            return
+        for _ in range(_MOST_AT_ONCE):
+            work = self._next
+            if work is None or len(self._queue) >= _MOST_AHEAD:
+                return
+            size = _bytes(work)
+            if self._queue and self._queued_bytes + size > self._budget_bytes:
+                return
+            self._queue.append(_Pending(work, self._pool))
+            self._decoding.append(self._queue[-1])
+            self._queued_bytes += size
+            self._next = self._take()
+
+    def deliver(self) -> MicroBatch | None:
+        """Return the next micro-batch when it is decoded, None after the last.
+
+        Raises:
+            Exception: What the source raised, after all that it had given.
+        """
+        began = time.perf_counter()
+        if self._queue or self._next is not None:
+            self._pool.require_open()
+        self.fill()
+        if not self._queue:
+            if self._error is not None:
+                raise self._error
+            return None
+        head = self._pop()
+        self.fill()  # decoding goes on while this micro-batch is waited for and trained
+        frames, failures = head.collect()
+        p50, p99 = self._pool.percentiles(50, 99)
+        state = StreamState(
+            wait_seconds=time.perf_counter() - began,
+            queue_bytes=self._decoded_bytes(),
+            decode_p50_seconds=p50,
+            decode_p99_seconds=p99,
+        )
+        return _micro_batch(head.request, frames, failures, state)
+
+    def _pop(self) -> _Pending:
+        """Take the first micro-batch from the queue."""
+        head = self._queue.popleft()
+        self._queued_bytes -= _bytes(head.request)
+        if self._decoding and self._decoding[0] is head:
+            self._decoding.popleft()
+        else:
+            self._done_bytes -= head.decoded_bytes()
+        return head
+
+    def _decoded_bytes(self) -> int:
+        """Return the bytes of the clips in the queue that are done."""
+        end = [pending.decoded_bytes() for pending in self._decoding]
+        while self._decoding and self._decoding[0].is_done:
+            self._decoding.popleft()
+            self._done_bytes += end.pop(0)
+        return self._done_bytes + sum(end)
+
+    def cancel(self) -> None:
+        """Drop what is queued."""
+        for pending in self._queue:
+            pending.cancel()
+
+    def _take(self) -> MicroBatchRequest | None:
+        try:
+            return next(self._source, None)
+        except Exception as error:  # it concerns later steps; those before it are trained first
+            self._error = error
+            return None
+
+
+def _at_once(work: MicroBatchRequest) -> int:
+    """Return by how many micro-batches like this one a long queue is refilled; those without a clip cost nothing here."""
+    clips = len(work.requests)
+    return max(1, min(_MOST_AT_ONCE, _CLIPS_AT_ONCE // clips)) if clips else 1
+
+
+def read_ahead(
+    work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int = PREFETCH_BYTES
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of `work` in its order, while those behind them are decoded ahead.
+
+    Clips are begun in this order and finished in any. Frames of at most `budget_bytes` are decoded ahead, or one
+    micro-batch if it is larger. Reading ahead crosses the end of an epoch if `work` does. An error of `work` is raised
+    after all micro-batches before it.
+    """
+    ahead = _ReadAhead(work, pool, budget_bytes)
+    try:
+        while (micro_batch := ahead.deliver()) is not None:
+            yield micro_batch
+    finally:
+        ahead.cancel()
+
+
+def _micro_batch(
+    work: MicroBatchRequest, frames: dict[str, Tensor], failures: dict[int, str], stream: StreamState
+) -> MicroBatch:
+    is_valid, real_failures = valid_clips(work, failures)
+    clips, sound = frames.pop(_CLIPS), frames.pop(_SOUND, None)
+    samples = None if sound is None else sound.view(torch.int16)
+    return MicroBatch(work, clips, is_valid, real_failures, frames, samples, stream)

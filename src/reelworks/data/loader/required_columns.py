@@ -1,0 +1,175 @@
+"""Refuse recipes that need columns which clips do not have, and warn of clips that were not measured.
+
+Clips that were never measured are told from those that have no value, as pictures have no motion, by what is kept of their
+content. It is asked only about clips without a value, and not at all if the catalog is as `reelworks measure` left it. Where
+nothing is kept any more, clips count as measured.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.data.catalog import filter_expression
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.filter_expression import NUMBERS
+from reelworks.data.catalog.query import filters, template
+from reelworks.data.catalog.store import kept_measures, measured_columns, written_columns
+from reelworks.data.catalog.store.kept_measures import KeptMeasures
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.catalog.store.written_columns import WrittenColumn
+from reelworks.data.loader.duplicates import GROUP, RANK
+
+Mask = NDArray[np.bool_]
+
+
+def scores_of(dataset: DatasetConfig) -> set[str]:
+    """Return the names of scores in the filter and the caption of a dataset."""
+    in_filter = filters.scores_named(dataset.filter) if dataset.filter else set()
+    return in_filter | (template.names(dataset.caption) - set(NUMBERS))
+
+
+class MeasuredColumns:
+    """The measured columns of a catalog."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    @cached_property
+    def written(self) -> Mapping[str, WrittenColumn]:
+        """Columns by name, as they were written last."""
+        return written_columns.read(self._catalog.path)
+
+    @cached_property
+    def _kept(self) -> KeptMeasures:
+        return KeptMeasures(self._catalog.path)
+
+    def of_dataset(self, dataset: str) -> AbstractSet[str]:
+        """Return the names of the columns that are measured for a dataset, and not those that its list gives."""
+        return self.written.keys() - self._catalog.list_scores(dataset)
+
+    def arguments(self, names: Sequence[str]) -> str:
+        """Return the arguments of `reelworks measure` that measure columns."""
+        entries = sorted({self.entry(name) for name in names})
+        options = " ".join(f"--only {shlex.quote(entry)}" for entry in entries)
+        return f"{shlex.quote(str(self._catalog.path))} {options}"
+
+    def entry(self, name: str) -> str:
+        """Return what names the measure of a column, as it was named last."""
+        return self.written[name].entry if name in self.written else measured_columns.entry_of(name)
+
+    def unmeasured(self, clips: CatalogRows, name: str) -> Mask:
+        """Return which of the clips, all readable, were not measured for a column."""
+        column, lacking = self.written[name], np.isnan(clips.scores[name])
+        if column.complete_in == written_columns.state(self._catalog) or not lacking.any():
+            return np.zeros(len(clips), dtype=np.bool_)
+        # Of a measure that compares, a new copy has features and is in no group.
+        if not column.label.endswith(f":{name}"):
+            together = [other for other, one in self.written.items() if one.label == column.label]
+            absent = [np.isnan(clips.scores[other]) for other in together if other in clips.scores]
+            return np.asarray(np.all(absent, axis=0))
+        of = measured_columns.find(name)
+        keys_of = kept_measures.keys_of_captions if of is not None and of.of_caption else kept_measures.keys_of
+        at = np.flatnonzero(lacking)
+        lacking[at] = ~self._kept.has([column.label], keys_of(clips.take(at)))
+        return lacking
+
+
+def readable(rows: CatalogRows, dataset: DatasetConfig) -> CatalogRows:
+    """Return the clips of a dataset that can be read."""
+    return rows.take(np.flatnonzero(rows.of_datasets([dataset.dataset_name]) & rows.readable))
+
+
+def require_scores(datasets: list[DatasetConfig], rows: CatalogRows, catalog: Catalog) -> None:
+    """Refuse filters and caption templates with a name that is no column and no score of any clip of their dataset.
+
+    Columns that `reelworks measure` gives are refused where it was never applied to the dataset.
+    """
+    columns = MeasuredColumns(catalog)
+    for dataset in datasets:
+        names = scores_of(dataset)
+        if not names:
+            continue
+        clips = rows.of_datasets([dataset.dataset_name])
+        known = frozenset(name for name, score in rows.scores.items() if np.isfinite(score[clips]).any())
+        measured = names - known & columns.of_dataset(dataset.dataset_name) & rows.scores.keys()
+        good = readable(rows, dataset) if measured else rows
+        never = {name for name in measured if len(good) and columns.unmeasured(good, name).all()}
+        known |= rows.scores.keys() & {*measured_columns.names(), *measured} - never  # as pictures have no motion
+        _require_measured(dataset, names - known, columns)
+        if dataset.filter:
+            filter_expression.parse(dataset.filter, scores=known)
+        template.parse(dataset.caption, known)
+
+
+def _require_measured(dataset: DatasetConfig, missing: set[str], columns: MeasuredColumns) -> None:
+    """Refuse names of columns that `reelworks measure` gives, for a dataset that was not measured yet."""
+    measures = sorted(
+        name for name in missing if name in columns.written or measured_columns.measure_of(name) is not None
+    )
+    if not measures:
+        return
+    in_filter = dataset.filter is not None and not filters.scores_named(dataset.filter).isdisjoint(measures)
+    entries = sorted({columns.entry(name) for name in measures})
+    raise UserError(
+        f"the clips of dataset {dataset.dataset_name} were not measured yet: they have no {', '.join(measures)}",
+        code="not-measured",
+        field="dataset.filter" if in_filter else "dataset.caption",
+        value=dataset.filter if in_filter else dataset.caption,
+        remedy=f"run `reelworks measure {columns.arguments(measures)}`, or in the recipe data.measures = "
+        f"[{', '.join(map(repr, entries))}] to measure after each scan",
+    )
+
+
+def require_duplicates(datasets: Sequence[DatasetConfig], rows: CatalogRows, catalog: Catalog) -> None:
+    """Refuse datasets whose near-duplicates are to count once if the catalog does not tell them."""
+    missing, columns = [name for name in (GROUP, RANK) if name not in rows.scores], MeasuredColumns(catalog)
+    for dataset in datasets:
+        if dataset.duplicates != "keep" and (missing or _never_compared(dataset, rows, columns)):
+            lacks = f"it has no columns {' and '.join(missing)}" if missing else "none of the dataset was measured yet"
+            raise UserError(
+                f"the catalog does not tell which clips are near-duplicates: {lacks}",
+                code="duplicates-not-measured",
+                field="dataset.duplicates",
+                value=dataset.duplicates,
+                remedy=f"measure them: `reelworks measure {columns.arguments([RANK])}`, or in the recipe "
+                f'data.measures = ["{columns.entry(RANK)}"]',
+            )
+
+
+def _never_compared(dataset: DatasetConfig, rows: CatalogRows, columns: MeasuredColumns) -> bool:
+    if RANK not in columns.of_dataset(dataset.dataset_name):
+        return False
+    clips = readable(rows, dataset)
+    return len(clips) > 0 and bool(columns.unmeasured(clips, RANK).all())
+
+
+def warn(datasets: Sequence[DatasetConfig], catalog: Catalog, *, told: AbstractSet[str] = frozenset()) -> None:
+    """Warn of clips that lack a number, which others of their dataset have, since they were not measured.
+
+    Columns in `told` are left out. Of a dataset in which no clip was measured, opening it tells.
+    """
+    columns = MeasuredColumns(catalog)
+    for dataset in datasets:
+        wanted = scores_of(dataset) | ({RANK} if dataset.duplicates != "keep" else set())
+        names = wanted & columns.of_dataset(dataset.dataset_name) - told if wanted else set()
+        names = {name for name in names if name in catalog.live().scores}
+        if not names:
+            continue
+        clips = readable(catalog.live(), dataset)
+        found = {name: columns.unmeasured(clips, name) for name in sorted(names)}
+        count = int(np.any([*found.values()], axis=0).sum())
+        lacking = [name for name, mask in found.items() if mask.any()]
+        if count > 0 and not any(mask.all() for mask in found.values()):
+            logger.warning(
+                "dataset %s: %d of %d clips were not measured yet, and have no %s: run `reelworks measure %s`",
+                *(dataset.dataset_name, count, len(clips), ", ".join(lacking), columns.arguments(lacking)),
+            )

@@ -1,0 +1,248 @@
+"""Restore a checkpoint's position in the data, even if the data or the buckets changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from reelworks.core import units
+from reelworks.core.errors import UserError
+from reelworks.data.loader import clip_uses, held_out, position, segment_record
+from reelworks.data.loader.dataset import Dataset
+from reelworks.data.loader.identity import Identity, Known, carry_over, former_places, identify
+from reelworks.data.loader.position import Counts, DataPosition
+from reelworks.data.run import records
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.run.records import Key, Record, RecordError
+from reelworks.data.schedule.cursor import Aliases, Cursor, Excluded, StageStart, check_same
+from reelworks.data.schedule.plan import EpochPlan, PlanSpec
+
+
+class Resumed(NamedTuple):
+    """A restored position, and one line for each difference of the data since the checkpoint."""
+
+    position: DataPosition
+    changes: list[str]
+
+
+def resume(
+    data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, excluded: Excluded, aliases: Aliases
+) -> Resumed:
+    """Return a checkpoint's position, even if the data changed since.
+
+    If catalog and spec are unchanged, the plan is computed again and must be equal. Otherwise the live clips that
+    are not consumed yet are planned as a new segment of the epoch.
+
+    Raises:
+        UserError: The record of the clips that were consumed is lost.
+    """
+    counts = Counts(cursor.planned, cursor.trained, cursor.failed, cursor.skipped, cursor.repeated)
+    same = (cursor.catalog, cursor.spec) == (data.digest, spec.digest())
+    identity: Identity | None = None
+    if not same:
+        try:
+            former, known, identity = _identify(data, run, cursor, aliases)
+        except UserError:
+            if _is_unbegun(cursor):  # a record is written when the first step is requested
+                return _begun(data, spec, cursor, cursor.epoch)
+            raise
+        if (changed := _other_uses(data, former, identity, cursor)) is not None:
+            begun = without_record(data, spec, cursor)
+            if begun is None:
+                raise changed
+            lines = identity.lines(data.spec.data.renamed_clips, begins=True) + _other_sides(data, known, identity)
+            return Resumed(replace(begun.position, aliases=identity.aliases), [*lines, *begun.changes])
+        consumed = zip(former.before(cursor.plan_step), excluded.places(), strict=True)
+        ordinal, copy = (np.concatenate(both) for both in consumed)
+        excluded = carry_over(identity, _known(run, former), ordinal, copy, excluded)
+        aliases = identity.aliases
+    segment = cursor.segment + (not same)
+    plan = data.plan(spec, cursor.epoch, data_restarts=cursor.data_restarts, segment=segment, excluded=excluded)
+    done = counts.trained + counts.failed + counts.skipped
+    if identity is None:
+        check_same(cursor, plan)
+    else:
+        counts = replace(counts, planned=done + plan.planned)
+    plan_step = cursor.plan_step if same else 0
+    key = cursor.data_restarts, cursor.epoch, segment
+    resumed = DataPosition(
+        spec,
+        plan,
+        excluded,
+        counts,
+        *key,
+        plan_step,
+        cursor.global_step,
+        aliases,
+        stage=cursor.stage,
+        clips_before=cursor.clips_before,
+    )
+    changes = [] if identity is None else _difference(data, spec, cursor, done, plan, known, identity)
+    return Resumed(resumed, changes)
+
+
+def _other_uses(data: Dataset, former: Record, identity: Identity, cursor: Cursor) -> UserError | None:
+    """Return an error if a dataset has other resolutions or lengths than in a segment, by which its uses are numbered."""
+    before, now = former.about.uses, clip_uses.of_datasets(data.spec.datasets)
+    had, names = former.about.datasets, [dataset.dataset_name for dataset in data.spec.datasets]
+    renamed = identity.renamed.keys() if data.spec.data.renamed_clips == "same" else set()
+    # A clip that was moved from one dataset to another has the uses of its number there.
+    same = {(was, name) for was, name in renamed if was not in names and name not in had}
+    for name, present in sorted(same | {(name, name) for name in names if name in had}):
+        was, has = before.get(name, [[], []]), now.get(present, [[], []])
+        if was != has:
+            key, index = ("resolutions", 0) if was[0] != has[0] else ("lengths", 1)
+            return UserError(
+                f"for dataset {present} they were {was[index] or 'not set'} when this epoch began, and what was trained since then "
+                "counts for these",
+                code="uses-changed",
+                field=f"dataset.{key}",
+                value=has[index] or None,
+                remedy="restore them until the epoch has ended, or "
+                + ("add a stage with them" if cursor.stage.name else "restart the data with --restart-data"),
+            )
+    return None
+
+
+def without_record(data: Dataset, spec: PlanSpec, cursor: Cursor) -> Resumed | None:
+    """Return the position for changed data if no clip that was trained has to be recognised, else None.
+
+    That holds at the first step of an epoch, and at its end, where the next epoch begins.
+    """
+    if _is_unbegun(cursor):
+        return _begun(data, spec, cursor, cursor.epoch)
+    if cursor.trained + cursor.failed + cursor.skipped == cursor.planned:
+        return _begun(data, spec, cursor, cursor.epoch + 1)
+    return None
+
+
+def _is_unbegun(cursor: Cursor) -> bool:
+    """Return whether no clip of the cursor's epoch is consumed."""
+    return cursor.plan_step == cursor.segment == 0
+
+
+def _begun(data: Dataset, spec: PlanSpec, cursor: Cursor, epoch: int) -> Resumed:
+    plan = data.plan(spec, epoch, data_restarts=cursor.data_restarts)
+    begun = DataPosition(
+        spec,
+        plan,
+        Excluded.none(),
+        Counts(planned=plan.planned),
+        cursor.data_restarts,
+        epoch,
+        global_step=cursor.global_step,
+        stage=cursor.stage,
+        clips_before=cursor.clips,
+    )
+    return Resumed(begun, [f"the data or the settings changed before the first step of epoch {epoch}, which has them"])
+
+
+def start_again(
+    data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases, stage: StageStart
+) -> Resumed:
+    """Return the first position of a stage, which a restart of the data begins again; the step count continues.
+
+    Only renamed datasets and clips that change sides with them are listed as changes.
+    """
+    first, _ = position.next_epoch(data, spec, None, data_restarts=cursor.data_restarts + 1, first=stage.epoch)
+    changes: list[str] = []
+    if cursor.catalog != data.digest:
+        try:
+            _, known, identity = _identify(data, run, cursor, aliases)
+        except UserError:  # a restart does not need the clips that were trained before
+            aliases = Aliases()
+        else:
+            aliases, changes = identity.aliases, _other_sides(data, known, identity)
+            if not stage.name:  # a stage has other datasets on purpose
+                changes = identity.lines(data.spec.data.renamed_clips, begins=True) + changes
+    begun = replace(first, global_step=cursor.global_step, aliases=aliases, stage=stage, clips_before=cursor.clips)
+    return Resumed(begun, changes)
+
+
+def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Known, Identity]:
+    """Recognise the clips that the epoch had, by the records of its segments; returns its latest one, too."""
+    key = cursor.data_restarts, cursor.epoch, cursor.segment
+    try:
+        former = records.read(run, key, cursor.plan)
+        known = [_known(run, former, aliases)]
+    except RecordError as missing:
+        raise UserError(
+            f"the data changed since the checkpoint, and the record of the clips trained before is lost: {missing}",
+            code="record-missing",
+            field="resume",
+            value=str(records.path(run, key)),
+            remedy="restore that folder from a backup of the run, undo the changes, or restart the data with "
+            "--restart-data",
+        ) from None
+    for segment in range(cursor.segment - 1, -1, -1):
+        try:
+            known.append(_known(run, records.read(run, (*key[:2], segment))))
+        except RecordError:
+            continue  # the cursor has its consumed clips; only clips that are gone since then are not recognised
+    identity = identify(data.rows, data.catalog, known, data.spec.data.renamed_clips, _older(run, key))
+    return former, known[0], identity
+
+
+def _older(run: RunFolder, key: Key) -> Iterator[Known]:
+    """Yield what the run saw besides an epoch up to a segment, latest first, as far as it is recorded; equal ones once.
+
+    That is earlier epochs, and what was begun after the checkpoint: of an epoch that a restart of the data leaves, the
+    account goes on to tell the clips of its last segment, of which no step may be left.
+    """
+    seen = set()
+    for each in [k for k in reversed(records.keys(run)) if k[:2] != key[:2] or k[2] > key[2]]:
+        with suppress(RecordError):  # only clips that are gone since then are not recognised
+            about = records.read_about(run, each)
+            clips = about.catalog_digest, about.files.get(records.ALIASES)
+            if clips not in seen:
+                yield _known(run, records.read(run, each))
+                seen.add(clips)
+
+
+def _known(run: RunFolder, record: Record, aliases: Aliases | None = None) -> Known:
+    held = np.union1d(record.ordinal, record.other_ordinal)
+    catalog = segment_record.recorded_catalog(run, record.about)
+    return Known(catalog, held, aliases or Aliases(record.alias_ordinal, record.alias_key))
+
+
+def _difference(
+    data: Dataset, spec: PlanSpec, cursor: Cursor, done: int, rest: EpochPlan, known: Known, identity: Identity
+) -> list[str]:
+    lines = []
+    if cursor.catalog != data.digest:
+        changes = f"{identity.added} clips added, {identity.removed} removed, {identity.edited} changed"
+        if not (identity.added or identity.removed or identity.edited or identity.renamed):
+            changes = "the same clips; companions were added, removed or changed"
+        lines = [f"catalog: {changes}", *identity.lines(data.spec.data.renamed_clips)]
+        lines += _other_sides(data, known, identity)
+    if cursor.spec != spec.digest():
+        lines.append(
+            "buckets, batch sizes, costs, dataset settings, micro-batches per step or the seed differ from the "
+            "checkpoint's"
+        )
+    lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.num_steps} new steps")
+    return lines
+
+
+def _other_sides(data: Dataset, known: Known, identity: Identity) -> list[str]:
+    """Return a line if clips are held out now and were trained, or the other way round; settings count as they are now."""
+    spec = data.spec
+    if not spec.split:
+        return []
+    place = former_places(identity, known)
+    still = np.flatnonzero(place >= 0)
+    former = known.catalog.rows_at(known.ordinal)
+    before = held_out.held_out(former, spec.seed, spec.split, spec.group)[place[still]]
+    now = data.is_held_out[still]
+    added, left = int((now & ~before).sum()), int((before & ~now).sum())
+    if not added and not left:
+        return []
+    return [
+        f"clips are held out by their content: {units.plural(added, 'clip')} that may have been trained "
+        f"{'is' if added == 1 else 'are'} held out now, and {left} the other way round, as their content, their near-duplicates, "
+        "their folders, or names of files that were not read, changed; the losses of validation cannot be compared"
+    ]

@@ -1,0 +1,148 @@
+"""Recipe keys for reading media files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from reelworks.core import units
+from reelworks.core.config import PublicConfig, open_set
+from reelworks.core.errors import UserError
+from reelworks.data.media.resize_filters import FILTERS
+
+_PREFETCH = "2GB"
+PREFETCH_BYTES = units.size_bytes(_PREFETCH, "data.prefetch_bytes")
+
+ShortClips = Literal["reject", "hold", "loop"]
+RenamedClips = Literal["same", "new"]
+if TYPE_CHECKING:
+    Resize = str
+else:
+    Resize = Annotated[Literal[tuple(FILTERS)], open_set(FILTERS)]
+_EFFECTS = ", ".join(f'"{each.name}" {each.effect}' for each in FILTERS.values() if each.effect)
+
+
+class DataConfig(PublicConfig):
+    """`[data]`: which frames of a clip are read, how they are cropped to a bucket, and by how many workers.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> rw.DataConfig(fps=16.0, crop="random").short_clips
+        'reject'
+    """
+
+    frame_interval: int = Field(default=1, ge=1, description="read each n-th frame")
+    fps: Annotated[float, Field(gt=0)] | Literal["model"] | None = Field(
+        default=None,
+        description='read at this frame rate instead; "model" is the rate that the model was trained with '
+        "(docs/reference/models.md). Clips with a lower rate keep their own; of clips with a variable rate, each frame is the "
+        "one that is shown at its time, which may come twice",
+    )
+    clip_start: Literal["random", "start"] = Field(default="random", description="first frame used of a longer clip")
+    short_clips: ShortClips = Field(
+        default="reject",
+        description='what to do with videos that have fewer frames than every bucket entry of their size: "reject" '
+        'leaves them out (too_short), "hold" repeats their last frame, "loop" plays them again from the start; both '
+        "use the entry with the fewest frames",
+    )
+    crop: Literal["center", "random", "top"] = Field(
+        default="center",
+        description='part used of a wider or taller frame; "random" draws it anew in each epoch, "top" keeps the upper '
+        "edge of a taller one, where portraits have the head",
+    )
+    resize: Resize = Field(
+        default="bicubic",
+        description=f"filter of resizing. Each averages over all pixels that it makes smaller; {_EFFECTS}",
+    )
+    hdr: Literal["tone_map", "reject"] = Field(
+        default="tone_map",
+        description='what to do with videos of high dynamic range (PQ, HLG): "tone_map" converts their colours to SDR, '
+        '"reject" leaves them out',
+    )
+    interlaced: Literal["deinterlace", "reject"] = Field(
+        default="deinterlace",
+        description='what to do with interlaced videos: "deinterlace" rebuilds whole frames from their fields, "reject" '
+        "leaves them out",
+    )
+    alpha_color: list[int] = Field(
+        default=[255, 255, 255],
+        min_length=3,
+        max_length=3,
+        description="red, green and blue of the background over which transparent pixels are blended",
+    )
+    locality: Literal["folder", "file"] | None = Field(
+        default=None,
+        description="read clips from one folder, or clips cut from one file, close together within an epoch; for "
+        "footage on slow or remote storage. Default: clips are shuffled over the whole epoch",
+    )
+    shuffle_window: int = Field(
+        default=10_000,
+        ge=1,
+        description="with locality: approximate number of clips, of whole folders or files, shuffled together",
+    )
+    renamed_clips: RenamedClips = Field(
+        default="same",
+        description="when a dataset is renamed, split or swapped with another in mid-epoch, its files are recognised "
+        'by content and path: "same" continues each as the clip it was, "new" trains it again in this epoch',
+    )
+    measures: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[],
+        description="measures that are applied to clips after the scan, as `reelworks measure` does, so that filters and "
+        "captions can use their columns, such as "
+        '["sharpness", "motion", "duplicates"]; or classes of yours, as in "faces.py:Faces" (docs/how-to/know-your-data.md)',
+    )
+    num_workers: int = Field(
+        default=2,
+        ge=0,
+        description="decoding processes, with two threads each; 0 decodes in two threads of the trainer",
+    )
+    decode_timeout: float = Field(
+        default=120.0,
+        gt=0,
+        description="seconds that a decoding process may spend on one clip before it is killed and the clip recorded "
+        "as failed; its other clip is decoded again. A thread (num_workers = 0) cannot be killed: one that hangs goes on beside the run",
+    )
+    prefetch_bytes: str = Field(
+        default=_PREFETCH,
+        description="memory of each training process for frames decoded ahead of training, from one epoch into the next, "
+        'as in "500MB"; at least one micro-batch is decoded ahead, and at most 64',
+    )
+    max_decode_failures: float = Field(
+        default=0.1, ge=0, le=1, description="stop when more than this fraction of an epoch's clips cannot be decoded"
+    )
+
+    @property
+    def frame_rate(self) -> float | None:
+        """Frame rate to read at, in a config of a recipe, where "model" is replaced by a number."""
+        assert self.fps != "model", "a recipe replaces it"
+        return self.fps
+
+    @property
+    def prefetch_budget_bytes(self) -> int:
+        """`prefetch_bytes` as a number."""
+        return units.size_bytes(self.prefetch_bytes, "data.prefetch_bytes")
+
+    @model_validator(mode="after")
+    def _known_size(self) -> DataConfig:
+        _ = self.prefetch_budget_bytes
+        return self
+
+    @field_validator("alpha_color")
+    @classmethod
+    def _levels(cls, value: list[int]) -> list[int]:
+        if not all(0 <= level <= 255 for level in value):
+            raise UserError(
+                "a color consists of three levels from 0 to 255",
+                code="color-out-of-range",
+                field="data.alpha_color",
+                value=value,
+                remedy="give red, green and blue, for example [0, 0, 0] for black",
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> DataConfig:
+        if self.fps is not None and self.frame_interval != 1:
+            raise ValueError("set fps or frame_interval, not both")
+        return self

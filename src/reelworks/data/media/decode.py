@@ -1,0 +1,499 @@
+"""Decode files to frames of one exact shape."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import av
+import numpy as np
+from av.video.reformatter import Interpolation, VideoReformatter
+from numpy.typing import NDArray
+from PIL import Image
+
+from reelworks.core import retry
+from reelworks.core.shape import Shape
+from reelworks.data.media import display, frame_times, location, tone_map, video
+from reelworks.data.media import picture_files as pictures
+from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
+from reelworks.data.media.deinterlace import progressive
+from reelworks.data.media.formats import ProbeError, kind_of
+from reelworks.data.media.frame_times import FrameTimes
+from reelworks.data.media.location import MediaPath
+from reelworks.data.media.pictures import WHITE, Color, displayed, over, upright
+from reelworks.data.media.resize_filters import BICUBIC, ResizeFilter
+from reelworks.data.media.video import OpenVideo
+
+if TYPE_CHECKING:  # processes that only decode start in two thirds of the time without the library of configs
+    from reelworks.data.media.config import DataConfig, ShortClips
+
+# Raise it when frames of the same request change: latents that were stored of them are then encoded again.
+VERSION = 2
+# Open-Sora v1.2 conditions the model on this frame rate for pictures; its published weights expect it.
+IMAGE_FPS = 120.0
+# Rounding may leave a product such as 25 · (30 / 24) just below an integer.
+_EPSILON = 1e-6
+_ROUNDING_SECONDS = 0.001  # by which containers may tell a time too late
+
+
+def frame_step(
+    fps: NDArray[Any] | float, config: DataConfig, variable: NDArray[np.bool_] | bool = False
+) -> NDArray[np.float64]:
+    """Return the source frames from one used frame to the next; at least 1, since no frames are interpolated.
+
+    It is an average for clips of `variable` rate, which a frame rate reads by time, so that frames may come twice.
+    """
+    if config.frame_rate is None:
+        return np.full(np.shape(fps), float(config.frame_interval))
+    step = np.asarray(fps, dtype=np.float64) / config.frame_rate
+    return np.where(variable, step, np.maximum(step, 1.0))
+
+
+def frames_available(
+    num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig, variable: NDArray[np.bool_] | bool = False
+) -> NDArray[np.int64]:
+    """Return how many frames a clip has at the configured rate: the most that `frame_indices` can choose."""
+    frames = np.asarray(num_frames, dtype=np.float64)
+    return np.where(frames > 0, np.ceil((frames - _EPSILON) / frame_step(fps, config, variable)), 0).astype(np.int64)
+
+
+def frame_indices(
+    num_frames: int, wanted: int, step: float, draw: float, short_clips: ShortClips = "reject"
+) -> NDArray[np.int64]:
+    """Return the indices of `wanted` frames that lie `step` apart, from a randomly drawn first frame on.
+
+    Args:
+        num_frames: Frames in the file, at least one.
+        step: Source frames from one used frame to the next.
+        draw: Number in [0, 1) that chooses among the possible first frames; 0 starts at the beginning.
+        short_clips: How a file that is too short continues after its last frame: "hold" repeats that frame,
+            "loop" starts over; with "reject", the indices exceed its end.
+    """
+    span = np.floor(np.arange(wanted) * step + _EPSILON).astype(np.int64)
+    room = max(num_frames - int(span[-1]), 1)
+    start = min(int(draw * room), room - 1)
+    available = int(np.searchsorted(span, num_frames))
+    position = np.arange(wanted)
+    if short_clips == "hold":
+        position = np.minimum(position, available - 1)
+    elif short_clips == "loop":
+        position %= available
+    indices: NDArray[np.int64] = span[position] + start
+    return indices
+
+
+def cover(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
+    """Return the size, height and width, to which a frame is resized so that it just covers the target."""
+    scale = max(target_height / height, target_width / width)
+    return max(round(height * scale), target_height), max(round(width * scale), target_width)
+
+
+def inside(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
+    """Return the size, height and width, to which a frame is resized so that all of it just fits into the target."""
+    scale = min(target_height / height, target_width / width)
+    return max(int(height * scale), 1), max(int(width * scale), 1)
+
+
+def crop_offset(size: int, target: int, draw: float) -> int:
+    """Return the first pixel of a crop along one axis; a draw of 0.5 is the centre."""
+    return min(int(draw * (size - target + 1)), size - target)
+
+
+Frames = NDArray[np.uint8]
+# Reads frames of a local video, by their numbers from 0: `[T, H, W, 3]` uint8 RGB, in any size of one aspect ratio.
+FrameReader = Callable[[str, Sequence[int]], Frames]
+R = TypeVar("R")
+
+# Without accurate rounding, swscale's SIMD paths may round differently from its C path.
+_ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+_NEAREST = ResizeFilter("nearest", "POINT", "NEAREST")
+
+
+class MediaError(Exception):
+    """A file cannot provide the requested frames; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class AtRate:
+    """A frame rate at which a clip is read whose own is variable: frame i is the one that is shown at i / fps.
+
+    Attributes:
+        fps: Frames per second.
+        count: Frames that the clip has at this rate.
+        clock: File whose times count, for a companion of such a clip; None for the file itself.
+        clock_id: Fingerprint of that file.
+    """
+
+    fps: float
+    count: int
+    clock: MediaPath | None = field(default=None, compare=False)
+    clock_id: str = ""
+
+
+class Spot(NamedTuple):
+    """Frames in a file, by their times in ticks."""
+
+    ticks: tuple[int, ...]  # of the frames to return, in their order
+    # Of all frames from one before them with which a decoder can begin to one behind them, by which their order is checked.
+    around: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to read one clip, with every random choice already drawn."""
+
+    path: MediaPath
+    is_image: bool
+    shape: Shape  # of the frames to return
+    step: float = 1.0  # source frames from one used frame to the next
+    first_frame_draw: float = 0.0  # number in [0, 1) that chooses the first frame
+    # Numbers in [0, 1) that choose the crop along height and width; 0.5 is the centre.
+    crop_draw: tuple[float, float] = (0.5, 0.5)
+    short_clips: ShortClips = "reject"
+    # Shape of the clip as scanned, by which frames and crop are chosen, so that a clip and its companions show the same
+    # frames and region; None for the file's own. A companion picture is used for every frame.
+    measures: Shape | None = None
+    # Height and width as scanned; a file of another size has changed, or a trusted list was wrong. None for any size.
+    size: tuple[int, int] | None = None
+    nearest: bool = False  # whether to resize by nearest neighbour, without interpolation, and to keep colour values
+    resize: ResizeFilter = BICUBIC  # unless `nearest`
+    alpha_color: Color = WHITE  # background of transparent pixels
+    augmentation: Augmentation = NO_AUGMENTATION
+    first_frame: int = 0  # number in its file of the clip's first frame
+    num_frames: int | None = None  # frames of a clip that is a range of its file; None for a whole file
+    decoder: FrameReader | None = None  # of videos; None for PyAV
+    whole: bool = False  # whether the whole frame is shown, with white at two sides, in place of a crop
+    at_rate: AtRate | None = None  # for a clip of variable rate, in place of `step`
+    thinned: int = 0  # frames of which only as many as `shape` has are read, evenly spread; 0 reads all
+    spot: Spot | None = None  # place of the frames, if the catalog knows it; otherwise all packets are read to find it
+
+    @property
+    def resize_filter(self) -> ResizeFilter:
+        """Filter of resizing."""
+        return _NEAREST if self.nearest else self.resize
+
+    def cover(self, height: int, width: int) -> tuple[int, int]:
+        """Return the size to which a file of this size is resized before it is cropped or placed on white."""
+        if self.size is not None and self.size != (height, width):
+            listed = "{1} × {0}".format(*self.size)
+            raise MediaError(f"the file has {width} × {height} pixels, but was scanned or listed with {listed}")
+        size = (height, width) if self.measures is None else (self.measures.height, self.measures.width)
+        return (inside if self.whole else cover)(*size, self.shape.height, self.shape.width)
+
+    def crop_offsets(self, height: int, width: int) -> tuple[int, int]:
+        """Return the first row and column of the crop in a resized frame of this size."""
+        down, across = self.crop_draw
+        return crop_offset(height, self.shape.height, down), crop_offset(width, self.shape.width, across)
+
+
+def load(request: Request) -> Frames:
+    """Read frames `[T, H, W, 3]`, uint8 RGB, of a clip or picture; transient storage errors are retried after a pause.
+
+    Frames are as a player shows them: turned and mirrored as metadata say, with square pixels, deinterlaced, in SDR and
+    sRGB, and blended over `alpha_color`.
+
+    Raises:
+        MediaError: The file is missing or damaged, or has fewer frames than requested.
+    """
+    wanted, request = request, replace(request, shape=request.augmentation.read_shape(request.shape))
+    frames = with_reasons(request, _load)
+    expected = (request.shape.num_frames, request.shape.height, request.shape.width, 3)
+    if frames.shape != expected:
+        raise MediaError(f"decoded to frames of shape {frames.shape} instead of {expected}")
+    return wanted.augmentation.apply(frames, wanted.shape, nearest=wanted.nearest)
+
+
+def with_reasons(request: Request, read: Callable[[Request], R]) -> R:
+    """Return what `read` makes of a request whose file is local, with retries; raise `MediaError` for any failure."""
+    try:
+        return retry.with_retries(lambda: read(replace(request, path=location.local(request.path))))
+    except (MediaError, ProbeError) as error:
+        raise MediaError(str(error)) from None
+    except FileNotFoundError:
+        raise MediaError("No such file or directory") from None
+    except Exception as error:  # decoders raise nearly anything on damaged input
+        if retry.is_transient(error):
+            raise MediaError(f"I/O error, {len(retry.WAITS_SECONDS) + 1} tries: {error}") from error
+        raise MediaError(f"{type(error).__name__}: {error}") from error
+
+
+def _load(request: Request) -> Frames:
+    if request.is_image:
+        return _load_image(request)
+    if kind_of(request.path.name) == "image":
+        return _load_animation(request)
+    return _load_video(request) if request.decoder is None else _by_reader(request, request.decoder)
+
+
+def _load_image(request: Request) -> Frames:
+    with location.opened(request.path) as file, pictures.picture(file) as opened:
+        opened.seek(pictures.shown_frames(opened)[0])
+        opened.load()
+        frame = _resize(opened, request)[None]
+    return frame if request.measures is None else np.repeat(frame, request.shape.num_frames, axis=0)
+
+
+def _load_animation(request: Request) -> Frames:
+    with location.opened(request.path) as file, pictures.picture(file) as opened:
+        shown = pictures.shown_frames(opened)
+        wanted, converted = _chosen(request, len(shown), lambda: pictures.starts_seconds(opened)).tolist(), {}
+        for i in sorted(set(wanted)):
+            opened.seek(shown[i])
+            opened.load()
+            converted[i] = _resize(opened, request)
+    return np.stack([converted[i] for i in wanted])
+
+
+def _by_reader(request: Request, read: FrameReader) -> Frames:
+    """Return frames that a function read, resized and cropped as those of other decoders."""
+    assert request.num_frames is not None  # by which frames are chosen
+    total = request.first_frame + request.num_frames
+    wanted = _chosen(request, total, lambda: _seconds(request.path)).tolist()
+    frames = np.asarray(read(str(request.path), wanted))
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[0] != len(wanted) or frames.shape[3] != 3:
+        raise MediaError(f"the decoder returned {frames.dtype} {frames.shape}, not uint8 ({len(wanted)}, H, W, 3)")
+    return np.stack([_resize(Image.fromarray(frame), request) for frame in np.ascontiguousarray(frames)])
+
+
+def _resize(opened: Image.Image, request: Request) -> Frames:
+    image = displayed(opened, request.alpha_color, convert_profile=not request.nearest)
+    height, width = request.cover(image.height, image.width)
+    if (width, height) != image.size:
+        image = image.resize((width, height), Image.Resampling[request.resize_filter.pillow])
+    return _crop(np.asarray(image), request)
+
+
+def _chosen(request: Request, total: int, seconds: Callable[[], NDArray[np.float64]]) -> NDArray[np.int64]:
+    """Return the numbers of the requested frames in a file that has this many; raise `MediaError` if it has too few.
+
+    `seconds` returns when each frame of the file is shown.
+    """
+    count = _count(request, total)
+    indices, rate = _places(request, count), request.at_rate
+    if rate is not None:
+        times = (seconds() if rate.clock is None else _seconds(rate.clock))[request.first_frame :][:count]
+        indices = np.searchsorted(times - times[0], indices / rate.fps + _ROUNDING_SECONDS, side="right") - 1
+    indices += request.first_frame
+    if indices.max() >= total:
+        raise MediaError(f"the file has {total} frames, {int(indices.max()) + 1} are needed")
+    return indices
+
+
+def _count(request: Request, total: int) -> int:
+    """Return how many frames the clip of a request has, of those of its file."""
+    whole = total if request.measures is None else request.measures.num_frames
+    return whole if request.num_frames is None else request.num_frames
+
+
+def _places(request: Request, count: int) -> NDArray[np.int64]:
+    """Return the numbers of the requested frames among those of the clip, or among those that it has at its rate."""
+    rate, wanted = request.at_rate, request.thinned or request.shape.num_frames
+    step, most = (request.step, count) if rate is None else (1.0, rate.count)
+    places = frame_indices(most, wanted, step, request.first_frame_draw, request.short_clips)
+    if request.thinned:
+        places = places[np.linspace(0, wanted - 1, request.shape.num_frames).round().astype(np.int64)]
+    if places.max() >= most and (request.num_frames is not None or rate is not None):
+        raise MediaError(f"the clip has {most} frames, {int(places.max()) + 1} are needed")
+    return places
+
+
+def start_seconds(request: Request, times: FrameTimes) -> float:
+    """Return the time in its container from which the frames of a request are shown."""
+    first = int(_places(request, _count(request, len(times.ticks))).min())
+    if request.at_rate is None:
+        return float(times.ticks[request.first_frame + first] * times.tick_seconds)
+    return float(times.ticks[request.first_frame] * times.tick_seconds + first / request.at_rate.fps)
+
+
+def _seconds(path: MediaPath) -> NDArray[np.float64]:
+    """Return when each frame of a video or animation is shown."""
+    path = location.local(path)
+    if kind_of(path.name) == "video":
+        return frame_times.read(path).seconds
+    with location.opened(path) as file, pictures.picture(file) as opened:
+        return pictures.starts_seconds(opened)
+
+
+def spot(request: Request, times: FrameTimes, *, interlaced: bool) -> Spot:
+    """Find the frames of a request in a file with these frame times; raise `MediaError` if it has too few."""
+    indices = _chosen(request, len(times.ticks), lambda: times.seconds)
+    (key, last), *_ = _sought([_span(indices)], times, interlaced=interlaced)
+    return Spot(tuple(times.sought_at[indices].tolist()), tuple(times.sought_at[key : last + 2].tolist()))
+
+
+def _span(indices: NDArray[np.int64]) -> range:
+    return range(int(indices.min()), int(indices.max()) + 1)
+
+
+def _load_video(request: Request) -> Frames:
+    convert = _ToRgb(request)
+    converted: dict[int, Frames] = {}
+    if request.spot is not None:
+        found = _at_spot(request.path, request.spot, convert)
+        if found is not None:
+            return found
+
+    def use(number: int, frame: Any, shown: tuple[int, int]) -> None:
+        converted[number] = convert(frame, shown)
+
+    with video.opened(request.path) as opened:
+        times = frame_times.of_video(opened)
+        indices = _chosen(request, len(times.ticks), lambda: times.seconds)
+        numbers = indices.tolist()
+        _visit(opened, times, [_span(indices)], set(numbers), use)
+    return np.stack([converted[number] for number in numbers])
+
+
+def _at_spot(path: MediaPath, place: Spot, convert: _ToRgb) -> Frames | None:
+    """Return the frames of a spot; None if they are not there."""
+    converted: dict[int, Frames] = {}
+    ticks = np.array(place.around, dtype=np.int64)
+    with contextlib.suppress(_WrongTimesError, av.error.FFmpegError), video.opened(path) as opened:
+        shown, wanted = display.size(opened), set(place.ticks)
+        opened.seek(place.around[0])
+        for number, frame in progressive(_by_time(opened, ticks, 0)):
+            if place.around[number] in wanted:
+                converted[place.around[number]] = convert(frame, shown)
+        if len(converted) == len(wanted):
+            return np.stack([converted[tick] for tick in place.ticks])
+    return None
+
+
+Use = Callable[[int, Any, tuple[int, int]], None]
+
+
+def visit(path: MediaPath, runs: Sequence[range], use: Use) -> None:
+    """Call `use(number, frame, shown)` for frames of a local video, in ascending runs of consecutive ones that are sought.
+
+    `shown` is the height and width of the video before it is turned; a frame is valid during the call. Of a video whose
+    times prove to be wrong on the way, all frames are given again.
+
+    Raises:
+        MediaError: The file has fewer frames, or some of these cannot be decoded.
+    """
+    with video.opened(path) as opened:
+        times = frame_times.of_video(opened)
+        if max(run.stop for run in runs) > len(times.ticks):
+            raise MediaError(f"the file has {len(times.ticks)} frames, {max(run.stop for run in runs)} are needed")
+        _visit(opened, times, runs, {number for run in runs for number in run}, use)
+
+
+def _visit(opened: OpenVideo, times: FrameTimes, runs: Sequence[range], wanted: set[int], use: Use) -> None:
+    """Use the wanted frames of runs; if they do not come in the order of their times, by counting from the start."""
+    shown, left = display.size(opened), set(wanted)
+
+    def take(frames: Iterable[tuple[int, Any]], last: int) -> None:
+        for number, frame in progressive(frames):
+            if number in left:
+                left.remove(number)
+                use(number, frame, shown)
+            if number >= last:
+                break
+
+    with contextlib.suppress(_WrongTimesError, av.error.FFmpegError):  # some decoders cannot begin at a key frame
+        interlaced = display.may_be_interlaced(opened.stream)
+        for key, last in _sought(runs, times, interlaced=interlaced) if times.sought else ():
+            opened.seek(int(times.sought_at[key]))
+            take(_by_time(opened, times.sought_at[: last + 2], key), last + times.doubted)
+        if not left:
+            return
+    left |= wanted
+    with video.opened(opened.path) as again:
+        take(enumerate(again.frames()), max(wanted))
+    if left:
+        raise MediaError(f"{len(left)} of {len(wanted)} frames could not be decoded")
+
+
+class _WrongTimesError(Exception):
+    """Frames come in another order than that of their times, or from another place than was sought."""
+
+
+def _by_time(opened: OpenVideo, ticks: NDArray[np.int64], key: int) -> Iterator[tuple[int, Any]]:
+    """Yield frames with their numbers from a key frame on, as long as a decoder gives them at these ticks."""
+    number = key
+    for frame in opened.frames():
+        if frame.pts is not None and frame.pts < ticks[key]:  # of an earlier key frame, or before this one in time
+            continue
+        if frame.pts != ticks[number]:
+            raise _WrongTimesError
+        yield number, frame
+        number += 1
+        if number == len(ticks):
+            return
+
+
+def _sought(runs: Sequence[range], times: FrameTimes, *, interlaced: bool) -> list[tuple[int, int]]:
+    """Return the key frames to begin with and the last frame that is needed from each, for ascending runs."""
+    found: list[tuple[int, int]] = []
+    for run in runs:
+        first = max(run.start - 1, 0) if interlaced else run.start  # fields are completed by those of the frame before
+        before = times.keys[times.keys <= first]
+        key, last = int(before[-1]) if len(before) else 0, run.stop - 1
+        if found and key <= found[-1][1]:  # the decoder comes by
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((key, last))
+    return found
+
+
+def to_rgb(request: Request) -> Callable[[Any, tuple[int, int]], Frames]:
+    """Return a function that makes an RGB frame of a request's shape of a frame that `visit` gives."""
+    return _ToRgb(request)
+
+
+class _ToRgb:
+    """Makes RGB frames of a request's shape: resizes and converts colours in one pass, then turns and crops."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._reformatter = request, VideoReformatter()
+
+    def __call__(self, frame: Any, shown: tuple[int, int]) -> Frames:
+        """Convert one frame of a video that has this height and width as shown, before it is turned."""
+        request, orientation = self._request, display.orientation(frame)
+        turned = orientation in (5, 6, 7, 8)
+        height, width = request.cover(*(shown[::-1] if turned else shown))
+        if turned:
+            height, width = width, height
+        transparent = any(component.is_alpha for component in frame.format.components)
+        transfer, wide_gamut = display.hdr(frame), display.is_wide_gamut(frame)
+        high_range = (transfer or wide_gamut) and not request.nearest
+        pixels: Any = self._reformatter.reformat(
+            frame,
+            width=width,
+            height=height,
+            format="rgb48le" if high_range else "rgba" if transparent else "rgb24",
+            interpolation=Interpolation[request.resize_filter.swscale] | _ACCURATE,
+            src_colorspace=display.assumed_matrix(frame),
+            threads=1,  # clips are decoded in parallel
+        ).to_ndarray()
+        if high_range:
+            pixels = tone_map.to_sdr(pixels, transfer, wide_gamut=wide_gamut)
+        elif transparent:
+            pixels = over(pixels, request.alpha_color)
+        return _crop(upright(pixels, orientation), request)
+
+
+def _crop(frame: Frames, request: Request) -> Frames:
+    if request.whole:
+        return _on_white(frame, request.shape)
+    top, left = request.crop_offsets(*frame.shape[:2])
+    return frame[top : top + request.shape.height, left : left + request.shape.width]
+
+
+def _on_white(frame: Frames, shape: Shape) -> Frames:
+    """Place a frame in the middle of a white one."""
+    (height, width), placed = frame.shape[:2], np.full((shape.height, shape.width, 3), WHITE, np.uint8)
+    top, left = (shape.height - height) // 2, (shape.width - width) // 2
+    placed[top : top + height, left : left + width] = frame
+    return placed
+
+
+BLACK = 16  # of 255: darker values count as 0, since codecs leave noise in black areas
+EMPTY = "the loss mask is black in every frame and pixel used of the clip"
+
+
+def has_white_area(mask_THWC: NDArray[np.uint8]) -> bool:
+    """Return whether any pixel of a mask counts in the loss."""
+    return bool((mask_THWC.mean(axis=-1) >= BLACK).any())

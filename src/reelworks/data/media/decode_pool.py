@@ -1,0 +1,207 @@
+"""Decode clips in the background, in threads that are left behind or processes that are killed if they hang on a clip."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from reelworks.core.shared_array import Bytes, SharedArray, Slot
+from reelworks.core.thread_calls import ThreadCalls
+from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool, WorkerStopped
+from reelworks.data.media import decode, sound
+from reelworks.data.media.decode import Frames, MediaError, Request
+from reelworks.data.media.sound import SoundRequest
+
+T = TypeVar("T")
+R = TypeVar("R")
+THREADS_PER_WORKER = 2
+_THREADS = 2  # without workers
+_PATIENCE_SECONDS = 5.0
+MOST_SECONDS = 120.0  # for a clip that no pool decodes
+# A process may be killed from outside, e.g. for memory; a clip is blamed only if every attempt dies.
+_ATTEMPTS = 3
+_WINDOW = 1000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Reason why a clip could not be decoded."""
+
+    reason: str
+
+
+Decoded = Frames | Failure
+
+
+@dataclass(frozen=True)
+class _Read:
+    result: Decoded
+    seconds: float
+
+
+class DecodePool:
+    """Decodes clips in the background, in threads or in processes; queued clips are begun in the order of submission.
+
+    Args:
+        num_workers: Spawned processes, each with `THREADS_PER_WORKER` threads; 0 uses two threads of this process.
+        timeout_seconds: Seconds that a process may spend on one clip before it is killed and the clip fails. Clips that
+            its other threads were decoding are decoded again.
+            A thread cannot be killed: with 0 workers, one that hangs is left behind, and goes on until the program ends.
+
+    Attributes:
+        decode_seconds: Time that each of the last 1000 clips took in its decoder.
+    """
+
+    def __init__(self, num_workers: int, timeout_seconds: float) -> None:
+        self.timeout_seconds = timeout_seconds
+        self._pid = os.getpid()
+        self._closed = False
+        self.decode_seconds: deque[float] = deque(maxlen=_WINDOW)
+        self._decoded = 0  # clips so far
+        self._percentiles: dict[tuple[float, ...], tuple[int, list[float]]] = {}  # and at which clip they were computed
+        self._own_threads = own = set[int]()
+        self._threads = ThreadPoolExecutor(
+            num_workers * THREADS_PER_WORKER or _THREADS, "decode", initializer=lambda: own.add(threading.get_ident())
+        )
+        self._processes = WorkerPool(THREADS_PER_WORKER) if num_workers else None
+        self._calls = ThreadCalls()
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """False in a process that was forked from the pool's own, where none of its threads run."""
+        return os.getpid() == self._pid
+
+    def require_open(self) -> None:
+        """Refuse to wait for clips that nobody decodes any more."""
+        if not self.is_of_this_process:
+            raise RuntimeError(
+                "this iteration began in another process, whose decoding threads do not exist in this fork of it; "
+                "iterate the loader anew here"
+            )
+        if self._closed:
+            raise RuntimeError("the decoders were closed during this iteration; iterate the loader anew")
+
+    def array(self, shape: tuple[int, ...]) -> SharedArray:
+        """Return zeros that `submit` can decode into without a copy between processes."""
+        return SharedArray(shape, shared=self._processes is not None)
+
+    def submit(self, request: Request | SoundRequest, into: Slot | None = None) -> Future[Decoded]:
+        """Queue a clip or its sound, whose samples come as bytes `[S, 2 · channels]`; one that hangs, or whose process dies in every attempt, results in a `Failure`.
+
+        Args:
+            into: Place for the result, of at least its bytes; without it, it has memory of its own.
+        """
+        return self._threads.submit(self._decode, request, into)
+
+    def percentiles(self, *percents: float) -> list[float | None]:
+        """Return percentiles of `decode_seconds`, None before the first clip; at most a fiftieth of them is newer."""
+        if not (done := self._decoded):
+            return [None for _ in percents]
+        at, known = self._percentiles.get(percents, (0, []))
+        if not at or done - at > len(self.decode_seconds) / 50:
+            at, known = done, np.percentile(list(self.decode_seconds), percents).tolist()
+            self._percentiles[percents] = at, known
+        return list(known)
+
+    def close(self) -> None:
+        """Stop the workers: drop queued clips, and kill a process that hangs in a decoder.
+
+        In a fork of the pool's process it does nothing.
+        """
+        if not self.is_of_this_process:
+            return
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close(_PATIENCE_SECONDS)
+        self._calls.close()
+        # The garbage collector may close a pool that nobody uses any more, in any thread.
+        self._threads.shutdown(wait=threading.get_ident() not in self._own_threads)
+
+    def _decode(self, request: Request | SoundRequest, into: Slot | None) -> Decoded:
+        if self._processes is None:
+            read = self._read_in_thread(request)
+        else:
+            read = self._read_in_process(self._processes, request, into)
+        if isinstance(read, Failure):
+            return read
+        self.decode_seconds.append(read.seconds)
+        self._decoded += 1
+        if into is None or isinstance(read.result, Failure):
+            return read.result
+        return _placed(read.result, into)
+
+    def _read_in_thread(self, request: Request | SoundRequest) -> _Read | Failure:
+        try:
+            return self._calls.call(_read, request, self.timeout_seconds)
+        except WorkerHung:
+            return Failure(_too_long(self.timeout_seconds))
+        except WorkerDied:
+            return Failure("the decoders were closed")
+
+    def _read_in_process(
+        self, processes: WorkerPool, request: Request | SoundRequest, into: Slot | None
+    ) -> _Read | Failure:
+        deaths = 0
+        while deaths < _ATTEMPTS:
+            try:
+                # A process that dies takes the clips of its other threads with it; alone, a clip cannot be such a victim.
+                return processes.call(_read, request, self.timeout_seconds, into=into, alone=deaths > 0)
+            except WorkerHung:
+                return Failure(_too_long(self.timeout_seconds))
+            except WorkerStopped:
+                continue
+            except WorkerDied:
+                deaths += 1
+        return Failure("the decoder crashed on it")
+
+
+def within_limit(read: Callable[[T], R], value: T) -> R:
+    """Return `read(value)`, made in a thread of its own, which is left behind if its decoder hangs.
+
+    Raises:
+        MediaError: It took more than `MOST_SECONDS`.
+    """
+    try:
+        return ThreadCalls().call(read, value, MOST_SECONDS)
+    except WorkerHung:
+        raise MediaError(_too_long(MOST_SECONDS)) from None
+
+
+def load(request: Request) -> Frames:
+    """Decode one clip now, as `decode.load` does, within `MOST_SECONDS`."""
+    return within_limit(decode.load, request)
+
+
+def _too_long(seconds: float) -> str:
+    return f"decoding took more than {seconds:g} s and was stopped"
+
+
+def _placed(array: Bytes, into: Slot) -> Bytes:
+    """Return the array in the slot's memory, and copy it there unless a process has written it there already."""
+    if np.may_share_memory(array, into.array):
+        return array
+    place = into.array.reshape(-1)[: array.size].reshape(array.shape)
+    place[...] = array
+    return place
+
+
+def _read(request: Request | SoundRequest) -> _Read:
+    """Decode one clip; return a file's failure as a value, so that it never stops a worker."""
+    began = time.perf_counter()
+    result: Decoded
+    try:
+        loaded = sound.load(request).view(np.uint8) if isinstance(request, SoundRequest) else decode.load(request)
+        # Arrays that are not contiguous would be copied once more on their way between processes.
+        result = np.ascontiguousarray(loaded)
+    except MediaError as error:
+        result = Failure(str(error))
+    return _Read(result, time.perf_counter() - began)

@@ -1,0 +1,295 @@
+"""Open media files wherever they are: in a folder, in a tar archive, or on storage that fsspec knows.
+
+A member of a tar archive is read in place, as a range of the archive's bytes. A remote file, or the bytes of a
+member of a remote archive, is copied to a local cache of bounded size first, since a clip is read to its end anyway.
+Credentials and endpoints of a storage are those of its library, such as `AWS_ACCESS_KEY_ID` and `FSSPEC_S3_...`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import io
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from reelworks.core import digests, user_files
+from reelworks.core.errors import UserError
+from reelworks.core.file_cache import FileCache
+from reelworks.data.media.formats import ARCHIVE_SUFFIX
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text is an address such as `s3://bucket/clips` rather than a local path."""
+    return bool(_URL.match(text))
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """Return the file system of an address and the path in it.
+
+    Raises:
+        UserError: fsspec does not know the protocol, or its library is not installed.
+    """
+    from fsspec.core import url_to_fs  # slow to import, and only remote files need it
+    from fsspec.utils import get_protocol
+
+    try:
+        fs, path = url_to_fs(url)
+    except ImportError as error:
+        extra = {"s3": "'reelworks[s3]'", "s3a": "'reelworks[s3]'", "http": "aiohttp", "https": "aiohttp"}
+        package = extra.get(get_protocol(url))
+        raise UserError(
+            f"addresses of this kind need a library that is not installed ({error})",
+            code="storage-library-missing",
+            field="dataset.path",
+            value=url,
+            remedy=f"pip install {package}" if package else "install the library that the message names",
+        ) from error
+    except ValueError as error:
+        raise UserError(
+            f"not an address that fsspec knows ({error})",
+            code="storage-address-invalid",
+            field="dataset.path",
+            value=url,
+            remedy='give a folder, or an address such as "s3://bucket/clips" or "hf://datasets/user/name"',
+        ) from error
+    return fs, str(path)
+
+
+@contextlib.contextmanager
+def reached() -> Iterator[None]:
+    """Raise what libraries of storages raise when they cannot reach one, in their own ways, as `OSError`."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Location:
+    """A file, or a range of an archive's bytes.
+
+    Attributes:
+        file: Path or address of the file or archive.
+        name: Path below the dataset's folder, or in the archive, whose suffix tells the kind of file.
+        start: First byte of the range; None for a whole file.
+        size: Bytes of the range; unused for a whole file.
+        version: Number that changes when a remote file does, so that an old copy is not used for it.
+    """
+
+    file: str
+    name: str
+    start: int | None = None
+    size: int = 0
+    version: int = 0
+
+    def __str__(self) -> str:
+        """Return the path with which messages name the clip."""
+        return self.file if self.start is None else f"{self.file}/{self.name}"
+
+    @property
+    def suffix(self) -> str:
+        """Suffix of the file's name, as `Path.suffix`."""
+        return PurePosixPath(self.name).suffix
+
+    def local(self) -> Location:
+        """Return the location of a copy on this machine, made if there is none; a local file is its own.
+
+        Raises:
+            OSError: The storage has no such file, or cannot be reached.
+        """
+        if not is_url(self.file):
+            return self
+        key = digests.of_bytes("\0".join(map(str, (self.file, self.start, self.size, self.version))).encode())
+        return Location(str(_cache().get(key + self.suffix, self._fetch)), self.name)
+
+    def with_name(self, name: str) -> Location:
+        """Return the location of a file beside it, as `Path.with_name`."""
+        assert self.start is None
+        folder, inside = (path[: path.rfind("/") + 1] for path in (self.file, self.name))
+        return Location(folder + name, inside + name)
+
+    def read_bytes(self, most: int) -> bytes:
+        """Read a whole file of at most so many bytes, without a local copy."""
+        assert self.start is None
+        if not is_url(self.file):
+            return user_files.read_bytes(Path(self.file), most)
+        fs, path = filesystem(self.file)
+        with reached():
+            user_files.require_size(self, int(fs.info(path).get("size") or 0), most)
+            data: bytes = fs.cat_file(path)
+        return data
+
+    def bytes_at(self, start: int, size: int, most: int) -> bytes:
+        """Read a range of the file or archive, of at most so many bytes, without a local copy."""
+        user_files.require_size(self, size, most)
+        if not is_url(self.file):
+            with Location(self.file, self.name, start, size).open() as file:
+                return file.read()
+        fs, path = filesystem(self.file)
+        with reached():
+            data: bytes = fs.cat_file(path, start=start, end=start + size)
+        return data
+
+    def _fetch(self, target: Path) -> None:
+        fs, path = filesystem(self.file)
+        with reached():
+            if self.start is None:
+                fs.get_file(path, str(target))
+            else:
+                target.write_bytes(fs.cat_file(path, start=self.start, end=self.start + self.size))
+
+    def open(self) -> io.BufferedReader:
+        """Open a local location for reading; see `user_files.opened`."""
+        if self.start is None:
+            whole: io.BufferedReader = user_files.opened(Path(self.file))
+            return whole
+        return io.BufferedReader(_Range(user_files.opened(Path(self.file), buffering=0), self.start, self.size))
+
+
+MediaPath = Path | Location
+
+
+def below(root: str, path: str, start: int, size: int, version: int) -> MediaPath:
+    """Return the place of a catalog's row; `start` is -1 for a file of its own."""
+    if start < 0:
+        return Location(f"{root}/{path}", path, version=version) if is_url(root) else Path(root, path)
+    parts = path.split(f"{ARCHIVE_SUFFIX}/")
+    assert len(parts) > 1, f"{path} is not in an archive"
+    whole = 1
+    while whole < len(parts) - 1 and not _is_file(f"{root}/{_joined(parts[:whole])}"):  # a folder may be named so, too
+        whole += 1
+    name = f"{ARCHIVE_SUFFIX}/".join(parts[whole:])
+    return Location(f"{root}/{_joined(parts[:whole])}", name, start, size, version)
+
+
+def _joined(parts: list[str]) -> str:
+    return f"{ARCHIVE_SUFFIX}/".join(parts) + ARCHIVE_SUFFIX
+
+
+def _is_file(file: str) -> bool:
+    if not is_url(file):
+        return Path(file).is_file()
+    fs, path = filesystem(file)
+    with reached():
+        return bool(fs.isfile(path))
+
+
+def local(file: MediaPath) -> MediaPath:
+    """Return a file on this machine: the file itself, or the copy of a remote one."""
+    return file.local() if isinstance(file, Location) else file
+
+
+def opened(file: MediaPath) -> io.BufferedReader:
+    """Open a file on this machine, or its range, for reading; see `user_files.opened`."""
+    if isinstance(file, Location):
+        return file.open()
+    whole: io.BufferedReader = user_files.opened(file)
+    return whole
+
+
+def read_bytes(file: MediaPath, most: int) -> bytes:
+    """Read a whole file of at most so many bytes, wherever it is; a remote one is not copied."""
+    return file.read_bytes(most) if isinstance(file, Location) else user_files.read_bytes(file, most)
+
+
+def num_bytes(file: MediaPath) -> int:
+    """Return the size of a local file, or of its range."""
+    if isinstance(file, Location) and file.start is not None:
+        return file.size
+    return _path(file).stat().st_size
+
+
+def changed_ns(status: os.stat_result) -> int:
+    """Return a file's time of change in nanoseconds; one beyond the year 2262 is that of the last moment of a catalog."""
+    return min(max(status.st_mtime_ns, -(2**63)), 2**63 - 1)
+
+
+def stamp(file: MediaPath) -> tuple[int, int]:
+    """Return size and time of change of a local file, or of the archive that it is in."""
+    status = _path(file).stat()
+    return status.st_size, changed_ns(status)
+
+
+def fingerprint(file: MediaPath) -> str:
+    """Return the fingerprint of a local file's content, or of its range; see `digests.fingerprint`."""
+    with opened(file) as content:
+        return digests.fingerprint(content, num_bytes(file))
+
+
+def is_as_listed(file: MediaPath, size: int, then_ns: int) -> bool:
+    """Return whether a file has the size and time of change that it was listed with; a remote one is not asked."""
+    if isinstance(file, Location) and is_url(file.file):
+        return True  # it is read from the copy of this very version
+    status = _path(file).stat()
+    in_archive = isinstance(file, Location) and file.start is not None
+    return changed_ns(status) == then_ns and (in_archive or status.st_size == size)
+
+
+def is_missing(file: MediaPath) -> bool:
+    """Return whether there is no such file on this machine; a remote one is not looked for."""
+    return not (isinstance(file, Location) and is_url(file.file)) and not _path(file).exists()
+
+
+def ffmpeg_url(file: MediaPath, *, is_open: bool = False) -> str:
+    """Return the address by which FFmpeg opens a local file; a range needs its protocol `subfile`.
+
+    Args:
+        is_open: Whether the caller has opened the file, which is not looked at again.
+
+    Raises:
+        OSError: It is missing, or no regular file, for which FFmpeg might wait without an end.
+    """
+    if not is_open:
+        user_files.require(_path(file))
+    path = str(_path(file).absolute())
+    if isinstance(file, Location) and file.start is not None:
+        return f"subfile,,start,{file.start},end,{file.start + file.size},,:{path}"
+    return path
+
+
+def _path(file: MediaPath) -> Path:
+    return Path(file.file) if isinstance(file, Location) else file
+
+
+class _Range(io.RawIOBase):
+    """A range of a file's bytes, as a file."""
+
+    def __init__(self, file: io.FileIO, start: int, size: int) -> None:
+        self._file, self._start, self._size, self._position = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(base + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")[: max(self._size - self._position, 0)]
+        self._file.seek(self._start + self._position)
+        count = self._file.readinto(view) or 0
+        self._position += count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+@functools.cache
+def _cache() -> FileCache:
+    return FileCache.from_environment()

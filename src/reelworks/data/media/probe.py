@@ -1,0 +1,251 @@
+"""Measure one video or picture, and check that it can be trained on.
+
+Frames are counted rather than read from the header: every packet of the stream is demuxed, which reads the file to
+its end (and so detects damage) without decoding it; only the first frame is decoded, and more where packets do not tell
+the frames (`frame_times`). All frames of an animated picture are decoded. Height and width are as displayed: crops of
+containers, rotation and mirroring of phone videos, EXIF orientation and the shape of pixels are applied.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.data.media import display, frame_times, location, video
+from reelworks.data.media import picture_files as pictures
+from reelworks.data.media.formats import ProbeError, kind_of, why_not_read
+from reelworks.data.media.frame_times import FrameTimes, Packets
+from reelworks.data.media.location import MediaPath
+from reelworks.data.media.size_changes import HeaderWatch
+from reelworks.data.media.truncation import missing_bytes
+from reelworks.data.media.video import OpenVideo
+
+# Raise it when videos get other measures: those that a catalog has are then opened again by its next scan.
+VERSION = 2
+
+
+class FrameTiming(NamedTuple):
+    """Average frames per second, duration, and whether frames are unevenly spaced."""
+
+    fps: float
+    duration_seconds: float
+    variable_fps: bool
+
+
+def measure(
+    num_frames: int,
+    timestamps: Sequence[int] | NDArray[np.int64],
+    last_duration: int,
+    tick_seconds: Fraction,
+    declared_fps: Fraction | None,
+) -> FrameTiming:
+    """Measure the timing of a stream of at least one frame.
+
+    Args:
+        timestamps: One for each frame in ticks, in any order. Another number of them means that the
+            container has no complete timestamps; the declared rate is then used.
+        last_duration: Duration of the last frame in ticks; 0 if unknown.
+    """
+    declared = float(declared_fps) if declared_fps and declared_fps > 0 else 0.0
+    ticks = np.sort(np.asarray(timestamps, dtype=np.int64))
+    if len(ticks) != num_frames or num_frames == 1 or ticks[0] == ticks[-1]:
+        fps = declared or (float(1 / (last_duration * tick_seconds)) if last_duration > 0 else 0.0)
+        return FrameTiming(fps, num_frames / fps if fps else 0.0, False)
+    steps, span = np.diff(ticks), int(ticks[-1] - ticks[0])
+    if _uneven(steps) and not (tick_seconds <= _FINE_SECONDS and _is_line(ticks)):
+        usual = int(np.sort(steps)[(len(steps) - 1) // 2])
+        duration = float((span + (last_duration or usual)) * tick_seconds)
+        return FrameTiming(num_frames / duration, duration, True)
+    measured = (num_frames - 1) / float(span * tick_seconds)
+    # Timestamps are rounded to ticks, so over a short span the declared rate is more accurate.
+    rounding = max(0.01, 1 / span)
+    fps = declared if abs(declared / measured - 1) <= rounding else measured
+    return FrameTiming(fps, num_frames / fps, False)
+
+
+_FINE_SECONDS = Fraction(1, 1000)  # ticks that a missing frame is longer than
+
+
+def _is_line(ticks: NDArray[np.int64]) -> bool:
+    """Return whether times rise evenly but for rounding, as those of more frames than ticks allow to tell apart."""
+    line = np.linspace(ticks[0], ticks[-1], len(ticks))
+    return bool(np.abs(ticks - line).max() <= 1)
+
+
+def _uneven(steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
+    """Return whether steps differ by more than rounding: in milliseconds, 30 fps has steps of 33 and 34."""
+    spread = int(steps.max() - steps.min())
+    rounding = 1 if steps.min() >= 4 else 0  # with ticks as coarse as frames, one tick is a dropped frame
+    return spread > rounding and spread > 0.05 * float(np.median(steps))
+
+
+_CLOCKWISE = {3: 180, 4: 180, 5: 270, 6: 90, 7: 90, 8: 270}  # degrees of each EXIF orientation
+_MIRRORED = (2, 4, 5, 7)
+_PICTURE_BITS = {"1": 1, "I": 32, "F": 32}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Measures of one file; the defaults are those of a file that cannot be trained on."""
+
+    kind: str  # "video" (also of an animated picture), "image", or "other" for a file of another type
+    num_frames: int = 0  # frames that a decoder delivers; 1 for a picture
+    height: int = 0  # in square pixels as displayed, after rotation; so is the width
+    width: int = 0
+    fps: float = 0.0  # average frames per second; 0 for a picture
+    duration_seconds: float = 0.0  # time from the first frame's start to the last one's end; 0 for a picture
+    codec: str = ""  # codec or picture format, such as "h264" or "png"
+    pixel_format: str = ""  # FFmpeg's name ("yuv420p10le"), or Pillow's mode ("RGB")
+    bit_depth: int = 0  # largest number of bits of a channel as decoded
+    rotation: int = 0  # degrees clockwise (0, 90, 180, 270) from stored to displayed frames, after mirroring
+    variable_fps: bool = False  # whether frames are unevenly spaced in time
+    has_alpha: bool = False
+    mirrored: bool = False  # whether stored frames are mirrored left to right before they are turned
+    pixel_aspect_ratio: float = 0.0  # width to height of a stored pixel
+    hidden_frames: int = 0  # frames that an edit list hides
+    interlaced: bool = False  # whether a frame consists of two fields
+    color_matrix: str = ""  # as stated: "bt709", "bt601", "bt2020", "smpte240m", "fcc"; "" if unstated, RGB or grey
+    full_range: bool = False  # whether luma uses all values, instead of 16 to 235 of 255
+    hdr: str = ""  # transfer function of a high dynamic range: "pq" or "hlg"
+    icc_profile: str = ""  # description of a picture's colour profile; "" without one
+    sound: str = ""  # codec of the first audio stream, such as "aac"; "" without one
+    notes: tuple[str, ...] = ()  # what a person should know of the file, of those below; not kept in the catalog
+
+    def values(self) -> dict[str, Any]:
+        """Return the measures by name, ten times as fast as `dataclasses.asdict`, which copies each of them deeply."""
+        return dict(zip(MEASURES, _measures(self), strict=True))
+
+
+# What the scan tells of videos "with" them.
+OTHERS = "several streams of pictures, of which the one that players show is read"
+CUT = "frames at the start that no player shows, since those that they refer to were cut off; they are not counted"
+COUNTED = (
+    "frames that cannot be found by their times; they are counted by decoding from the file's start, which takes longer the "
+    "longer the film. Encode it as MP4 to mend that"
+)
+RESIZED = "frames of several sizes or shapes of pixels, all of which are scaled to the size at the start"
+MEASURES = tuple(field.name for field in fields(Probe) if field.name != "notes")
+_measures = attrgetter(*MEASURES)
+
+
+def probe(path: MediaPath) -> Probe:
+    """Measure a file; raise `ProbeError` for one that is empty, damaged or truncated, or has no frame."""
+    kind = kind_of(path.name)
+    if kind is None:
+        raise ProbeError(why_not_read(path.name))
+    try:
+        if location.num_bytes(path) == 0:
+            raise ProbeError("zero bytes")
+        return _video(path) if kind == "video" else _picture(path)
+    except ProbeError:
+        raise
+    except Exception as error:  # decoders raise nearly anything on damaged input
+        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ProbeError(f"damaged: {text}") from error
+
+
+def _video(path: MediaPath) -> Probe:
+    with location.opened(path) as file:
+        if missing := missing_bytes(file, location.num_bytes(path)):
+            raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
+        with video.opened(path, file) as opened:
+            return _of_video(opened)
+
+
+def _of_video(opened: OpenVideo) -> Probe:
+    ratio, (height, width) = display.pixel_aspect_ratio(opened.stream), display.size(opened)
+    packets, headers = Packets(), HeaderWatch(opened)
+    noted = packets.noting(opened.container.demux(opened.stream), headers.see)
+    frame = next(opened.frames(noted), None)
+    deque(noted, maxlen=0)  # to the end of the file
+    if frame is None:
+        raise ProbeError("no frame can be decoded")
+    if not frame_times.are_whole(opened, packets):
+        raise ProbeError(f"damaged: packet {packets.corrupt[0]} is incomplete")
+    times = frame_times.of_packets(opened, packets)
+    tick = opened.stream.time_base or Fraction(1, 1000)
+    stamps = times.ticks if times.timed else ()
+    timing = measure(len(times.ticks), stamps, packets.last_duration, tick, times.declared_fps)
+    components = frame.format.components
+    return Probe(
+        kind="video",
+        num_frames=len(times.ticks),
+        codec=opened.stream.codec_context.name,
+        pixel_format=frame.format.name,
+        bit_depth=max(component.bits for component in components),
+        has_alpha=any(component.is_alpha for component in components),
+        pixel_aspect_ratio=float(ratio),
+        hidden_frames=times.hidden,
+        interlaced=display.may_be_interlaced(opened.stream) or frame.interlaced_frame,
+        color_matrix=display.matrix_name(frame),
+        full_range=display.is_full_range(frame),
+        hdr=display.hdr(frame),
+        sound=_sound(opened.container),
+        notes=_notes(opened, times, headers),
+        **timing._asdict(),
+        **_upright(display.orientation(frame), height, width),
+    )
+
+
+def _notes(opened: OpenVideo, times: FrameTimes, headers: HeaderWatch) -> tuple[str, ...]:
+    """Return what a person should know of a video."""
+    facts = {
+        OTHERS: opened.has_others,
+        CUT: times.cut,
+        COUNTED: not frame_times.have_order(opened, times),
+        RESIZED: headers.has_other_sizes(opened),
+    }
+    return tuple(note for note, holds in facts.items() if holds)
+
+
+def _sound(opened: av.container.InputContainer) -> str:
+    return next((track.codec_context.name for track in opened.streams.audio), "")
+
+
+def _upright(orientation: int, height: int, width: int) -> dict[str, Any]:
+    """Return the measures that depend on an EXIF orientation, for a file of this stored size."""
+    rotation = _CLOCKWISE.get(orientation, 0)
+    if rotation % 180:
+        height, width = width, height
+    return {"height": height, "width": width, "rotation": rotation, "mirrored": orientation in _MIRRORED}
+
+
+def _picture(path: MediaPath) -> Probe:
+    with location.opened(path) as f, pictures.picture(f) as image:
+        frames, milliseconds, has_alpha = pictures.shown_frames(image), [], False
+        for number in frames:
+            image.seek(number)
+            image.load()  # reads to the end: a truncated picture opens without error and fails here
+            milliseconds.append(pictures.frame_milliseconds(image))
+            has_alpha |= image.has_transparency_data
+        if image.mode in ("I", "F"):
+            raise ProbeError(f"pixels of 32 bits ({image.mode}) have no known range, to be stored with 8 or 16 bits")
+        orientation = pictures.orientation(image)
+        timing = _timing(milliseconds) if len(frames) > 1 else FrameTiming(0.0, 0.0, False)
+        return Probe(
+            kind="video" if len(frames) > 1 else "image",
+            num_frames=len(frames),
+            codec=(image.format or "").lower(),
+            pixel_format=image.mode,
+            bit_depth=16 if image.mode.startswith("I;16") else _PICTURE_BITS.get(image.mode, 8),
+            has_alpha=has_alpha,
+            pixel_aspect_ratio=1.0,
+            icc_profile=pictures.profile_name(pictures.color_profile(image)),
+            **timing._asdict(),
+            **_upright(orientation, image.height, image.width),
+        )
+
+
+def _timing(milliseconds: Sequence[float]) -> FrameTiming:
+    """Measure the timing of an animation by how long each frame is shown."""
+    ticks = np.round(np.asarray(milliseconds) * 1000).astype(np.int64)
+    starts = np.cumsum(ticks) - ticks
+    return measure(len(ticks), starts.tolist(), int(ticks[-1]), Fraction(1, 1_000_000), None)

@@ -1,0 +1,212 @@
+"""Decode the sound of a clip: the samples from its first frame on, at the rate of a sound encoder.
+
+Frames and sound share the times of their container. The sound of a clip begins at the time of its first used frame,
+wherever in the file that is, and goes on at its natural speed. A clip whose frames do not (slower than the rate at which
+they are shown, or unevenly spaced and not read by time) is left out by `data.loader.eligibility`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from av.audio.resampler import AudioResampler
+from numpy.typing import NDArray
+
+from reelworks.data.media import decode, frame_times, video
+from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media.formats import kind_of
+
+# Raise it when samples of the same request change; see `training.encoding.request_key`.
+VERSION = 1
+Samples = NDArray[np.int16]
+_PREROLL_SECONDS = 0.5  # decoders of lossy sound need what lies before
+# Timestamps in milliseconds are rounded; what is farther off is a gap in the sound, or a clock that drifts.
+_JITTER_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class SoundSpec:
+    """Settings by which the sound of clips is read for a model.
+
+    Attributes:
+        sample_rate: Samples per second.
+        channels: 1 or 2; sound in mono is copied to both, and more than two channels are mixed.
+        samples_per_latent: Samples per latent frame of sound.
+        frame_rate: Frames per second at which clips are read.
+        missing: What becomes of clips without sound: left out, or trained as silent.
+    """
+
+    sample_rate: int
+    channels: int
+    samples_per_latent: int
+    frame_rate: float
+    missing: Literal["leave_out", "silent"] = "leave_out"
+
+    @property
+    def latents_per_second(self) -> float:
+        """Latent frames of sound per second."""
+        return self.sample_rate / self.samples_per_latent
+
+    def latents(self, num_frames: int) -> int:
+        """Return the latent frames of the sound of a clip with so many frames."""
+        return max(round(num_frames / self.frame_rate * self.latents_per_second), 1)
+
+    def samples(self, num_frames: int) -> int:
+        """Return the samples of the sound of a clip with so many frames."""
+        return self.latents(num_frames) * self.samples_per_latent
+
+
+@dataclass(frozen=True)
+class SoundRequest:
+    """A request to read the sound of a clip.
+
+    Attributes:
+        clip: The request for its frames, of which the first one says where the sound begins.
+        num_samples: Samples of each channel to return; where the file has no more, they are zeros.
+        silence: Whether a file without sound has zeros too; it is refused otherwise.
+    """
+
+    clip: Request
+    sample_rate: int
+    channels: int
+    num_samples: int
+    silence: bool = False
+
+
+def load(request: SoundRequest) -> Samples:
+    """Read the samples `[S, channels]` of a clip; transient storage errors are retried after a pause.
+
+    Raises:
+        MediaError: The file is missing or damaged, has fewer frames than requested, or has no sound.
+    """
+    return decode.with_reasons(request.clip, lambda clip: _read(clip, request))
+
+
+def _read(clip: Request, request: SoundRequest) -> Samples:
+    silent = np.zeros((request.num_samples, request.channels), dtype=np.int16)
+    start = None if kind_of(clip.path.name) == "image" else _start_seconds(clip)
+    if start is None:
+        if request.silence:
+            return silent
+        raise MediaError("the file has no sound")
+    seeks = start > _PREROLL_SECONDS
+    with video.opened(clip.path) as opened:
+        read = _segments(opened.container, request, start, seeks=seeks)
+    if read is None:  # the container found a place after the start
+        with video.opened(clip.path) as opened:
+            read = _segments(opened.container, request, start, seeks=False)
+    return _placed(read, silent)
+
+
+def load_track(request: SoundRequest) -> Samples:
+    """Read the samples `[S, channels]` of a file of sound or a video from its beginning; its frames do not matter.
+
+    Raises:
+        MediaError: The file is missing or damaged, or has no sound.
+    """
+    return decode.with_reasons(request.clip, lambda clip: _read_track(clip, request))
+
+
+def _read_track(clip: Request, request: SoundRequest) -> Samples:
+    with video.sound(clip.path) as container:
+        if not container.streams.audio:
+            raise MediaError("the file has no sound")
+        read = _segments(container, request, 0.0, seeks=False)
+    return _placed(read, np.zeros((request.num_samples, request.channels), dtype=np.int16))
+
+
+def _placed(read: list[tuple[int, Samples]] | None, silent: Samples) -> Samples:
+    """Copy runs of samples to their places in silence."""
+    assert read is not None, "reading from the beginning seeks nothing"
+    for at, samples in read:
+        first, last = max(at, 0), min(at + len(samples), len(silent))
+        if last > first:
+            silent[first:last] = samples[first - at : last - at]
+    return silent
+
+
+def _start_seconds(clip: Request) -> float | None:
+    """Return the time of the clip's first frame in its container; None if that has no sound."""
+    with video.opened(clip.path) as opened:
+        if not opened.container.streams.audio:
+            return None
+        tick = opened.stream.time_base
+        if clip.spot is not None and clip.at_rate is None and tick is not None:
+            return float(min(clip.spot.ticks) * tick)
+        times = frame_times.of_video(opened)
+        if not times.timed:
+            raise MediaError("its frames have no times, by which the sound would be found")
+        return decode.start_seconds(clip, times)
+
+
+def _segments(container: Any, request: SoundRequest, start: float, *, seeks: bool) -> list[tuple[int, Samples]] | None:
+    """Return runs of samples with the number of their first one; None if seeking missed the start."""
+    rate, end = request.sample_rate, start + request.num_samples / request.sample_rate
+    track = container.streams.audio[0]
+    track.codec_context.thread_count = 1
+    if seeks and track.time_base is not None:
+        container.seek(int((start - _PREROLL_SECONDS) / track.time_base), stream=track, backward=True)
+    found: list[tuple[int, Samples]] = []
+    run: _Gapless | None = None
+    for seconds, frame in _timed(container.decode(track)):
+        if run is None and seeks and seconds > start:
+            return None
+        if seconds >= end:
+            break
+        if run is None or not run.continues(seconds, frame):
+            if run is not None:
+                found.append(run.end())
+            run = _Gapless(request, round((seconds - start) * rate), seconds, frame)
+        run.add(frame)
+    if run is None:
+        return None if seeks else []
+    return [*found, run.end()]
+
+
+def _timed(frames: Iterator[Any]) -> Iterator[tuple[float, Any]]:
+    """Yield frames with their times in seconds; one without a time follows the one before it."""
+    following = 0.0
+    for frame in frames:
+        seconds = following if frame.pts is None else float(frame.pts * frame.time_base)
+        yield seconds, frame
+        following = seconds + frame.samples / frame.sample_rate
+
+
+class _Gapless:
+    """Frames of sound without a gap, resampled as one piece."""
+
+    def __init__(self, request: SoundRequest, at: int, seconds: float, frame: Any) -> None:
+        self._at, self._began, self._read = at, seconds, 0
+        self._channels = request.channels
+        self._kind = _kind(frame)
+        mixed = 1 if frame.layout.nb_channels == 1 else request.channels
+        self._mixed = mixed
+        self._resampler = AudioResampler("s16", "mono" if mixed == 1 else "stereo", request.sample_rate)
+        self._parts: list[Samples] = []
+
+    def continues(self, seconds: float, frame: Any) -> bool:
+        """Whether a frame at this time is the next one of the same kind."""
+        expected = self._began + self._read / frame.sample_rate
+        return abs(seconds - expected) <= _JITTER_SECONDS and _kind(frame) == self._kind
+
+    def add(self, frame: Any) -> None:
+        """Add the next frame."""
+        self._read += frame.samples
+        frame.pts = None  # the place of the whole run is known
+        self._keep(self._resampler.resample(frame))
+
+    def end(self) -> tuple[int, Samples]:
+        """Return the number of the first sample, and the samples `[S, channels]`."""
+        self._keep(self._resampler.resample(None))
+        samples = np.concatenate(self._parts) if self._parts else np.zeros((0, self._mixed), dtype=np.int16)
+        return self._at, np.repeat(samples, self._channels // self._mixed, axis=1)
+
+    def _keep(self, frames: list[Any]) -> None:
+        self._parts += [frame.to_ndarray().reshape(-1, self._mixed) for frame in frames]
+
+
+def _kind(frame: Any) -> tuple[str, str, int]:
+    return frame.format.name, frame.layout.name, frame.sample_rate

@@ -1,0 +1,174 @@
+"""Open a video as players do: choose its stream, decode it, and cut off what the container says is not to be shown.
+
+Files are measured and decoded through this module alone, so that the catalog counts the frames that training reads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, BinaryIO, NamedTuple
+
+import av
+from av.filter import Graph
+from av.stream import Disposition
+
+from reelworks.data.media import container_crop, location
+from reelworks.data.media.container_crop import ShownArea
+from reelworks.data.media.formats import ProbeError
+from reelworks.data.media.location import MediaPath
+
+# Containers that are opened, whatever the extension. Playlists are not allowed: they could make the decoder
+# open other files or the network.
+_CONTAINERS = "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,ogg,mxf,m4v,h264,hevc"
+# Largest frame that is decoded, as large as the largest picture that Pillow reads: a hostile file of some bytes
+# may state any size, whose memory a decoder would take.
+_MOST_PIXELS = 178_956_970
+_NOT_SHOWN = Disposition.attached_pic | Disposition.still_image | Disposition.timed_thumbnails
+# Decoders that read the transparency of WebM, which lies beside the stream; the default ones do not see it.
+_WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+
+_ALPHA_IN_PALETTE = {"png", "apng", "gif"}  # palettes of other codecs have zeros in its place
+
+
+class OpenVideo(NamedTuple):
+    """An open video and the stream of it that players show."""
+
+    path: MediaPath
+    container: av.container.InputContainer
+    stream: av.VideoStream
+    crop: ShownArea | None  # part of stored frames that is shown; None for all
+    has_others: bool  # whether it has other streams of moving pictures
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the part of stored frames that is shown, before they are turned."""
+        return (self.stream.height, self.stream.width) if self.crop is None else (self.crop.height, self.crop.width)
+
+    @property
+    def has_alpha(self) -> bool:
+        """Whether transparency lies beside the stream."""
+        return self.stream.metadata.get("alpha_mode") == "1" and self.stream.codec_context.name in _WITH_ALPHA
+
+    def frames(self, packets: Iterator[av.Packet[Any]] | None = None) -> Iterator[av.VideoFrame]:
+        """Yield the frames that a decoder gives from the place of the container on, in its order, cropped.
+
+        Packets before the first frame that refer to others which are not there are passed over, as players do.
+        """
+        decoder, cropped, began = self._decoder(), _Cropped(self.crop), False
+        for packet in self.container.demux(self.stream) if packets is None else packets:
+            if not packet.size and packet.dts is not None:  # a frame that was dropped, which would end the decoding
+                continue
+            try:
+                found = decoder.decode(packet if packet.size else None)
+            except av.error.InvalidDataError:
+                if began or packet.is_keyframe:
+                    raise
+                continue
+            began = began or bool(found)
+            for frame in found:
+                if frame.format.name == "pal8" and self.stream.codec_context.name not in _ALPHA_IN_PALETTE:
+                    frame = frame.reformat(format="rgb24", threads=1)
+                yield frame if self.crop is None else cropped(frame)
+
+    def _decoder(self) -> Any:
+        if not self.has_alpha:
+            return self.stream.codec_context
+        decoder = av.CodecContext.create(_WITH_ALPHA[self.stream.codec_context.name], "r")
+        _prepare(decoder)
+        return decoder
+
+    def seek(self, tick: int) -> None:
+        """Go to the key frame at or before a time, as far as the container finds it."""
+        self.container.seek(tick, stream=self.stream, backward=True)
+
+    def __enter__(self) -> OpenVideo:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.container.close()
+
+
+def opened(path: MediaPath, file: BinaryIO | None = None) -> OpenVideo:
+    """Open a video, without access to other files or addresses that it may refer to.
+
+    Args:
+        file: The same file, if it is open already.
+
+    Raises:
+        ProbeError: It is no video, or has no stream of moving pictures.
+    """
+    container = _opened(path, _CONTAINERS, "not a video: the content does not match the extension", file)
+    try:
+        streams = [s for s in container.streams.video if not s.disposition & _NOT_SHOWN and s.codec_context is not None]
+        if not streams:
+            raise ProbeError("no video stream")
+        if len(streams) > 1:
+            streams = _by_preference(path, streams)
+        stream = streams[0]
+        _prepare(stream.codec_context)
+        with location.opened(path) if file is None else nullcontext(file) as header:
+            crop = container_crop.read(header, container.format.name, stream.id, container.streams.video.index(stream))
+    except BaseException:
+        container.close()
+        raise
+    if crop is not None and not crop.fits(stream.height, stream.width):
+        crop = None
+    return OpenVideo(path, container, stream, crop, len(streams) > 1)
+
+
+def sound(path: MediaPath) -> av.container.InputContainer:
+    """Open a file of sound, or a video, in the same way."""
+    return _opened(path, f"{_CONTAINERS},wav,mp3,flac,aac", "neither a file of sound nor a video")
+
+
+def _opened(path: MediaPath, formats: str, otherwise: str, file: BinaryIO | None = None) -> av.container.InputContainer:
+    options = {"protocol_whitelist": "file,subfile", "format_whitelist": formats}
+    try:
+        return av.open(location.ffmpeg_url(path, is_open=file is not None), options=options, metadata_errors="replace")
+    except av.error.ArgumentError:  # EINVAL: a known format that is not among these
+        raise ProbeError(otherwise) from None
+
+
+def _prepare(decoder: Any) -> None:
+    decoder.thread_count = 1  # files are read in parallel, so decoder threads would only compete
+    decoder.options = {"max_pixels": str(_MOST_PIXELS)}
+
+
+def _by_preference(path: MediaPath, streams: list[av.VideoStream]) -> list[av.VideoStream]:
+    """Return streams without stills, which have one packet whether or not they are marked, the one that players show first."""
+    with _opened(path, _CONTAINERS, "") as container:
+        counts = Counter(packet.stream_index for packet in container.demux(container.streams.video) if packet.size)
+
+    def preference(stream: av.VideoStream) -> tuple[bool, int, int]:
+        return bool(stream.disposition & Disposition.default), stream.width * stream.height, counts[stream.index]
+
+    return sorted([s for s in streams if counts[s.index] > 1] or streams, key=preference, reverse=True)
+
+
+class _Cropped:
+    """Cuts frames to the part that is shown, by FFmpeg's own filter, which takes no copy of the pixels."""
+
+    def __init__(self, crop: ShownArea | None) -> None:
+        self._crop, self._graph, self._of = crop, Graph(), (0, 0, "")
+
+    def __call__(self, frame: av.VideoFrame) -> Any:
+        """Return the part of a frame that is shown."""
+        assert self._crop is not None
+        kind = (frame.width, frame.height, frame.format.name)
+        if kind != self._of:
+            self._graph, self._of = self._filter(frame, self._crop), kind
+        self._graph.vpush(frame)
+        return self._graph.vpull()
+
+    @staticmethod
+    def _filter(frame: av.VideoFrame, crop: ShownArea) -> Graph:
+        graph = Graph()
+        graph.threads = 1
+        source = graph.add_buffer(
+            width=frame.width, height=frame.height, format=frame.format, time_base=frame.time_base, name="source"
+        )
+        place = f"{crop.width}:{crop.height}:{crop.left}:{crop.top}"
+        graph.link_nodes(source, graph.add("crop", place), graph.add("buffersink")).configure()
+        return graph

@@ -1,0 +1,68 @@
+"""`[coverage]` and `[logging]` of a recipe: the disk space for records of former epochs, and trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from reelworks.core import units
+from reelworks.core.config import Config, open_set
+from reelworks.core.errors import UserError
+
+# Trackers that a program adds; see `training.observers.trackers.register`.
+ADDED_TRACKERS: dict[str, Callable[..., Any]] = {}
+
+
+class CoverageConfig(Config):
+    """`[coverage]`: how long a run keeps its records of clips."""
+
+    max_disk: str | None = Field(
+        default="20GB",
+        description="disk space for the records of which clips each epoch trained (about 30 MB for ten million clips); "
+        "above it, the records of the oldest epochs are deleted with a message, and only their totals are kept",
+    )
+
+    @property
+    def max_disk_bytes(self) -> int | None:
+        """`max_disk` in bytes."""
+        return None if self.max_disk is None else units.size_bytes(self.max_disk, "coverage.max_disk")
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        _ = self.max_disk_bytes
+        return self
+
+
+class LoggingConfig(Config):
+    """`[logging]`: trackers beside TensorBoard, which get the same curves and the previews."""
+
+    trackers: list[Annotated[Literal["wandb", "trackio"], open_set(ADDED_TRACKERS)]] = Field(
+        default=[],
+        description='Weights & Biases and Trackio (`pip install "reelworks[wandb]"`, `[trackio]`); one that fails is a '
+        "warning, and training goes on",
+    )
+    project: str = Field(default="reelworks", min_length=1, description="project of the trackers")
+    name: str | None = Field(
+        default=None, min_length=1, description="name of the run there; default: that of the run folder"
+    )
+    entity: str | None = Field(default=None, min_length=1, description="user or team of Weights & Biases")
+    tags: list[str] = Field(default=[], description="tags of the run in Weights & Biases")
+    offline: bool = Field(
+        default=False,
+        description="keep what Weights & Biases logs in the run folder, for a later `wandb sync`, as WANDB_MODE=offline "
+        "does; so does a run that cannot log in",
+    )
+
+    @model_validator(mode="after")
+    def _check_trackers(self) -> Self:
+        changed = self.model_fields_set - {"trackers"}
+        if not self.trackers and any(getattr(self, key) != LoggingConfig.model_fields[key].default for key in changed):
+            raise UserError(
+                "it is for trackers, and there is none",
+                code="key-without-effect",
+                field=f"logging.{sorted(changed)[0]}",
+                remedy='leave it out, or set logging.trackers = ["wandb"]',
+            )
+        return self

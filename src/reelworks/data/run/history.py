@@ -1,0 +1,196 @@
+"""Read from a run's events which steps are valid, which plan they followed, and which clips failed.
+
+The plan lists the clips of each step, so no log of every clip is needed: the trained clips follow from the plan, the
+valid steps and the failures. A step is valid unless a later start resumed from before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reelworks.data.run import events, records
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.run.records import Outcome, RecordedFailure, RecordError
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """A valid optimizer step.
+
+    Attributes:
+        step: Number of the step, from 1.
+        plan_step: Index of the step in the plan of its segment.
+        clips: Clips that counted in the loss.
+        applied: False if the step was skipped: a loss or gradient was not finite or a spike, or no clip was decoded.
+        recipe: File of the recipe that its start used, below `recipes/`.
+    """
+
+    step: int
+    plan_step: int
+    clips: int
+    applied: bool
+    recipe: str
+    world_size: int
+
+
+@dataclass
+class Epoch:
+    """The part of an epoch that was trained so far.
+
+    Attributes:
+        planned: Clips planned by all segments together; None if only the record of the last segment has it.
+        segment: The current segment, or the last one.
+        plans: Digest of each segment's plan, by the segment's number.
+        ends: The event with the clip counts at the end of each segment's plan, for the plans that were trained to it.
+        steps: Valid steps, by segment.
+        failures: Events of failed clips, by step.
+        stage: Name of the recipe's stage; empty without stages.
+    """
+
+    data_restarts: int
+    epoch: int
+    planned: int | None = 0
+    segment: int = 0
+    plans: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, Event] = field(default_factory=dict)
+    steps: dict[int, list[RunStep]] = field(default_factory=dict)
+    failures: dict[int, list[Event]] = field(default_factory=dict)
+    stage: str = ""
+
+    @property
+    def ended(self) -> Event | None:
+        """The event with the clip counts at the epoch's end; None while the current segment has steps left."""
+        return self.ends.get(self.segment)
+
+    def begin(self, segment: int, plan: str) -> None:
+        """Make a segment the current one.
+
+        A start may begin the same number with another plan, or go back to an earlier segment. The end of a plan is
+        the epoch's end only as long as that plan is followed, so what later segments and another plan had is void.
+        """
+        for number in [n for n in self.plans if n > segment]:
+            self.void(number)
+        if self.plans.get(segment) != plan:
+            self.void(segment)
+        self.segment, self.plans[segment] = segment, plan
+
+    def void(self, segment: int) -> None:
+        """Forget the plan of a segment, and its end."""
+        self.plans.pop(segment, None)
+        self.ends.pop(segment, None)
+
+    def outcome(self, segment: int, num_steps: int) -> Outcome:
+        """Return the outcome of the first steps of a segment, by the events."""
+        steps = [s for s in self.steps.get(segment, []) if s.plan_step < num_steps]
+        failures = [
+            RecordedFailure(plan_step=s.plan_step, uid=e["uid"], copy_index=e["copy"], reason=e["reason"])
+            for s in steps
+            for e in self.failures.get(s.step, [])
+        ]
+        return Outcome(steps=num_steps, skipped=[s.plan_step for s in steps if not s.applied], failures=failures)
+
+
+def epochs(run: RunFolder) -> list[Epoch]:
+    """Return the valid epochs, oldest first.
+
+    The files below `coverage/` list the same failures, but also those of steps that a resume repeated, so the events
+    decide which failures are valid.
+    """
+    valid: dict[tuple[int, int], Epoch] = {}
+    now: Epoch | None = None
+    recipe, stage, world_size, goes_back = "", "", 1, False
+    doubtful: set[tuple[int, int]] = set()  # by a start that may have gone back, and was killed before it told where to
+    for event in events.timeline(run.events_file, "start", "epoch", "step", "failure", "epoch_end"):
+        if event["kind"] == "start":
+            world_size = event["world_size"] // event.get("sequence_degree", 1)
+            if goes_back:
+                doubtful |= valid.keys()
+            recipe, goes_back = event["recipe"], True
+            stage = event.get("stage", {}).get("name", "")
+        elif event["kind"] == "epoch":
+            goes_back = False
+            key = (event["data_restarts"], event["epoch"])
+            # Later epochs are void: the run went back before it saved anything of them.
+            valid = {begun: epoch for begun, epoch in valid.items() if begun <= key}
+            doubtful.discard(key)
+            now = valid.setdefault(key, Epoch(*key))
+            now.begin(event["segment"], event["plan"])
+            now.stage = stage
+            now.planned = event["planned"]
+        elif now is None:
+            continue
+        elif event["kind"] == "step":
+            # Values that are not finite are stored as null; such a step was not applied.
+            finite = event["loss"] is not None and event["grad_norm"] is not None
+            applied = finite and event["clips"] > 0 and event.get("applied", True)
+            step = RunStep(event["step"], event["plan_step"], event["clips"], applied, recipe, world_size)
+            now.steps.setdefault(now.segment, []).append(step)
+        elif event["kind"] == "failure" and event["repeat_index"]:
+            continue  # only the first use of a clip counts as its failure
+        elif event["kind"] == "failure":
+            now.failures.setdefault(event["step"], []).append(event)
+        else:
+            now.ends[now.segment] = event
+    if goes_back:
+        doubtful |= valid.keys()
+    return [valid[key] for key in sorted(valid) if key not in doubtful or _is_left(run, valid[key])]
+
+
+def _is_left(run: RunFolder, epoch: Epoch) -> bool:
+    """Return whether the epoch remains after a start that goes back; updates its plans from the records.
+
+    Such a start removes or replaces the records of segments without a valid step before it writes the event of the
+    segment that it begins, and may have been killed in between.
+    """
+    for number in sorted(epoch.plans.keys() - epoch.steps.keys(), reverse=True):
+        try:
+            about = records.read(run, (epoch.data_restarts, epoch.epoch, number)).about
+        except RecordError:
+            epoch.void(number)
+            epoch.planned = None
+            continue
+        if about.plan != epoch.plans[number]:
+            epoch.begin(number, about.plan)
+            epoch.planned = None
+    epoch.segment = max(epoch.plans, default=0)
+    return bool(epoch.plans)
+
+
+def epoch_name(epoch: int, data_restarts: int, stage: str | None) -> str:
+    """Return the name of an epoch; after a restart of the data they count from 0 again."""
+    if stage:
+        return f"{epoch} of stage {stage}"
+    return f"{epoch}" + (f" of data restart {data_restarts}" if data_restarts else "")
+
+
+def recipe_of(run: RunFolder, step: int) -> Path:
+    """Return the file of the recipe that a step was trained with; of the latest start if the events lack the step."""
+    return recipes_of(run, [step])[step]
+
+
+def recipes_of(run: RunFolder, steps: Iterable[int]) -> dict[int, Path]:
+    """Return the same for several steps, by step."""
+    found = dict.fromkeys(steps, run.recipe_file)
+    recipe = ""
+    for event in events.timeline(run.events_file, "start", "step"):
+        if event["kind"] == "start":
+            recipe = event["recipe"]
+        elif recipe and event["step"] in found:
+            found[event["step"]] = run.recipes_folder / recipe
+    return found
+
+
+def finished_generations(run: RunFolder) -> set[int]:
+    """Return the generations of the data whose training finished at least once."""
+    finished, now = set(), 0
+    for event in events.timeline(run.events_file, "epoch", "stop"):
+        if event["kind"] == "epoch":
+            now = event["data_restarts"]
+        elif event["reason"] == "finished":
+            finished.add(now)
+    return finished

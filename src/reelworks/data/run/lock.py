@@ -1,0 +1,182 @@
+"""Allow one writer per folder: one training per run, one scan per catalog.
+
+Uses the kernel's file lock where the file system supports it: it ends with its process, however that dies, and no
+process id has to be trusted. Elsewhere a heartbeat file is used (`data.run.heartbeat`), which a process that is stopped
+for long can lose; so call `LockHandle.check` before publishing anything.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from reelworks.core.errors import UserError
+from reelworks.data.run import heartbeat
+from reelworks.data.run.heartbeat import LockedError, LockOwner
+from reelworks.data.run.process import Process
+
+_FREE_BY_HAND = "wait for it, stop it with SIGTERM (it saves and leaves), or choose another --output"
+# A lock's file is no link to another file, and opening it never waits.
+_OWN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_CHARACTERS = 4096
+_ATTEMPTS, _PROBE_SECONDS = 5, 0.02  # somebody may look at this moment whether the lock is held
+_UNKNOWN = LockOwner(Process(0, "", 0), socket.gethostname(), 0.0, "")  # the disk was full when it took the lock
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
+
+
+class LockLost(UserError):  # noqa: N818
+    """Another process has taken over the folder: this one must not publish anything in it any more."""
+
+
+class LockHandle:
+    """A held lock."""
+
+    def __init__(self, folder: Path, doing: str, field: str, is_ours: Callable[[], bool]) -> None:
+        self._folder, self._doing, self._field, self._is_ours = folder, doing, field, is_ours
+
+    def check(self) -> None:
+        """Check that the lock is still held; call this right before publishing something.
+
+        Raises:
+            LockLost: Another process took over the lock, or its file was removed.
+            OSError: The lock file cannot be read.
+        """
+        if not self._is_ours():
+            raise LockLost(
+                f"another {self._doing} has taken over this folder, so this one must not write into it any more",
+                code="lock-lost",
+                field=self._field,
+                value=str(self._folder),
+                remedy="let the other process continue; everything that this one published before is intact",
+            )
+
+
+@contextmanager
+def hold(
+    path: Path, *, doing: str = "training", field: str = "output", remedy: str = _FREE_BY_HAND
+) -> Iterator[LockHandle]:
+    """Hold an exclusive lock on a file, whose folder is created if missing.
+
+    Messages name the activity (`doing`, one word), the recipe key or option of the folder (`field`) and the `remedy`.
+    """
+    with ExitStack() as stack:
+        try:
+            is_ours = _take(path, stack)
+        except LockedError as error:
+            raise UserError(
+                f"another {doing} is running in this folder ({error})",
+                code="run-locked",
+                field=field,
+                value=str(path.parent),
+                remedy=remedy,
+            ) from error
+        except OSError as error:
+            option = " with --output DIR" if field == "output" else ""
+            raise UserError(
+                f"the folder cannot be written ({error.strerror})",
+                code="file-unwritable",
+                field=field,
+                value=str(path.parent),
+                remedy=f"choose a folder you may write to{option}, or fix its permissions",
+            ) from error
+        yield LockHandle(path.parent, doing, field, is_ours)
+
+
+def holder(path: Path) -> LockOwner | None:
+    """Return which process holds a lock; None if none does, whatever the file says.
+
+    A heartbeat's file, where there are no locks, counts for as long as it was renewed lately.
+    """
+    if _is_locked(path):
+        return LockOwner.parse(_text(path)) or _UNKNOWN
+    beats = path.with_name(f"{path.name}.heartbeat")
+    with suppress(OSError):
+        owner = LockOwner.parse(_text(beats))
+        lately = time.time() - beats.stat().st_mtime < heartbeat.LOST_SECONDS
+        if owner is not None and lately and (owner.host != socket.gethostname() or owner.process.lives()):
+            return owner
+    return None
+
+
+def signal_holder(path: Path, number: signal.Signals) -> bool:
+    """Send a signal to the process of this machine that holds a kernel's lock; returns whether there is one.
+
+    What a file says is not enough: the lock is held, and by the process that has the id in this file now and had it when
+    it took the lock. Of a heartbeat's file nobody knows who wrote it.
+    """
+    owner = LockOwner.parse(_text(path)) if _is_locked(path) else None
+    return owner is not None and owner.host == socket.gethostname() and owner.process.signal(number)
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a process holds the kernel's lock on a file, on this machine or another."""
+    try:
+        fd = os.open(path, os.O_RDONLY | _OWN_FILE)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment that whoever takes the lock waits for
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+def _text(path: Path) -> str:
+    try:
+        fd = os.open(path, os.O_RDONLY | _OWN_FILE)
+    except OSError:
+        return ""
+    with os.fdopen(fd, errors="replace") as f:
+        return f.read(_MOST_CHARACTERS)
+
+
+def _take(path: Path, stack: ExitStack) -> Callable[[], bool]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    me = LockOwner.here()
+    try:
+        return stack.enter_context(_locked(path, me))
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return stack.enter_context(heartbeat.beating(path.with_name(f"{path.name}.heartbeat"), me))
+
+
+@contextmanager
+def _locked(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
+    """Hold the kernel's lock on a file, and write the holder into it."""
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _OWN_FILE, 0o666), "r+b") as f:
+        for attempt in range(_ATTEMPTS):
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if attempt + 1 == _ATTEMPTS:
+                    raise LockedError(LockOwner.parse(_text(path))) from error
+                time.sleep(_PROBE_SECONDS)
+        f.truncate(0)
+        # The content only informs people, so a full disk must not fail here: freeing disk space needs this lock.
+        with suppress(OSError):
+            os.write(f.fileno(), me.to_json().encode())
+        try:
+            yield lambda: _is_file(path, f.fileno())
+        finally:
+            f.truncate(0)
+
+
+def _is_file(path: Path, fd: int) -> bool:
+    """Return whether the open file is still the one at `path`; another process could hold a lock on a new one."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False

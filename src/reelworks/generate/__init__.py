@@ -1,4 +1,0 @@
-"""Load a trained model, sample from it with guidance, and write pictures and clips.
-
-`defaults` and `writers` need no torch. Samplers live in `diffusion.samplers`.
-"""

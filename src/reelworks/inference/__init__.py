@@ -1,0 +1,1 @@
+"""Ask a trained model for clips and for figures."""

@@ -1,0 +1,244 @@
+"""Held-out loss of a run's checkpoint, or of the model that a recipe begins with, by bucket and timestep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from reelworks.core import digests, results
+from reelworks.core.errors import UserError
+from reelworks.data.catalog.scan.scan import ScanProgress
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.distributed import mesh
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader.step_source import StepSource
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.run import history
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.schedule.plan import Samples
+from reelworks.inference.evaluate.request import EvalRequest
+from reelworks.inference.generate.load_run import LoadedModel
+from reelworks.models.attention import attention
+from reelworks.training.encoding import stored_batches
+from reelworks.training.loop import resume
+from reelworks.training.observers.validation import Validation, Validator
+from reelworks.training.precompute import encoding
+from reelworks.training.recipe import chosen_checkpoint, dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """Weights to measure, and the recipe that names the clips.
+
+    Attributes:
+        run: Folder of the checkpoint's run; None for the weights that a recipe begins with.
+        step: Step of the checkpoint; 0 without a run.
+        weights: Averaged ("ema") or trained ("model") weights of the checkpoint, or those of the recipe ("initial").
+        held_out: Measure on held-out clips only; otherwise on all clips of the datasets.
+    """
+
+    recipe: Recipe
+    run: Path | None
+    step: int
+    weights: Literal["ema", "model", "initial"]
+    held_out: bool = True
+    JSON_KEYS: ClassVar = ("run", "step", "weights", "seed", "held_out")
+
+    @classmethod
+    def locate(cls, request: EvalRequest) -> EvaluatedModel:
+        """Find what a request names: a run (its newest checkpoint, its best one, or that of a step), a checkpoint, a recipe.
+
+        With `data_path`, all clips of that folder or list are measured in place of the recipe's held-out ones.
+        """
+        assert request.source is not None
+        run, step, file = None, 0, request.source
+        weights: Literal["ema", "model", "initial"] = "initial"
+        if not request.is_recipe:
+            run, step = chosen_checkpoint.locate(request.source, step=request.step, best=request.best)
+            file, weights = history.recipe_of(run, step), "model" if request.raw_weights else "ema"
+        recipe = _on(recipe_file.load(file, request.overrides), request.data_path, run)
+        return cls(
+            measuring(recipe, request), None if run is None else run.path, step, weights, request.data_path is None
+        )
+
+    @property
+    def seed(self) -> int:
+        """Seed of the noise."""
+        return self.recipe.seed
+
+    def data(self, on_scan: Callable[[ScanProgress], None] | None = None) -> RecipeData:
+        """Open the clips; a run's catalog is taken as it is, others are brought up to date."""
+        if self.run is None or not self.held_out:
+            dataset.scan_recipe(self.recipe, on_scan)
+        data = RecipeData.open(self.recipe)
+        return data if self.held_out else replace(data, spec=replace(data.spec, split=1.0))
+
+    def load(self, recipe: Recipe, world: World) -> LoadedModel:
+        """Load the network, with encoders that are loaded when they are needed."""
+        encoders = encoding.lazy_encoder(recipe, world.device)
+        if self.run is None:
+            return LoadedModel.begin(recipe, encoders)
+        path = CheckpointFolder(RunFolder(self.run).checkpoints_folder).path(self.step)
+        return LoadedModel.load(path, averaged=self.weights == "ema", encoders=encoders)
+
+
+def _on(recipe: Recipe, data_path: Path | None, run: RunFolder | None) -> Recipe:
+    """Return the recipe with other data, whose catalog is not the run's."""
+    if data_path is None:
+        return recipe
+    update = {} if run is None else {"catalog": str(run.evaluations_folder / "catalog")}
+    return recipe_file.on_footage(recipe, data_path).model_copy(update=update)
+
+
+def measuring(recipe: Recipe, request: EvalRequest) -> Recipe:
+    """Return the recipe with the timesteps and the number of clips that are asked for."""
+    update: dict[str, Any] = {"timesteps": spread(recipe, request.timesteps)} if request.timesteps else {}
+    if request.max_clips is not None:
+        update["max_clips"] = request.max_clips
+    return recipe.model_copy(update={"validation": recipe.validation.model_copy(update=update)})
+
+
+def spread(recipe: Recipe, count: int) -> list[float]:
+    """Return timesteps in equal distances within the range that a recipe trains, its ends left out.
+
+    Ten of them in [0, 1000] are the timesteps of Open-Sora 1.2's evaluation: 91, 182, ..., 909.
+    """
+    first, last = recipe.objective.timestep_range
+    return [first + (last - first) * i / (count + 1) for i in range(1, count + 1)]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out loss of some weights, with all that it depends on.
+
+    Attributes:
+        clips: Number of clips that were asked for.
+        clips_digest: Digest of their uids, by which two results of the same clips are recognized.
+        validation: The losses.
+    """
+
+    source: EvaluatedModel = field(metadata=results.INLINED)
+    timesteps: list[float]
+    clips: int
+    clips_digest: str
+    validation: Validation = field(metadata=results.INLINED)
+    JSON_KEYS: ClassVar = ("source", "timesteps", "clips_digest", "failed", "validation")
+
+    @property
+    def failed(self) -> int:
+        """Number of clips that could not be decoded."""
+        return self.clips - self.validation.clips
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The loss by its name."""
+        return {"loss": self.validation.loss}
+
+    def headline(self) -> str:
+        """Return what was measured, in one line."""
+        source, losses = self.source, self.validation
+        weights = {
+            "ema": "averaged weights",
+            "model": "trained weights",
+            "initial": "weights that training begins with",
+        }
+        of = weights[source.weights] if source.run is None else f"{weights[source.weights]} of step {source.step}"
+        clips = "held-out clips" if source.held_out else "clips"
+        lost = f"; {self.failed} could not be decoded" if self.failed else ""
+        # Not to be compared with the validation losses of such a run, which are of what is trained.
+        without = " without lora.training_adapter" if source.recipe.has_training_adapter else ""
+        return f"loss {losses.loss:.4f} of the {of}{without}, on {losses.clips} {clips}{lost}"
+
+    def file(self) -> Path | None:
+        """Return the file in the run folder; the same settings have the same file. None without a run."""
+        source = self.source
+        if source.run is None:
+            return None
+        settings = digests.digest_json([self.timesteps, self.clips_digest, source.seed])[:8]
+        return RunFolder(source.run).evaluations_folder / f"step-{source.step:09d}-{source.weights}-{settings}.json"
+
+
+def evaluate(
+    request: EvalRequest,
+    on_scan: Callable[[ScanProgress], None] | None = None,
+    on_clip: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluation:
+    """Measure the loss of weights on held-out clips; the same call returns the same numbers on the same machine.
+
+    Raises:
+        UserError: There is no such checkpoint, no clip is held out, or none could be decoded.
+    """
+    source = EvaluatedModel.locate(request)
+    with mesh.join() as world:
+        data = source.data(on_scan)
+        recipe, clips = data.recipe, data.held_out()
+        if not len(clips):
+            raise _nothing_held_out(source)
+        with opened(source, data, world, request, on_clip) as (_, measure):
+            result = measure()
+    if result is None:
+        raise UserError(
+            f"none of the {len(clips)} clips could be decoded",
+            code="no-clip-to-evaluate",
+            field="dataset",
+            value=recipe.dataset[0].path,
+            remedy="check that the files are there; `reelworks scan` says why they cannot be read",
+        )
+    return Evaluation(source, recipe.validation.timesteps, len(clips), digest_of(clips), result)
+
+
+def digest_of(clips: Samples) -> str:
+    """Return the digest of the clips that a loss is measured on."""
+    return digests.digest_json([int(uid) for uid in clips.uid])
+
+
+@contextmanager
+def opened(
+    source: EvaluatedModel,
+    data: RecipeData,
+    world: World,
+    request: EvalRequest,
+    on_clip: Callable[[int, int], None],
+) -> Iterator[tuple[LoadedModel, Callable[[], Validation | None]]]:
+    """Load a model, and yield it with a function that measures the loss of the weights that it holds when it is called."""
+    recipe, clips = data.recipe, data.held_out()
+    resume.set_threads(recipe)
+    with attention.prefer(recipe.model.attention), ExitStack() as stack:
+        pool = stack.enter_context(closing(_pool(recipe)))
+        model = source.load(recipe, world)
+        attention.use(model.denoiser, recipe.model.attention, world.device)
+        stored = encoding.open_store(data) if recipe.encode.store else None
+        if stored is not None:
+            stack.callback(stored.close)
+        steps = StepSource(data, rank=world.rank, world=world.size)
+        encoder = stored_batches.choose(model.encoder, world, stored)
+        parts = (model.boundary, encoder, world, steps, clips, recipe)
+        validator = Validator(*parts, times_at_once=request.batch_size, on_clip=on_clip)
+        yield model, lambda: validator.run(pool)
+
+
+def _pool(recipe: Recipe) -> DecodePool:
+    return DecodePool(recipe.data.num_workers, recipe.data.decode_timeout)
+
+
+def _nothing_held_out(source: EvaluatedModel) -> UserError:
+    if not source.held_out:
+        return UserError(
+            "no clip of it has a bucket",
+            code="no-clip-to-evaluate",
+            field="--data-path",
+            value=source.recipe.dataset[0].path,
+            remedy="`reelworks plan` with the same --data-path says why clips are left out",
+        )
+    return UserError(
+        "no clip is held out, so there is nothing that the model was not trained on",
+        code="no-clip-to-evaluate",
+        field="validation.split",
+        value=source.recipe.validation.split,
+        remedy="name other clips with --data-path, or hold some out in the recipe before training",
+    )

@@ -1,0 +1,96 @@
+"""Results of metrics as a value and as a file, and as metrics of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reelworks.core import gpu_devices
+from reelworks.core.errors import UserError, first_few
+from reelworks.core.log import logger
+from reelworks.data.checkpoint import locate
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.inference.evaluate import clips, registry, vbench
+from reelworks.inference.evaluate.clips import MeasuredClip, Unreadable
+from reelworks.inference.evaluate.measure import MetricResult, measure
+from reelworks.inference.evaluate.metric import Settings
+from reelworks.inference.evaluate.request import EvalRequest
+from reelworks.inference.evaluate.training_clips import TrainingClips
+
+WEIGHTS = ("clip", "dinov2", "inception", "videomae")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Results of metrics on a folder of clips, and those that VBench measured."""
+
+    generated: Path | None
+    reference: Path | None
+    metrics: list[MetricResult]
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+    def file(self) -> None:
+        """Return no file: the result belongs to no run."""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Values of the metrics that were measured, by name."""
+        return {measured.name: measured.value for measured in self.metrics if measured.value is not None}
+
+
+def of_folders(request: EvalRequest, on_clip: Callable[[int, int], None] = lambda done, total: None) -> Report:
+    """Measure the clips of a folder by metrics, all registered ones by default, and add the results of VBench.
+
+    Raises:
+        UserError: A folder holds no media, a metric or a name of weights is unknown, or the results cannot be read.
+    """
+    generated, reference = request.generated, request.reference
+    foreign = [] if request.vbench is None else vbench.results(request.vbench)
+    if generated is None:
+        return Report(None, None, foreign)
+    kinds = registry.all_named(request.metrics or registry.names(), "--metric")
+    device = gpu_devices.default()
+    files = clips.files_of(generated, "--generated")
+    references = None if reference is None else clips.files_of(reference, "--reference")
+    training = None if references is None else TrainingClips.of_files(references)
+    settings = Settings(weights_of(request.weights), device, request.min_samples, training=training)
+    if references is not None and not files.keys() & references.keys():
+        names_there = first_few(sorted(references))
+        logger.info("no reference has the name of a clip (%s, ...), so sets can be compared, but no pairs", names_there)
+    total = len(files) + len(references or ())
+
+    def counted(read: Iterable[MeasuredClip | Unreadable], first: int) -> Iterator[MeasuredClip | Unreadable]:
+        for done, clip in enumerate(read, first):
+            on_clip(done, total)
+            yield clip
+
+    of_references = None if references is None else counted(clips.read(references), len(files))
+    captions = {name: vbench.prompt_of(name) for name in files} if request.prompts_in_names else None
+    measured, unreadable = measure(kinds, counted(clips.read(files, references, captions), 0), of_references, settings)
+    return Report(generated, reference, [*measured, *foreign], unreadable)
+
+
+def weights_of(given: Sequence[str]) -> dict[str, str]:
+    """Return paths of weights by name from texts such as `clip=models/clip`."""
+    found = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if name not in WEIGHTS or not equals or not path:
+            raise UserError(
+                "not a name and a path",
+                code="weights-not-understood",
+                field="--weights",
+                value=text,
+                remedy=f"write NAME=PATH, with one of the names {', '.join(WEIGHTS)}",
+            )
+        found[name] = path
+    return found
+
+
+def record(target: Path, values: dict[str, float]) -> str:
+    """Add values to the metrics of a checkpoint as `eval/NAME`, where keep_best finds them; returns a sentence."""
+    run, step = locate.locate(target)
+    metrics = {name if name.startswith("vbench/") else f"eval/{name}": value for name, value in values.items()}
+    CheckpointFolder(run.checkpoints_folder).record_metrics(step, metrics)
+    return f"recorded for step {step}: {', '.join(metrics)}"

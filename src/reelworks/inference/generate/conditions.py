@@ -1,0 +1,282 @@
+"""Condition frames: frames that a clip begins with, and clips that continue each other.
+
+They are not changed by sampling, and a mask marks them for the model as in training.
+
+Legend: T frames, H height, W width, C channels, N latent frames.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reelworks.core import sources
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Geometry, Shape
+from reelworks.core.sources import SOURCES
+from reelworks.data.media import decode_pool, formats, probe, sound
+from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media.formats import ProbeError
+from reelworks.data.media.sound import SoundRequest
+from reelworks.models import components
+from reelworks.models.family import Conditioning
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.recipe.dataset import sound_spec
+from reelworks.training.recipe.recipe import Recipe
+
+Frames = NDArray[np.uint8]
+WHITE = 255
+_LAST = math.nextafter(1.0, 0.0)  # as a draw in [0, 1): the last possible first frame
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Condition frames of a generation."""
+
+    reference: Frames | None = None  # `[T, H, W, 3]` uint8, which the clip begins with
+    loop: int = 1  # clips to join; each but the first begins with the last frames of the previous one
+    condition_frames: int = 17  # number of those last frames
+    last_frame: Frames | None = None  # `[1, H, W, 3]` uint8, which the clip ends with
+    inpaint: Frames | None = None  # `[T, H, W, 3]` uint8, of which the black areas of a mask are kept
+    sound: NDArray[np.int16] | None = None  # `[S, channels]`, for which the picture is generated
+
+    def check(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
+        """Refuse condition frames that leave nothing to generate or whose latents do not fit those of the clip."""
+        self._check_joined()
+        if conditioning.control_parts:
+            self._check_parts(shape)
+            return
+        if self.inpaint is not None:
+            raise UserError(
+                "this model does not know which parts of a clip are kept",
+                code="conditions-not-taken",
+                field="--inpaint",
+                remedy="leave it out, or use a model that takes a mask, such as wan-2.1-vace-1.3b",
+            )
+        self._check_last_frame(geometry, shape, conditioning)
+        if conditioning.needs_first_frame and shape.num_frames > 1:
+            self._check_first_frame()
+            return
+        if not conditioning.frames and (self.loop > 1 or self.reference is not None):
+            raise UserError(
+                "this model cannot continue frames: it takes no condition frames",
+                code="conditions-not-taken",
+                field="--reference, --loop",
+                remedy="leave them out, or use a model that was trained with condition frames, such as stdit3",
+            )
+        if self.loop > 1:
+            _check(self.condition_frames, geometry, shape, "--condition-frames")
+        if self.reference is not None:
+            _check(len(self.reference), geometry, shape, "--condition-frames, for --reference")
+
+    def _check_parts(self, shape: Shape) -> None:
+        """Refuse given frames that leave nothing to generate, and joined clips that would all end alike."""
+        shared = self.condition_frames if self.loop > 1 else 0
+        first = max(shared, 0 if self.reference is None else len(self.reference))
+        if first and first + (self.last_frame is not None) >= shape.num_frames:
+            raise _nothing_left(shape, "--condition-frames", first)
+
+    def _check_joined(self) -> None:
+        given = [self.last_frame, self.inpaint, self.sound]
+        if self.loop > 1 and any(each is not None for each in given):
+            raise UserError(
+                "each of the joined clips would have the same given frames or sound",
+                code="condition-invalid",
+                field="--loop",
+                value=self.loop,
+                remedy="leave it out, or leave out --last-frame, --inpaint and --sound",
+            )
+
+    def _check_last_frame(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
+        needed = conditioning.last_frame and shape.num_frames > 1
+        if self.last_frame is None:
+            if needed:
+                raise UserError(
+                    "this model makes clips from their first and last frames",
+                    code="condition-invalid",
+                    field="--last-frame",
+                    remedy="name a picture for the last one",
+                )
+            return
+        if not needed and not (conditioning.frames and shape.num_frames > 1):
+            raise UserError(
+                "this model cannot end with a frame",
+                code="condition-invalid",
+                field="--last-frame",
+                remedy="leave it out, or use a model that takes a last frame",
+            )
+        first = 0 if self.reference is None else geometry.latent(replace(shape, num_frames=len(self.reference)))[0]
+        if not needed and first + 1 >= geometry.latent(shape)[0]:
+            raise _nothing_left(shape, "--last-frame", None)
+
+    def _check_first_frame(self) -> None:
+        if self.reference is None:
+            problem, remedy = "this model makes clips from their first frame", "name a picture for it"
+        elif len(self.reference) > 1 or (self.loop > 1 and self.condition_frames > 1):
+            problem, remedy = "this model takes only one condition frame", "add --condition-frames 1"
+        else:
+            return
+        raise UserError(problem, code="condition-invalid", field="--reference", remedy=remedy)
+
+
+def _nothing_left(shape: Shape, field: str, value: int | None) -> UserError:
+    return UserError(
+        f"nothing is left of {shape.num_frames} frames to generate",
+        code="condition-invalid",
+        field=field,
+        value=value,
+        remedy="give fewer frames",
+    )
+
+
+def _check(num_frames: int, geometry: Geometry, shape: Shape, field: str) -> None:
+    chunk = geometry.chunk_frames or 1
+    if num_frames >= shape.num_frames:
+        raise _nothing_left(shape, field, num_frames)
+    if num_frames != 1 and num_frames % chunk:
+        # A latent frame within a chunk covers other frames than one of a chunk of its own.
+        problem, remedy = f"this autoencoder encodes {chunk} frames together", f"use 1 or {chunk}"
+    elif not geometry.accepts_frames(num_frames):
+        problem, remedy = geometry.frame_words, f"use {geometry.nearest_frames(num_frames)}"
+    else:
+        return
+    raise UserError(problem, code="condition-invalid", field=field, value=num_frames, remedy=remedy)
+
+
+def read(path: Path, shape: Shape, condition_frames: int, option: str = "--reference") -> Frames:
+    """Read a picture, or the last frames of a clip, resized to `shape`."""
+    is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
+    wanted = Shape(1 if is_image else condition_frames, shape.height, shape.width)
+    try:
+        return decode_pool.load(Request(path, is_image, wanted, first_frame_draw=_LAST))
+    except MediaError as error:
+        raise UserError(
+            str(error),
+            code="condition-unreadable",
+            field=option,
+            value=str(path),
+            remedy=f"name a picture, or a clip of at least {condition_frames} frames (--condition-frames)"
+            if condition_frames > 1
+            else "name a picture or a clip",
+        ) from error
+
+
+def companions(files: Mapping[str, str], shape: Shape, prefix: str, recipe: Recipe) -> dict[str, Frames]:
+    """Read files of companions by kind, which options or keys with a prefix name.
+
+    As in training, sources of another aspect ratio than the shape's have sizes of their own if the recipe's model takes
+    several; or they are single pictures that are shown whole on white, if it takes them as frames.
+    """
+    multiple = components.source_multiple(recipe.model, recipe.autoencoder)
+    as_frames = components.conditioning(recipe.model).sources_as_frames
+    found = {}
+    for kind, file in files.items():
+        path, option = Path(file), prefix + kind.partition("-")[0]
+        wanted, whole = shape, kind in SOURCES and as_frames
+        if whole:
+            wanted = replace(shape, num_frames=1)
+        elif kind in SOURCES and multiple is not None:
+            wanted = _own_shape(path, shape, option, multiple)
+        found[kind] = companion(path, wanted, option, whole=whole)
+    return found
+
+
+def _own_shape(path: Path, shape: Shape, option: str, multiple: tuple[int, int]) -> Shape:
+    try:
+        size = decode_pool.within_limit(probe.probe, path)
+    except (OSError, ProbeError, MediaError) as error:
+        raise _unreadable(str(error), path, option, shape) from error
+    ratio = int(sources.ratios(size.width, size.height, shape.width, shape.height))
+    return sources.own_shape(shape, ratio, multiple)
+
+
+def read_sound(path: Path, recipe: Recipe, num_frames: int, fps: float) -> NDArray[np.int16]:
+    """Read the sound for a clip of so many frames, as the recipe's model takes it.
+
+    Raises:
+        UserError: The model takes no sound, or the file cannot be read or has none.
+    """
+    spec = sound_spec(recipe)
+    if spec is None:
+        raise UserError(
+            "this model takes no sound",
+            code="conditions-not-taken",
+            field="--sound",
+            value=str(path),
+            remedy="leave it out, or use a model that was trained with sound, such as ltx-2-sound",
+        )
+    spec = replace(spec, frame_rate=fps)
+    clip = Request(path, is_image=False, shape=Shape(num_frames, 1, 1))
+    request = SoundRequest(clip, spec.sample_rate, spec.channels, spec.samples(num_frames))
+    try:
+        return decode_pool.within_limit(sound.load_track, request)
+    except MediaError as error:
+        raise UserError(
+            f"its sound cannot be read ({error})",
+            code="condition-unreadable",
+            field="--sound",
+            value=str(path),
+            remedy="name a file of sound, or a video with sound, that opens in a player",
+        ) from error
+
+
+def companion(path: Path, shape: Shape, option: str, *, whole: bool = False) -> Frames:
+    """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`, or `whole` within it."""
+    is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
+    wanted = Shape(1, shape.height, shape.width) if is_image else shape
+    try:
+        frames = decode_pool.load(Request(path, is_image, wanted, whole=whole))
+    except MediaError as error:
+        raise _unreadable(str(error), path, option, shape) from error
+    return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
+
+
+def _unreadable(problem: str, path: Path, option: str, shape: Shape) -> UserError:
+    remedy = "name a picture" + (f", or a clip of at least {shape.num_frames} frames" if shape.num_frames > 1 else "")
+    return UserError(problem, code="condition-unreadable", field=option, value=str(path), remedy=remedy)
+
+
+def kept(conditions: Conditions, reference: Frames | None, mask: Frames | None, shape: Shape) -> tuple[Frames, Frames]:
+    """Return a clip of which parts are kept, and the mask, white where it is made anew, with its given frames."""
+    size = (shape.num_frames, shape.height, shape.width, 3)
+    clip = np.zeros(size, np.uint8) if conditions.inpaint is None else conditions.inpaint.copy()
+    made = np.full(size, WHITE, np.uint8) if mask is None else mask.copy()
+    if reference is not None:
+        clip[: len(reference)], made[: len(reference)] = reference, 0
+    if conditions.last_frame is not None:
+        clip[-1:], made[-1:] = conditions.last_frame, 0
+    return clip, made
+
+
+def give(
+    encoder: FrozenEncoders, noise_BCNHW: Tensor, first: Frames | None, last: Frames | None, num_frames: int
+) -> tuple[Tensor, Tensor]:
+    """Put latents of given frames at the ends of noise; also return `[B, N]`: 0 for them, 1 for those to generate.
+
+    The last frame stands still for as long as its latent frame, as at the end of a clip of that frame alone.
+    """
+    latent_BCNHW, ratio_BN = noise_BCNHW.clone(), noise_BCNHW.new_ones(len(noise_BCNHW), noise_BCNHW.shape[2])
+    if first is not None:
+        given = encoder.latents(torch.from_numpy(np.array(first))[None])
+        count = given.shape[2]
+        latent_BCNHW[:, :, :count], ratio_BN[:, :count] = given, 0
+    if last is not None:
+        still = encoder.latents(torch.from_numpy(np.repeat(last, num_frames, axis=0))[None])
+        latent_BCNHW[:, :, -1:], ratio_BN[:, -1] = still[:, :, -1:], 0
+    return latent_BCNHW, ratio_BN
+
+
+def join(make: Callable[[Frames | None], Frames], conditions: Conditions) -> Frames:
+    """Make clips one after the other and concatenate them without the frames that they share."""
+    joined = make(conditions.reference)
+    for _ in range(conditions.loop - 1):
+        following = make(joined[-conditions.condition_frames :])
+        joined = np.concatenate([joined, following[conditions.condition_frames :]])
+    return joined

@@ -1,0 +1,79 @@
+"""Defaults of `generate`: the shape with the most trained tokens, and the model's usual sampler settings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reelworks.core.shape import Shape
+from reelworks.data.run.folder import RunFolder
+from reelworks.models import components, registry
+from reelworks.models.family import SamplingDefaults
+from reelworks.training.plan import plan_report
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
+
+MAX_FPS = 240
+_USUAL_FPS = 24.0
+_USUAL_CONDITION_FRAMES = 17
+_UNKNOWN = Shape(17, 64, 96)  # for a run whose plan was removed
+
+
+def sampled(recipe: Recipe) -> SamplingDefaults:
+    """Return how previews are sampled: as the recipe says, else by the defaults of their model.
+
+    The default of guided channels is meant for the latents of the model's published autoencoder, and no others.
+    """
+    asked, preset = recipe.samples, registry.PRESETS[recipe.samples.model or recipe.model.name]
+    usual, as_published = preset.sampling, recipe.autoencoder.name == preset.parts.autoencoder
+    return SamplingDefaults(
+        asked.guidance_scale or usual.guidance_scale,
+        asked.num_inference_steps or usual.num_inference_steps,
+        asked.guided_channels or (usual.guided_channels if as_published else None),
+        asked.image_guidance_scale or usual.image_guidance_scale,
+    )
+
+
+def fps(recipe: Recipe) -> float:
+    """Return the frame rate of generated clips: of the previews, else of the trained clips, else of the model."""
+    rate = recipe.samples.fps or recipe.data.frame_rate or registry.PRESETS[recipe.model.name].fps
+    return min(rate or _USUAL_FPS, MAX_FPS)
+
+
+def condition_frames(recipe: Recipe) -> int:
+    """Return the default number of condition frames: 1 for models that take only a first frame, else about 17."""
+    if components.conditioning(recipe.model).needs_first_frame:
+        return 1
+    return components.autoencoder_geometry(recipe.autoencoder).nearest_frames(_USUAL_CONDITION_FRAMES)
+
+
+def shape(run: RunFolder, recipe: Recipe, *, picture: bool) -> Shape:
+    """Return the shape of the bucket with the most tokens in a run's epoch, rounded down to what its model generates.
+
+    For a picture, the shape has one frame, and is that of a bucket of one frame if there are any.
+    """
+    summary = plan_report.read_summary(run)
+    tokens = [
+        (Shape(b.num_frames, b.height, b.width), b.clips * b.tokens_per_clip)
+        for b in (summary.buckets if summary else ())
+    ]
+    return _most_trained(tokens, recipe, picture=picture)
+
+
+def shape_of(data: RecipeData, *, picture: bool) -> Shape:
+    """Return that shape for a run that may not have begun, from the clips of its first epoch."""
+    clips = np.bincount(data.entries(0).bucket, minlength=len(data.table.buckets)).tolist()
+    tokens = [(bucket.shape, bucket.tokens * n) for bucket, n in zip(data.table.buckets, clips, strict=True)]
+    return _most_trained(tokens, data.recipe, picture=picture)
+
+
+def _most_trained(tokens: list[tuple[Shape, int]], recipe: Recipe, *, picture: bool) -> Shape:
+    trained = [(shape, count) for shape, count in tokens if count]
+    wanted = [(shape, count) for shape, count in trained if (shape.num_frames == 1) == picture]
+    largest, _ = max(wanted or trained, key=lambda pair: pair[1], default=(_UNKNOWN, 0))
+    rules = components.geometry(recipe.model, recipe.autoencoder)
+    multiples = rules.multiple if components.whole_patches(recipe.model) else rules.stride[1:]
+    height, width = (
+        max(side // multiple, 1) * multiple
+        for side, multiple in zip((largest.height, largest.width), multiples, strict=True)
+    )
+    return Shape(1 if picture else largest.num_frames, height, width)

@@ -1,0 +1,261 @@
+"""Generate with the pipelines of diffusers, built around the loaded network, autoencoder and embeddings.
+
+They sample with the scheduler that a family was released with. Where a family has no pipeline, or it does not support
+the request, `why_not` returns the reason, and our own sampler generates.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from reelworks.core import log, optional_imports
+from reelworks.core.errors import UserError
+from reelworks.inference.generate import pipeline
+from reelworks.inference.generate.pipeline import GenerateOptions
+from reelworks.inference.generate.writers import Sound
+from reelworks.models import components, hub, registry
+from reelworks.models.api import DenoiserInputs
+from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, FamilyDenoiser
+from reelworks.models.expert_pair.config import PARTS
+from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
+from reelworks.models.objectives import ddpm
+from reelworks.models.objectives.config import NUM_TIMESTEPS
+from reelworks.models.objectives.objectives import PREDICTIONS
+from reelworks.models.precision.boundary import DtypeBoundary, is_sharded
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.recipe.recipe import Recipe
+
+_PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # names of diffusers' schedulers
+
+
+class PipelineOutput(NamedTuple):
+    """Generated clips, `[T, H, W, 3]` uint8 for each prompt, and the sampler that made them, as readable text.
+
+    `sounds` has the sound of each clip; it is empty if the model has none.
+    """
+
+    clips: list[NDArray[np.uint8]]
+    by: str
+    sounds: Sequence[Sound] = ()
+
+    def written(self) -> list[tuple[NDArray[np.uint8], Sound | None]]:
+        """Return each clip with its sound, if it has any."""
+        return list(zip(self.clips, self.sounds or (None,) * len(self.clips), strict=True))
+
+
+def generate(
+    recipe: Recipe,
+    boundary: DtypeBoundary[DenoiserInputs],
+    encoder: FrozenEncoders,
+    prompts: Iterable[str],
+    options: GenerateOptions,
+) -> PipelineOutput:
+    """Generate a clip for each prompt, with the family's pipeline if possible and `options.sampler` does not exclude it."""
+    reason = why_not(recipe, boundary, options)
+    if options.sampler == "pipeline" and reason is not None:
+        remedy = 'leave it out, or use "own"'
+        raise UserError(reason, code="no-pipeline", field="--sampler", value="pipeline", remedy=remedy)
+    if reason is not None or options.sampler == "own":
+        with _told(boundary):
+            made = pipeline.generate_with_sound(boundary, encoder, recipe.objective, prompts, options)
+        by = "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary)
+        return PipelineOutput([clip for clip, _ in made], by, [sound for _, sound in made if sound is not None])
+    # A pipeline would round sizes that do not fit, instead of refusing them.
+    geometry = components.geometry(recipe.model, recipe.autoencoder)
+    geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
+    pipe, by = _build(recipe, boundary, encoder, options)
+    with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder), _told(boundary):
+        return PipelineOutput([_sample(pipe, recipe, encoder, prompt, options) for prompt in prompts], by)
+
+
+@contextmanager
+def _told(boundary: DtypeBoundary[DenoiserInputs]) -> Iterator[None]:
+    """Say how far the sampling is, whoever calls the network."""
+    module = boundary.denoiser.module
+    networks = module.children() if isinstance(boundary.denoiser, ExpertPairDenoiser) else [module]
+    done = 0
+
+    def count(*_: object) -> None:
+        nonlocal done
+        done += 1
+
+    hooks = [network.register_forward_hook(count) for network in networks]
+    try:
+        with log.stage("sampling", lambda: f"passes of the network: {done}"):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: GenerateOptions) -> str | None:
+    """Return the reason why no pipeline can generate, or None if one can."""
+    family = registry.load_network(registry.family_of(recipe.model.name))
+    published, conditioning = registry.PRESETS[recipe.model.name].parts, components.conditioning(recipe.model)
+    if not isinstance(family, DiffusersNetwork):
+        return f"{recipe.model.name} has no pipeline"
+    if (recipe.autoencoder.name, recipe.text_encoder.name) != (published.autoencoder, published.text):
+        return "pipelines go with the autoencoder and the text encoder of the family"
+    if recipe.objective.name not in conditioning.objectives:
+        return f"pipelines of the family do not know the objective {recipe.objective.name}"
+    if recipe.objective.prediction != "velocity":
+        return "pipelines expect the network to predict a velocity"
+    if conditioning.first_frame is not None or conditioning.needs or conditioning.control_parts or options.companions:
+        return "the model takes more conditions than text"
+    c = options.conditions
+    if c.reference is not None or c.last_frame is not None or c.loop > 1:
+        return "the clip begins or ends with condition frames"
+    if (reason := family.no_pipeline(boundary.denoiser.module)) is not None:
+        return reason
+    return "the weights are sharded" if is_sharded(boundary.denoiser.module) else None
+
+
+def _family(recipe: Recipe) -> DiffusersNetwork:
+    family = registry.load_network(registry.family_of(recipe.model.name))
+    assert isinstance(family, DiffusersNetwork), "why_not was asked"
+    return family
+
+
+def _build(
+    recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], encoder: FrozenEncoders, options: GenerateOptions
+) -> tuple[Any, str]:
+    """Build the pipeline without text encoders, as it is called with embeddings; also return its description."""
+    denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
+    assert isinstance(denoiser, FamilyDenoiser | ExpertPairDenoiser)
+    assert isinstance(autoencoder, DiffusersAutoencoder)
+    if isinstance(denoiser, ExpertPairDenoiser):
+        settings = {"boundary_ratio": denoiser.switch_timestep / NUM_TIMESTEPS}
+    else:
+        settings = _family(recipe).pipeline_settings(denoiser.config, options.guidance_scale)
+    kind = optional_imports.from_diffusers(registry.TEXT_ENCODERS[recipe.text_encoder.name].pipeline)
+    scheduler, origin = _scheduler(recipe, encoder, options)
+    parts = dict.fromkeys(kind._get_signature_keys(kind)[0]) | _networks(denoiser)
+    pipe = kind(**parts | {"vae": autoencoder.module, "scheduler": scheduler} | settings)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe, f"{kind.__name__} with {type(scheduler).__name__} of {origin}" + _note(recipe, boundary)
+
+
+def _note(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs]) -> str:
+    """Return a note if one of two experts samples alone."""
+    alone = recipe.model.experts in PARTS and isinstance(boundary.denoiser, FamilyDenoiser)
+    return f", with the expert for {recipe.model.experts} noise alone" if alone else ""
+
+
+def _networks(denoiser: FamilyDenoiser | ExpertPairDenoiser) -> dict[str, nn.Module]:
+    """Return the denoising networks by their names in a pipeline."""
+    if isinstance(denoiser, ExpertPairDenoiser):
+        return dict(denoiser.module.named_children())
+    return {denoiser.config.network.part: denoiser.module}
+
+
+def _scheduler(recipe: Recipe, encoder: FrozenEncoders, options: GenerateOptions) -> tuple[Any, str]:
+    """Return the scheduler of the weights, or one that matches the recipe, and the name of its source."""
+    library = optional_imports.diffusers()
+    config = _published_scheduler(recipe.model.weights)
+    prediction = PREDICTIONS.get(recipe.objective.name)
+    trained = {} if prediction is None else {"prediction_type": _PREDICTION_TYPES[prediction]}
+    if config is not None:
+        kind = getattr(library, config["_class_name"])
+        if config.get("use_beta_sigmas"):
+            _need_scipy(kind)
+        return kind.from_config(config, **trained), "the weights"
+    if prediction is not None:
+        betas = {"beta_start": ddpm.FIRST_BETA, "beta_end": ddpm.LAST_BETA, "beta_schedule": "scaled_linear"}
+        kind = library.EulerDiscreteScheduler
+        return kind(**betas, timestep_spacing="leading", steps_offset=1, **trained), "the recipe"
+    latent = encoder.autoencoder.geometry.latent(options.shape)
+    shift = pipeline.timestep_shift(recipe.objective, options.shape, latent)
+    return library.FlowMatchEulerDiscreteScheduler(shift=shift), "the recipe"
+
+
+def _need_scipy(kind: type) -> None:
+    try:
+        optional_imports.with_scipy(kind)
+    except ImportError as error:
+        raise UserError(
+            "its scheduler uses beta sigmas, which need scipy",
+            code="scipy-not-installed",
+            field="model.weights",
+            remedy="pip install scipy, or sample by the recipe: --sampler recipe",
+        ) from error
+
+
+def _published_scheduler(source: str | None) -> Any:
+    if source is None or source.endswith(".safetensors"):
+        return None
+    # Any scheduler class reads the config; the file names the right one.
+    any_class = optional_imports.from_diffusers("FlowMatchEulerDiscreteScheduler")
+    try:
+        name, revision = hub.pretrained_arguments(source)
+        return any_class.load_config(name, **revision, subfolder="scheduler")
+    except (OSError, ValueError):
+        return None  # the weights come without a scheduler
+
+
+def _sample(
+    pipe: Any, recipe: Recipe, encoder: FrozenEncoders, prompt: str, options: GenerateOptions
+) -> NDArray[np.uint8]:
+    shape, config = options.shape, components.family_config(recipe.model)
+    text = encoder.texts([prompt, ""], [False, True])
+    arguments = _family(recipe).pipeline_arguments
+    assert arguments is not None, "why_not was asked"
+    frames = pipe(
+        **arguments(text, options.guidance_scale, options.fps, config),
+        **({} if config.pictures_only else {"num_frames": shape.num_frames}),
+        height=shape.height,
+        width=shape.width,
+        num_inference_steps=options.num_inference_steps,
+        generator=pipeline.generator_of(options, encoder.device),
+        output_type="np",
+        return_dict=False,
+    )[0]
+    frames_THWC = frames.reshape(-1, *frames.shape[-3:])
+    assert frames_THWC.shape == (shape.num_frames, shape.height, shape.width, 3), frames_THWC.shape
+    return cast("NDArray[np.uint8]", (frames_THWC * 255).round().astype(np.uint8))
+
+
+@contextmanager
+def _in_contract(boundary: DtypeBoundary[DenoiserInputs], encoder: FrozenEncoders) -> Iterator[None]:
+    """Make the network and the autoencoder compute and return the dtypes of their contracts within this context.
+
+    Inputs of the network stay float32, including timesteps, and autocast lowers the products: latents would be rounded
+    at each step if the network returned bfloat16.
+    """
+    denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
+    assert isinstance(denoiser, FamilyDenoiser | ExpertPairDenoiser)
+    assert isinstance(autoencoder, DiffusersAutoencoder)
+    output, modules = denoiser.contract.output, list(_networks(denoiser).values())
+
+    def in_contract(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with boundary.lowered(encoder.device):
+            result = forward(*args, **kwargs)
+        return _cast(result, output)
+
+    decode, contract = autoencoder.module.decode, autoencoder.contract
+
+    def decoded(*args: Any, **kwargs: Any) -> Any:
+        return _cast(decode(*_cast(args, contract.compute), **kwargs), contract.output)
+
+    for module in modules:
+        module.forward = functools.partial(in_contract, module.forward)
+    autoencoder.module.decode = decoded
+    try:
+        yield
+    finally:
+        del autoencoder.module.decode
+        for module in modules:
+            del module.forward
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(dtype), values)

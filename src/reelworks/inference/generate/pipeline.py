@@ -1,0 +1,357 @@
+"""Generate frames from prompts with our own samplers, the model behind its boundary, and its encoders."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reelworks.core import units
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.core.sources import SOURCES
+from reelworks.inference.generate import conditions, defaults
+from reelworks.inference.generate.conditions import Conditions
+from reelworks.inference.generate.writers import Sound
+from reelworks.models.api import DenoiserInputs, given
+from reelworks.models.objectives import rectified_flow, timesteps
+from reelworks.models.objectives.config import ObjectiveConfig
+from reelworks.models.objectives.objectives import PREDICTIONS
+from reelworks.models.objectives.samplers import diffusion, flow
+from reelworks.models.objectives.samplers.flow import Edit
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.training.encoding import values
+from reelworks.training.encoding.conditioning import encode_conditioning
+from reelworks.training.encoding.encoders import FrozenEncoders
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Settings of a generation, without the prompt."""
+
+    shape: Shape  # frames, height and width in pixels
+    fps: float  # frames per second, which some models take as an input
+    num_inference_steps: int  # steps of the sampler
+    guidance_scale: float  # scale of classifier-free or embedded guidance; 1 means none
+    seed: int  # seed of the noise, the same for each prompt
+    conditions: Conditions = field(default_factory=Conditions)  # condition frames and joined clips
+    # `[T, H, W, 3]` uint8 frames of a control or of sources by name, at the size of `shape`.
+    companions: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    # "pipeline" for the family's in diffusers, "own" for ours; None uses the pipeline if possible.
+    sampler: Literal["own", "pipeline"] | None = None
+    guided_channels: int | None = None  # latent channels to which iddpm applies guidance, the first; None guides all
+    # Guidance by condition frames, for networks that get them beside the noise; None or 1 means none.
+    image_guidance_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fps <= defaults.MAX_FPS:
+            raise UserError(
+                f"not in (0, {defaults.MAX_FPS}]",
+                code="fps-out-of-range",
+                field="--fps",
+                value=self.fps,
+                remedy="use the frame rate of the footage, such as 24",
+            )
+        if not math.isfinite(self.guidance_scale):
+            raise UserError(
+                "not a finite number",
+                code="guidance-scale-invalid",
+                field="--guidance-scale",
+                value=self.guidance_scale,
+                remedy="use a number from 1 (no guidance) to about 10",
+            )
+
+    def to_text(self) -> str:
+        """Return steps and guidance scale as readable text."""
+        steps = self.num_inference_steps
+        return f"{units.plural(steps, 'step')}, guidance scale {self.guidance_scale:g}"
+
+
+@torch.no_grad()
+def generate(
+    boundary: DtypeBoundary[DenoiserInputs],
+    encoder: FrozenEncoders,
+    objective: ObjectiveConfig,
+    prompts: Iterable[str],
+    options: GenerateOptions,
+) -> list[NDArray[np.uint8]]:
+    """Generate a clip `[T, H, W, 3]` uint8 for each prompt, independent of the others.
+
+    Joined clips have more frames than the shape.
+    """
+    return [clip for clip, _ in generate_with_sound(boundary, encoder, objective, prompts, options)]
+
+
+@torch.no_grad()
+def generate_with_sound(
+    boundary: DtypeBoundary[DenoiserInputs],
+    encoder: FrozenEncoders,
+    objective: ObjectiveConfig,
+    prompts: Iterable[str],
+    options: GenerateOptions,
+) -> list[tuple[NDArray[np.uint8], Sound | None]]:
+    """Generate clips as `generate` does, with their sound if the model is one with sound."""
+    geometry = encoder.autoencoder.geometry
+    geometry.require(options.shape, ("--num-frames", "--height", "--width"))
+    options.conditions.check(geometry, options.shape, encoder.conditioning)
+    encoder = dataclasses.replace(encoder, given=tuple(options.companions))
+    with enough_memory(options.shape):
+        return [_generate_one(boundary, encoder, objective, prompt, options) for prompt in prompts]
+
+
+@contextmanager
+def enough_memory(shape: Shape) -> Iterator[None]:
+    """Turn failed allocations into a `UserError` that names the shape."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, TypeError) as error:
+        # torch has a class for device memory only; failures of host memory, and sizes beyond 64 bits, are
+        # recognised by their messages.
+        out_of_memory = any(word in str(error).lower() for word in ("alloc", "overflow"))
+        if not (out_of_memory or isinstance(error, torch.OutOfMemoryError | MemoryError)):
+            raise
+        reason = str(error).partition("\n")[0][:200]
+        raise UserError(
+            f"this shape does not fit into memory ({reason or 'no host memory is left'})",
+            code="out-of-memory",
+            field="--num-frames, --height, --width",
+            value=str(shape),
+            remedy="lower one of them",
+        ) from error
+
+
+def generator_of(options: GenerateOptions, device: torch.device) -> torch.Generator:
+    """Return the generator of all random numbers of a prompt, as scripts give it to pipelines of diffusers."""
+    return torch.Generator(device).manual_seed(options.seed)
+
+
+def _generate_one(
+    boundary: DtypeBoundary[DenoiserInputs],
+    encoder: FrozenEncoders,
+    objective: ObjectiveConfig,
+    prompt: str,
+    options: GenerateOptions,
+) -> tuple[NDArray[np.uint8], Sound | None]:
+    one = _Generation(boundary, encoder, objective, prompt, options)
+    frames = conditions.join(one.make, options.conditions)
+    return frames, _joined(one.sounds, options) if one.sounds else None
+
+
+class _Generation:
+    """The clip of one prompt, which `make` makes, or each of the clips that are joined to it.
+
+    Networks are called with two rows, one with the prompt and one without.
+
+    Attributes:
+        sounds: The sound of each clip so far, if the model is one with sound.
+    """
+
+    def __init__(
+        self,
+        boundary: DtypeBoundary[DenoiserInputs],
+        encoder: FrozenEncoders,
+        objective: ObjectiveConfig,
+        prompt: str,
+        options: GenerateOptions,
+    ) -> None:
+        self._boundary, self._encoder, self._objective = boundary, encoder, objective
+        self._device = device = encoder.device
+        self._generator = generator_of(options, device)
+        # Sources that are frames are generated with the clip, and cut off.
+        self._sources = len(values.sources_in(options.companions)) if encoder.conditioning.sources_as_frames else 0
+        self._of_clip = encoder.autoencoder.geometry.latent(options.shape)
+        self._companions = {name: torch.from_numpy(np.array(f))[None] for name, f in options.companions.items()}
+        pictures = [self._companions[name][:, 0].expand(2, -1, -1, -1) for name in SOURCES if name in self._companions]
+        self._text = encoder.texts([prompt, prompt], [False, True], pictures)
+        self._without_text = torch.tensor([False, True], device=device)
+        embeds_guidance = encoder.conditioning.guidance == "embedded"
+        self._guidance = torch.full((2,), options.guidance_scale if embeds_guidance else 1.0, device=device)
+        self._options = dataclasses.replace(options, guidance_scale=1.0) if embeds_guidance else options
+        self._conditioning: dict[str, Tensor] = {}
+        self._given_1N: Tensor | None = None  # True for condition frames that the network gets beside the noise
+        self.sounds: list[Sound] = []
+
+    def make(self, reference: conditions.Frames | None) -> conditions.Frames:
+        """Generate a clip that begins with the frames of a reference, if there is one."""
+        encoder, options, companions = self._encoder, self._options, self._companions
+        shape, last = options.shape, options.conditions.last_frame
+        start, edit = self._noise(), None
+        blank = np.zeros((1, shape.height, shape.width, 3), np.uint8)
+        ends = [blank if each is None else each[:1] for each in (reference, last)]
+        frames = torch.from_numpy(np.stack(ends, axis=1))
+        if encoder.conditioning.control_parts:
+            clip, mask = conditions.kept(options.conditions, reference, options.companions.get("mask"), shape)
+            frames, companions = torch.from_numpy(clip)[None], companions | {"mask": torch.from_numpy(mask)[None]}
+        self._conditioning |= encode_conditioning(encoder, start, companions, frames, shape.num_frames)
+        if encoder.conditioning.frames and not (reference is None and last is None):
+            begun, ratio = conditions.give(encoder, start, reference, last, shape.num_frames)
+            if encoder.conditioning.frames_beside_noise:
+                self._given_1N, self._conditioning["condition"] = ratio == 0, begun
+            else:
+                start, edit = begun, Edit(ratio, lambda step: self._noise())
+        latent = self._sampled(start, edit)[:, :, self._sources :]
+        return encoder.frames(latent, shape.num_frames)[0].cpu().numpy()
+
+    def _sampled(self, start: Tensor, edit: Edit | None) -> Tensor:
+        """Sample the latents of a clip, and its sound unless that is given."""
+        sound, objective, options = self._encoder.sound, self._objective, self._options
+        if sound is None:
+            return _sample(self._network, start, objective, options, self._noise, edit, self._of_clip)
+        if (heard_SK := options.conditions.sound) is not None:
+            self.sounds.append(Sound(heard_SK, sound.spec.sample_rate))
+            network = self._hearing(sound.latents(torch.from_numpy(heard_SK)[None], self._device))
+            return _sample(network, start, objective, options, self._noise, edit, self._of_clip)
+        track = sound.at_rate(options.fps)
+        size = 1, *track.latent_shape(options.shape.num_frames)
+        noise = torch.randn(size, generator=self._generator, device=self._device)
+        latent, heard = _sample_both(self._both, start, noise, objective, options, edit, track.config.timestep_shift)
+        samples, rate = track.samples(heard)
+        self.sounds.append(Sound(samples[0].numpy(), rate))
+        return latent
+
+    def _noise(self) -> Tensor:
+        size = 1, self._encoder.autoencoder.latent_channels, self._sources + self._of_clip[0], *self._of_clip[1:]
+        return torch.randn(size, generator=self._generator, device=self._device)
+
+    def _network(self, z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
+        """Predict a picture."""
+        if self._given_1N is None:
+            return self._boundary(self._inputs(z_2B, t_2B, frame_mask_2B))
+        output = self._boundary(self._inputs(z_2B, t_2B, ~self._given_1N.expand(2, -1)))
+        if (scale := self._options.image_guidance_scale or 1.0) == 1.0:
+            return output
+        without_both = self._boundary(self._inputs(z_2B[1:], t_2B[1:], None, slice(1, None)))
+        return flow.guided_by_frames(output, without_both, scale)
+
+    def _both(
+        self, z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, sound_t_2B: Tensor, mask_2B: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Predict a picture and its sound."""
+        every = torch.ones(len(sound_2B), sound_2B.shape[2], dtype=torch.bool, device=self._device)
+        heard: dict[str, Any] = {"sound": sound_2B, "sound_time": sound_t_2B.float(), "sound_mask": every}
+        return self._boundary.both(self._inputs(z_2B, t_2B, mask_2B, **heard))
+
+    def _hearing(self, heard: Tensor) -> flow.Network:
+        """Return the network for a picture of which the sound is given: clean, at timestep 0."""
+
+        def picture(z_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> Tensor:
+            of_both: dict[str, Any] = {
+                "sound": heard.expand(len(z_2B), -1, -1, -1, -1),
+                "sound_time": torch.zeros(len(z_2B), device=self._device),
+                "sound_mask": torch.zeros(len(z_2B), heard.shape[2], dtype=torch.bool, device=self._device),
+            }
+            return self._boundary.both(self._inputs(z_2B, t_2B, mask_2B, **of_both))[0]
+
+        return picture
+
+    def _inputs(
+        self, z_B: Tensor, t_B: Tensor, frame_mask_BN: Tensor | None, rows: slice = slice(None), **sound: Any
+    ) -> DenoiserInputs:
+        n, options, device = len(z_B), self._options, self._device
+        every = torch.ones(n, z_B.shape[2], dtype=torch.bool, device=device)
+        return DenoiserInputs(
+            latent=z_B,
+            time=t_B.float(),
+            text=self._text.tokens[rows],
+            text_mask=self._text.mask[rows],
+            pooled=self._text.pooled[rows],
+            guidance=self._guidance[rows],
+            frame_mask=every if frame_mask_BN is None else frame_mask_BN,
+            fps=torch.full((n,), options.fps, device=device),
+            height=torch.full((n,), float(options.shape.height), device=device),
+            width=torch.full((n,), float(options.shape.width), device=device),
+            drop_text=self._without_text[rows],
+            **given(self._conditioning, n),
+            **sound,
+        )
+
+
+def _joined(sounds: list[Sound], options: GenerateOptions) -> Sound:
+    """Concatenate the sounds of joined clips without the time of the frames that they share."""
+    rate, shared = sounds[0].rate, options.conditions.condition_frames / options.fps
+    parts = [sounds[0].samples, *(sound.samples[round(shared * rate) :] for sound in sounds[1:])]
+    return Sound(np.concatenate(parts), rate)
+
+
+def _sample_both(
+    network: flow.JointNetwork,
+    start: Tensor,
+    sound: Tensor,
+    objective: ObjectiveConfig,
+    options: GenerateOptions,
+    edit: Edit | None,
+    sound_shift: float | None,
+) -> tuple[Tensor, Tensor]:
+    assert objective.name == "rectified-flow", "the recipe was checked"
+
+    def velocity(
+        z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, sound_t_2B: Tensor, mask_2B: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        out, of_sound = network(z_2B, sound_2B, t_2B, sound_t_2B, mask_2B)
+        kind = objective.prediction
+        picture = rectified_flow.velocity_from(out, z_2B, t_2B.float(), kind)
+        return picture, rectified_flow.velocity_from(of_sound, sound_2B, sound_t_2B.float(), kind)
+
+    return flow.sample_with_sound(
+        velocity,
+        start,
+        sound,
+        num_steps=options.num_inference_steps,
+        guidance_scale=options.guidance_scale,
+        shift=timestep_shift(objective, options.shape, (start.shape[2], start.shape[3], start.shape[4])),
+        sound_shift=sound_shift,
+        edit=edit,
+    )
+
+
+def _sample(
+    network: flow.Network,
+    start: Tensor,
+    objective: ObjectiveConfig,
+    options: GenerateOptions,
+    draw_noise: Callable[[], Tensor],
+    edit: Edit | None,
+    latent: tuple[int, int, int],
+) -> Tensor:
+    """Sample latents of a clip, whose own have the sizes `latent`."""
+    steps, scale = options.num_inference_steps, options.guidance_scale
+    if objective.name == "iddpm":
+        return diffusion.sample_iddpm(
+            network,
+            start,
+            num_steps=steps,
+            guidance_scale=scale,
+            step_noise=lambda step: draw_noise(),
+            guided_channels=options.guided_channels,
+            edit=edit,
+        )
+    if objective.name in PREDICTIONS:
+        assert edit is None, "families of this objective make pictures alone"
+        return diffusion.sample_ddim(network, start, PREDICTIONS[objective.name], num_steps=steps, guidance_scale=scale)
+
+    def velocity(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
+        output = network(z_2B, t_2B, frame_mask_2B)
+        return rectified_flow.velocity_from(output, z_2B, t_2B.float(), objective.prediction)
+
+    shift = timestep_shift(objective, options.shape, latent)
+    return flow.sample_flow(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)
+
+
+def timestep_shift(objective: ObjectiveConfig, shape: Shape, latent: tuple[int, int, int]) -> float:
+    """Return the ratio by which an objective shifts the timesteps of a shape, whose latents have these sizes."""
+    return timesteps.shift_ratio(
+        objective,
+        height=shape.height,
+        width=shape.width,
+        num_frames=shape.num_frames,
+        latent_frames=latent[0],
+        latent_area=latent[1] * latent[2],
+    )

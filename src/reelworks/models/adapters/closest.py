@@ -1,0 +1,69 @@
+"""Find the models whose layers a file of updates fits, by the names and the shapes of its layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from torch import nn
+
+from reelworks.models import identify, registry
+from reelworks.models.adapters import release_layers
+from reelworks.models.family import FamilyConfig
+
+Sizes = Mapping[str, tuple[int, int]]
+"""Outputs and inputs of layers by name, those of a kernel among the inputs; 0 for a number that is not known."""
+
+
+class ClosestBase(NamedTuple):
+    """The presets that most layers of a file fit; several if they are equally close, none if no layer fits any."""
+
+    names: tuple[str, ...]
+    fitting: int
+    total: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all layers of the file fit."""
+        return bool(self.names) and self.fitting == self.total
+
+    @property
+    def family(self) -> FamilyConfig | None:
+        """The config of the first of them."""
+        return registry.PRESETS[self.names[0]].config if self.names else None
+
+
+def closest(sizes: Sizes, among: Iterable[str] | None = None) -> ClosestBase:
+    """Find the presets that fit best; all are built on the meta device, in some seconds."""
+    counts: dict[str, int] = {}
+    by_sizes: dict[str, int] = {}
+    for name in registry.PRESETS if among is None else among:
+        first = identify.first_alike(name)
+        if first not in by_sizes:
+            by_sizes[first] = _fitting(first, sizes)
+        counts[name] = by_sizes[first]
+    best = max(counts.values(), default=0)
+    return ClosestBase(tuple(name for name, count in counts.items() if count == best and best), best, len(sizes))
+
+
+def with_weights(network: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers of a network that have a weight of two axes or more, without tables: linear ones and convolutions."""
+    weights = ((name, child, getattr(child, "weight", None)) for name, child in network.named_modules())
+    return {
+        name: child
+        for name, child, weight in weights
+        if weight is not None and weight.ndim > 1 and not isinstance(child, nn.Embedding)
+    }
+
+
+def _fitting(name: str, sizes: Sizes) -> int:
+    layers = with_weights(identify.network(name))
+    homes, count = release_layers.homes(layers, registry.PRESETS[name].config), 0
+    for spelling, (rows, columns) in sizes.items():
+        if targets := homes.get(spelling):
+            place = targets[0].place
+            out, *inputs = layers[targets[0].layer].get_parameter("weight").shape
+            own = out * sum(place.heights) // place.heights[place.part]
+            count += rows in (0, own) and columns in (0, math.prod(inputs))
+    return count

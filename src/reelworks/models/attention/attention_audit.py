@@ -1,0 +1,390 @@
+"""Compare attention kernels with exact attention, for the calls of a network, and let others take the place of wrong ones.
+
+A kernel is wrong if any number that it returns is not finite, or if a row of the output or of a gradient is further from the
+exact one than rounding explains. Rows are compared for as many clips and heads as can be computed exactly in a moment.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from reelworks.core import arguments
+from reelworks.core.arguments import checked
+from reelworks.core.errors import UserError
+from reelworks.models.attention.attention_calls import ATTEND, AttentionCall, CallKind, Recorder, kind_of, mask_for
+
+Attend = Callable[..., Tensor]  # with the arguments of torch's scaled_dot_product_attention
+
+# The kernels that may take the place of a wrong one, the quickest first.
+_INSTEAD = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+# Parts of the names of torch's backward functions.
+_NAMES = {"Flash": "flash", "Efficient": "memory-efficient", "Cudnn": "cuDNN"}
+# What rounding explains, of a row's natural size. Kernels round the weights of values to the dtype, and sum in float32.
+_TOLERATED = {torch.bfloat16: 0.05, torch.float16: 0.01, torch.float32: 5e-3}
+_MOST_ON_CPU = 2e10  # operations of a call: about a second
+_LEAST_SIZE = 0.01  # of the largest row
+_HUGE = 10.0  # an error that needs no number
+_MOST_PAIRS, _MOST_OPERATIONS, _MOST_LOGITS = 64, 1e12, 2**25
+_RESULTS = ("the output", "the gradient of the query", "the gradient of the key", "the gradient of the value")
+
+
+@dataclass(frozen=True)
+class AttentionFault:
+    """A kernel that computes a call wrongly.
+
+    Attributes:
+        call: What is computed: clips, heads, tokens, dtype, and strides.
+        kernel: Name of the kernel.
+        problem: What is wrong in its results.
+        instead: The quickest kernel that is right for all such calls; None if none is.
+    """
+
+    call: str
+    kind: CallKind
+    kernel: str
+    problem: str
+    instead: str | None
+    JSON_KEYS: ClassVar = ("call", "kernel", "problem", "instead")
+
+    def __str__(self) -> str:
+        return f"attention: the {self.kernel} kernel of {versions()} is wrong: {self.problem}, for {self.call}"
+
+
+@dataclass(frozen=True)
+class AttentionReport:
+    """The result of an audit.
+
+    Attributes:
+        calls: Number of different calls that were compared.
+        left_out: Number of those that were not: memory did not suffice, or a CPU would take long.
+        worst: Largest error of a right kernel, of the size of a row.
+    """
+
+    calls: int
+    left_out: int
+    worst: float
+    faults: tuple[AttentionFault, ...]
+
+    def replaced(self) -> AbstractContextManager[None]:
+        """Compute the calls of faults with kernels that are right, while open; other calls go on as before."""
+        return replacing(self.faults)
+
+
+def _read_device(value: Any) -> torch.device:
+    if not isinstance(value, str | torch.device):
+        raise TypeError
+    return torch.device(value)
+
+
+@checked(step=arguments.FUNCTION, device=arguments.optional(arguments.Kind("a device of torch", _read_device)))
+def check_attention(step: Callable[[], object], *, device: torch.device | str | None = None) -> AttentionReport:
+    """Run a forward and backward pass, and compare each of its attention calls with exact attention.
+
+        report = rw.check_attention(lambda: model(batch).square().mean().backward())
+        with report.replaced():
+            train(model)
+
+    Only calls of torch's `scaled_dot_product_attention` are seen, and compiled code makes none: pass the model as it is.
+
+    Args:
+        step: Computes a loss and its gradients; what it changes stays changed.
+        device: Where kernels are compared; by default where the pass ran. A model on the meta device makes the same calls.
+
+    Raises:
+        UserError: The pass made no call.
+    """
+    with Recorder() as recorder:
+        step()
+    if recorder.device is None:
+        raise UserError(
+            "it made no call of torch's scaled_dot_product_attention",
+            code="no-attention",
+            field="step",
+            remedy="pass a function that runs the model, without torch.compile",
+        )
+    return audit(recorder.calls, recorder.device if device is None else torch.device(device))
+
+
+def audit(calls: Iterable[AttentionCall], device: torch.device, attend: Attend = ATTEND) -> AttentionReport:
+    """Compare each call as `attend` computes it."""
+    compared: dict[AttentionCall, _Found] = {}
+    left_out = 0
+    for call in calls:
+        found = None if device.type == "cpu" and call.operations > _MOST_ON_CPU else _compare(call, device, attend)
+        if found is None:
+            left_out += 1
+        else:
+            compared[call] = found
+    wrong = {call: found for call, found in compared.items() if found.problem is not None}
+    instead: dict[CallKind, str | None] = {}
+    for kind in {call.kind for call in wrong}:
+        # What takes a kernel's place is told by the kind, so it must be right for all calls of that kind.
+        of_kind = [call for call in compared if call.kind == kind]
+        instead[kind] = _first_right(of_kind, device) if attend is ATTEND else None
+    faults = (
+        AttentionFault(str(call), call.kind, found.kernel, str(found.problem), instead[call.kind])
+        for call, found in wrong.items()
+    )
+    worst = max((found.error for call, found in compared.items() if call not in wrong), default=0.0)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # a training's tensors have other sizes
+    return AttentionReport(len(compared), left_out, worst, tuple(faults))
+
+
+def _compare(call: AttentionCall, device: torch.device, attend: Attend) -> _Found | None:
+    """Return how far a call is off, or None if memory does not suffice to know."""
+    try:
+        return _Comparison.of_call(call, device).run(attend)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def _first_right(calls: Sequence[AttentionCall], device: torch.device) -> str | None:
+    """Return the first kernel that is right for all calls."""
+    for name, backend in _INSTEAD.items():
+        with warnings.catch_warnings(), sdpa_kernel(backend):
+            warnings.simplefilter("ignore")  # torch says why a kernel does not take a call
+            found = (_compare(call, device, ATTEND) for call in calls)
+            if all(one is not None and one.problem is None for one in found):
+                return name
+    return None
+
+
+def versions() -> str:
+    """Return the versions that decide which kernels there are, and the card."""
+    parts = [f"torch {torch.__version__}"]
+    if torch.cuda.is_available():
+        parts += [
+            f"cuDNN {torch.backends.cudnn.version()}",  # type: ignore[no-untyped-call]
+            f"on {torch.cuda.get_device_name()}",
+        ]
+    return " ".join(parts)
+
+
+@contextmanager
+def replacing(faults: Sequence[AttentionFault]) -> Iterator[None]:
+    """Let right kernels take the place of wrong ones while open, in recomputations of the backward pass too."""
+    # Each kernel once: compiled code goes wrong with one that is named twice.
+    instead = {
+        fault.kind: list(dict.fromkeys([_INSTEAD[fault.instead], SDPBackend.MATH]))
+        for fault in faults
+        if fault.instead is not None
+    }
+    if not instead:
+        yield
+        return
+
+    former: Attend = functional.scaled_dot_product_attention
+
+    def attend(*args: Any, **more: Any) -> Tensor:
+        backends = instead.get(kind_of(*args, **more))
+        if backends is None:
+            return former(*args, **more)
+        with sdpa_kernel(backends, set_priority=True):
+            return former(*args, **more)
+
+    functional.scaled_dot_product_attention = attend
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = former
+
+
+class _Found(NamedTuple):
+    kernel: str
+    error: float
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """A call with drawn values, and the exact results for some clips and heads."""
+
+    call: AttentionCall
+    inputs: list[Tensor]
+    mask: Tensor | None
+    gradient: Tensor | None
+    exact: _Exact
+
+    @classmethod
+    def of_call(cls, call: AttentionCall, device: torch.device) -> _Comparison:
+        """Draw values, which are the same each time, and compute what is exact."""
+        generator = torch.Generator(device).manual_seed(0)
+        inputs = [layout.drawn(device, generator) for layout in (call.query, call.key, call.value)]
+        gradient = None if call.gradient is None else call.gradient.drawn(device, generator)
+        mask = None if call.mask is None else mask_for(call.mask, device)
+        if gradient is not None and mask is not None and mask.dtype == torch.bool and 0 not in gradient.stride():
+            # What a query without keys attends to is not defined, so no loss may depend on it.
+            gradient.masked_fill_(~mask.any(dim=-1, keepdim=True), 0)
+        return cls(call, inputs, mask, gradient, _Exact.compute(call, inputs, mask, gradient))
+
+    def run(self, attend: Attend) -> _Found:
+        """Compute the call, and compare its results."""
+        inputs = [tensor.detach().requires_grad_() for tensor in self.inputs]
+        more: dict[str, Any] = {"enable_gqa": True} if self.call.enable_gqa else {}
+        try:
+            out = attend(*inputs, attn_mask=self.mask, is_causal=self.call.is_causal, scale=self.call.scale, **more)
+            results = [out.detach()]
+            if self.gradient is not None:
+                results += torch.autograd.grad(out, inputs, self.gradient)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            return _Found("chosen", math.inf, f"it fails ({str(error).splitlines()[0]})")
+        return _Found(_kernel_of(out), *self._compared(results))
+
+    def _compared(self, results: Sequence[Tensor]) -> tuple[float, str | None]:
+        tolerated, worst, problems = _TOLERATED[self.call.query.dtype], 0.0, []
+        for name, whole, wanted in zip(_RESULTS, results, self.exact.rows, strict=False):
+            lost = int((~whole.isfinite()).sum())
+            error = math.inf if lost else wanted.error_of(self.exact.pairs.select(whole))
+            worst = max(worst, error)
+            if lost:
+                problems.append(f"{name} is not finite in {lost} of {whole.numel()} numbers")
+            elif error > tolerated:
+                problems.append(f"{name} is {error:.0%} off" if error < _HUGE else f"{name} is far off")
+        return worst, " and ".join(problems) or None
+
+
+def _kernel_of(out: Tensor) -> str:
+    """Return the name of the kernel that computed a result, from the function of its backward pass."""
+    function = out.grad_fn
+    for _ in range(4):  # views and casts of the result come first
+        name = "" if function is None else function.name()
+        if name.startswith("ScaledDotProduct"):
+            return next((kernel for part, kernel in _NAMES.items() if part in name), "chosen")
+        function = function.next_functions[0][0] if function is not None and function.next_functions else None
+    return "math"
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Some clips and heads of keys, each with the heads of queries that share its keys."""
+
+    clips: Tensor
+    heads: Tensor
+    key_heads: int
+
+    @classmethod
+    def of_call(cls, call: AttentionCall, device: torch.device) -> _Pairs:
+        """Choose as many as can be computed in a moment, the first and the last among them."""
+        key_heads, clips = _four_sizes(call.key.shape)[1], _four_sizes(call.query.shape)[0]
+        every = clips * key_heads
+        most = int(min(_MOST_PAIRS, _MOST_OPERATIONS * every // max(call.operations, 1)))
+        chosen = torch.linspace(0, every - 1, min(every, max(most, 2)), device=device).round().long()
+        return cls(chosen // key_heads, chosen % key_heads, key_heads)
+
+    def select(self, tensor: Tensor) -> Tensor:
+        """Return `[P, heads that share keys, tokens, E]` of a tensor of all, in float32."""
+        _, heads, *rest = (four := _four(tensor)).shape
+        return four.view(-1, self.key_heads, heads // self.key_heads, *rest)[self.clips, self.heads].float()
+
+
+def _four_sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    return (shape[0], 1, *shape[1:]) if len(shape) == 3 else (math.prod(shape[:-3]), *shape[-3:])
+
+
+def _four(tensor: Tensor) -> Tensor:
+    """Return a tensor of torch's attention as `[B, A, L, E]`."""
+    return tensor.reshape(_four_sizes(tensor.shape))
+
+
+class _ExactRows(NamedTuple):
+    """Exact rows `[P, G, tokens, E]`, and the squares of the sizes by which their errors are judged, if they are larger."""
+
+    exact: Tensor
+    natural: Tensor  # `[P, G, tokens]`
+    defined: Tensor | None = None  # `[P, G, tokens]`
+
+    def error_of(self, found: Tensor) -> float:
+        """Return the error of the worst row, of its size or of the natural one, whichever is larger."""
+        sizes = torch.maximum(self.exact.norm(dim=-1), self.natural.sqrt())
+        # A key that no query sees has no size of its own.
+        errors = (found - self.exact).norm(dim=-1) / sizes.clamp(min=_LEAST_SIZE * float(sizes.max()))
+        return float((errors if self.defined is None else errors * self.defined).max())
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """Attention by its definition in float32: rows of the output, and of the gradients of query, key and value.
+
+    The natural size of a row is that of its terms, as if none cancelled another: what cancels leaves an error of that size.
+    """
+
+    pairs: _Pairs
+    rows: list[_ExactRows]
+
+    @classmethod
+    def compute(
+        cls, call: AttentionCall, inputs: Sequence[Tensor], mask: Tensor | None, gradient: Tensor | None
+    ) -> _Exact:
+        """Compute rows of queries in parts, so that the matrix of weights never takes much memory."""
+        pairs = _Pairs.of_call(call, inputs[0].device)
+        query, key, value = (pairs.select(tensor) for tensor in inputs)
+        grad = None if gradient is None else pairs.select(gradient)
+        scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
+        count, shared, queries, width = query.shape
+        keys, value_width = value.shape[-2:]
+        bias = None if mask is None else mask.expand(*call.query.shape[:-2], mask.shape[-2], keys)
+        out, of_query = query.new_empty(count, shared, queries, value_width), torch.empty_like(query)
+        of_key, of_value = torch.zeros_like(key), torch.zeros_like(value)
+        of_rows, of_keys = query.new_empty(count, shared, queries), key.new_zeros(count, 1, keys)
+        squares = torch.zeros_like(of_rows) if grad is None else grad.square().sum(-1)
+        with _exactly(query.device):
+            for first in range(0, queries, step := max(_MOST_LOGITS // (count * shared * keys), 1)):
+                rows = slice(first, min(first + step, queries))
+                weights = _weights(call, query[:, :, rows] @ key.mT * scale, bias, pairs, rows)
+                out[:, :, rows], of_rows[:, :, rows] = weights @ value, weights.square().sum(-1)
+                if grad is None:
+                    continue
+                of_weights = grad[:, :, rows] @ value.mT
+                of_logits = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True)) * scale
+                of_query[:, :, rows] = of_logits @ key
+                of_key += (of_logits.mT @ query[:, :, rows]).sum(1, keepdim=True)
+                of_value += (weights.mT @ grad[:, :, rows]).sum(1, keepdim=True)
+                of_keys += (weights.square() * squares[:, :, rows, None]).sum((1, 2))[:, None]
+        found = [_ExactRows(out, of_rows * value_width, of_rows > 0)]
+        if grad is not None:
+            of_logit = scale**2 * width
+            found += [_ExactRows(of_query, of_rows * squares * of_logit, of_rows > 0)]
+            found += [_ExactRows(of_key, of_keys * of_logit), _ExactRows(of_value, of_keys)]
+        return cls(pairs, found)
+
+
+def _weights(call: AttentionCall, logits: Tensor, bias: Tensor | None, pairs: _Pairs, rows: slice) -> Tensor:
+    """Return the weights of keys; those of a query that sees none are zero."""
+    if call.is_causal:
+        tokens = torch.arange(rows.start, rows.stop, device=logits.device)
+        logits = logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) > tokens[:, None], -math.inf)
+    if bias is not None:
+        own = pairs.select(bias[..., rows, :] if bias.shape[-2] > 1 else bias)
+        is_boolean = bias.dtype == torch.bool
+        logits = logits.masked_fill(own == 0, -math.inf) if is_boolean else logits + own
+    return logits.softmax(-1).nan_to_num(0.0)
+
+
+@contextmanager
+def _exactly(device: torch.device) -> Iterator[None]:
+    """Compute products in full float32 while open."""
+    former = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(former)

@@ -1,0 +1,1 @@
+"""Weights in files for other programs, and checkpoints read without a model."""

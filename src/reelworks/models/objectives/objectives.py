@@ -1,0 +1,198 @@
+"""The objectives, with a common interface for training and generation.
+
+`times` maps `[B]` draws in [0, 1) to timesteps before and after the shift, `noised` blends latents `[B, C, T, H, W]`
+with noise, and `losses` returns the loss of each clip, `[B]`, from the network's output `[B, C or 2·C, T, H, W]`. With
+`weight_BTHW`, it is the weighted mean, so that a small mask counts as much as a large one. `of_error` returns the same
+for an error that is given. `learns_variance` tells whether the network outputs twice the channels, the second half for
+the variance.
+
+Legend: B clips, C channels, T latent frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+
+from reelworks.models.objectives import ddpm, iddpm, loss_terms, rectified_flow, timesteps
+from reelworks.models.objectives.config import NUM_TIMESTEPS, ObjectiveConfig
+
+
+@final
+class RectifiedFlow:
+    """Rectified flow: straight lines from noise to data, and the velocity along them (`models.objectives.rectified_flow`).
+
+    Args:
+        config: The recipe's `[objective]`; if given, the keywords are ignored.
+        shift: "auto" moves timesteps towards noise for large and long clips, "opensora-2.0" by the rule of that release,
+            "none" leaves them unchanged, a number is a fixed ratio.
+        **settings: Other keys of `[objective]`, such as `timestep_sampling`.
+
+    Examples:
+        >>> import torch, reelworks as rw
+        >>> objective = rw.objectives.RectifiedFlow(timestep_sampling="uniform")
+        >>> objective.times(torch.tensor([0.25, 0.5]), 1.0)[1]
+        tensor([250., 500.])
+    """
+
+    learns_variance = False
+
+    def __init__(
+        self,
+        config: ObjectiveConfig | None = None,
+        *,
+        shift: float | Literal["auto", "opensora-2.0", "none"] = "auto",
+        **settings: Any,
+    ) -> None:
+        self.config = config or ObjectiveConfig.model_validate({"timestep_shift": shift, **settings})
+
+    def shift_ratio(
+        self, *, height: int, width: int, num_frames: int, latent_frames: int, latent_area: int | None = None
+    ) -> float:
+        """Return the ratio by which `times` shifts clips of one shape; see `models.objectives.timesteps.shift_ratio`."""
+        return timesteps.shift_ratio(
+            self.config,
+            height=height,
+            width=width,
+            num_frames=num_frames,
+            latent_frames=latent_frames,
+            latent_area=latent_area,
+        )
+
+    def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
+        """Map draws to timesteps of the configured density and range, before and after the shift."""
+        first, last = self.config.timestep_range
+        low, high = (timesteps.share_below(t, self.config, shift) for t in (first, last))
+        t_B = timesteps.sample(low + uniform_B * (high - low), self.config)
+        return t_B, timesteps.within(timesteps.shift(t_B, shift), first, last)
+
+    def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
+        """Blend latents with noise on straight lines; conditioning frames stay clean."""
+        return rectified_flow.noised(x0, noise, t_B, frame_mask_BT)
+
+    def losses(
+        self,
+        output: Tensor,
+        x_t: Tensor,
+        x0: Tensor,
+        noise: Tensor,
+        t_B: Tensor,
+        frame_mask_BT: Tensor | None,
+        weight_BTHW: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss of the velocity of each clip: the mean distance, by the weight of its timestep."""
+        return self.of_error(self.error(output, x_t, x0, noise, t_B), t_B, frame_mask_BT, weight_BTHW)
+
+    def error(self, output: Tensor, x_t: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
+        """Return the difference between the velocity of an output and that of the clip."""
+        velocity = rectified_flow.velocity_from(output, x_t, t_B, self.config.prediction)
+        return velocity.float() - (x0.float() - noise.float())
+
+    def of_error(
+        self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of each clip for the errors of its velocity."""
+        share_B = t_B / NUM_TIMESTEPS
+        weights_B = loss_terms.weights(self.config, 1 - share_B, share_B, "velocity")
+        return _mean_loss(self.config, error, t_B, weights_B, frame_mask_BT, weight_BTHW)
+
+
+def _mean_loss(
+    config: ObjectiveConfig,
+    error: Tensor,
+    t_B: Tensor,
+    weights_B: Tensor | None,
+    frame_mask_BT: Tensor | None,
+    weight_BTHW: Tensor | None,
+) -> Tensor:
+    """Return the mean distance of each clip by the weight of its timestep."""
+    distance = loss_terms.distance(config, t_B)
+    loss_B = rectified_flow.mean_distance(error, frame_mask_BT, weight_BTHW, distance)
+    return loss_B if weights_B is None else weights_B * loss_B
+
+
+def _uniform_steps(uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
+    """Map draws to steps of uniform density, without a shift."""
+    t_B = torch.floor(uniform_B * ddpm.NUM_STEPS).float()
+    return t_B, t_B
+
+
+@final
+class Iddpm:
+    """Diffusion with a learned variance (`models.objectives.iddpm`)."""
+
+    learns_variance = True
+    times = staticmethod(_uniform_steps)
+    noised = staticmethod(iddpm.noised)
+
+    def losses(
+        self,
+        output: Tensor,
+        x_t: Tensor,
+        x0: Tensor,
+        noise: Tensor,
+        t_B: Tensor,
+        frame_mask_BT: Tensor | None,
+        weight_BTHW: Tensor | None = None,
+    ) -> Tensor:
+        """Return the squared error of the noise plus the bound that trains the variance, of each clip."""
+        mse_B, bound_B = iddpm.terms(output, x_t, x0, noise, t_B, frame_mask_BT, weight_BTHW)
+        return mse_B + bound_B
+
+    def of_error(
+        self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
+    ) -> Tensor:
+        """Return the mean square of each clip's errors."""
+        return rectified_flow.mean_distance(error, frame_mask_BT, weight_BTHW)
+
+
+@final
+@dataclass(frozen=True)
+class Ddpm:
+    """Diffusion with prediction of the noise or v (`models.objectives.ddpm`)."""
+
+    prediction: ddpm.Prediction
+    config: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    learns_variance = False
+    times = staticmethod(_uniform_steps)
+    noised = staticmethod(ddpm.noised)
+
+    def losses(
+        self,
+        output: Tensor,
+        x_t: Tensor,
+        x0: Tensor,
+        noise: Tensor,
+        t_B: Tensor,
+        frame_mask_BT: Tensor | None,
+        weight_BTHW: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss of the predicted noise or v of each clip: the mean distance, by the weight of its step."""
+        return self.of_error(self.error(output, x_t, x0, noise, t_B), t_B, frame_mask_BT, weight_BTHW)
+
+    def error(self, output: Tensor, x_t: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
+        """Return the difference between an output and the noise or v of the clip."""
+        return output.float() - ddpm.target(self.prediction, x0.float(), noise.float(), t_B)
+
+    def of_error(
+        self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of each clip for the errors of its noise or v."""
+        data_B, noise_B = (factor.flatten() for factor in ddpm.weights(t_B))
+        predicted: loss_terms.Predicted = "noise" if self.prediction == "epsilon" else "velocity"
+        weights_B = loss_terms.weights(self.config, data_B, noise_B, predicted)
+        return _mean_loss(self.config, error, t_B, weights_B, frame_mask_BT, weight_BTHW)
+
+
+Objective = RectifiedFlow | Iddpm | Ddpm
+PREDICTIONS: dict[str, ddpm.Prediction] = {"epsilon": "epsilon", "v-prediction": "v"}
+
+
+def from_config(config: ObjectiveConfig) -> Objective:
+    """Return the objective that a recipe names."""
+    if config.name in PREDICTIONS:
+        return Ddpm(PREDICTIONS[config.name], config)
+    return Iddpm() if config.name == "iddpm" else RectifiedFlow(config)

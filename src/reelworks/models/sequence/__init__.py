@@ -1,0 +1,1 @@
+"""Sequences of tokens that are divided over GPUs."""

@@ -1,0 +1,353 @@
+"""Locate weights by path or hub id, read them without running code, and load them into networks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from reelworks.core import user_files
+from reelworks.core.errors import UserError, first_few
+from reelworks.models import hub
+from reelworks.models.storage import gguf_files, scaled_weights, stored_weights
+
+_PICKLED = (".pt", ".pth", ".bin")
+_GGUF = ".gguf"
+_WEIGHT_FILES = ["*.safetensors", "*.json", "*.bin", "*.pt"]
+_SHOWN = 3  # names that an error lists
+_MOST_HEADER = 100_000_000  # bytes of the header of a .safetensors file, as the library itself has it
+_POINTER = b"version https://git-lfs"  # begins the placeholder of a large file that git did not fetch
+
+
+def read(
+    source: str,
+    field: str = "model.weights",
+    part: str | None = None,
+    file: str | None = None,
+    *,
+    keep_codes: bool = False,
+) -> dict[str, Tensor]:
+    """Read all tensors of a folder, file or hub id on the CPU; files are memory-mapped, so only used values are read.
+
+    Errors name `field`, the recipe key of the source. `part` is the folder of the weights if the source is a pipeline,
+    and `file` their file if the source is a folder or repository that has it beside those of other models. The weights
+    of GGUF files become float32; if `keep_codes`, they are on `meta`, see `stored_weights`.
+    """
+    state = _read(source, field, part, file)
+    return state if keep_codes else stored_weights.values(state)
+
+
+def _read(source: str, field: str, part: str | None, file: str | None) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = {}
+    with _errors_name(field, source):
+        if file is not None and (found := _file(source, file)) is not None:
+            return _read_file(found)
+        for path in _files_of(source, part):
+            state.update(_read_file(path))
+    return state
+
+
+def files_of(source: str, field: str, part: str | None = None) -> list[Path]:
+    """Return the files of weights in a folder, file or hub id, those that `read` reads."""
+    with _errors_name(field, source):
+        return _files_of(source, part)
+
+
+def _files_of(source: str, part: str | None) -> list[Path]:
+    place = _locate(source, _WEIGHT_FILES if part is None else [f"{part}/*"])
+    if part is not None and place.is_dir():
+        place = _part(source, place, part)
+    return _files(place)
+
+
+@contextmanager
+def _errors_name(field: str, source: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(error.problem, code=error.code, field=field, value=source, remedy=error.remedy) from error
+
+
+def require_there(source: str, field: str) -> Path:
+    """Return the local path of a source, whose configs are downloaded if it is a hub id.
+
+    It refuses a source that is neither local nor on the hub; libraries would retry for a minute or two.
+    """
+    with _errors_name(field, source):
+        return _locate(source, ["*.json"])
+
+
+def require_file(source: str, field: str) -> Path:
+    """Return the local path of one `.safetensors` file, which is downloaded if it is on the hub.
+
+    On the hub it is `owner/name/file`, or `owner/name` if the repository has one such file; `@revision` follows the name.
+    """
+    with _errors_name(field, source):
+        path, (owner, _, rest) = Path(source).expanduser(), source.partition("/")
+        name, _, file = rest.partition("/")
+        if not path.exists() and path.suffix == ".safetensors" and file and hub.is_id(f"{owner}/{name}"):
+            path = hub.download(f"{owner}/{name}", [file]) / file
+            if path.is_file():
+                return path
+        (only, *_) = _files(_locate(source, _WEIGHT_FILES))
+        return only
+
+
+def config(source: str, field: str, part: str) -> dict[str, Any] | None:
+    """Return the diffusers config of weights: from the part's folder, the folder itself, or that of the file.
+
+    It is None if there is none of a diffusers class.
+    """
+    place = require_there(source, field)
+    for folder in (place / part, place) if place.is_dir() else (place.parent,):
+        try:
+            entries = user_files.read_json(folder / "config.json")
+        except (OSError, ValueError):
+            continue
+        if isinstance(entries, dict) and "_class_name" in entries:
+            return entries
+    return None
+
+
+def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of one `.safetensors` file, of which only the header is read."""
+    path = Path(source).expanduser()
+    with _errors_name(field, source), opened(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Open one `.safetensors` file, which is memory-mapped until the block ends; refuses one that is damaged."""
+    try:
+        if path.suffix in _PICKLED:
+            raise _unreadable(path, "it is a pickle, which may hold code, and only .safetensors files are read here")
+        with user_files.opened(path) as file:
+            begins = file.read(len(_POINTER))
+        if begins == _POINTER:
+            raise _lfs_pointer(path)
+        if begins.startswith(b"GGUF"):
+            raise _unreadable(path, "it is a GGUF file, and only .safetensors files are read here")
+        _require_whole(path)
+        opening = safe_open(path, framework="pt")
+    except UserError:
+        raise
+    except Exception as error:  # damaged files raise errors of any kind
+        raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
+    with opening as mapped:
+        yield mapped
+
+
+def _locate(source: str, patterns: list[str]) -> Path:
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if hub.is_id(source) and path.suffix not in (".safetensors", _GGUF, *_PICKLED):
+        return hub.download(source, patterns)
+    raise UserError(
+        "no such file or folder, and not a hub id (owner/name or owner/name@revision)",
+        code="weights-not-found",
+        remedy="check the path",
+    )
+
+
+def _file(source: str, name: str) -> Path | None:
+    """Return the file of this name in a folder or on the hub; None if the source is a file, or has no such one."""
+    place = _locate(source, [name])
+    found = place / name
+    return found if found.is_file() else None
+
+
+def _part(source: str, place: Path, part: str) -> Path:
+    """Return the folder of a part in a pipeline, or `place` itself if it is no pipeline."""
+    if (place / part).is_dir():
+        return place / part
+    if (place / "model_index.json").is_file():
+        raise UserError(
+            f"this pipeline has no folder {part}",
+            code="weights-part-missing",
+            remedy="set it to a folder or hub id that has it, or to a file",
+        )
+    is_local = Path(source).expanduser().exists()
+    return place if is_local else hub.download(source, _WEIGHT_FILES, without=["*/*"])
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the files to read: the shards of an index, `model.safetensors`, or the only file."""
+    if not path.is_dir():
+        return [path]
+    indexes = sorted(path.glob("*.index.json"))
+    if len(indexes) == 1:
+        return _shards(indexes[0])
+    if (path / "model.safetensors").is_file():
+        return [path / "model.safetensors"]
+    safe = sorted(path.glob("*.safetensors"))
+    candidates = safe or sorted(p for p in path.iterdir() if p.suffix in (_GGUF, *_PICKLED))
+    if len(candidates) != 1:
+        names = ", ".join(p.name for p in candidates[:_SHOWN]) or "none"
+        raise UserError(
+            f"a folder must hold one file of weights or an index; this one holds: {names}",
+            code="weights-folder-ambiguous",
+            remedy="set it to the path of one file",
+        )
+    return candidates
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        weight_map: dict[str, str] = user_files.read_json(index)["weight_map"]
+        shards = sorted({index.parent / name for name in weight_map.values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(index, "it is not an index of weights") from error
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise UserError(
+            f"{len(missing)} of the {len(shards)} files of {index.name} are missing: {first_few(missing)}",
+            code="weights-shards-missing",
+            remedy="download them too",
+        )
+    return shards
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    try:
+        with user_files.opened(path) as file:
+            begins = file.read(len(_POINTER))
+        if begins == _POINTER:
+            raise _lfs_pointer(path)
+        if begins.startswith(b"GGUF"):
+            return gguf_files.read(path)
+        if path.suffix in _PICKLED:
+            state = _unpickle(path, mapped=begins.startswith(b"PK"))
+        else:
+            description = _require_whole(path)
+            state = scaled_weights.marked(load_file(path), description)
+    except UserError:
+        raise
+    except pickle.UnpicklingError as error:  # whose text suggests to run the code in the file
+        raise _unreadable(path, "it is not a file of tensors, or holds other objects too") from error
+    except Exception as error:  # damaged files raise errors of any kind
+        raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise _unreadable(path, "it is not a flat table of tensors")
+    if not state:
+        raise UserError(
+            f"{path.name} holds no tensors", code="weights-unreadable", remedy="name another file, or export it again"
+        )
+    return state
+
+
+def _unpickle(path: Path, mapped: bool) -> Any:
+    """Read tensors only, since a pickle can run code; the zip files of current torch can be memory-mapped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    nested = isinstance(state, dict) and isinstance(state.get("state_dict"), dict)
+    return state["state_dict"] if nested else state
+
+
+def _require_whole(path: Path) -> dict[str, str]:
+    """Refuse a truncated .safetensors file, such as a broken download; returns what it says of itself."""
+    size = path.stat().st_size
+    with user_files.opened(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= min(size - 8, _MOST_HEADER):
+            raise _unreadable(path, "it has no header of a .safetensors file, or is truncated within it")
+        tensors = json.loads(file.read(length))
+    entries = (entry for key, entry in tensors.items() if key != "__metadata__")
+    expected = 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0)
+    if size < expected:
+        raise _unreadable(path, f"it is truncated: {size:,} of {expected:,} bytes")
+    description: dict[str, str] = tensors.get("__metadata__", {})
+    return description
+
+
+def _lfs_pointer(path: Path) -> UserError:
+    return _unreadable(path, "it is a Git LFS pointer; `git lfs pull` fetches the file")
+
+
+def _unreadable(path: Path, why: str) -> UserError:
+    return UserError(
+        f"{path.name} cannot be read: {why}",
+        code="weights-unreadable",
+        remedy="download or export it again, as .safetensors or a plain state dict",
+    )
+
+
+Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name
+
+
+class ShapeMismatch(UserError):  # noqa: N818
+    """Weights of these `shapes` do not fit their network; `identify.explain` adds which model they are of."""
+
+    def __init__(self, own: Shapes, loaded: Shapes, field: str, source: str) -> None:
+        self.shapes = loaded
+        super().__init__(
+            f"these weights do not fit the model: {_differences(own, loaded)}",
+            code="weights-do-not-fit",
+            field=field,
+            value=source,
+            remedy="choose the model, autoencoder and text encoder that the weights were trained with",
+        )
+
+
+def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
+    """Return the shapes of tensors by name."""
+    return {name: tuple(value.shape) for name, value in state.items()}
+
+
+def require_fit(own: Shapes, loaded: Shapes, source: str, field: str) -> None:
+    """Raise `ShapeMismatch` for weights whose names or shapes differ from those of a network."""
+    if own != loaded:
+        raise ShapeMismatch(own, loaded, field, source)
+
+
+def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str, field: str = "model.weights") -> None:
+    """Load a state dict into a module with the same keys and shapes, in the dtypes of the module.
+
+    If parameters are on `meta`, the state's tensors replace them, with their own dtypes and devices.
+
+    Raises:
+        ShapeMismatch: If keys or shapes differ; nothing is loaded then.
+        UserError: If the state has whole numbers where the module has others.
+    """
+    own = module.state_dict()
+    require_fit(shapes_of(own), shapes_of(state), source, field)
+    codes = [key for key, value in state.items() if own[key].is_floating_point() and not value.is_floating_point()]
+    if codes:
+        raise UserError(
+            f"these weights are codes of a format that is not read: {codes[0]} has {state[codes[0]].dtype}",
+            code="weights-quantised",
+            field=field,
+            value=source,
+            remedy="name the weights in bfloat16, fp8, GGUF, or in ComfyUI's int8",
+        )
+    if any(parameter.is_meta for parameter in module.parameters()):
+        module.load_state_dict(state, strict=True, assign=True)
+    else:
+        module.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()}, strict=True)
+
+
+def _differences(own: Shapes, loaded: Shapes) -> str:
+    kinds = {
+        "missing": [key for key in own if key not in loaded],
+        "unexpected": [key for key in loaded if key not in own],
+        "of another shape": [
+            f"{key} {list(loaded[key])} instead of {list(shape)}"
+            for key, shape in own.items()
+            if loaded.get(key, shape) != shape
+        ],
+    }
+    differing = {kind: names for kind, names in kinds.items() if names}
+    counts = ", ".join(f"{len(names):,} {kind}" for kind, names in differing.items())
+    lines = "".join(f"\n    {kind}: {first_few(names)}" for kind, names in differing.items())
+    return f"{counts} of {len(own):,} tensors{lines}"

@@ -1,0 +1,61 @@
+"""The report of a run as one self-contained HTML file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reelworks.core import files
+from reelworks.data.run.folder import RunFolder
+from reelworks.reports import learning_wall, page, plots, previews, run_data, run_facts, status
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """The report that was written, and the milliseconds of a clip by bucket, if they were measured."""
+
+    report: Path
+    costs: dict[str, float] | None
+
+
+def write(run: RunFolder) -> Path:
+    """Write the report of a run, finished or not, and return its path."""
+    data = run_data.load(run)
+    checkpoints = status.checkpoints(data)
+    text = page.render(
+        "template.html",
+        data=data,
+        name=data.path.resolve().name,
+        state=status.state(data),
+        headline=run_facts.headline(data),
+        figures=plots.all_of(data),
+        previews=previews.of_run(data),
+        preview_steps=len(data.events_of("samples")),
+        accounting=run_facts.accounting(data.summary),
+        buckets=run_facts.buckets(data.summary),
+        balance=run_facts.balance(data.summary),
+        reasons=[*run_facts.reasons(data.summary), *filter(None, [run_facts.failures(data)])],
+        coverage=run_facts.coverage(data),
+        spikes=run_facts.spikes(data),
+        learning=learning_wall.of_run(run),
+        ranks=run_facts.balance_of_ranks(data),
+        all_spikes=len(data.events_of("spike")),
+        kept=[row for row in checkpoints if row.kept],
+        deleted=[row for row in checkpoints if not row.kept],
+        measured=run_facts.measured(run),
+        history=status.history(data),
+        environment=_flat(data.environment),
+    )
+    files.write_for("RUN", run.report_file, text.encode())
+    return run.report_file
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            flat |= _flat(item, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = ", ".join(map(str, item)) if isinstance(item, list) else str(item)
+    return flat

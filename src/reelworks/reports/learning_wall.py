@@ -1,0 +1,78 @@
+"""The clips of a run to look at, each with its first frame, caption and word, for pages without other files."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image
+
+from reelworks.core import results
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.media import decode_pool
+from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.coverage.learning import ClipLearning, Learning, Word
+
+MOST_CLIPS = 24
+_LONG_PX = 200
+
+
+@dataclass(frozen=True)
+class WallClip:
+    """A clip of the wall; `uri` is a picture, empty if the file cannot be read."""
+
+    clip: ClipLearning = field(metadata=results.INLINED)
+    caption: str
+    uri: str
+
+
+@dataclass(frozen=True)
+class LearningWall:
+    """Clips to look at, the worst first, and the counts of all clips by word."""
+
+    step: int
+    counts: dict[str, int]
+    faults: int
+    clips: list[WallClip]
+
+
+def of_run(run: RunFolder) -> LearningWall | None:
+    """Return the clips of a run to look at; None if no checkpoint holds losses of clips."""
+    try:
+        known = Learning.of_run(run)
+    except UserError:
+        return None
+    places = known.places("worst", [word.label for word in Word if word.is_fault])
+    report = known.report(places[:MOST_CLIPS])
+    captions, pictures = [""] * len(report.clips), [""] * len(report.clips)
+    for found, named, ordinal in known.located(places[:MOST_CLIPS]):
+        rows = named.catalog.rows_at(np.sort(ordinal))
+        for i, row in zip(found.tolist(), np.searchsorted(np.sort(ordinal), ordinal).tolist(), strict=True):
+            captions[i], pictures[i] = rows.caption[row].as_py() or "", _picture(rows, row)
+    clips = [WallClip(*each) for each in zip(report.clips, captions, pictures, strict=True)]
+    return LearningWall(report.step, report.counts, len(places), clips)
+
+
+def _picture(rows: CatalogRows, row: int) -> str:
+    """Return the first frame of a clip as a data URI."""
+    height, width = int(rows.height[row]), int(rows.width[row])
+    scale = min(1.0, _LONG_PX / max(height, width, 1))
+    request = Request(
+        rows.file(row),
+        bool(rows.is_image[row]),
+        Shape(1, max(round(height * scale), 1), max(round(width * scale), 1)),
+        first_frame=int(rows.first_frame[row]),
+        num_frames=int(rows.num_frames[row]) if rows.is_range[row] else None,
+    )
+    try:
+        frame_HWC = decode_pool.load(request)[0]
+    except (MediaError, OSError):
+        return ""
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(frame_HWC)).save(file, "WEBP", quality=78)
+    return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"

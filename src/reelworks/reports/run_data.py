@@ -1,0 +1,98 @@
+"""Contents of a run folder, read once; parts that do not exist yet are empty."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reelworks.core import user_files
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.coverage import clip_history, speed
+from reelworks.training.coverage.coverage import EpochCoverage
+from reelworks.training.coverage.speed import Speed
+from reelworks.training.plan import plan_report
+from reelworks.training.plan.plan_report import PlanSummary
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Contents of a run folder."""
+
+    path: Path
+    # info, environment: contents of `run.json` and `environment.json`
+    info: dict[str, Any]
+    summary: PlanSummary | None  # of `plan/summary.json`; None if it is missing or damaged
+    recipe: str  # the resolved recipe as text
+    environment: dict[str, Any]
+    all_events: list[Event]  # all events as written, also those that a resume discarded
+    events: list[Event]  # events that no resume discarded, see `data.run.events.timeline`
+    # on_disk, pinned: steps of the committed and of the pinned checkpoints
+    on_disk: frozenset[int]
+    pinned: frozenset[int]
+    coverage: list[EpochCoverage]  # counts of clips in each epoch from the run's records, oldest first
+    speed: Speed  # of all steps that no resume discarded
+    repeated_steps: int  # steps that were lost with their process and trained again
+
+    def events_of(self, kind: str) -> list[Event]:
+        """Return the events of one kind that no resume discarded, oldest first."""
+        return [event for event in self.events if event["kind"] == kind]
+
+    @property
+    def last_step(self) -> int:
+        """Number of optimizer steps done, according to the events."""
+        return max((event.get("step") or 0 for event in self.events), default=0)
+
+
+def load(run: RunFolder) -> RunData:
+    """Read everything that a report shows; the folder must hold a run."""
+    every, valid = list(events.read(run.events_file)), events.timeline(run.events_file)
+    steps, left = (sum(event["kind"] == "step" for event in found) for found in (every, valid))
+    total = speed.total(speed.of_step(event) for event in valid if event["kind"] == "step")
+    return of_events(run, every, valid, clip_history.cover(run).epochs, total, steps - left)
+
+
+def of_events(
+    run: RunFolder,
+    every: list[Event],
+    valid: list[Event],
+    coverage: list[EpochCoverage],
+    speed: Speed,
+    repeated_steps: int,
+) -> RunData:
+    """Read all but the events, which are given: all of them, and those that no resume discarded."""
+    store = CheckpointFolder(run.checkpoints_folder)
+    steps = store.steps()
+    return RunData(
+        path=run.path,
+        info=run.info(),
+        summary=plan_report.read_summary(run),
+        recipe=_read_text(run.recipe_file),
+        environment=_read_object(run.environment_file),
+        all_events=every,
+        events=valid,
+        on_disk=frozenset(steps),
+        pinned=frozenset(step for step in steps if store.is_pinned(step)),
+        coverage=coverage,
+        speed=speed,
+        repeated_steps=repeated_steps,
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return user_files.read_text(path, user_files.TABLE, errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = user_files.parse_json(_read_text(path))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,1 +1,0 @@
-"""Do everything before the first step: open the run, build the model, choose its layout, load what training begins with."""

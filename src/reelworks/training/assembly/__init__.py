@@ -1,0 +1,1 @@
+"""Build a model from a recipe, with its first weights; training, sampling and evaluation begin with it."""

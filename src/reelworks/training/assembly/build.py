@@ -1,0 +1,225 @@
+"""Build the runtime objects of a recipe: the network, its encoders, and both ready to train."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from reelworks.core import log
+from reelworks.core.log import logger
+from reelworks.data.distributed import mesh
+from reelworks.data.distributed.layout import Layout
+from reelworks.data.distributed.mesh import World
+from reelworks.models import components, factory, hub
+from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
+from reelworks.models.attention import attention
+from reelworks.models.attention.attention_audit import AttentionFault
+from reelworks.models.base_model import Base
+from reelworks.models.diffusers_denoiser import FamilyDenoiser
+from reelworks.models.expert_pair.config import PARTS, switch_timestep
+from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
+from reelworks.models.objectives import objectives
+from reelworks.models.precision.boundary import DtypeBoundary, check_contract
+from reelworks.models.sequence.sequence_parallel import SequenceParallel
+from reelworks.models.sound.config import SoundConfig
+from reelworks.models.sound.encoder import SoundEncoder
+from reelworks.models.storage import weights
+from reelworks.models.vision import VisionEncoder
+from reelworks.training.assembly import weights_layout
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.sound import SoundTrack
+from reelworks.training.memory import dry_run
+from reelworks.training.preflight import kernels
+from reelworks.training.recipe import preview_model
+from reelworks.training.recipe.dataset import RecipeData, sound_spec
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step.compiled_blocks import CompiledBlocks
+from reelworks.training.step.state import TrainState
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """The network, sharded and with its optimizer, and the encoders of its inputs; without a LoRA, `base` is None.
+
+    Attention must be computed while `attention_audit.replacing(wrong_kernels)` is open.
+    """
+
+    boundary: DtypeBoundary[DenoiserInputs]
+    encoder: FrozenEncoders
+    state: TrainState
+    base: Base | None
+    compiled: CompiledBlocks
+    sequence: SequenceParallel
+    layout: Layout
+    wrong_kernels: tuple[AttentionFault, ...]
+
+    @classmethod
+    def build(
+        cls, data: RecipeData, world: World, *, resumed: bool, encoders: FrozenEncoders | None = None
+    ) -> TrainedModel:
+        """Build a recipe's model, check its dtypes for all buckets, and shard it. Collective.
+
+        `encoders` take the place of the recipe's, such as those that are loaded at their first use.
+        """
+        recipe = data.recipe
+        require_sources(recipe, resumed=resumed)
+        network = denoiser(recipe, world.home, resumed=resumed)
+        encoders = encoder(recipe, world.device) if encoders is None else encoders
+        dry_run.audit_shapes(network, encoders, data.table, world)
+        for fault in dry_run.faults_of_encoders(encoders):
+            raise fault
+        attention.use(network, recipe.model.attention, world.device)
+        wrong_kernels = kernels.require_right(network, encoders, data, world)
+        layout, reason = weights_layout.choose(
+            recipe, network, ranks=world.size, local_ranks=world.local_size, device_bytes=world.device_bytes
+        )
+        if world.size > 1 and world.is_main:
+            logger.info(f"{layout} ({layout.strategy}): {reason}")
+        sequence = SequenceParallel.of_denoiser(network, components.family_config(recipe.model).network, world)
+        mesh.shard(network.module, network.sharding().blocks, network.contract, world, layout)
+        compiled = CompiledBlocks.of_recipe(network, data)
+        return cls(
+            DtypeBoundary(network),
+            encoders,
+            TrainState.start(network, recipe.train),
+            network.base,
+            compiled,
+            sequence,
+            layout,
+            wrong_kernels,
+        )
+
+
+def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = True) -> dict[str, str]:
+    """Check that all weights that a recipe names exist, before any of them is read.
+
+    If the run is resumed, the LoRA comes from a checkpoint, and lora.weights is not needed; a network that is not to be
+    trained needs no training adapter.
+
+    Returns:
+        Hub ids with the commits of the sources that are on the hub, by recipe key.
+    """
+    lora = None if recipe.lora is None or resumed else recipe.lora.weights
+    sources = {
+        "model.weights": recipe.model.weights,
+        "lora.weights": lora,
+        "autoencoder.weights": recipe.autoencoder.weights,
+        "text_encoder.weights": recipe.text_encoder.weights,
+        "model.image_encoder": recipe.model.image_encoder,
+        "sound.weights": None if recipe.sound is None else recipe.sound.weights,
+    }
+    if trains and recipe.samples.prompts and recipe.samples.has_model:
+        sources["samples.weights"] = preview_model.recipe_of(recipe).model.weights
+    places: dict[str, Path] = {}
+    for field, source in sources.items():
+        if source is not None and source not in places:
+            places[source] = weights.require_there(source, field)
+    if trains and recipe.lora is not None and recipe.lora.training_adapter is not None:
+        weights.require_file(recipe.lora.training_adapter, "lora.training_adapter")
+    pinned = {field: hub.pin_commit(source, places[source]) for field, source in sources.items() if source is not None}
+    return {field: hub_id for field, hub_id in pinned.items() if hub_id is not None}
+
+
+def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False, trains: bool = True) -> Denoiser:
+    """Build the recipe's network, with weights loaded from files or drawn from the seed.
+
+    If the run is resumed, the LoRA comes from a checkpoint; lora.weights is not read, and may no longer exist. The
+    same holds for the training adapter of a network that is not built to be trained.
+    """
+    lora = recipe.lora
+    if resumed and lora is not None:
+        lora = lora.model_copy(update={"weights": None})
+    if not trains and lora is not None:
+        lora = lora.model_copy(update={"training_adapter": None})
+    source = "weights drawn from the seed" if recipe.model.weights is None else recipe.model.weights
+    with (
+        nullcontext()
+        if device.type == "meta"
+        else log.stage(f"loading the model {recipe.model.name}: {source}", at_once=True)
+    ):
+        return factory.build_denoiser(
+            recipe.model,
+            autoencoder=recipe.autoencoder,
+            text=recipe.text_encoder,
+            device=device,
+            seed=recipe.seed,
+            compute=DTYPES[recipe.precision.compute],
+            reduction=DTYPES[recipe.precision.reduction],
+            learns_variance=objectives.from_config(recipe.objective).learns_variance,
+            lora=lora,
+            sound=recipe.sound,
+        )
+
+
+def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -> Denoiser:
+    """Join the expert that a run trains with the published weights of the other one.
+
+    Returns:
+        Both experts; `trained` alone if it is the whole model, or if model.weights lacks the other expert.
+    """
+    model, boundary = recipe.model, switch_timestep(recipe.model)
+    if boundary is None or model.experts == "both" or model.weights is None:
+        return trained
+    other: Literal["high", "low"] = "low" if model.experts == "high" else "high"
+    if Path(model.weights).exists() and not (Path(model.weights) / PARTS[other]).is_dir():
+        return trained
+    changed = {"model": model.model_copy(update={"experts": other})}
+    # Its LoRA is fresh and changes nothing; with it, the weights are stored (quantized) as the trained expert's are.
+    published = denoiser(recipe.model_copy(update=changed), device, resumed=True, trains=False)
+    published.module.requires_grad_(False).eval()
+    high, low = (trained, published) if other == "low" else (published, trained)
+    assert isinstance(high, FamilyDenoiser)
+    assert isinstance(low, FamilyDenoiser)
+    return ExpertPairDenoiser(high, low, boundary)
+
+
+def encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
+    """Build the recipe's autoencoder, its text encoder, and the image encoder if the model has one."""
+    conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
+    kind, names = conditioning.image_encoder, (recipe.autoencoder.name, recipe.text_encoder.name)
+    with log.stage("loading the autoencoder {} and the text encoder {}".format(*names), at_once=True):
+        return FrozenEncoders(
+            autoencoder(recipe, device),
+            text_encoder(recipe, device),
+            device,
+            conditioning,
+            None if kind is None or image is None else image_encoder(kind, image, device),
+            recipe.given_companions,
+            sound=None if recipe.sound is None else sound_track(recipe, sound_encoder(recipe.sound, device)),
+        )
+
+
+def autoencoder(recipe: Recipe, device: torch.device) -> Autoencoder:
+    """Build the recipe's autoencoder on a device."""
+    built = factory.build_autoencoder(recipe.autoencoder)
+    check_contract(built.contract, "autoencoder")
+    return built.to(device)
+
+
+def text_encoder(recipe: Recipe, device: torch.device) -> TextEncoder:
+    """Build the recipe's text encoder on a device, or in CPU memory if the recipe says so."""
+    built = factory.build_text_encoder(recipe.text_encoder)
+    check_contract(built.contract, "text")
+    return built.to(device if recipe.text_encoder.device == "auto" else torch.device("cpu"))
+
+
+def image_encoder(kind: Literal["clip", "siglip"], weights: str, device: torch.device) -> ImageEncoder:
+    """Build the encoder of a clip's first frame on a device."""
+    return VisionEncoder(kind, weights).to(device)
+
+
+def sound_encoder(config: SoundConfig, device: torch.device) -> SoundEncoder:
+    """Build a sound encoder on a device."""
+    return factory.build_sound_encoder(config).to(device)
+
+
+def sound_track(recipe: Recipe, encoder: SoundEncoder) -> SoundTrack | None:
+    """Return the sound of a recipe's clips with its encoder; None if it has none."""
+    spec = sound_spec(recipe)
+    return None if recipe.sound is None or spec is None else SoundTrack(encoder, spec, recipe.sound)

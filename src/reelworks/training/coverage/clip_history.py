@@ -1,0 +1,346 @@
+"""Join the records of a run's segments to the state of every clip in every epoch.
+
+The run's events tell which segments are valid and how far the current one went; the records, written when it
+happened, list the clips of each segment and why others were left out. Nothing is planned again: a segment whose
+record is missing is reported as lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reelworks.core import results
+from reelworks.data.buckets.assign import Reason
+from reelworks.data.loader import segment_record
+from reelworks.data.run import history, records
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.run.history import Epoch
+from reelworks.data.run.records import Outcome, Record, RecordedFailure, RecordError
+from reelworks.data.schedule.cursor import Aliases
+from reelworks.training.coverage.coverage import LABELS, Coverage, EpochCoverage, Lost, NamedCatalog, Notes, State
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+_STATES = {**{r.label: int(r) for r in Reason}, **{s.label: int(s) for s in State}}
+
+
+def cover(run: RunFolder) -> Coverage:
+    """Return the state of every clip of a run in every epoch so far."""
+    run.info()
+    return _cover(run, history.epochs(run))
+
+
+def totals(run: RunFolder, data_restarts: int, epoch: int) -> dict[str, Any]:
+    """Return the totals of one epoch, to store when its records are removed."""
+    begun = [e for e in history.epochs(run) if (e.data_restarts, e.epoch) == (data_restarts, epoch)]
+    for coverage in _cover(run, begun).epochs:
+        return {k: v for k, v in results.as_json(coverage).items() if k != "pruned"}
+    return {"planned": 0, "counts": {}, "done": False}
+
+
+def _cover(run: RunFolder, begun: list[Epoch]) -> Coverage:
+    catalogs = _Catalogs(run)
+    pruned = records.pruned(run)
+    segments = [{} if (e.data_restarts, e.epoch) in pruned else _segments(run, e, catalogs) for e in begun]
+    recorded = [s for by_number in segments for s in by_number.values() if isinstance(s, _Segment)]
+    clips = _Clips.number(catalogs.named, recorded)
+    epochs = []
+    for epoch, by_number in zip(begun, segments, strict=True):
+        totals = pruned.get((epoch.data_restarts, epoch.epoch))
+        account = _Account(epoch, clips, catalogs.named)
+        epochs.append(_pruned(epoch, clips, totals) if totals else account.build(by_number))
+    return Coverage(clips.key, clips.copy, epochs, catalogs.named, clips.catalog, clips.ordinal)
+
+
+def _pruned(epoch: Epoch, clips: _Clips, totals: dict[str, Any]) -> EpochCoverage:
+    unknown = np.full(len(clips), State.NOT_AVAILABLE, dtype=np.int8)
+    no_step = np.zeros(len(clips), dtype=np.int32)
+    planned, counts, done, time = (totals[key] for key in ("planned", "counts", "done", "time"))
+    key = epoch.data_restarts, epoch.epoch
+    return EpochCoverage(*key, planned, counts, done, [], [], unknown, no_step, pruned=time, stage=epoch.stage)
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A segment's record, the index of its catalog, and how far the segment went."""
+
+    record: Record
+    catalog: int
+    outcome: Outcome
+
+
+def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs) -> dict[int, _Segment | Lost]:
+    """Read the records of an epoch's segments that trained something or are under way."""
+    segments: dict[int, _Segment | Lost] = {}
+    for number in sorted(epoch.plans):
+        key = epoch.data_restarts, epoch.epoch, number
+        try:
+            record = records.read(run, key, epoch.plans[number])
+            catalog = catalogs.number_of(record)
+            outcome = _outcome(run, epoch, record)
+        except RecordError as missing:
+            steps = epoch.steps.get(number, [])
+            failed = sum(len(epoch.failures.get(s.step, [])) for s in steps)
+            trained = sum(s.clips for s in steps if s.applied)
+            segments[number] = Lost(number, str(missing), len(steps), trained, failed)
+            continue
+        segments[number] = _Segment(record, catalog, outcome)
+    return segments
+
+
+def _outcome(run: RunFolder, epoch: Epoch, record: Record) -> Outcome:
+    """Return a segment's recorded outcome, or, if it is under way or was killed, its outcome by the events."""
+    number = record.about.segment
+    num_steps = max((step.plan_step + 1 for step in epoch.steps.get(number, [])), default=0)
+    return records.read_outcome(run, record.about.key) or epoch.outcome(number, num_steps)
+
+
+@dataclass
+class _Catalogs:
+    """A run's copies of catalogs, opened once each."""
+
+    run: RunFolder
+    _by_name: dict[str, NamedCatalog] = field(default_factory=dict)
+
+    @property
+    def named(self) -> list[NamedCatalog]:
+        return list(self._by_name.values())
+
+    def number_of(self, record: Record) -> int:
+        """Return the index of a record's catalog."""
+        about = record.about
+        known = self._by_name.get(about.catalog)
+        aliases = known.aliases if known else Aliases()
+        if known is None or known.catalog.version < about.catalog_version:
+            catalog = segment_record.recorded_catalog(self.run, about)
+            known = NamedCatalog(catalog, aliases, catalog.uids())
+        if len(record.alias_ordinal):
+            known = replace(known, aliases=aliases.with_more(record.alias_ordinal, record.alias_key))
+        self._by_name[about.catalog] = known
+        return list(self._by_name).index(about.catalog)
+
+
+@dataclass(frozen=True)
+class _Clips:
+    """Clips and repeats of a run, with catalog and row in the latest segment; repeats of a clip are adjacent."""
+
+    key: U64
+    copy: I64
+    catalog: NDArray[np.int8]
+    ordinal: I64
+    _clip_of: list[I64]
+    _first: I64
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    @classmethod
+    def number(cls, named: list[NamedCatalog], segments: list[_Segment]) -> _Clips:
+        """Number the clips of catalogs; rows with the same key are one clip."""
+        key = np.zeros(0, np.uint64)
+        catalog, ordinal = np.zeros(0, np.int8), np.zeros(0, np.int64)
+        clip_of = []
+        for i, catalog_i in enumerate(named):
+            mine = np.zeros(len(catalog_i.uids), dtype=np.int64)
+            row = 0
+            for part in catalog_i.catalog.parts:
+                rows = np.arange(row, row + part.rows)
+                keys = catalog_i.aliases.keys(rows, catalog_i.uids[rows])
+                known = _among(key, keys)
+                new = np.flatnonzero(known < 0)
+                known[new] = np.arange(len(key), len(key) + len(new))
+                mine[rows] = known
+                key = np.concatenate([key, keys[new]])
+                catalog = np.concatenate([catalog, np.zeros(len(new), np.int8)])
+                ordinal = np.concatenate([ordinal, np.zeros(len(new), np.int64)])
+                catalog[known], ordinal[known] = i, rows
+                row += part.rows
+            clip_of.append(mine)
+        copies = np.ones(len(key), dtype=np.int64)
+        for s in segments:
+            r = s.record
+            for copy, rows in ((r.copy, r.ordinal), (r.other_copy, r.other_ordinal)):
+                # An abandoned start may have scanned a later row, and whose clip that was only its record told.
+                clips = clip_of[s.catalog][rows]
+                catalog[clips], ordinal[clips] = s.catalog, rows
+                several = np.flatnonzero(copy)
+                np.maximum.at(copies, clip_of[s.catalog][rows[several]], copy[several] + 1)
+        first = np.cumsum(copies) - copies
+        if int(copies.max(initial=1)) == 1:
+            return cls(key, np.zeros(len(key), np.int64), catalog, ordinal, clip_of, first)
+        clip = np.repeat(np.arange(len(key)), copies)
+        return cls(key[clip], np.arange(len(clip)) - first[clip], catalog[clip], ordinal[clip], clip_of, first)
+
+    def find(self, catalog: int, ordinal: I64, copy: I64) -> I64:
+        """Return the indices of the clips of a catalog's rows."""
+        return self._first[self._clip_of[catalog][ordinal]] + copy
+
+
+def _among(known: U64, wanted: U64) -> I64:
+    """Return the indices of keys among others that are all different, -1 for missing ones.
+
+    Both are sorted, since an unordered search among millions waits for memory at each step.
+    """
+    index = np.full(len(wanted), -1, dtype=np.int64)
+    if len(known) and len(wanted):
+        order, ask = np.argsort(known), np.argsort(wanted)
+        place = np.minimum(np.searchsorted(known[order], wanted[ask]), len(known) - 1)
+        index[ask] = np.where(known[order][place] == wanted[ask], order[place], -1)
+    return index
+
+
+class _Account:
+    """State of every clip in one epoch, built from its segments in their order."""
+
+    def __init__(self, epoch: Epoch, clips: _Clips, named: list[NamedCatalog]) -> None:
+        self.epoch, self.clips, self.named = epoch, clips, named
+        self.state = np.full(len(clips), State.ABSENT, dtype=np.int8)
+        self.step = np.zeros(len(clips), dtype=np.int32)
+        self.failures: dict[int, str] = {}
+        self.notes: list[Notes] = []
+        self.problems: list[str] = []
+        self.planned = 0
+        # Catalog and row of each clip in the latest segment so far.
+        self.catalog = np.zeros(len(clips), dtype=np.int8)
+        self.ordinal = np.zeros(len(clips), dtype=np.int64)
+
+    def build(self, segments: dict[int, _Segment | Lost]) -> EpochCoverage:
+        lost = [segment for segment in segments.values() if isinstance(segment, Lost)]
+        for number, segment in segments.items():
+            if isinstance(segment, Lost):
+                # Its clips are unknown until a later record lists them.
+                self.state[(self.step == 0) & (self.state != State.ABSENT)] = State.NOT_AVAILABLE
+            else:
+                self._add(number, segment, none_lost=not any(gap.segment < number for gap in lost))
+        now, done = self.epoch, self.epoch.ended is not None
+        if isinstance(last := segments.get(now.segment), _Segment):
+            done = last.outcome.steps >= last.record.about.steps
+        numbers = np.bincount(self.state)[: State.ABSENT].tolist()
+        counts = {LABELS[state]: number for state, number in enumerate(numbers) if number}
+        planned = self.planned + counts.get(State.NOT_YET.label, 0)
+        if lost:
+            planned = now.planned or planned
+        elif now.planned not in (planned, None):
+            by_events = f"{now.planned} clips are planned according to the events"
+            self._problem(max(segments), f"{by_events}, {planned} according to the records")
+        elif now.ended is not None:
+            self._compare_end(max(segments), counts, now.ended)
+        return EpochCoverage(
+            now.data_restarts,
+            now.epoch,
+            planned,
+            counts,
+            done,
+            lost,
+            self.problems,
+            self.state,
+            self.step,
+            self.failures,
+            self.notes,
+            stage=now.stage,
+        )
+
+    def _compare_end(self, segment: int, counts: dict[str, int], ended: dict[str, Any]) -> None:
+        """Compare the counts that the trainer reported at the epoch's end with the records."""
+        for state in (State.TRAINED, State.FAILED, State.SKIPPED):
+            by_record = counts.get(state.label, 0)
+            if by_record != ended[state.label]:
+                by_events = f"{ended[state.label]} clips are {state.label} according to the events"
+                self._problem(segment, f"{by_events}, {by_record} according to the records")
+
+    def _problem(self, segment: int, what: str) -> None:
+        now = self.epoch
+        name = history.epoch_name(now.epoch, now.data_restarts, now.stage)
+        self.problems.append(f"epoch {name}, segment {segment}: {what}")
+
+    def _add(self, number: int, segment: _Segment, *, none_lost: bool) -> None:
+        """Add a segment: clips that left, clips that it leaves out and why, and clips that its steps consumed."""
+        record, open_ = segment.record, self.step == 0
+        first = record.is_first_use
+        at = self.clips.find(segment.catalog, record.ordinal[first], record.copy[first])
+        others = self.clips.find(segment.catalog, record.other_ordinal, record.other_copy)
+        alive = np.zeros(len(self.clips), dtype=np.bool_)
+        alive[at] = alive[others] = True
+        self._leave(np.flatnonzero(open_ & ~alive & (self.state != State.ABSENT)), segment, alive)
+        for clips, ordinal in ((at, record.ordinal[first]), (others, record.other_ordinal)):
+            self.catalog[clips], self.ordinal[clips] = segment.catalog, ordinal
+        codes = np.array([_STATES.get(label, State.NOT_AVAILABLE) for label in record.labels], dtype=np.int8)
+        free = open_[others]
+        reason = codes[record.other_reason]
+        self.state[others[free]] = reason[free]
+        self._note(segment, others, reason)
+        if none_lost and (unknown := int((record.consumed & free).sum())):
+            what = f"{unknown} clips are marked as consumed earlier in the epoch, but no record has them"
+            self._problem(number, what)
+        if twice := len(at) - int(open_[at].sum()):
+            self._problem(number, f"{twice} clips are planned although a step of the epoch had consumed them before")
+        alive[others] = False
+        if again := len(at) - int(alive.sum()):
+            self._problem(number, f"{again} clips are planned twice")
+        self.state[at] = np.where(open_[at], State.NOT_YET, self.state[at])
+        self._take(number, segment, at, record.step_of_place()[first])
+
+    def _note(self, segment: _Segment, others: I64, reason: NDArray[np.int8]) -> None:
+        """Keep what a record notes about the reasons of clips, as long as they are not consumed."""
+        of_duplicates = np.isin(reason, [kind for kind in Reason if kind.is_duplicate])
+        noted = np.flatnonzero(segment.record.other_note.is_valid().to_numpy() | of_duplicates)
+        noted = noted[np.argsort(others[noted], kind="stable")]
+        if len(noted):
+            note = segment.record.other_note.combine_chunks().take(pa.array(noted))
+            ordinal, stand = segment.record.other_ordinal[noted], segment.record.other_nearest[noted]
+            self.notes.append(Notes(others[noted], reason[noted], segment.catalog, ordinal, stand, note))
+
+    def _leave(self, gone: I64, segment: _Segment, alive: NDArray[np.bool_]) -> None:
+        """Set why clips that were not consumed have left the epoch."""
+        if not len(gone):
+            return
+        same_clip = _among(self.clips.key[alive], self.clips.key[gone]) >= 0
+        self.state[gone] = np.where(same_clip, State.FEWER_REPEATS, State.REMOVED)
+        left, datasets = gone[~same_clip], segment.record.about.datasets
+        for i, named in enumerate(self.named):
+            mine = left[self.catalog[left] == i]
+            other = [name not in datasets for name in named.datasets(self.ordinal[mine])]
+            self.state[mine[np.array(other, dtype=np.bool_)]] = State.DATASET_REMOVED
+
+    def _take(self, number: int, segment: _Segment, at: I64, plan_step: I64) -> None:
+        about, outcome = segment.record.about, segment.outcome
+        done = plan_step < outcome.steps
+        skipped = np.isin(plan_step[done], np.array(outcome.skipped, dtype=np.int64))
+        self.state[at[done]] = np.where(skipped, State.SKIPPED, State.TRAINED)
+        self.step[at[done]] = about.first_step + plan_step[done] + 1
+        for failure in outcome.failures:
+            self._fail(number, segment, at, plan_step, failure)
+        self.planned += int(done.sum())
+        self._compare_steps(number, segment, plan_step[done])
+
+    def _fail(self, number: int, segment: _Segment, at: I64, plan_step: I64, failure: RecordedFailure) -> None:
+        """Mark the clip of a failure, which is searched among the few clips of its step by uid and repeat."""
+        record, first = segment.record, segment.record.is_first_use
+        where = slice(*np.searchsorted(plan_step, [failure.plan_step, failure.plan_step + 1]))
+        uid = self.named[segment.catalog].uids[record.ordinal[first][where]]
+        matches = np.flatnonzero((uid == failure.uid) & (record.copy[first][where] == failure.copy_index))
+        if len(matches) != 1:
+            what = f"clip {failure.uid} failed in plan step {failure.plan_step}, which does not contain it"
+            self._problem(number, what)
+            return
+        place = int(at[where][matches[0]])
+        self.state[place] = State.FAILED
+        self.failures[place] = failure.reason
+
+    def _compare_steps(self, number: int, segment: _Segment, plan_step: I64) -> None:
+        about, outcome = segment.record.about, segment.outcome
+        expected = np.bincount(plan_step, minlength=about.steps)
+        np.subtract.at(expected, np.array([f.plan_step for f in outcome.failures], dtype=np.int64), 1)
+        for step in self.epoch.steps.get(number, []):
+            if step.plan_step >= outcome.steps or step.step != about.first_step + step.plan_step + 1:
+                what = f"step {step.step} trained plan step {step.plan_step}, which is not its plan step in the record"
+                self._problem(number, what)
+            elif step.applied and step.clips != expected[step.plan_step]:
+                recorded = int(expected[step.plan_step])
+                what = f"step {step.step} trained {step.clips} clips, but its record has {recorded} clips"
+                self._problem(number, what)

@@ -1,0 +1,373 @@
+"""Say in a word what a run has learnt of each clip, from the losses that its newest checkpoint holds.
+
+`words_of` is a function of the table alone. A clip is compared with its peers, the clips of its bucket, by robust statistics: a
+median, and deviations from it on its own side, since losses are skewed. Limits are constants below, with their reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.core.errors import UserError
+from reelworks.core.hash_rng import U64
+from reelworks.data.checkpoint import verify
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.manifest import BadCheckpoint
+from reelworks.data.loader import segment_record
+from reelworks.data.run import clip_losses, events, records
+from reelworks.data.run.clip_losses import DOUBT, NORMAL, ClipLossError, ClipLosses
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.run.records import RecordError
+from reelworks.data.schedule.cursor import Aliases
+from reelworks.training.coverage.coverage import NamedCatalog
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+FEWEST_SHOWN = 4  # times trained before losses say more of a clip than of its noise
+FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose losses are normalised by bucket
+FAR = 3.5  # deviations beyond which a value is an outlier (Iglewicz and Hoaglin, 1993)
+LEAST_RATIO = 0.1  # and the least difference of the logarithm of a loss, so that a set without spread has no outliers
+BELOW = 1.0  # deviations below its peers from which on a clip that fell far more than they did is memorised
+OFTEN = 8  # times as often trained as the median of its peers, from which on half of FAR shows that a clip is memorised
+STILL_FALLING = 0.03  # by which the loss fell lately where it is still falling
+
+
+class Word(IntEnum):
+    """Result for a clip; those to look at come first."""
+
+    NOT_LEARNT = 0
+    WITHOUT_EFFECT = 1
+    MEMORISED = 2
+    STILL_LEARNING = 3
+    LEARNT = 4
+    TOO_EARLY = 5
+
+    @property
+    def label(self) -> str:
+        """The word in reports."""
+        return "caption_without_effect" if self == Word.WITHOUT_EFFECT else self.name.lower()
+
+    @classmethod
+    def named(cls, label: str) -> Word:
+        """Return the word with a label."""
+        known = {word.label: word for word in cls}
+        if (found := known.get(label.replace("-", "_"))) is None:
+            raise UserError(
+                "there is no such word",
+                code="unknown-word",
+                field="--word",
+                value=label,
+                remedy=f"choose among {', '.join(known)}",
+            )
+        return found
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the clip should be looked at."""
+        return self <= Word.MEMORISED
+
+
+@dataclass(frozen=True)
+class ClipWords:
+    """Words for the clips of a table, in arrays with an element for each.
+
+    Attributes:
+        word: A `Word`.
+        outlier: Deviations of its loss from the median of its peers.
+        trend: Logarithm of the ratio of its loss now to that when it was first trained.
+        rank: Share of its peers with a lower loss.
+    """
+
+    word: NDArray[np.int8]
+    outlier: F64
+    trend: F64
+    rank: F64
+
+
+def words_of(table: ClipLosses) -> ClipWords:
+    """Return the words for the clips of a table; a pure function of it."""
+    peers, known = _peers(table), table.shown >= FEWEST_SHOWN
+    outlier, fall, rank = (np.zeros(len(table)) for _ in range(3))
+    far = np.full(len(table), FAR)
+    drop = (table.recent - table.first).astype(np.float64)
+    for group in np.unique(peers[known]).tolist():
+        where = np.flatnonzero(known & (peers == group))
+        others = np.flatnonzero(known) if group < 0 else where
+        among = table.recent[others]
+        outlier[where], rank[where] = deviations(table.recent[where], among), _ranks(table.recent[where], among)
+        fall[where] = deviations(drop[where], drop[others])
+        far[where[table.shown[where] >= OFTEN * np.median(table.shown[others])]] = FAR / 2
+    word = np.full(len(table), Word.LEARNT, np.int8)
+    word[_falls(table)] = Word.STILL_LEARNING
+    # Much of a loss is that of noise, which no model foretells: a memorised clip may lie little below the others.
+    word[(outlier < -far) | ((fall < -far) & (outlier < -BELOW))] = Word.MEMORISED
+    word[outlier > FAR] = Word.NOT_LEARNT
+    # Many measurements make also a small gain surely less than the usual one; but a wrong caption raises a loss.
+    word[(table.doubt() > DOUBT) & (table.gain < 0)] = Word.WITHOUT_EFFECT
+    word[~known] = Word.TOO_EARLY
+    return ClipWords(word, outlier, drop + _course(table), rank)
+
+
+def _peers(table: ClipLosses) -> I64:
+    """Return the group of clips that each is compared with: its bucket's, or -1 for all clips where those are few."""
+    bucket = table.bucket.astype(np.int64)
+    count = np.bincount(bucket[table.shown >= FEWEST_SHOWN], minlength=int(bucket.max(initial=0)) + 1)
+    return np.where(count[bucket] >= FEWEST_PEERS, bucket, -1)
+
+
+def deviations(values: NDArray[np.floating], among: NDArray[np.floating]) -> F64:
+    """Return by how many deviations values lie above the median of others, or below it if negative.
+
+    The deviation is that of the others on the same side, and at least such that `LEAST_RATIO` is `FAR` of them.
+    """
+    if not len(among):
+        return np.zeros(len(values))
+    others = np.asarray(among, np.float64) - np.median(among)
+    apart = np.asarray(values, np.float64) - np.median(among)
+    sides = [np.median(np.abs(others[side])) for side in (others >= 0, others <= 0)]
+    scale = np.where(apart > 0, *sides)
+    return np.asarray(apart / np.maximum(NORMAL * scale, LEAST_RATIO / FAR), np.float64)
+
+
+def _ranks(values: NDArray[np.floating], among: NDArray[np.floating]) -> F64:
+    """Return the share of others with a lower value."""
+    return np.asarray(np.searchsorted(np.sort(among), values, side="left") / max(len(among) - 1, 1))
+
+
+def _falls(table: ClipLosses) -> NDArray[np.bool_]:
+    """Return which clips' losses still fall: their own beside the usual one, and the usual one with the course of the run."""
+    course = table.about.course
+    last = [value for step, value in course if 2 * step >= table.about.step]
+    usual = float(np.log(last[-1] / last[0])) if len(last) > 1 else 0.0
+    return np.asarray(table.recent - table.longer + usual < -STILL_FALLING)
+
+
+def _course(table: ClipLosses) -> float:
+    """Return the logarithm of the ratio of the usual loss now to that at the start."""
+    course = table.about.course
+    return float(np.log(course[-1][1] / course[0][1])) if course else 0.0
+
+
+@dataclass(frozen=True)
+class ClipLearning:
+    """A clip with its word and the numbers behind it.
+
+    Attributes:
+        path: "dataset/path", with the frames of a range; its uid alone if no record of the run names it.
+        word: "not_learnt" (its loss is far above that of its peers: look at it), "caption_without_effect" (it does not
+            lower its loss, while those of its peers do), "memorised" (its loss is far below), "still_learning", "learnt", or "too_early".
+        shown: Times that it was trained with its caption.
+        loss: Its loss lately, as a multiple of the usual one of its bucket at the same timesteps.
+        trend: Its loss lately, as a multiple of that when it was first trained.
+        rank: Share of its peers, the clips of its bucket, that have a lower loss.
+        gain: Share of the loss without its caption that its caption takes away; below 0 if the loss is higher with it. None
+            if it was not measured.
+        measured: Times that it was measured.
+    """
+
+    path: str
+    uid: int
+    word: str
+    bucket: str
+    shown: int
+    loss: float
+    trend: float
+    rank: float
+    gain: float | None
+    measured: int
+
+
+@dataclass(frozen=True)
+class LearningReport:
+    """Words for the clips of a run, by the losses in its newest checkpoint.
+
+    Attributes:
+        step: Step of that checkpoint.
+        counts: Clips by word.
+        measured: Clips that were measured with fixed noise, held-out ones included.
+        share_of_time: Time of these measurements, as a share of the time of the steps.
+        below_held_out: Share of the trained clips whose loss is lower than that of all held-out clips; None without any.
+        clips: The selected clips.
+    """
+
+    run: Path
+    step: int
+    counts: dict[str, int]
+    measured: int
+    share_of_time: float | None
+    below_held_out: float | None
+    clips: list[ClipLearning]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Losses of a run's clips with their words and names."""
+
+    run: RunFolder
+    table: ClipLosses
+    found: ClipWords
+    _orders: dict[str, I64] = field(default_factory=dict)  # places of the trained clips by order
+
+    @classmethod
+    def of_run(cls, run: RunFolder) -> Learning:
+        """Read the newest checkpoint of a run that holds losses of clips, and say what was learnt; without held-out clips.
+
+        Raises:
+            UserError: No checkpoint holds any.
+        """
+        run.info()
+        infos, broken = CheckpointFolder(run.checkpoints_folder).scan()
+        problems = list(broken.values())
+        for info in reversed(infos):
+            try:
+                if verify.has_extra(info.path, clip_losses.FILE):
+                    table = ClipLosses.from_bytes(verify.read_extra(info.path, clip_losses.FILE))
+                    return cls(run, table, words_of(table))
+            except (BadCheckpoint, ClipLossError, OSError) as error:
+                problems.append(f"{info.path.name}: {error}")
+        raise UserError(
+            "no checkpoint of this run holds losses of clips" + (f" ({problems[0]})" if problems else ""),
+            code="no-clip-losses",
+            field="RUN",
+            value=str(run.path),
+            remedy='train with train.clip_losses = "auto"; a run that resumes with it notes them from then on',
+        )
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Trained clips by word."""
+        number = np.bincount(self.found.word[self._is_trained], minlength=len(Word))
+        return {word.label: int(number[word]) for word in Word if number[word]}
+
+    @property
+    def _is_trained(self) -> NDArray[np.bool_]:
+        return ~self.table.held_out & (self.table.shown > 0)
+
+    def places(self, sort: str = "worst", wanted: Iterable[str] = ()) -> I64:
+        """Return the indices of the trained clips with one of the words `wanted`, or of all without any, in an order."""
+        labels = [Word.named(word) for word in wanted]
+        if sort not in self._orders:
+            self._orders[sort] = self._ordered(sort)
+        order = self._orders[sort]
+        return order[np.isin(self.found.word[order], labels)] if labels else order
+
+    def _ordered(self, sort: str) -> I64:
+        table, where = self.table, np.flatnonzero(self._is_trained)
+        if sort == "path":
+            names = self.names(where)
+            order: I64 = pc.sort_indices(pa.array(names, pa.large_string())).to_numpy().astype(np.int64)
+            return where[order]
+        gain = np.where(table.measured > 0, table.gain, np.inf)
+        word, doubtful = self.found.word, self.found.word == Word.WITHOUT_EFFECT
+        keys = {
+            "worst": (-np.where(doubtful, table.doubt(), np.abs(self.found.outlier)), word),
+            "loss": (-table.recent,),
+            "trend": (-self.found.trend,),
+            "gain": (gain,),
+        }
+        # The table is by key, and so are equal clips: the order is the same everywhere.
+        return where[np.lexsort([key[where] for key in keys[sort]])]
+
+    def names(self, places: I64) -> list[str]:
+        """Return the "dataset/path" of clips, by the run's newest copy of a catalog that has them."""
+        names = [""] * len(places)
+        for found, named, ordinal in self.located(places):
+            for i, path in zip(found.tolist(), named.paths(ordinal), strict=True):
+                names[i] = path
+        return [name or f"{uid:016x}" for name, uid in zip(names, self.table.key[places].tolist(), strict=True)]
+
+    def located(self, places: I64) -> Iterator[tuple[I64, NamedCatalog, I64]]:
+        """Yield which of some clips a copy of a catalog has, the catalog, and their rows in it; each clip once."""
+        key, left = self.table.key[places], np.arange(len(places))
+        for named, known, order in self._catalogs:
+            at = np.searchsorted(known, key[left], side="right") - 1
+            there = (at >= 0) & (known[at] == key[left])
+            yield left[there], named, order[at[there]]
+            left = left[~there]
+            if not len(left):
+                return
+
+    @cached_property
+    def _catalogs(self) -> list[tuple[NamedCatalog, U64, I64]]:
+        """The run's copies of catalogs, the newest first, with the keys of their rows in order, and the rows."""
+        found = []
+        for named in _catalogs(self.run):
+            known = named.aliases.keys(np.arange(len(named.uids)), named.uids)
+            # Rows are only appended: the last one of a clip is the newest.
+            order = np.argsort(known, kind="stable")
+            found.append((named, known[order], order))
+        return found
+
+    def clips(self, places: I64) -> list[ClipLearning]:
+        """Return what was learnt of clips."""
+        table, found = self.table, self.found
+        return [
+            ClipLearning(
+                path,
+                int(table.key[i]),
+                Word(int(found.word[i])).label,
+                table.about.buckets[int(table.bucket[i])],
+                int(table.shown[i]),
+                float(np.exp(table.recent[i])),
+                float(np.exp(found.trend[i])),
+                float(found.rank[i]),
+                float(1 - np.exp(-table.gain[i])) if table.measured[i] > 0 else None,
+                max(int(table.measured[i]), 0),
+            )
+            for i, path in zip(places.tolist(), self.names(places), strict=True)
+        ]
+
+    def report(self, places: I64) -> LearningReport:
+        """Return the counts of all clips, and what was learnt of those at `places`."""
+        table = self.table
+        measured = int((table.measured > 0).sum())
+        share = share_of_time(self.run)
+        return LearningReport(
+            self.run.path, table.about.step, self.counts, measured, share, self._below_held_out(), self.clips(places)
+        )
+
+    def _below_held_out(self) -> float | None:
+        """Return the share of trained clips below all held-out ones, both measured, so that what differs cancels out."""
+        table = self.table
+        known = table.measured > 0
+        held_out, trained = known & table.held_out, known & ~table.held_out
+        if not held_out.any() or not trained.any():
+            return None
+        return float((table.level[trained] < table.level[held_out].min()).mean())
+
+
+def share_of_time(run: RunFolder) -> float | None:
+    """Return the time that measurements of a run took, as a share of that of its steps; None before the first step."""
+    seconds = {"step": 0.0, "clip_losses": 0.0}
+    for event in events.read(run.events_file, *seconds):
+        if isinstance(took := event.get("seconds"), int | float):
+            seconds[event["kind"]] += took
+    return seconds["clip_losses"] / seconds["step"] if seconds["step"] else None
+
+
+def _catalogs(run: RunFolder) -> Iterator[NamedCatalog]:
+    """Yield the run's copies of catalogs, each as its newest readable record has it, the newest first."""
+    seen = set[str]()
+    for key in reversed(records.keys(run)):
+        try:
+            about = records.read_about(run, key)
+            if about.catalog in seen:
+                continue
+            catalog, aliases = segment_record.recorded_catalog(run, about), Aliases()
+            if records.ALIASES in about.files:
+                record = records.read(run, key)
+                aliases = Aliases(record.alias_ordinal, record.alias_key)
+        except RecordError:
+            continue
+        seen.add(about.catalog)
+        yield NamedCatalog(catalog, aliases, catalog.uids())

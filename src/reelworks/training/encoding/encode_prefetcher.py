@@ -1,0 +1,122 @@
+"""Encode micro-batches, or load them from the store, the next one while the device trains.
+
+On a GPU this work has a stream of its own. What is encoded does not depend on when: encoders draw nothing, and draws are
+hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from reelworks.core.log import logger
+from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.training.encoding.batch_encoder import EncodedBatch
+
+
+class EncodePrefetcher:
+    """Encode the micro-batches of a stream step by step, the next one ahead if `is_ahead`, which is equal on all ranks.
+
+    Attributes:
+        request: Request of the micro-batch that was given out last, or is encoded to be given out; None before the first.
+
+    Examples:
+        >>> batches = EncodePrefetcher(iter([]), lambda batch: None, torch.device("cpu"), is_ahead=True)
+        >>> list(batches.batches_of_step())
+        []
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[MicroBatch],
+        encode: Callable[[MicroBatch], EncodedBatch],
+        device: torch.device,
+        *,
+        is_ahead: bool,
+    ) -> None:
+        self._batches, self._encode, self._device, self._is_ahead = batches, encode, device, is_ahead
+        self._stream: Any = None
+        if is_ahead and device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.request: MicroBatchRequest | None = None
+        self._next: MicroBatch | None = None
+        self._encoded: EncodedBatch | None = None
+        self._error: Exception | None = None
+        self._has_warned = False
+        self._waited_seconds = 0.0
+
+    def batches_of_step(self, mark: Callable[[str], None] = lambda doing: None) -> Iterator[EncodedBatch]:
+        """Yield the micro-batches of the next step; `mark` is told what is done, between them too.
+
+        Whoever asks for another one has launched the passes of the last, and waits for the device when there is none left.
+        So the next one is encoded then, also at the end of the step.
+        """
+        ends_step = False
+        while not ends_step:
+            mark("waiting for clips")
+            if (encoded := self._take(mark)) is None:
+                return
+            ends_step = encoded.batch.request.ends_step
+            yield encoded
+            del encoded
+            if self._is_ahead:
+                mark("preparing the next clips")
+                self._prepare()
+
+    def waited_seconds(self) -> float:
+        """Return the time that was waited for micro-batches since the last call, also for those of later steps."""
+        waited, self._waited_seconds = self._waited_seconds, 0.0
+        return waited
+
+    def _take(self, mark: Callable[[str], None]) -> EncodedBatch | None:
+        """Return the next micro-batch, for use in the current stream; None after the last."""
+        if self._error is not None:
+            raise self._error
+        batch, encoded = self._next or self._fetch(), self._encoded
+        self._next = self._encoded = None
+        if batch is None:
+            return None
+        mark("encoding clips")
+        self.request = batch.request
+        self._join(batch, encoded)
+        return encoded or self._encode(batch)
+
+    def _prepare(self) -> None:
+        """Fetch and encode the next micro-batch; an error in fetching it is raised when it is taken."""
+        with self._beside():
+            try:
+                self._next = self._fetch()
+            except Exception as error:  # it concerns the next step: this one is finished first
+                self._error = error
+                return
+            try:
+                self._encoded = None if self._next is None else self._encode(self._next)
+            except (
+                Exception
+            ) as error:  # such as a lack of memory: its step encodes it, and raises what is still wrong then
+                self._encoded = None
+                if not self._has_warned:
+                    self._has_warned = True
+                    logger.warning(f"clips cannot be encoded ahead ({error}); they are encoded in their step")
+
+    def _fetch(self) -> MicroBatch | None:
+        batch = next(self._batches, None)
+        if batch is not None:
+            self._waited_seconds += batch.stream.wait_seconds
+        return batch
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _join(self, batch: MicroBatch, encoded: EncodedBatch | None) -> None:
+        """Let the current stream wait for the other one, and keep memory of that until this one has used it."""
+        if self._stream is None:
+            return
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for tensor in (*(encoded.tensors() if encoded else ()), batch.frames, *batch.companions.values()):
+            if tensor.is_cuda:
+                tensor.record_stream(current)

@@ -1,0 +1,121 @@
+"""Encode clips and captions during training, on the training device; captions optionally on the CPU."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from reelworks.core.sources import SOURCES
+from reelworks.data.distributed import transfer
+from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
+from reelworks.models.family import LEARNED, Conditioning
+from reelworks.training.encoding.lazy import LazyAutoencoder, LazyTextEncoder
+from reelworks.training.encoding.sound import SoundTrack
+
+_MOST_BYTES = 2_000_000_000  # 480 captions of 512 tokens, 4096 wide
+_ENTRY_BYTES = 2_000  # Python objects around an embedding
+
+
+class CaptionCache:
+    """A cache of embeddings in CPU memory by exact caption, which evicts the least recently used first."""
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._entries: OrderedDict[str, TextEmbedding] = OrderedDict()
+
+    def get(self, caption: str, embed: Callable[[], TextEmbedding]) -> TextEmbedding:
+        """Return the embedding of a caption in CPU memory; embed the caption if it is not cached."""
+        if (cached := self._entries.get(caption)) is not None:
+            self._entries.move_to_end(caption)
+            return TextEmbedding(cached.tokens.float(), cached.mask, cached.pooled.float())
+        embedding = TextEmbedding(*(part.cpu() for part in embed()))
+        entry = TextEmbedding(*map(_narrow, embedding))
+        self._entries[caption] = entry
+        self._bytes += _size(entry)
+        while self._bytes > self._most_bytes:
+            self._bytes -= _size(self._entries.popitem(last=False)[1])
+        return embedding
+
+
+def _narrow(values: Tensor) -> Tensor:
+    """Store as bfloat16 if that is lossless, as it is for published encoders."""
+    if values.dtype != torch.float32:
+        return values
+    half = values.bfloat16()
+    return half if torch.equal(half.float(), values) else values
+
+
+def _size(embedding: TextEmbedding) -> int:
+    return _ENTRY_BYTES + sum(part.nbytes for part in embedding)
+
+
+@dataclass(frozen=True)
+class FrozenEncoders:
+    """The frozen encoders of a model: autoencoder, text encoder and perhaps an image encoder of a clip's first frame."""
+
+    autoencoder: Autoencoder
+    text_encoder: TextEncoder  # on any device
+    device: torch.device  # of all other encoders and of all results
+    conditioning: Conditioning = LEARNED
+    image_encoder: ImageEncoder | None = None
+    given: tuple[str, ...] = ()  # companions that the model takes
+    embedded: CaptionCache = field(default_factory=CaptionCache)
+    sound: SoundTrack | None = None  # of a model that is trained with the sound of clips
+
+    @property
+    def companion_latents(self) -> tuple[str, ...]:
+        """Names of the inputs that are made of companions."""
+        if not self.conditioning.control_parts:
+            return self.given
+        return ("control", *(name for name in SOURCES if name in self.given))
+
+    def loaded(self) -> FrozenEncoders:
+        """Return the same encoders with those of pixels and sound in memory, if they were to be loaded at first use."""
+        autoencoder = self.autoencoder
+        loaded = autoencoder.later.get() if isinstance(autoencoder, LazyAutoencoder) else autoencoder
+        return replace(self, autoencoder=loaded, sound=None if self.sound is None else self.sound.loaded())
+
+    def embed_ahead(self, prompts: Sequence[str]) -> None:
+        """Embed texts, which stay cached, and drop the text encoder if it was loaded for them."""
+        text = self.text_encoder
+        if prompts and isinstance(text, LazyTextEncoder) and not text.sees_pictures:
+            self.texts([*prompts, ""], [*(False for _ in prompts), True])
+            text.later.drop()
+
+    @torch.no_grad()
+    def latents(self, frames_BTHWC: Tensor) -> Tensor:
+        """Encode uint8 frames to float32 latents `[B, C, T, H, W]`.
+
+        Frames travel as bytes and are normalised to [-1, 1] here, on the device.
+        """
+        video_BTHWC = transfer.to_device(frames_BTHWC, self.device).float() / 127.5 - 1.0
+        return self.autoencoder.encode(video_BTHWC.permute(0, 4, 1, 2, 3)).float()
+
+    @torch.no_grad()
+    def texts(self, captions: Sequence[str], dropped: Sequence[bool], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
+        """Embed captions one by one, so that no embedding depends on the others of a batch, and cache them.
+
+        `dropped` is True where the empty caption replaces a caption, unless the model has learnt its own embedding.
+        `pictures` are the uint8 pictures that captions may refer to in order, `[B, H, W, 3]` each; embeddings with them
+        are not cached.
+        """
+        if self.conditioning.empty_caption == "encoded":
+            captions = ["" if drop else text for text, drop in zip(captions, dropped, strict=True)]
+        encode = self.text_encoder.encode
+        if self.text_encoder.sees_pictures and pictures:
+            rows = [encode([text], [each[i : i + 1] for each in pictures]) for i, text in enumerate(captions)]
+        else:
+            rows = [self.embedded.get(text, partial(encode, [text])) for text in captions]
+        return TextEmbedding(*(transfer.to_device(torch.cat(parts), self.device) for parts in zip(*rows, strict=True)))
+
+    @torch.no_grad()
+    def frames(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
+        """Decode latents to uint8 frames `[B, T, H, W, 3]`."""
+        video_BCTHW = self.autoencoder.decode(latent_BCTHW.float(), num_frames)
+        pixels = ((video_BCTHW.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+        return pixels.permute(0, 2, 3, 4, 1).contiguous()

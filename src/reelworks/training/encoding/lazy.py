@@ -1,0 +1,141 @@
+"""Encoders that are loaded when they are first used: training from stored latents and embeddings needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from reelworks.core import log
+from reelworks.core.shape import Geometry
+from reelworks.data.distributed.contract import Contract
+from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
+from reelworks.models.family import PublishedSound
+from reelworks.models.sound.encoder import SoundEncoder
+
+E = TypeVar("E")
+
+
+class _Later(Generic[E]):
+    """An encoder that `build` makes on its device at its first use; from then on it stays in memory."""
+
+    def __init__(self, name: str, build: Callable[[], E]) -> None:
+        self._name, self._build = name, build
+        self._made: list[E] = []
+
+    @property
+    def is_loaded(self) -> bool:
+        return bool(self._made)
+
+    def get(self) -> E:
+        if not self._made:
+            with log.stage(f"loading the {self._name}", at_once=True):
+                self._made.append(self._build())
+        return self._made[0]
+
+    def drop(self) -> None:
+        self._made.clear()
+
+
+@final
+class LazyAutoencoder:
+    """An autoencoder of known sizes whose weights are loaded at its first use."""
+
+    def __init__(self, geometry: Geometry, latent_channels: int, build: Callable[[], Autoencoder]) -> None:
+        self.geometry, self.latent_channels = geometry, latent_channels
+        self.later: _Later[Autoencoder] = _Later("autoencoder", build)
+
+    @property
+    def contract(self) -> Contract:
+        """Its dtypes, for which it is loaded."""
+        return self.later.get().contract
+
+    def encode(self, video_BCTHW: Tensor) -> Tensor:
+        """Encode video; see `models.api.Autoencoder`."""
+        return self.later.get().encode(video_BCTHW)
+
+    def decode(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
+        """Decode latents; see `models.api.Autoencoder`."""
+        return self.later.get().decode(latent_BCTHW, num_frames)
+
+    def to(self, device: torch.device) -> Autoencoder:
+        """Move it, for which it is loaded; return the loaded one."""
+        return self.later.get().to(device)
+
+
+@final
+class LazyTextEncoder:
+    """A text encoder of known sizes whose weights are loaded at its first use."""
+
+    def __init__(
+        self, dim: int, pooled_dim: int, max_length: int, *, sees_pictures: bool, build: Callable[[], TextEncoder]
+    ) -> None:
+        self.dim, self.pooled_dim, self.max_length, self.sees_pictures = dim, pooled_dim, max_length, sees_pictures
+        self.later: _Later[TextEncoder] = _Later("text encoder", build)
+
+    @property
+    def contract(self) -> Contract:
+        """Its dtypes, for which it is loaded."""
+        return self.later.get().contract
+
+    def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
+        """Embed captions; see `models.api.TextEncoder`."""
+        return self.later.get().encode(captions, pictures)
+
+    def unseen(self, caption: str) -> int:
+        """Count the words that are cut off; see `models.api.TextEncoder`."""
+        return self.later.get().unseen(caption)
+
+    def to(self, device: torch.device) -> TextEncoder:
+        """Move it, for which it is loaded; return the loaded one."""
+        return self.later.get().to(device)
+
+
+@final
+class LazyImageEncoder:
+    """An image encoder of known sizes whose weights are loaded at its first use."""
+
+    def __init__(self, tokens: int, dim: int, build: Callable[[], ImageEncoder]) -> None:
+        self.tokens, self.dim = tokens, dim
+        self.later: _Later[ImageEncoder] = _Later("image encoder", build)
+
+    @property
+    def contract(self) -> Contract:
+        """Its dtypes, for which it is loaded."""
+        return self.later.get().contract
+
+    def encode(self, pictures_BHWC: Tensor) -> Tensor:
+        """Embed pictures; see `models.api.ImageEncoder`."""
+        return self.later.get().encode(pictures_BHWC)
+
+    def to(self, device: torch.device) -> ImageEncoder:
+        """Move it, for which it is loaded; return the loaded one."""
+        return self.later.get().to(device)
+
+
+@final
+class LazySoundEncoder:
+    """A sound encoder of known latents whose weights are loaded at its first use."""
+
+    def __init__(self, facts: PublishedSound, build: Callable[[], SoundEncoder]) -> None:
+        self.facts = facts
+        self.later: _Later[SoundEncoder] = _Later("sound encoder", build)
+
+    @property
+    def contract(self) -> Contract:
+        """Its dtypes, for which it is loaded."""
+        return self.later.get().contract
+
+    def encode(self, samples_BSK: Tensor) -> Tensor:
+        """Encode samples; see `models.sound.encoder.SoundEncoder`."""
+        return self.later.get().encode(samples_BSK)
+
+    def decode(self, latent_BFN: Tensor) -> tuple[Tensor, int]:
+        """Decode latents; see `models.sound.encoder.SoundEncoder`."""
+        return self.later.get().decode(latent_BFN)
+
+    def to(self, device: torch.device) -> SoundEncoder:
+        """Move it, for which it is loaded; return the loaded one."""
+        return self.later.get().to(device)

@@ -1,0 +1,219 @@
+"""Encode clips and captions ahead of training into a store, alone or beside other processes.
+
+The work is cut into chunks that depend on the data alone. `EncodeWorker` encodes them: one in this process, which takes
+every chunk that no other process has, or many on a cluster. Captions come first, so that only one of the encoders is in
+memory at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from reelworks.core import units
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.core.shape import Shape
+from reelworks.data.media.config import PREFETCH_BYTES
+from reelworks.training.encoding import values
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.precompute.encode_worker import EncodeWorker, Progress
+from reelworks.training.encoding.precompute.reachable import Chunk
+from reelworks.training.encoding.request_key import TEXT
+from reelworks.training.encoding.stored_batches import StoredLatents, latent_dtype
+
+_CAPTIONS = 64  # of a chunk
+_SPARE = 1.02
+_PACKED_HEAD = 48  # bytes before an embedding's mask
+
+
+@dataclass(frozen=True)
+class EncodingForecast:
+    """The values that are missing in a store.
+
+    Attributes:
+        clips: Clips of which something is missing, each variant counted.
+        captions: Captions without an embedding.
+        bytes: Disk space of the missing values; embeddings are counted with all their tokens.
+        known: Clips of which everything is stored.
+    """
+
+    clips: int
+    captions: int
+    bytes: int
+    known: int
+
+    def to_text(self) -> str:
+        """Return a sentence for people."""
+        if not self.clips and not self.captions:
+            return f"{units.plural(self.known, 'clip')}: everything is stored"
+        each = self.bytes / max(self.clips, 1)
+        return (
+            f"to encode: {units.plural(self.clips, 'clip')} and {units.plural(self.captions, 'caption')}, at most "
+            f"{units.size(self.bytes)} ({units.size(each)} a clip); {units.plural(self.known, 'clip')} are stored"
+        )
+
+
+@dataclass(frozen=True)
+class FailedEncoding:
+    """A clip that could not be encoded."""
+
+    clip: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class EncodingReport:
+    """Values that were missing in a store, and those that this command encoded.
+
+    Attributes:
+        folder: The store.
+        missing_clips: Clips of which something was missing, each variant counted.
+        missing_captions: Captions without an embedding.
+        forecast_bytes: Disk space of the missing values, at most.
+        failed: Clips that cannot be read.
+    """
+
+    folder: Path
+    missing_clips: int
+    missing_captions: int
+    forecast_bytes: int
+    encoded_clips: int
+    encoded_captions: int
+    encoded_bytes: int
+    failed: list[FailedEncoding]
+
+
+def report(folder: Path, forecast: EncodingForecast, done: Progress) -> EncodingReport:
+    """Sum up what was encoded into a store."""
+    failed = [FailedEncoding(label, reason) for label, reason in done.failures]
+    encoded = done.done - len(failed), done.captions, done.bytes
+    return EncodingReport(folder, forecast.clips, forecast.captions, forecast.bytes, *encoded, failed)
+
+
+class Encoding:
+    """The encoding of all values that some chunks of clips lack.
+
+    Args:
+        source: The store and the keys.
+        encoder: Encoders; those that are loaded at their first use are dropped after it.
+        chunks: Clips by chunk, as `reachable.chunks` returns them.
+        num_workers, timeout: Processes that decode, and seconds after which one is ended.
+        prefetch_bytes: Frames that are decoded ahead.
+        text_width: Bytes of a number in an embedding, for the forecast: 2 for encoders that compute in bfloat16.
+        prompts: Texts that `encoder` embeds and keeps besides, while its text encoder is loaded for captions.
+        on_progress: Called after each batch.
+
+    Attributes:
+        missing_by_chunk: Clips of which something is missing, by the number of their chunk; known after `forecast`.
+        captions: Captions without an embedding in parts of a few dozen; known after `forecast`.
+    """
+
+    def __init__(
+        self,
+        source: StoredLatents,
+        encoder: FrozenEncoders,
+        chunks: list[Chunk],
+        *,
+        num_workers: int = 0,
+        timeout: float = 120.0,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        text_width: int = 4,
+        prompts: Sequence[str] = (),
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        self.source, self.encoder, self.chunks = source, encoder, chunks
+        self.num_workers, self.on_progress = num_workers, on_progress
+        self._timeout, self._budget_bytes = timeout, prefetch_bytes
+        self._text_width, self._prompts = text_width, prompts
+        self._sees = source.keys.ids.text_sees_pictures
+        self.missing_by_chunk = dict[int, int]()
+        self.captions: list[list[str]] = []
+
+    def forecast(self) -> EncodingForecast:
+        """Look up all values, and return what is missing."""
+        source, known, size = self.source, 0, 0
+        captions = {"": source.keys.text("").key} if self.chunks and not self._sees else {}
+        self.missing_by_chunk = {}
+        for number, chunk in enumerate(self.chunks):
+            work = chunk.build_request(source.data)
+            wanted_of = source.keys.wanted(work)
+            names = [[name for name in wanted if name != TEXT or self._sees] for wanted in wanted_of]
+            pairs = list(zip(wanted_of, names, strict=True))
+            missing = source.store.missing([wanted[name].key for wanted, of_clip in pairs for name in of_clip])
+            lacks = [[name for name in of_clip if wanted[name].key in missing] for wanted, of_clip in pairs]
+            bytes_of = {name: self._bytes(name, work.shape) for name in {name for each in lacks for name in each}}
+            size += sum(bytes_of[name] for each in lacks for name in each)
+            lacking = sum(map(bool, lacks))
+            known += len(wanted_of) - lacking
+            if lacking:
+                self.missing_by_chunk[number] = lacking
+            if not self._sees:
+                texts = zip(work.captions, wanted_of, strict=True)
+                captions |= {caption: wanted[TEXT].key for caption, wanted in texts}
+        missing = source.store.missing(list(captions.values()))
+        new = [text for text, key in captions.items() if key in missing]
+        self.captions = [new[i : i + _CAPTIONS] for i in range(0, len(new), _CAPTIONS)]
+        size += len(new) * self._text_bytes()
+        return EncodingForecast(sum(self.missing_by_chunk.values()), len(new), size, known)
+
+    def require_space(self, forecast: EncodingForecast) -> None:
+        """Check that the disk has room for what is missing.
+
+        Raises:
+            UserError: It does not.
+        """
+        folder = self.source.store.path
+        free = shutil.disk_usage(folder).free
+        if forecast.bytes * _SPARE > free:
+            raise UserError(
+                f"the latents take up to {units.size(forecast.bytes)}, and {units.size(free)} are free",
+                code="encoded-no-space",
+                field="encode.folder",
+                value=str(folder),
+                remedy='free disk space, name another folder, set encode.dtype = "bfloat16" or lower encode.variants; '
+                "reelworks encode prune RECIPE names entries that no recipe needs",
+            )
+
+    def run(self, forecast: EncodingForecast) -> Progress:
+        """Encode and store what is missing and no other process encodes; return when everything is done by someone."""
+        progress = Progress(total=forecast.clips)
+        with closing(self.worker()) as worker:
+            worker.encode_captions(self.captions, progress, self.on_progress)
+            self.encoder.embed_ahead(self._prompts)  # before the text encoder makes room for the others
+            worker.encode_clips([self.chunks[number] for number in self.missing_by_chunk], progress, self.on_progress)
+        return progress
+
+    def worker(self) -> EncodeWorker:
+        """Return a worker of this process, which is to be closed."""
+        return EncodeWorker(
+            self.source,
+            self.encoder,
+            num_workers=self.num_workers,
+            timeout=self._timeout,
+            prefetch_bytes=self._budget_bytes,
+        )
+
+    def _bytes(self, name: str, shape: Shape) -> int:
+        if name == TEXT:
+            return self._text_bytes()
+        size = math.prod(values.value_shape(self.encoder, name, shape))
+        return size * latent_dtype(self.source.keys, name).itemsize
+
+    def _text_bytes(self) -> int:
+        """Return the bytes of an embedding with all its tokens, for the forecast."""
+        text = self.encoder.text_encoder
+        width = self._text_width
+        return _PACKED_HEAD + text.max_length + width * (text.max_length * text.dim + text.pooled_dim)
+
+
+def log_failures(progress: Progress) -> None:
+    """Name clips that could not be encoded."""
+    for label, reason in progress.failures[:10]:
+        logger.warning("%s is not encoded: %s", label, reason)
+    if len(progress.failures) > 10:
+        logger.warning("and %d more", len(progress.failures) - 10)

@@ -1,0 +1,232 @@
+"""Encode chunks of clips and parts of captions into a store, beside other processes that do the same.
+
+A worker claims a chunk, looks which of its values are missing, decodes ahead while it encodes, commits, and releases the
+chunk. It keeps encoders and decoding processes until it is closed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from reelworks.core import digests
+from reelworks.data.loader import prefetch
+from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.training.encoding import conditioning, request_key, values
+from reelworks.training.encoding.conditioning import CLIP
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.precompute.claims import Claims
+from reelworks.training.encoding.precompute.reachable import Chunk
+from reelworks.training.encoding.request_key import TEXT, Wanted
+from reelworks.training.encoding.stored_batches import StoredLatents, latent_dtype
+
+_BEHIND = 8  # batches that may wait to be written
+
+
+@dataclass
+class Progress:
+    """Progress of encoding in this process; `total` also counts what other processes encode."""
+
+    total: int
+    done: int = 0
+    frames: int = 0
+    bytes: int = 0
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    captions: int = 0
+    first: int = 0  # clips of the first batch
+    first_at: float = 0.0  # when it was encoded
+
+    def count(self, clips: int) -> None:
+        """Count clips that are done."""
+        self.done += clips
+        if clips and not self.first:
+            self.first, self.first_at = clips, time.monotonic()
+
+    def add(self, clips: int, part: Progress) -> None:
+        """Count a part of `clips` clips, some of which this command may have encoded in a process that died."""
+        self.count(clips)
+        self.frames += part.frames
+        self.bytes += part.bytes
+        self.captions += part.captions
+        self.failures += [(label, reason) for label, reason in part.failures]
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds to the end at the speed so far; None before the second batch."""
+        measured = self.done - self.first  # without the start of workers and the loading of encoders
+        return (time.monotonic() - self.first_at) / measured * (self.total - self.done) if measured else None
+
+
+Report = Callable[[Progress], None]
+
+
+class EncodeWorker:
+    """Encodes into a store; encoders that are loaded at their first use are dropped after it.
+
+    Args:
+        source: The store and the keys.
+        num_workers, timeout: Processes that decode, and seconds after which one is ended.
+        prefetch_bytes: Frames that are decoded ahead.
+    """
+
+    def __init__(
+        self,
+        source: StoredLatents,
+        encoder: FrozenEncoders,
+        *,
+        num_workers: int,
+        timeout: float,
+        prefetch_bytes: int,
+    ) -> None:
+        self.source, self._encoder = source, encoder
+        self._workers, self._timeout, self._budget_bytes = num_workers, timeout, prefetch_bytes
+        self._sees = source.keys.ids.text_sees_pictures
+        self._claims = Claims(source.store.path / "claims")
+        self._pool: DecodePool | None = None
+
+    def encode_captions(self, parts: Iterable[Sequence[str]], progress: Progress, report: Report) -> None:
+        """Embed and store the captions of each part that no other process embeds; return when all are stored."""
+        busy: list[Sequence[str]] = []
+        for part in parts:
+            if self._claims.take(digests.digest_json(part)):
+                self._encode_texts(part, progress, report)
+            else:
+                busy.append(part)
+        for part in busy:
+            self._claims.take(digests.digest_json(part), wait=True)
+            self._encode_texts(part, progress, report)
+
+    def encode_clips(self, chunks: Iterable[Chunk], progress: Progress, report: Report) -> None:
+        """Encode and store the clips of chunks that no other process encodes; return when all are stored."""
+        if not self._sees:  # only one of the encoders is in memory at a time
+            _drop(self._encoder.text_encoder)
+        busy: list[Chunk] = []
+        free = (chunk for chunk in chunks if self._claims.take(chunk.name) or busy.append(chunk))  # type: ignore[func-returns-value]
+        self._stream(free, progress, report)
+        for chunk in busy:  # one by one: who waits must not hold what another one waits for
+            self._claims.take(chunk.name, wait=True)
+            self._stream([chunk], progress, report)
+
+    def close(self) -> None:
+        """Write what was put last, and release claims, processes and encoders."""
+        try:
+            if self._pool is not None:
+                self._pool.close()
+            self.source.store.commit()
+        finally:
+            self._claims.close()
+            sound = None if self._encoder.sound is None else self._encoder.sound.encoder
+            for encoder in (self._encoder.autoencoder, self._encoder.text_encoder, self._encoder.image_encoder, sound):
+                _drop(encoder)
+
+    def _encode_texts(self, part: Sequence[str], progress: Progress, report: Report) -> None:
+        store, keys = self.source.store, self.source.keys
+        store.refresh()
+        for text in part:
+            if (wanted := keys.text(text)).key not in store:
+                self._put({0: wanted}, [values.pack(self._encoder.text_encoder.encode([text]))], progress)
+                progress.captions += 1
+        store.commit()
+        self._claims.release(digests.digest_json(part))
+        report(progress)
+
+    def _stream(self, chunks: Iterable[Chunk], progress: Progress, report: Report) -> None:
+        """Encode claimed chunks, and release each when its values are on disk; decoding runs ahead of encoding."""
+        if self._pool is None:
+            self._pool = DecodePool(self._workers, self._timeout)
+        ends: dict[int, Chunk] = {}  # by the identity of the last micro-batch of each
+        behind: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(1, thread_name_prefix="store") as writer:
+            work = self._work(chunks, ends)
+            for batch in prefetch.read_ahead(work, self._pool, self._budget_bytes):
+                behind.append(self._encode_batch(batch, writer, progress))
+                if (chunk := ends.pop(id(batch.request), None)) is not None:
+                    behind.append(writer.submit(self._finish, chunk))
+                while behind and (len(behind) > _BEHIND or behind[0].done()):
+                    behind.popleft().result()
+                report(progress)
+            while behind:
+                behind.popleft().result()
+
+    def _work(self, chunks: Iterable[Chunk], ends: dict[int, Chunk]) -> Iterator[MicroBatchRequest]:
+        """Yield micro-batches of the clips that lack something."""
+        data, store, keys = self.source.data, self.source.store, self.source.keys
+        for chunk in chunks:
+            store.refresh()
+            wanted_of = keys.wanted(chunk.build_request(data))
+            lacking = [i for i, wanted in enumerate(wanted_of) if self._lacks(wanted)]
+            size = max(int(data.table.batch_sizes()[int(chunk.clips.bucket[0])]), 1)
+            batches = [chunk.part(data, lacking[at : at + size]) for at in range(0, len(lacking), size)]
+            if not batches:
+                self._claims.release(chunk.name)
+                continue
+            ends[id(batches[-1])] = chunk
+            yield from batches
+
+    def _finish(self, chunk: Chunk) -> None:
+        self.source.store.commit()
+        self._claims.release(chunk.name)
+
+    def _encode_batch(self, batch: MicroBatch, writer: ThreadPoolExecutor, progress: Progress) -> Future[None]:
+        """Encode the clips of a micro-batch that could be decoded, and hand the values to the writer."""
+        work, failed = batch.request, dict(batch.failures)
+        wanted_of, clips = self.source.keys.wanted(work), range(len(work.uids))
+        for i in clips:
+            kinds = (CLIP, *self.source.keys.ids.given)
+            if i not in failed and not request_key.unchanged(self.source.data, work, i, kinds):
+                failed[i] = "the file has changed since it was scanned"
+        good = [i for i in clips if i not in failed]
+        progress.failures += [(wanted_of[i]["latent"].label, reason) for i, reason in failed.items()]
+        encoded = {name: self._values(name, batch, good) for name in self._names(wanted_of[0])} if good else {}
+        progress.count(len(clips))
+        progress.frames += len(good) * work.shape.num_frames
+
+        def store() -> None:
+            for name, rows_of in encoded.items():
+                self._put({i: wanted_of[i][name] for i in good}, rows_of, progress)
+
+        return writer.submit(store)
+
+    def _values(self, name: str, batch: MicroBatch, good: list[int]) -> Tensor | list[Tensor]:
+        """Return a value of each clip of a micro-batch; where decoding failed, of zeros."""
+        if name != TEXT:
+            kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
+            frames: Mapping[str, Tensor] = {k: batch.frames if k == CLIP else batch.companions[k] for k in kinds}
+            if name == request_key.CONTROL:
+                frames = conditioning.with_drawn_masks(frames, batch.request.masks, batch.request.shape)
+            return values.encode(self._encoder, name, frames, batch.sound).to(latent_dtype(self.source.keys, name))
+        captions, encode = batch.request.captions, self._encoder.text_encoder.encode
+        given = self.source.keys.ids.given
+        seen = [batch.companions[kind] for kind in values.sources_in(batch.companions) if kind in given]
+        embedded = {i: values.pack(encode([captions[i]], [frames[i, :1] for frames in seen])) for i in good}
+        return [embedded.get(i, torch.zeros(0)) for i in range(len(captions))]
+
+    def _put(self, wanted_of: dict[int, Wanted], encoded: Tensor | list[Tensor], progress: Progress) -> None:
+        if isinstance(encoded, Tensor):
+            encoded = list(encoded.cpu())
+        for i, wanted in wanted_of.items():
+            if wanted.key not in self.source.store:
+                self.source.store.put(wanted, encoded[i])
+                progress.bytes += encoded[i].nbytes
+
+    def _lacks(self, wanted: dict[str, Wanted]) -> bool:
+        return any(wanted[name].key not in self.source.store for name in self._names(wanted))
+
+    def _names(self, wanted: dict[str, Wanted]) -> list[str]:
+        """Return the names of the values that are encoded clip by clip."""
+        return [name for name in wanted if name != TEXT or self._sees]
+
+
+def _drop(encoder: object) -> None:
+    later = getattr(encoder, "later", None)
+    if later is not None:
+        later.drop()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -1,0 +1,303 @@
+"""Keys of stored latents and embeddings: digests of everything that their values depend on.
+
+A key covers the content of the file, the decode request in full, the encoder's weights and settings, and the versions of
+decoding and encoding. What changes any of these changes the key, so that a stored value cannot be stale. Fields that
+`Request` gets later are covered by themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import BaseModel
+
+from reelworks.core import digests, files
+from reelworks.core.log import logger
+from reelworks.core.sources import SOURCES
+from reelworks.data.catalog.store.companions import REJECTED
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.loader.dataset import Dataset
+from reelworks.data.loader.micro_batch import MicroBatchRequest
+from reelworks.data.media import location
+from reelworks.data.media.decode import VERSION as DECODER_VERSION
+from reelworks.data.media.decode import Request
+from reelworks.data.media.location import MediaPath
+from reelworks.data.media.sound import VERSION as SOUND_VERSION
+from reelworks.data.media.sound import SoundRequest
+from reelworks.models import hub
+from reelworks.models.storage import weights
+
+ENCODER_VERSION = 1  # raise it when an encoder's code returns other values for the same weights
+LATENT, CONTROL, FIRST_FRAME, IMAGE, TEXT = "latent", "control", "first_frame", "image", "text"
+SOUND = "sound"
+# Keys of a recipe's tables that do not change what an encoder returns.
+_WITHOUT_EFFECT = {"weights", "device"}
+# Folders of a pipeline that have no part in embedding captions.
+_NOT_OF_TEXT = {"transformer", "transformer_2", "unet", "vae", "audio_vae", "vocoder", "scheduler", "prompt_enhancer"}
+
+
+@dataclass(frozen=True)
+class EncoderIds:
+    """Identities of a recipe's encoders.
+
+    Attributes:
+        autoencoder, text: Digests of weights and settings.
+        image: Digest of the image encoder; None if the model has none.
+        first_frame: How the first frame is encoded for the model, "grey" or "alone"; None if it is not.
+        last_frame: Whether the last frame is encoded with it.
+        given: Kinds of companions whose latents the model takes, and "rejected" if it learns preferences.
+        control_parts: Whether the control is encoded in parts with the clip and its mask.
+        text_sees_pictures: Whether an embedding also depends on the first frames of sources.
+        latent_dtype: Dtype in which latents are stored.
+        sound: Digest of the sound encoder; None if the model has no sound.
+    """
+
+    autoencoder: str
+    text: str
+    image: str | None = None
+    first_frame: str | None = None
+    last_frame: bool = False
+    given: tuple[str, ...] = ()
+    control_parts: bool = False
+    text_sees_pictures: bool = False
+    latent_dtype: str = "float32"
+    sound: str | None = None
+
+    @property
+    def parts(self) -> tuple[str, ...] | None:
+        """Kinds of companions that a control is encoded of together with the clip; None if each is encoded alone."""
+        alone = (*SOURCES, REJECTED)
+        return tuple(kind for kind in self.given if kind not in alone) if self.control_parts else None
+
+
+def encoder_id(
+    config: BaseModel, field: str, known: FileDigests, *, part: str | None = None, only: set[str] | None = None
+) -> str:
+    """Return the digest of an encoder: its settings and the content of its weights.
+
+    Args:
+        config: The recipe's table of the encoder, with a key `weights`.
+        field: Recipe key of the weights, for errors.
+        part: Folder of the weights if they are a whole pipeline; None takes all folders that embed captions.
+        only: Settings that count; None counts all.
+
+    Raises:
+        UserError: The weights do not exist.
+    """
+    source = getattr(config, "weights", None)
+    settings = config.model_dump(include=only, exclude=_WITHOUT_EFFECT)
+    return digests.digest_json(
+        [ENCODER_VERSION, settings, None if source is None else _content(source, field, part, known)]
+    )
+
+
+def image_encoder_id(kind: str, source: str, known: FileDigests) -> str:
+    """Return the digest of an image encoder, with what prepares pictures for it."""
+    parts = [_content(source, "model.image_encoder", part, known) for part in ("image_encoder", "feature_extractor")]
+    return digests.digest_json([ENCODER_VERSION, kind, parts])
+
+
+def _content(source: str, field: str, part: str | None, known: FileDigests) -> Any:
+    """Identify weights: a snapshot of the hub by its commit, other files by their bytes."""
+    place = weights.require_there(source, field).resolve()
+    if (commit := hub.commit_of(place)) is not None:
+        return [hub.strip_revision(source), commit, part]
+    if place.is_file():
+        config = place.parent / "config.json"
+        return [known.digest(place), known.digest(config) if config.is_file() else None]
+    if part is not None and (place / part).is_dir():
+        place = place / part
+    found = {path.relative_to(place).as_posix(): path for path in sorted(place.rglob("*")) if path.is_file()}
+    used = {name: path for name, path in found.items() if part is not None or name.split("/")[0] not in _NOT_OF_TEXT}
+    return {name: known.digest(path) for name, path in used.items()}
+
+
+class FileDigests:
+    """Digests of large files, which are computed again when size or time of change differ; kept in a JSON file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._known = path, dict[str, Any]()
+        if path.is_file():
+            try:
+                self._known = json.loads(path.read_text())
+            except (OSError, ValueError):
+                logger.debug("%s cannot be read; the files are digested again", path)
+
+    def digest(self, path: Path) -> str:
+        """Return the digest of a file's content."""
+        status = path.stat()
+        name, now = str(path), [status.st_size, status.st_mtime_ns, status.st_ino]
+        former = self._known.get(name)
+        if former is None or former[:3] != now:
+            former = [*now, digests.of_file(path)]
+            self._known[name] = former
+            if self._path.parent.is_dir():
+                files.write_json(self._path, self._known)
+        return str(former[3])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A value that a clip needs in training: its key, and what it was computed from, for people."""
+
+    key: str
+    kind: str
+    encoder: str
+    fingerprint: str
+    label: str
+    request: str
+
+
+def of_request(kind: str, encoder: str, request: Request | None, fingerprint: str, *extra: Any) -> tuple[str, str]:
+    """Return the key of a value that is encoded from a file, and the request as JSON text."""
+    text = digests.json_text(None if request is None else _plain(request))
+    # The JSON text of a list whose element the request is; to encode it a second time would double the time of a forecast.
+    before = digests.json_text([DECODER_VERSION, kind, encoder, fingerprint])[:-1]
+    after = "".join(f",{digests.json_text(each)}" for each in extra)
+    return digests.digest_bytes(f"{before},{text}{after}]".encode()), text
+
+
+def of_sound(encoder: str, request: SoundRequest, fingerprint: str, *extra: Any) -> tuple[str, str]:
+    """Return the key of the sound of a clip, and its request as JSON text; size and crop of frames do not count."""
+    clip = request.clip
+    start = {name: _value(getattr(clip, name)) for name in _OF_SOUND}
+    start |= {"frames": clip.shape.num_frames, "scanned": None if clip.measures is None else clip.measures.num_frames}
+    asked = {field.name: getattr(request, field.name) for field in dataclasses.fields(request) if field.name != "clip"}
+    text = digests.json_text(start | asked)
+    return digests.digest_json([SOUND_VERSION, SOUND, encoder, fingerprint, text, *extra]), text
+
+
+# Fields of a clip's request that say where its sound begins.
+_OF_SOUND = ("step", "at_rate", "first_frame_draw", "short_clips", "first_frame", "num_frames")
+# The content counts, wherever the file lies and its frames are found.
+_COUNTED = tuple(field.name for field in dataclasses.fields(Request) if field.name not in ("path", "spot"))
+# A picture has one frame, whatever is drawn, and one decoder.
+_OF_PICTURES = {"step": 1.0, "at_rate": None, "first_frame_draw": 0.0, "short_clips": "reject", "decoder": None}
+
+
+def _plain(request: Request) -> dict[str, Any]:
+    """Return all fields that count as JSON values; a field of another kind of value is an error of ours."""
+    values = {name: _value(getattr(request, name)) for name in _COUNTED}
+    return values | _OF_PICTURES if request.is_image else values
+
+
+def _value(value: Any) -> Any:
+    kind: Any = type(value)
+    names = _field_names(kind)
+    return value if names is None else {name: _value(getattr(value, name)) for name in names}
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind) if field.compare)  # the others change no value
+
+
+class Keys:
+    """Keys of all values that the clips of a dataset need."""
+
+    def __init__(self, data: Dataset, ids: EncoderIds) -> None:
+        self.data, self.ids = data, ids
+        self._own = dict[MediaPath, str]()
+        self._lock = threading.Lock()
+
+    def wanted(self, work: MicroBatchRequest) -> list[dict[str, Wanted]]:
+        """Return the wanted values of each clip of a micro-batch by name: "latent", "text", "control" and so on."""
+        rows = self.data.rows.find(work.uids)
+        scanned = self.data.rows.fingerprint.take(pa.array(rows)).to_pylist()
+        return [self._of_clip(work, i, row, scanned[i]) for i, row in enumerate(rows.tolist())]
+
+    def text(self, caption: str, sources: Sequence[Wanted] = ()) -> Wanted:
+        """Return the embedding of a caption, which may depend on the first frames of sources in their order."""
+        encoder = self.ids.text
+        keys = [source.key for source in sources]
+        seen = keys if len(keys) > 1 else keys[0] if keys else None
+        return Wanted(digests.digest_json([TEXT, encoder, caption, seen]), TEXT, encoder, "", caption, "")
+
+    def seen(self, wanted: Mapping[str, Wanted]) -> list[Wanted]:
+        """Return the sources among a clip's values that the embedding of its caption depends on."""
+        return [wanted[name] for name in SOURCES if name in wanted] if self.ids.text_sees_pictures else []
+
+    def _of_clip(self, work: MicroBatchRequest, i: int, row: int, scanned: str) -> dict[str, Wanted]:
+        ids, request, label = self.ids, work.requests[i], self.data.rows.label(row)
+        print_ = self._fingerprint(scanned, request.path)
+        latents = ids.autoencoder
+        wanted = {LATENT: self._wanted(LATENT, latents, request, print_, label, ids.latent_dtype)}
+        for kind in ids.given:
+            if kind not in work.companions:  # a source that the clips lack
+                continue
+            companion, found = work.companions[kind][i], self.data.companions[kind]
+            if companion is not None:
+                theirs = found.rows.fingerprint[int(found.row[row])].as_py()
+                theirs = self._fingerprint(theirs, companion.path)
+                wanted[kind] = self._wanted(LATENT, latents, companion, theirs, label, ids.latent_dtype)
+        if ids.parts is not None:
+            parts = [wanted[LATENT].key, *(wanted.pop(kind).key for kind in ids.parts if kind in wanted)]
+            drawn = work.masks[i] if work.masks else None
+            key = digests.digest_json([CONTROL, *parts, *([] if drawn is None else [dataclasses.asdict(drawn)])])
+            wanted[CONTROL] = dataclasses.replace(wanted[LATENT], key=key, kind="control parts")
+        moves = work.shape.num_frames > 1
+        if ids.first_frame is not None and (moves or ids.first_frame == "grey"):
+            kind = f"{FIRST_FRAME} {ids.first_frame}" + " last" * ids.last_frame
+            wanted[FIRST_FRAME] = self._wanted(kind, latents, request, print_, label, ids.latent_dtype)
+        if ids.sound is not None:
+            sound = work.sounds[i]
+            assert sound is not None, "only clips that are found in the store have none"
+            key, text = of_sound(ids.sound, sound, print_, ids.latent_dtype)
+            wanted[SOUND] = Wanted(key, SOUND, ids.sound, print_, label, text)
+        if ids.image is not None and moves:
+            kind = IMAGE + " last" * ids.last_frame
+            wanted[IMAGE] = self._wanted(kind, ids.image, request, print_, label)
+        wanted[TEXT] = self.text(work.captions[i], self.seen(wanted))
+        return wanted
+
+    def _wanted(self, kind: str, encoder: str, request: Request, fingerprint: str, label: str, *extra: Any) -> Wanted:
+        key, text = of_request(kind, encoder, request, fingerprint, *extra)
+        return Wanted(key, kind, encoder, fingerprint, label, text)
+
+    def _fingerprint(self, scanned: str, path: MediaPath) -> str:
+        """Return the content's fingerprint: the catalog's, or the file's own where the catalog has none."""
+        if scanned:
+            return scanned
+        with self._lock:
+            if path not in self._own:
+                try:
+                    self._own[path] = location.fingerprint(path)
+                except OSError:
+                    return ""  # decoding will fail and say why
+            return self._own[path]
+
+
+def unchanged(data: Dataset, work: MicroBatchRequest, i: int, kinds: Iterable[str]) -> bool:
+    """Return whether a clip and its companions of some kinds still are as they were scanned, so that values may be stored."""
+    row = int(data.rows.find(work.uids[i : i + 1])[0])
+    files = [(data.rows, row, work.requests[i].path)]
+    for kind in kinds:
+        if kind in work.companions and (companion := work.companions[kind][i]) is not None:
+            found = data.companions[kind]
+            files.append((found.rows, int(found.row[row]), companion.path))
+    return all(_is_as_scanned(*file) for file in files)
+
+
+def _is_as_scanned(rows: CatalogRows, row: int, path: MediaPath) -> bool:
+    scanned = rows.fingerprint[row].as_py()
+    try:
+        same = location.is_as_listed(path, int(rows.size_bytes[row]), int(rows.mtime_ns[row]))
+        return same or not scanned or location.fingerprint(path) == scanned
+    except OSError:
+        return False
+
+
+def key_words(keys: list[str]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return keys as rows of two integers, `[N, 2]`."""
+    return np.frombuffer(bytes.fromhex("".join(keys)), dtype=">u8").astype(np.uint64).reshape(-1, 2)

@@ -1,0 +1,451 @@
+"""A folder of stored tensors, found by the digest of what they were computed from.
+
+    format.json
+    shards/<name>.safetensors   tensors of one commit; its header describes each
+    index/<name>.parquet        the same descriptions, which are read at the start
+
+A commit writes a shard, then its index, each under a temporary name that is synced and renamed, and never changes
+either. A kill loses what was not committed. A shard whose index is missing describes itself and is indexed at the next
+start. Several processes may read and write at once: no file has two writers.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save
+from torch import Tensor
+
+from reelworks.core import digests, files, storage
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.training.encoding.request_key import Wanted, key_words
+
+FORMAT_VERSION = 1
+SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("bytes", pa.int64(), nullable=False),
+        pa.field("dtype", pa.string(), nullable=False),
+        pa.field("shape", pa.list_(pa.int64()), nullable=False),
+        pa.field("checksum", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("encoder", pa.string(), nullable=False),
+        pa.field("fingerprint", pa.string(), nullable=False),
+        pa.field("label", pa.string(), nullable=False),
+        pa.field("request", pa.string(), nullable=False),
+    ]
+)
+_PLACE = ("key", "offset", "bytes", "dtype", "shape", "checksum")
+_DESCRIPTION = "reelworks"  # key of a shard's header under which its tensors are described
+_COMMIT_BYTES = 256_000_000
+_COMMIT_SECONDS = 30.0
+_OPEN_SHARDS = 256
+_STRAY_SECONDS = 3600.0
+
+
+class DamagedEntry(Exception):  # noqa: N818
+    """A stored tensor is missing or differs from its checksum."""
+
+
+@dataclass(frozen=True)
+class StoredEntry:
+    """A stored tensor and its place."""
+
+    key: str
+    shard: str
+    offset: int
+    bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: str
+
+
+class EncodedStore:
+    """Stored tensors by key; safe to use from several threads, and by several processes at once.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from reelworks.training.encoding.request_key import Wanted
+        >>> from reelworks.training.encoding.store import EncodedStore
+        >>> store = EncodedStore.open(tempfile.mkdtemp())
+        >>> wanted = Wanted("00" * 16, "latent", "autoencoder", "content", "a.mp4", "{}")
+        >>> store.put(wanted, torch.ones(2, 3))
+        >>> store.commit()
+        >>> EncodedStore.open(store.path).read(wanted.key).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._parts = set[str]()
+        self._words: NDArray[np.uint64] = np.zeros((0, 2), dtype=np.uint64)
+        self._places: list[tuple[Any, int, str]] = []  # table, first position and shard of the parts read at the start
+        self._position: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._first: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._added = dict[str, StoredEntry]()
+        self._pending = dict[str, tuple[Wanted, Tensor]]()
+        self._pending_bytes, self._pending_since = 0, 0.0
+        self._maps: OrderedDict[str, NDArray[np.uint8]] = OrderedDict()
+
+    @classmethod
+    def open(cls, path: str | Path) -> EncodedStore:
+        """Open a folder, which is created if it does not exist, and index shards that a kill left without one.
+
+        Raises:
+            UserError: The folder cannot be written, is damaged, or was written by a newer Reelworks.
+        """
+        store = cls(Path(path))
+        store._create()
+        store._index_orphans()
+        store._load(sorted(store._index_files()))
+        return store
+
+    def __contains__(self, key: str) -> bool:
+        with self._lock:
+            return key in self._pending or self._entry(key) is not None
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._words) + len(self._added)
+
+    def missing(self, keys: Sequence[str]) -> set[str]:
+        """Return the keys whose values are not stored."""
+        with self._lock:
+            new = [key for key in dict.fromkeys(keys) if key not in self._added and key not in self._pending]
+            if not len(self._words) or not new:
+                return set(new)
+            words = key_words(new)
+            first, last = (np.searchsorted(self._words[:, 0], words[:, 0], side=s) for s in ("left", "right"))
+            # All but a few keys differ from all others in their first half already.
+            return {
+                key
+                for key, low, start, end in zip(new, words[:, 1], first.tolist(), last.tolist(), strict=True)
+                if not (self._words[start:end, 1] == low).any()
+            }
+
+    def read(self, key: str) -> Tensor:
+        """Return a stored tensor on the CPU, after its checksum was compared.
+
+        Raises:
+            KeyError: It is not stored.
+            DamagedEntry: Its bytes are lost or changed.
+        """
+        with self._lock:
+            if key in self._pending:
+                return self._pending[key][1]
+            entry = self._entry(key)
+        if entry is None:
+            raise KeyError(key)
+        return self._read(entry)
+
+    def put(self, wanted: Wanted, value: Tensor) -> None:
+        """Store a tensor with the next commit, which happens by itself after 256 MB or half a minute."""
+        value = value.detach().to("cpu", copy=True).contiguous()
+        with self._lock:
+            if not self._pending:
+                self._pending_since = time.monotonic()
+            self._pending[wanted.key] = (wanted, value)
+            self._pending_bytes += value.nbytes
+            waited = time.monotonic() - self._pending_since
+            if self._pending_bytes >= _COMMIT_BYTES or waited >= _COMMIT_SECONDS:
+                self.commit()
+
+    def commit(self) -> None:
+        """Write all tensors that were put.
+
+        Raises:
+            UserError: The disk is full, or the folder cannot be written.
+        """
+        with self._lock:
+            if not self._pending:
+                return
+            rows, data = _shard(self._pending.values())
+            name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
+            try:
+                files.write_bytes(self._shard_file(name), data)
+                files.write_bytes(self._index_file(name), _parquet(rows))
+            except OSError as error:
+                raise _unwritable(self.path, error) from error
+            self._parts.add(name)
+            self._added.update((row["key"], _entry(row, name)) for row in rows)
+            self._pending, self._pending_bytes = {}, 0
+
+    def drop_pending(self) -> None:
+        """Forget tensors that were put and could not be written."""
+        with self._lock:
+            self._pending, self._pending_bytes = {}, 0
+
+    def refresh(self) -> None:
+        """Learn of what other processes have committed."""
+        with self._lock:
+            for name in sorted(self._index_files() - self._parts):
+                for row in _rows_of(self._index_file(name), _PLACE):
+                    self._added[row["key"]] = _entry(row, name)
+                self._parts.add(name)
+
+    def forget(self, key: str) -> None:
+        """Take a damaged tensor for missing in this process, so that it is encoded and stored again."""
+        with self._lock:
+            self._added.pop(key, None)
+            at = self._find(key)
+            if at >= 0:
+                keep = np.arange(len(self._words)) != at
+                self._words, self._position = self._words[keep], self._position[keep]
+
+    def table(self) -> pa.Table:
+        """Return all descriptions with the name of each tensor's shard; of equal keys the last one is valid."""
+        tables = []
+        for name in sorted(self._index_files()):
+            part = _read_index(self._index_file(name))
+            tables.append(part.append_column("shard", pa.array([name] * len(part), type=pa.string())))
+        empty = SCHEMA.append(pa.field("shard", pa.string())).empty_table()
+        return pa.concat_tables([empty, *tables]).combine_chunks()
+
+    def verify(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """Read every tensor, and yield the description of each with what is wrong, or an empty text."""
+        for name in sorted(self._index_files()):
+            for row in _rows_of(self._index_file(name), SCHEMA.names):
+                try:
+                    self._read(_entry(row, name))
+                except DamagedEntry as damage:
+                    yield row, str(damage)
+                else:
+                    yield row, ""
+
+    def remove(self, keys: set[str]) -> int:
+        """Delete tensors, and return the bytes of the files that became free; shards with others are written anew."""
+        freed = 0
+        for name in sorted(self._index_files()):
+            rows = _rows_of(self._index_file(name), SCHEMA.names)
+            kept = [row for row in rows if row["key"] not in keys]
+            if len(kept) == len(rows):
+                continue
+            freed += self._shard_file(name).stat().st_size if self._shard_file(name).exists() else 0
+            if kept:
+                freed -= self._copy(kept, name)
+            storage.unlink(self._index_file(name))  # first, so that no index ever names a missing shard
+            if self._shard_file(name).exists():
+                storage.unlink(self._shard_file(name))
+        with self._lock:
+            self._reset()
+        return freed
+
+    def _copy(self, rows: list[dict[str, Any]], name: str) -> int:
+        """Write rows of a shard into a new one that takes its place; return its bytes."""
+        values = []
+        for row in rows:
+            try:
+                wanted = Wanted(
+                    *(row[field] for field in ("key", "kind", "encoder", "fingerprint", "label", "request"))
+                )
+                values.append((wanted, self._read(_entry(row, name))))
+            except DamagedEntry:
+                continue  # it is of no use, and will be encoded again
+        if not values:
+            return 0
+        written, data = _shard(values)
+        # The name begins with the former one's time: an entry must not become newer than its successor.
+        new = f"{name.split('-')[0]}-{uuid.uuid4().hex[:8]}"
+        files.write_bytes(self._shard_file(new), data)
+        files.write_bytes(self._index_file(new), _parquet(written))
+        return len(data)
+
+    def _create(self) -> None:
+        try:
+            for folder in (self.path / "shards", self.path / "index"):
+                folder.mkdir(parents=True, exist_ok=True)
+            about = self.path / "format.json"
+            if not about.exists():
+                files.write_json(about, {"format": FORMAT_VERSION})
+            stored = json.loads(about.read_text())["format"]
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise damaged(self.path, f"format.json cannot be read ({error})") from error
+        if stored != FORMAT_VERSION:
+            raise UserError(
+                f"its format is {stored}, this version reads {FORMAT_VERSION}",
+                code="encoded-format",
+                field="encode.folder",
+                value=str(self.path),
+                remedy="name another folder, or use the version of Reelworks that wrote it",
+            )
+
+    def _index_orphans(self) -> None:
+        """Index shards whose writer was killed before it wrote the index, and remove temporary files it left."""
+        for path in (self.path / "shards").iterdir():
+            try:
+                if path.suffix == ".tmp" and time.time() - path.stat().st_mtime > _STRAY_SECONDS:
+                    path.unlink(missing_ok=True)
+                index = self._index_file(path.stem)
+                if path.suffix == ".safetensors" and not index.exists():
+                    files.write_bytes(index, _parquet(_described(path)))
+            except FileNotFoundError:
+                continue  # another process was faster
+
+    def _load(self, names: list[str]) -> None:
+        tables = [pq.read_table(self._index_file(n), columns=list(_PLACE)).combine_chunks() for n in names]
+        sizes = np.array([len(table) for table in tables], dtype=np.int64)
+        self._first = np.cumsum(sizes) - sizes
+        self._places = [(table, int(at), name) for table, at, name in zip(tables, self._first, names, strict=True)]
+        keys = [key for table in tables for key in table.column("key").to_pylist()]
+        words = key_words(keys)
+        # Stable, so that the last of several entries of one key is the last of its run.
+        self._position = np.lexsort((words[:, 1], words[:, 0]))
+        self._words = words[self._position]
+        self._parts = set(names)
+
+    def _reset(self) -> None:
+        self._added, self._maps = {}, OrderedDict()
+        self._load(sorted(self._index_files()))
+
+    def _find(self, key: str) -> int:
+        """Return the position of a key in the sorted index, -1 if it is not there."""
+        high, low = key_words([key])[0]
+        first, last = (int(np.searchsorted(self._words[:, 0], high, side=s)) for s in ("left", "right"))
+        at = np.flatnonzero(self._words[first:last, 1] == low)
+        return first + int(at[-1]) if len(at) else -1
+
+    def _entry(self, key: str) -> StoredEntry | None:
+        if key in self._added:
+            return self._added[key]
+        at = self._find(key)
+        if at < 0:
+            return None
+        position = int(self._position[at])
+        table, first, name = self._places[int(np.searchsorted(self._first, position, side="right")) - 1]
+        return _entry({field: table.column(field)[position - first].as_py() for field in _PLACE}, name)
+
+    def _read(self, entry: StoredEntry) -> Tensor:
+        data = np.array(self._map(entry.shard)[entry.offset : entry.offset + entry.bytes])
+        if len(data) != entry.bytes or digests.of_bytes(data.tobytes()) != entry.checksum:
+            raise DamagedEntry(f"shards/{entry.shard}.safetensors: bytes {entry.offset:,} and on differ from the index")
+        flat = torch.from_numpy(data) if len(data) else torch.zeros(0, dtype=torch.uint8)
+        return flat.view(getattr(torch, entry.dtype)).reshape(entry.shape)
+
+    def _map(self, shard: str) -> NDArray[np.uint8]:
+        with self._lock:
+            if shard in self._maps:
+                self._maps.move_to_end(shard)
+                return self._maps[shard]
+            try:
+                opened = np.memmap(self._shard_file(shard), dtype=np.uint8, mode="r")
+            except (OSError, ValueError) as error:
+                raise DamagedEntry(f"shards/{shard}.safetensors cannot be read ({error})") from error
+            self._maps[shard] = opened
+            while len(self._maps) > _OPEN_SHARDS:
+                self._maps.popitem(last=False)
+            return opened
+
+    def _shard_file(self, name: str) -> Path:
+        return self.path / "shards" / f"{name}.safetensors"
+
+    def _index_file(self, name: str) -> Path:
+        return self.path / "index" / f"{name}.parquet"
+
+    def _index_files(self) -> set[str]:
+        return {path.stem for path in (self.path / "index").glob("*.parquet") if not path.name.startswith(".")}
+
+
+def _shard(values: Iterable[tuple[Wanted, Tensor]]) -> tuple[list[dict[str, Any]], bytes]:
+    """Return the descriptions and the bytes of a shard."""
+    tensors, rows = dict[str, Tensor](), dict[str, dict[str, Any]]()
+    for wanted, value in values:
+        raw = value.reshape(-1).view(torch.uint8).numpy()
+        tensors[wanted.key] = value
+        rows[wanted.key] = {
+            **{
+                field: getattr(wanted, field) for field in ("key", "kind", "encoder", "fingerprint", "label", "request")
+            },
+            "bytes": value.nbytes,
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape),
+            "checksum": digests.of_bytes(raw.tobytes()),
+        }
+    data = save(tensors, metadata={_DESCRIPTION: json.dumps(list(rows.values()))})
+    offsets = _offsets(data)
+    return [row | {"offset": offsets[key]} for key, row in rows.items()], data
+
+
+def _offsets(data: bytes) -> dict[str, int]:
+    """Return the position of each tensor in the bytes of a safetensors file, or in its beginning."""
+    length = int.from_bytes(data[:8], "little")
+    header: Mapping[str, Any] = json.loads(data[8 : 8 + length])
+    return {name: 8 + length + t["data_offsets"][0] for name, t in header.items() if name != "__metadata__"}
+
+
+def _described(path: Path) -> list[dict[str, Any]]:
+    """Return the descriptions in a shard's own header."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        start += file.read(int.from_bytes(start, "little"))
+    offsets = _offsets(start)
+    rows = json.loads(json.loads(start[8:])["__metadata__"][_DESCRIPTION])
+    return [row | {"offset": offsets[row["key"]]} for row in rows]
+
+
+def _parquet(rows: list[dict[str, Any]]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd", write_page_checksum=True)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _read_index(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path, schema=SCHEMA, page_checksum_verification=True)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise damaged(path.parent.parent, f"index/{path.name} cannot be read ({error})") from error
+
+
+def _rows_of(path: Path, columns: Iterable[str]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = _read_index(path).select(list(columns)).to_pylist()
+    return rows
+
+
+def _entry(row: Mapping[str, Any], shard: str) -> StoredEntry:
+    return StoredEntry(
+        row["key"], shard, row["offset"], row["bytes"], row["dtype"], tuple(row["shape"]), row["checksum"]
+    )
+
+
+def damaged(path: Path, problem: str) -> UserError:
+    """Return the error for a store that cannot be read."""
+    return UserError(
+        f"the stored latents are damaged: {problem}",
+        code="encoded-damaged",
+        field="encode.folder",
+        value=str(path),
+        remedy="delete that file, so that what it holds is encoded again",
+    )
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"latents cannot be stored there ({error.strerror or error})",
+        code="encoded-unwritable",
+        field="encode.folder",
+        value=str(path),
+        remedy="free disk space, or name another folder; what was stored so far is used again",
+    )
+
+
+def log_damage(damage: DamagedEntry) -> None:
+    """Warn about a damaged tensor, which will be encoded again."""
+    logger.warning("a stored tensor is damaged and is encoded again: %s", damage)

@@ -1,0 +1,324 @@
+"""Encode micro-batches from the store in place of their files; clips that are missing there are decoded.
+
+What is missing is encoded when the trainer needs it, as without a store, and then stored. A clip of which everything is
+stored is not opened at all. Loss masks are small and always decoded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.data.buckets.table import BucketTable
+from reelworks.data.distributed import transfer
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader import prefetch
+from reelworks.data.loader.dataset import Dataset
+from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest, valid_clips
+from reelworks.data.media import decode, decode_pool
+from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.media.sound import SoundRequest
+from reelworks.models.api import TextEmbedding
+from reelworks.training.encoding import conditioning, request_key, store, values
+from reelworks.training.encoding.batch_encoder import BatchEncoder, LiveBatchEncoder
+from reelworks.training.encoding.conditioning import CLIP
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.request_key import TEXT, Keys, Wanted
+from reelworks.training.encoding.store import DamagedEntry, EncodedStore
+
+_READERS = 2
+_ITEMS_AHEAD = 4
+_MASK = "loss_mask"
+StoredTensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class StoredLatents:
+    """A store and the keys of a dataset's clips in it."""
+
+    store: EncodedStore
+    keys: Keys
+
+    @property
+    def data(self) -> Dataset:
+        """The dataset of the clips."""
+        return self.keys.data
+
+    def find(self, wanted: Mapping[str, Wanted]) -> StoredTensors:
+        """Read the values of a clip that are stored, without the embedding of its caption."""
+        found = {}
+        for name, each in wanted.items():
+            if name != TEXT and (value := self.get(each)) is not None:
+                found[name] = value
+        return found
+
+    def get(self, wanted: Wanted) -> Tensor | None:
+        """Read a value; None if it is not stored, or damaged."""
+        try:
+            return self.store.read(wanted.key)
+        except KeyError:
+            return None
+        except DamagedEntry as damage:
+            store.log_damage(damage)
+            self.store.forget(wanted.key)
+            return None
+
+    def keep(self, wanted: Wanted, value: Tensor) -> None:
+        """Store a value that was missing; a full disk is no reason to end a training."""
+        try:
+            self.store.put(wanted, value)
+        except UserError as error:
+            logger.warning("a latent cannot be stored (%s); going on without", error.problem)
+            self.store.drop_pending()
+
+    def close(self) -> None:
+        """Write what was put last."""
+        try:
+            self.store.commit()
+        except UserError as error:
+            logger.warning("latents cannot be stored (%s)", error.problem)
+
+    def kinds_to_read(self, wanted: Mapping[str, Wanted], found: StoredTensors) -> list[str]:
+        """Return the kinds of frames that the missing values of a clip are computed from."""
+        seen = values.sources_in(wanted) if self.keys.ids.text_sees_pictures else ()
+        missing = [
+            name for name in wanted if name not in found and not (name == TEXT and wanted[TEXT].key in self.store)
+        ]
+        return sorted({kind for name in missing for kind in values.frames_for(name, seen, self.keys.ids.parts)})
+
+
+@dataclass(frozen=True)
+class StoredBatch(MicroBatch):
+    """A micro-batch whose latents were stored, of which `frames` hold nothing.
+
+    Attributes:
+        wanted: Keys of each clip's values by name.
+        found: Stored values of each clip by name.
+        decoded: `[1, T, H, W, 3]` frames of each clip by kind, of which the other values are computed.
+        heard: `[1, S, channels]` samples of each clip whose sound was not stored.
+        broken: Clips of which a file could not be decoded, padding included.
+    """
+
+    wanted: Sequence[Mapping[str, Wanted]] = ()
+    found: Sequence[StoredTensors] = ()
+    decoded: Sequence[Mapping[str, Tensor]] = ()
+    heard: Mapping[int, Tensor] = field(default_factory=dict)
+    broken: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class StoredBatchEncoder(BatchEncoder[StoredBatch]):
+    """Read clips from a store, and encode and store what is missing there. Each rank of a sequence group reads its own."""
+
+    source: StoredLatents
+
+    def decodes(self, table: BucketTable) -> bool:
+        """Return whether this rank decodes clips, which each does whose values are missing."""
+        return True
+
+    def read(self, requests: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int) -> Iterator[StoredBatch]:
+        """Yield the micro-batches of `requests` in their order; two threads read the store ahead."""
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="stored") as readers:
+            items = _in_order(requests, lambda each: readers.submit(_Item, each, self.source))
+            waiting: deque[_Item] = deque()
+            with suppress(GeneratorExit):
+                for batch in prefetch.read_ahead(_remaining(items, waiting), pool, budget_bytes):
+                    yield waiting.popleft().complete(batch)
+
+    def _values(self, batch: StoredBatch) -> dict[str, Tensor]:
+        for i in range(len(batch.wanted)):
+            self._complete(batch, i)
+        # The first clip has the names of all: clips of a micro-batch have the same companions.
+        names = [name for name in batch.wanted[0] if name != TEXT]
+        stacked = {name: torch.stack([found[name] for found in batch.found]) for name in names}
+        return {name: transfer.to_device(value, self.encoders.device).float() for name, value in stacked.items()}
+
+    def _texts(self, batch: StoredBatch, dropped: Sequence[bool]) -> TextEmbedding:
+        drops = self.encoders.conditioning.empty_caption == "encoded"
+        rows = []
+        for i, drop in enumerate(dropped):
+            caption = "" if drop and drops else batch.request.captions[i]
+            seen = self.source.keys.seen(batch.wanted[i])
+            wanted = self.source.keys.text(caption, seen)
+            try:
+                rows.append(self.encoders.embedded.get(wanted.key, partial(self._embed, batch, i, wanted, caption)))
+            except MediaError as error:  # what stands in is not cached, as the next use may read the file
+                if i not in batch.broken:
+                    logger.warning(f"{seen[0].label}: a caption is embedded without its pictures: {error}")
+                rows.append(self._without_pictures(caption, is_broken=i in batch.broken))
+        return TextEmbedding(
+            *(transfer.to_device(torch.cat(parts), self.encoders.device) for parts in zip(*rows, strict=True))
+        )
+
+    def _embed(self, batch: StoredBatch, i: int, wanted: Wanted, caption: str) -> TextEmbedding:
+        packed = self.source.get(wanted)
+        if packed is None:
+            seen = values.sources_in(batch.wanted[i]) if self.source.keys.ids.text_sees_pictures else ()
+            pictures = [_picture(batch, i, name) for name in seen]
+            packed = values.pack(self.encoders.text_encoder.encode([caption], pictures))
+            if not seen or request_key.unchanged(self.source.data, batch.request, i, seen):
+                self.source.keep(wanted, packed)
+        return values.unpack(packed)
+
+    def _without_pictures(self, caption: str, *, is_broken: bool) -> TextEmbedding:
+        """Return the embedding of a caption alone, or zeros for a clip that is not trained."""
+        if is_broken:
+            return values.blank_text(self.encoders)
+        return values.unpack(values.pack(self.encoders.text_encoder.encode([caption])))
+
+    def _complete(self, batch: StoredBatch, i: int) -> None:
+        """Compute the values that are missing of a clip, and store them unless its file failed or has changed."""
+        request, found, keys = batch.request, batch.found[i], self.source.keys
+        for name in batch.wanted[i]:
+            if name == TEXT or name in found:
+                continue
+            if i in batch.broken:  # its loss is left out, so that no encoder is loaded for it
+                of_kind = _request(request, i, name)
+                found[name] = values.blank(self.encoders, name, request.shape if of_kind is None else of_kind.shape)
+                continue
+            kinds = values.frames_for(name, parts=keys.ids.parts)
+            frames: Mapping[str, Tensor] = {kind: batch.decoded[i][kind] for kind in kinds}
+            if name == request_key.CONTROL:
+                frames = conditioning.with_drawn_masks(frames, request.masks[i : i + 1], request.shape)
+            value = values.encode(self.encoders, name, frames, batch.heard.get(i))[0].cpu()
+            found[name] = value = value.to(latent_dtype(keys, name))
+            if request_key.unchanged(self.source.data, request, i, kinds):
+                self.source.keep(batch.wanted[i][name], value)
+
+
+def choose(encoders: FrozenEncoders, world: World, stored: StoredLatents | None) -> BatchEncoder[Any]:
+    """Return the encoder of micro-batches that reads from a store, or the live one without a store."""
+    return LiveBatchEncoder(encoders, world) if stored is None else StoredBatchEncoder(encoders, stored)
+
+
+def latent_dtype(keys: Keys, name: str) -> torch.dtype:
+    """Return the dtype in which a value is stored; embeddings of images stay float32."""
+    dtype: torch.dtype = getattr(torch, keys.ids.latent_dtype)
+    return torch.float32 if name == request_key.IMAGE else dtype
+
+
+class _Item:
+    """A micro-batch on its way: what is stored of it, and the requests that remain to be decoded."""
+
+    def __init__(self, work: MicroBatchRequest, source: StoredLatents) -> None:
+        self.request, self.source = work, source
+        self.wanted = source.keys.wanted(work)
+        self.found = [source.find(wanted) for wanted in self.wanted]
+        to_read: list[tuple[int, str, Request]] = []
+        for i, (wanted, found) in enumerate(zip(self.wanted, self.found, strict=True)):
+            kinds = source.kinds_to_read(wanted, found)
+            to_read += [(i, kind, request) for kind in kinds if (request := _request(work, i, kind)) is not None]
+            if (mask := _request(work, i, _MASK)) is not None:
+                to_read.append((i, _MASK, mask))
+        # Sources of other sizes come last, and are read as companions.
+        self.to_read = sorted(to_read, key=lambda each: each[2].shape != work.shape)
+        self._same_size = sum(request.shape == work.shape for *_, request in to_read)
+
+    def remaining(self) -> MicroBatchRequest:
+        """Return the micro-batch with the requests that remain as its clips, perhaps none, and as companions of no clip."""
+        n, companions = len(self.to_read), dict[str, list[Request | None]]()
+        for at, (_, kind, request) in enumerate(self.to_read[self._same_size :], start=self._same_size):
+            companions.setdefault(kind, [None] * n)[at] = request
+        clips = [i for i, _, _ in self.to_read]
+        return replace(
+            self.request,
+            uids=self.request.uids[clips],
+            copies=self.request.copies[clips],
+            repeat_index=np.zeros(n, dtype=np.int32),
+            is_idle=False,
+            requests=tuple(request for _, _, request in self.to_read[: self._same_size]),
+            captions=("",) * n,
+            fps=(0.0,) * n,
+            companions={kind: tuple(requests) for kind, requests in companions.items()},
+            sounds=tuple(self._sound(i, kind) for i, kind, _ in self.to_read) if self.request.sounds else (),
+            target_is_base=(False,) * n,
+            masks=(),
+        )
+
+    def _sound(self, i: int, kind: str) -> SoundRequest | None:
+        """Return the request for the sound that is missing of a clip, once."""
+        return self.request.sounds[i] if kind == CLIP and request_key.SOUND not in self.found[i] else None
+
+    def complete(self, read: MicroBatch) -> StoredBatch:
+        """Return the micro-batch with what was decoded of it."""
+        clips, reasons, failures = len(self.request.requests), dict(read.failures), dict[int, str]()
+        decoded: list[dict[str, Tensor]] = [{} for _ in range(clips)]
+        heard, companions = dict[int, Tensor](), dict[str, Tensor]()
+        if _MASK in self.request.companions:
+            companions[_MASK] = read.frames.new_full((clips, *read.frames.shape[1:]), 255)
+        for at, (i, kind, request) in enumerate(self.to_read):
+            is_companion, reason = at >= self._same_size, reasons.get(at)
+            frames = (read.companions[kind] if is_companion else read.frames)[at : at + 1]
+            if kind != _MASK:
+                decoded[i][kind] = frames
+            elif reason is None and not decode.has_white_area(frames[0].numpy()):
+                reason = decode.EMPTY  # the clip would have no loss
+            elif reason is None:
+                companions[_MASK][i] = frames[0]
+            if kind == CLIP and read.sound is not None:
+                heard[i] = read.sound[at : at + 1]
+            if reason is not None:
+                is_named = kind == CLIP or is_companion
+                failures.setdefault(i, reason if is_named else f"{kind} {request.path}: {reason}")
+        is_valid, real_failures = valid_clips(self.request, failures)
+        return StoredBatch(
+            request=self.request,
+            frames=torch.zeros(clips, 0, 0, 0, 3, dtype=torch.uint8),
+            is_valid=is_valid,
+            failures=real_failures,
+            companions=companions,
+            stream=read.stream,
+            wanted=self.wanted,
+            found=self.found,
+            decoded=decoded,
+            heard=heard,
+            broken=frozenset(failures),
+        )
+
+
+def _picture(batch: StoredBatch, i: int, source: str) -> Tensor:
+    """Return the first frame of a source, `[1, H, W, 3]`; it is decoded now if only a dropped caption needs it."""
+    if i in batch.broken:
+        raise MediaError("a file of the clip could not be decoded")
+    if source in batch.decoded[i]:
+        return batch.decoded[i][source][:, 0].cpu()
+    request = _request(batch.request, i, source)
+    assert request is not None, "the clip has this source"
+    return torch.from_numpy(decode_pool.load(request)[:1])
+
+
+def _request(work: MicroBatchRequest, i: int, kind: str) -> Request | None:
+    if kind == CLIP:
+        return work.requests[i]
+    return work.companions[kind][i] if kind in work.companions else None
+
+
+def _in_order(
+    work: Iterable[MicroBatchRequest], submit: Callable[[MicroBatchRequest], Future[_Item]]
+) -> Iterator[_Item]:
+    queue: deque[Future[_Item]] = deque()
+    source = iter(work)
+    while True:
+        while len(queue) < _ITEMS_AHEAD and (each := next(source, None)) is not None:
+            queue.append(submit(each))
+        if not queue:
+            return
+        yield queue.popleft().result()
+
+
+def _remaining(items: Iterator[_Item], waiting: deque[_Item]) -> Iterator[MicroBatchRequest]:
+    for item in items:
+        waiting.append(item)
+        yield item.remaining()

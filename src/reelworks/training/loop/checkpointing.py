@@ -1,0 +1,390 @@
+"""Checkpoints of a run: their contents, when they are saved, and what happens if a save fails."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from reelworks.core import files, launcher, log, storage, units
+from reelworks.core.errors import UserError, first_few
+from reelworks.core.log import logger
+from reelworks.data.checkpoint import disk_space, load, mixture, names, retention, save, shards
+from reelworks.data.checkpoint.async_save import Background, held_bytes
+from reelworks.data.checkpoint.config import KeepBest
+from reelworks.data.checkpoint.manifest import BadCheckpoint
+from reelworks.data.checkpoint.mirror.mirror import Mirror
+from reelworks.data.checkpoint.policy import rank_best, score
+from reelworks.data.checkpoint.save import DiskFull, Saved, SaveDetails, SaveFailed
+from reelworks.data.distributed import collectives
+from reelworks.data.loader.position import DataPosition
+from reelworks.data.run import clip_losses
+from reelworks.data.schedule.cursor import Aliases, Cursor, Excluded
+from reelworks.models.base_model import Base
+from reelworks.models.export import export, exports_folder
+from reelworks.models.export.lora import BASE, lora_file_of
+from reelworks.training.assembly import init_from
+from reelworks.training.assembly.build import TrainedModel
+from reelworks.training.loop.open_run import OpenRun
+from reelworks.training.observers.run_logger import RunLogger
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import progress
+from reelworks.training.step.state import TrainState
+from reelworks.training.step.step_sums import StepFlags
+
+_EXCLUDED = "excluded.npz"
+_ALIASES = "aliases.npz"
+_SPIKES = "recent_losses.json"
+# With `asynchronous = "auto"` states of this size or more are saved in a thread; smaller ones are written at once.
+_ASYNCHRONOUS_BYTES = 1_000_000_000
+# A failed save is repeated after this time; each attempt may write up to a whole checkpoint.
+_RETRY_SECONDS = 30.0
+
+
+Restored = tuple[Cursor, Excluded, Aliases]
+
+
+def restore(
+    checkpoint: Path, state: TrainState, base: Base | None, adapter: str | None = None, *, optimizer: bool = True
+) -> Restored:
+    """Load weights, average and, unless that begins anew, optimizer in place; return the position in the data. Collective.
+
+    `adapter` is the source of the training adapter, of which `base` has the digest. Raises as `load.load` does.
+    """
+    init_from.require_base(checkpoint, base)
+    init_from.require_adapter(checkpoint, base, adapter)
+    tensors = {key: value for key, value in state.state_dict().items() if optimizer or key != "optimizer"}
+    load.load(checkpoint, tensors, fixed=True)
+    if optimizer:
+        state.optimizer.load_state_dict(tensors["optimizer"])
+    excluded, aliases = Excluded.none(), Aliases()
+    if load.has_extra(checkpoint, _EXCLUDED):
+        excluded = Excluded.from_bytes(load.read_extra(checkpoint, _EXCLUDED))
+    if load.has_extra(checkpoint, _ALIASES):
+        aliases = Aliases.from_bytes(load.read_extra(checkpoint, _ALIASES))
+    if load.has_extra(checkpoint, _SPIKES):
+        state.spikes.load(load.read_extra(checkpoint, _SPIKES))
+    if load.has_extra(checkpoint, clip_losses.FILE):
+        state.clip_losses.load(load.read_extra(checkpoint, clip_losses.FILE))
+    return Cursor(**json.loads(load.read_extra(checkpoint, names.CURSOR))), excluded, aliases
+
+
+def try_disk(run: OpenRun, recipe: Recipe, state: TrainState, position: DataPosition) -> None:
+    """Write to the checkpoints' disk before training, and log how much of it checkpoints will take. Collective."""
+    total = sum(run.world.gather(shards.num_bytes(shards.tensors_in(state.state_dict()))))  # type: ignore[arg-type]
+    if not run.world.is_main:
+        return
+    mounted = disk_space.probe(run.store.root)
+    policy, last = recipe.checkpoints, progress.last_step(recipe.train, position)
+    steps = disk_space.saves(policy, position.global_step, last)
+    expected = disk_space.forecast(total, policy, steps, mounted.free_bytes, retention.whole(run.store))
+    logger.info(expected.to_text())
+    for warning in expected.warnings():
+        logger.warning(warning)
+    if not mounted.locks:
+        logger.info("this file system has no locks; docs/reference/run-folder.md says what that means")
+
+
+@contextmanager
+def mirroring(run: OpenRun, recipe: Recipe, log: RunLogger, resumed_from: int | None) -> Iterator[Mirror | None]:
+    """Copy checkpoints to the recipe's mirror during training, on the main rank; waits for the last copy at the end."""
+    remote, config = run.folder_lock.remote, recipe.checkpoints.mirror
+    if remote is None or config is None:
+        yield None
+        return
+    mirror = Mirror(remote, run.folder, run.id, config, log)
+    if resumed_from is not None:  # a kill may have interrupted its copy
+        mirror.offer(resumed_from)
+    try:
+        yield mirror
+    finally:
+        if failure := mirror.close():
+            logger.warning(failure)
+
+
+class CheckpointManager:
+    """Save checkpoints between steps, and delete those that the retention policy does not keep.
+
+    A save is due by steps, epochs, minutes, a new best metric, or a request file. A large state is saved
+    asynchronously: a thread writes a copy, and a later step publishes it. Training continues after a failed save,
+    which is repeated later. Only the main rank has a `mirror`; `resumed_from` is None for a fresh start.
+    """
+
+    def __init__(
+        self,
+        run: OpenRun,
+        data: RecipeData,
+        model: TrainedModel,
+        log: RunLogger,
+        mirror: Mirror | None,
+        resumed_from: int | None,
+    ) -> None:
+        self._run, self._data, self._state, self._base = run, data, model.state, model.base
+        self._log, self._mirror = log, mirror
+        self._store, self._world = run.store, run.world
+        self._recipe, self._config = data.recipe, data.recipe.checkpoints
+        self._background = Background(launcher.number("LOCAL_WORLD_SIZE"))
+        self.saved_step = resumed_from  # of the newest save, which may still be written
+        self._last_save_began = time.monotonic()
+        self._retry_at: float | None = None  # time to repeat a failed save
+        self._has_warned_of_grace = False
+        self._step_seconds = 0.0
+        self.exported: list[Path] = []  # files of the latest export of this start, on rank 0
+
+    def epochs_in_use(self) -> set[tuple[int, int]]:
+        """Return data_restarts and epoch of the position in each checkpoint, without damaged ones."""
+        in_use = set()
+        for info in self._store.list():
+            with suppress(BadCheckpoint):
+                cursor = json.loads(load.read_extra(info.path, names.CURSOR))
+                in_use.add((cursor["data_restarts"], cursor["epoch"]))
+        return in_use
+
+    def has_metrics(self, step: int) -> bool:
+        """Whether the checkpoint of a step holds metrics; equal on all ranks."""
+        return bool(self._world.broadcast(self._world.is_main and bool(self._store.info(step).metrics)))
+
+    def record_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Add metrics that were measured after the save to a checkpoint."""
+        if self._world.is_main:
+            self._store.record_metrics(step, metrics)
+
+    def flags(self, *, stop: bool) -> StepFlags:
+        """Return this rank's requests to all ranks at the end of the next step; the run folder must still be locked."""
+        self._run.folder_lock.check()
+        return StepFlags(stop=stop, save=self._is_requested(), writing=self._background.is_writing)
+
+    def _is_requested(self) -> bool:
+        """Whether the clock, a request file or a failed save asks for a save; False except on the main rank.
+
+        A request stands until a save succeeds, so it is not repeated during an asynchronous save or right after a
+        failed one.
+        """
+        if not self._world.is_main or self._background.step is not None:
+            return False
+        now, minutes = time.monotonic(), self._config.every_minutes
+        if self._retry_at is not None:
+            return now >= self._retry_at
+        is_time = minutes is not None and now >= self._last_save_began + 60 * minutes
+        return is_time or self._run.folder.save_file.is_file()
+
+    def after_step(
+        self, position: DataPosition, metrics: dict[str, float], flags: StepFlags, step_seconds: float
+    ) -> None:
+        """Publish an asynchronous save that all ranks have written, and save if one is due. Collective."""
+        self._step_seconds = step_seconds
+        if self._background.step is not None and not flags.writing:
+            self._finish_background(position)
+        if flags.save or self._is_due(position, metrics):
+            self._save(position, metrics)
+
+    def save_last(self, position: DataPosition, metrics: dict[str, float]) -> None:
+        """Save at the end of training or on a signal, after waiting for an asynchronous save. Collective."""
+        if self._background.step is not None:
+            self._finish_background(None)
+        if self.saved_step == position.global_step:
+            return
+        try:
+            self._require_finite()
+            self._save_now(position, metrics)
+        except SaveFailed as error:
+            self._log.event("unsaved", step=position.global_step, reason=error.problem)
+            raise
+
+    def _is_due(self, position: DataPosition, metrics: dict[str, float]) -> bool:
+        every_steps = self._config.every_steps
+        if every_steps is not None and position.global_step % every_steps == 0:
+            return True
+        if self._config.at_epoch_end and position.at_end:
+            return True
+        return self._config.at_best and self._is_best(metrics)
+
+    def _is_best(self, metrics: dict[str, float]) -> bool:
+        """Whether the metric is better than that of all checkpoints of the stage; equal on all ranks."""
+        best = self._config.keep_best
+        value = None if best is None else mixture.value(metrics, best.metric)
+        if best is None or value is None:
+            return False
+        return bool(self._world.broadcast(self._world.is_main and self._beats_all(best, value)))
+
+    def _beats_all(self, best: KeepBest, value: float) -> bool:
+        sign = 1 if best.mode == "min" else -1
+        infos = [info for info in self._store.list() if info.stage == self._data.stage.name]
+        ranked = rank_best(infos, best)
+        known = [score(info, best.metric) for info in infos if info.step == ranked[0]] if ranked else []
+        return all(other is None or sign * value < sign * other for other in known)
+
+    def _save(self, position: DataPosition, metrics: dict[str, float]) -> None:
+        """Save during training, asynchronously if possible; training continues if it fails."""
+        step, writing = position.global_step, self._background.step
+        if step == self.saved_step:
+            return
+        if writing is not None:
+            self._log.event("unsaved", step=step, reason=f"step {writing} is still being written")
+            logger.info("step %d is not saved: step %d is still being written", step, writing)
+            return
+        self._last_save_began = time.monotonic()
+        try:
+            self._require_finite()
+            if self._can_save_asynchronously(step):
+                self._background.start(self._store, step, self._state.state_dict(), **self._details(position, metrics))
+                self.saved_step = step
+                self._end_request()
+            else:
+                self._save_now(position, metrics)
+        except SaveFailed as error:
+            self._fail(step, error, position)
+
+    def _can_save_asynchronously(self, step: int) -> bool:
+        """Whether the recipe asks for it and memory suffices; equal on all ranks."""
+        state, asynchronous = self._state.state_dict(), self._config.asynchronous
+        if asynchronous == "auto":
+            asynchronous = any(self._world.gather(held_bytes(shards.tensors_in(state)) >= _ASYNCHRONOUS_BYTES))
+        if not asynchronous:
+            return False
+        lack = self._background.lacks_memory(state)
+        if lack:
+            logger.info("step %d is saved while training waits: %s", step, lack)
+        return not lack
+
+    def _save_now(self, position: DataPosition, metrics: dict[str, float]) -> None:
+        step, state, details = position.global_step, self._state.state_dict(), self._details(position, metrics)
+        with log.stage(f"saving step {step}"):
+            saved = save.save(self._store, step, state, **details)
+        self.saved_step = step
+        self._end_request()
+        self._after_publishing(saved)
+
+    def _details(self, position: DataPosition, metrics: dict[str, float]) -> SaveDetails:
+        stage = self._data.stage.name
+        return {"extra": self._extra(position), "metrics": metrics, "run_id": self._run.id, "stage_name": stage}
+
+    def _extra(self, position: DataPosition) -> dict[str, bytes]:
+        """Return the files of a checkpoint other than tensors: the position in the data, recent losses, the LoRA's base."""
+        extra = {names.CURSOR: files.to_json(position.to_cursor(self._data).to_json(), indent=2).encode()}
+        if position.excluded:
+            extra[_EXCLUDED] = position.excluded.to_bytes()
+        if position.aliases:
+            extra[_ALIASES] = position.aliases.to_bytes()
+        if self._state.spikes.recent:
+            extra[_SPIKES] = self._state.spikes.to_bytes()
+        if self._state.clip_losses.is_on:
+            extra[clip_losses.FILE] = self._state.clip_losses.to_bytes(self._world, position.global_step)
+        if self._base is not None:
+            extra[BASE] = self._base.to_json().encode()
+        return extra
+
+    def _end_request(self) -> None:
+        if self._world.is_main and self._run.folder.save_file.is_file():
+            self._run.folder.save_file.unlink(missing_ok=True)
+
+    def _finish_background(self, position: DataPosition | None) -> None:
+        """Publish the save that all ranks have written; without a position, at the end, another save follows."""
+        step = self._background.step
+        assert step is not None
+        try:
+            saved = self._background.finish()
+        except SaveFailed as error:
+            if self.saved_step == step:
+                self.saved_step = None
+            self._fail(step, error, position)
+            return
+        self._after_publishing(saved)
+
+    def _after_publishing(self, saved: Saved) -> None:
+        """Log and mirror a new checkpoint, delete old ones, export its weights, and compare with the grace period."""
+        self._retry_at = None
+        step, name = saved.info.step, saved.info.path.name
+        self._log.event("checkpoint", step=step, name=name, bytes=saved.bytes, seconds=saved.seconds)
+        logger.info("saved step %d: %s, %.1f s", step, units.format_bytes(saved.bytes), saved.seconds)
+        if self._world.is_main:
+            if self._mirror is not None:
+                self._mirror.offer(step)
+            if self._retain(step):
+                self._export(saved)
+        # The step during which a signal arrives is not the last one: the next step still runs before the save.
+        grace, needed = self._config.grace_seconds, 2 * self._step_seconds + saved.seconds
+        if grace is not None and needed > grace and not self._has_warned_of_grace:
+            self._has_warned_of_grace = True
+            logger.warning(
+                f"two steps take {2 * self._step_seconds:.1f} s and a save {saved.seconds:.1f} s, more than "
+                f"checkpoints.grace_seconds = {grace:g}: a run that must stop may be killed before it has saved"
+            )
+
+    def _retain(self, step: int) -> bool:
+        """Delete the checkpoints that the policy does not keep; returns False if the disk failed."""
+        try:
+            in_use = frozenset[int]() if self._mirror is None else self._mirror.in_use()
+            decisions = retention.apply_retention(self._store, self._config, in_use)
+        except OSError as error:
+            logger.warning("old checkpoints could not be deleted (%s)", error)
+            return False
+        described: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+        for decision in decisions:
+            described[decision.keep].append({"step": decision.step, "reasons": list(decision.reasons)})
+        self._log.event("retention", step=step, kept=described[True], deleted=described[False])
+        return True
+
+    def _export(self, saved: Saved) -> None:
+        """Export the weights that the recipe asks for; training continues if it fails."""
+        step, path = saved.info.step, saved.info.path
+        epoch = json.loads(load.read_extra(path, names.CURSOR))["epoch"]
+        try:
+            written = exports_folder.write(self._run.folder, path, self._recipe.exports, step=step, epoch=epoch)
+        except UserError as error:
+            logger.warning(error)
+        else:
+            self.exported = written or self.exported
+            for file in written:
+                self._log.event("export", step=step, name=file.name)
+
+    def _fail(self, step: int, error: SaveFailed, position: DataPosition | None) -> None:
+        """Log a failed save, and do what `on_full` says if training goes on."""
+        policy = self._config.on_full if isinstance(error, DiskFull) and position is not None else "wait"
+        self._log.event("unsaved", step=step, reason=error.problem)
+        if policy == "stop":
+            raise error
+        if self._retry_at is None:
+            logger.warning(error)
+        self._retry_at = time.monotonic() + _RETRY_SECONDS
+        if policy == "weights-only":
+            assert position is not None
+            self._retry_at = None
+            self._end_request()
+            self._save_weights_only(position)
+
+    def _save_weights_only(self, position: DataPosition) -> None:
+        """Export only the averaged weights, because the disk is too full for a checkpoint. Collective."""
+        step, run = position.global_step, self._run.folder
+        lora = lora_file_of(run.recipe_file, "diffusers", self._base)
+        target = exports_folder.path_of(run, step, "ema", lora.format if lora else None)
+        about = export.describe_run(run_id=self._run.id, recipe=run.recipe_file, step=step, epoch=position.epoch)
+        try:
+            with export.raising_export_failed(target):
+                collectives.on_first(lambda: storage.mkdirs(target.parent))
+            dtype = self._recipe.exports.dtype
+            export.export_weights(self._state.state_dict(), target, weights="ema", dtype=dtype, about=about, lora=lora)
+        except UserError as error:
+            logger.warning(error)
+        else:
+            for file in lora.files(target) if lora else [target]:
+                logger.info("only the averaged weights are saved, in %s", file)
+                self._log.event("export", step=step, name=file.name)
+
+    def _require_finite(self) -> None:
+        """Raise `SaveFailed` on all ranks if a tensor on any rank is not finite: training could not go on from it."""
+        found = self._world.gather(self._state.not_finite())
+        bad = list(dict.fromkeys(name for part in found for name in part))  # type: ignore[attr-defined]
+        if bad:
+            raise SaveFailed(
+                f"not finite, so no checkpoint was saved: {first_few(bad)}",
+                code="save-failed",
+                field="checkpoints",
+                value=str(self._store.root),
+                remedy="resume from the last checkpoint, which is finite, with the same command; if this happens again, "
+                "lower train.learning_rate",
+            )

@@ -1,0 +1,418 @@
+"""Recipe keys of training, validation and previews."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from reelworks.core import sources
+from reelworks.core.config import Config
+from reelworks.core.errors import UserError
+from reelworks.training.step import optimizer_names
+
+# A smaller factor was probably meant as a learning rate of AdamW.
+_MIN_PRODIGY_FACTOR = 0.01
+
+
+class TrainConfig(Config):
+    """`[train]`."""
+
+    max_steps: int | None = Field(default=None, ge=1, description="optimizer steps at which training ends")
+    max_epochs: int | None = Field(default=None, ge=1, description="passes over the data")
+    max_clips: int | None = Field(
+        default=None, ge=1, description="clips trained, each use as one, after which training ends; a step is not cut"
+    )
+    gradient_accumulation_steps: int = Field(default=1, ge=1, description="micro-batches per rank and step")
+    micro_batches_per_step: int | None = Field(
+        default=None, ge=1, description="G; default: ranks at the run's start x gradient_accumulation_steps"
+    )
+    same_bucket_run: int | None = Field(
+        default=None, ge=1, description="L, consecutive micro-batches of one bucket; default: ranks at the start"
+    )
+    step_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description='longest planned time of a micro-batch whose batch_size is "auto": of the clips that fit into memory, as '
+        "many as take no longer, by the times in buckets.tuned, so that all buckets take about the same time. A single clip "
+        "may take longer",
+    )
+    optimizer: Literal["adamw", "adamw8bit", "muon", "prodigy", "adafactor", "came", "schedulefree"] = Field(
+        default="adamw",
+        description="Prodigy and Adafactor need whole weights; the others work on shards, too. Muon updates "
+        "the matrices of blocks, and AdamW the rest. Schedule-free AdamW has an average of its own in place of ema_decay",
+    )
+    learning_rate: float = Field(
+        default=1e-4,
+        gt=0,
+        description="rate after warm-up. Prodigy multiplies the rate that it finds by this (default 1.0), Adafactor the "
+        "size of the weights (default 0.01); the default of schedule-free AdamW is 0.0025",
+    )
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="course of the rate after warm-up: constant, or falling until max_steps"
+    )
+    final_learning_rate: float = Field(
+        default=0.0, ge=0, description="rate at max_steps, to which linear and cosine fall"
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="steps of linear warm-up")
+    betas: list[float] | None = Field(
+        default=[0.9, 0.99],
+        description="coefficients of AdamW and Prodigy, and the first two of CAME, whose third is 0.9999; Adafactor has none",
+    )
+    # As in v1.2: bfloat16 gradients are far below the usual 1e-8.
+    eps: float | None = Field(default=1e-15, gt=0, description="epsilon of AdamW and Prodigy; Adafactor has its own")
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled from the gradient")
+    max_grad_norm: float | None = Field(default=1.0, gt=0, description="norm to which the whole gradient is clipped")
+    ema_decay: float | None = Field(
+        default=0.9999, ge=0, lt=1, description="decay of the weight average; in early steps (1 + step) / (10 + step)"
+    )
+    ema_device: Literal["auto", "cpu"] = Field(
+        default="auto",
+        description='where the average is kept: beside the weights, or in CPU memory with "cpu", which saves 4 bytes of '
+        "GPU memory per trained weight and copies the weights there after each step",
+    )
+    loss_reduction: Literal["token", "sample", "micro_batch"] = Field(
+        default="token", description="unit that has the same weight everywhere in the loss"
+    )
+    skip_steps: list[list[int]] = Field(
+        default=[],
+        description="steps that are counted but not trained, as [first, last]: their clips are skipped, for "
+        "data that break a run; to use it, resume from a checkpoint before them",
+    )
+    non_finite: Literal["skip", "stop"] = Field(
+        default="skip", description="whether a loss or gradient that is not finite skips the step, or stops the run"
+    )
+    max_non_finite: int = Field(
+        default=10, ge=1, description="number of such consecutive steps that stops the run with skip"
+    )
+    spikes: Literal["off", "report", "skip"] = Field(
+        default="report",
+        description="whether a step whose loss or gradient norm is far above the recent ones is reported with its clips, "
+        "or also skipped: its update is not applied",
+    )
+    spike_threshold: float = Field(
+        default=8.0,
+        gt=0,
+        description="distance from the median of the recent values, in robust standard deviations, from which on a value "
+        "is such a spike",
+    )
+    clip_losses: Literal["off", "auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="off",
+        description="what each clip has been learnt, for `reelworks learning`: its losses in training, and measurements "
+        'with fixed noise, with its caption and without, of so many clips at a time; "auto" spreads these so that their '
+        "forward passes are 2 % of those of training. Losses and weights are the same with and without",
+    )
+    clip_losses_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="with a number of clips in clip_losses: steps between two times that so many are measured; default: 100",
+    )
+    log_block_grad_norms_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="steps between two measurements of the gradient norm of each block; default: none",
+    )
+    log_balance_every: int | None = Field(
+        default=50,
+        ge=1,
+        description="steps between two comparisons of the ranks' times with the plan, with several ranks",
+    )
+    log_every: int = Field(default=1, ge=1, description="steps between two lines of progress")
+    compile: bool = Field(
+        default=False,
+        description="compile the model's blocks: steps are faster, and the first step with each graph takes up to "
+        "minutes longer. The sizes of buckets change too, unless buckets.token_families = false",
+    )
+    compile_graphs: int = Field(
+        default=32,
+        ge=1,
+        description="with compile: largest number of graphs, each for one batch size, number of frames and number of "
+        "tokens; buckets beyond it run without compilation, and plan names them",
+    )
+    compile_backend: Literal["inductor", "aot_eager", "eager"] = Field(
+        default="inductor",
+        description='backend of torch.compile. "aot_eager" and "eager" trace blocks and do not make them faster; they '
+        "tell in which part a fault of compilation lies",
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of each rank; default: OMP_NUM_THREADS, or the job's cores / ranks"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, values: Any) -> Any:
+        return optimizer_names.complete(values) if isinstance(values, dict) else values
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainConfig:
+        if self.betas is not None and (len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas)):
+            raise ValueError("betas are two numbers in [0, 1)")
+        if self.optimizer == "schedulefree" and self.betas is not None and not self.betas[0]:
+            raise ValueError("schedulefree needs a first beta above 0")
+        g, width = self.micro_batches_per_step, self.same_bucket_run
+        if g is not None and width is not None and g % width:
+            raise ValueError(f"same_bucket_run {width} must divide micro_batches_per_step {g}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_rates(self) -> TrainConfig:
+        if self.optimizer == "prodigy" and self.learning_rate < _MIN_PRODIGY_FACTOR:
+            raise UserError(
+                "prodigy multiplies the rate that it finds by this number, and would hardly train",
+                code="learning-rate-too-low",
+                field="train.learning_rate",
+                value=self.learning_rate,
+                remedy="leave it out, or set it to 1.0",
+            )
+        if self.optimizer == "schedulefree" and self.learning_rate_schedule != "constant":
+            raise UserError(
+                "schedule-free AdamW averages in place of a schedule, and needs a constant rate",
+                code="schedule-with-schedulefree",
+                field="train.learning_rate_schedule",
+                value=self.learning_rate_schedule,
+                remedy="leave it out; warmup_steps may stay",
+            )
+        if self.learning_rate_schedule == "constant" and self.final_learning_rate:
+            raise UserError(
+                "a constant learning rate does not fall",
+                code="constant-rate-does-not-fall",
+                field="train.final_learning_rate",
+                value=self.final_learning_rate,
+                remedy='leave it out, or set train.learning_rate_schedule to "linear" or "cosine"',
+            )
+        if self.final_learning_rate > self.learning_rate:
+            raise UserError(
+                f"it is above train.learning_rate, {self.learning_rate:g}",
+                code="final-rate-above-rate",
+                field="train.final_learning_rate",
+                value=self.final_learning_rate,
+                remedy="lower it",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_clip_losses(self) -> TrainConfig:
+        if self.clip_losses_every is not None and not isinstance(self.clip_losses, int):
+            raise UserError(
+                f'it has no effect with clip_losses = "{self.clip_losses}"',
+                code="key-without-effect",
+                field="train.clip_losses_every",
+                value=self.clip_losses_every,
+                remedy="leave it out, or set train.clip_losses to a number of clips",
+            )
+        return self
+
+    @field_validator("skip_steps")
+    @classmethod
+    def _check_skip_steps(cls, value: list[list[int]]) -> list[list[int]]:
+        for pair in value:
+            if len(pair) != 2 or not 1 <= pair[0] <= pair[1]:
+                raise UserError(
+                    "not a pair of a first and a last step, counted from 1",
+                    code="step-range-invalid",
+                    field="train.skip_steps",
+                    value=pair,
+                    remedy="give pairs such as [[12001, 12300]]; one step is [[7, 7]]",
+                )
+        return value
+
+    @property
+    def has_end(self) -> bool:
+        """Whether it says when training ends."""
+        return any(end is not None for end in (self.max_steps, self.max_epochs, self.max_clips))
+
+    @property
+    def lacks_end(self) -> bool:
+        """True if the learning rate falls until max_steps, which is not set; such a recipe can only be planned."""
+        return self.learning_rate_schedule != "constant" and self.max_steps is None
+
+    def skips(self, step: int) -> bool:
+        """Whether a step, counted from 1, is to be skipped."""
+        return any(first <= step <= last for first, last in self.skip_steps)
+
+    def last_skipped(self, step: int) -> int:
+        """Return the last of the steps to be skipped that follow one another from `step` on."""
+        while ends := [last for first, last in self.skip_steps if first <= step + 1 <= last]:
+            step = max(ends)
+        return step if self.max_steps is None else min(step, self.max_steps)
+
+
+class ValidationConfig(Config):
+    """`[validation]`: loss of the averaged weights on held-out clips at fixed times and fixed noise."""
+
+    split: float = Field(
+        default=0.01, ge=0, lt=1, description="share of source files, or of folders, held out, by their content"
+    )
+    group: Literal["file", "folder"] = Field(
+        default="file",
+        description="unit that is held out: each file by itself, or all clips of a folder; copies and measured near-duplicates go with it",
+    )
+    every_steps: int | None = Field(default=500, ge=1, description="steps between two validations")
+    timesteps: list[float] = Field(default=[100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000]")
+    max_clips: int = Field(default=64, ge=1, description="held-out clips that are evaluated, the same ones each time")
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        description="consecutive validations without a lower loss after which training ends; default: it does not end early",
+    )
+    min_delta: float = Field(default=0.0, ge=0, description="decrease of the loss that counts as lower, with patience")
+
+    @model_validator(mode="after")
+    def _check_patience(self) -> ValidationConfig:
+        if self.patience is None and self.min_delta:
+            raise UserError(
+                "it has no effect without patience",
+                code="key-without-effect",
+                field="validation.min_delta",
+                value=self.min_delta,
+                remedy="leave it out, or set validation.patience",
+            )
+        if self.patience is not None and (self.every_steps is None or not self.split):
+            lacking = "split" if self.every_steps is not None else "every_steps"
+            raise UserError(
+                f"there is no validation during training, as validation.{lacking} says so",
+                code="patience-without-validation",
+                field="validation.patience",
+                value=self.patience,
+                remedy=f"leave it out, or set validation.{lacking}",
+            )
+        return self
+
+    @field_validator("timesteps")
+    @classmethod
+    def _check_timesteps(cls, value: list[float]) -> list[float]:
+        wrong = [t for t in value if not 0 < t <= 1000]
+        if wrong or not value:
+            raise UserError(
+                "a timestep must lie in (0, 1000], 1000 being pure noise" if wrong else "no timestep to validate at",
+                code="validation-timesteps-invalid",
+                field="validation.timesteps",
+                value=wrong[0] if wrong else value,
+                remedy="give timesteps such as [100.0, 500.0, 900.0]",
+            )
+        return value
+
+
+class SamplesConfig(Config):
+    """`[samples]`: clips generated on schedule into the run folder."""
+
+    prompts: list[str] = Field(default=[], description="prompts; each gives one clip")
+    every_steps: int | None = Field(default=None, ge=1, description="steps between previews; default: only at the end")
+    height: int | None = Field(
+        default=None, ge=1, description="height in pixels; default: that of the bucket with the most trained tokens"
+    )
+    width: int | None = Field(default=None, ge=1, description="width in pixels; same default")
+    num_frames: int | None = Field(
+        default=None, ge=1, description="frames; same default, among buckets of videos if there are any; 1 gives images"
+    )
+    fps: float | None = Field(
+        default=None, gt=0, le=240, description="frames per second; default: data.fps, or the rate of the model, or 24"
+    )
+    num_inference_steps: int | None = Field(
+        default=None, ge=1, description="steps of the sampler; default: usual value of the model"
+    )
+    guidance_scale: float | None = Field(
+        default=None, ge=1, description="strength of the prompt; 1 is no guidance; default: usual value of the model"
+    )
+    image_guidance_scale: float | None = Field(
+        default=None,
+        ge=1,
+        description="strength of the reference, for Open-Sora 2.0, which then predicts once more without it; 1 is no "
+        "guidance; default: usual value of the model",
+    )
+    guided_channels: int | None = Field(
+        default=None,
+        ge=1,
+        description="latent channels to which iddpm applies guidance, the first; default: usual value of the model with "
+        "its published autoencoder (3 for Open-Sora 1.1), else all",
+    )
+    metrics: list[str] = Field(
+        default=[],
+        description='metrics of the previews that need no references, such as "motion", "clip-score" or a class of yours '
+        '("my_metrics.py:Sharpness"): samples/NAME in logs and for checkpoints.keep_best. With them, previews are made '
+        "before the checkpoint is saved",
+    )
+    metric_weights: dict[str, str] = Field(
+        default={}, description='local weights of networks that metrics need, as in { clip = "models/clip" }'
+    )
+    reference: str | None = Field(
+        default=None, min_length=1, description="image that every clip begins with; i2v models need one"
+    )
+    last_frame: str | None = Field(
+        default=None,
+        min_length=1,
+        description="image that every clip ends with, for models that know given frames; models of first and last frames need one",
+    )
+    control: str | None = Field(default=None, min_length=1, description="control image or clip of all previews")
+    source: str | list[str] | None = Field(
+        default=None, min_length=1, description="image that all previews edit, or a list of images in order"
+    )
+    inpaint: str | None = Field(
+        default=None, min_length=1, description="image or clip of which the black areas of samples.mask are kept"
+    )
+    mask: str | None = Field(
+        default=None, min_length=1, description="mask of all previews: white areas are generated, black ones are kept"
+    )
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="model that the LoRA is shown on in previews and by `generate`, of the family of the trained one, such "
+        "as the distilled one of a base; default: the trained one",
+    )
+    weights: str | None = Field(
+        default=None,
+        min_length=1,
+        description="weights of that model: folder, `.safetensors` file or hub id; default: the published ones",
+    )
+
+    @property
+    def has_model(self) -> bool:
+        """Whether previews are made with another model, or other weights, than the trained ones."""
+        return self.model is not None or self.weights is not None
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> SamplesConfig:
+        if self.metrics and not self.prompts:
+            raise UserError(
+                "metrics are measured on previews, and there are no prompts to make any from",
+                code="metrics-without-prompts",
+                field="samples.metrics",
+                value=self.metrics,
+                remedy="give samples.prompts, or leave it out",
+            )
+        return self
+
+    @property
+    def companions(self) -> dict[str, str]:
+        """Files of the companions, by kind."""
+        files = {"control": self.control, **sources.named(self.source), "mask": self.mask}
+        return {kind: file for kind, file in files.items() if file is not None}
+
+
+def no_end(config: TrainConfig, steps_per_epoch: int | None = None) -> UserError:
+    """Return the error for a rate that lacks its end; names max_steps if the steps of an epoch are planned."""
+    steps = "the steps of all epochs, which `reelworks plan RECIPE` prints"
+    if config.max_epochs is None:
+        steps = "the steps in which the clips are trained"
+    elif steps_per_epoch is not None:
+        total = config.max_epochs * steps_per_epoch
+        steps = f"{total}, the steps of {config.max_epochs} epochs of {steps_per_epoch} steps"
+    return UserError(
+        "the learning rate falls until train.max_steps, which is not set; the steps of an epoch change with the data",
+        code="schedule-without-end",
+        field="train.learning_rate_schedule",
+        value=config.learning_rate_schedule,
+        remedy=f"set train.max_steps to {steps}",
+    )
+
+
+def no_steps_of_stage(config: TrainConfig, stage: str) -> UserError:
+    """Return the error for a rate that falls in a stage whose end is not counted in steps."""
+    return UserError(
+        "the learning rate falls until the steps of the stage, which are not set",
+        code="schedule-without-end",
+        field="train.learning_rate_schedule",
+        value=config.learning_rate_schedule,
+        remedy=f"write steps in [[stage]] {stage}; `reelworks plan` tells those of its epochs or clips while the rate is constant",
+    )

@@ -1,0 +1,331 @@
+"""Start or resume a run: load the weights, find the position in the data, and update the run folder."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import reelworks
+from reelworks.core import cores, files, launcher, log, units
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.data.buckets.assign import Reason
+from reelworks.data.checkpoint import load, verify
+from reelworks.data.checkpoint.folder import CheckpointFolder, CheckpointInfo
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader import resume
+from reelworks.data.loader.position import DataPosition, next_epoch
+from reelworks.data.run import events, history, records
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.schedule.cursor import Aliases, Cursor
+from reelworks.data.schedule.plan import PlanSpec
+from reelworks.models import hub
+from reelworks.models.adapters.files import base_warning
+from reelworks.training.assembly import init_from
+from reelworks.training.assembly.build import TrainedModel
+from reelworks.training.loop import checkpointing, stages
+from reelworks.training.loop.open_run import OpenRun
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.loop.stages import Stage
+from reelworks.training.plan import plan_report, rejections
+from reelworks.training.plan.plan_report import PlanSummary
+from reelworks.training.recipe import diff, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step.spikes import SpikeDetector
+
+_MOST_NAMED = 10  # clips left out that a start names
+
+
+def set_threads(recipe: Recipe) -> int:
+    """Set the number of CPU threads and return it; a bit-equal resume needs the same, as sums depend on it."""
+    local_ranks = launcher.number("LOCAL_WORLD_SIZE")
+    threads = recipe.train.threads or cores.threads(local_ranks)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def restore(
+    run: OpenRun, data: RecipeData, spec: PlanSpec, request: TrainRequest, model: TrainedModel, stage: Stage
+) -> tuple[DataPosition, int | None]:
+    """Load the stage's checkpoint, and return the position in the data that belongs to it, and its step. Collective.
+
+    Without one the run starts fresh, from the weights that `request.load` names, if any. A checkpoint that proves bad
+    while it is read is skipped for an older one, unless its step was asked for.
+
+    Raises:
+        OtherStageError: The older one may be of another stage.
+    """
+    with log.stage("loading the weights that training begins with, and planning"):
+        if stage.step is None:
+            position, resumed_from = _start_fresh(run, data, spec, request, model), None
+        else:
+            position, resumed_from = _resume(run, data, spec, request, model, stage)
+        data.stage = position.stage  # of a run that began with --load, its average is older
+        _require_same_plan(run.world, position)
+        if not run.world.is_main:  # which reports what the plan leaves out
+            data.forget_planning()
+    return position, resumed_from
+
+
+class OtherStageError(Exception):
+    """The checkpoint that training goes on from proved bad, and an older one may be of another stage."""
+
+
+def _resume(
+    run: OpenRun, data: RecipeData, spec: PlanSpec, request: TrainRequest, model: TrainedModel, stage: Stage
+) -> tuple[DataPosition, int]:
+    step, (cursor, excluded, aliases) = _load(run, request, model, stage)
+    if stage.config is not None and step != stage.step:
+        raise OtherStageError
+    if stage.begins:
+        return _begin_stage(run, data, spec, model, stage, cursor, aliases), step
+    changes = diff.of_recipes(run.folder, step, data.recipe) if run.world.is_main else []
+    if request.load is not None:
+        changes.append("--load has no effect: the run resumes from its own checkpoint")
+    restart_data = request.restart_data
+    if restart_data:
+        # The main rank decides, as other ranks may read an older version of the events file.
+        reason = _reason_to_keep_data(data, run.folder, cursor, request) if run.world.is_main else None
+        reason = run.world.broadcast(reason)  # type: ignore[assignment]
+        if reason is not None:
+            changes.append(f"--restart-data has no effect: {reason}")
+            restart_data = False
+    if restart_data:
+        position, data_changes = resume.start_again(data, spec, run.folder, cursor, aliases, cursor.stage)
+        logger.info("resumed the weights of step %d; the data restart at epoch 0", step)
+    else:
+        position, data_changes = resume.resume(data, spec, run.folder, cursor, excluded, aliases)
+        logger.info("resumed from step %d, epoch %d, plan step %d", step, position.epoch, position.plan_step)
+    for line in (*data_changes, *changes):
+        logger.info(line)
+    return position, step
+
+
+def _begin_stage(
+    run: OpenRun, data: RecipeData, spec: PlanSpec, model: TrainedModel, stage: Stage, cursor: Cursor, aliases: Aliases
+) -> DataPosition:
+    """Return the first position of a stage, and begin anew what its entry in the recipe says."""
+    assert stage.config is not None
+    position, changes = resume.start_again(data, spec, run.folder, cursor, aliases, stage.start)
+    model.state.spikes = SpikeDetector()
+    if stage.config.optimizer == "reset":
+        model.state.optimizer.begin()
+    if stage.config.ema == "reset":
+        model.state.begin_average()
+    logger.info("stage %s begins after step %d, for %s", stage.start.name, stage.start.step, stage.config.end_text)
+    of_recipes = diff.of_recipes(run.folder, cursor.global_step, data.recipe) if run.world.is_main else []
+    for line in (*changes, *of_recipes):
+        logger.info(line)
+    return position
+
+
+def _load(run: OpenRun, request: TrainRequest, model: TrainedModel, stage: Stage) -> tuple[int, checkpointing.Restored]:
+    """Load the stage's checkpoint, or the newest one that is not bad if none was asked for; returns its step."""
+    recipe, step = stage.recipe, stage.step
+    assert step is not None
+    adapter = None if recipe.lora is None else recipe.lora.training_adapter
+
+    def attempt(info: CheckpointInfo) -> checkpointing.Restored:
+        require_settings(run.folder, info.step, stage)
+        return checkpointing.restore(info.path, model.state, model.base, adapter, optimizer=not stage.resets_optimizer)
+
+    if request.resume == "auto":
+        found = load.load_newest(run.store, attempt, quarantine=True)
+        assert found is not None  # `pick` found one
+        return found[0].step, found[1]
+    info = run.store.info(step)
+    with verify.bad_told(info.path):
+        return step, attempt(info)
+
+
+def _start_fresh(
+    run: OpenRun, data: RecipeData, spec: PlanSpec, request: TrainRequest, model: TrainedModel
+) -> DataPosition:
+    position, empty = next_epoch(data, spec, None)
+    logger.info("starting fresh")
+    log_empty(empty)
+    recipe, base, average_steps = data.recipe, model.base, 0
+    if request.load is not None:
+        average_steps = init_from.load_run(request.load, model, run.world, recipe, weights_only=request.weights_only)
+    file = recipe.lora.weights if recipe.lora is not None else None
+    warning = base_warning(file, base) if file is not None and base is not None else None
+    if warning is not None:
+        logger.warning(warning)
+    return replace(position, stage=replace(data.stage, average_step=-average_steps))
+
+
+def log_moved_sources(folder: RunFolder, sources: Mapping[str, str]) -> None:
+    """Warn of weights on the hub that are at another commit than at the run's last start, with a way to keep that."""
+    starts = events.timeline(folder.events_file, "start")
+    former = starts[-1].get("sources", {}) if starts else {}
+    for field, now in sources.items():
+        then = former.get(field, now)
+        if then != now and hub.strip_revision(then) == hub.strip_revision(now):
+            logger.warning(f"{field} is {now} now, and was {then} at the run's last start; to keep that, write it so")
+
+
+def log_empty(epochs: list[int]) -> None:
+    """Log the epochs that are skipped because no clip is drawn in them."""
+    for epoch in epochs:
+        logger.info("epoch %d: no clip was drawn", epoch)
+
+
+def _reason_to_keep_data(data: RecipeData, folder: RunFolder, cursor: Cursor, request: TrainRequest) -> str | None:
+    """Return why --restart-data has no effect, or None if it has.
+
+    A scheduler repeats the same command after every preemption, so restarted data are finished before they are
+    restarted again, unless the command names a checkpoint.
+    """
+    last = data.recipe.train.max_steps
+    if last is not None and cursor.global_step >= last:
+        return f"train.max_steps = {last} is reached"
+    if request.resume != "auto" or not (cursor.data_restarts or request.load is not None):
+        return None
+    if cursor.data_restarts in history.finished_generations(folder):
+        return None
+    what = "an earlier start restarted the data" if cursor.data_restarts else "the run began the data after --load"
+    return (
+        f"{what}, and they are not finished, so training continues with them; "
+        f"--resume {cursor.global_step} --restart-data restarts them again"
+    )
+
+
+def _require_same_plan(world: World, position: DataPosition) -> None:
+    """Raise on all ranks if a rank has another plan, as a machine with an older copy of the catalog would."""
+    plans = world.gather(position.plan.digest())
+    others = [str(rank) for rank, plan in enumerate(plans) if plan != plans[0]]
+    if others:
+        raise UserError(
+            f"rank {', '.join(others)} planned another epoch than rank 0",
+            code="ranks-planned-differently",
+            field="catalog",
+            remedy="let all machines read the same catalog and the same files that the recipe names, with the same "
+            "version of reelworks",
+        )
+
+
+def prepare_folder(
+    run: OpenRun, data: RecipeData, position: DataPosition, *, stage: Stage, threads: int, done: bool
+) -> str:
+    """Update the run folder for a start, on the main rank: set later checkpoints aside, write recipe and plan.
+
+    `done` tells whether nothing is left to train. Other ranks do nothing, and get an empty name.
+
+    Call this before logging the start event, which voids the events of later steps: after a kill in between, there
+    would be a checkpoint without events of its steps. Returns the name of the recipe's file in `recipes/`.
+    """
+    if not run.world.is_main:
+        return ""
+    with files.writing("output", run.folder.path):
+        return _prepare_folder(run, data, position, stage=stage, threads=threads, done=done)
+
+
+def _prepare_folder(
+    run: OpenRun, data: RecipeData, position: DataPosition, *, stage: Stage, threads: int, done: bool
+) -> str:
+    if stage.step is not None:
+        # A later checkpoint is of an abandoned branch, and would pass for the newest, or for a save of its step.
+        for later in [step for step in run.store.steps() if step > position.global_step]:
+            aside = run.store.set_aside(later, f"abandoned: the run went back to step {position.global_step}")
+            logger.info("checkpoint of step %d is set aside as %s", later, aside.name)
+    # A fresh start has former records too, if a start was killed before its first save.
+    records.reopen(run.folder, position.global_step, None if done else position.key)
+    whole = recipe_file.dump(stage.whole) if stage.config is not None else None
+    recipe_name = run.folder.keep_recipe(recipe_file.dump(data.recipe), whole)
+    stages.log_edited(stage, run.folder)
+    starts = list(events.read(run.folder.events_file, "start"))
+    if starts and (former := starts[-1]["threads"]) != threads:
+        logger.warning(f"threads: {former} then, {threads} now; losses will differ in their last bits")
+    _write_plan(run, data, position)
+    files.write_json(
+        run.folder.environment_file,
+        {
+            "reelworks": reelworks.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "machine": f"{platform.system()} {platform.machine()}, {cores.count()} cores",
+            "device": str(run.world.device),
+            "world_size": run.world.size,
+            "threads": threads,
+        },
+    )
+    return recipe_name
+
+
+def left_out_lines(summary: PlanSummary, file: Path) -> list[str]:
+    """Return clips that an epoch leaves out with their reasons where they are few, and the file that lists all."""
+    chosen = {reason.label for reason in Reason if reason.is_planned or reason.is_chosen}  # as the recipe says
+    counts = {reason: group.clips for reason, group in summary.left_out.items() if reason not in chosen}
+    if not counts:
+        return []
+    lines = []
+    if sum(counts.values()) <= _MOST_NAMED:
+        for reason in counts:
+            for clip in summary.reasons[reason]:
+                lines.append(f"  left out: {clip.path}: {reason}" + (f": {clip.detail}" if clip.detail else ""))
+    return [*lines, f"all clips that are left out are listed in {file}"]
+
+
+def _write_plan(run: OpenRun, data: RecipeData, position: DataPosition) -> None:
+    spec, epoch = position.spec, position.epoch
+    # A later segment is only the rest of an epoch; the summary is of the whole one.
+    plan = position.plan if position.segment == 0 else replace(data, run=None).plan(spec, epoch)
+    summary = plan_report.summarise(data, spec, plan, world=run.world.data_size, epoch=epoch)
+    files.write_json(run.folder.plan_folder / "summary.json", summary)
+    rejections.write(run.folder.plan_folder / "left-out.parquet", data, epoch, field="output")
+    left_out = ", ".join(f"{group.clips} {reason}" for reason, group in summary.left_out.items())
+    shown = units.plural(summary.planned, "showing")
+    planned = f"{shown} planned in {units.plural(summary.steps_per_epoch, 'step')} per epoch"
+    clips = units.plural(summary.catalog.clips, "clip")
+    logger.info(f"{clips}: {planned}" + (f"; {left_out}" if left_out else ""))
+    for line in left_out_lines(summary, run.folder.plan_folder / "left-out.parquet"):
+        logger.info(line)
+    for warning in plan_report.warnings(summary):
+        logger.warning(warning)
+
+
+def pick(folder: RunFolder, recipe: Recipe, resume: str, world: World) -> Stage:
+    """Return the stage to train, with the step to resume from by the option `resume`, or without for a fresh start.
+
+    Collective.
+    """
+    store = CheckpointFolder(folder.checkpoints_folder)
+    step = world.broadcast(_choose_step(store, resume) if world.is_main else None)
+    stage = stages.find(recipe, step, world)  # type: ignore[arg-type]
+    if stage.step is not None:
+        require_settings(folder, stage.step, stage)  # before the model is built
+    return stage
+
+
+def require_settings(folder: RunFolder, step: int, stage: Stage) -> None:
+    """Check that a checkpoint of the run can be continued with the settings of a stage."""
+    remedy = f"start another run with --output DIR --load {folder.path} --weights-only"
+    init_from.require_same_settings(folder, step, stage.recipe, None if stage.resets_optimizer else remedy)
+
+
+def _choose_step(store: CheckpointFolder, resume: str) -> int | None:
+    store.sweep()  # remove unfinished saves of killed processes
+    if resume == "never":
+        if store.steps():
+            raise UserError(
+                "the run folder already has checkpoints",
+                code="run-has-checkpoints",
+                field="--resume",
+                value=resume,
+                remedy="leave --resume out to resume from them, or choose another --output",
+            )
+        return None
+    if resume != "auto":
+        if not resume.isdecimal():
+            raise UserError(
+                "not a step", code="not-a-step", field="--resume", value=resume, remedy="write auto, never, or a number"
+            )
+        return verify.named(store, int(resume), full=False).step
+    # Loading verifies the content, and tells and sets aside those that are skipped.
+    found = verify.newest_valid(store, full=False, quarantine=False)
+    return None if found is None else found[0].step

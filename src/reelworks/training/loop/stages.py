@@ -1,0 +1,181 @@
+"""Find the stage of a recipe that a start trains: the one that the checkpoint is in, or the one after it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.data.checkpoint import load, names
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.distributed import collectives
+from reelworks.data.distributed.mesh import World
+from reelworks.data.run import events
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.schedule.cursor import Cursor, StageStart
+from reelworks.training.loop.early_stop import EarlyStop
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.recipe import diff, recipe_file
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.recipe.stages import StageConfig
+from reelworks.training.step import progress
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The part of a recipe that a start trains: one of its stages, or all of a recipe without stages.
+
+    Attributes:
+        recipe: The recipe of the stage, whose ends count from the start of the run.
+        whole: The recipe with all stages.
+        start: Where the stage began, or begins.
+        step: Step of the checkpoint to resume from; None for a fresh start.
+        begins: Whether that checkpoint is the end of the stage before.
+        is_last: Whether no stage follows.
+    """
+
+    recipe: Recipe
+    whole: Recipe
+    start: StageStart
+    step: int | None
+    begins: bool = False
+    is_last: bool = True
+
+    def ends_run(self, step: int) -> bool:
+        """Whether training ends with it, if it ends after this step of the run."""
+        total = self.whole.train.max_steps
+        return self.is_last or (total is not None and step >= total)
+
+    @property
+    def resets_optimizer(self) -> bool:
+        """Whether it begins now, with a new state of the optimizer."""
+        return self.begins and self.config is not None and self.config.optimizer == "reset"
+
+    @property
+    def config(self) -> StageConfig | None:
+        """Its entry in the recipe; None without stages."""
+        return next((stage for stage in self.whole.stage if stage.name == self.start.name), None)
+
+
+def require_unrestarted(recipe: Recipe, request: TrainRequest) -> None:
+    """Raise if the data of a run with stages are to be restarted."""
+    if recipe.stage and request.restart_data:
+        raise UserError(
+            "each stage begins the data again by itself",
+            code="restart-with-stages",
+            field="--restart-data",
+            remedy="leave it out; to train on the same data again, add a [[stage]]",
+        )
+
+
+def find(recipe: Recipe, step: int | None, world: World) -> Stage:
+    """Return the stage to train from the checkpoint of a step on, or from the start of the run. Collective."""
+    if not recipe.stage:
+        if step is not None and (name := _cursor(recipe, step).stage.name):
+            raise _unknown([], name, step)
+        return Stage(recipe, recipe, StageStart(), step)
+    if step is None:
+        return _stage(recipe, 0, StageStart(recipe.stage[0].name), None)
+    cursor = _cursor(recipe, step)
+    index = _index(recipe, cursor.stage.name, step)
+    _require_order(recipe, index, step)
+    stage = _stage(recipe, index, cursor.stage, step)
+    if stage.ends_run(step) or not _is_over(stage.recipe, cursor, world):
+        return stage
+    following = recipe.stage[index + 1]
+    average_step = cursor.global_step if following.ema == "reset" else cursor.stage.average_step
+    start = StageStart(following.name, cursor.global_step, cursor.epoch + 1, cursor.clips, average_step)
+    return _stage(recipe, index + 1, start, step, begins=True)
+
+
+def _require_order(recipe: Recipe, index: int, step: int) -> None:
+    """Refuse a stage behind the present one that was trained before it, and warn of one before it that was not. Collective."""
+    file = RunFolder(Path(recipe.output)).events_file
+    begun = collectives.on_first(lambda: _begun_before(file, step))
+    present, names = recipe.stage[index].name, [stage.name for stage in recipe.stage]
+    if again := [name for name in names[index + 1 :] if name in begun]:
+        raise UserError(
+            f"it comes behind {present}, but was trained before it",
+            code="stage-trained-before",
+            field="stage.name",
+            value=again[0],
+            remedy="rename it to train it again, or move it back",
+        )
+    for name in names[:index]:
+        if name not in begun:
+            logger.warning(f"stage {name} comes before {present}, which has begun, and is not trained; move it behind")
+
+
+def _begun_before(events_file: Path, step: int) -> set[str]:
+    """Return the names of the stages that had begun when a step was trained, but for those that a later start took back."""
+    begun: dict[str, int] = {}
+    for start in events.read(events_file, "start"):
+        resumed, stage = start.get("resumed_from") or 0, start.get("stage", {"name": "", "step": 0})
+        begun = {name: first for name, first in begun.items() if first < resumed} | {stage["name"]: stage["step"]}
+    return {name for name, first in begun.items() if first < step}
+
+
+def _stage(recipe: Recipe, index: int, start: StageStart, step: int | None, *, begins: bool = False) -> Stage:
+    is_last = index + 1 == len(recipe.stage)
+    return Stage(recipe_file.of_stage(recipe, index, start), recipe, start, step, begins, is_last)
+
+
+def _cursor(recipe: Recipe, step: int) -> Cursor:
+    path = CheckpointFolder(RunFolder(Path(recipe.output)).checkpoints_folder).path(step)
+    return collectives.on_first(lambda: Cursor(**json.loads(load.read_extra(path, names.CURSOR))))
+
+
+def _index(recipe: Recipe, name: str, step: int) -> int:
+    known = [stage.name for stage in recipe.stage]
+    if name not in known:
+        raise _unknown(known, name, step)
+    return known.index(name)
+
+
+def _unknown(known: list[str], name: str, step: int) -> UserError:
+    where = f"in stage {name}, which the recipe does not have" if name else "of a training without stages"
+    return UserError(
+        f"the checkpoint of step {step} is {where}",
+        code="stage-unknown",
+        field="stage",
+        value=known,
+        remedy="write [[stage]] with that name; finished stages stay in the recipe, and --set stage=NAME is for other commands"
+        if name
+        else "train the stages in a run of their own, with --output and --load",
+    )
+
+
+def _is_over(recipe: Recipe, cursor: Cursor, world: World) -> bool:
+    """Whether a stage had ended, by its end or by its validation loss, when a checkpoint was saved."""
+    file = RunFolder(Path(recipe.output)).events_file
+    early = EarlyStop.resume(recipe.validation, file, cursor.global_step, world, first=cursor.stage.step)
+    return early.is_over or progress.is_done(recipe.train, cursor)
+
+
+def log_edited(stage: Stage, folder: RunFolder) -> None:
+    """Tell keys of finished stages that were edited since: nothing that was trained changes."""
+    starts = {e["stage"]["name"]: e for e in events.timeline(folder.events_file, "start") if "stage" in e}
+    for index, finished in enumerate(itertools.takewhile(lambda s: s.name != stage.start.name, stage.whole.stage)):
+        if finished.name in starts:
+            event = starts[finished.name]
+            now = recipe_file.of_stage(stage.whole, index, StageStart(**event["stage"]))
+            for line in diff.of_file(folder.recipes_folder / event["recipe"], now, partial(_is_edit, finished, now)):
+                logger.info(f"stage {finished.name} is finished, and stays as it was: {line}")
+
+
+def _is_edit(stage: StageConfig, now: Recipe, change: diff.KeyChange) -> bool:
+    """Whether a difference from the recipe that a run kept of a stage was written by a person.
+
+    A kept recipe has numbers in place of what was left to measurements, and the run's max_steps as end of all its stages.
+    """
+    if change.key == "train.max_steps":
+        return stage.steps is not None
+    if change.before == diff.NOT_SET and change.key in ("buckets.tuned", "train.step_seconds"):
+        return False
+    if now.parallel.sequence_degree == "auto" and "sequence_degree" in change.key:
+        return False
+    return "auto" not in (change.after if isinstance(change.after, list) else [change.after])

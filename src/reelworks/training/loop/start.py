@@ -1,0 +1,134 @@
+"""Steps of a start that `trainer.run` takes one after the other, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from reelworks.core import log
+from reelworks.core.log import logger
+from reelworks.data.catalog.scan.scan import ScanProgress
+from reelworks.data.distributed import layout
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader.position import DataPosition
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.schedule.plan import PlanSpec
+from reelworks.models.sequence import sequence_limits
+from reelworks.training.assembly import build
+from reelworks.training.assembly.build import TrainedModel
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.precompute.encode_worker import Progress
+from reelworks.training.encoding.stored_batches import StoredLatents
+from reelworks.training.loop import open_run, rendezvous, resume
+from reelworks.training.loop.config import no_end
+from reelworks.training.loop.open_run import FolderLock, OpenRun
+from reelworks.training.loop.stages import Stage
+from reelworks.training.memory import dry_run
+from reelworks.training.observers import preview_model, trackers
+from reelworks.training.precompute import encoding
+from reelworks.training.preflight import stage_data
+from reelworks.training.recipe import dataset, recipe_file, validation
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import optimizer_names, out_of_memory
+
+
+def require_possible(recipe: Recipe, world: World) -> None:
+    """Raise if trackers are not installed, ranks and optimizer do not fit, or nodes do not share the run's folder."""
+    trackers.require_installed(recipe.logging)
+    optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world.size, world.local_size))
+    rendezvous.require_shared_folder(Path(recipe.output), world)
+
+
+def scan(recipe: Recipe, world: World, on_scan: Callable[[ScanProgress], None] | None) -> None:
+    """Scan the footage on the main rank, while the others wait."""
+    if world.is_main:
+        dataset.scan_recipe(recipe, on_scan)
+    world.wait()
+
+
+def require_later_stages(stage: Stage, world: World, on_scan: Callable[[ScanProgress], None] | None) -> None:
+    """Require that the stages behind this one can be trained too, unless the start before had the same ones.
+
+    Call it before `scan`: where two stages cut the same files in other ways, the catalog is to be that of this stage.
+    """
+    kept = RunFolder(Path(stage.recipe.output)).recipe_file
+    if world.is_main and not stage.is_last and not _holds(kept, recipe_file.dump(stage.whole)):
+        names = [one.name for one in stage.whole.stage]
+        later = range(names.index(stage.start.name) + 1, len(names))
+        stage_data.require(
+            stage.whole, later, lambda one: dataset.scan_recipe(one, on_scan), world.size, world.local_size
+        )
+    world.wait()
+
+
+def _holds(file: Path, text: str) -> bool:
+    return file.is_file() and file.read_text(encoding="utf-8", errors="replace") == text
+
+
+def plan(stage: Stage, folder_lock: FolderLock, world: World) -> tuple[OpenRun, RecipeData, PlanSpec]:
+    """Open the run, and its catalog with the buckets that were proposed if the recipe names none."""
+    recipe = stage.recipe
+    with log.stage("planning"):
+        data = replace(RecipeData.open(recipe), run=RunFolder(Path(recipe.output)), stage=stage.start)
+        recipe = data.recipe
+        sequence_limits.require_buckets(recipe.model, data.table)
+        run = open_run.open_run(recipe, folder_lock, world)
+        spec = open_run.plan_spec(data, run)
+        if recipe.train.lacks_end:
+            raise no_end(recipe.train, data.plan(spec, stage.start.epoch).num_steps)
+    return run, data, spec
+
+
+def require_weights(recipe: Recipe, *, resumed: bool) -> dict[str, str]:
+    """Raise if weights are missing that a start or a resume reads, warn of distilled ones, and return the sources."""
+    sources = build.require_sources(recipe, resumed=resumed)
+    preview_model.require_layers(recipe)
+    if (warning := validation.distilled_warning(recipe)) is not None:
+        logger.warning(warning)
+    return sources
+
+
+@contextmanager
+def stored_latents(
+    data: RecipeData, spec: PlanSpec, world: World, on_encode: Callable[[Progress], None]
+) -> Iterator[tuple[StoredLatents | None, FrozenEncoders | None]]:
+    """Encode what the recipe's store lacks, and yield the store, with encoders that are loaded when they are needed.
+
+    Both are None without a store.
+    """
+    if not data.recipe.encode.store:
+        yield None, None
+        return
+    encoders = encoding.lazy_encoder(data.recipe, world.device)
+    stored = encoding.before_training(data, encoders, world, spec, on_encode)
+    try:
+        yield stored, encoders
+    finally:
+        stored.close()
+
+
+def build_model(
+    run: OpenRun, data: RecipeData, sources: Mapping[str, str], encoders: FrozenEncoders | None, *, resumed: bool
+) -> TrainedModel:
+    """Build the model, and warn if a resumed run's published weights have moved since."""
+    if resumed and run.world.is_main:
+        resume.log_moved_sources(run.folder, sources)
+    return TrainedModel.build(data, run.world, resumed=resumed, encoders=encoders)
+
+
+def rehearse(run: OpenRun, data: RecipeData, model: TrainedModel, position: DataPosition, *, debug: bool) -> None:
+    """Run the largest planned bucket once: a lack of memory shows before the first step, or not at all."""
+    planned = set(position.plan.micro_bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
+    bucket = dry_run.largest(data.table, planned)
+    if debug:
+        out_of_memory.record_history(run.world.device)
+    snapshot = run.folder.snapshot_file(run.world.rank)
+    clips = bucket.batch_size * data.recipe.clips_per_place
+    model.sequence.use(bucket.sequence_degree)
+    with log.stage("running the largest bucket once"):
+        dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
+    for line in data.chosen.lines() if data.chosen else []:
+        logger.info(line)

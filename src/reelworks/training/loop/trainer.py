@@ -1,0 +1,214 @@
+"""Train a recipe, on one process or many: `run` opens what each stage needs, and lets `Trainer` loop over its steps."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from reelworks.core import arguments, log
+from reelworks.core.arguments import checked
+from reelworks.core.log import logger
+from reelworks.core.words import of_recipe
+from reelworks.data.catalog.scan.scan import ScanProgress
+from reelworks.data.checkpoint import listing
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.distributed import mesh
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader.position import DataPosition
+from reelworks.data.run.folder import RunFolder
+from reelworks.models.attention import attention, attention_audit
+from reelworks.training.encoding.precompute.encode_worker import Progress
+from reelworks.training.loop import checkpointing, open_run, rendezvous, resume, stages, start
+from reelworks.training.loop.checkpointing import CheckpointManager
+from reelworks.training.loop.early_stop import EarlyStop
+from reelworks.training.loop.open_run import FolderLock
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.loop.stages import Stage
+from reelworks.training.loop.stop_signals import Stopped, StopSignals
+from reelworks.training.loop.training_loop import EndReason, Trainer
+from reelworks.training.observers import previews
+from reelworks.training.observers.profile import StepProfiler
+from reelworks.training.observers.run_logger import RunLogger
+from reelworks.training.preflight import kernels
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import progress
+
+# EX_TEMPFAIL: saved on a signal; a scheduler may requeue the same command.
+EXIT_REQUEUE = 75
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """State of a run when a training ended.
+
+    Attributes:
+        run: The run folder.
+        reason: "finished", or "signal" if a signal ended it; the same command goes on.
+        step: Optimizer steps done.
+        epoch: From 0.
+        checkpoint: The newest one that is whole; None if there is none.
+        metrics: Those of that checkpoint.
+        exports: Files of weights that this training wrote.
+    """
+
+    run: Path
+    reason: Literal["finished", "signal"]
+    step: int
+    epoch: int
+    checkpoint: Path | None
+    metrics: dict[str, float]
+    exports: list[Path]
+
+
+@of_recipe()
+@checked(
+    recipe=arguments.any_of(arguments.a(Recipe), arguments.PATH),
+    overrides=arguments.each(arguments.TEXT),
+    resume=arguments.TEXT,
+    restart_data=arguments.FLAG,
+)
+def train(
+    recipe: Recipe | str | Path, *, overrides: Sequence[str] = (), resume: str = "auto", restart_data: bool = False
+) -> int:
+    """Train a recipe; the same call again resumes.
+
+    Under torchrun each process calls it and joins the others. Lines about its progress go to the logger `reelworks`, and
+    are printed where that has no handler.
+
+    Args:
+        recipe: The recipe, or its TOML file.
+        overrides: Texts `a.b=value` that change what the file says.
+        resume: "auto" (the newest good checkpoint), "never", or a step.
+        restart_data: Begin the data again, and keep weights and step count.
+
+    Returns:
+        0 when finished, `EXIT_REQUEUE` when saved on a signal.
+
+    Raises:
+        UserError: Anything a person can mend.
+    """
+    request = TrainRequest(resume=resume, restart_data=restart_data, overrides=tuple(overrides))
+    if not isinstance(recipe, Recipe):
+        recipe = recipe_file.load(Path(recipe), overrides)
+    return run(recipe, request)
+
+
+@of_recipe()
+def run(
+    recipe: Recipe,
+    request: TrainRequest,
+    on_scan: Callable[[ScanProgress], None] | None = None,
+    on_encode: Callable[[Progress], None] = lambda progress: None,
+    on_end: Callable[[TrainResult], None] | None = None,
+) -> int:
+    """Train a recipe in this process, and return the exit code, as `train` does; under torchrun, every rank calls it.
+
+    `on_end` gets the result on the first rank.
+    """
+    joined = mesh.join(
+        offload=recipe.parallel.offload, parallel=recipe.parallel, facts=lambda: rendezvous.facts(recipe)
+    )
+    stages.require_unrestarted(recipe, request)
+    with joined as world, ExitStack() as stack:
+        stack.enter_context(log.to_terminal(speaks=world.is_main))
+        start.require_possible(recipe, world)
+        threads = resume.set_threads(recipe)
+        folder_lock = stack.enter_context(open_run.lock_folder(recipe, request.resume, world))
+        signals = stack.enter_context(StopSignals.of_run())
+        exported: list[Path] = []
+        while True:
+            try:
+                stage = resume.pick(RunFolder(Path(recipe.output)), recipe, request.resume, world)
+                end = _train_stage(stage, request, folder_lock, world, signals, on_scan, on_encode, threads=threads)
+                exported = end.exported or exported
+                if end.reason != "stage":
+                    break
+                request = replace(request, resume="auto", load=None, weights_only=False)
+                signals.end_stage()
+            except resume.OtherStageError:
+                continue
+            except Stopped:  # after the end of a stage
+                end = replace(end, reason="signal")
+                logger.info("stopped after step %d; the same command goes on", end.position.global_step)
+                break
+    if world.is_main and on_end is not None:
+        on_end(_result(RunFolder(Path(recipe.output)), end, exported))
+    return EXIT_REQUEUE if end.reason == "signal" else 0
+
+
+@dataclass(frozen=True)
+class StageEnd:
+    """The end of a stage, or of all training.
+
+    Attributes:
+        position: Where it ended.
+        exported: Files of weights that it wrote.
+    """
+
+    position: DataPosition
+    reason: EndReason
+    exported: list[Path]
+
+
+def _train_stage(
+    stage: Stage,
+    request: TrainRequest,
+    folder_lock: FolderLock,
+    world: World,
+    signals: StopSignals,
+    on_scan: Callable[[ScanProgress], None] | None,
+    on_encode: Callable[[Progress], None],
+    *,
+    threads: int,
+) -> StageEnd:
+    """Train a stage from its start or a checkpoint in it; nothing of it stays in memory."""
+    gc.collect()
+    with ExitStack() as stack:
+        start.require_possible(stage.recipe, world)
+        start.require_later_stages(stage, world, on_scan)
+        start.scan(stage.recipe, world, on_scan)
+        this_run, data, spec = start.plan(stage, folder_lock, world)
+        recipe, preview_options, resumed = data.recipe, previews.options(data), stage.step is not None
+        previews.require_measured(recipe)
+        sources = start.require_weights(recipe, resumed=resumed)
+        stored, encoders = stack.enter_context(start.stored_latents(data, spec, world, on_encode))
+
+        stack.enter_context(attention.prefer(recipe.model.attention))
+        model = start.build_model(this_run, data, sources, encoders, resumed=resumed)
+        stack.enter_context(attention_audit.replacing(model.wrong_kernels))
+        position, resumed_from = resume.restore(this_run, data, spec, request, model, stage)
+        start.rehearse(this_run, data, model, position, debug=request.debug)
+        checkpointing.try_disk(this_run, recipe, model.state, position)
+        events_file, first = this_run.folder.events_file, data.stage.step
+        early = EarlyStop.resume(recipe.validation, events_file, position.global_step, world, first=first)
+        done = early.is_over or progress.is_done(recipe.train, position)
+        recipe_name = resume.prepare_folder(this_run, data, position, stage=stage, threads=threads, done=done)
+
+        run_log = stack.enter_context(
+            RunLogger(this_run.folder, data, world, position, recipe_name=recipe_name, debug=request.debug)
+        )
+        run_log.start(spec, threads=threads, resumed_from=resumed_from, sources=sources)
+        if model.wrong_kernels:
+            replaced = list(kernels.replacement_lines(model.wrong_kernels))
+            run_log.event("attention", step=position.global_step, replaced=replaced)
+        mirror = stack.enter_context(checkpointing.mirroring(this_run, recipe, run_log, resumed_from))
+        checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)
+        profiler = StepProfiler(request.profiled_steps, this_run.folder, run_log, world)
+        trainer = Trainer(this_run, data, model, preview_options, checkpoints, run_log, early, profiler, stored)
+        end, reason = trainer.train(position, stage, signals)
+        if reason != "stage":
+            signals.restore()  # nothing is left to save: what follows may wait for an upload
+    return StageEnd(end, reason, checkpoints.exported)
+
+
+def _result(run: RunFolder, end: StageEnd, exports: Sequence[Path]) -> TrainResult:
+    good, _ = CheckpointFolder(run.checkpoints_folder).scan()
+    newest = max(good, key=lambda checkpoint: checkpoint.step, default=None)
+    path, metrics = (None, {}) if newest is None else (newest.path, listing.finite(newest.metrics))
+    reason: Literal["finished", "signal"] = "signal" if end.reason == "signal" else "finished"
+    return TrainResult(run.path, reason, end.position.global_step, end.position.epoch, path, metrics, list(exports))

@@ -1,0 +1,123 @@
+"""Estimate the memory, by part, and the time of a training, before any weights are downloaded.
+
+The network is built in full size on the meta device, where tensors have shapes and no values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reelworks.data.buckets.table import Bucket, BucketTable
+from reelworks.models import components, recompute
+from reelworks.models.adapters import frozen
+from reelworks.models.api import Denoiser
+from reelworks.models.family import IMAGE_ENCODERS
+from reelworks.models.sound.encoder import PcmSound
+from reelworks.training.assembly import build
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.memory import dry_run, memory, meter
+from reelworks.training.memory.memory import Estimate, NetworkSizes, Pass
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import optimizers
+
+
+def network(recipe: Recipe) -> Denoiser:
+    """Build a recipe's network in full size on the meta device; of weights it reads only how large their codes are."""
+    if recipe.lora is not None and recipe.lora.base == "gguf":
+        return build.denoiser(recipe, torch.device("meta"))
+    without_weights = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
+    return build.denoiser(without_weights, torch.device("meta"))
+
+
+def estimate(recipe: Recipe, table: BucketTable) -> Estimate:
+    """Estimate memory and arithmetic of a recipe."""
+    denoiser = network(recipe)
+    return memory.from_passes(recipe, table, sizes(recipe, denoiser), passes(recipe, denoiser, table))
+
+
+def passes(recipe: Recipe, denoiser: Denoiser, table: BucketTable) -> dict[str, Pass]:
+    """Run a micro-batch of each entry's largest bucket on the meta device; returns the passes by bucket name."""
+    return {bucket.name: one_pass(recipe, denoiser, bucket) for bucket in memory.largest_of_entries(table)}
+
+
+def one_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
+    """Run a micro-batch of a bucket on the meta device; its memory is that of a rank's share."""
+    clips = bucket.batch_size * recipe.clips_per_place
+    if not denoiser.runs_on_meta:
+        times = 2 if recipe.lora is not None else 3  # frozen weights get no gradient
+        times += recipe.model.gradient_checkpointing is True
+        return Pass(0, 2 * times * _count(denoiser) * bucket.tokens * clips)
+    whole = measured_pass(recipe, denoiser, bucket, clips)
+    if bucket.sequence_degree == 1:
+        return whole
+    share = memory.share(bucket, components.geometry(recipe.model, recipe.autoencoder))
+    return whole._replace(peak_bytes=measured_pass(recipe, denoiser, share, clips).peak_bytes)
+
+
+def measured_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket, clips: int) -> Pass:
+    """Run some clips of a bucket on the meta device as the recipe's training does."""
+    inputs = dry_run.blank(encoder_sizes(recipe), bucket, clips, torch.device("meta"))
+    accumulates = recipe.train.gradient_accumulation_steps > 1 or (recipe.train.micro_batches_per_step or 1) > 1
+    with recompute.as_compiled() if recipe.train.compile else contextlib.nullcontext():
+        return meter.measure_few_blocks(denoiser, inputs, accumulates=accumulates)
+
+
+def _count(denoiser: Denoiser) -> int:
+    return sum(p.numel() for p in denoiser.module.parameters()) + frozen.count(denoiser.module)
+
+
+def encoder_sizes(recipe: Recipe) -> FrozenEncoders:
+    """Return encoders that have only the sizes which `dry_run.blank` needs."""
+    conditioning = components.conditioning(recipe.model)
+    autoencoder: Any = SimpleNamespace(
+        geometry=components.autoencoder_geometry(recipe.autoencoder),
+        latent_channels=components.latent_channels(recipe.autoencoder),
+    )
+    text: Any = recipe.text_encoder
+    image: Any = None
+    if (kind := conditioning.image_encoder) is not None:
+        image = SimpleNamespace(tokens=IMAGE_ENCODERS[kind].tokens, dim=conditioning.image_dim)
+    sound: Any = None
+    if recipe.sound is not None:
+        sound = build.sound_track(recipe, PcmSound(components.sound_facts(recipe.sound)))
+    device = torch.device("meta")
+    return FrozenEncoders(autoencoder, text, device, conditioning, image, recipe.given_companions, sound=sound)
+
+
+def sizes(recipe: Recipe, denoiser: Denoiser) -> NetworkSizes:
+    """Return the sizes of a recipe's network, which may be on any device."""
+    module, blocks = denoiser.module, denoiser.sharding().blocks
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    base: list[Tensor] = [p for p in module.parameters() if not p.requires_grad]
+    base += [buffer for layer in frozen.quantized_layers(module) for buffer in layer.buffers()]
+    on_meta = {name: nn.Parameter(torch.empty_like(p, device="meta")) for name, p in trained.items()}
+    optimizer = optimizers.ShardedOptimizer(recipe.train, on_meta, optimizers.matrices(module, blocks))
+    count = sum(p.numel() for p in trained.values())
+    return NetworkSizes(
+        _count(denoiser) - count if recipe.lora is not None else _count(denoiser),
+        count,
+        size(base),
+        size(list(optimizer.tensors().values())),
+        bytes_in_use(module, blocks),
+        denoiser.runs_on_meta,
+    )
+
+
+def bytes_in_use(module: nn.Module, units: Sequence[nn.Module]) -> int:
+    """Return the most bytes of offloaded weights that are on the GPU at one time.
+
+    They are a unit, the next unit, which is fetched ahead, and the weights outside of units, which stay for a pass.
+    """
+    unit_bytes = sorted(size(list(unit.parameters())) for unit in units)
+    return size(list(module.parameters())) - sum(unit_bytes[:-2])
+
+
+def size(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,229 @@
+"""The memory of a training, by part, and its time, computed from the sizes of its network; torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar, NamedTuple
+
+from reelworks.core.shape import Geometry
+from reelworks.data.buckets.table import Bucket, BucketTable
+from reelworks.models import components, registry
+from reelworks.models.family import IMAGE_ENCODERS
+from reelworks.training.recipe.recipe import Recipe
+
+ASSUMED_TFLOPS = 165.0  # of an RTX 4090 in bfloat16, summed in float32
+UTILISATION = 0.4  # usual in the training of transformers
+BUS_GB = 25.0  # per second, of PCIe 4.0 with 16 lanes, from pinned memory
+_CONTEXT_BYTES = 600_000_000  # that CUDA and its libraries take on a GPU, beside torch's tensors
+# What torch's allocator holds beyond the tensors of a pass: 4 to 7 % without recomputation or with a selective one, and 5 to
+# 24 % with all recomputed, for steps of one shape of Wan 2.1 1.3B, SD3.5 medium and STDiT3-XL, by `benchmarks.memory.held`.
+_HELD_SHARE = {False: 0.07, "selective": 0.07, True: 0.25}
+# Parameters of the encoders that do not belong to a family of diffusers.
+_PARAMETERS = {
+    "pixel": 0,
+    "pca": 794_720,
+    "opensora-1.1": 83_653_863,
+    "opensora-1.2": 393_341_007,
+    "hashed": 0,
+    "t5": 4_762_310_656,
+}
+
+
+class Pass(NamedTuple):
+    """Memory and operations of one forward and backward pass.
+
+    Attributes:
+        peak_bytes: Peak memory of a rank in addition to parameters and their gradients: activations and temporary values.
+        flops: Multiplications and additions in matrix products and convolutions, of all ranks that share the clips.
+    """
+
+    peak_bytes: int
+    flops: int
+
+
+class NetworkSizes(NamedTuple):
+    """Sizes of a network that is to be trained.
+
+    Attributes:
+        parameters: Number of parameters, without a LoRA.
+        trained_parameters: Number of parameters of the LoRA, or of the network.
+        base_bytes: Frozen weights, as they are stored.
+        optimizer_bytes: State of the optimizer.
+        in_use_bytes: Weights that are on the GPU at one time, with offload.
+        runs_on_meta: Whether its passes can be measured on the meta device.
+    """
+
+    parameters: int
+    trained_parameters: int
+    base_bytes: int
+    optimizer_bytes: int
+    in_use_bytes: int
+    runs_on_meta: bool
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory on one GPU in bytes, by part, and CPU memory.
+
+    Attributes:
+        base: Frozen weights, 0 without a LoRA; with offload only those on the GPU at one time.
+        trained: Trained weights: a LoRA, or the network.
+        encoders: Autoencoder, text, image and sound encoders; if latents are stored and there are no previews, what
+            encoding needs beyond the memory of training.
+        activations: Peak of a forward and backward pass of the largest bucket; memory of encoding is released by then.
+        reserve: Memory for CUDA itself, and what torch's allocator holds beyond the tensors.
+        host: CPU memory, not part of the total.
+    """
+
+    JSON_KEYS: ClassVar = (
+        *("base", "trained", "gradients", "optimizer", "ema", "encoders", "activations", "reserve", "host", "total"),
+    )
+
+    base: int
+    trained: int
+    gradients: int
+    optimizer: int
+    ema: int
+    encoders: int
+    activations: int
+    reserve: int = _CONTEXT_BYTES
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts on the GPU."""
+        return sum(self._parts().values())
+
+    def to_text(self) -> str:
+        """Return the parts in GB, largest first, without those below 0.05 GB."""
+        parts = sorted(self._parts().items(), key=lambda part: -part[1])
+        return ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size >= 5e7)
+
+    def _parts(self) -> dict[str, int]:
+        return {name: size for name, size in asdict(self).items() if name != "host"}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory and arithmetic of a recipe on one GPU.
+
+    Attributes:
+        parameters: Number of parameters of the network, without a LoRA.
+        trained_parameters: Number of parameters of the LoRA, or of the network.
+        flops: Operations of a forward and backward pass of a micro-batch, by bucket name.
+        measured: False for a network that cannot run on the meta device: activations are left out, and `flops` is
+            computed from the numbers of parameters and tokens.
+        moved_bytes: Bytes that a micro-batch moves between CPU memory and the GPU, with offload.
+    """
+
+    parameters: int
+    trained_parameters: int
+    memory: Memory
+    flops: dict[str, float]
+    measured: bool
+    moved_bytes: int = 0
+
+    @property
+    def moving_seconds(self) -> float:
+        """Seconds that a micro-batch spends on offload transfers."""
+        return self.moved_bytes / (BUS_GB * 1e9)
+
+    def seconds(self, bucket: str, tflops: float = ASSUMED_TFLOPS) -> float:
+        """Return the seconds of a micro-batch at a speed in bfloat16, without encoding and decoding.
+
+        Transfers are added in full, although some GPUs hide them behind arithmetic.
+        """
+        return self.flops[bucket] / (tflops * 1e12 * UTILISATION) + self.moving_seconds
+
+
+def largest_of_entries(table: BucketTable) -> list[Bucket]:
+    """Return the bucket with the most tokens of each entry, whose passes the estimate needs."""
+    largest: dict[int, Bucket] = {}
+    for bucket in sorted(table.buckets, key=lambda b: b.tokens):
+        largest[bucket.entry] = bucket
+    return list(largest.values())
+
+
+def share(bucket: Bucket, geometry: Geometry) -> Bucket:
+    """Return a bucket whose clips have the tokens of a rank's share, or a few more where whole patches do not divide equally."""
+    if bucket.sequence_degree == 1:
+        return bucket
+    shapes = []
+    for side, multiple in zip(("height", "width"), geometry.multiple, strict=True):
+        size = multiple * -(-getattr(bucket.shape, side) // (multiple * bucket.sequence_degree))
+        shapes.append(replace(bucket.shape, **{side: size}))
+    shape = min(shapes, key=geometry.tokens)
+    return replace(bucket, shape=shape, tokens=geometry.tokens(shape), sequence_degree=1)
+
+
+def from_passes(recipe: Recipe, table: BucketTable, sizes: NetworkSizes, passes: Mapping[str, Pass]) -> Estimate:
+    """Return the estimate of a recipe, given the sizes of its network and its passes by bucket name."""
+    memory = with_activations(
+        recipe, without_activations(recipe, sizes), max(each.peak_bytes for each in passes.values())
+    )
+    # Scale the operations of each entry's largest bucket to the tokens of the others.
+    per_token = {b.entry: passes[b.name].flops / (b.tokens * b.batch_size) for b in table.buckets if b.name in passes}
+    trained_bytes = 4 * sizes.trained_parameters
+    # A pass moves all weights to the GPU twice, forward and backward, and gradients back.
+    moved = 2 * (sizes.base_bytes + trained_bytes) + trained_bytes if recipe.parallel.offload else 0
+    return Estimate(
+        sizes.parameters,
+        sizes.trained_parameters,
+        memory,
+        {b.name: per_token[b.entry] * b.tokens * b.batch_size for b in table.buckets},
+        sizes.runs_on_meta,
+        moved,
+    )
+
+
+def without_activations(recipe: Recipe, sizes: NetworkSizes) -> Memory:
+    """Compute the memory that a recipe needs in all steps."""
+    trained = 4 * sizes.trained_parameters
+    parts = {
+        "base": sizes.base_bytes,
+        "trained": trained,
+        "gradients": trained,
+        "optimizer": sizes.optimizer_bytes,
+        "ema": trained,
+    }
+    host = 0
+    if recipe.train.ema_device == "cpu" and not recipe.parallel.offload:
+        host, parts["ema"] = parts["ema"], 0
+    if recipe.parallel.offload:
+        host = sum(parts.values())
+        parts = dict.fromkeys(parts, 0) | {"base": sizes.in_use_bytes}
+    if recipe.text_encoder.device == "cpu":
+        host += _encoder_bytes(recipe)[1]
+    return _with_encoders(recipe, Memory(**parts, encoders=0, activations=0, host=host))
+
+
+def with_activations(recipe: Recipe, memory: Memory, peak_bytes: int) -> Memory:
+    """Return the memory with the peak of a pass, and with what it makes the allocator hold."""
+    return _with_encoders(recipe, replace(memory, activations=peak_bytes, reserve=reserve(recipe, peak_bytes)))
+
+
+def reserve(recipe: Recipe, activations: int) -> int:
+    """Return the memory of a GPU that a training takes beyond its tensors, given the peak of a pass."""
+    return _CONTEXT_BYTES + round(_HELD_SHARE[recipe.model.gradient_checkpointing] * activations)
+
+
+def _with_encoders(recipe: Recipe, memory: Memory) -> Memory:
+    """Return the memory of training with that of the encoders, which come before the network if latents are stored."""
+    images, text = _encoder_bytes(recipe)
+    text = text if recipe.text_encoder.device == "auto" else 0
+    kept = images * recipe.keeps_autoencoder + text * recipe.keeps_text_encoder
+    training = memory.total - memory.encoders + kept
+    return replace(memory, encoders=kept + max(images + text + memory.reserve - training, 0))
+
+
+def _encoder_bytes(recipe: Recipe) -> tuple[int, int]:
+    """Return the bytes of autoencoder, image and sound encoder, and of the text encoders."""
+    autoencoders = _PARAMETERS | {name: each.parameters for name, each in registry.AUTOENCODERS.items()}
+    texts = _PARAMETERS | {name: each.parameters for name, each in registry.TEXT_ENCODERS.items()}
+    images = (4 if recipe.autoencoder.dtype == "float32" else 2) * autoencoders[recipe.autoencoder.name]
+    if (kind := components.conditioning(recipe.model).image_encoder) is not None:
+        images += 4 * IMAGE_ENCODERS[kind].parameters
+    if recipe.sound is not None:
+        images += 4 * components.sound_facts(recipe.sound).parameters
+    return images, 2 * texts[recipe.text_encoder.name]

@@ -1,0 +1,230 @@
+"""Measure clips with fixed noise at one timestep during training, each with its caption and with the empty one.
+
+The clips of a round are those that were never measured, held-out ones among them as a yardstick, and then those that are
+least sure to be named or not to be named for their caption: so few measurements find the captions that tell nothing. With
+`train.clip_losses = "auto"`, rounds take 2 % of a training's time at most by its end, and come when they tell most of
+captions: passes are counted and not timed, so that a run makes the same rounds wherever and however often it is resumed. Nothing of training changes: each micro-batch seeds what its network draws.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from reelworks.core import hash_rng
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.loader.position import DataPosition
+from reelworks.data.loader.step_source import StepSource
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.run.clip_losses import DOUBT
+from reelworks.data.schedule.plan import Samples
+from reelworks.models import components
+from reelworks.models.api import DenoiserInputs
+from reelworks.models.objectives import objectives
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.models.sequence.sequence_parallel import SequenceParallel
+from reelworks.training.encoding.batch_encoder import BatchEncoder
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.step import draws, progress
+from reelworks.training.step.clip_account import Measured
+from reelworks.training.step.examples import Predicted, fixed_example
+from reelworks.training.step.state import TrainState
+
+I64 = NDArray[np.int64]
+
+# Clips measured of those trained: both take two forward passes, with and without the caption, or with a backward pass that
+# is one at least. Where all weights learn, that is two, so that more can be measured in 2 % of the time.
+SHARE, SHARE_OF_ALL_WEIGHTS = 0.02, 0.028
+# Share of the steps in which "auto" measures nothing while a network learns from random weights what captions mean at all;
+# it makes up for them.
+_BEGIN = 0.2
+# Other networks know that from the beginning, and later learn each caption by heart, wrong ones too: of few pictures, the gain
+# of a right caption lies 5 deviations above that of a wrong one at first, and 2.5 in the end. So their rounds come three
+# times as often, and are all made in the first third of the steps.
+_HASTE = 3
+_EVERY = 100  # steps between rounds of a number of clips
+# Clips of a round of "auto" at least: it begins by starting threads that read, which takes as long as a pass of few clips.
+_FEWEST = 8
+# Timestep of measurements, as the share of those of training that have less noise: there captions matter. Nearer to pure
+# noise they do so for some clips much more than for others.
+_TIME = 0.93
+_AHEAD = 16  # times as many clips as a round has, among which those of one bucket are found
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of measurements: number of clips, and seconds that it took."""
+
+    clips: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ClipMeasurer:
+    """Measure clips when a round is due, with the weights in training, and add the losses to the account."""
+
+    boundary: DtypeBoundary[DenoiserInputs]
+    encoder: BatchEncoder[Any]
+    world: World
+    source: StepSource
+    data: RecipeData
+    state: TrainState
+    sequence: SequenceParallel
+
+    def run_if_due(self, position: DataPosition, pool: DecodePool) -> Round | None:
+        """Measure a round of clips if one is due at a position. Collective."""
+        size = self._size_if_due(position)
+        if not size:
+            return None
+        began, account, step = time.monotonic(), self.state.clip_losses, position.global_step
+        account.bring_together(self.world, step)
+        chosen: Any = self.world.broadcast(self._choose(size) if self.world.is_main else None)
+        clips = sum(len(batch) for batch, _ in chosen)
+        self.state.module.eval()
+        parts: list[Any] = self.world.gather_data(self._measure(chosen, pool))
+        self.state.module.train()
+        if self.world.is_main and clips:
+            account.note_measured([found for part in parts for found in part])
+        account.visits += clips
+        account.last = step
+        return Round(clips, time.monotonic() - began)
+
+    def _size_if_due(self, position: DataPosition) -> int:
+        """Return the clips of the round that is due, or 0; equal on all ranks."""
+        wanted, account, step = self.data.recipe.train.clip_losses, self.state.clip_losses, position.global_step
+        if wanted == "off" or step == account.last or not step:
+            return 0
+        if wanted != "auto":
+            return wanted if progress.is_due(self.data.recipe.train.clip_losses_every or _EVERY, step) else 0
+        end = progress.total_steps(self.data.recipe.train, position)
+        # Each rank as many micro-batches: fewer clips would leave ranks idle, and take as long.
+        size = position.spec.micro_batches_per_step * max(position.spec.batch_sizes)
+        size *= math.ceil(_FEWEST / size)
+        recipe, trained = self.data.recipe, account.trained
+        share = SHARE_OF_ALL_WEIGHTS if recipe.lora is None else SHARE
+        knows = recipe.model.weights is not None
+        most = affordable(step=step, end=end, trained=trained, share=share, knows_captions=knows)
+        return size if account.visits + size <= most else 0
+
+    @cached_property
+    def _candidates(self) -> tuple[Samples, NDArray[np.bool_]]:
+        """The clips of the first epoch and those that are held out, each once, and which those are."""
+        entries, held_out = self.data.entries(0), self.data.held_out()
+        entries = entries.take(entries.copy == 0)
+        columns: list[Any] = [
+            None if a is None or b is None else np.concatenate([a, b])
+            for a, b in zip(vars(entries).values(), vars(held_out).values(), strict=True)
+        ]
+        joined = Samples(*columns)
+        return joined, np.arange(len(joined)) >= len(entries)
+
+    @cached_property
+    def _order(self) -> tuple[I64, Callable[[], tuple[NDArray[np.int16], NDArray[np.float64]]]]:
+        """Order of the candidates by a draw of each, and what was measured of them, as `ClipLossAccount.measured` tells."""
+        uids = self._candidates[0].uid
+        drawn = hash_rng.hash64(self.data.recipe.seed, "clip_losses", self.state.clip_losses.keys(uids))
+        return np.argsort(drawn, kind="stable"), self.state.clip_losses.measured(uids)
+
+    def _choose(self, size: int) -> list[tuple[I64, I64]]:
+        """Return indices of candidates and how often each was measured, by micro-batch."""
+        (clips, held_out), (order, measured) = self._candidates, self._order
+        kind = clips.bucket if clips.layout is None else clips.bucket << 20 | clips.layout
+        (times, doubt), sizes = measured(), self.data.table.batch_sizes()
+        # Those that are nearly sure come last, and many measurements count against a clip; held-out ones have one.
+        late = np.where(held_out, np.inf, np.abs(doubt - DOUBT) + times / 2)
+        chosen = choose(times[order], late[order], kind[order], sizes[clips.bucket[order]], size)
+        return [(order[batch], times[order[batch]].astype(np.int64)) for batch in chosen]
+
+    def _requests(self, chosen: list[tuple[I64, I64]]) -> Iterator[MicroBatchRequest]:
+        """Yield this rank's micro-batches; all ranks get the same number, filled up with fillers."""
+        for first in range(0, len(chosen), self.world.data_size):
+            own = first + self.world.data_rank
+            batch, _ = chosen[min(own, len(chosen) - 1)]
+            clips = self._candidates[0].take(batch)
+            yield self.source.build_request(clips, epoch=0, is_idle=own >= len(chosen), augments=False)
+
+    @torch.no_grad()
+    def _measure(self, chosen: list[tuple[I64, I64]], pool: DecodePool) -> list[Measured]:
+        """Return the losses of this rank's clips."""
+        budget_bytes, found = self.data.recipe.data.prefetch_budget_bytes, []
+        own = range(self.world.data_rank, len(chosen) + self.world.data_size, self.world.data_size)
+        for place, batch in zip(own, self.encoder.read(self._requests(chosen), pool, budget_bytes), strict=False):
+            picked, times = chosen[min(place, len(chosen) - 1)]
+            self.sequence.use(batch.request.sequence_degree)
+            measured = self._losses(batch, picked, times, max(len(each) for each, _ in chosen))
+            if not batch.is_idle:
+                found.append(measured)
+        return found
+
+    def _losses(self, batch: MicroBatch, picked: I64, times: I64, most: int) -> Measured:
+        recipe, request = self.data.recipe, batch.request
+        # Guidance in the target would be that of another network.
+        objective = recipe.objective.model_copy(update={"target_guidance_scale": None})
+        # With new noise each time, so that their mean says more.
+        words_B = hash_rng.hash64(recipe.seed, "clip_losses", request.uids, times)
+        time_B = np.full(len(picked), self._time(request))
+        example = fixed_example(batch, self.encoder, objective, words_B, time_B, guided=True)
+        assert example.uncaptioned is not None
+        at_least = most if components.family_config(recipe.model).network.clip_by_clip else 0
+        # One pass of both: that of a small network takes as long for twice the clips, and without gradients these need
+        # less memory than those of a step.
+        both = example.inputs.followed_by(example.uncaptioned)
+        outputs = Predicted.from_inputs(self.boundary, both, at_least=2 * at_least).halves()
+        each_B = [torch.where(example.valid_mask, example.losses(output).float(), torch.nan) for output in outputs]
+        losses = torch.stack(each_B).cpu().double()
+        held_out = self._candidates[1][picked]
+        bucket = np.full(len(picked), request.bucket)
+        return Measured(request.uids, bucket, held_out, time_B, *losses.numpy())
+
+    def _time(self, request: MicroBatchRequest) -> float:
+        """Return the timestep of measurements in the bucket of a request."""
+        objective, shape = self.data.recipe.objective, request.shape
+        ratio = draws.shift_ratio(objective, shape, self.encoder.encoders.autoencoder.geometry.latent(shape))
+        _, times = objectives.from_config(objective).times(torch.tensor([_TIME], dtype=torch.float64), ratio)
+        return float(times)
+
+
+def affordable(*, step: int, end: int | None, trained: int, share: float, knows_captions: bool) -> float:
+    """Return how many clips "auto" may have measured after a step that makes `trained` clips, of which it measures a share.
+
+    `end` is the last step, if it is known, and `knows_captions` False for a network that began with random weights.
+    """
+    even = share * trained
+    if end is None:
+        return even
+    if knows_captions:
+        return even * min(_HASTE, max(end / step, 1))
+    return even if step >= _BEGIN * end else 0
+
+
+def choose(measured: NDArray[np.int16], late: NDArray[np.float64], kind: I64, batch_size: I64, size: int) -> list[I64]:
+    """Return micro-batches of at most `size` clips that are measured next.
+
+    Those that were never measured come first, in the order that they are given in, and then those that are
+    least `late`. The clips of a micro-batch are of one kind, and at most `batch_size` of them.
+    """
+    left, chosen = _first(measured, late, _AHEAD * size), []
+    while size > 0 and len(left):
+        alike = np.flatnonzero(kind[left] == kind[left[0]])[: min(size, int(batch_size[left[0]]))]
+        chosen.append(left[alike])
+        left, size = np.delete(left, alike), size - len(alike)
+    return chosen
+
+
+def _first(measured: NDArray[np.int16], late: NDArray[np.float64], count: int) -> I64:
+    """Return the indices of about so many clips that are to be measured first."""
+    new = np.flatnonzero(measured == 0)[:count]
+    if len(new) == count:  # of millions, most are never measured
+        return new
+    again = np.flatnonzero(measured > 0)
+    order = np.argsort(late[again], kind="stable")
+    return np.concatenate([new, again[order[: count - len(new)]]])

@@ -1,0 +1,58 @@
+"""Write a trace of some steps, which https://ui.perfetto.dev and chrome://tracing show (`reelworks train --profile`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reelworks.core.log import logger
+from reelworks.data.distributed.mesh import World
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.observers import trace_gaps
+from reelworks.training.observers.run_logger import RunLogger
+
+_MOST_GAPS = 20  # in the event
+
+
+class StepProfiler:
+    """Profile a range of steps with torch's profiler, on the main rank: operators, kernels, and their shapes."""
+
+    def __init__(self, steps: tuple[int, int] | None, run: RunFolder, log: RunLogger, world: World) -> None:
+        self._steps = steps if world.is_main else None
+        self._folder, self._log, self._device = run.profiles_folder, log, world.device
+        self._running: Any = None
+        self._began = 0
+
+    def before(self, step: int) -> None:
+        """Begin with the first step of the range, or within it if a resume has passed that."""
+        if self._steps is None or self._running is not None or not self._steps[0] <= step <= self._steps[1]:
+            return
+        from torch.profiler import ProfilerActivity, profile  # its first use takes long
+
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])
+        self._running, self._began = profile(activities=activities, record_shapes=True), step
+        self._running.__enter__()
+
+    def after(self, step: int) -> None:
+        """Write the trace after the last step of the range."""
+        if self._running is not None and self._steps is not None and step >= self._steps[1]:
+            self.close(step)
+
+    def close(self, step: int) -> None:
+        """Write what was profiled up to a step, if anything was."""
+        if self._running is None:
+            return
+        profiler, self._running, self._steps = self._running, None, None
+        profiler.__exit__(None, None, None)
+        file = self._folder / f"steps-{self._began}-{step}.json.gz"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(file))
+        except (OSError, RuntimeError) as error:
+            logger.warning("the trace could not be written (%s)", error)
+            return
+        idle = trace_gaps.of_file(file, step - self._began + 1) if self._device.type == "cuda" else None
+        gaps = {} if idle is None else {"idle_share": idle.share, "gaps": [g._asdict() for g in idle.gaps[:_MOST_GAPS]]}
+        self._log.event("profile", step=step, file=file.name, first=self._began, last=step, **gaps)
+        logger.info(f"steps {self._began} to {step} are traced in {file}; https://ui.perfetto.dev shows it")
+        if idle is not None:
+            logger.info(str(idle))

@@ -1,0 +1,495 @@
+"""Log a run: events, curves for TensorBoard and other trackers, records of clips, and progress on the terminal."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from reelworks.core import cores, files, launcher, log, openmp_wait_policy, units
+from reelworks.core.log import logger
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader import failures, step_source
+from reelworks.data.loader.failures import FailedClip
+from reelworks.data.loader.micro_batch import MicroBatch, StreamState
+from reelworks.data.loader.position import Counts, DataPosition
+from reelworks.data.run import events
+from reelworks.data.run.events import EventLog
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.run.records import RecordedFailure
+from reelworks.data.schedule.plan import PlanSpec
+from reelworks.inference.evaluate.measure import MetricResult
+from reelworks.models.objectives.config import NUM_TIMESTEPS
+from reelworks.training.coverage import speed, stop_advice
+from reelworks.training.coverage.speed import Speed
+from reelworks.training.observers import trackers
+from reelworks.training.observers.balance import Balance
+from reelworks.training.observers.segment_records import RecordKeeper
+from reelworks.training.observers.validation import Validation
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.step import progress, spikes
+from reelworks.training.step.adapter_watch import IdleLayers
+from reelworks.training.step.nonfinite import NonFiniteCause
+from reelworks.training.step.spikes import Spike
+from reelworks.training.step.step_sums import TIMESTEP_RANGES
+from reelworks.training.step.train_step import StepResult
+
+_LINE_EVERY_SECONDS = 10.0
+_MOST_OF_ERROR = 4000  # characters
+_SPEED_WINDOW = 50
+_FIRST_STEPS = 5
+_MEAN_STEPS = 10  # steps over which losses by bucket and by timestep are averaged for curves
+_SPIKE_MESSAGE_STEPS = 50  # steps between two messages about spikes; each has an event
+
+
+class RunLogger:
+    """Log what has happened, to the run's files and to the logger `reelworks`; as a context, show a progress bar.
+
+    Every rank has a logger, which tells no other rank anything; only the main rank's writes files and draws. `begins_at` is
+    the position of this start. With `debug`, each rank also logs the clips of every step.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        data: RecipeData,
+        world: World,
+        begins_at: DataPosition,
+        *,
+        recipe_name: str,
+        debug: bool = False,
+    ) -> None:
+        first_step, total_steps = begins_at.global_step, progress.total_steps(data.recipe.train, begins_at)
+        self.records = RecordKeeper(run, data, recipe_name)
+        self._run, self._data, self._world, self._debug = run, data, world, debug
+        self._recipe_name, self._first_step = recipe_name, first_step
+        self._events = log.EventHandler(EventLog(run.events_file).write)
+        self._trackers = trackers.start(run, data.recipe, first_step) if world.is_main else []
+        self._progress = _StepProgress(first_step, total_steps, data.recipe.train.log_every, world.device)
+        self._parts: dict[str, list[float]] = {}  # losses of parts of the last steps, by name
+        self._named_stragglers: set[int] = set()
+        self._last_spike_message: int | None = None
+        self._last_counts: Counts | None = None
+        self._advised_step: int | None = None
+        self._has_warned_of_spinning = self._has_warned_of_waiting = False
+        self._speeds: deque[Speed] = deque(maxlen=_SPEED_WINDOW)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, value: BaseException | None, _: object) -> None:
+        self._progress.stop()
+        if isinstance(value, Exception):
+            with suppress(OSError):
+                self.event("error", reason=f"{type(value).__name__}: {value}"[:_MOST_OF_ERROR])
+        for tracker in self._trackers:
+            tracker.close(failed=error is not None)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append an event to the events file; may be called from any thread."""
+        if not self._world.is_main:
+            return
+        record = log.event_record(kind, fields)
+        # Call the handler directly, since the logger may be disabled or set to another level.
+        self._events.handle(record)
+        if log.event_logger.isEnabledFor(logging.DEBUG):
+            log.event_logger.handle(record)
+
+    def start(self, spec: PlanSpec, *, threads: int, resumed_from: int | None, sources: Mapping[str, str]) -> None:
+        """Log the start of training, which voids earlier events of later steps."""
+        self.event(
+            "start",
+            step=self._first_step,
+            world_size=self._world.size,
+            **({"sequence_degree": degree} if (degree := self._world.sequence_degree) > 1 else {}),
+            micro_batches_per_step=spec.micro_batches_per_step,
+            same_bucket_run=spec.same_bucket_run,
+            threads=threads,
+            device=str(self._world.device),
+            recipe=self._recipe_name,
+            resumed_from=resumed_from,
+            **({"stage": asdict(self._data.stage)} if self._data.stage.name else {}),
+            **({"sources": dict(sources)} if sources else {}),
+        )
+
+    def epoch_begins(self, position: DataPosition) -> None:
+        """Log the plan of an epoch, or of the rest of one."""
+        self.event(
+            "epoch",
+            step=position.global_step,
+            data_restarts=position.data_restarts,
+            epoch=position.epoch,
+            segment=position.segment,
+            planned=position.counts.planned,
+            plan_steps=position.plan.num_steps,
+            plan=position.plan.digest(),
+        )
+
+    def step(
+        self,
+        position: DataPosition,
+        result: StepResult,
+        failed: Sequence[FailedClip],
+        seconds: float,
+        waited_seconds: float,
+    ) -> None:
+        """Log the step at a position, in which the clips `failed` of all ranks could not be decoded.
+
+        `waited_seconds` is the part of the wall time `seconds` in which clips were waited for, of this step or the next.
+        """
+        step, batches = position.global_step + 1, result.batches
+        buckets = self._data.table.buckets
+        by_bucket = {buckets[i].name: loss for i, loss in result.loss_by_bucket.items()}
+        by_range = {_range(i): loss for i, loss in result.loss_by_range.items()}
+        names = list(by_bucket)
+        planned = step_source.batches_of_step(position.plan, position.plan_step)
+        # Before the step, which counts them: whoever is killed in between has no step whose clips are not told.
+        recorded = self._failures(position, step, failed) if failed else []
+        stream = batches[-1].stream if batches else StreamState()
+        event: dict[str, Any] = dict(
+            step=step,
+            epoch=position.epoch,
+            plan_step=position.plan_step,
+            loss=result.loss,
+            loss_by_bucket=by_bucket,
+            loss_by_timestep=by_range,
+            applied=result.applied,
+            learning_rate=result.learning_rate,
+            grad_norm=result.grad_norm,
+            clips=result.clips,
+            repeated=result.repeats,
+            tokens=sum(buckets[bucket].tokens * clips for bucket, clips in planned),
+            seconds=seconds,
+            data_wait_seconds=waited_seconds,
+            decode_p50_seconds=stream.decode_p50_seconds,
+            decode_p99_seconds=stream.decode_p99_seconds,
+            queue_bytes=stream.queue_bytes,
+            buckets=names,
+            memory_bytes=_memory_bytes(self._world.device),
+            **({"grad_norm_by_block": result.grad_norm_by_block} if result.grad_norm_by_block else {}),
+        )
+        self.event("step", **event)
+        now = speed.of_step(event)
+        self._scalars(step, _scalars_of(result, now))
+        self._write_parts(step, {"loss_by_bucket": by_bucket, "loss_by_timestep": by_range})
+        label = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
+        self._progress.step(step, result, label, now)
+        self._warn_of_spinning()
+        self._speeds.append(now)
+        if step % _SPEED_WINDOW == 0:
+            self._warn_of_waiting()
+        if not result.applied:
+            self._log_skipped(step, result)
+        if result.spike is not None:
+            self._log_spike(step, result.spike, skipped=not result.applied)
+        if result.blame is not None:
+            self._log_non_finite(step, result.blame)
+        for idle in result.idle:
+            self.idle_layers(step, idle)
+        self.records.step(position.plan_step, result.applied, recorded)
+        if self._debug:
+            self._log_clips(position, step, result, batches)
+
+    def epoch_ends(self, position: DataPosition) -> None:
+        """Log the numbers of trained, failed and skipped clips of an epoch; their sum must be that of planned clips."""
+        c = position.counts
+        if self._world.is_main:
+            self.records.end(position)
+        if c.failed or c.skipped or c != self._last_counts:  # a LoRA has hundreds of short epochs without news
+            self._last_counts = c
+            logger.info(
+                f"epoch {position.epoch}: {c.planned} planned = {c.trained} trained + {c.failed} failed "
+                f"+ {c.skipped} skipped" + (f"; {c.repeated} shown again to fill batches" if c.repeated else "")
+            )
+        self.event("epoch_end", step=position.global_step, epoch=position.epoch, **asdict(c))
+        if c.planned != c.trained + c.failed + c.skipped:
+            raise AssertionError(f"clips of epoch {position.epoch} were lost: {c}")
+
+    def validation(self, step: int, result: Validation, seconds: float) -> None:
+        """Log the result of a validation."""
+        by_bucket = {name: of_bucket.loss for name, of_bucket in result.by_bucket.items()}
+        losses = {"loss": result.loss, "loss_by_time": result.loss_by_time, "loss_by_bucket": by_bucket}
+        adapted = self._data.recipe.has_training_adapter
+        with_adapter = {"with_training_adapter": True} if adapted else {}
+        self.event("validation", step=step, **losses, clips=result.clips, seconds=seconds, **with_adapter)
+        self._scalars(
+            step, {"validation/loss": result.loss, **{f"validation_by_bucket/{n}": v for n, v in by_bucket.items()}}
+        )
+        note = ", with lora.training_adapter" if adapted else ""
+        logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips{note}")
+
+    def preview_metrics(self, step: int, measured: Sequence[MetricResult]) -> None:
+        """Log metrics of previews, those that were skipped with the reason."""
+        if not measured:
+            return
+        values = {m.name: m.value for m in measured if m.value is not None}
+        skipped = {m.name: m.skipped for m in measured if m.value is None}
+        self.event("metrics", step=step, values=values, skipped=skipped)
+        self._scalars(step, {f"samples/{name}": value for name, value in values.items()})
+        told = [f"{name} {value:.4g}" for name, value in values.items()]
+        logger.info(
+            f"step {step}  previews: {', '.join([*told, *(f'{n} skipped: {why}' for n, why in skipped.items())])}"
+        )
+        if any(name.startswith("likeness-") for name in values):
+            self._advise(step)
+
+    def _advise(self, step: int) -> None:
+        """Log the advice to use an earlier step, if there is any and it has not been told."""
+        found = stop_advice.of_events(events.timeline(self._run.events_file, "start", "metrics", "validation"))
+        if found is None or found.step == self._advised_step:
+            return
+        self._advised_step = found.step
+        self.event("stop_advice", step=step, use=found.step, reasons=found.reasons)
+        kept = found.step in CheckpointFolder(self._run.checkpoints_folder).steps()
+        state = (
+            "its checkpoint is on the disk, and `reelworks checkpoints pin` keeps it"
+            if kept
+            else "it has no checkpoint"
+        )
+        logger.info(f"step {step}  advice: {found.to_text()}. {state[0].upper()}{state[1:]}; training goes on")
+
+    def previews(self, step: int, files: Sequence[Path], prompts: Sequence[str]) -> None:
+        """Show the files of previews in the trackers."""
+        for tracker in self._trackers:
+            tracker.show(step, files, prompts)
+
+    def balance(self, step: int, found: Balance) -> None:
+        """Log a comparison of the ranks' times with the plan; a slow rank is named to the user once."""
+        buckets = self._data.table.buckets
+        self.event(
+            "balance",
+            step=step,
+            planned=found.planned,
+            measured=found.measured,
+            seconds_by_rank=found.seconds_by_rank,
+            forward_ms_per_clip={buckets[i].name: ms for i, ms in found.ms_by_bucket.items()},
+            stragglers=[one._asdict() for one in found.stragglers],
+        )
+        self._scalars(step, {"balance/planned": found.planned, "balance/measured": found.measured})
+        for one in found.stragglers:
+            if one.rank not in self._named_stragglers:
+                self._named_stragglers.add(one.rank)
+                logger.warning(
+                    f"rank {one.rank} on {one.host} takes {one.factor:.2f} times as long as usual for its micro-batches, "
+                    "and all others wait for it: see what else runs there, and its clocks and temperature"
+                )
+
+    def _write_parts(self, step: int, losses: dict[str, dict[str, float]]) -> None:
+        """Add losses of parts of a step to the curves, as means of several steps: each part is small and noisy."""
+        if not self._trackers:
+            return
+        for group, by_name in losses.items():
+            for name, loss in by_name.items():
+                self._parts.setdefault(f"{group}/{name}", []).append(loss)
+        if step % _MEAN_STEPS == 0:
+            self._scalars(step, {name: sum(values) / len(values) for name, values in self._parts.items()})
+            self._parts.clear()
+
+    def idle_layers(self, step: int, idle: IdleLayers) -> None:
+        """Log layers of an adapter that have learnt nothing."""
+        self.event("idle_layers", step=step, **asdict(idle), is_note=idle.is_note, message=str(idle))
+        if self._world.is_main:
+            logger.log(logging.INFO if idle.is_note else logging.WARNING, f"step {step}: {idle}")
+
+    def _log_non_finite(self, step: int, blame: NonFiniteCause) -> None:
+        what, module = (blame.origin.what, blame.origin.path) if blame.origin else (None, None)
+        self.event("non_finite", step=step, what=what, module=module, clips=list(blame.clips))
+
+    def _log_skipped(self, step: int, result: StepResult) -> None:
+        """Tell of a step that is skipped; those that the recipe skips after it are told with it."""
+        train, last = self._data.recipe.train, step
+        if result.skipped_by_recipe:
+            if step > self._first_step + 1 and train.skips(step - 1):
+                return
+            last = train.last_skipped(step)
+        what = f"step {step} is" if last == step else f"steps {step} to {last} are"
+        logger.info("%s skipped: %s", what, result.why_not)
+
+    def _log_spike(self, step: int, spike: Spike, *, skipped: bool) -> None:
+        """Log a step that is far above the usual, with its clips and what can be done about it."""
+        clips = [clip._asdict() for clip in spike.clips]
+        values = {"bucket": spike.bucket, "value": spike.value, "usual": spike.usual, "limit": spike.limit}
+        self.event("spike", step=step, what=spike.what, **values, skipped=skipped, clips=clips)
+        last = self._last_spike_message
+        if skipped or (last is not None and step < last + _SPIKE_MESSAGE_STEPS):
+            return
+        self._last_spike_message = step
+        saved = CheckpointFolder(self._run.checkpoints_folder).steps()
+        remedy = spikes.remedy(step, saved, self._data.recipe.train.skip_steps)
+        logger.warning(f"step {step}: {spike}. If training does not recover, {remedy}")
+
+    def _scalars(self, step: int, values: dict[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, values)
+
+    def _warn_of_spinning(self) -> None:
+        """Warn once if other processes keep the CPU busy and spinning threads make that worse."""
+        threads = torch.get_num_threads()
+        on_cpu = self._world.device.type == "cpu"
+        if self._has_warned_of_spinning or threads == 1 or not on_cpu or openmp_wait_policy.is_chosen():
+            return
+        if openmp_wait_policy.is_busy(threads * launcher.number("LOCAL_WORLD_SIZE"), share=1.0):
+            self._has_warned_of_spinning = True
+            logger.warning(
+                f"other processes keep this machine busy (load {os.getloadavg()[0]:.1f} on "
+                f"{cores.count()} cores), and threads that spin while they wait make steps many times slower: "
+                "stop with Ctrl-C, set OMP_WAIT_POLICY=passive, and give the same command again"
+            )
+
+    def _warn_of_waiting(self) -> None:
+        """Warn once if steps wait for clips too long, of a whole window of steps that are not the first."""
+        if self._has_warned_of_waiting or len(self._speeds) < _SPEED_WINDOW:
+            return
+        # The first clips are always waited for.
+        if advice := speed.total(itertools.islice(self._speeds, _FIRST_STEPS, None)).advice:
+            self._has_warned_of_waiting = True
+            logger.warning(advice)
+
+    def _failures(self, position: DataPosition, step: int, clips: Sequence[FailedClip]) -> list[RecordedFailure]:
+        """Log the clips that failed, and return the failures of first uses."""
+        for clip in clips:
+            self.event("failure", step=step, **asdict(clip))
+            logger.info("a clip could not be decoded: %s: %s", clip.path, clip.reason)
+        if self._world.is_main:
+            failures.record(self._run, position.epoch, step, clips)
+        return [
+            RecordedFailure(plan_step=position.plan_step, uid=clip.uid, copy_index=clip.copy, reason=clip.reason)
+            for clip in clips
+            if not clip.repeat_index
+        ]
+
+    def _log_clips(self, position: DataPosition, step: int, result: StepResult, batches: Sequence[MicroBatch]) -> None:
+        folder = self._run.path / "debug"
+        folder.mkdir(exist_ok=True)
+        trained = [_clip(b, i) for b in batches for i in np.flatnonzero(b.is_valid.numpy()).tolist() if result.applied]
+        shapes = [str(b.request.shape) for b in batches]
+        line = {
+            "step": step,
+            "epoch": position.epoch,
+            "plan_step": position.plan_step,
+            "shapes": shapes,
+            "trained": trained,
+        }
+        files.append_json_line(folder / f"steps-rank-{self._world.rank:05d}.jsonl", line)
+
+
+class _StepProgress:
+    """Show finished steps by a progress bar on a terminal, and elsewhere by a line every few seconds."""
+
+    def __init__(self, first_step: int, total_steps: int | None, log_every: int, device: torch.device) -> None:
+        console = log.console()
+        self._bar: Progress | None = None
+        if console is not None and console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[now]}"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self._bar.add_task("training", total=total_steps, completed=first_step, now="")
+        self._total, self._log_every = total_steps, log_every
+        self._device = device
+        self._times: deque[float] = deque(maxlen=_SPEED_WINDOW)  # of the ends of steps
+        self._losses: deque[float] = deque(maxlen=_SPEED_WINDOW)
+        self._speeds: deque[Speed] = deque(maxlen=_SPEED_WINDOW)
+        self._last_line = 0.0
+
+    def start(self) -> None:
+        if self._bar is not None:
+            self._bar.start()
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def step(self, step: int, result: StepResult, buckets: str, speed_now: Speed) -> None:
+        now = time.monotonic()
+        self._times.append(now)
+        self._speeds.append(speed_now)
+        if math.isfinite(result.loss):
+            self._losses.append(result.loss)
+        is_due = step % self._log_every == 0 and now - self._last_line >= _LINE_EVERY_SECONDS
+        if self._bar is None and not is_due and step != self._total:
+            return
+        # What is left takes as long as what was, with what lies between steps.
+        seconds, steps = now - self._times[0], len(self._times) - 1
+        recent = speed.total(self._speeds)
+        parts = [
+            f"loss {units.loss(_mean(self._losses))}",
+            f"{recent.seconds / len(self._speeds):.2f} s/it",
+            f"lr {units.learning_rate(result.learning_rate)}",
+            f"{_memory_bytes(self._device) / 1e9:.1f} GB",
+            f"{recent.clips_per_second or 0.0:.1f} clips/s",
+            buckets,
+        ]
+        text = "  ".join(parts)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=step, now=text)
+            return
+        self._last_line = now
+        total = f"/{self._total}" if self._total else ""
+        eta = f"  ETA {_clock(seconds / steps * max(self._total - step, 0))}" if self._total and steps else ""
+        logger.info(f"step {step}{total}  {text}{eta}")
+
+
+def _scalars_of(result: StepResult, now: Speed) -> dict[str, float]:
+    return {
+        "train/loss": result.loss,
+        "train/grad_norm": result.grad_norm,
+        "train/learning_rate": result.learning_rate,
+        "train/clips_per_second": now.clips_per_second or 0.0,
+        "train/data_wait_share": now.waited_share or 0.0,
+        **{f"grad_norm/{block}": norm for block, norm in result.grad_norm_by_block.items()},
+    }
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _memory_bytes(device: torch.device) -> int:
+    """Return the largest memory so far, of the device or, without one, of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _range(index: int) -> str:
+    """Return the name of a range of timesteps, such as `300-400`."""
+    width = NUM_TIMESTEPS // TIMESTEP_RANGES
+    return f"{index * width}-{(index + 1) * width}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _clip(batch: MicroBatch, index: int) -> dict[str, Any]:
+    work = batch.request
+    return {
+        "uid": int(work.uids[index]),
+        "copy": int(work.copies[index]),
+        "repeat_index": int(work.repeat_index[index]),
+        "path": str(work.requests[index].path),
+    }

@@ -1,0 +1,132 @@
+"""Loss on held-out clips at fixed timesteps with fixed noise, in training and in `reelworks eval`.
+
+It does not depend on the step, so two checkpoints, or two runs, can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.loader.step_source import StepSource
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.schedule.plan import Samples
+from reelworks.models.api import DenoiserInputs
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.models.sequence.sequence_parallel import SequenceParallel
+from reelworks.training.encoding.batch_encoder import BatchEncoder
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step.examples import Predicted, validation_example
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """Loss of some held-out clips.
+
+    Attributes:
+        loss: Mean over clips and timesteps; every clip has the same weight.
+        loss_by_time: Mean over clips at each timestep.
+        clips: Number of clips that could be decoded.
+    """
+
+    loss: float
+    loss_by_time: dict[str, float]
+    clips: int
+
+    @classmethod
+    def of_sums(cls, sums: Tensor, times: Sequence[float]) -> HeldOutLoss:
+        """Return the means for the sums of the loss at each timestep, and last the number of clips."""
+        clips = int(sums[-1])
+        means = (sums[:-1] / clips).tolist()
+        by_time = {f"{time:g}": mean for time, mean in zip(times, means, strict=True)}
+        return cls(sum(means) / len(means), by_time, clips)
+
+
+@dataclass(frozen=True)
+class Validation(HeldOutLoss):
+    """Result of a validation, equal on all ranks: the loss of all clips, and that of each bucket's."""
+
+    by_bucket: dict[str, HeldOutLoss]
+
+
+@dataclass(frozen=True)
+class Validator:
+    """Measure the loss of the weights that a network holds, on the same held-out clips each time.
+
+    Attributes:
+        recipe: Its validation.timesteps are those to measure at.
+        times_at_once: Timesteps of a clip that run as one batch; None for as many as clips in a micro-batch of its bucket, so
+            that validation takes no more memory than training. Losses differ by rounding only.
+        on_clip: Called after each clip with the number of clips that are measured, and of all.
+    """
+
+    boundary: DtypeBoundary[DenoiserInputs]
+    encoder: BatchEncoder[Any]
+    world: World
+    source: StepSource
+    held_out: Samples
+    recipe: Recipe
+    times_at_once: int | None = None
+    on_clip: Callable[[int, int], None] = lambda done, total: None
+    sequence: SequenceParallel = field(default_factory=SequenceParallel)
+
+    @torch.no_grad()
+    def run(self, pool: DecodePool) -> Validation | None:
+        """Validate; returns None if there is no held-out clip, or none could be decoded."""
+        if not len(self.held_out):
+            return None
+        times, buckets = self.recipe.validation.timesteps, self.source.data.table.buckets
+        # Of all clips, and then of each bucket's: sums of the loss at each timestep, and of clips.
+        sums = torch.zeros(1 + len(buckets), len(times) + 1, dtype=torch.float64)
+        budget_bytes = self.recipe.data.prefetch_budget_bytes
+        for done, batch in enumerate(self.encoder.read(self._requests(), pool, budget_bytes), 1):
+            # Groups of fewer ranks than a sequence group has measure the same clip, and one of them counts.
+            self.sequence.use(batch.request.sequence_degree)
+            losses = self._losses(batch)
+            if self.world.is_data_leader and bool(batch.is_valid.all()):
+                for row in (0, 1 + batch.request.bucket):
+                    sums[row, :-1] += losses
+                    sums[row, -1] += 1
+            self.on_clip(done * self.world.data_size, len(self.held_out))
+        sums = self.world.sum(sums)
+        if not sums[0, -1]:
+            return None
+        by_bucket = {
+            bucket.name: HeldOutLoss.of_sums(row, times)
+            for bucket, row in zip(buckets, sums[1:], strict=True)
+            if row[-1]
+        }
+        whole = HeldOutLoss.of_sums(sums[0], times)
+        return Validation(whole.loss, whole.loss_by_time, whole.clips, by_bucket)
+
+    def _losses(self, batch: MicroBatch) -> Tensor:
+        """Return the loss of one clip at each timestep, float64 on the CPU."""
+        objective, times = self.recipe.objective.for_validation(), self.recipe.validation.timesteps
+        example = validation_example(batch, self.encoder, objective, seed=self.recipe.seed, times=times)
+        bucket = self.source.data.table.buckets[batch.request.bucket]
+        at_once = self.times_at_once or max(bucket.batch_size, 1) * self.recipe.clips_per_place
+        starts = range(0, len(times), at_once)
+        parts = [Predicted.from_inputs(self.boundary, _part(example.inputs, i, at_once)) for i in starts]
+        return example.losses(Predicted.joined(parts)).double().cpu()
+
+    def _requests(self) -> Iterator[MicroBatchRequest]:
+        """Yield this rank's clips one by one; all ranks get the same number, filled up with fillers."""
+        clips = len(self.held_out)
+        for first in range(0, clips, self.world.data_size):
+            own = first + self.world.data_rank
+            clip = self.held_out.take(np.array([min(own, clips - 1)]))
+            yield self.source.build_request(clip, epoch=0, is_idle=own >= clips, augments=False)
+
+
+def _part(inputs: DenoiserInputs, first: int, count: int) -> DenoiserInputs:
+    """Return some of the clips of a micro-batch."""
+    if first == 0 and count >= len(inputs.time):
+        return inputs
+    return inputs.each(lambda value: value[first : first + count])

@@ -1,0 +1,337 @@
+"""Advise on a catalog before training: damaged, small, duplicate and shared files. Pure functions of rows.
+
+What captions say is looked at in `caption_advice`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.core import units
+from reelworks.core.hash_rng import hash64
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.summary import summarise
+from reelworks.data.media import picture_files as pictures
+
+FEW_PICTURES = 15  # LoRA guides agree on 15 to 20 pictures of a subject
+SMALL_SIDE_PX = 256
+SHORT_FRAMES = 17
+ALL_DARK = 0.99  # share of pixels without any light, as `clipped_dark` measures it
+LONG_SECONDS = 20.0
+ONE_ASPECT = 0.9
+ENOUGH = 10  # fewest clips for a meaningful share
+FILES_NAMED = 20
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class DataAdvice:
+    """One piece of advice.
+
+    Attributes:
+        name: Subject, for programs.
+        files: "dataset/path" of some of the clips concerned; empty if all clips are concerned.
+    """
+
+    name: str
+    text: str
+    remedy: str
+    files: tuple[str, ...] = ()
+
+
+Finding = tuple[str, str, tuple[str, ...]] | None  # text, remedy and files of an advice
+
+
+def advise(rows: CatalogRows) -> list[DataAdvice]:
+    """Return all advice about rows, the most serious first."""
+    found = ((name, rule(rows)) for name, rule in RULES.items())
+    return [DataAdvice(name, *finding) for name, finding in found if finding is not None]
+
+
+def count_tokens(caption: str) -> int:
+    """Return the number of words and punctuation marks, a lower bound for the number of tokens."""
+    return len(_TOKEN.findall(caption))
+
+
+def clips_by_folder(rows: CatalogRows) -> Counter[str]:
+    """Return the number of clips in each folder, by "dataset/folder"."""
+    text = pa.large_string()
+    names = pc.binary_join_element_wise(rows.dataset.cast(text), rows.path, pa.scalar("/", text))
+    counted = pc.value_counts(pc.replace_substring_regex(names, pattern="/[^/]*$", replacement=""))
+    return Counter(dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)))
+
+
+@dataclass(frozen=True)
+class _ClipRule:
+    """Advice about readable clips (or unreadable ones) in a mask; `{clips}` in its text becomes "1 clip" or "3 clips"."""
+
+    where: Callable[[CatalogRows], Any]
+    text: str
+    remedy: str
+    readable: bool = True
+
+    def __call__(self, rows: CatalogRows) -> Finding:
+        found = np.flatnonzero(np.asarray(self.where(rows)) & (rows.readable == self.readable))
+        if not len(found):
+            return None
+        n = len(found)
+        text = self.text.format(
+            clips=units.plural(n, "clip"),
+            captions_are=units.plural(n, "caption") + (" is" if n == 1 else " are"),
+            captions_have=units.plural(n, "caption") + (" has" if n == 1 else " have"),
+        )
+        return text, self.remedy, tuple(rows.label(i) for i in found[:FILES_NAMED].tolist())
+
+
+def _captions_garbled(rows: CatalogRows) -> Any:
+    captions = rows.caption.fill_null("")
+    return pc.or_(pc.match_substring(captions, "\ufffd"), pc.match_substring(captions, "\0"))
+
+
+def _captions_equal(rows: CatalogRows) -> Finding:
+    captions = rows.take(rows.readable & np.asarray(rows.caption.is_valid())).caption
+    most = pc.max(pc.value_counts(captions).field("counts")).as_py() or 0
+    if len(captions) < ENOUGH or most < ONE_ASPECT * len(captions):
+        return None
+    text = f"{most} of {len(captions)} captions are the same"
+    return text, "describe how the clips differ, or the prompt will have no effect", ()
+
+
+def _few_pictures(rows: CatalogRows) -> Finding:
+    """Advise on folders that hold nothing but a few images, as for a LoRA."""
+    videos = clips_by_folder(rows.take(rows.readable & rows.is_video))
+    pictures = clips_by_folder(rows.take(rows.readable & rows.is_image))
+    few = {f: n for f, n in pictures.items() if n < FEW_PICTURES and not videos[f]}
+    if not few:
+        return None
+    (folder, n), others = min(few.items(), key=lambda item: (item[1], item[0])), len(few) - 1
+    where = "" if len(pictures) == 1 else f" in {folder}"
+    more = f" (and {units.plural(others, 'more such folder')})" if others else ""
+    text = f"{units.plural(n, 'picture')}{where}{more}; 15 to 20 per subject train better"
+    return text, "add pictures of other angles, light and backgrounds", ()
+
+
+def _duplicates(rows: CatalogRows) -> NDArray[np.bool_]:
+    where, good = rows.readable.copy(), np.flatnonzero(rows.readable)
+    codes = rows.fingerprint.take(pa.array(good)).dictionary_encode().indices.to_numpy().astype(np.uint64)
+    ranged = rows.is_range[good]  # ranges of one file differ
+    codes[ranged] = hash64(codes[ranged], rows.first_frame[good[ranged]], rows.num_frames[good[ranged]])
+    _, first = np.unique(codes, return_index=True)
+    where[good[first]] = False
+    return where
+
+
+def _score(rows: CatalogRows, name: str) -> NDArray[np.float64]:
+    """Return a column of numbers, NaN for all rows if the catalog has none of the name."""
+    return rows.scores[name] if name in rows.scores else np.full(len(rows), np.nan)
+
+
+def _color_profile(rows: CatalogRows) -> NDArray[np.bool_]:
+    return rows.per_word("icc_profile", lambda name: not pictures.is_srgb(name))
+
+
+def _unusual_colors(rows: CatalogRows) -> NDArray[np.bool_]:
+    return rows.full_range | rows.per_word("color_matrix", lambda name: name not in ("", "bt601", "bt709"))
+
+
+def _mixed_fps(rows: CatalogRows) -> Finding:
+    fps = rows.fps[rows.readable & rows.is_video]
+    if not len(fps) or fps.max() < 1.2 * fps.min():
+        return None
+    common = np.median(fps)
+    text = f"videos have {fps.min():.3g} to {fps.max():.3g} frames per second, with a median of {common:.3g}"
+    return text, f"set [data] fps = {common:.0f} to read all videos at one frame rate", ()
+
+
+def _one_aspect(rows: CatalogRows) -> Finding:
+    good = int(rows.readable.sum())
+    label, n = max(summarise(rows).aspect_ratio, key=lambda item: item[1], default=("", 0))
+    if good < ENOUGH or n < ONE_ASPECT * good:
+        return None
+    remedy = f'one ratio is enough: [buckets] aspect_ratios = ["{label}"]; generated clips of other ratios look worse'
+    return f"{n / good:.0%} of the clips are about {label}", remedy, ()
+
+
+RULES: dict[str, Callable[[CatalogRows], Finding]] = {
+    "unreadable": _ClipRule(
+        lambda rows: ~rows.readable,
+        "{clips} cannot be read",
+        "replace or remove them; training skips them",
+        readable=False,
+    ),
+    "captions_missing": _ClipRule(
+        lambda rows: rows.caption.is_null(),
+        "{clips} without a caption",
+        "write each caption into a text file next to its clip, for example cat.txt for cat.mp4, or let `reelworks caption` do so",
+    ),
+    "captions_empty": _ClipRule(
+        lambda rows: pc.equal(pc.utf8_trim_whitespace(rows.caption.fill_null("-")), ""),
+        "{captions_are} empty",
+        "describe what the clip shows",
+    ),
+    "captions_garbled": _ClipRule(
+        _captions_garbled, "{captions_have} bytes that are not UTF-8", "save the text files as UTF-8"
+    ),
+    "captions_equal": _captions_equal,
+    "captions_lines": _ClipRule(
+        lambda rows: pc.match_substring(rows.caption.fill_null(""), "\n"),
+        "{captions_have} several lines",
+        'if each line is a caption of its own, set captions = "lines" in [[dataset]] to draw one at each use',
+    ),
+    "few_pictures": _few_pictures,
+    "duplicates": _ClipRule(
+        _duplicates,
+        "{clips} with the same content as another file",
+        "remove them, or use [[dataset]] repeats if they are meant to count twice",
+    ),
+    "near_duplicates": _ClipRule(
+        lambda rows: _score(rows, "duplicate_rank") > 0,
+        "{clips} that look like a better one",
+        'train the best of each group alone, [[dataset]] duplicates = "best", or the model learns them far more than others',
+    ),
+    "black": _ClipRule(
+        lambda rows: _score(rows, "clipped_dark") >= ALL_DARK,
+        "{clips} all black",
+        "remove them; they teach the model darkness under their captions",
+    ),
+    "small": _ClipRule(
+        lambda rows: np.minimum(rows.height, rows.width) < SMALL_SIDE_PX,
+        f"{{clips}} with fewer than {SMALL_SIDE_PX} pixels on the short side",
+        "add buckets of their size, or remove them",
+    ),
+    "short": _ClipRule(
+        lambda rows: rows.is_video & (rows.num_frames < SHORT_FRAMES),
+        f"{{clips}} with fewer than {SHORT_FRAMES} frames",
+        "add a bucket with fewer frames, or they are rejected as too_short",
+    ),
+    "long": _ClipRule(
+        lambda rows: rows.duration_seconds > LONG_SECONDS,
+        f"{{clips}} longer than {LONG_SECONDS:g} s",
+        "an epoch reads one section of each; cut them at scene changes",
+    ),
+    "mixed_fps": _mixed_fps,
+    "variable_fps": _ClipRule(
+        lambda rows: rows.variable_fps,
+        "{clips} with variable frame rate",
+        "motion looks uneven where frames are read one after the other; data.fps reads them at even times",
+    ),
+    "one_aspect": _one_aspect,
+    "transparent": _ClipRule(
+        lambda rows: rows.has_alpha,
+        "{clips} with transparency",
+        "they are drawn on a white background; [data] alpha_color sets another colour",
+    ),
+    "hdr": _ClipRule(
+        lambda rows: rows.is_hdr,
+        "{clips} of high dynamic range (PQ or HLG)",
+        'their colours are converted to SDR; [data] hdr = "reject" leaves them out',
+    ),
+    "interlaced": _ClipRule(
+        lambda rows: rows.interlaced,
+        "{clips} interlaced",
+        'whole frames are rebuilt from their fields; [data] interlaced = "reject" leaves them out',
+    ),
+    "pixel_shape": _ClipRule(
+        lambda rows: rows.pixel_aspect_ratio != 1,
+        "{clips} with pixels that are not square",
+        "they are widened or narrowed as players do, and the catalog has that width",
+    ),
+    "mirrored": _ClipRule(
+        lambda rows: rows.mirrored,
+        "{clips} stored mirrored",
+        "they are mirrored back as players do; check text in them if a camera's tags may be wrong",
+    ),
+    "hidden_frames": _ClipRule(
+        lambda rows: rows.hidden_frames > 0,
+        "{clips} with frames that an edit list hides",
+        "those frames are not trained; encode the clips anew if they should be",
+    ),
+    "color_profile": _ClipRule(
+        _color_profile,
+        "{clips} with a colour profile other than sRGB",
+        "their colours are converted to sRGB",
+    ),
+    "unusual_colors": _ClipRule(
+        _unusual_colors,
+        "{clips} in full range or with a colour matrix other than BT.601 and BT.709",
+        "they are converted as their tags say; correct the tags if the colours on a contact sheet look wrong",
+    ),
+}
+
+
+_SIDES = r"(?i)\b(left|right)\b"
+
+
+@dataclass(frozen=True)
+class MirroredSides:
+    """A dataset that is flipped, and the number of its clips whose captions name sides."""
+
+    dataset: str
+    clips: int
+
+
+def mirrored_sides(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[MirroredSides]:
+    """Return the datasets that are flipped although captions name sides."""
+    found = []
+    for name in [d.dataset_name for d in datasets if d.flip > 0]:
+        captions = rows.caption.filter(pa.array(rows.of_datasets([name]) & rows.readable))
+        if clips := pc.sum(pc.match_substring_regex(captions, _SIDES)).as_py():
+            found.append(MirroredSides(name, clips))
+    return found
+
+
+@dataclass(frozen=True)
+class SharedFiles:
+    """Two datasets, that of the outer folder first, and the number of files that both have."""
+
+    datasets: list[str]
+    files: int
+
+
+def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[SharedFiles]:
+    """Return pairs of datasets that overlap by mistake.
+
+    Datasets are meant to overlap if one has a name, or if their captions or filters differ.
+    """
+    wide_first = sorted(datasets, key=lambda d: d.place.address.count("/"))
+    pairs = [pair for pair in itertools.combinations(wide_first, 2) if _overlap_by_mistake(*pair)]
+    number = _numbered({d.dataset_name: d for pair in pairs for d in pair}.values(), rows)
+    overlaps = []
+    for pair in pairs:
+        names = [d.dataset_name for d in pair]
+        wide, narrow = (number[name] for name in names)
+        if count := int(np.isin(narrow, wide, kind="table").sum()):
+            overlaps.append(SharedFiles(names, count))
+    return overlaps
+
+
+def _overlap_by_mistake(wide: DatasetConfig, narrow: DatasetConfig) -> bool:
+    if not f"{narrow.place.address}/".startswith(f"{wide.place.address}/"):
+        return False
+    unnamed = wide.name is None and narrow.name is None
+    return unnamed and (wide.caption, wide.filter) == (narrow.caption, narrow.filter)
+
+
+def _numbered(datasets: Collection[DatasetConfig], rows: CatalogRows) -> dict[str, NDArray[np.int32]]:
+    """Return a number for each file, the same in all datasets, so that strings are compared only once."""
+    paths = []
+    for dataset in datasets:
+        own = rows.path.filter(pa.array(rows.of_datasets([dataset.dataset_name])))
+        root, slash = (pa.scalar(text, own.type) for text in (dataset.place.address, "/"))
+        paths.append(pc.binary_join_element_wise(root, own, slash))
+    if not paths:
+        return {}
+    every = pa.concat_arrays(paths).dictionary_encode().indices.to_numpy()
+    ends = np.cumsum([len(own) for own in paths])
+    return {d.dataset_name: part for d, part in zip(datasets, np.split(every, ends[:-1]), strict=True)}

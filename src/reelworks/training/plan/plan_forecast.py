@@ -1,0 +1,279 @@
+"""Forecast the epochs of a run: their figures, what simpler strategies and fewer GPUs would make of them, and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.core import blocks, results
+from reelworks.core.errors import UserError
+from reelworks.data.buckets.assign import Reason
+from reelworks.data.loader.left_out import by_reason
+from reelworks.data.loader.position import begin_epoch
+from reelworks.data.schedule.plan import PlanSpec, plan_epoch
+from reelworks.models.sequence import sequence_limits
+from reelworks.training.plan import epoch_stats, plan_fixes, plan_report, strategies
+from reelworks.training.plan.epoch_stats import BucketShare, Course, DatasetShare, Figures, figures
+from reelworks.training.plan.plan_fixes import ProposedChange, RanksFigures
+from reelworks.training.plan.plan_report import PlanNumbers, PlanSummary
+from reelworks.training.plan.strategies import StrategyFigures
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
+
+FILES_NAMED = 20
+_WORLDS = (8, 64, 512, 4096)
+
+
+@dataclass(frozen=True)
+class EpochFigures:
+    """Figures of an epoch."""
+
+    epoch: int
+    figures: Figures = field(metadata=results.INLINED)
+
+
+@dataclass(frozen=True)
+class UnseenClips:
+    """Clips that no epoch trains for one reason, with the first of their paths."""
+
+    clips: int
+    files: list[str]
+
+
+@dataclass(frozen=True)
+class NeverSeen:
+    """Clips that no epoch trains, those held out left out."""
+
+    clips: int
+    by_reason: dict[str, UnseenClips]
+
+
+@dataclass(frozen=True)
+class LookAhead:
+    """Several epochs, and the course of the first one."""
+
+    epochs: list[EpochFigures]
+    sum: Figures
+    shares: list[BucketShare]
+    datasets: list[DatasetShare]
+    course: Course
+    never_seen: NeverSeen
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Changes that reduce the waste of a plan.
+
+    Attributes:
+        proposals: None if imbalance and padding are not above `plan_fixes.WASTE_ALLOWED`.
+        fewer_ranks: A number of GPUs at which the waste is allowed, if no proposal suffices; else None.
+    """
+
+    proposals: list[ProposedChange] | None
+    fewer_ranks: RanksFigures | None
+
+
+@dataclass(frozen=True)
+class PlanForecast(PlanSummary):
+    """The first epoch of a run, several epochs, and advice.
+
+    Attributes:
+        smaller_worlds: Figures of the first epoch on fewer GPUs.
+        strategies: The first epoch beside those of simpler strategies; empty for a single rank.
+        max_steps_to_set: Steps of all epochs, if the learning rate decays without an end; else None.
+    """
+
+    ahead: LookAhead = field(metadata=results.INLINED)
+    smaller_worlds: list[RanksFigures]
+    strategies: list[StrategyFigures]
+    loss_reduction: str
+    max_steps_to_set: int | None
+    advice: Advice = field(metadata=results.INLINED)
+
+
+@dataclass(frozen=True)
+class PlanOutline(PlanNumbers):
+    """The part of a forecast of one epoch that takes a moment to compute."""
+
+    sum: Figures
+    shares: list[BucketShare]
+
+
+def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> LookAhead:
+    """Plan so many epochs, at least one, from the first on, one at a time."""
+    dataset = epoch_stats.dataset_of_rows(data)
+    by_bucket = np.zeros((4, len(data.table.buckets)))
+    by_dataset = np.zeros((3, len(data.recipe.dataset)))
+    seen = np.zeros(len(data.rows), dtype=np.bool_)
+    each: list[Figures] = []
+    for epoch in range(epochs):
+        plan = data.plan(spec, epoch)
+        row = data.rows_at(plan.ordinal)
+        each.append(figures(plan, spec, data.table.tokens(), world))
+        by_bucket += epoch_stats.of_buckets(data, plan, spec)
+        by_dataset += epoch_stats.of_datasets(data, plan, spec, blocks.taken(dataset, row))
+        seen |= blocks.mask(row, len(seen))
+        if epoch == 0:
+            groups = epoch_stats.groups(data, by_bucket)
+            course = epoch_stats.course(plan, groups)
+    reason, trainable = _reasons(data)
+    trainable_clips = blocks.counts(dataset[trainable], by_dataset.shape[1])
+    return LookAhead(
+        epochs=list(map(EpochFigures, range(epochs), each)),
+        sum=sum(each, Figures()),
+        shares=epoch_stats.bucket_shares(data, by_bucket, groups),
+        datasets=epoch_stats.dataset_shares(data, by_dataset, trainable_clips),
+        course=course,
+        never_seen=_never_seen(data, seen, reason),
+    )
+
+
+def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world: int) -> list[RanksFigures]:
+    """Return figures of the first epoch on 8, 64, ... ranks, below `world`, as far as the recipe allows so many."""
+    worlds = [size for size in _WORLDS if size < world]
+    if not worlds:
+        return []
+    values, entries = [], data.narrow_entries(0)
+    for size in worlds:
+        try:
+            spec = spec_for(size)
+        except UserError:  # the recipe's same_bucket_run does not allow this number
+            continue
+        plan = plan_epoch(entries, spec, 0)
+        sequence_ranks = size * data.recipe.parallel.group_size
+        values.append(RanksFigures(sequence_ranks, figures(plan, spec, data.table.tokens(), size)))
+    return values
+
+
+def _reasons(data: RecipeData) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
+    """Return why the first epoch leaves out each row, and which rows any epoch can draw."""
+    assignment, row = data.assignment(0)
+    reason = np.zeros(len(data.rows), dtype=np.int8)
+    for where in blocks.slices(len(row)):
+        reason[row[where]] = assignment.reason[where]
+    drawn = np.isin(np.arange(len(Reason)), (Reason.NONE, Reason.NOT_DRAWN, Reason.DUPLICATE_TURN))
+    return reason, blocks.mask(row[blocks.taken(drawn, assignment.reason)], len(data.rows))
+
+
+def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.int8]) -> NeverSeen:
+    """Return the clips that no epoch trains, by reason, with the first paths; held-out clips are left out."""
+    lost = ~seen & (reason != Reason.HELD_OUT)
+    by_reason = {}
+    for kind in Reason:
+        where = np.flatnonzero(lost & (reason == kind))
+        if len(where):
+            paths = sorted(data.rows.labels(where[:FILES_NAMED]))
+            by_reason[kind.label] = UnseenClips(len(where), paths)
+    return NeverSeen(int(lost.sum()), by_reason)
+
+
+_MOST_MICRO_BATCHES = 1_000_000  # per step: the plan has an element for each of a step
+
+
+def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
+    """Return the micro-batches per step and the `same_bucket_run` of a run that begins with `world` ranks."""
+    train = recipe.train
+    if train.micro_batches_per_step is not None and train.micro_batches_per_step < world:
+        raise too_many_ranks(train.micro_batches_per_step, world)
+    width = train.same_bucket_run or world
+    steps = train.micro_batches_per_step or world * train.gradient_accumulation_steps
+    if steps > _MOST_MICRO_BATCHES:
+        raise UserError(
+            f"a step can have at most {_MOST_MICRO_BATCHES} micro-batches",
+            code="unknown-micro-batch-count",
+            field="train.micro_batches_per_step",
+            value=steps,
+            remedy="lower it; if the recipe does not set it, it is GPUs × train.gradient_accumulation_steps",
+        )
+    if steps % width:
+        raise UserError(
+            f"same_bucket_run must divide micro_batches_per_step, which is {steps}",
+            code="run-length-must-divide",
+            field="train.same_bucket_run",
+            value=width,
+            remedy=f"set train.same_bucket_run to a divisor of {steps}",
+        )
+    return steps, width
+
+
+def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
+    """Return the error for a number of ranks of which some would have no micro-batch."""
+    return UserError(
+        f"a step has {micro_batches_per_step} micro-batches, so some of {world} ranks would have nothing to do",
+        code="too-many-ranks",
+        field="train.micro_batches_per_step",
+        value=micro_batches_per_step,
+        remedy=f"use at most {micro_batches_per_step} ranks, or raise train.micro_batches_per_step (the rest of the "
+        "epoch is then planned anew)",
+    )
+
+
+def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | None = None) -> PlanForecast:
+    """Summarise the first epoch of a run on `world` GPUs, and look so many epochs ahead; the catalog must exist.
+
+    `data` is the recipe's, where it is open already.
+
+    Raises:
+        UserError: GPUs cannot be divided into sequence groups, or these cannot share the tokens of a bucket.
+    """
+    ranks = recipe.parallel.data_ranks(world)
+    data = RecipeData.open(recipe) if data is None else data
+    sequence_limits.require_buckets(recipe.model, data.table)
+    spec = plan_spec(data, ranks)
+    plan = begin_epoch(data, spec, epoch=0).plan
+    with ThreadPoolExecutor(1) as thread:  # numpy computes without Python's lock
+        further = thread.submit(look_ahead, data, spec, world=ranks, epochs=epochs)
+        summary = plan_report.summarise(data, spec, plan, world=ranks)
+        ahead = further.result()
+    train = recipe.train
+    return PlanForecast(
+        **vars(summary) | {"world": world},
+        ahead=ahead,
+        smaller_worlds=smaller_worlds(data, partial(plan_spec, data), ranks),
+        strategies=strategies.compare(data, spec, plan, ranks, recipe.buckets.tuned) if ranks > 1 else [],
+        loss_reduction=train.loss_reduction,
+        max_steps_to_set=(train.max_epochs or 0) * plan.num_steps if train.lacks_end else None,
+        advice=_advice(data, spec, ahead.sum, ranks, epochs),
+    )
+
+
+def outline(data: RecipeData, world: int) -> PlanOutline:
+    """Return the part of `forecast` that takes a moment: the first epoch's numbers, without names of clips."""
+    ranks = data.recipe.parallel.data_ranks(world)
+    sequence_limits.require_buckets(data.recipe.model, data.table)
+    spec = plan_spec(data, ranks)
+    plan = begin_epoch(data, spec, epoch=0).plan
+    left_out = by_reason(*data.assignment(0))
+    by_bucket = epoch_stats.of_buckets(data, plan, spec)
+    return PlanOutline(
+        **vars(plan_report.numbers(data, spec, plan, left_out, ranks)) | {"world": world},
+        sum=figures(plan, spec, data.table.tokens(), ranks),
+        shares=epoch_stats.bucket_shares(data, by_bucket, epoch_stats.groups(data, by_bucket)),
+    )
+
+
+def advice(data: RecipeData, world: int) -> Advice:
+    """Return the advice of a forecast of one epoch, for a dataset that is open."""
+    ranks = data.recipe.parallel.data_ranks(world)
+    spec = plan_spec(data, ranks)
+    total = figures(data.plan(spec, 0), spec, data.table.tokens(), ranks)
+    return _advice(data, spec, total, ranks, 1)
+
+
+def _advice(data: RecipeData, spec: PlanSpec, total: Figures, ranks: int, epochs: int) -> Advice:
+    if not plan_fixes.too_much(total):
+        return Advice(None, None)
+    proposals = plan_fixes.proposals(data, spec, total, world=ranks, epochs=epochs)
+    if any(proposal.suffices for proposal in proposals):
+        return Advice(proposals, None)
+    return Advice(proposals, plan_fixes.fewer_ranks(data, partial(plan_spec, data), world=ranks, epochs=epochs))
+
+
+def plan_spec(data: RecipeData, world: int = 1) -> PlanSpec:
+    """Return the settings of the plans of a run that begins with so many ranks, those that share a clip counted as one."""
+    return data.plan_spec(*step_shape(data.recipe, world))

@@ -1,0 +1,262 @@
+"""Summarise the plan of an epoch, as values from which terminal output, report and page are built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from reelworks.core import blocks, results, units, user_files
+from reelworks.data.buckets.assign import Reason
+from reelworks.data.buckets.config import BucketsConfig
+from reelworks.data.loader.left_out import Rejection, by_reason
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.schedule.plan import EpochPlan, PlanSpec
+from reelworks.training.plan import compiled_graphs, data_advice, discarded, epoch_stats, rejections
+from reelworks.training.plan.compiled_graphs import PlannedGraphs
+from reelworks.training.plan.data_advice import MirroredSides, SharedFiles
+from reelworks.training.plan.discarded import Losses
+from reelworks.training.plan.rejections import LeftOut, LeftOutClip
+from reelworks.training.recipe.dataset import ChosenBuckets, RecipeData
+from reelworks.training.recipe.recipe import Recipe
+
+_LINES_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class CatalogCounts:
+    """Numbers of a catalog's rows: all, readable videos and images, and unreadable ones (`bad`)."""
+
+    clips: int
+    videos: int
+    images: int
+    bad: int
+
+
+@dataclass(frozen=True)
+class PlannedBucket:
+    """A bucket in an epoch.
+
+    Attributes:
+        sequence_degree: GPUs that share each clip.
+        global_batch: Clips of a full optimizer step.
+        clips: Clips that are trained, each repeat of a dataset once.
+        incomplete: Micro-batches with fewer clips than the batch size.
+    """
+
+    name: str
+    num_frames: int
+    height: int
+    width: int
+    batch_size: int
+    sequence_degree: int
+    global_batch: int
+    keep_prob: float
+    clips: int
+    micro_batches: int
+    incomplete: int
+    tokens_per_clip: int
+
+
+@dataclass(frozen=True)
+class PlanNumbers:
+    """Numbers of an epoch, for which no text of the catalog is read.
+
+    Attributes:
+        planned: Clips that are trained, each repeat of a dataset once.
+        repeated: Further showings of them, which fill micro-batches.
+        left_out: Clips that are not trained, by reason.
+        incomplete: Micro-batches with fewer clips than the batch size.
+        world: Number of GPUs.
+        imbalance: Share of time in which ranks wait for the slowest, from 0 to 1.
+        padding: Share of the clips in micro-batches that have weight 0, from 0 to 1.
+        steps_not_full: Steps that lack a micro-batch.
+    """
+
+    catalog: CatalogCounts
+    planned: int
+    repeated: int
+    held_out: int
+    left_out: dict[str, LeftOut]
+    buckets: list[PlannedBucket]
+    empty_buckets: list[str]
+    steps_per_epoch: int
+    micro_batches: int
+    incomplete_batch: str
+    incomplete: int
+    micro_batches_per_step: int
+    same_bucket_run: int
+    world: int
+    imbalance: float
+    padding: float
+    steps_not_full: int
+
+
+@dataclass(frozen=True)
+class PlanSummary(PlanNumbers):
+    """An epoch with the names of some clips, as a run folder keeps it in `plan/summary.json`.
+
+    Attributes:
+        reasons: The first clips that are left out for each reason.
+        exclude_list_unmatched: Lines of the exclude list that name no clip.
+        without_effect: A line for each key of the recipe that has no effect.
+        uneven_clips: Clips of variable frame rate whose frames are read one after the other, so that the frame rate that
+            the model is told is their average.
+        chosen_buckets: How the bucket entries were chosen; None if the recipe has its own.
+    """
+
+    reasons: dict[str, list[LeftOutClip]]
+    exclude_list_unmatched: list[str]
+    mirrored_sides: list[MirroredSides]
+    without_effect: list[str]
+    uneven_clips: int
+    shared_files: list[SharedFiles]
+    graphs: PlannedGraphs
+    chosen_buckets: ChosenBuckets | None
+    losses: Losses = field(metadata=results.INLINED)
+
+
+def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, epoch: int = 0) -> PlanSummary:
+    """Summarise an epoch on `world` ranks: buckets, reasons with their first files, steps, imbalance, padding."""
+    left_out = by_reason(*data.assignment(epoch))
+    rows = data.rows
+    return PlanSummary(
+        **vars(numbers(data, spec, plan, left_out, world)),
+        reasons=rejections.named(data, left_out),
+        exclude_list_unmatched=data.exclude_list.unmatched(rows),
+        mirrored_sides=data_advice.mirrored_sides(data.recipe.dataset, rows),
+        without_effect=without_effect(data.recipe),
+        uneven_clips=_uneven_clips(data, plan),
+        shared_files=data_advice.shared_files(data.recipe.dataset, rows),
+        graphs=compiled_graphs.of_plan(data, plan),
+        chosen_buckets=None if data.chosen is None else data.chosen.report(),
+        losses=discarded.losses(data, plan),
+    )
+
+
+def _uneven_clips(data: RecipeData, plan: EpochPlan) -> int:
+    variable = data.rows.variable_fps
+    if data.spec.data.frame_rate is not None or not variable.any():
+        return 0
+    row = data.rows.find(np.unique(plan.uid))
+    return int(variable[row[row >= 0]].sum())
+
+
+@cache
+def _reader() -> TypeAdapter[PlanSummary]:
+    return TypeAdapter(PlanSummary)
+
+
+def read_summary(run: RunFolder) -> PlanSummary | None:
+    """Read the summary of a run's plan; None if it is missing or damaged."""
+    try:
+        value = user_files.read_json(run.plan_folder / "summary.json")
+        return _reader().validate_python({**value, "losses": value})
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def numbers(data: RecipeData, spec: PlanSpec, plan: EpochPlan, left_out: list[Rejection], world: int) -> PlanNumbers:
+    """Return the numbers of a plan on `world` ranks."""
+    buckets, places, rows = _buckets(data, plan, spec), len(plan.uid), data.rows
+    return PlanNumbers(
+        catalog=CatalogCounts(
+            clips=len(rows),
+            videos=int((~rows.is_image & rows.readable).sum()),
+            images=int((rows.is_image & rows.readable).sum()),
+            bad=int((~rows.readable).sum()),
+        ),
+        planned=plan.planned,
+        repeated=plan.repeated,
+        held_out=sum(len(r.row) for r in left_out if r.reason == Reason.HELD_OUT),
+        left_out=rejections.counts(data, left_out),
+        buckets=[bucket for bucket in buckets if bucket.clips],
+        empty_buckets=[bucket.name for bucket in buckets if not bucket.clips],
+        steps_per_epoch=plan.num_steps,
+        micro_batches=len(plan.offsets) - 1,
+        incomplete_batch=spec.incomplete_batch,
+        incomplete=sum(bucket.incomplete for bucket in buckets),
+        micro_batches_per_step=spec.micro_batches_per_step,
+        same_bucket_run=spec.same_bucket_run,
+        world=world,
+        imbalance=plan.waste(spec, world),
+        padding=1 - int(plan.real.sum()) / places if places else 0.0,
+        steps_not_full=int((plan.steps < 0).any(axis=1).sum()),
+    )
+
+
+def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[PlannedBucket]:
+    """Return statistics of every bucket, empty ones included."""
+    table, n = data.table, len(data.table.buckets)
+    bucket, _ = epoch_stats.micro_batches(plan)
+    clips = blocks.sums(bucket, plan.own_clips, n).astype(np.int64).tolist()
+    incomplete = np.bincount(bucket[plan.own_clips < table.column_sizes()[bucket]], minlength=n).tolist()
+    batches = np.bincount(bucket, minlength=n).tolist()
+    return [
+        PlannedBucket(
+            name=b.name,
+            num_frames=b.shape.num_frames,
+            height=b.shape.height,
+            width=b.shape.width,
+            batch_size=b.batch_size,
+            sequence_degree=b.sequence_degree,
+            global_batch=b.column_size * spec.micro_batches_per_step,
+            keep_prob=table.entries[b.entry].keep_prob,
+            clips=clips[i],
+            micro_batches=batches[i],
+            incomplete=incomplete[i],
+            tokens_per_clip=b.tokens,
+        )
+        for i, b in enumerate(table.buckets)
+    ]
+
+
+def warnings(summary: PlanSummary) -> list[str]:
+    """Return the warnings of a summary, to print before training."""
+    unmatched = summary.exclude_list_unmatched
+    lines = [f"exclude_file names {line}, which is no clip of the recipe" for line in unmatched[:_LINES_SHOWN]]
+    lines += summary.without_effect
+    more = len(unmatched) - _LINES_SHOWN
+    if clips := summary.uneven_clips:
+        lines.append(
+            f"{units.plural(clips, 'clip')} of variable frame rate {'is' if clips == 1 else 'are'} read frame by frame, so "
+            "that motion is uneven and the frame rate that the model is told is an average; data.fps reads frames at even times"
+        )
+    lines += [f"exclude_file has {more} more lines that name no clip"] if more > 0 else []
+    for overlap in summary.shared_files:
+        outer, inner = overlap.datasets
+        lines.append(
+            f"the datasets {outer} and {inner} share {units.plural(overlap.files, 'file')}, which an epoch trains twice; "
+            "remove one of the datasets, or give it a name if this is intended"
+        )
+    for mirrored in summary.mirrored_sides:
+        count = units.plural(mirrored.clips, "caption") + (" names" if mirrored.clips == 1 else " name")
+        lines.append(
+            f"the dataset {mirrored.dataset} has flip, but {count} left or right, which would be wrong of a "
+            "mirrored clip; set flip = 0 there, or keep these clips in a dataset of their own"
+        )
+    return lines
+
+
+def without_effect(recipe: Recipe) -> list[str]:
+    """Return a line for each key of a recipe that has no effect beside the others."""
+    lines = []
+    if recipe.parallel.link_gb_per_second is not None and recipe.parallel.group_size == 1:
+        lines.append("parallel.link_gb_per_second has no effect without parallel.sequence_degree; leave it out")
+    if recipe.train.step_seconds is not None:  # with numbers that were measured, it is left out
+        lines.append(
+            'train.step_seconds has no effect without batch_size = "auto"; leave it out, or run `reelworks tune`'
+        )
+    usual = BucketsConfig()
+    limits = [
+        name for name in ("max_tokens", "max_batch_size") if getattr(recipe.buckets, name) != getattr(usual, name)
+    ]
+    if recipe.buckets.entries != "recipe":
+        return lines
+    return lines + [
+        f"buckets.{name} has no effect beside [[bucket]] entries, which say their sizes and batch sizes; leave it out, or "
+        'set buckets.entries = "auto"'
+        for name in limits
+    ]

@@ -1,0 +1,108 @@
+"""The request of `reelworks plan`, and the forecasts of its recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reelworks.core import requests
+from reelworks.core.errors import UserError
+from reelworks.core.requests import arg
+
+if TYPE_CHECKING:
+    from reelworks.data.catalog.scan.scan import ScanProgress
+    from reelworks.training.plan.plan_forecast import PlanForecast
+    from reelworks.training.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """Recipes to plan, or a run whose plan is looked into."""
+
+    recipes: tuple[Path, ...] = arg(
+        ..., "A recipe; two with --diff; or a run with --rejected.", metavar="RECIPE", is_option=False
+    )
+    world: int = arg(1, "Number of GPUs to plan for.", least=1)
+    epochs: int = arg(1, "Number of epochs to plan.", least=1)
+    html: Path | None = arg(None, requests.HTML, metavar="FILE")
+    rejected: Path | None = arg(
+        None,
+        "Also write all clips that the first epoch leaves out, with reasons, as .csv, .parquet, .jsonl or .txt.",
+        metavar="FILE",
+    )
+    diff: bool = arg(False, "Compare two recipes and their plans; --set and --data-path apply to both.")
+    no_scan: bool = arg(False, "Plan on the catalog as it is, without listing the files again.")
+    data_path: Path | None = arg(None, requests.DATA_PATH)
+    overrides: tuple[str, ...] = arg((), requests.OVERRIDES, names=("--set",), metavar="A.B=V")
+
+    def __post_init__(self) -> None:
+        with requests.checked(self):
+            for field, path in (("html", self.html), ("rejected", self.rejected)):
+                if self.diff and path is not None:
+                    raise UserError(
+                        "the file describes a single plan",
+                        code="one-plan-only",
+                        field=field,
+                        value=str(path),
+                        remedy=f"leave out --diff or --{field}",
+                    )
+            if len(self.recipes) != (2 if self.diff else 1):
+                raise UserError(
+                    "--diff compares exactly two recipes" if self.diff else "only one recipe is planned at a time",
+                    code="wrong-number-of-recipes",
+                    field="recipes",
+                    value=[str(path) for path in self.recipes],
+                    remedy="give two, as in --diff a.toml b.toml" if self.diff else "add --diff to compare two",
+                )
+
+    @property
+    def run(self) -> Path | None:
+        """The run whose left-out clips are asked for, if it is one."""
+        return self.recipes[0] if self.rejected is not None and self.recipes[0].is_dir() else None
+
+
+def load(request: PlanRequest, path: Path) -> Recipe:
+    """Read one of the recipes."""
+    from reelworks.training.recipe import recipe_file
+
+    return recipe_file.load(path, request.overrides, request.data_path)
+
+
+def scan(
+    request: PlanRequest,
+    recipe: Recipe,
+    on_scan: Callable[[ScanProgress], None] | None,
+    on_note: Callable[[str], None],
+) -> None:
+    """Bring the catalog of a recipe up to date, unless the request says otherwise."""
+    from reelworks.training.recipe import dataset
+
+    if not request.no_scan:
+        for note in dataset.scan_recipe(recipe, on_scan).notes:
+            on_note(note)
+
+
+@requests.telling(PlanRequest)
+def forecast(
+    request: PlanRequest,
+    path: Path,
+    on_scan: Callable[[ScanProgress], None] | None = None,
+    on_note: Callable[[str], None] = lambda note: None,
+) -> tuple[Recipe, PlanForecast]:
+    """Forecast what training of one of the recipes would do, and write the clips that it leaves out, if asked for.
+
+    `on_note` gets sentences on what the scan found.
+    """
+    from reelworks.training.plan import plan_forecast, rejections
+    from reelworks.training.recipe import dataset
+
+    recipe = load(request, path)
+    scan(request, recipe, on_scan, on_note)
+    # A recipe whose clips are shared by several GPUs is planned for that many at least.
+    world = max(request.world, recipe.parallel.group_size)
+    found = plan_forecast.forecast(recipe, world, request.epochs)
+    if request.rejected is not None:
+        rejections.write(request.rejected, dataset.RecipeData.open(recipe), 0)
+    return recipe, found

@@ -1,0 +1,197 @@
+"""Encode a recipe's clips and captions ahead of training, and open the store for training from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reelworks.core.log import logger
+from reelworks.data.catalog.config import DRAWN, DatasetConfig
+from reelworks.data.catalog.store.companions import REJECTED
+from reelworks.data.distributed.mesh import World
+from reelworks.data.schedule.plan import PlanSpec
+from reelworks.models import components, registry
+from reelworks.models.family import IMAGE_ENCODERS
+from reelworks.models.sound.config import SoundConfig
+from reelworks.training.assembly import build
+from reelworks.training.encoding import request_key
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.lazy import LazyAutoencoder, LazyImageEncoder, LazySoundEncoder, LazyTextEncoder
+from reelworks.training.encoding.precompute import encode, reachable
+from reelworks.training.encoding.precompute.encode import Encoding, EncodingForecast
+from reelworks.training.encoding.precompute.encode_worker import Progress
+from reelworks.training.encoding.request_key import EncoderIds, FileDigests, Keys
+from reelworks.training.encoding.store import EncodedStore
+from reelworks.training.encoding.stored_batches import StoredLatents
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
+
+
+def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
+    """Return the identities of a recipe's encoders; digests of large files are remembered in the store's folder."""
+    known = FileDigests(folder / "digests.json")
+    conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
+    kind, text = conditioning.image_encoder, registry.TEXT_ENCODERS.get(recipe.text_encoder.name)
+    return EncoderIds(
+        autoencoder=request_key.encoder_id(recipe.autoencoder, "autoencoder.weights", known, part="vae"),
+        text=request_key.encoder_id(recipe.text_encoder, "text_encoder.weights", known),
+        image=None if kind is None or image is None else request_key.image_encoder_id(kind, image, known),
+        first_frame=conditioning.first_frame,
+        last_frame=conditioning.last_frame,
+        given=(*recipe.given_companions, *((REJECTED,) if recipe.learns_preferences else ())),
+        control_parts=conditioning.control_parts,
+        text_sees_pictures=text is not None and text.sees_pictures,
+        latent_dtype=recipe.encode.dtype,
+        sound=None if recipe.sound is None else _sound_id(recipe.sound, known),
+    )
+
+
+def _sound_id(sound: SoundConfig, known: FileDigests) -> str:
+    """Return the identity of a sound encoder; how its latents are trained is no part of it."""
+    return request_key.encoder_id(sound, "sound.weights", known, part="audio_vae", only={"name", "sample_rate"})
+
+
+def open_store(data: RecipeData) -> StoredLatents:
+    """Open the recipe's store with the keys of its clips."""
+    store = EncodedStore.open(data.recipe.encoded_folder)
+    return StoredLatents(store, Keys(data, encoder_ids(data.recipe, store.path)))
+
+
+def lazy_encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
+    """Return the recipe's encoders, each of which is loaded when it is first used."""
+    conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
+    text, kind = recipe.text_encoder, conditioning.image_encoder
+    known = registry.TEXT_ENCODERS.get(text.name)
+    autoencoder: Any = LazyAutoencoder(
+        components.autoencoder_geometry(recipe.autoencoder),
+        components.latent_channels(recipe.autoencoder),
+        partial(build.autoencoder, recipe, device),
+    )
+    text_encoder: Any = LazyTextEncoder(
+        text.dim,
+        text.pooled_dim,
+        text.max_length,
+        sees_pictures=known is not None and known.sees_pictures,
+        build=partial(build.text_encoder, recipe, device),
+    )
+    image_encoder: Any = None
+    if kind is not None and image is not None:
+        tokens = IMAGE_ENCODERS[kind].tokens
+        make = partial(build.image_encoder, kind, image, device)
+        image_encoder = LazyImageEncoder(tokens, conditioning.image_dim, make)
+    sound = None
+    if recipe.sound is not None:
+        facts = components.sound_facts(recipe.sound)
+        encoder: Any = LazySoundEncoder(facts, partial(build.sound_encoder, recipe.sound, device))
+        sound = build.sound_track(recipe, encoder)
+    given = recipe.given_companions
+    return FrozenEncoders(autoencoder, text_encoder, device, conditioning, image_encoder, given, sound=sound)
+
+
+def drawn_settings(recipe: Recipe) -> list[str]:
+    """Return the keys of a recipe by which a clip's frames or caption are drawn anew at each use."""
+    conditioning = components.conditioning(recipe.model)
+    crop = ["data.crop"] if recipe.data.crop == "random" else []
+    masks = ["objective.mask_ratios"] if conditioning.control_parts and recipe.objective.mask_ratios else []
+    plain = DatasetConfig(path="-")
+    drawn = DRAWN & {
+        key for d in recipe.dataset for key in DRAWN if getattr(d, key) not in (getattr(plain, key), "first")
+    }
+    return [*crop, *masks, *(f"dataset.{key}" for key in sorted(drawn))]
+
+
+def epochs(data: RecipeData, spec: PlanSpec) -> range:
+    """Return the epochs that a recipe trains, if their clips differ; later ones are taken to be as long as the first."""
+    start, train = data.stage, data.recipe.train
+    if not reachable.varies(data):
+        return range(start.epoch, start.epoch + 1)
+    plan, ends = data.plan(spec, start.epoch), [train.max_epochs]
+    if train.max_steps is not None:
+        ends.append(start.epoch + math.ceil((train.max_steps - start.step) / max(plan.num_steps, 1)))
+    if train.max_clips is not None:
+        ends.append(start.epoch + math.ceil((train.max_clips - start.clips) / max(plan.planned, 1)))
+    return range(start.epoch, max(min(end for end in ends if end is not None), start.epoch + 1))
+
+
+def build_encoding_job(
+    data: RecipeData,
+    source: StoredLatents,
+    device: torch.device,
+    spec: PlanSpec,
+    *,
+    limit: int | None = None,
+    encoder: FrozenEncoders | None = None,
+    prompts: Sequence[str] = (),
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Encoding:
+    """Prepare the encoding of all that a recipe's training reads; by default, encoders are loaded when it needs them."""
+    recipe = data.recipe
+    if recipe.encode.variants == 1 and (fixed := drawn_settings(recipe)):
+        logger.warning(
+            f"encode.variants is 1, so each clip is shown alike in all epochs in spite of {', '.join(fixed)}; raise it to "
+            "store several variants of each clip"
+        )
+    return Encoding(
+        source,
+        lazy_encoder(recipe, device) if encoder is None else encoder,
+        reachable.chunks(data, reachable.in_epochs(data, spec, epochs(data, spec)), limit),
+        num_workers=recipe.data.num_workers,
+        timeout=recipe.data.decode_timeout,
+        prefetch_bytes=recipe.data.prefetch_budget_bytes,
+        text_width=4 if recipe.text_encoder.name == "hashed" else 2,
+        prompts=prompts,
+        on_progress=on_progress,
+    )
+
+
+def encode_missing(encoding: Encoding) -> tuple[EncodingForecast, Progress]:
+    """Say what will be encoded, check the disk's space, and encode it; the work is shared with other processes.
+
+    Raises:
+        UserError: The disk has too little space.
+    """
+    forecast = announce(encoding)
+    progress = Progress(0)
+    if forecast.clips or forecast.captions:
+        progress = encoding.run(forecast)
+        encode.log_failures(progress)
+    return forecast, progress
+
+
+def announce(encoding: Encoding) -> EncodingForecast:
+    """Say what will be encoded, and check the disk's space.
+
+    Raises:
+        UserError: The disk has too little space.
+    """
+    forecast = encoding.forecast()
+    logger.info(forecast.to_text())
+    encoding.require_space(forecast)
+    return forecast
+
+
+def before_training(
+    data: RecipeData, encoder: FrozenEncoders, world: World, spec: PlanSpec, on_progress: Callable[[Progress], None]
+) -> StoredLatents:
+    """Encode what a recipe's store lacks, on all ranks together, and return the store. Collective.
+
+    `encoder` also embeds the prompts of previews, so that text encoders are loaded once.
+    """
+    if world.is_main:
+        open_store(data)  # digests large files once, and creates the folder
+    world.wait()
+    source = open_store(data)
+    prompts = data.recipe.samples.prompts
+    job = build_encoding_job(
+        data, source, world.device, spec, encoder=encoder, prompts=prompts, on_progress=on_progress
+    )
+    encode_missing(job)
+    world.wait()
+    source.store.refresh()
+    encoder.embed_ahead(prompts)  # those of a recipe of which everything was stored; no network takes memory yet
+    return source

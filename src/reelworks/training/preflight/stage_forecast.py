@@ -1,0 +1,204 @@
+"""Forecast the stages of a run one after the other: steps, clips, time, memory and disk of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.data.checkpoint import disk_space
+from reelworks.data.loader.position import next_epoch
+from reelworks.data.schedule.cursor import StageStart
+from reelworks.data.schedule.plan import EpochPlan, PlanSpec
+from reelworks.training.loop.config import TrainConfig
+from reelworks.training.memory import estimate
+from reelworks.training.memory.memory import Estimate
+from reelworks.training.plan import plan_forecast
+from reelworks.training.plan.plan_forecast import PlanForecast
+from reelworks.training.recipe import recipe_file, stages
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import progress
+
+_CLIPS, _EPOCHS = 1_000_000, 100  # planned for a stage, a second or two; later epochs count as the last of these
+
+
+@dataclass(frozen=True)
+class StageForecast:
+    """Forecast of one stage of a run.
+
+    Attributes:
+        ends: When it ends, in words.
+        first_step: Steps of the run before it.
+        epochs: Passes over its data, the last of which it may leave.
+        clips: Clips that it trains, each use as one.
+        tokens: Latent tokens that it trains, those of clips that fill micro-batches again included.
+        is_exact: Whether all its epochs were planned; of a long stage, those that were not count as the last one that was.
+        seconds: Time of its steps, by `cost.measured`, else estimated from arithmetic; without reading and encoding.
+        is_measured: Whether the time is a measured one.
+        memory_bytes: Estimated memory of a GPU.
+        plan: Forecast of its first epoch.
+    """
+
+    name: str
+    ends: str
+    first_step: int
+    steps: int
+    epochs: float
+    clips: int
+    tokens: int
+    is_exact: bool
+    seconds: float
+    is_measured: bool
+    memory_bytes: int
+    plan: PlanForecast
+
+
+@dataclass(frozen=True)
+class RunForecast:
+    """Forecast of a run with all its stages.
+
+    Attributes:
+        memory_bytes: Memory of a GPU in the stage that takes most.
+        checkpoint_bytes: Size of the largest checkpoint.
+        disk_bytes: The most that checkpoints take at a time.
+    """
+
+    stages: list[StageForecast]
+    steps: int
+    clips: int
+    tokens: int
+    seconds: float
+    memory_bytes: int
+    checkpoint_bytes: int
+    disk_bytes: int
+
+
+def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epochs: int = 1) -> RunForecast:
+    """Forecast all stages of a recipe on `world` GPUs; `scan` brings the catalog up to date for each."""
+    found: list[StageForecast] = []
+    checkpoint_bytes = []
+    start = StageStart()
+    for index, stage in enumerate(recipe.stage):
+        start = replace(start, name=stage.name)
+        with stages.naming(stage):
+            one = recipe_file.of_stage(recipe, index)
+            scan(one)
+            data = RecipeData.open(one)
+            plan = plan_forecast.forecast(one, world, epochs, data)
+            of_network = estimate.estimate(data.recipe, data.table)
+            spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
+            extent = _extent(data, spec, recipe_file.of_stage(recipe, index, start).train, start)
+        found.append(
+            StageForecast(
+                stage.name,
+                stage.end_text,
+                start.step,
+                extent.end.step - start.step,
+                extent.epochs,
+                extent.end.clips - start.clips,
+                int(extent.clips @ data.table.tokens()),
+                extent.is_exact,
+                _seconds(data, plan, of_network, extent.micro_batches),
+                bool(data.measured_ms),
+                of_network.memory.total,
+                plan,
+            )
+        )
+        checkpoint_bytes.append(_checkpoint_bytes(one, of_network))
+        start = extent.end
+    largest = max(checkpoint_bytes)
+    return RunForecast(
+        found,
+        sum(stage.steps for stage in found),
+        sum(stage.clips for stage in found),
+        sum(stage.tokens for stage in found),
+        sum(stage.seconds for stage in found),
+        max(stage.memory_bytes for stage in found),
+        largest,
+        _disk_bytes(recipe, largest, [stage.first_step + stage.steps for stage in found]),
+    )
+
+
+def start_of(recipe: Recipe, index: int, world: int) -> StageStart:
+    """Return where a stage will begin on `world` GPUs; the data of those before it must have been scanned.
+
+    Of a recipe without stages, that is the start of the run.
+    """
+    start = StageStart()
+    for before in range(index):
+        one = recipe_file.of_stage(recipe, before)
+        data = RecipeData.open(one)
+        spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
+        start = _extent(data, spec, recipe_file.of_stage(recipe, before, start).train, start).end
+    return replace(start, name=recipe.stage[index].name) if recipe.stage else start
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """Clips that a stage trains, repeats included, and its micro-batches, both by bucket, and where it ends."""
+
+    epochs: float
+    clips: NDArray[np.int64]
+    micro_batches: NDArray[np.int64]
+    end: StageStart  # of the next stage
+    is_exact: bool
+
+
+def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageStart) -> _Extent:
+    """Plan a stage epoch by epoch, as training will; the ends of `train` count from the start of the run."""
+    position, _ = next_epoch(data, spec, None, first=start.epoch)
+    position = replace(position, global_step=start.step, clips_before=start.clips)
+    epochs, planned, sums = 0.0, 0, np.zeros((2, len(data.table.buckets)))
+    while True:
+        plan, last = position.plan, progress.last_step(train, position)
+        steps = min(last - position.global_step, plan.num_steps)
+        clips, planned = int(plan.planned_before[steps]), planned + plan.planned
+        of_epoch = _by_bucket(plan, steps, len(data.table.buckets))
+        counts = replace(position.counts, trained=clips)
+        ended = replace(position, global_step=position.global_step + steps, counts=counts)
+        epochs, sums = epochs + steps / plan.num_steps, sums + of_epoch
+        more = (last - ended.global_step) / plan.num_steps
+        if not more or planned >= _CLIPS or ended.epoch + 1 - start.epoch >= _EPOCHS:
+            break
+        position, _ = next_epoch(data, spec, ended)
+    end = StageStart("", last, ended.epoch + 1 + math.ceil(more), ended.clips + round(more * clips))
+    all_clips, micro_batches = (sums + more * of_epoch).round().astype(np.int64)
+    return _Extent(epochs + more, all_clips, micro_batches, end, is_exact=not more)
+
+
+def _by_bucket(plan: EpochPlan, steps: int, buckets: int) -> NDArray[np.int64]:
+    """Return the clips and the micro-batches of the first steps of an epoch, `[2, buckets]`."""
+    used = plan.steps[:steps]
+    used = used[used >= 0]
+    bucket = plan.micro_bucket[used]
+    clips = np.bincount(bucket, plan.real_clips[used], buckets).astype(np.int64)
+    return np.stack([clips, np.bincount(bucket, minlength=buckets)])
+
+
+def _seconds(data: RecipeData, plan: PlanForecast, of_network: Estimate, micro_batches: NDArray[np.int64]) -> float:
+    """Return the time of micro-batches by bucket; those that are not full count as full ones."""
+    seconds = 0.0
+    for index in np.flatnonzero(micro_batches).tolist():
+        bucket = data.table.buckets[index]
+        measured = data.measured_ms.get(bucket.name)
+        each = of_network.seconds(bucket.name) if measured is None else measured * bucket.batch_size / 1000
+        seconds += int(micro_batches[index]) * each / bucket.sequence_degree
+    ranks = data.recipe.parallel.data_ranks(plan.world)
+    return seconds / ranks / max(1 - plan.imbalance, 1e-9)
+
+
+def _checkpoint_bytes(recipe: Recipe, of_network: Estimate) -> int:
+    copies = 1 if recipe.train.ema_decay is None else 2  # the weights, and their average
+    return 4 * copies * of_network.trained_parameters + of_network.memory.optimizer
+
+
+def _disk_bytes(recipe: Recipe, checkpoint_bytes: int, last_steps: Sequence[int]) -> int:
+    """Return the most that checkpoints take at a time on a disk that is large enough; the last of each stage stays."""
+    policy = recipe.checkpoints
+    saved = sorted({*disk_space.saves(policy, 0, last_steps[-1]), *last_steps})
+    peak_count = disk_space.forecast(checkpoint_bytes, policy, saved, 1 << 62).peak_count
+    return checkpoint_bytes * (peak_count + len(last_steps) - 1)

@@ -1,0 +1,264 @@
+"""Open the dataset that a recipe describes; with `buckets = "auto"`, bucket entries are proposed from its clips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.annexes.quality.run import measure_catalog
+from reelworks.core import cores, trust
+from reelworks.core.errors import UserError
+from reelworks.core.ray_cluster import Engine
+from reelworks.core.shape import Geometry
+from reelworks.core.words import of_recipe
+from reelworks.data.buckets import propose, table
+from reelworks.data.buckets.assign import Clips, Reason
+from reelworks.data.buckets.propose import Proposal, Suggestion
+from reelworks.data.buckets.table import BucketTable
+from reelworks.data.catalog.scan.scan import MeasureProgress, ScanProgress, ScanResult, scan_sources
+from reelworks.data.catalog.store.store import Catalog
+from reelworks.data.loader import duplicates, required_columns
+from reelworks.data.loader.data_spec import DataSpec
+from reelworks.data.loader.dataset import Dataset, companion_sources, rows_of
+from reelworks.data.media.sound import SoundSpec
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.schedule.cursor import RUN_START, StageStart
+from reelworks.models import components
+from reelworks.training.recipe import measured, recipe_file
+from reelworks.training.recipe.recipe import Recipe
+
+MEASURES = "data.measures"
+_FAILURES_TOLD = 20
+_AGAIN = "--set buckets.entries=refresh proposes new ones from the present catalog"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Bucket entries that were chosen for a recipe that has none of its own."""
+
+    entries: tuple[Suggestion, ...]
+    proposal: Proposal | None  # the proposal that they come from; None if they come from the run's recipe
+    run: str  # run folder whose recipe has the entries, or will have them
+
+    def lines(self) -> list[str]:
+        """Describe the chosen entries and the reasons for them, for people."""
+        if self.proposal is None:
+            head = f"buckets: using the {len(self.entries)} entries stored in {self.run}/recipe.toml; {_AGAIN}"
+        else:
+            headline = self.proposal.headline()
+            head = f"buckets: {len(self.entries)} entries proposed, which the run will store; {headline}"
+        return [head, *(f"  {_line(entry)}" for entry in self.entries)]
+
+    def report(self) -> ChosenBuckets:
+        """Return the entries as the report of a plan has them."""
+        lines, found = self.lines(), self.proposal
+        if found is None:
+            return ChosenBuckets(True, lines, self.entries)
+        return ProposedBuckets(False, lines, found.entries, found.reached, found.clips, found.max_tokens, found.toml)
+
+
+@dataclass(frozen=True)
+class ChosenBuckets:
+    """Bucket entries that were chosen for a recipe, and `lines` about them for people; `kept` if the run has them."""
+
+    kept: bool
+    lines: list[str]
+    entries: tuple[Suggestion, ...]
+
+
+@dataclass(frozen=True)
+class ProposedBuckets(ChosenBuckets):
+    """Bucket entries of a `Proposal`."""
+
+    reached: int
+    clips: int
+    max_tokens: int
+    toml: str
+
+
+def _line(entry: Suggestion) -> str:
+    text = f"{entry.resolution} ×{entry.num_frames}, batch size {entry.batch_size}, keep_prob {entry.keep_prob:g}"
+    return f"{text}: {entry.why}" if entry.why else text
+
+
+@dataclass(repr=False)
+class RecipeData(Dataset):
+    """A recipe's dataset."""
+
+    # With its bucket entries chosen; `open` and `of_rows` set it.
+    recipe: Recipe = None  # type: ignore[assignment]
+    chosen: Chosen | None = None  # how the bucket entries were chosen; None if the recipe has its own
+    stage: StageStart = RUN_START  # where the stage began whose recipe it is
+
+    @classmethod
+    @of_recipe()
+    def open(cls, recipe: Recipe, version: int | None = None) -> RecipeData:
+        """Read the newest catalog, or the given version of it, and compute the bucket table.
+
+        Refuses a filter or caption that names a score which no clip of its dataset has in the newest version.
+        """
+        catalog = Catalog.open(Path(recipe.catalog_folder), version)
+        opened = cls(catalog, table.EMPTY, _spec(recipe), recipe=recipe)
+        if version is None:  # scores that an earlier version lacks are not a mistake in the recipe
+            required_columns.require_scores(recipe.dataset, opened.rows, catalog)
+            required_columns.require_duplicates(recipe.dataset, opened.rows, catalog)
+        if recipe.buckets.proposes:
+            recipe, chosen = opened._choose_entries()
+            opened = replace(opened, recipe=recipe, chosen=chosen)
+        recipe = measured.with_numbers(recipe)
+        opened = replace(opened, recipe=recipe)
+        return replace(opened, table=_table(recipe))
+
+    @classmethod
+    @of_recipe()
+    def of_rows(cls, recipe: Recipe, catalog: Catalog, ordinals: NDArray[np.int64]) -> RecipeData:
+        """Make the dataset of some rows, by ascending ordinal, of an earlier catalog version and its recipe."""
+        spec, rows = _spec(recipe), catalog.rows_at(ordinals)
+        sources = companion_sources(spec.datasets)
+        companions = rows_of(catalog.live(), sources) if sources else rows.take(ordinals[:0])
+        return cls(catalog, _table(recipe), spec, rows, companions, recipe=recipe)
+
+    def with_buckets(self, recipe: Recipe) -> RecipeData:
+        """Return the dataset of a recipe that differs in `[[bucket]]`, `[buckets]` and `[train]` alone, without reading.
+
+        A recipe that has its entries proposed keeps the present ones.
+        """
+        if recipe.buckets.proposes:
+            kept = recipe.buckets.model_copy(update={"entries": "keep"})
+            recipe = recipe.model_copy(update={"bucket": self.recipe.bucket, "buckets": kept})
+        recipe = measured.with_numbers(recipe)
+        other = self.with_table(_table(recipe))
+        other.recipe = recipe
+        return other
+
+    @property
+    def geometry(self) -> Geometry:
+        """Geometry of the recipe's model and autoencoder."""
+        return components.geometry(self.recipe.model, self.recipe.autoencoder)
+
+    def _choose_entries(self) -> tuple[Recipe, Chosen]:
+        """Return the recipe with the bucket entries of its run, or else with proposed ones."""
+        recipe, stored, proposal = self.recipe, _stored_entries(self.recipe), None
+        if stored is None:
+            clips, row = self.clips()
+            if self.duplicate_groups is not None:
+                clips = duplicates.one_of_each(self.duplicate_groups, clips, row)
+            proposal = propose.propose(clips, recipe.buckets, self.geometry)
+            if not proposal.reached:
+                raise _no_clips(clips)
+            stored = proposal.entries
+        update = {
+            "bucket": [entry.config() for entry in stored],
+            "buckets": recipe.buckets.model_copy(update={"entries": "keep"}),
+        }
+        return recipe.model_copy(update=update), Chosen(stored, proposal, recipe.output)
+
+
+def bucket_table(recipe: Recipe, on_scan: Callable[[ScanProgress], None] | None = None) -> tuple[Recipe, BucketTable]:
+    """Return a recipe with its entries, and their table; scan the data only if entries have to be proposed from them."""
+    if recipe.buckets.proposes:
+        scan_recipe(recipe, on_scan)
+        data = RecipeData.open(recipe)
+        return data.recipe, data.table
+    recipe = measured.with_numbers(recipe)
+    return recipe, _table(recipe)
+
+
+def _table(recipe: Recipe) -> BucketTable:
+    geometry, extends_short = components.geometry(recipe.model, recipe.autoencoder), recipe.data.short_clips != "reject"
+    built = table.build(recipe.bucket, recipe.buckets, geometry, extends_short=extends_short)
+    return built.shared_by(recipe.parallel.group_size)
+
+
+def _spec(recipe: Recipe) -> DataSpec:
+    datasets, held_out = tuple(recipe.dataset), recipe.validation
+    split = (held_out.split, held_out.group, held_out.max_clips)
+    variants = recipe.encode.variants if recipe.encode.store else None
+    multiple = components.source_multiple(recipe.model, recipe.autoencoder)
+    limits = (*split, recipe.exclude_file, recipe.cost, variants, multiple)
+    wants = components.conditioning(recipe.model)
+    return DataSpec(
+        datasets,
+        recipe.seed,
+        recipe.data,
+        *limits,
+        whole_sources=wants.sources_as_frames,
+        sound=sound_spec(recipe),
+        exchange=measured.exchange(recipe),
+        mask_ratios=recipe.objective.mask_ratios if wants.control_parts else {},
+    )
+
+
+def sound_spec(recipe: Recipe) -> SoundSpec | None:
+    """Return how the sound of a recipe's clips is read; None if it is not."""
+    sound, rate = recipe.sound, recipe.data.frame_rate
+    if sound is None:
+        return None
+    assert rate is not None, "the recipe was checked"
+    facts = components.sound_facts(sound)
+    return SoundSpec(facts.sample_rate, facts.channels, facts.samples_per_latent, rate, sound.missing)
+
+
+def _stored_entries(recipe: Recipe) -> tuple[Suggestion, ...] | None:
+    """Return the entries in the run's recipe; None without a run, or if new entries or limits are requested."""
+    file = RunFolder(Path(recipe.output)).recipe_file
+    if recipe.buckets.entries == "refresh" or not file.exists():
+        return None
+    stored = recipe_file.load(file)
+    stored_limits, limits = ((b.max_tokens, b.max_batch_size) for b in (stored.buckets, recipe.buckets))
+    if stored.buckets.entries != "keep" or stored_limits != limits:
+        return None
+    return tuple(
+        Suggestion(
+            entry.resolution, frames, int(batch_size or stored.buckets.batch_size), keep_prob
+        )  # a number in runs
+        for entry in stored.bucket
+        for frames, batch_size, keep_prob in zip(entry.frames(), entry.batch_sizes(), entry.keep_probs(), strict=True)
+    )
+
+
+def _no_clips(clips: Clips) -> UserError:
+    reasons, counts = np.unique(clips.excluded, return_counts=True)
+    count_by_reason = {
+        "smaller than any bucket" if reason == Reason.NONE else Reason(reason).label: count
+        for reason, count in zip(reasons.tolist(), counts.tolist(), strict=True)
+    }
+    listed = ", ".join(f"{count} {reason}" for reason, count in count_by_reason.items())
+    return UserError(
+        f"there is no clip to propose bucket entries for ({listed or 'the datasets are empty'})",
+        code="no-clip-to-propose-from",
+        field="buckets",
+        value="auto",
+        remedy="repair the clips, or choose other datasets or a smaller autoencoder.stride",
+    )
+
+
+def scan_recipe(
+    recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None, engine: Engine = "local"
+) -> ScanResult:
+    """Bring the recipe's catalog up to date, and apply the recipe's measures; unchanged files are not opened.
+
+    Warns of clips that a filter, a caption or `duplicates` needs measured, and that were not.
+    """
+    trust.require(recipe.data.measures, MEASURES)
+    sources = [d.place for d in recipe.dataset] + companion_sources(recipe.dataset)
+    folder = Path(recipe.catalog_folder)
+    scanned = scan_sources(sources, folder, workers=cores.count(), on_progress=on_progress, engine=engine)
+    if not recipe.data.measures:
+        required_columns.warn(recipe.dataset, Catalog.open(folder))
+        return scanned
+    columns = measure_catalog(
+        folder,
+        recipe.data.measures,
+        workers=cores.count(),
+        field=MEASURES,
+        on_progress=None if on_progress is None else lambda *n: on_progress(MeasureProgress(*n)),
+        engine=engine,
+    )
+    required_columns.warn(recipe.dataset, Catalog.open(folder), told={column.name for column in columns.columns})
+    failed = tuple(f"not measured: {clip}: {reason}" for clip, reason in columns.failed[:_FAILURES_TOLD])
+    return replace(scanned, version=columns.version, notes=(*scanned.notes, *columns.notes, *failed))

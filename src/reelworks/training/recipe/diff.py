@@ -1,0 +1,65 @@
+"""Compare two recipes key by key, and describe the changes since an earlier step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reelworks.core import toml_none, user_files
+from reelworks.data.run import history
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.recipe.recipe import Recipe
+
+NOT_SET = "not set"
+
+
+class KeyChange(NamedTuple):
+    """A dotted recipe key, such as `bucket.0.batch_size`, with its differing values, or "not set" without it."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> list[KeyChange]:
+    """Return the keys in which the values of two recipes differ, sorted."""
+    a, b = _flat(before), _flat(after)
+    changed = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+    return [KeyChange(key, a.get(key, NOT_SET), b.get(key, NOT_SET)) for key in changed]
+
+
+def _flat(nested: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested tables and lists of tables as a dictionary with dotted keys."""
+    items = nested.items() if isinstance(nested, dict) else enumerate(nested)
+    flat: dict[str, Any] = {}
+    for key, value in items:
+        tables = isinstance(value, list) and any(isinstance(item, dict) for item in value)
+        if isinstance(value, dict) or tables:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+_SHOWN = 12  # changed keys listed one by one
+
+
+def of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
+    """Describe how the recipe with which a step was trained differs from the present one, a line for each key."""
+    return of_file(history.recipe_of(folder, step), now)
+
+
+def of_file(file: Path, now: Recipe, told: Callable[[KeyChange], bool] = lambda change: True) -> list[str]:
+    """Describe how a recipe that a run kept differs from the present one, in the changes that are to be told."""
+    try:
+        before = user_files.read_toml(file)
+    except (OSError, ValueError):
+        return []
+    lines = [
+        f"{change.key}: {change.before} then, {change.after} now"
+        for change in changes(before, toml_none.to_toml(now))
+        if told(change)
+    ]
+    more = len(lines) - _SHOWN
+    return lines[:_SHOWN] + ([f"and {more} more keys of the recipe"] if more > 0 else [])

@@ -1,0 +1,437 @@
+"""Read recipes from TOML files, apply `--set` overrides, and check them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from reelworks.core import toml, toml_none, user_files
+from reelworks.core.errors import UserError, nearest
+from reelworks.core.shape import Geometry, Shape
+from reelworks.data.buckets import table, tuned
+from reelworks.data.buckets.config import as_table
+from reelworks.data.catalog.store import measured_columns
+from reelworks.data.loader import clip_uses
+from reelworks.models import components
+from reelworks.models.config import require_known, text_encoder_names
+from reelworks.models.expert_pair.config import timestep_range
+from reelworks.models.sequence import sequence_limits
+from reelworks.training.loop import config
+from reelworks.training.recipe import preview_model, stages, validation
+from reelworks.training.recipe.errors import explain
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.recipe.stages import StageConfig, StageList
+
+if TYPE_CHECKING:
+    from reelworks.data.schedule.cursor import StageStart
+
+
+def load(path: Path, overrides: Sequence[str] = (), data_path: Path | None = None) -> Recipe:
+    """Read a recipe with overrides `a.b=value`, in which a value that is not valid TOML is used as plain text.
+
+    `stage=NAME` among them chooses one of its stages. With `data_path`, its only dataset is that folder or list, with the
+    options of the first one.
+    """
+    recipe, index = load_whole(path, overrides, data_path)
+    return recipe if index is None else of_stage(recipe, index)
+
+
+def load_whole(path: Path, overrides: Sequence[str] = (), data_path: Path | None = None) -> tuple[Recipe, int | None]:
+    """Read a recipe as `load` does with all its stages, and return it with the index of the chosen one, None for none."""
+    try:
+        values = user_files.read_toml(path)
+    except OSError as error:
+        raise UserError(
+            f"the recipe cannot be read ({error.strerror})",
+            code="file-unreadable",
+            field="RECIPE",
+            value=str(path),
+            remedy="check the path; complete recipes are in the project's recipes/ folder",
+        ) from error
+    except toml.Invalid as error:
+        raise UserError(
+            f"not TOML: {error}", code="not-toml", field="RECIPE", value=str(path), remedy="correct it"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"the recipe is not UTF-8 at byte {error.start}",
+            code="not-utf-8",
+            field="RECIPE",
+            value=str(path),
+            remedy="save it as UTF-8",
+        ) from error
+    values.setdefault("output", f"runs/{path.stem}")
+    chosen = [text for text in overrides if text.partition("=")[0].strip() == "stage"]
+    # The catalog of a run's recipe may be elsewhere by now.
+    of_run = any((folder / "run.json").is_file() for folder in path.parents[:2])
+    with measured_columns.any_name(of_run):
+        recipe = parse(with_overrides(values, [text for text in overrides if text not in chosen]))
+    recipe = recipe if data_path is None else on_footage(recipe, data_path)
+    return recipe, _index_of(recipe, chosen[-1].partition("=")[2].strip()) if chosen else None
+
+
+def on_footage(recipe: Recipe, data_path: Path) -> Recipe:
+    """Return a recipe on one folder or list, with the options of its first dataset."""
+    dataset = recipe.dataset[0].model_copy(update={"path": str(data_path), "root": None})
+    listed = [stage.model_copy(update={"dataset": None}) for stage in recipe.stage]
+    return recipe.model_copy(update={"dataset": [dataset], "stage": listed})
+
+
+def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Set `a.b=value` in the plain values of a recipe, and return them."""
+    for text in overrides:
+        _override(values, text)
+    return values
+
+
+def parse(values: dict[str, Any]) -> Recipe:
+    """Make a recipe of plain values, and check it against the schema and the model, as each of its stages has it.
+
+    The error for invalid values has the field of the first problem and lists the others.
+    """
+    if not values.get("stage"):
+        recipe = _parse_one(values)
+        if recipe.train.lacks_end and recipe.train.max_epochs is None:  # the steps of epochs are told by a plan
+            raise config.no_end(recipe.train)
+        return recipe
+    listed, train = _stages(values), values.get("train")
+    train = train if isinstance(train, dict) else {}
+    stages.require(listed, train)
+    recipes = [_parse_stage(values, stage) for stage in listed]
+    for before, after, stage in zip(recipes, recipes[1:], listed[1:], strict=False):
+        _require_successor(before, after, stage)
+    stages.require_names(listed, [recipe.dataset for recipe in recipes])
+    first, *others = (toml_none.to_toml(recipe) for recipe in recipes)
+    kept = [stages.difference(first, other, stage) for other, stage in zip([first, *others], listed, strict=True)]
+    ends = {"max_steps": train.get("max_steps"), "max_epochs": None, "max_clips": None}
+    return recipes[0].model_copy(update={"stage": kept, "train": recipes[0].train.model_copy(update=ends)})
+
+
+def of_stage(recipe: Recipe, index: int, start: StageStart | None = None) -> Recipe:
+    """Return the recipe of one stage; with its start, its ends count from the start of the run, as positions do."""
+    stage, total = recipe.stage[index], recipe.train.max_steps
+    with measured_columns.any_name():  # all names were checked when the recipe was read
+        one = _parse_one(stages.merged(toml_none.to_toml(recipe), stage))
+    if start is None:
+        if one.train.lacks_end:  # the rate falls until the end of the run
+            return one.model_copy(update={"train": one.train.model_copy(update={"max_steps": total})})
+        return one
+    before = {"max_steps": start.step, "max_epochs": start.epoch, "max_clips": start.clips}
+    ends = {key: before[key] + end for key, end in stage.ends.items()}
+    if total is not None:
+        ends["max_steps"] = min(total, ends.get("max_steps", total))
+    return one.model_copy(update={"train": one.train.model_copy(update=ends)})
+
+
+def each_stage(recipe: Recipe) -> list[Recipe]:
+    """Return the recipe of each stage; the recipe itself if it has none."""
+    return [of_stage(recipe, index) for index in range(len(recipe.stage))] or [recipe]
+
+
+def _index_of(recipe: Recipe, name: str) -> int:
+    """Return the index of a stage by its name, which may be in quotes."""
+    names = [stage.name for stage in recipe.stage]
+    if (bare := name.strip("\"'")) not in names:
+        raise UserError(
+            "the recipe has no stage of that name" if names else "the recipe has no stages",
+            code="stage-unknown",
+            field="stage",
+            value=bare,
+            remedy=nearest(bare, names) if names else "leave it out",
+        )
+    return names.index(bare)
+
+
+def _stages(values: dict[str, Any]) -> list[StageConfig]:
+    try:
+        return StageList.model_validate(toml_none.from_toml({"stage": values["stage"]}, StageList)).stage
+    except ValidationError as error:
+        raise explain(error) from None
+
+
+def _parse_stage(values: dict[str, Any], stage: StageConfig) -> Recipe:
+    with stages.naming(stage):
+        recipe = _parse_one(stages.merged(values, stage))
+        if recipe.train.lacks_end and values.get("train", {}).get("max_steps") is None:  # where the rate ends otherwise
+            raise config.no_steps_of_stage(recipe.train, stage.name)
+    if recipe.buckets.proposes:
+        raise UserError(
+            "with stages each has entries of its own",
+            code="stages-with-proposed-entries",
+            field="buckets.entries",
+            value=recipe.buckets.entries,
+            remedy="write [[stage.bucket]]; `reelworks plan` proposes entries for a recipe without stages",
+        )
+    return recipe
+
+
+def _require_successor(before: Recipe, after: Recipe, stage: StageConfig) -> None:
+    """Refuse a stage that cannot go on with the optimizer's state, or with the weights, of the one before."""
+    if after.train.optimizer != before.train.optimizer and stage.optimizer == "keep":
+        raise UserError(
+            f"in stage {stage.name}: the state of {before.train.optimizer} is not one of {after.train.optimizer}",
+            code="optimizer-state-differs",
+            field="stage.train.optimizer",
+            value=after.train.optimizer,
+            remedy='leave it out, or write optimizer = "reset" in the stage',
+        )
+    for key in ("name", "prediction"):
+        had, new = getattr(before.objective, key), getattr(after.objective, key)
+        if had != new:
+            raise UserError(
+                f"in stage {stage.name}: the network learns to predict something else than with {had}, of the stage before",
+                code="other-objective",
+                field=f"stage.objective.{key}",
+                value=new,
+                remedy="write it in [objective], for all stages, or train this stage in a run of its own",
+            )
+
+
+def _parse_one(values: dict[str, Any]) -> Recipe:
+    try:
+        recipe = Recipe.model_validate(toml_none.from_toml(values, Recipe))
+    except ValidationError as error:
+        raise explain(error) from None
+    require_known("text_encoder.name", recipe.text_encoder.name, text_encoder_names())
+    geometry = components.geometry(recipe.model, recipe.autoencoder)
+    validation.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
+    validation.require_text_encoder(recipe.model, recipe.text_encoder)
+    validation.require_autoencoder(recipe.model, recipe.autoencoder)
+    _require_lora_base(recipe)
+    _require_base_target(recipe)
+    _require_frozen_base(recipe)
+    validation.require_image_encoder(recipe.model)
+    validation.require_sound(recipe)
+    validation.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
+    validation.require_least_sources(recipe.model, recipe.dataset)
+    recipe = _with_sequence_group(recipe)
+    _require_shared_tokens(recipe)
+    recipe = _with_timestep_range(recipe)
+    if recipe.buckets.proposes:
+        _refuse_entries(recipe)
+    else:
+        clip_uses.allowed(recipe.dataset, table.build(*tuned.unmeasured(recipe.bucket, recipe.buckets), geometry))
+    _require_guided_channels(recipe)
+    preview_model.require_fit(recipe)
+    if recipe.samples.prompts:
+        _require_samples(recipe, geometry)
+    return recipe
+
+
+def _require_guided_channels(recipe: Recipe) -> None:
+    """Refuse a number of guided channels for samplers that guide all."""
+    if recipe.samples.guided_channels is not None and recipe.objective.name != "iddpm":
+        raise UserError(
+            f"the sampler of {recipe.objective.name} applies guidance to all channels",
+            code="guided-channels-without-iddpm",
+            field="samples.guided_channels",
+            value=recipe.samples.guided_channels,
+            remedy='leave it out; it belongs to objective.name = "iddpm"',
+        )
+
+
+def _require_samples(recipe: Recipe, geometry: Geometry) -> None:
+    """Refuse samples that the model cannot generate; sizes that are left out come from a bucket and are valid."""
+    samples, (height, width) = recipe.samples, geometry.multiple
+    shape = Shape(samples.num_frames or 1, samples.height or height, samples.width or width)
+    fields = ("samples.num_frames", "samples.height", "samples.width")
+    geometry.require(shape, fields, whole_patches=components.whole_patches(recipe.model))
+    validation.require_companions(recipe.model, [samples.companions], "samples.")
+    validation.require_inpainted(samples.mask is not None, samples.inpaint is not None, "samples.")
+    if samples.num_frames is not None:
+        validation.require_given_frames(recipe.model, samples.reference, samples.last_frame, samples.num_frames)
+
+
+def _with_sequence_group(recipe: Recipe) -> Recipe:
+    """Set the ranks of a sequence group whose degrees are chosen; refuse entries that the choice cannot be written to."""
+    parallel = recipe.parallel
+    if parallel.sequence_degree != "auto":
+        return recipe
+    if not recipe.bucket or recipe.buckets.proposes:
+        raise UserError(
+            "a number of ranks is chosen for each [[bucket]] entry, and the recipe has none",
+            code="degrees-without-entries",
+            field="parallel.sequence_degree",
+            value="auto",
+            remedy="give a number, or write the entries that `reelworks plan` proposes as [[bucket]]",
+        )
+    if parallel.max_sequence_degree is not None:
+        return recipe
+    size = sequence_limits.largest_group(recipe.model, recipe.autoencoder, recipe.text_encoder)
+    return recipe.model_copy(update={"parallel": parallel.model_copy(update={"max_sequence_degree": size})})
+
+
+def _require_shared_tokens(recipe: Recipe) -> None:
+    parallel = recipe.parallel
+    degree, field = parallel.group_size, parallel.group_field
+    for own in (own for entry in recipe.bucket for own in entry.sequence_degrees() if own is not None):
+        if degree % own:
+            raise UserError(
+                f"groups of {degree} ranks ({field}) cannot be divided into groups of {own}",
+                code="degree-not-divisor",
+                field="bucket.sequence_degree",
+                value=own,
+                remedy=f"set it to a divisor of {degree} ({', '.join(map(str, parallel.degrees()))}), or set "
+                f"{field}, which is that of the largest bucket, to a multiple of it",
+            )
+    sequence_limits.require_network(recipe.model, recipe.autoencoder, recipe.text_encoder, degree, field)
+    if degree > 1 and recipe.train.compile:
+        raise UserError(
+            f"blocks whose tokens {degree} ranks share are not compiled",
+            code="compiled-with-shared-tokens",
+            field="train.compile",
+            value=True,
+            remedy="leave it out, or leave out parallel.sequence_degree",
+        )
+
+
+def _require_lora_base(recipe: Recipe) -> None:
+    """Refuse a data type of the LoRA's base that does not suit the compute type or offloading."""
+    if recipe.lora is None:
+        return
+    base = recipe.lora.exact_base(recipe.precision.compute)
+    if recipe.parallel.offload and base not in ("float32", "bfloat16"):
+        raise UserError(
+            f"a LoRA base in {base} cannot be offloaded: only unpacked weights can be moved between CPU and GPU",
+            code="offload-of-packed-base",
+            field="parallel.offload",
+            value=True,
+            remedy='write lora.base = "bfloat16", or leave offload out',
+        )
+
+
+def _with_timestep_range(recipe: Recipe) -> Recipe:
+    """Set the trained timestep range, which depends on the expert if the model has several."""
+    objective, lora = recipe.objective, recipe.lora
+    if recipe.model.experts == "both" and lora is not None and lora.weights is not None:
+        raise UserError(
+            "lora.weights is the LoRA of one expert, but both experts are trained",
+            code="lora-of-one-expert",
+            field="lora.weights",
+            value=lora.weights,
+            remedy='leave it out, or train one: model.experts = "high" or "low"',
+        )
+    timesteps = timestep_range(recipe.model, objective.name, objective.timestep_range)
+    return recipe.model_copy(update={"objective": objective.model_copy(update={"timestep_range": timesteps})})
+
+
+def _require_base_target(recipe: Recipe) -> None:
+    """Refuse `prior_prediction` without a LoRA, and for all datasets, so that nothing would be learned."""
+    targets_base = [d.prior_prediction for d in recipe.dataset]
+    if any(targets_base) and recipe.lora is None:
+        problem, remedy = "without a LoRA there is no frozen base to predict the target", "add [lora]"
+    elif all(targets_base):
+        problem, remedy = "all datasets have it, so that the LoRA would learn nothing", "unset it for one dataset"
+    else:
+        return
+    raise UserError(
+        problem, code="base-target-without-lora", field="dataset.prior_prediction", value=True, remedy=remedy
+    )
+
+
+def _require_frozen_base(recipe: Recipe) -> None:
+    """Refuse guided targets without a LoRA, and preferences without one or beside other uses of the base."""
+    scale = recipe.objective.target_guidance_scale
+    if recipe.learns_preferences:
+        _require_preferences(recipe)
+    elif recipe.objective.dpo_beta != type(recipe.objective).model_fields["dpo_beta"].default:
+        raise UserError(
+            "it has no effect without rejected clips",
+            code="key-without-effect",
+            field="objective.dpo_beta",
+            value=recipe.objective.dpo_beta,
+            remedy="leave it out, or set dataset.rejected",
+        )
+    if scale is not None and recipe.lora is None:
+        raise UserError(
+            "without a LoRA there is no frozen base to predict the part without caption",
+            code="guided-target-invalid",
+            field="objective.target_guidance_scale",
+            value=scale,
+            remedy="leave it out, or add [lora]",
+        )
+
+
+def _require_preferences(recipe: Recipe) -> None:
+    if recipe.lora is None:
+        problem, remedy = "without a LoRA there is no frozen base to compare with", "add [lora]"
+    elif any(dataset.rejected is None for dataset in recipe.dataset):
+        problem, remedy = "only some datasets have it, and their losses cannot be added", "give it to all, or to none"
+    elif any(dataset.prior_prediction for dataset in recipe.dataset):
+        problem, remedy = "a preference keeps what the base knew by itself", "leave dataset.prior_prediction out"
+    elif recipe.objective.target_guidance_scale is not None:
+        problem, remedy = "preferences are defined for plain targets", "leave objective.target_guidance_scale out"
+    elif recipe.objective.name == "iddpm":
+        problem, remedy = "preferences are not defined for a learned variance", "leave it out"
+    else:
+        return
+    value = next(dataset.rejected for dataset in recipe.dataset if dataset.rejected is not None)
+    raise UserError(problem, code="preferences-invalid", field="dataset.rejected", value=value, remedy=remedy)
+
+
+def _refuse_entries(recipe: Recipe) -> None:
+    for dataset in recipe.dataset:
+        if (named := dataset.resolutions or dataset.lengths) is not None:
+            raise UserError(
+                "the entries are proposed, and need not have these sizes",
+                code="entries-given-and-proposed",
+                field="dataset.resolutions" if dataset.resolutions else "dataset.lengths",
+                value=named,
+                remedy='write [[bucket]] entries, and buckets.entries = "recipe"',
+            )
+    for name, entries in (("[[bucket]]", recipe.bucket), ("[buckets.opensora]", recipe.buckets.opensora)):
+        if entries:
+            raise UserError(
+                f"the recipe asks for proposed entries, but also has {name}",
+                code="entries-given-and-proposed",
+                field="buckets.entries",
+                value=recipe.buckets.entries,
+                remedy=f'remove {name}, or write buckets.entries = "recipe"',
+            )
+
+
+def dump(recipe: Recipe) -> str:
+    """Return a resolved recipe as TOML; reading it again gives an equal recipe."""
+    return tomli_w.dumps(toml_none.to_toml(recipe))
+
+
+def _override(values: dict[str, Any], text: str) -> None:
+    key, sign, raw = text.partition("=")
+    *parents, last = (part.strip() for part in key.split("."))
+    if not sign or not all((*parents, last)):
+        problem, remedy = "the override is not of the form a.b=value", "write, for example, --set train.max_steps=100"
+        raise UserError(problem, code="override-invalid", field="--set", value=text, remedy=remedy)
+    try:
+        value = toml.parse(f"value = {raw}")["value"]
+    except toml.Invalid:
+        value = raw
+    if "buckets" in values:
+        values["buckets"] = as_table(values["buckets"])
+    node: Any = values
+    for part in parents:
+        node = node.setdefault(part, {}) if isinstance(node, dict) else node[_index(node, part, text)]
+    node[last if isinstance(node, dict) else _index(node, last, text)] = value
+
+
+def _index(node: Any, part: str, text: str) -> int:
+    if not isinstance(node, list):
+        raise UserError(
+            "there is no table of that name",
+            code="unknown-table",
+            field="--set",
+            value=text,
+            remedy="see docs/reference/recipe.md",
+        )
+    if not part.isdecimal() or int(part) >= len(node):
+        raise UserError(
+            f'"{part}" is not the index of one of the {len(node)} entries',
+            code="override-index-out-of-range",
+            field="--set",
+            value=text,
+            remedy="count from 0, as in --set bucket.0.batch_size=4",
+        )
+    return int(part)

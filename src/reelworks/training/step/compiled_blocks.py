@@ -1,0 +1,195 @@
+"""Blocks of a network, compiled in place with static shapes, and only for the shapes that have a graph.
+
+`torch.compile` replaces `forward` of each block, so that no name in a state dict changes, and hooks around it (of
+FSDP2) stay outside the graph. Blocks are compiled after LoRA layers are injected and weights are sharded, and as
+whole blocks: with activation checkpointing, the backward pass runs the same compiled block again. Blocks of one kind
+share their graphs, so that a graph of `data.buckets.graphs` is compiled once for each kind, whatever the depth.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.core.shape import Geometry
+from reelworks.data.buckets import graphs, table
+from reelworks.data.buckets.graphs import Key
+from reelworks.data.buckets.table import BucketTable
+from reelworks.data.loader.micro_batch import MicroBatchRequest
+from reelworks.models import components
+from reelworks.models.api import Denoiser
+from reelworks.models.family import Network
+from reelworks.training.recipe.dataset import RecipeData
+
+# Graphs of one class of blocks per graph of the plan: a first and a last block may differ from those between them in
+# what needs gradients, in strides and in layers. At most 3 were seen.
+_KINDS_PER_CLASS = 8
+
+
+class CompiledBlocks:
+    """Blocks that run compiled inside `running`, and as they were everywhere else: validation, previews, checks.
+
+    At most `most_graphs` kinds of micro-batches are compiled; further ones run without, with one warning per bucket.
+    Without blocks, nothing is compiled. Blocks inside other blocks are compiled, and the outer ones are not.
+    """
+
+    def __init__(
+        self,
+        blocks: Iterable[nn.Module],
+        network: Network,
+        buckets: BucketTable,
+        geometry: Geometry,
+        most_graphs: int,
+        backend: str | Callable[..., Any] = "inductor",
+    ) -> None:
+        self._blocks = _innermost(list(blocks))
+        self._network, self._table, self._geometry = network, buckets, geometry
+        self._most_graphs = most_graphs
+        self._on = False
+        self._allowed: set[Key] = set()
+        self._used: set[Key] = set()
+        self._new: list[str] = []  # names of buckets that were compiled for since the last report
+        self._reported_seconds = 0.0
+        self._warned: set[int] = set()
+        # When torch traces a block, it asks for the gradient of inputs that have none.
+        warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+        for block in self._blocks:
+            self._compile(block, backend)
+
+    @classmethod
+    def of_recipe(cls, denoiser: Denoiser, data: RecipeData) -> Self:
+        """Compile the blocks of a recipe's network, or none if it does not say so; after LoRA layers and sharding."""
+        recipe = data.recipe
+        blocks = denoiser.sharding().blocks if recipe.train.compile else ()
+        network, train = components.family_config(recipe.model).network, recipe.train
+        return cls(blocks, network, data.table, data.geometry, train.compile_graphs, train.compile_backend)
+
+    @classmethod
+    def none(cls) -> Self:
+        """Return the value for a network that is not compiled."""
+        return cls((), Network("", ()), table.EMPTY, Geometry((1, 1, 1), (1, 1, 1)), 1)
+
+    def _compile(self, block: nn.Module, backend: str | Callable[..., Any]) -> None:
+        eager = block.forward
+        compiled = torch.compile(eager, dynamic=False, backend=backend)
+        classes = len({type(each) for each in self._blocks})
+        limit = self._most_graphs * _KINDS_PER_CLASS
+
+        @functools.wraps(eager)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not self._on:
+                return eager(*args, **kwargs)
+            # These settings belong to a thread, and checkpointed blocks run again in autograd's.
+            config: Any = torch._dynamo.config
+            if config.recompile_limit != limit:
+                config.recompile_limit, config.accumulated_recompile_limit = limit, limit * classes
+            return compiled(*args, **kwargs)
+
+        block.forward = forward
+
+    def prefer(self, keys: Sequence[Key]) -> None:
+        """Reserve graphs for these keys, first ones first, as far as graphs are left."""
+        if not self._network.caption_multiple:  # else keys depend on captions too
+            free = [key for key in keys if key not in self._allowed]
+            self._allowed.update(free[: self._most_graphs - len(self._allowed)])
+
+    @contextmanager
+    def running(self, work: MicroBatchRequest, text_mask_BL: Tensor) -> Iterator[None]:
+        """Run blocks compiled within the context if the micro-batch has a graph; for its forward and backward pass.
+
+        Raises:
+            UserError: The blocks could not be compiled.
+        """
+        self._on = bool(self._blocks) and self._has_graph(work, text_mask_BL)
+        try:
+            yield
+        except Exception as error:
+            if self._on and _is_of_compiler(error):
+                raise _not_compiled(error) from error
+            raise
+        finally:
+            self._on = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run blocks without compilation within the context."""
+        former, self._on = self._on, False
+        try:
+            yield
+        finally:
+            self._on = former
+
+    def news(self) -> dict[str, Any] | None:
+        """Return what was compiled since the last call, None if nothing was.
+
+        Returns:
+            `buckets`, names of those that were new; `graphs`, the number of graphs so far over all kinds of blocks;
+            and `seconds` spent.
+        """
+        if not self._new:
+            return None
+        utils: Any = torch._dynamo.utils
+        total = float(utils.calculate_time_spent().get("total_wall_time", 0.0))
+        seconds, self._reported_seconds = total - self._reported_seconds, total
+        buckets, self._new = self._new, []
+        count = int(utils.counters["stats"]["unique_graphs"])
+        logger.info(f"compiled {', '.join(buckets)} in {seconds:.1f} s; graphs so far: {count}")
+        return {"buckets": buckets, "graphs": count, "seconds": round(seconds, 3)}
+
+    def _has_graph(self, work: MicroBatchRequest, text_mask_BL: Tensor) -> bool:
+        """Whether a micro-batch is compiled; remembers it, and warns of a bucket for which no graph is left."""
+        bucket = self._table.buckets[work.bucket]
+        clips = len(work.uids)
+        if clips < bucket.batch_size:  # it may come once in an epoch
+            return False
+        key = graphs.key(bucket, clips, self._geometry, by_shape=self._network.blocks_see_shapes)
+        if multiple := self._network.caption_multiple:
+            rounded = {-(-length // multiple) for length in text_mask_BL.sum(1).tolist()}
+            key += (max(rounded), len(rounded))
+        if key not in self._allowed and len(self._allowed) < self._most_graphs:
+            self._allowed.add(key)
+        if key not in self._allowed:
+            self._warn(work.bucket)
+            return False
+        if key not in self._used:
+            self._used.add(key)
+            self._new.append(bucket.name)
+        return True
+
+    def _warn(self, bucket: int) -> None:
+        if bucket not in self._warned:
+            self._warned.add(bucket)
+            logger.warning(
+                f"{self._table.buckets[bucket].name} runs without compilation, since train.compile_graphs = "
+                f"{self._most_graphs} leaves no graph for it"
+            )
+
+
+def _innermost(blocks: list[nn.Module]) -> list[nn.Module]:
+    """Return the blocks that contain no other one: a pair of experts lists the whole networks too."""
+    listed = {id(block) for block in blocks}
+    return [b for b in blocks if not any(id(child) in listed for child in b.modules() if child is not b)]
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    kind: type[Exception] = torch._dynamo.exc.TorchDynamoException
+    return isinstance(error, kind)
+
+
+def _not_compiled(error: Exception) -> UserError:
+    reason = " ".join(str(error).split("Set TORCHDYNAMO_VERBOSE")[0].split())
+    return UserError(
+        f"the blocks could not be compiled ({reason[:300]})",
+        code="not-compiled",
+        field="train.compile",
+        value=True,
+        remedy="install a C++ compiler such as gcc if there is none, or set it to false",
+    )

@@ -1,0 +1,379 @@
+"""Turn an encoded micro-batch into the model's inputs and targets, and its outputs into losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from reelworks.core import hash_rng
+from reelworks.core.hash_rng import U64, Purpose
+from reelworks.data.buckets.table import BucketTable
+from reelworks.data.distributed.transfer import to_device
+from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.schedule.plan import EpochPlan
+from reelworks.models.api import DenoiserInputs, given
+from reelworks.models.objectives import objectives
+from reelworks.models.objectives.config import ObjectiveConfig
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.training.encoding import conditioning
+from reelworks.training.encoding.batch_encoder import BatchEncoder, EncodedBatch
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import draws, sound_inputs
+from reelworks.training.step.draws import RandomDraws
+from reelworks.training.step.sound_inputs import SoundTarget
+
+
+class Predicted(NamedTuple):
+    """Outputs of a network for the picture and, with sound, for the sound."""
+
+    picture: Tensor
+    sound: Tensor | None = None
+
+    @classmethod
+    def from_inputs(
+        cls, boundary: DtypeBoundary[DenoiserInputs], inputs: DenoiserInputs, *, at_least: int = 0
+    ) -> Predicted:
+        """Run a network with at least so many clips: further ones are copies, whose outputs are dropped."""
+        count, filled = len(inputs.time), filled_up(inputs, at_least)
+        outputs = boundary.both(filled) if inputs.sound.shape[1] else (boundary(filled),)
+        return cls(*(output[:count] for output in outputs)) if count < at_least else cls(*outputs)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Predicted]) -> Predicted:
+        """Return the outputs of parts of a micro-batch as one."""
+        sounds = [part.sound for part in parts if part.sound is not None]
+        return cls(torch.cat([part.picture for part in parts]), torch.cat(sounds) if sounds else None)
+
+    def halves(self) -> tuple[Predicted, Predicted]:
+        """Return the outputs of the first half of the clips, and those of the others."""
+        first, others = zip(*(output.chunk(2) for output in self if output is not None), strict=True)
+        return Predicted(*first), Predicted(*others)
+
+
+def filled_up(inputs: DenoiserInputs, count: int) -> DenoiserInputs:
+    """Return inputs of at least so many clips, of which further ones are copies of the last."""
+    missing = count - len(inputs.time)
+    if missing <= 0:
+        return inputs
+    return inputs.each(lambda value: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])]))
+
+
+@dataclass(frozen=True)
+class Example:
+    """One micro-batch ready for the model.
+
+    Attributes:
+        batch: The micro-batch.
+        objective: Objective of its step.
+        inputs: Inputs of the model, with noised latents.
+        x0: `[B, C, T, H, W]` clean latents.
+        noise: `[B, C, T, H, W]` noise that was added.
+        generated_share: `[B]` share of latent frames that count in the loss.
+        valid_mask: `[B]` True for a clip that counts in the loss.
+        trained_frames: `[B, T]` True for a latent frame that counts in the loss; None if all of them do.
+        loss_weight: `[B, T, H, W]` weight of each latent element in its clip's loss; None if all weights are equal.
+        uncaptioned: The inputs with the empty caption, if targets are guided.
+        rejected: `[B, C, T, H, W]` clean latents of the rejected clips, if there are any.
+        sound: What the sound is trained towards; None if there is none.
+    """
+
+    batch: MicroBatch
+    objective: ObjectiveConfig
+    inputs: DenoiserInputs
+    x0: Tensor
+    noise: Tensor
+    generated_share: Tensor
+    valid_mask: Tensor
+    trained_frames: Tensor | None
+    loss_weight: Tensor | None = None
+    uncaptioned: DenoiserInputs | None = None
+    rejected: Tensor | None = None
+    sound: SoundTarget | None = None
+
+    def losses(self, output: Predicted) -> Tensor:
+        """Return the loss of each clip, `[B]`, for the model's output; with sound, the sum over what is generated."""
+        i, objective = self.inputs, objectives.from_config(self.objective)
+        losses_B = objective.losses(
+            output.picture, i.latent, self.x0, self.noise, self._times(), self.trained_frames, self.loss_weight
+        )
+        if self.sound is None or output.sound is None:
+            return losses_B
+        time, target = sound_inputs.loss_times(i.sound_time, i.sound_mask), self.sound
+        of_sound_B = objective.losses(output.sound, i.sound, target.x0, target.noise, time, i.sound_mask)
+        return losses_B + target.loss_weight * of_sound_B
+
+    def _times(self) -> Tensor:
+        """Return the timesteps by which losses of pictures are weighted."""
+        time, frames = self.inputs.time, self.trained_frames
+        return time if self.sound is None or frames is None else sound_inputs.loss_times(time, frames)
+
+    def guided_losses(self, output: Predicted, uncaptioned: Predicted) -> Tensor:
+        """Return the loss of each clip, `[B]`, with the guidance of the base in its target.
+
+        For the target v, the base's prediction u without caption and a scale s, the target is u + s (v - u). So the error
+        is that of the output plus s - 1 times that of u. A clip whose caption was dropped has the plain target, as
+        guidance changes nothing without a caption.
+        """
+        i, objective, scale = self.inputs, objectives.from_config(self.objective), self.objective.target_guidance_scale
+        assert scale is not None
+        assert not isinstance(objective, objectives.Iddpm), "the recipe was checked"
+        own, base = (
+            objective.error(each, i.latent, self.x0, self.noise, i.time)
+            for each in (output.picture, uncaptioned.picture)
+        )
+        share_B = torch.where(i.drop_text, 0.0, scale - 1)
+        error = own + share_B.view(-1, 1, 1, 1, 1) * base
+        return objective.of_error(error, i.time, self.trained_frames, self.loss_weight)
+
+    def pair(self) -> Example:
+        """Return the preferred clips and, after them, the rejected ones, with the same noise, timesteps and conditions."""
+        assert self.rejected is not None
+        twice = self.inputs.each(lambda value: torch.cat([value] * 2))
+        x0, noise = torch.cat([self.x0, self.rejected]), torch.cat([self.noise] * 2)
+        frames = None if self.trained_frames is None else torch.cat([self.trained_frames] * 2)
+        latent = objectives.from_config(self.objective).noised(x0, noise, twice.time, frames)
+        weight = None if self.loss_weight is None else torch.cat([self.loss_weight] * 2)
+        share, valid = (torch.cat([each] * 2) for each in (self.generated_share, self.valid_mask))
+        inputs = replace(twice, latent=latent)
+        return Example(self.batch, self.objective, inputs, x0, noise, share, valid, frames, weight)
+
+    def distances(self, output: Predicted, base: Predicted) -> Tensor:
+        """Return the loss of each clip, `[B]`, with the base model's output as the target."""
+        i, objective = self.inputs, objectives.from_config(self.objective)
+        difference = output.picture.float() - base.picture.float()
+        losses_B = objective.of_error(difference, self._times(), self.trained_frames, self.loss_weight)
+        if self.sound is None or output.sound is None or base.sound is None:
+            return losses_B
+        time = sound_inputs.loss_times(i.sound_time, i.sound_mask)
+        of_sound_B = objective.of_error(output.sound.float() - base.sound.float(), time, i.sound_mask)
+        return losses_B + self.sound.loss_weight * of_sound_B
+
+
+@dataclass(frozen=True)
+class ExampleBuilder:
+    """Make examples of micro-batches for training: encode them, and draw timesteps, noise, masks and dropped captions.
+
+    Captions are dropped by the same draws in both methods, on which the timesteps of a step have no effect.
+    """
+
+    recipe: Recipe
+    table: BucketTable
+    encoder: BatchEncoder[Any]
+
+    def encode(self, batch: MicroBatch) -> EncodedBatch:
+        """Encode the clips and captions of a micro-batch, of which some captions are dropped."""
+        config = self.recipe.objective
+        dropped = draws.dropped_captions(draws.draw_state(batch.request, self.recipe.seed), config)
+        return self.encoder.encode(batch, dropped.tolist(), guided=config.target_guidance_scale is not None)
+
+    def of_step(
+        self, batches: Iterable[EncodedBatch], *, plan: EpochPlan, plan_step: int, step: int
+    ) -> Iterator[Example]:
+        """Yield the examples of step `plan_step` of a plan, which follows `step` done ones of the run."""
+        geometry = self.encoder.encoders.autoencoder.geometry
+        objective = draws.objective_of_step(
+            self.recipe, self.table, geometry, plan=plan, plan_step=plan_step, step=step
+        )
+        for encoded in batches:
+            yield self.build(encoded, objective)
+
+    def build(self, encoded: EncodedBatch, objective: ObjectiveConfig) -> Example:
+        """Return the example of an encoded micro-batch; repeated calls return equal ones."""
+        encoders, request = self.encoder.encoders, encoded.batch.request
+        words_B = draws.draw_state(request, self.recipe.seed)
+        _, _, frames, height, width = encoded.latent.shape
+        sound = None if encoders.sound is None else encoders.sound.config
+        drawn = draws.draw(request, objective, words_B, latent=(frames, height, width), sound=sound)
+        seeds = hash_rng.extend(words_B, Purpose.NOISE), sound_inputs.noise_seeds(words_B)
+        return _example(encoded, encoders, objective, drawn, *seeds)
+
+
+def validation_example(
+    batch: MicroBatch, encoder: BatchEncoder[Any], config: ObjectiveConfig, *, seed: int, times: list[float]
+) -> Example:
+    """Encode one held-out clip, repeated for each timestep, with noise that is the same in all validations and runs."""
+    words_B = hash_rng.hash64(seed, "validation", batch.request.uids, np.arange(len(times)))
+    return fixed_example(batch, encoder, config, words_B, np.array(times))
+
+
+def fixed_example(
+    batch: MicroBatch,
+    encoder: BatchEncoder[Any],
+    config: ObjectiveConfig,
+    words_B: U64,
+    times: NDArray[np.float64],
+    *,
+    guided: bool = False,
+) -> Example:
+    """Encode clips with their captions at given timesteps, all of whose frames are generated, with noise by `words_B`.
+
+    A single clip is repeated for each of the timesteps. `guided` also gives the inputs with the empty caption.
+    """
+    n = len(times)
+    time = torch.tensor(times, dtype=torch.float32)
+    encoded = encoder.encode(batch, [False] * len(batch.request.captions), guided=guided)
+    frames = encoded.latent.shape[2]
+    sound = None if encoder.encoders.sound is None else sound_inputs.both(n)
+    fixed = RandomDraws(time, time, np.ones((n, frames), dtype=np.bool_), np.zeros(n, dtype=np.bool_), sound)
+    seeds = hash_rng.extend(words_B, Purpose.NOISE), sound_inputs.noise_seeds(words_B)
+    return _example(encoded, encoder.encoders, config, fixed, *seeds)
+
+
+def _crop(request: MicroBatchRequest, config: ObjectiveConfig) -> Tensor:
+    """Return the input `crop` of each clip, `[B, 4]` float32."""
+    boxes = [[request.shape.height, request.shape.width, 0, 0]] * len(request.uids)
+    if config.crop_conditioning == "file" and request.crops:
+        boxes = [[c.original_height, c.original_width, c.top, c.left] for c in request.crops]
+    return torch.tensor(boxes, dtype=torch.float32)
+
+
+def _example(
+    encoded: EncodedBatch,
+    encoders: FrozenEncoders,
+    config: ObjectiveConfig,
+    drawn: RandomDraws,
+    noise_seeds: U64,
+    sound_seeds: U64,
+) -> Example:
+    batch, device, n = encoded.batch, encoders.device, len(drawn.time)
+    sound = None
+    if encoded.sound is not None:
+        sound = _sound(encoded.sound, batch.request, encoders, config, drawn, sound_seeds)
+        drawn = sound.drawn
+    x0 = conditioning.prepend_sources(encoded.latent, encoded.conditions).expand(n, -1, -1, -1, -1)
+    # Sources that are frames are noised and generated with the clip, and have no weight where it has a loss mask.
+    source_frames = x0.shape[2] - drawn.frame_mask.shape[1]
+    frame_mask = pad(to_device(torch.from_numpy(drawn.frame_mask), device), (source_frames, 0), value=True)
+    conditions = dict(encoded.conditions)
+    trained_frames = None if drawn.frame_mask.all() else frame_mask
+    if encoders.conditioning.frames_beside_noise:
+        shown = condition_latents(x0, frame_mask, conditions["first_frame"])
+        trained_frames = None
+        conditions |= {"condition": shown, "first_frame": x0[:, :0]}
+    time, noise = to_device(drawn.time, device), draws.normal(tuple(x0.shape[1:]), noise_seeds, device)
+    inputs = DenoiserInputs(
+        latent=objectives.from_config(config).noised(x0, noise, time, trained_frames),
+        time=time,
+        text=encoded.text.tokens.expand(n, -1, -1),
+        text_mask=encoded.text.mask.expand(n, -1),
+        pooled=encoded.text.pooled.expand(n, -1),
+        guidance=torch.ones(n, device=device),
+        frame_mask=frame_mask,
+        drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
+        **_sizes(batch.request, config, n, device),
+        **given(conditions, n),
+        **({} if sound is None else sound.inputs),
+    )
+    valid_mask, weight = _valid(batch, encoders, n, trained_frames, source_frames)
+    share = torch.ones(n, device=device) if trained_frames is None else trained_frames.float().mean(dim=1)
+    if sound is not None:
+        share = torch.where(share > 0, share, inputs.sound_mask.float().mean(dim=1))
+    return Example(
+        batch,
+        config,
+        inputs,
+        x0,
+        noise,
+        share,
+        valid_mask,
+        trained_frames,
+        weight,
+        _uncaptioned(inputs, encoded),
+        None if encoded.rejected is None else conditioning.prepend_sources(encoded.rejected, encoded.conditions),
+        None if sound is None else sound.target,
+    )
+
+
+def _sizes(request: MicroBatchRequest, config: ObjectiveConfig, n: int, device: torch.device) -> dict[str, Any]:
+    """Return the inputs that tell rate, size and crop of `n` clips."""
+    fps = to_device(torch.tensor(request.fps, dtype=torch.float32), device)
+    return {
+        "fps": fps.expand(n),
+        "height": torch.full((n,), float(request.shape.height), device=device),
+        "width": torch.full((n,), float(request.shape.width), device=device),
+        "crop": to_device(_crop(request, config), device).expand(n, -1),
+    }
+
+
+def _valid(
+    batch: MicroBatch, encoders: FrozenEncoders, n: int, trained_frames: Tensor | None, source_frames: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return which of `n` clips count in the loss, and the weight of their latent elements if they have loss masks."""
+    valid_mask = to_device(batch.is_valid, encoders.device).expand(n)
+    if "loss_mask" not in batch.companions:
+        return valid_mask, None
+    mask = to_device(batch.companions["loss_mask"], encoders.device)
+    weight = conditioning.weights(mask, encoders.autoencoder.geometry).expand(n, -1, -1, -1)
+    weight = pad(weight, (0, 0, 0, 0, source_frames, 0))
+    # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
+    weight_BT = weight.amax(dim=(2, 3))
+    return valid_mask & (weight_BT if trained_frames is None else weight_BT * trained_frames).any(dim=1), weight
+
+
+def _uncaptioned(inputs: DenoiserInputs, encoded: EncodedBatch) -> DenoiserInputs | None:
+    """Return the inputs with the empty caption, if that was embedded."""
+    if encoded.empty is None:
+        return None
+    n = len(inputs.time)
+    tokens, mask, pooled = (part.expand(n, *part.shape[1:]) for part in encoded.empty)
+    return replace(inputs, text=tokens, text_mask=mask, pooled=pooled, drop_text=torch.ones_like(inputs.drop_text))
+
+
+def condition_latents(x0: Tensor, frame_mask_BN: Tensor, first_frame: Tensor) -> Tensor:
+    """Return the latents that condition frames are taken from: a first one alone is, if it is encoded so, a picture's."""
+    if not first_frame.shape[1] or x0.shape[2] == 1:
+        return x0
+    is_alone = (frame_mask_BN[:, 1] & ~frame_mask_BN[:, 0]).view(-1, 1, 1, 1, 1)
+    return torch.cat([torch.where(is_alone, first_frame[:, :, :1], x0[:, :, :1]), x0[:, :, 1:]], dim=2)
+
+
+class _Sound(NamedTuple):
+    """The part of an example that is about sound."""
+
+    drawn: RandomDraws  # with pictures that are given
+    inputs: dict[str, Any]
+    target: SoundTarget
+
+
+def _sound(
+    latent_BFN11: Tensor,
+    request: MicroBatchRequest,
+    encoders: FrozenEncoders,
+    config: ObjectiveConfig,
+    drawn: RandomDraws,
+    seeds: U64,
+) -> _Sound:
+    assert encoders.sound is not None
+    assert drawn.sound is not None
+    track, device, chosen, n = encoders.sound, encoders.device, drawn.sound, len(drawn.time)
+    picture_B, sound_B = torch.from_numpy(chosen.picture), torch.from_numpy(chosen.sound)
+    objective, none = objectives.from_config(config), drawn.time.new_zeros(())
+    time_B, geometry = drawn.time, encoders.autoencoder.geometry
+    ratio = draws.shift_ratio(config, request.shape, geometry.latent(request.shape))
+    if chosen.uniform is None:
+        time_B = sound_inputs.with_own_shift(time_B, ratio, track.config)
+    else:
+        ratio = track.config.timestep_shift or ratio
+        time_B = objective.times(torch.from_numpy(chosen.uniform), ratio)[1].to(drawn.time.dtype)
+    mask_BN = np.ones((n, latent_BFN11.shape[2]), dtype=np.bool_)
+    if track.config.follow_frames:
+        mask_BN = drawn.frame_mask[:, sound_inputs.frame_of_sound(track.spec, geometry, request.shape)]
+    mask = to_device(torch.from_numpy(mask_BN & chosen.sound[:, None]), device)
+    time = to_device(torch.where(sound_B, time_B, none), device)
+    x0 = latent_BFN11.expand(n, -1, -1, -1, -1)
+    noise = draws.normal(tuple(x0.shape[1:]), seeds, device)
+    inputs = {"sound": objective.noised(x0, noise, time, mask), "sound_time": time, "sound_mask": mask}
+    drawn = replace(
+        drawn,
+        time=torch.where(picture_B, drawn.time, none),
+        frame_mask=drawn.frame_mask & chosen.picture[:, None],
+    )
+    return _Sound(drawn, inputs, SoundTarget(x0, noise, track.config.loss_weight))

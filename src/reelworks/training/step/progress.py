@@ -1,0 +1,55 @@
+"""The end of training: by max_steps, max_epochs or max_clips, whichever comes first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reelworks.data.loader.position import DataPosition
+from reelworks.data.schedule.cursor import Cursor
+from reelworks.data.schedule.plan import EpochPlan
+from reelworks.training.loop.config import TrainConfig
+
+
+def is_due(every_steps: int | None, step: int) -> bool:
+    """Whether what happens every so many steps happens after a step; None never does."""
+    return every_steps is not None and step % every_steps == 0
+
+
+def is_done(train: TrainConfig, position: DataPosition | Cursor) -> bool:
+    """Whether training ends at a position."""
+    return bool(reached(train, position))
+
+
+def reached(train: TrainConfig, position: DataPosition | Cursor) -> list[str]:
+    """Return the keys of `[train]` whose ends are reached at a position."""
+    done = {
+        "max_steps": position.global_step,
+        "max_epochs": position.epoch + position.at_end,
+        "max_clips": position.clips,
+    }
+    return [key for key, count in done.items() if (end := getattr(train, key)) is not None and count >= end]
+
+
+def last_step(train: TrainConfig, position: DataPosition) -> int:
+    """Return the step at which training ends; later epochs are assumed to be as the plan at the position."""
+    plan, left = position.plan, []
+    if train.max_epochs is not None:
+        left.append((train.max_epochs - position.epoch) * plan.num_steps - position.plan_step)
+    if train.max_clips is not None:
+        left.append(_steps_of_clips(train.max_clips - position.clips, plan, position.plan_step))
+    last = position.global_step + max(min(left, default=0), 0)
+    if train.max_steps is None:
+        return last
+    return min(last, train.max_steps) if left else train.max_steps
+
+
+def _steps_of_clips(clips: int, plan: EpochPlan, plan_step: int) -> int:
+    """Return the steps that train so many clips, from a step of a plan on."""
+    wanted, before = int(plan.planned_before[plan_step]) + clips, plan.planned_before
+    epochs, rest = divmod(wanted, max(int(before[-1]), 1)) if wanted > before[-1] else (0, wanted)
+    return epochs * plan.num_steps + int(np.searchsorted(before, rest)) - plan_step
+
+
+def total_steps(train: TrainConfig, position: DataPosition) -> int | None:
+    """Return `last_step` if it is known: in a later segment, the plan does not show how long an epoch is."""
+    return train.max_steps if position.segment else last_step(train, position)

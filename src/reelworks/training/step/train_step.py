@@ -1,0 +1,397 @@
+"""One optimizer step: forward and backward over micro-batches, sums over ranks, gradient clipping, update.
+
+`TrainStep.run` is the whole step, from top to bottom. The host does not read from the device while it launches
+micro-batches: losses, weights and counts are summed on the device, and read once, after the gradient norm. (On MPS,
+which has no float64, the sums are on the CPU; `_find_cause` reads again, after a step that is not finite.)
+
+A rank without clips still runs a filler micro-batch, so that collectives match. `torch.where` sets its loss to 0;
+multiplying by 0 would not do, since 0 · NaN is NaN. Its inputs are finite, so its gradients are 0.
+
+The suffix of a tensor is its shape: `_B` has one value for each clip of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reelworks.core import hash_rng
+from reelworks.core.hash_rng import Purpose
+from reelworks.data.buckets.table import BucketTable
+from reelworks.data.distributed import mesh, transfer
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader import step_source
+from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.schedule import cost
+from reelworks.data.schedule import plan as planning
+from reelworks.data.schedule.cursor import RUN_START, StageStart
+from reelworks.data.schedule.plan import EpochPlan
+from reelworks.models import components
+from reelworks.models.adapters import inject
+from reelworks.models.api import DenoiserInputs
+from reelworks.models.objectives import preference
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.models.sequence.sequence_parallel import SequenceParallel
+from reelworks.training.observers.balance import ForwardTimes
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import block_norms, nonfinite, progress, sound_inputs
+from reelworks.training.step.adapter_watch import AdapterWatch, IdleLayers
+from reelworks.training.step.compiled_blocks import CompiledBlocks
+from reelworks.training.step.examples import Example, ExampleBuilder, Predicted
+from reelworks.training.step.lr_schedule import learning_rate
+from reelworks.training.step.nonfinite import KeptBatch, NonFiniteCause
+from reelworks.training.step.spikes import Spike, SpikeClip
+from reelworks.training.step.state import TrainState
+from reelworks.training.step.step_sums import StepFlags, StepSums
+
+_EPSILON = 1e-6  # as in `torch.nn.utils.clip_grad_norm_`
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """Result of a step.
+
+    Attributes:
+        applied: False if weights were not updated; see `why_not`.
+        finite: False if the loss or a gradient was not finite.
+        learning_rate: Rate of this step, including the factor that Prodigy finds.
+        loss: Weighted mean over the clips of all ranks; NaN if no clip counted.
+        loss_by_bucket: Loss by index of each bucket that had clips.
+        loss_by_range: Loss by index of each range of timesteps that had clips.
+        grad_norm: Norm of the whole gradient before clipping.
+        grad_norm_by_block: Norm of each block's gradient; empty in steps that do not measure it.
+        clips, repeats, failed: Numbers of clips, as in `StepTotals`.
+        skipped_by_recipe: True if train.skip_steps names the step.
+        idle: Layers of an adapter whose gradient is not finite, if they were not told before.
+        spike: What was far above the usual, if anything was.
+        batches: Micro-batches that count on this rank, without their frames; with `clip_losses` and `clip_times` the only parts that
+            are not equal on all ranks.
+        clip_losses, clip_times: Loss and timestep of each clip of `batches`, one after another; empty if they are not noted.
+    """
+
+    applied: bool
+    finite: bool
+    learning_rate: float
+    flags: StepFlags
+    loss: float = math.nan
+    loss_by_bucket: dict[int, float] = field(default_factory=dict)
+    loss_by_range: dict[int, float] = field(default_factory=dict)
+    grad_norm: float = math.nan
+    grad_norm_by_block: dict[str, float] = field(default_factory=dict)
+    clips: int = 0
+    repeats: int = 0
+    failed: int = 0
+    skipped_by_recipe: bool = False
+    blame: NonFiniteCause | None = None
+    idle: Sequence[IdleLayers] = ()
+    spike: Spike | None = None
+    batches: tuple[MicroBatch, ...] = ()
+    clip_losses: list[float] = field(default_factory=list)
+    clip_times: list[float] = field(default_factory=list)
+
+    @property
+    def why_not(self) -> str:
+        """Reason why the step was not applied."""
+        if self.skipped_by_recipe:
+            return "named by train.skip_steps"
+        if self.spike is not None:
+            return f'{self.spike}; train.spikes = "skip"'
+        if self.finite:
+            return "no clip could be decoded"
+        return f"loss or gradient is not finite, {self.blame}"
+
+    @classmethod
+    def skipped(cls, rate: float) -> StepResult:
+        """Return the result of a step that train.skip_steps names."""
+        # A skipped step has no collective: an asynchronous save and a request to stop wait for the next real step.
+        flags = StepFlags(stop=False, save=False, writing=True)
+        return cls(applied=False, finite=True, learning_rate=rate, flags=flags, skipped_by_recipe=True)
+
+
+@dataclass(frozen=True)
+class ForwardCounts:
+    """Numbers of clips that all ranks compute at the same time with a network that takes a pass for each.
+
+    Ranks exchange weights and gradients in each pass, and would wait for each other for ever if one had fewer.
+
+    Attributes:
+        columns: The most clips that a rank has in each column of the step; empty if it does not matter.
+        ranks: Number of ranks, which have a micro-batch each of a column.
+    """
+
+    columns: tuple[int, ...]
+    ranks: int
+
+    @classmethod
+    def from_step(cls, plan: EpochPlan, plan_step: int, ranks: int, parts: NDArray[np.int64]) -> ForwardCounts:
+        """Return those of a step of the plan; `parts` are those of a column of each bucket."""
+        sizes = -(-np.diff(plan.offsets) // parts[plan.bucket[plan.offsets[:-1]]])
+        by_rank = [
+            [int(sizes[i]) for i, _ in planning.columns(plan.steps[plan_step], rank, ranks)] for rank in range(ranks)
+        ]
+        return cls(tuple(map(max, zip(*by_rank, strict=True))), ranks)
+
+    @property
+    def most(self) -> int:
+        """Clips of the largest column; 0 if it does not matter."""
+        return max(self.columns, default=0)
+
+    def min_batch_size(self, work: MicroBatchRequest) -> int:
+        """Return how many clips to compute at least with a micro-batch; 0 if it does not matter."""
+        return self.columns[work.index // self.ranks] if self.columns else 0
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """Take optimizer steps with one model, which changes `state` in place."""
+
+    boundary: DtypeBoundary[DenoiserInputs]
+    examples: ExampleBuilder
+    state: TrainState
+    world: World
+    compiled: CompiledBlocks = field(default_factory=CompiledBlocks.none)
+    times: ForwardTimes = field(default_factory=lambda: ForwardTimes(torch.device("cpu"), False))
+    stage: StageStart = RUN_START
+    sequence: SequenceParallel = field(default_factory=SequenceParallel)
+    watch: AdapterWatch = field(default_factory=AdapterWatch.none)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that is trained."""
+        return self.examples.recipe
+
+    @property
+    def table(self) -> BucketTable:
+        """Its buckets."""
+        return self.examples.table
+
+    def run(
+        self, examples: Iterable[Example], *, plan: EpochPlan, plan_step: int, step: int, flags: StepFlags
+    ) -> StepResult:
+        """Take step `plan_step` of a plan, after `step` done ones of the run; all ranks call it together.
+
+        `examples` are made of this rank's micro-batches of the step, each when it is asked for. `flags` are the rank's
+        requests to all ranks.
+        """
+        state, train = self.state, self.recipe.train
+        rate = self.set_rate(step)
+        # The loss is a weighted mean over the clips of all ranks. Its denominator is not known before all micro-batches
+        # are decoded, so backward passes divide by the planned weight, and gradients are rescaled before the update.
+        planned = step_source.parts_of_step(plan, plan_step, self.table)
+        planned_weight = sum(self._clip_weight(bucket, clips) * clips for bucket, clips in planned)
+        forwards = self._forward_counts(plan, plan_step)
+        sums, kept = self._accumulate(examples, planned_weight, forwards, step)
+        own = [each for each in kept if self._counts(each.batch)]
+        sums = sums.over_ranks(self.world, _count_clips(own), flags)
+        # Failed clips and conditioning frames were planned, and have no weight.
+        scale = planned_weight / sums.weight
+        norm = self._gradient_norm(scale)
+        scale = scale.to(norm)
+        by_block = progress.is_due(train.log_block_grad_norms_every, step + 1)
+        squares = norm.new_zeros(0)
+        if by_block:
+            squares = block_norms.squares(state.module, state.blocks, self.world) * scale.square()
+        # The host waits for the device here, and nowhere else in the step.
+        totals, ((grad_norm,), block_squares, losses, times) = sums.read(norm, squares, *self._of_clips(own))
+
+        weight = totals.weight
+        finite = math.isfinite(totals.loss) and (weight == 0 or math.isfinite(grad_norm))
+        spike = (
+            self._compare_with_recent(totals.loss_by_bucket, grad_norm, planned, own) if finite and weight > 0 else None
+        )
+        applied = finite and weight > 0 and (spike is None or train.spikes != "skip")
+        if applied:
+            if train.max_grad_norm is not None:
+                scale = scale * (train.max_grad_norm / (norm + _EPSILON)).clamp(max=1.0)
+            self.watch.note(rate)
+            state.optimizer.step(scale)
+            state.update_ema(step - self.stage.average_step, train.ema_decay)
+        blame = None if finite else self._find_cause(kept, step, forwards.most)
+        idle = [] if finite else self.watch.find_not_finite()
+        state.optimizer.zero_grad()
+        return StepResult(
+            applied=applied,
+            finite=finite,
+            learning_rate=rate,
+            flags=totals.flags,
+            loss=totals.loss / weight if weight > 0 else math.nan,
+            loss_by_bucket=totals.loss_by_bucket,
+            loss_by_range=totals.loss_by_range,
+            grad_norm=grad_norm if weight > 0 else math.nan,
+            grad_norm_by_block=block_norms.by_name(state.module, state.blocks, block_squares) if by_block else {},
+            clips=totals.clips,
+            repeats=totals.repeats,
+            failed=totals.failed,
+            blame=blame,
+            idle=idle,
+            spike=spike,
+            batches=tuple(each.batch.without_frames() for each in own),
+            clip_losses=losses,
+            clip_times=times,
+        )
+
+    def _accumulate(
+        self, examples: Iterable[Example], planned_weight: float, forwards: ForwardCounts, step: int
+    ) -> tuple[StepSums, list[KeptBatch]]:
+        """Run each example forward and backward, and return this rank's sums and what an unusual step asks for."""
+        sums, kept = StepSums.begin(len(self.table.buckets), self.world.device), []
+        for example in examples:
+            request = example.batch.request
+            self.world.mark("in a forward and backward pass", step + 1)
+            mesh.set_gradient_sync(self.state.module, request.ends_step)
+            self._seed_model(request, step)
+            self.sequence.use(request.sequence_degree)
+            with self.compiled.running(request, example.inputs.text_mask):
+                with self.times.noting(request):
+                    losses_B = self._losses(example, forwards.min_batch_size(request))
+                weights_B = self._weights(example)
+                weighted_B = torch.where(example.valid_mask, weights_B * losses_B, 0.0)
+                # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them. Each rank of a
+                # sequence group has the gradient of its own tokens, so that the same sum holds for these.
+                torch.autograd.backward(weighted_B.sum() * (self.world.size / planned_weight))
+            times_B = sound_inputs.trained_times(example.inputs)
+            if self._counts(example.batch):
+                sums.add(request.bucket, weighted_B.detach(), weights_B, times_B)
+            kept.append(KeptBatch(example.batch, example.objective, losses_B.detach(), example.valid_mask, times_B))
+        return sums, kept
+
+    def _counts(self, batch: MicroBatch) -> bool:
+        """Return whether a micro-batch counts on this rank: it is the same on all that share its clips."""
+        return self.world.leads(batch.request.sequence_degree)
+
+    def _of_clips(self, kept: list[KeptBatch]) -> tuple[Tensor, Tensor]:
+        """Return the loss and the timestep of each clip of this rank, if they are to be noted."""
+        if self.recipe.train.clip_losses == "off" or not kept:
+            return torch.zeros(0), torch.zeros(0)
+        return torch.cat([each.losses for each in kept]), torch.cat([each.times for each in kept])
+
+    def _gradient_norm(self, scale: Tensor) -> Tensor:
+        """Return the norm of the gradients times `scale`."""
+        gradients = [grad for p in self.state.optimizer.trained.values() if (grad := p.grad) is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return norm * scale.to(norm.dtype).to(norm.device)
+
+    def _compare_with_recent(
+        self, loss_by_bucket: dict[int, float], grad_norm: float, planned: list[tuple[int, int]], kept: list[KeptBatch]
+    ) -> Spike | None:
+        """Compare a step with recent ones, to which it belongs from now on; return what was far above the usual.
+
+        `planned` are the bucket and the clips of each of its micro-batches. Collective if there is something: all ranks
+        compare the same numbers.
+        """
+        train, buckets = self.recipe.train, self.table.buckets
+        if train.spikes == "off":
+            return None
+        largest, _ = max(planned, key=lambda each: buckets[each[0]].tokens * each[1])
+        losses = {buckets[i].name: loss for i, loss in loss_by_bucket.items()}
+        spike = self.state.spikes.add(losses, grad_norm, buckets[largest].name, threshold=train.spike_threshold)
+        return spike and spike.with_clips(self.world.gather(_clips(kept)))
+
+    def set_rate(self, step: int) -> float:
+        """Set the learning rate of the step that follows `step` done ones, and return it."""
+        return self.state.optimizer.set_rate(learning_rate(self.recipe.train, step, self.stage.step))
+
+    def _clip_weight(self, bucket: int, clips: int) -> float:
+        """Return the loss weight of one clip: its tokens, 1, or 1 / clips of the micro-batch, by `train.loss_reduction`."""
+        return float(cost.loss_weight(self.recipe.train.loss_reduction, self.table.buckets[bucket].tokens, clips))
+
+    def _weights(self, example: Example) -> Tensor:
+        """Return the loss weight of each clip, `[B]`; 0 for a clip that does not count."""
+        request = example.batch.request
+        clip_weight = self._clip_weight(request.bucket, int(request.real.sum()))
+        weights_B = torch.full_like(example.generated_share, clip_weight)
+        if self.recipe.train.loss_reduction == "token":
+            weights_B = weights_B * example.generated_share
+        return torch.where(example.valid_mask, weights_B, 0.0)
+
+    def _seed_model(self, request: MicroBatchRequest, step: int) -> None:
+        """Seed the network's own draws by the step and the micro-batch, so that a resumed run draws the same."""
+        where = (request.index, request.part) if request.part else (request.index,)
+        _seed(self.world.device, hash_rng.hash_int(self.recipe.seed, step, *where, Purpose.MODEL) >> 1)
+
+    def _forward_counts(self, plan: EpochPlan, plan_step: int) -> ForwardCounts:
+        """Return how many clips the ranks compute at the same time, if their network takes a pass for each."""
+        if self.world.size == 1 or not components.family_config(self.recipe.model).network.clip_by_clip:
+            return ForwardCounts((), 1)
+        return ForwardCounts.from_step(plan, plan_step, self.world.data_size, self.table.parts())
+
+    def _losses(self, example: Example, at_least: int) -> Tensor:
+        """Return the loss of each clip, `[B]`; with prior_prediction the target is the base model's output.
+
+        The network computes `at_least` so many clips.
+        """
+        if example.rejected is not None:
+            return self._preference_losses(example, 2 * at_least)
+        # The recipe decides, and not the clips: all ranks must run the base, as its sharded weights are gathered.
+        preserves = any(d.prior_prediction for d in self.recipe.dataset)
+        base = self._base(example.inputs, at_least) if preserves else None
+        uncaptioned = None if example.uncaptioned is None else self._base(example.uncaptioned, at_least)
+        output = Predicted.from_inputs(self.boundary, example.inputs, at_least=at_least)
+        losses_B = example.losses(output) if uncaptioned is None else example.guided_losses(output, uncaptioned)
+        if base is None:
+            return losses_B
+        preserved_B = transfer.to_device(torch.tensor(example.batch.request.target_is_base), losses_B.device)
+        return torch.where(preserved_B, example.distances(output, base), losses_B)
+
+    def _preference_losses(self, example: Example, at_least: int) -> Tensor:
+        """Return the loss of each pair of a preferred and a rejected clip, `[B]`, with the base as the reference."""
+        pair = example.pair()
+        reference_2B = pair.losses(self._base(pair.inputs, at_least))
+        losses_2B = pair.losses(Predicted.from_inputs(self.boundary, pair.inputs, at_least=at_least))
+        return preference.dpo_loss(losses_2B, reference_2B, example.objective.dpo_beta)
+
+    def _base(self, inputs: DenoiserInputs, at_least: int) -> Predicted:
+        """Return the output of the frozen base, without gradients."""
+        # Without gradients and adapters, it would need graphs of its own.
+        with torch.no_grad(), inject.disable_adapters(self.state.module), self.compiled.paused():
+            return Predicted.from_inputs(self.boundary, inputs, at_least=at_least)
+
+    def _find_cause(self, kept: list[KeptBatch], step: int, at_least: int) -> NonFiniteCause:
+        """Find where numbers stopped being finite, by another forward pass of a micro-batch. Collective.
+
+        A rank whose losses are all finite runs its last micro-batch. The step's gradients are still in place.
+        """
+        bad = nonfinite.first_bad(kept)
+        clips = nonfinite.bad_clips([each for each in kept if self._counts(each.batch)])
+        example = self.examples.build(self.examples.encode(bad.batch), bad.objective)
+        self._seed_model(bad.batch.request, step)
+        self.sequence.use(bad.batch.request.sequence_degree)
+        origin = nonfinite.origin(self.state.module, example.inputs, lambda: self._losses(example, at_least))
+        return NonFiniteCause.from_parts(self.world.gather((origin, clips)))
+
+
+def _count_clips(kept: list[KeptBatch]) -> tuple[int, int, int]:
+    """Return the numbers of first uses, of repeats and of failed clips."""
+    first = repeats = failed = 0
+    for batch in (each.batch for each in kept):
+        valid = batch.is_valid.numpy()
+        of_batch = int(np.count_nonzero(valid & batch.request.is_first_use))
+        first += of_batch
+        repeats += int(np.count_nonzero(valid)) - of_batch
+        failed += batch.failed
+    return first, repeats, failed
+
+
+def _clips(kept: list[KeptBatch]) -> list[SpikeClip]:
+    """Return the clips of this rank that count, with their losses."""
+    clips = []
+    for each in kept:
+        work, losses, counts = each.batch.request, each.losses.tolist(), each.valid_mask.tolist()
+        clips += [
+            SpikeClip(int(work.uids[i]), str(work.requests[i].path), losses[i]) for i in range(len(losses)) if counts[i]
+        ]
+    return clips
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed the generators of the CPU and of this rank's device; `torch.manual_seed` also asks for all other kinds."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)

@@ -1,0 +1,96 @@
+"""Fit the cost model again to the step times of a run, in which clips, encoding and other ranks had their part."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from reelworks.core import files, requests
+from reelworks.core.errors import UserError
+from reelworks.data.catalog.scan.scan import ScanProgress
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.schedule import cost_fit
+from reelworks.data.schedule.cost_fit import CostModel, Timing
+from reelworks.training.plan import epoch_stats
+from reelworks.training.tuning.request import TuneRequest
+
+
+@dataclass(frozen=True)
+class BucketTiming:
+    """Median time of a bucket's micro-batches of one size over the steps that had no other bucket.
+
+    Attributes:
+        residual: Relative error of the fitted time; None before the fit.
+    """
+
+    bucket: str
+    tokens: int
+    batch_size: int
+    milliseconds: float
+    steps: int
+    residual: float | None = None
+
+    @property
+    def timing(self) -> Timing:
+        """The time as the fit takes it."""
+        return Timing(self.tokens, self.batch_size, self.milliseconds)
+
+
+@dataclass(frozen=True)
+class Refit:
+    """Times of a run, and the model that was fitted to them, as they are in the file.
+
+    Attributes:
+        ms_per_clip: Milliseconds of a clip by bucket of the recipe, measured where the run has steps of it alone.
+        held_out_errors: Relative error at each number of tokens, predicted from the others.
+    """
+
+    run: Path
+    ms_per_clip: dict[str, float]
+    measured: list[BucketTiming]
+    model_ms: CostModel
+    held_out_errors: dict[int, float]
+
+
+@requests.telling(TuneRequest)
+def refit(request: TuneRequest, on_scan: Callable[[ScanProgress], None] | None = None) -> Refit:
+    """Fit the times of a run to the buckets of a recipe, and write the file that `cost.measured` names.
+
+    Raises:
+        UserError: The run has no step of one of these buckets alone, the first step after each start left out.
+    """
+    assert request.from_run is not None
+    run, (_, table) = RunFolder(request.from_run), request.load(on_scan)
+    measured = _measured(run, {bucket.name: bucket.tokens for bucket in table.buckets})
+    if not measured:
+        raise UserError(
+            "the run has no step from which the cost of one of the recipe's buckets can be measured",
+            code="no-measured-cost",
+            field="--from-run",
+            value=str(run.path),
+            remedy="train more steps; only steps with a single bucket count, and not the first step after a start",
+        )
+    timings = [each.timing for each in measured]
+    model = cost_fit.fit(timings)
+    known = {each.bucket: each.milliseconds / each.batch_size for each in sorted(measured, key=lambda m: m.steps)}
+    fitted = {b.name: model.milliseconds(b.tokens, b.batch_size) / b.batch_size for b in table.buckets}
+    measured = [replace(m, residual=r) for m, r in zip(measured, model.residuals(timings), strict=True)]
+    result = Refit(run.path, fitted | known, measured, model, cost_fit.held_out_errors(timings))
+    files.write_for("--out", request.path, (files.to_json(result) + "\n").encode())
+    return result
+
+
+def _measured(run: RunFolder, tokens: dict[str, int]) -> list[BucketTiming]:
+    times: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for step in epoch_stats.single_bucket_steps(run):
+        size = round(step.clips / step.micro_batches)
+        if step.bucket in tokens and size:
+            seconds = step.seconds - step.data_wait_seconds
+            times[step.bucket, size].append(1000 * seconds * step.ranks / step.micro_batches)
+    return [
+        BucketTiming(bucket, tokens[bucket], size, statistics.median(ms), len(ms))
+        for (bucket, size), ms in sorted(times.items())
+    ]

@@ -1,0 +1,155 @@
+"""Measure batch sizes and times of a recipe's entries, and write the file that plans use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from reelworks.core import files, log, requests, units
+from reelworks.core.errors import UserError
+from reelworks.data.buckets.table import Bucket, BucketTable
+from reelworks.data.catalog.scan.scan import ScanProgress
+from reelworks.data.schedule import cost_fit
+from reelworks.data.schedule.cost_fit import CostModel, Timing
+from reelworks.training.memory import estimate, memory
+from reelworks.training.memory.memory import ASSUMED_TFLOPS, UTILISATION
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.tuning import search, workbench
+from reelworks.training.tuning.request import TuneRequest
+from reelworks.training.tuning.search import Limits, Trial
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Batch sizes that keep the limits, and the cost model, as they are in the file.
+
+    Attributes:
+        device: Name of the device, or "estimate".
+        batch_sizes: Clips per micro-batch by entry; 0 where not even one kept the limits.
+        ms_per_clip: Milliseconds of a clip by bucket.
+        trials: All measurements that memory allowed.
+        model_ms: The fitted time of a micro-batch.
+        held_out_errors: Relative error at each number of tokens, predicted from the others.
+    """
+
+    device: str
+    limits: Limits
+    batch_sizes: dict[str, int]
+    ms_per_clip: dict[str, float]
+    trials: list[Trial]
+    model_ms: CostModel
+    held_out_errors: dict[int, float]
+
+
+@requests.telling(TuneRequest)
+def tune(
+    request: TuneRequest,
+    on_scan: Callable[[ScanProgress], None] | None = None,
+    on_trial: Callable[[Trial | str], None] = lambda trial: None,
+) -> Tuned:
+    """Measure or estimate the largest batch sizes of a recipe, and write the file that its plans use.
+
+    Raises:
+        UserError: Not even one clip of the smallest entry fits, or the file cannot be written.
+    """
+    recipe, table = request.load(on_scan)
+    limit = workbench.device_bytes() if request.memory_gb is None else int(request.memory_gb * 1e9)
+    limits = Limits(limit, None if request.step_seconds is None else 1000 * request.step_seconds, request.max_batch)
+    with log.stage(f"{'estimating' if request.estimate else 'measuring'} the largest batch sizes", at_once=True):
+        result = estimated(recipe, table, limits) if request.estimate else measure(recipe, table, limits, on_trial)
+    files.write_for("--out", request.path, (files.to_json(result) + "\n").encode())
+    return result
+
+
+def measure(recipe: Recipe, table: BucketTable, limits: Limits, on_trial: Callable[[Trial | str], None]) -> Tuned:
+    """Measure the largest bucket of each entry, in a process of its own.
+
+    `on_trial` gets every trial, and a message where memory did not suffice.
+
+    Raises:
+        UserError: Not even one clip of the smallest entry fits.
+    """
+    batch_sizes: dict[str, int] = {}
+    trials: list[Trial] = []
+    with workbench.child(recipe, limits.memory_bytes) as process:
+        # The smallest first: if it does not fit, nothing does.
+        for bucket in sorted(memory.largest_of_entries(table), key=lambda b: b.tokens):
+
+            def measure(batch_size: int, bucket: Bucket = bucket) -> Trial | None:
+                trial = process.trial(bucket, batch_size)
+                on_trial(trial or f"{bucket.name}, {_clips(batch_size)}: memory does not suffice")
+                return trial
+
+            size, own = search.largest_batch(measure, limits)
+            batch_sizes[str(table.entries[bucket.entry])] = size
+            trials += own
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+    return _tuned(device, table, limits, batch_sizes, trials)
+
+
+def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
+    """Estimate the same for a GPU with the memory of `limits`, without one: passes on the meta device.
+
+    Times assume a GPU of `memory.ASSUMED_TFLOPS`; their ratios matter.
+
+    Raises:
+        UserError: The network cannot run on the meta device, or not even one clip fits.
+    """
+    denoiser = estimate.network(recipe)
+    if not denoiser.runs_on_meta:
+        raise UserError(
+            "this network cannot run without a device",
+            code="no-estimate",
+            field="model.name",
+            value=recipe.model.name,
+            remedy="measure on the GPU, without --estimate",
+        )
+    fixed = memory.without_activations(recipe, estimate.sizes(recipe, denoiser))
+    batch_sizes: dict[str, int] = {}
+    trials: list[Trial] = []
+    for bucket in sorted(memory.largest_of_entries(table), key=lambda b: b.tokens):
+
+        def measure(batch_size: int, bucket: Bucket = bucket) -> Trial:
+            clips = batch_size * recipe.clips_per_place
+            peak, flops = estimate.measured_pass(recipe, denoiser, bucket, clips)
+            seconds = flops / (ASSUMED_TFLOPS * 1e12 * UTILISATION)
+            needed = memory.with_activations(recipe, fixed, peak).total
+            return Trial(bucket.name, bucket.tokens, batch_size, 1000 * seconds, needed)
+
+        size, own = search.largest_batch(measure, limits)
+        batch_sizes[str(table.entries[bucket.entry])] = size
+        trials += own
+    return _tuned("estimate", table, limits, batch_sizes, trials)
+
+
+def _tuned(
+    device: str, table: BucketTable, limits: Limits, batch_sizes: dict[str, int], trials: Sequence[Trial]
+) -> Tuned:
+    if not any(batch_sizes.values()):
+        least = min((t.peak_bytes for t in trials), default=0)
+        found = f"; one clip of the smallest takes {least / 1e9:.2f} GB" if least else ""
+        raise UserError(
+            f"no entry keeps the limits with one clip{found}",
+            code="out-of-memory",
+            field="--memory",
+            value=f"{limits.memory_bytes / 1e9:.2f} GB",
+            remedy="raise the limits, set model.gradient_checkpointing or parallel.offload = true, or lower resolutions",
+        )
+    timings = [Timing(t.tokens, t.batch_size, t.milliseconds) for t in trials]
+    model = cost_fit.fit(timings)
+    measured = {(t.bucket, t.batch_size): t.milliseconds for t in trials}
+    ms_per_clip = {}
+    for bucket in table.buckets:
+        size = batch_sizes[str(table.entries[bucket.entry])]
+        clips = max(size, 1)  # one rank may have no room for a clip that several can share
+        known = measured.get((bucket.name, clips), model.milliseconds(bucket.tokens, clips))
+        ms_per_clip[bucket.name] = known / clips
+    fitted = [replace(t, residual=r) for t, r in zip(trials, model.residuals(timings), strict=True)]
+    errors = cost_fit.held_out_errors(timings)
+    return Tuned(device, limits, batch_sizes, ms_per_clip, fitted, model, errors)
+
+
+def _clips(count: int) -> str:
+    return units.plural(count, "clip")

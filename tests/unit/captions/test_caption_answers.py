@@ -1,0 +1,171 @@
+"""What captioners answer becomes a caption of one line, or is refused with a reason; prompts ask what they should."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from catalog_rows import rows
+from hypothesis import given
+from hypothesis import strategies as st
+from refused import refused
+
+from reelworks.annexes.captions import prompts
+from reelworks.annexes.captions.answers import CaptionFailed, caption_of, with_trigger
+from reelworks.annexes.quality import caption_advice
+
+KEPT = [
+    ("a cat on a mat", "a cat on a mat"),
+    ("  A cat\n on a mat.\n", "A cat on a mat."),
+    ('"A cat on a mat."', "A cat on a mat."),
+    ('"Cats" and "dogs"', '"Cats" and "dogs"'),
+    ("**A cat** on a __mat__", "A cat on a mat"),
+    ("```\nA cat\n```", "A cat"),
+    ("# Caption\n- a cat\n- a dog", "Caption a cat a dog"),
+    ("Sure! Here is the caption: A cat.", "A cat."),
+    ("Here's a caption for this picture: A cat.", "A cat."),
+    ("Caption: A cat.", "A cat."),
+    ("The image shows a cat.", "A cat."),
+    ("This video clip depicts a man who walks.", "A man who walks."),
+    ("The picture frame shows age.", "The picture frame shows age."),
+    ("<think>It is a cat, I think.</think>\nA cat.", "A cat."),
+    ("Here’s a caption:\nA cat on a mat.", "A cat on a mat."),
+    ("<think>x</think><answer>A cat.</answer>", "A cat."),
+    ("<|begin_of_box|>A cat.<|end_of_box|>", "A cat."),
+    ('Caption: "A cat on a mat."\n\nLet me know if you want it longer!', "A cat on a mat."),
+    ("A cat on a mat. I hope this helps!", "A cat on a mat."),
+    ("A sign asks: is there anything else?", "A sign asks: is there anything else?"),
+    ("so it is a cat.\n</think>A cat.", "A cat."),
+    ("Two dogs are here: one brown, one white.", "Two dogs are here: one brown, one white."),
+    ("This is a red car: a Ferrari.", "This is a red car: a Ferrari."),
+    ("Certainly lit, the room is empty.", "Certainly lit, the room is empty."),
+    ("a man, 1girl, 5 < 6 apples", "a man, 1girl, 5 < 6 apples"),
+    ("一只猫。", "一只猫。"),
+]
+REFUSED = [
+    ("", "empty"),
+    (" \n", "empty"),
+    ("...", "no words"),
+    ("<think>hm", "thoughts"),
+    ("<!DOCTYPE html><html>x</html>", "HTML"),
+    ("<html><body>Bad gateway</body></html>", "HTML"),
+    ('{"caption": "a cat"}', "JSON"),
+    ('["a", "b"]', "JSON"),
+    ('```json\n{"caption": "A cat"}\n```', "JSON"),
+    ('Here is the caption you asked for:\n{"caption": "A cat"}', "JSON"),
+    ("Sure, {'caption': 'A cat", "JSON"),
+    ("I’m sorry, but I can’t assist with that.", "refused"),
+    ("I apologize, but I cannot describe this image.", "refused"),
+    ("My apologies, I can't see it.", "refused"),
+    ("caf\ufffd", "not text"),
+    ("a\x00b", "not text"),
+    ("a\ud800b", "not text"),
+    ("I'm sorry, but I cannot describe this.", "refused"),
+    ("As an AI model, I see nothing", "refused"),
+    ("cat " * 9, "repeats itself"),
+    ("a red cat and " * 30, "repeats itself"),
+    ("x" * 9000, "letters"),
+]
+
+
+@pytest.mark.parametrize(("answer", "caption"), KEPT)
+def test_what_stands_around_a_caption_is_removed(answer: str, caption: str) -> None:
+    assert caption_of(answer) == caption
+    assert caption_of(caption) == caption
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "A man at a desk. Feel free to relax is written on the wall behind him. He types.",
+        'A code editor shows {"name": "x"} in white text.',
+    ],
+)
+def test_what_only_looks_like_an_answer_to_someone_stays(caption: str) -> None:
+    assert caption_of(caption) == caption
+
+
+def test_no_caption_has_what_the_advice_on_captions_calls_leftovers() -> None:
+    written = [{"caption": caption_of(answer)} for answer, _ in KEPT]
+    assert "captions_leftovers" in {one.name for one in caption_advice.advise(rows(*({"caption": a} for a, _ in KEPT)))}
+    assert "captions_leftovers" not in {one.name for one in caption_advice.advise(rows(*written))}
+
+
+@pytest.mark.parametrize(("answer", "reason"), REFUSED)
+def test_what_is_no_caption_is_refused(answer: str, reason: str) -> None:
+    with pytest.raises(CaptionFailed, match=reason) as caught:
+        caption_of(answer)
+    assert len(str(caught.value)) < 120
+
+
+def test_each_line_is_a_tag_where_tags_are_asked_for() -> None:
+    for answer in ("Here are the tags:\ncat\nred mat", "- cat\n- red mat", "cat,\nred mat", "1. cat\n\n2. red mat"):
+        assert caption_of(answer, of_tags=True) == "cat, red mat"
+
+
+def test_a_long_answer_is_refused_at_once() -> None:
+    began = time.process_time()
+    with pytest.raises(CaptionFailed, match="letters"):
+        caption_of("**a " * 100_000)
+    assert time.process_time() - began < 2
+
+
+@given(st.text(), st.integers(3, 10))
+def test_a_caption_is_one_line_of_at_most_so_many_words(answer: str, most: int) -> None:
+    try:
+        caption = caption_of(answer, max_words=most)
+    except CaptionFailed:
+        return
+    assert caption == " ".join(caption.split()) != ""
+    assert len(caption.split()) <= most
+
+
+def test_a_long_caption_ends_with_a_whole_sentence_or_tag() -> None:
+    assert caption_of("A cat sits. It looks at a bird outside.", max_words=6) == "A cat sits."
+    assert caption_of("cat, red bird, green tree", max_words=4) == "cat, red bird"
+    assert caption_of("a cat that sits on a mat", max_words=3) == "a cat that"
+    assert caption_of("A cat sits. It looks at a bi", is_cut=True) == "A cat sits."
+
+
+def test_the_trigger_word_is_in_once_or_not_at_all() -> None:
+    assert with_trigger("a blue mug", "rwmug", is_in=True) == "rwmug, a blue mug"
+    assert with_trigger("rwmug, a blue mug", "rwmug", is_in=True) == "rwmug, a blue mug"
+    assert with_trigger("RWMUG: a blue mug", "rwmug", is_in=True) == "rwmug, a blue mug"
+    assert with_trigger("Rwmug is standing here", "rwmug", is_in=True) == "rwmug is standing here"
+    assert with_trigger("rwmug's owner sits.", "rwmug", is_in=True) == "rwmug's owner sits."
+    assert with_trigger("Rwmugs", "rwmug", is_in=True) == "rwmug, Rwmugs"
+    assert with_trigger("A rwmug on a table", "rwmug", is_in=False) == "A on a table"
+    assert with_trigger("Rwmug, on a table", "rwmug", is_in=False) == "On a table"
+    assert with_trigger("tags, rwmug, blue", "rwmug", is_in=False) == "tags, blue"
+    assert with_trigger("rwmugs on a table", "rwmug", is_in=False) == "rwmugs on a table"
+    assert with_trigger("a mug", None, is_in=True) == "a mug"
+    with pytest.raises(CaptionFailed, match="nothing is left"):
+        with_trigger("rwmug.", "rwmug", is_in=False)
+
+
+@pytest.mark.parametrize("style", prompts.STYLES)
+def test_each_style_has_a_whole_prompt(style: prompts.Style) -> None:
+    known = {"kind": "video", "name": "kite", "caption": "", "trigger": None}
+    text = prompts.fill(None, style, **known, max_words=30)
+    assert "{" not in text
+    assert "this video" in text
+    assert text.endswith("Use at most 30 words.")
+
+
+def test_a_template_is_filled_and_a_wrong_one_refused() -> None:
+    known = {"kind": "picture", "name": "kite", "caption": "a kite", "trigger": "rwkite"}
+    template = prompts.check("{kind} {name} {trigger} {{x}}: improve {caption}")
+    assert prompts.fill(template, "tags", **known, max_words=None) == "picture kite rwkite {x}: improve a kite"
+    with refused("prompt-invalid", "prompt", says="there is no {nane}.*name"):
+        prompts.check("{nane}")
+    with refused("prompt-invalid", "prompt", says="braces"):
+        prompts.check("{")
+    for attack in ("{name.__class__}", "{name[0]}", "{name!r}", "{}"):
+        with refused("prompt-invalid", "prompt"):
+            prompts.check(attack)
+
+
+def test_further_captions_are_asked_for_in_other_ways() -> None:
+    asked = prompts.variants("What is it?", 3)
+    assert asked[0] == "What is it?"
+    assert len(set(asked)) == 3

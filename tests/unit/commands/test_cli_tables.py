@@ -1,0 +1,41 @@
+"""Tables show every value whole in the width of the terminal."""
+
+import pytest
+
+from reelworks.commands import show
+
+TIMES = [str(time) for time in range(100, 1100, 100)]
+
+
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    def run(table, columns):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        show.print_table(table)
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_columns_without_room_follow_in_further_tables(printed, columns):
+    """Each number is printed once and whole, and the first column is repeated for those that follow."""
+    table = show.new_table("bucket", *TIMES)
+    table.add_row("768×432, 97 frames", *(f"0.{time}" for time in TIMES))
+    lines = printed(table, columns)
+    assert max(map(len, lines)) <= columns
+    rows = [line.split() for line in lines if "768×432" in line]
+    assert [cell for row in rows for cell in row if cell.startswith("0.")] == [f"0.{time}" for time in TIMES]
+    headings = [line.split()[1:] for line in lines if line.startswith(" bucket")]
+    assert [name for row in headings for name in row] == TIMES
+    assert len(rows) == len(headings) == {40: 5, 80: 2, 200: 1}[columns]
+
+
+def test_long_texts_are_folded(printed):
+    """A text that is longer than the terminal is wide is printed whole, over several lines of one table."""
+    table = show.new_table("key", "a", "b")
+    table.add_row("samples.prompts", "a cat sits on a wall in the sun " * 4, "waves")
+    lines = printed(table, 60)
+    assert max(map(len, lines)) <= 60
+    assert " ".join(lines).split().count("cat") == 4
+    assert sum("key" in line for line in lines) == 1

@@ -1,0 +1,316 @@
+"""What changes a clip's latents or a caption's embedding changes its key, and nothing else does."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import examples
+import media_makers
+import numpy as np
+import pytest
+import tiny_families
+import torch
+from PIL import Image
+
+from reelworks.core import digests
+from reelworks.core.shape import Shape
+from reelworks.data.loader.micro_batch import MicroBatch
+from reelworks.data.media.augment import Augmentation
+from reelworks.data.media.config import PREFETCH_BYTES
+from reelworks.data.media.decode import AtRate, Request, Spot
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.media.resize_filters import FILTERS
+from reelworks.training.encoding import request_key, upkeep
+from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.precompute import reachable
+from reelworks.training.encoding.precompute.encode import Encoding, EncodingForecast
+from reelworks.training.encoding.request_key import FileDigests
+from reelworks.training.encoding.stored_batches import StoredLatents
+from reelworks.training.plan import plan_forecast
+from reelworks.training.precompute import encoding
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
+
+CPU = torch.device("cpu")
+CLIPS = 5
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> dict[str, Any]:
+    generator = np.random.default_rng(1)
+    folder = tmp_path / "footage"
+    folder.mkdir()
+    for i in range(3):
+        picture = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(picture).save(folder / f"p{i}.png")
+        (folder / f"p{i}.txt").write_text(f"picture {i}")
+    for i in range(2):
+        media_makers.write(folder / f"c{i}.mkv", generator.integers(0, 256, (9, 32, 48, 3), dtype=np.uint8), rate=10)
+        (folder / f"c{i}.txt").write_text(f"clip {i}")
+    return {
+        "version": 1,
+        "output": str(tmp_path / "run"),
+        "dataset": [{"path": str(folder)}],
+        "bucket": [{"resolution": "32px", "num_frames": [1, 3], "batch_size": 2}],
+        "data": {"num_workers": 0},
+        "model": {"name": "stdit3-tiny"},
+        "text_encoder": {"dim": 16, "max_length": 6},
+        "encode": {"store": True},
+        "train": {"max_epochs": 2},
+    }
+
+
+def prepared(recipe: dict[str, Any]) -> tuple[Encoding, StoredLatents, RecipeData]:
+    parsed = recipe_file.parse(recipe)
+    dataset.scan_recipe(parsed)
+    data = RecipeData.open(parsed)
+    source = encoding.open_store(data)
+    return encoding.build_encoding_job(data, source, CPU, plan_forecast.plan_spec(data)), source, data
+
+
+def encode(recipe: dict[str, Any]) -> EncodingForecast:
+    """Encode what is missing, and return what was."""
+    forecast, progress = encoding.encode_missing(prepared(recipe)[0])
+    assert progress.done == forecast.clips
+    assert progress.captions == forecast.captions
+    return forecast
+
+
+def missing(recipe: dict[str, Any]) -> tuple[int, int]:
+    forecast = prepared(recipe)[0].forecast()
+    return forecast.clips, forecast.captions
+
+
+def test_a_second_time_there_is_nothing_to_encode(recipe: dict[str, Any]) -> None:
+    first = encode(recipe)
+    assert (first.clips, first.captions) == (CLIPS, CLIPS + 1)  # the empty caption too
+    assert missing(recipe) == (0, 0)
+
+
+def test_the_forecast_is_the_size_on_disk(recipe: dict[str, Any]) -> None:
+    forecast = encode(recipe)
+    _, source, _ = prepared(recipe)
+    groups = {group.kind: group.bytes for group in upkeep.summarise(source.store)}
+    texts = 48 + 6 + 4 * (6 * 16 + 64)
+    assert forecast.bytes == groups["latent"] + forecast.captions * texts
+    assert groups["text"] < forecast.captions * texts  # captions are stored without padding
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], tuple[int, int]]] = {
+    "caption": (lambda r: Path(r["dataset"][0]["path"], "p0.txt").write_text("another"), (0, 1)),
+    "template": (lambda r: r["dataset"][0].update(caption="style, {text}"), (0, CLIPS)),
+    "crop": (lambda r: r["data"].update(crop="random"), (CLIPS, 0)),
+    "stride": (lambda r: r["data"].update(frame_interval=2), (2, 0)),  # pictures have one frame
+    "fps": (lambda r: r["data"].update(fps=5.0), (2, 0)),
+    "clip_start": (lambda r: r["data"].update(clip_start="start"), (2, 0)),
+    "variants": (lambda r: r["encode"].update(variants=3), (4, 0)),
+    "dtype": (lambda r: r["encode"].update(dtype="bfloat16"), (CLIPS, 0)),
+    "autoencoder": (lambda r: r.update(autoencoder={"std": 0.4}), (CLIPS, 0)),
+    "text length": (lambda r: r["text_encoder"].update(max_length=7), (0, CLIPS + 1)),
+    "resolution": (lambda r: r["bucket"][0].update(resolution="16px"), (CLIPS, 0)),
+    "picture": (lambda r: Image.new("RGB", (48, 40)).save(Path(r["dataset"][0]["path"], "p0.png")), (1, 0)),
+    "repeats": (lambda r: r["dataset"][0].update(repeats=3), (0, 0)),
+    "learning rate": (lambda r: r["train"].update(learning_rate=0.5), (0, 0)),
+    "name of a file": (lambda r: _rename(Path(r["dataset"][0]["path"])), (0, 0)),
+}
+
+
+def _rename(folder: Path) -> None:
+    for suffix in (".png", ".txt"):
+        (folder / f"p0{suffix}").rename(folder / f"renamed{suffix}")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_invalidates_what_it_must(recipe: dict[str, Any], change: str) -> None:
+    recipe["data"]["clip_start"] = "start" if change == "name of a file" else "random"
+    encode(recipe)
+    apply, expected = CHANGES[change]
+    apply(recipe)
+    assert missing(recipe) == expected
+
+
+def test_changed_weights_invalidate_all_latents(recipe: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    autoencoder = diffusers.AutoencoderKL(**tiny_families.AUTOENCODERS["sdxl"])
+    autoencoder.save_pretrained(tmp_path / "vae")
+    recipe["autoencoder"] = {"name": "sdxl", "weights": str(tmp_path / "vae")}
+    recipe["bucket"][0]["num_frames"] = 1
+    encode(recipe)
+    assert missing(recipe) == (0, 0)
+    with torch.no_grad():
+        next(autoencoder.parameters()).mul_(1.5)
+    autoencoder.save_pretrained(tmp_path / "vae")
+    assert missing(recipe) == (3, 0)
+
+
+@pytest.mark.parametrize("way", ["in place", "renamed into place"])
+def test_a_file_of_the_same_size_has_the_digest_of_its_new_content(tmp_path: Path, way: str) -> None:
+    """In place its time differs, and one that was renamed into place may have the former's time; in a later process too."""
+    known, file = tmp_path / "known.json", tmp_path / "weights"
+    file.write_bytes(b"one")
+    former, listed = FileDigests(known).digest(file), file.stat()
+    if way == "in place":
+        file.write_bytes(b"two")
+        os.utime(file, ns=(listed.st_atime_ns, listed.st_mtime_ns + 1_000_000))
+    else:
+        (tmp_path / "new").write_bytes(b"two")
+        os.utime(tmp_path / "new", ns=(listed.st_atime_ns, listed.st_mtime_ns))
+        (tmp_path / "new").rename(file)
+    assert FileDigests(known).digest(file) == digests.of_file(file) != former
+
+
+def test_every_field_of_a_request_is_part_of_its_key() -> None:
+    """A field that is added later is covered too: the loop reads them from the class."""
+    request = Request(Path("a"), False, Shape(3, 32, 32), measures=Shape(9, 32, 48))
+    other: dict[str, Any] = {"short_clips": "loop", "is_image": True, "nearest": True, "measures": None}
+    other |= {"size": (32, 48), "resize": FILTERS["area"], "augmentation": Augmentation(flip=True)}
+    other |= {"decoder": "another", "num_frames": 3, "spot": Spot((0, 1, 2), (0, 1, 2)), "at_rate": AtRate(16.0, 9)}
+    key, _ = request_key.of_request("latent", "e", request, "f")
+    for field in dataclasses.fields(request):
+        value = getattr(request, field.name)
+        if field.name in other:
+            changed = other[field.name]
+        elif isinstance(value, Shape):
+            changed = Shape(3, 32, 40)
+        elif isinstance(value, tuple):
+            changed = (0.25, *value[1:])
+        elif isinstance(value, Path):
+            changed = Path("b")
+        else:
+            changed = value + 0.5
+        differs = request_key.of_request("latent", "e", dataclasses.replace(request, **{field.name: changed}), "f")[0]
+        assert (differs != key) == (field.name not in ("path", "spot")), field.name
+    for arguments in (("image", "e", request, "f"), ("latent", "x", request, "f"), ("latent", "e", request, "x")):
+        assert request_key.of_request(*arguments)[0] != key
+
+
+def test_a_deleted_file_leaves_an_orphan_that_is_named(recipe: dict[str, Any]) -> None:
+    encode(recipe)
+    folder = Path(recipe["dataset"][0]["path"])
+    (folder / "c1.mkv").unlink()
+    _, source, data = prepared(recipe)
+    reached = upkeep.reachable_keys(
+        source, reachable.chunks(data, reachable.in_epochs(data, plan_forecast.plan_spec(data), range(1)))
+    )
+    lost = upkeep.orphans(source.store, reached)
+    assert sorted((row["kind"], row["label"]) for row in lost) == [("latent", "footage/c1.mkv"), ("text", "clip 1")]
+    source.store.remove({row["key"] for row in lost})
+    assert missing(recipe) == (0, 0)
+
+
+def batches(data: RecipeData, source: StoredLatents | None, epoch: int = 0) -> list[MicroBatch]:
+    pool = DecodePool(0, 60.0)
+    work = [
+        reachable.request(data, data.entries(epoch).take(data.entries(epoch).bucket == b), epoch)
+        for b in set(data.entries(epoch).bucket.tolist())
+    ]
+    found = list(
+        examples.batch_encoder(encoding.lazy_encoder(data.recipe, CPU), source).read(work, pool, PREFETCH_BYTES)
+    )
+    pool.close()
+    return found
+
+
+def latents(encoder: FrozenEncoders, source: StoredLatents, batch: MicroBatch) -> torch.Tensor:
+    return examples.batch_encoder(encoder, source).encode(batch, [False] * len(batch.captions)).latent
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_stored_batches_are_the_live_ones(recipe: dict[str, Any], epoch: int) -> None:
+    recipe["data"]["crop"] = "random"
+    recipe["encode"]["variants"] = 2
+    encode(recipe)
+    _, source, data = prepared(recipe)
+    live, nothing_loaded = encoding.lazy_encoder(data.recipe, CPU), encoding.lazy_encoder(data.recipe, CPU)
+    for mine, theirs in zip(batches(data, source, epoch), batches(data, None, epoch), strict=True):
+        dropped = [i == 1 for i in range(len(mine.captions))]
+        stored = examples.batch_encoder(nothing_loaded, source).encode(mine, dropped)
+        anew = examples.batch_encoder(live).encode(theirs, dropped)
+        assert torch.equal(stored.latent, live.latents(theirs.frames))
+        for one, two in zip(stored.tensors(), anew.tensors(), strict=True):
+            assert torch.equal(one, two)
+    assert not nothing_loaded.autoencoder.later.is_loaded
+    assert not nothing_loaded.text_encoder.later.is_loaded
+
+
+def test_variants_differ_and_recur(recipe: dict[str, Any]) -> None:
+    recipe["data"]["crop"] = "random"
+    recipe["encode"]["variants"] = 2
+    _, source, data = prepared(recipe)
+    entries = data.entries(0)
+    keys = [
+        source.keys.wanted(reachable.request(data, entries.take(np.array([0])), e))[0]["latent"].key for e in range(4)
+    ]
+    assert keys[0] == keys[2] != keys[1] == keys[3]
+
+
+def test_what_is_missing_is_encoded_in_training_and_stored(recipe: dict[str, Any]) -> None:
+    encode(recipe)
+    Image.new("RGB", (48, 40), "red").save(Path(recipe["dataset"][0]["path"], "p0.png"))
+    _, source, data = prepared(recipe)
+    encoder = encoding.lazy_encoder(data.recipe, CPU)
+    for mine, theirs in zip(batches(data, source), batches(data, None), strict=True):
+        assert torch.equal(latents(encoder, source, mine), encoder.latents(theirs.frames))
+    source.close()
+    assert missing(recipe) == (0, 0)
+
+
+def test_a_broken_clip_fails_as_it_does_live_and_loads_no_encoder(recipe: dict[str, Any]) -> None:
+    folder = Path(recipe["dataset"][0]["path"])
+    picture = (folder / "p1.png").read_bytes()
+    prepared(recipe)  # scans
+    time_of = (folder / "p1.png").stat().st_mtime_ns
+    (folder / "p1.png").write_bytes(picture[:200] + bytes(len(picture) - 200))
+    os.utime(folder / "p1.png", ns=(time_of, time_of))  # a scan does not look again
+    job, source, data = prepared(recipe)
+    _, progress = encoding.encode_missing(job)
+    assert [label for label, _ in progress.failures] == ["footage/p1.png"]
+    encoder = encoding.lazy_encoder(data.recipe, CPU)
+    failures = []
+    for mine, theirs in zip(batches(data, source), batches(data, None), strict=True):
+        assert mine.failures == theirs.failures
+        assert torch.equal(mine.is_valid, theirs.is_valid)
+        failures += mine.failures
+        latents(encoder, source, mine)
+    assert len(failures) == 1
+    assert not encoder.autoencoder.later.is_loaded
+    source.close()
+    assert missing(recipe) == (1, 0)
+
+
+def test_a_file_that_changed_since_the_scan_is_not_stored(recipe: dict[str, Any]) -> None:
+    job, _, _ = prepared(recipe)
+    Image.new("RGB", (48, 40)).save(Path(recipe["dataset"][0]["path"], "p0.png"))
+    _, progress = encoding.encode_missing(job)
+    assert progress.failures == [("footage/p0.png", "the file has changed since it was scanned")]
+
+
+def test_a_clip_that_changes_after_the_scan_is_trained_as_it_is_and_not_stored(recipe: dict[str, Any]) -> None:
+    """When its former file is back, its latent is missing: no value of another content is under the scanned one's key."""
+    _, source, data = prepared(recipe)
+    picture = Path(recipe["dataset"][0]["path"], "p0.png")
+    former, listed = picture.read_bytes(), picture.stat()
+    Image.new("RGB", (48, 40), "red").save(picture)
+    encoder = encoding.lazy_encoder(data.recipe, CPU)
+    for mine, theirs in zip(batches(data, source), batches(data, None), strict=True):
+        assert torch.equal(latents(encoder, source, mine), encoder.latents(theirs.frames))
+    source.close()
+    picture.write_bytes(former)
+    os.utime(picture, ns=(listed.st_atime_ns, listed.st_mtime_ns))
+    assert missing(recipe) == (1, 1)  # and the empty caption
+
+
+def test_latents_are_shown_as_pictures(recipe: dict[str, Any]) -> None:
+    encode(recipe)
+    _, source, data = prepared(recipe)
+    chunks = reachable.chunks(data, reachable.in_epochs(data, plan_forecast.plan_spec(data), range(1)))
+    sheet = upkeep.contact_sheet(source, encoding.lazy_encoder(data.recipe, CPU), chunks, 3)
+    with Image.open(io.BytesIO(sheet)) as drawn:
+        assert drawn.size == (4 * 164 + 4, 3 * 182 + 4)
+        assert len(np.unique(np.asarray(drawn))) > 100

@@ -1,0 +1,182 @@
+"""A store returns what was put, after any kill and damage, or says that it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reelworks.core import storage
+from reelworks.core.errors import UserError
+from reelworks.models.api import TextEmbedding
+from reelworks.training.encoding import values
+from reelworks.training.encoding.request_key import Wanted
+from reelworks.training.encoding.store import DamagedEntry, EncodedStore
+
+
+def wanted(number: int) -> Wanted:
+    return Wanted(f"{number:032x}", "latent", "autoencoder", "content", f"clip {number}", "{}")
+
+
+def filled(path: Path, commits: int = 2) -> EncodedStore:
+    store = EncodedStore.open(path)
+    for commit in range(commits):
+        for number in (2 * commit, 2 * commit + 1):
+            store.put(wanted(number), torch.full((2, 3), float(number)))
+        store.commit()
+    return store
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_what_was_put_is_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    store, value = EncodedStore.open(tmp_path), torch.arange(12).reshape(3, 4).to(dtype)
+    store.put(wanted(1), value)
+    assert torch.equal(store.read(wanted(1).key), value)  # before the commit too
+    store.commit()
+    again = EncodedStore.open(tmp_path).read(wanted(1).key)
+    assert again.dtype == dtype
+    assert torch.equal(again, value)
+
+
+def test_another_process_learns_of_a_commit(tmp_path: Path) -> None:
+    mine, theirs = EncodedStore.open(tmp_path), EncodedStore.open(tmp_path)
+    theirs.put(wanted(5), torch.ones(1))
+    theirs.commit()
+    assert wanted(5).key not in mine
+    mine.refresh()
+    assert torch.equal(mine.read(wanted(5).key), torch.ones(1))
+
+
+def test_a_kill_at_any_write_loses_only_what_was_in_flight(tmp_path: Path) -> None:
+    """Whatever operation is the last one, the first commit stays, and the second is there in full or not at all."""
+    for last in range(40):
+        path, calls = tmp_path / str(last), [0]
+
+        class Killed(BaseException):
+            pass
+
+        def guard(call: str, file: Path, calls: list[int] = calls, last: int = last) -> None:
+            calls[0] += 1
+            if calls[0] > last:
+                raise Killed
+
+        store = filled(path, commits=1)
+        for number in (2, 3):
+            store.put(wanted(number), torch.full((2, 3), float(number)))
+        try:
+            with storage.guarded(guard):
+                store.commit()
+            survived = True
+        except Killed:
+            survived = False
+        after = EncodedStore.open(path)
+        there = [n for n in range(4) if wanted(n).key in after]
+        assert there in ([0, 1], [0, 1, 2, 3])
+        assert all(torch.equal(after.read(wanted(n).key), torch.full((2, 3), float(n))) for n in there)
+        assert not [row for row, problem in after.verify() if problem]
+        if survived:
+            assert there == [0, 1, 2, 3]
+            return
+    raise AssertionError("a commit takes fewer operations")
+
+
+def test_a_shard_without_an_index_is_indexed_again(tmp_path: Path) -> None:
+    filled(tmp_path)
+    for index in (tmp_path / "index").iterdir():
+        index.unlink()
+    after = EncodedStore.open(tmp_path)
+    assert all(torch.equal(after.read(wanted(n).key), torch.full((2, 3), float(n))) for n in range(4))
+
+
+def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
+    filled(tmp_path)
+    shard = sorted((tmp_path / "shards").iterdir())[0]
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    store = EncodedStore.open(tmp_path)
+    broken = [n for n in range(4) if _is_damaged(store, n)]
+    assert broken == [1]
+    assert [row["label"] for row, problem in store.verify() if problem] == ["clip 1"]
+    store.forget(wanted(1).key)
+    assert wanted(1).key not in store
+    store.put(wanted(1), torch.ones(1))
+    store.commit()
+    assert torch.equal(EncodedStore.open(tmp_path).read(wanted(1).key), torch.ones(1))
+
+
+def test_what_is_forgotten_is_missing_whoever_stored_it(tmp_path: Path) -> None:
+    """This process in this start, another one meanwhile, or an earlier start."""
+    theirs, mine = EncodedStore.open(tmp_path), filled(tmp_path)
+    theirs.refresh()
+    for store in (mine, theirs, EncodedStore.open(tmp_path)):
+        store.forget(wanted(1).key)
+        assert store.missing([wanted(n).key for n in range(4)]) == {wanted(1).key}
+        assert wanted(1).key not in store
+
+
+def _is_damaged(store: EncodedStore, number: int) -> bool:
+    try:
+        store.read(wanted(number).key)
+    except DamagedEntry:
+        return True
+    return False
+
+
+def test_removed_entries_are_gone_and_the_others_stay(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    assert store.remove({wanted(0).key, wanted(2).key, wanted(3).key}) > 0
+    for opened in (store, EncodedStore.open(tmp_path)):
+        assert [n for n in range(4) if wanted(n).key in opened] == [1]
+        assert torch.equal(opened.read(wanted(1).key), torch.full((2, 3), 1.0))
+    assert len(list((tmp_path / "shards").iterdir())) == 1
+
+
+def test_what_was_stored_last_of_a_key_stays_the_last(tmp_path: Path) -> None:
+    """Also when the shard of its damaged predecessor is written anew without another entry."""
+    store = filled(tmp_path, commits=1)
+    store.forget(wanted(0).key)
+    store.put(wanted(0), torch.ones(1))
+    store.commit()
+    store.remove({wanted(1).key})
+    for opened in (store, EncodedStore.open(tmp_path)):
+        assert torch.equal(opened.read(wanted(0).key), torch.ones(1))
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    EncodedStore.open(tmp_path)
+    (tmp_path / "format.json").write_text('{"format": 99}')
+    with pytest.raises(UserError) as error:
+        EncodedStore.open(tmp_path)
+    assert error.value.code == "encoded-format"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    mask=st.lists(st.booleans(), min_size=1, max_size=12),
+    width=st.integers(1, 5),
+    pooled=st.integers(0, 4),
+    narrow=st.booleans(),
+)
+def test_a_packed_embedding_keeps_every_token_that_counts(
+    mask: list[bool], width: int, pooled: int, narrow: bool
+) -> None:
+    generator = torch.Generator().manual_seed(len(mask))
+    tokens = torch.randn(1, len(mask), width, generator=generator)
+    mask_BL = torch.tensor([mask])
+    tokens = torch.where(mask_BL[..., None], tokens, torch.zeros(()))
+    pooled_BP = torch.randn(1, pooled, generator=generator)
+    if narrow:
+        tokens, pooled_BP = tokens.bfloat16().float(), pooled_BP.bfloat16().float()
+    packed = values.pack(TextEmbedding(tokens, mask_BL, pooled_BP))
+    again = values.unpack(packed)
+    assert torch.equal(again.tokens, tokens)
+    assert torch.equal(again.mask, mask_BL)
+    assert torch.equal(again.pooled, pooled_BP)
+    least = sum(mask) * width + pooled
+    assert packed.nbytes <= 48 + len(mask) + 4 * least
+    if narrow:
+        assert packed.nbytes == 48 + len(mask) + 2 * least

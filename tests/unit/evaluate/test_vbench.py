@@ -1,0 +1,49 @@
+"""VBench's names of files, and its results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reelworks.core.errors import UserError
+from reelworks.inference.evaluate import vbench
+
+
+def test_clips_have_the_names_that_vbench_looks_for(tmp_path: Path) -> None:
+    listed = tmp_path / "VBench_full_info.json"
+    entries = [
+        {"prompt_en": "a cat, 4-5 times", "dimension": ["color"]},
+        {"prompt_en": "a dog", "dimension": ["scene"]},
+    ]
+    listed.write_text(json.dumps([*entries, entries[0]]))
+    lines = tmp_path / "prompts.txt"
+    lines.write_text("a cat, 4-5 times\n\n a dog \n")
+    prompts = vbench.prompts(listed, "--prompt-file")
+    assert prompts == vbench.prompts(lines, "--prompt-file") == ["a cat, 4-5 times", "a dog"]
+    files = vbench.files(tmp_path, prompts)
+    assert {path.name for path in files} == {f"{prompt}-{i}.mp4" for prompt in prompts for i in range(5)}
+    assert files[tmp_path / "a dog-3.mp4"] == ("a dog", 3)
+    for prompt in ("a/b", "x" * 300, ".hidden"):
+        with pytest.raises(UserError) as refused:
+            vbench.files(tmp_path, [prompt])
+        assert refused.value.code == "prompt-is-no-file-name"
+    lines.write_text("\n")
+    with pytest.raises(UserError, match="no prompt"):
+        vbench.prompts(lines, "--prompt-file")
+
+
+def test_results_of_vbench_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "run_eval_results.json"
+    by_clip = [{"video_path": f"videos/a dog-{i}.mp4", "video_results": i / 10} for i in range(3)]
+    pairs = [{"video_path": "videos/a dog-0.mp4", "video_results": [0.1, 0.2]}]
+    file.write_text(json.dumps({"subject_consistency": [0.93, by_clip], "human_action": [0.5, pairs]}))
+    subject, action = vbench.results(file)
+    assert (subject.name, subject.value, subject.clips) == ("vbench/subject_consistency", 0.93, 3)
+    assert subject.by_clip["a dog-2"] == 0.2
+    assert (action.value, action.by_clip) == (0.5, {})
+    file.write_text("[1, 2]")
+    with pytest.raises(UserError) as refused:
+        vbench.results(file)
+    assert refused.value.code == "vbench-unreadable"

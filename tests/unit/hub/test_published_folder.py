@@ -1,0 +1,457 @@
+"""What arrives on the hub is what was written, whole or not at all, and tells nothing about who trained it.
+
+The hub is a server on this machine that verifies what it gets; the client is the real one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fake_hub
+import published_run
+import pytest
+import torch
+import yaml
+from hub_uploads import Account, Refused, Uploads
+from huggingface_hub import constants
+from PIL import Image
+from published_run import PERSON, PROMPT
+from refused import refused
+from safetensors import safe_open
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from reelworks.annexes.hub import card, neutral, publish
+from reelworks.annexes.hub.card import Licence
+from reelworks.annexes.hub.request import PublishRequest
+from reelworks.commands.main import app
+from reelworks.core import toml, toml_none
+from reelworks.training.recipe import recipe_file, stages
+from reelworks.training.recipe.recipe import Recipe
+
+# The client asks its own library in a way that this one has given up.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+NAME = "anna/mug"
+BASE = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return published_run.make(tmp_path)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub with three accounts, which the client's environment names; nobody but `anna` is logged in."""
+    accounts = {
+        "hf_anna": Account("anna", orgs=("cups",)),
+        "hf_read": Account("anna", "read"),
+        "hf_ben": Account("ben"),
+    }
+    with fake_hub.serving(Uploads(tmp_path / "hub", accounts)) as server:
+        fake_hub.be_asked(server, tmp_path / "cache", monkeypatch)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setenv("HF_TOKEN", "hf_anna")
+        yield server
+
+
+def do(run, **asked):
+    return publish.publish(PublishRequest(source=run.path, **({"to": NAME} | asked)))
+
+
+def held(hub, name=NAME):
+    """Content of each file that a repository holds, but for what the hub itself puts there."""
+    folder = hub.repositories[name]["main"]
+    files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {path: data for path, data in files.items() if path != ".gitattributes"}
+
+
+def front_matter(data: bytes):
+    return yaml.safe_load(data.decode().split("---\n")[1])
+
+
+def test_the_hub_holds_what_a_dry_run_writes(run, hub):
+    """In one commit of a new private repository; nothing stays in the run folder."""
+    formats = ("diffusers", "comfyui", "kohya")
+    dry = do(run, formats=formats, dry_run=True, output=run.path.parent / "dry")
+    assert (dry.url, dry.commit, hub.uploads.commits, hub.repositories) == (None, None, [], {})
+    before = sorted(run.path.iterdir())
+    done = do(run, formats=formats)
+    written = {p.relative_to(dry.folder).as_posix(): p.read_bytes() for p in dry.folder.rglob("*") if p.is_file()}
+    assert held(hub) == written
+    assert {file.path: file.bytes for file in done.files} == {path: len(data) for path, data in written.items()}
+    assert sorted(written) == [
+        *("README.md", "mug-comfyui.safetensors", "mug-kohya.safetensors", "previews/00.png", "previews/01.mp4"),
+        *("pytorch_lora_weights.safetensors", "recipe.toml"),
+    ]
+    (commit,) = hub.uploads.commits
+    assert commit.paths == sorted(written)
+    assert hub.uploads.private == {NAME}
+    assert (done.url, done.commit, done.private) == (f"{hub.address}/{NAME}", hub.head(NAME), True)
+    assert sorted(run.path.iterdir()) == before
+
+
+def test_the_weights_are_those_of_the_chosen_checkpoint(run, tmp_path):
+    """The average of the newest one; or those of a step, of the best, or as they were trained."""
+
+    def mean(**asked):
+        folder = tmp_path / f"out-{len(asked)}-{next(iter(asked), None)}"
+        do(run, dry_run=True, output=folder, dtype="float32", **asked)
+        return torch.cat([t.flatten() for t in load_file(folder / "pytorch_lora_weights.safetensors").values()]).mean()
+
+    newest, older = mean(), mean(step=10)
+    assert (newest > 0.7) & (older > 0.7) & (newest != older)
+    assert mean(best=True) == older
+    assert mean(raw_weights=True) < 0.5
+    with refused("no-such-checkpoint", "step"):
+        do(run, step=15, dry_run=True)
+
+
+def test_the_card_tells_the_hub_and_people_what_it_is(tmp_path, hub):
+    run = published_run.make(tmp_path, weights=BASE, on_hub={"model.weights": f"{BASE}@{'a' * 40}"})
+    hub.cards[BASE] = {"license": "other", "license_name": "a-licence", "license_link": "LICENSE.md"}
+    hub.put(BASE, tmp_path)
+    done = do(run)
+    text = held(hub)["README.md"].decode()
+    link = f"{hub.address}/{BASE}/blob/main/LICENSE.md"
+    assert front_matter(text.encode()) == {
+        "base_model": BASE,
+        "base_model_relation": "adapter",
+        "library_name": "diffusers",
+        "license": "other",
+        "license_name": "a-licence",
+        "license_link": link,
+        "pipeline_tag": "text-to-video",
+        "instance_prompt": "rwmug",
+        "tags": ["text-to-video", "lora", "template:diffusion-lora", "reelworks"],
+        "widget": [
+            {"text": PROMPT, "output": {"url": f"previews/0{i}.{suffix}"}} for i, suffix in ((0, "png"), (1, "mp4"))
+        ],
+    }
+    facts = [
+        "LoRA of rank 2, alpha 2",
+        f"a-licence ([text]({link}))",
+        "| clips shown | 57 |",
+        "for 20 steps",
+        "`rwmug` in",
+    ]
+    facts += [
+        f'load_lora_weights("{NAME}", weight_name="pytorch_lora_weights.safetensors")',
+        f'from_pretrained("{BASE}"',
+    ]
+    for fact in facts:
+        assert fact in text
+    assert (done.license, done.notes) == ("a-licence", [])
+    assert toml.parse(held(hub)["recipe.toml"].decode())["model"]["weights"] == f"{BASE}@{'a' * 40}"
+
+
+def test_the_licence_that_is_named_wins(run, tmp_path):
+    """Over that of the recipe; a name that the hub does not know is one of its own."""
+    for text, told in (("apache-2.0", ["apache-2.0", None]), ("My own [v1]\n---", ["other", "my-own-v1"])):
+        done = do(run, license=text, dry_run=True, output=tmp_path / told[0])
+        values = front_matter((done.folder / "README.md").read_bytes())
+        assert [values["license"], values.get("license_name")] == told
+
+
+def texts(folder: Path):
+    """All that files of a folder say, also what is packed in them."""
+    for path in folder.rglob("*"):
+        yield path.name.encode()
+        if path.is_file():
+            yield path.read_bytes()
+        if path.suffix == ".png":
+            with Image.open(path) as image:
+                yield repr((image.info, dict(image.getexif()))).encode()
+
+
+def test_nothing_tells_who_trained_it_or_where(run, tmp_path):
+    """Recipe, headers and previews name a person in twenty places before, and in none afterwards."""
+    folders = [run.recipes_folder, run.checkpoints_folder, run.samples_folder]
+    assert sum(text.lower().count(PERSON.encode()) for folder in folders for text in texts(folder)) > 20
+    folder = do(run, dry_run=True, output=tmp_path / "out", formats=("diffusers", "comfyui", "kohya")).folder
+    for text in texts(folder):
+        assert PERSON.encode() not in text.lower()
+        assert str(tmp_path).encode() not in text
+    with (
+        Image.open(folder / "previews/00.png") as image,
+        Image.open(run.samples_folder / "step-000000010/00.png") as old,
+    ):
+        assert image.tobytes() == old.tobytes()
+    with safe_open(folder / "mug-kohya.safetensors", "pt") as file:
+        assert file.metadata()["ss_sd_model_name"] == "wan-tiny"
+        assert json.loads(file.metadata()["reelworks_base"])["weights"] is None
+
+
+def test_the_recipe_still_is_one_and_trains_alike(run, tmp_path):
+    folder = do(run, dry_run=True, output=tmp_path / "out").folder
+    mine, told = recipe_file.load(run.recipe_file), recipe_file.load(folder / "recipe.toml")
+    assert told.dataset[0].path == "your-path"
+    assert told.dataset[0].caption == mine.dataset[0].caption
+    for part in ("bucket", "data", "lora", "objective", "precision", "train", "samples", "seed"):
+        assert getattr(told, part) == getattr(mine, part), part
+
+
+def keys(model, prefix=""):
+    """Each key of a recipe with its annotation."""
+    for name, field in model.model_fields.items():
+        inner = toml_none.config_in(field.annotation)
+        yield from [(f"{prefix}{name}", field.annotation)] if inner is None else keys(inner, f"{prefix}{name}.")
+
+
+def test_of_each_text_in_a_recipe_it_is_decided_whether_it_may_be_told():
+    """A key that is none of these gets its default; this test asks for a decision about each new one."""
+    hidden = {
+        *(
+            "catalog",
+            "exclude_file",
+            "dataset.name",
+            "dataset.root",
+            "dataset.filter",
+            "cost.measured",
+            "encode.folder",
+        ),
+        *(
+            "data.measures",
+            "samples.metrics",
+            "samples.metric_weights",
+            "checkpoints.mirror.url",
+            "checkpoints.mirror.options",
+        ),
+        *("checkpoints.mirror.keep_best.metric",),
+        *(f"stage.{key}" for key in ("name", *stages.KEYS)),
+        *("logging.project", "logging.name", "logging.entity", "logging.tags"),
+    }
+    texts = {key for key, annotation in keys(Recipe) if neutral.holds_text(annotation)}
+    decided = [neutral.KEPT, neutral.WEIGHTS, neutral.NAMED, hidden]
+    assert texts == set().union(*decided)
+    assert sum(map(len, decided)) == len(texts)
+
+
+def test_places_of_several_datasets_and_sources_stay_several():
+    values = {
+        "version": 1, "output": "x", "model": {"name": "qwen-image-edit-plus-tiny"}, "train": {"max_steps": 1},
+        "bucket": [{"resolution": "32x32", "num_frames": 1}], "autoencoder": {"stride": 4},
+        "dataset": [{"path": f"/a/{i}", "source": ["/b", f"/c/{i}"]} for i in (1, 2)],
+    }  # fmt: skip
+    told = neutral.recipe(Recipe.model_validate(values), {})
+    assert [(d.path, d.source) for d in told.dataset] == [
+        (f"your-path-{i}", [f"your-source-{i}-1", f"your-source-{i}-2"]) for i in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "on_hub", "told"),
+    [
+        ("owner/name", {"model.weights": "owner/name@abc"}, "owner/name@abc"),
+        ("owner/name@v1", {"model.weights": "owner/name@abc"}, "owner/name@abc"),
+        ("models/wan", {}, None),  # a folder that looks like a hub id
+        ("models/wan", {"model.weights": "owner/name@abc"}, None),
+        ("/data/wan", {"model.weights": "owner/name@abc"}, None),
+        (None, {}, None),
+    ],
+)
+def test_only_what_was_downloaded_is_named(value, on_hub, told):
+    assert neutral.hub_id("model.weights", value, on_hub) == told
+
+
+@pytest.mark.parametrize(
+    ("captions", "trigger"),
+    [
+        (["rwmug, {text}"], "rwmug"),
+        (["a photo of rwmug: {text}", "a photo of rwmug: {text}"], "a photo of rwmug"),
+        (["{text}"], None),
+        (["rwmug, {text}", "{text}"], None),
+        (["{fps:.0f} frames, {text}"], None),
+    ],
+)
+def test_the_trigger_is_what_stands_before_each_caption(captions, trigger):
+    recipe = Recipe.model_validate(
+        {
+            "version": 1, "output": "x", "train": {"max_steps": 1},
+            "bucket": [{"resolution": "32x32", "num_frames": 1}],
+            "dataset": [{"path": f"/a/{i}", "caption": caption} for i, caption in enumerate(captions)],
+        }
+    )  # fmt: skip
+    assert card.trigger_of(recipe) == trigger
+
+
+def test_the_same_again_changes_nothing_and_a_later_step_is_another_commit(run, hub):
+    first = do(run, step=10)
+    sent = len(hub.uploads.received)
+    assert do(run, step=10).commit == first.commit
+    later = do(run)
+    assert later.commit != first.commit
+    assert len(hub.uploads.commits) == 2
+    assert hub.uploads.commits[1].paths == ["README.md", "pytorch_lora_weights.safetensors"]
+    assert len(hub.uploads.received) == sent + 1
+
+
+@pytest.fixture
+def theirs(hub, tmp_path):
+    """A repository with a card and a file that somebody wrote by hand."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "README.md").write_text("# My mug\n")
+    (folder / "notes.txt").write_text("mine")
+    hub.put(NAME, folder)
+    return held(hub)
+
+
+def test_files_of_others_are_replaced_only_if_asked_for(run, hub, theirs):
+    with refused("repository-taken", "to", says=r"README\.md"):
+        do(run)
+    assert held(hub) == theirs
+    assert do(run, replace=True).private is False, "the repository stays as public as it was"
+    assert held(hub)["notes.txt"] == b"mine"
+    assert held(hub)["README.md"] != theirs["README.md"]
+
+
+def test_a_card_that_was_edited_on_the_hub_is_not_lost(run, hub):
+    do(run)
+    folder = hub.repositories[NAME]["main"]
+    (folder / "README.md").write_text((folder / "README.md").read_text() + "\nDrink from it.\n")
+    with refused("repository-taken", "to", says="edited"):
+        do(run, step=10)
+    assert held(hub)["README.md"].endswith(b"Drink from it.\n")
+
+
+def test_files_beside_those_of_others_are_added(run, hub, theirs):
+    (hub.repositories[NAME]["main"] / "README.md").unlink()
+    do(run)
+    assert held(hub)["notes.txt"] == b"mine"
+
+
+@pytest.mark.parametrize("output", [None, "kept"])
+def test_an_upload_that_breaks_off_goes_on(run, hub, tmp_path, output):
+    """What has arrived is not sent again; until the commit the repository is as it was."""
+    output = output and tmp_path / output
+    hub.uploads.faults["commit/main"] = Refused(0, "")
+    with refused("hub-unreachable", "to", says="same command again"):
+        do(run, output=output)
+    assert held(hub) == {}
+    sent = len(hub.uploads.received)
+    assert sent == 3
+    assert do(run, output=output).folder == output
+    assert len(hub.uploads.received) == sent
+    assert len(held(hub)) == 5
+
+
+def test_a_file_that_arrives_with_other_bytes_is_not_committed(run, hub, monkeypatch):
+    """The hub's own check, without which no test here would say that files arrive."""
+    put = hub.uploads.put
+    monkeypatch.setattr(hub.uploads, "put", lambda oid, body: put(oid, body[:-1] + b"?"))
+    with refused("hub-failed", "to", says="another hash"):
+        do(run)
+    assert held(hub) == {}
+
+
+FAULTS = {
+    "no rights": ("POST /api/repos/create", 403, "Forbidden", "hub-write-refused"),
+    "no room": ("objects/batch", 403, "Private repository storage limit reached", "hub-full"),
+    "payment": ("POST /api/repos/create", 402, "Pay first", "hub-full"),
+    "meanwhile": ("commit/main", 412, "A commit has happened since", "repository-changed"),
+    "created meanwhile": ("POST /api/repos/create", 409, "You already created this model repo", "repository-changed"),
+    "token expired": ("GET /api/whoami-v2", 401, "Invalid user token", "hub-token-refused"),
+    "hub in trouble": ("commit/main", 500, "Internal error at https://x/?signature=secret", "hub-failed"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_the_hub_refuses_is_told_in_its_words(run, hub, fault):
+    end, status, message, code = FAULTS[fault]
+    hub.uploads.faults[end] = Refused(status, message)
+    with refused(code, "to", says=message.partition(" at")[0]) as told:
+        do(run)
+    assert str(told.value).count("\n") == 1, "a line, and its remedy"
+    assert "secret" not in str(told.value)
+    assert "hf_anna" not in str(told.value)
+    assert hub.uploads.commits == []
+    assert do(run).commit, "the same command works once the cause is gone"
+
+
+@pytest.mark.parametrize(
+    ("token", "name", "code", "says"),
+    [
+        (None, NAME, "hub-token-missing", "hf auth login"),
+        ("hf_unknown", NAME, "hub-token-refused", "Invalid"),
+        ("hf_read", NAME, "hub-write-refused", "may only read"),
+        ("hf_ben", NAME, "hub-write-refused", "ben/mug"),
+        ("hf_anna", "cups/mug", None, ""),
+    ],
+)
+def test_who_may_write_and_where_is_asked_before_anything_is_exported(run, hub, monkeypatch, token, name, code, says):
+    monkeypatch.delenv("HF_TOKEN") if token is None else monkeypatch.setenv("HF_TOKEN", token)
+    if code is None:
+        assert do(run, to=name).commit
+        return
+    monkeypatch.setattr(publish.export_run, "export", None)  # which would fail
+    with refused(code, "to", says=says):
+        do(run, to=name)
+    assert hub.repositories == {}
+
+
+@pytest.mark.parametrize("name", ["mug", "https://huggingface.co/anna/mug", "anna/mug@main", "anna/mug/x", "", "a b/c"])
+def test_a_name_is_owner_and_name(name):
+    with refused("repository-name-invalid", "to", says="OWNER/NAME"):
+        PublishRequest(source="run", to=name)
+
+
+@pytest.mark.parametrize("name", ["../..", "anna/.mug", "anna/mug.git", "anna/a--b", "anna/" + "m" * 100])
+def test_names_that_no_hub_takes_are_refused_without_asking_it(run, name):
+    with refused("repository-name-invalid", "to"):
+        do(run, to=name, dry_run=True)
+
+
+def test_without_a_connection_it_is_told(run, hub, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with refused("hub-unreachable", "to", says="127.0.0.1:9"):
+        do(run)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert do(run, dry_run=True).folder == run.path / "publish"
+
+
+def test_a_licence_that_the_hub_does_not_know_is_told_in_its_words(run, hub):
+    with refused("hub-failed", "to", says="must be one of"):
+        do(run, license="unheard-of")
+    assert hub.uploads.commits == []
+
+
+def test_others_do_not_see_what_is_to_be_private(run, hub, theirs):
+    with refused("repository-visibility", "private", says="public already"):
+        do(run, private=True, replace=True)
+    assert held(hub) == theirs
+    assert do(run, to="anna/other", private=False).private is False
+    assert hub.uploads.private == set()
+
+
+def test_a_folder_with_anything_in_it_is_not_written_to(run, tmp_path):
+    do(run, dry_run=True)
+    with refused("folder-not-empty", "output", says="publish"):
+        do(run, dry_run=True)
+    (tmp_path / "file").touch()
+    with refused("folder-not-empty", "output"):
+        do(run, dry_run=True, output=tmp_path / "file")
+
+
+def test_previews_that_are_damaged_or_elsewhere_are_left_out(run, tmp_path, caplog):
+    (run.samples_folder / "step-000000010/00.png").write_bytes(b"\x89PNG\r\n\x1a\nnot a picture")
+    secret = tmp_path / "secret.mp4"
+    (run.samples_folder / "step-000000010/01.mp4").rename(secret)
+    (run.samples_folder / "step-000000010/01.mp4").symlink_to(secret)
+    done = do(run, dry_run=True, output=tmp_path / "out")
+    assert not [file for file in done.files if file.path.startswith("previews/")]
+    assert "there are no previews" in " ".join(done.notes)
+
+
+def test_the_command_prints_what_it_did(run, hub):
+    done = CliRunner().invoke(app, ["publish", str(run.path), "--to", NAME, "--public"])
+    assert done.exit_code == 0, done.output
+    *_, last = done.stdout.splitlines()
+    assert last == f"{hub.address}/{NAME}: step 20, public, commit {hub.head(NAME)}"
+    assert "note: the licence is not known: name it with --license" in done.stdout
+
+
+@pytest.mark.parametrize("text", ["apache-2.0", "openrail++", "cc-by-nc-4.0"])
+def test_names_of_licences_of_the_hub_stay(text):
+    assert Licence.named(text) == Licence(text)

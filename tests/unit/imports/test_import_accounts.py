@@ -1,0 +1,132 @@
+"""The account of an import counts the clips it names, whatever folders lack, and sizes and rates are those of each dataset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reelworks.annexes.imports import importer
+from reelworks.annexes.imports.importer import Imported
+from reelworks.annexes.imports.request import ImportRequest
+from reelworks.annexes.imports.rules import Fate
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
+
+SD = "accelerate launch sdxl_train_network.py --pretrained_model_name_or_path x.safetensors --network_module networks.lora"
+MUSUBI = "python qwen_image_train_network.py --network_module networks.lora_qwen_image"
+
+
+def pictures(folder: Path, number: int, ending: str = "", side: int = 512) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(number):
+        Image.new("RGB", (side, side), (9 * i, 90, 30)).save(folder / f"{i}{ending}.png")
+        (folder / f"{i}.txt").write_text(f"picture {i}")
+    return folder
+
+
+def imported(
+    folder: Path, config: str | dict[str, Any], suffix: str, command: str | None = None
+) -> tuple[Imported, Recipe]:
+    file, recipe = folder / f"config{suffix}", folder / "recipe.toml"
+    file.write_text(config if isinstance(config, str) else json.dumps(config))
+    made = importer.convert(ImportRequest(files=(file,), command=command, output=recipe, force=True))
+    return made, recipe_file.load(recipe, [])
+
+
+def onetrainer(*concepts: dict[str, Any], **values: Any) -> dict[str, Any]:
+    known = {"model_type": "FLUX_DEV_1", "training_method": "LORA", "base_model_name": "x", "resolution": "256"}
+    return {**known, "epochs": 2, "batch_size": 1, "learning_rate": 1e-4, "concepts": list(concepts), **values}
+
+
+def concept(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"path": str(folder), "name": folder.name, "image": {}, "text": {"prompt_source": "sample"}, **more}
+
+
+def subsets(*folders: tuple[Path, int], more: str = "") -> str:
+    blocks = [
+        f'[[datasets]]\nresolution = {side}\nbatch_size = 1\n[[datasets.subsets]]\nimage_dir = "{folder}"\n'
+        for folder, side in folders
+    ]
+    return f'[general]\ncaption_extension = ".txt"\n{more}\n{"".join(blocks)}'
+
+
+def test_samples_count_pictures_and_no_masks(tmp_path: Path) -> None:
+    """Eight samples of four pictures are two of each, with masks and conditions beside them or not."""
+    folder = pictures(tmp_path / "mug", 4)
+    for ending in ("-masklabel", "-condlabel"):
+        for i in range(4):
+            Image.new("L", (512, 512), 255).save(folder / f"{i}{ending}.png")
+    made, read = imported(tmp_path, onetrainer(concept(folder, balancing=8, balancing_strategy="SAMPLES")), ".json")
+    assert made.clips is not None
+    assert (read.dataset[0].repeats, made.clips.former_trained) == (2, 4)
+
+
+def test_an_empty_or_missing_folder_hides_no_other_one(tmp_path: Path) -> None:
+    good, empty = pictures(tmp_path / "good", 3), tmp_path / "empty"
+    empty.mkdir()
+    made, _ = imported(tmp_path, subsets((good, 512), (empty, 512), (tmp_path / "gone", 512)), ".toml", SD)
+    assert made.clips is not None
+    assert (made.clips.clips, made.clips.former_trained) == (3, 3)
+    assert any(str(empty) in str(key.value) for key in made.keys)
+
+
+def test_settings_are_told_without_any_clip(tmp_path: Path) -> None:
+    made, read = imported(tmp_path, subsets((tmp_path / "gone", 512)), ".toml", f"{SD} --learning_rate 3e-4")
+    assert made.clips is None
+    assert "gone" in made.without_clips
+    assert read.train.learning_rate == 3e-4
+
+
+@pytest.mark.parametrize("trainer", ["sd-scripts", "musubi-tuner", "onetrainer"])
+def test_datasets_of_different_sizes_keep_them(tmp_path: Path, trainer: str) -> None:
+    small, large = pictures(tmp_path / "small", 2), pictures(tmp_path / "large", 2)
+    if trainer == "onetrainer":
+        image = {"enable_resolution_override": True, "resolution_override": "512"}
+        config: Any = onetrainer(concept(small), concept(large, image=image))
+        _, read = imported(tmp_path, config, ".json")
+    elif trainer == "sd-scripts":
+        _, read = imported(tmp_path, subsets((small, 256), (large, 512)), ".toml", SD)
+    else:
+        blocks = [
+            f'[[datasets]]\nresolution = {side}\nbatch_size = 1\nimage_directory = "{folder}"\n'
+            for folder, side in ((small, 256), (large, 512))
+        ]
+        _, read = imported(tmp_path, f'[general]\ncaption_extension = ".txt"\n{"".join(blocks)}', ".toml", MUSUBI)
+    found = {
+        Path(one.path).name: [name for name in one.resolutions or () if "512" in name or "256" in name]
+        for one in read.dataset
+    }
+    assert len(found["small"]) == len(found["large"]) == 1
+    assert "256" in found["small"][0]
+    assert "512" in found["large"][0]
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_a_rate_that_falls_over_epochs_has_its_steps_counted(tmp_path: Path, clips: bool) -> None:
+    """Three epochs of four pictures in batches of one are twelve steps; without the pictures they are to be filled in."""
+    folder = pictures(tmp_path / "mug", 4) if clips else tmp_path / "gone"
+    command = f"{SD} --max_train_epochs 3 --lr_scheduler cosine --learning_rate 1e-4"
+    made, _ = imported(tmp_path, subsets((folder, 512)), ".toml", command)
+    told = [key for key in made.keys if key.key == "lr_scheduler"]
+    steps = "max_steps = 12" in made.text
+    assert steps == clips
+    assert [key.fate for key in told] == [Fate.TAKEN if clips else Fate.TO_FILL_IN]
+
+
+def test_ai_toolkit_names_no_clip_whose_trigger_is_replaced(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "mug", 2)
+    (folder / "0.txt").write_text("[trigger] on a table")
+    process = {
+        **{"type": "sd_trainer", "network": {"type": "lora", "linear": 4}, "trigger_word": "p3r"},
+        "model": {"name_or_path": "black-forest-labs/FLUX.1-dev", "is_flux": True},
+        "train": {"steps": 9, "batch_size": 1, "lr": 1e-4},
+        "datasets": [{"folder_path": str(folder), "resolution": 256}],
+    }
+    made, read = imported(tmp_path, {"job": "extension", "config": {"process": [process]}}, ".json")
+    assert made.clips is not None
+    assert read.dataset[0].trigger == "p3r"
+    assert made.clips.other_captions == {}

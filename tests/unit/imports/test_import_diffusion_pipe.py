@@ -1,0 +1,227 @@
+"""`import` of diffusion-pipe: two configs worked out by hand and by its own code, all kinds of models, and spoiled files."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hostile_configs import JUNK, spoiled
+from hypothesis import given
+from import_golden import FOLDER, converted, former_epoch, golden
+
+from reelworks.annexes.imports import importer
+from reelworks.annexes.imports.diffusion_pipe import models
+from reelworks.annexes.imports.diffusion_pipe.diffusion_pipe import DIFFUSION_PIPE
+from reelworks.annexes.imports.draft import FormerSettings
+from reelworks.annexes.imports.files import ConfigFile, flatten
+from reelworks.annexes.imports.request import ImportRequest
+from reelworks.annexes.imports.rules import Fate
+from reelworks.core import toml
+from reelworks.core.errors import UserError
+
+MAIN_1, DATASET_1 = FOLDER / "diffusion-pipe-1.toml", FOLDER / "diffusion-pipe-1-dataset.toml"
+MAIN_2, DATASET_2 = FOLDER / "diffusion-pipe-2.toml", FOLDER / "diffusion-pipe-2-dataset.toml"
+
+
+def told(made: importer.Imported) -> dict[str, tuple[Fate, str]]:
+    return {key.key: (key.fate, key.remark) for key in made.keys}
+
+
+@pytest.mark.parametrize(("main", "dataset"), [(MAIN_1, DATASET_1), (MAIN_2, DATASET_2)])
+def test_every_key_of_both_files_has_a_line(tmp_path: Path, main: Path, dataset: Path) -> None:
+    made, _ = converted(tmp_path, main)
+    given_keys = {*flatten(toml.parse(main.read_text())), *flatten(toml.parse(dataset.read_text()))}
+    assert given_keys <= told(made).keys()
+    assert all(key.remark for key in made.keys)
+
+
+def test_a_lora_of_wan_on_two_folders(tmp_path: Path) -> None:
+    """2 clips × 2 accumulated are a step there and here; its warm-up, saves and epochs are counted alike."""
+    made, recipe = converted(tmp_path, MAIN_1)
+    assert (recipe.model.name, recipe.model.weights) == ("wan-2.1-1.3b", "models/wan2.1_t2v_1.3B_bf16.safetensors")
+    train, lora = recipe.train, recipe.lora
+    assert lora is not None
+    assert (lora.rank, lora.alpha, lora.targets, lora.dropout) == (24, None, "blocks", 0.05)  # alpha is the rank there
+    assert (train.max_epochs, train.gradient_accumulation_steps, train.warmup_steps) == (40, 2, 25)
+    # adamw_optimi's own defaults beside the rate and decay of the file.
+    assert (train.optimizer, train.learning_rate, train.betas, train.eps) == ("adamw", 4e-5, [0.9, 0.99], 1e-6)
+    assert (train.weight_decay, train.max_grad_norm, train.ema_decay) == (0.02, 0.5, 0.0)
+    assert [dataset.repeats for dataset in recipe.dataset] == [3, 1]
+    assert {dataset.caption for dataset in recipe.dataset} == {"lion dance {{troupe}}, {text}"}
+    assert [dataset.missing_caption for dataset in recipe.dataset] == [None, ""]
+    (entry,) = recipe.bucket
+    assert (entry.resolution, entry.num_frames, entry.batch_size) == ("480px", [1, 17, 49], [4, 2, 2])
+    # geomspace(0.5, 2, 5), rounded to three digits as there.
+    assert recipe.buckets.aspect_ratios == ["0.5:1", "0.707:1", "1:1", "1.414:1", "2:1"]
+    assert (recipe.data.fps, recipe.data.clip_start) == (16.0, "start")
+    assert (recipe.objective.timestep_sampling, recipe.objective.logit_std) == ("logit-normal", 0.8)
+    assert (recipe.objective.timestep_shift, recipe.objective.caption_dropout) == (3.0, 0.0)
+    assert (recipe.checkpoints.at_epoch_end, recipe.exports.every_n_saves) == (True, 4)
+    assert told(made)["video_clip_mode"][0] == Fate.NOT_POSSIBLE
+    assert recipe.logging.project == "lions"
+    assert "abcdef0123456789" not in made.text + str(made.keys)
+
+
+def test_a_lokr_of_chroma_at_two_resolutions(tmp_path: Path) -> None:
+    """2 orders of tags × 2 sizes make 4 examples of a clip, there and here."""
+    made, recipe = converted(tmp_path, MAIN_2)
+    lora = recipe.lora
+    assert lora is not None
+    assert (lora.type, lora.rank, lora.decompose_factor, lora.base) == ("lokr", 1_000_000, 8, "float8")
+    assert (recipe.model.name, recipe.train.optimizer, recipe.train.learning_rate) == ("chroma1-base", "prodigy", 1.0)
+    assert (recipe.train.max_steps, recipe.train.max_epochs, recipe.checkpoints.every_steps) == (900, 12, 150)
+    assert [(entry.resolution, entry.batch_size) for entry in recipe.bucket] == [("1024px", 2), ("512px", 6)]
+    assert (recipe.dataset[0].resolutions, recipe.dataset[0].repeats) == (["1024px", "512px"], 2)
+    assert (recipe.dataset[0].shuffle_tags, recipe.encode.variants) == (True, 2)
+    assert recipe.dataset[0].loss_mask == "pictures/ink-masks"
+    # exp(0.5 + 0.65 · (tokens − 256) / 3840) for the mean of 32² and 64² tokens.
+    assert recipe.objective.timestep_shift == round(math.exp(0.5 + 0.65 * ((32**2 + 64**2) / 2 - 256) / 3840), 3)
+    assert (recipe.objective.loss, recipe.objective.huber_delta) == ("huber", 0.3)
+    fates = {key: fate for key, (fate, _) in told(made).items()}
+    assert (fates["resolutions"], fates["lr_scheduler"]) == (Fate.TAKEN, Fate.NOT_POSSIBLE)
+    # There, it falls over 12 epochs, and max_steps ends it before.
+    assert (recipe.train.learning_rate_schedule, recipe.train.final_learning_rate) == ("cosine", 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "files"), [("diffusion-pipe-1", (MAIN_1, DATASET_1)), ("diffusion-pipe-2", (MAIN_2,))]
+)
+def test_each_clip_is_used_as_often_as_by_its_own_code(name: str, files: tuple[Path, ...]) -> None:
+    """The orders have fixed seeds: it is known which clips are left over in a bucket, and not only how many."""
+    expected = golden(name)
+    found = former_epoch("diffusion-pipe", expected.clips, *files)
+    assert [use.times for use in found.uses] == expected.times
+    assert all(use.reason for use in found.uses if not use.times)
+    assert {0} < set(expected.times)
+    if name == "diffusion-pipe-1":  # pictures: 4 × 2 of a step, videos: 2 × 2
+        pictures, videos = (
+            sum(t for t, clip in zip(expected.times, expected.clips, strict=True) if clip.is_image == kind)
+            for kind in (True, False)
+        )
+        assert pictures / 8 + videos / 4 == expected.steps
+
+
+@pytest.mark.parametrize(
+    ("settings", "preset"),
+    [
+        ({"type": "flux", "diffusers_path": "/m/FLUX.1-dev"}, "flux-dev"),
+        (
+            {"type": "flux", "diffusers_path": "/m/FLUX.1-dev", "transformer_path": "/m/flux1-kontext-dev.sft"},
+            "flux-kontext",
+        ),
+        ({"type": "wan", "ckpt_path": "C:\\models\\Wan2.1-I2V-14B-720P"}, "wan-2.1-i2v-14b"),
+        (
+            {
+                "type": "wan",
+                "ckpt_path": "/m/Wan2.2-T2V-A14B",
+                "transformer_path": "/m/Wan2.2-T2V-A14B/low_noise_model",
+            },
+            "wan-2.2-14b",
+        ),
+        ({"type": "wan", "ckpt_path": "/m/Wan2.2-TI2V-5B"}, "wan-2.2-5b"),
+        ({"type": "sd3", "diffusers_path": "/m/stable-diffusion-3.5-large"}, "sd3.5-large"),
+        ({"type": "flux2", "diffusion_model": "/m/flux-2-klein-base-9b.safetensors"}, "flux2-klein-base-9b"),
+        ({"type": "z_image", "diffusion_model": "/m/z_image_turbo_bf16.safetensors"}, "z-image-turbo"),
+        ({"type": "qwen_image", "diffusers_path": "/m/Qwen-Image-Edit-2509"}, "qwen-image-edit-2509"),
+        ({"type": "ltx2", "diffusion_model": "/m/ltx-2.3-22b-dev.safetensors"}, "ltx-2.3"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_names_of_weights_tell_the_model(settings: dict[str, str], preset: str) -> None:
+    assert models.preset_names(FormerSettings(flatten({"model": settings})))[0] == preset
+
+
+def write(folder: Path, main: dict[str, Any], dataset: dict[str, Any]) -> tuple[Path, Path]:
+    (folder / "main.toml").write_text(tomli_w.dumps(main), encoding="utf-8")
+    (folder / "dataset.toml").write_text(tomli_w.dumps(dataset), encoding="utf-8")
+    return folder / "main.toml", folder / "dataset.toml"
+
+
+def test_the_low_noise_network_of_two(tmp_path: Path) -> None:
+    model = {
+        "type": "wan",
+        "ckpt_path": "m/Wan2.2-T2V-A14B",
+        "transformer_path": "m/low_noise_model",
+        "dtype": "bfloat16",
+    }
+    main = {"epochs": 2, "model": model | {"min_t": 0.0, "max_t": 0.875}, "optimizer": {"type": "adamw", "lr": 1e-4}}
+    files = write(tmp_path, main, {"resolutions": [480], "frame_buckets": [1, 33], "directory": [{"path": "a"}]})
+    made, recipe = converted(tmp_path, *files)
+    assert (recipe.model.name, recipe.model.experts) == ("wan-2.2-14b", "low")
+    assert recipe.objective.timestep_range == [0.0, 875.0]
+    assert recipe.lora is None
+    assert told(made)["model.max_t"][0] == Fate.DEFAULT
+
+
+def test_the_command_line_tells_the_size_of_a_step(tmp_path: Path) -> None:
+    """4 GPUs in 2 stages are 2 processes with data of their own: 2 × 3 micro-batches in a step."""
+    main = toml.parse(MAIN_1.read_text()) | {"pipeline_stages": 2, "gradient_accumulation_steps": 3}
+    write(tmp_path, main | {"dataset": "dataset.toml"}, toml.parse(DATASET_1.read_text()))
+    script = tmp_path / "run.sh"
+    script.write_text(
+        'NCCL_P2P_DISABLE="1" deepspeed --num_gpus=4 train.py --deepspeed --config main.toml --trust_cache\n'
+    )
+    made, recipe = converted(tmp_path, script)
+    assert recipe.train.micro_batches_per_step == 6
+    assert {"num_gpus", "trust_cache", "deepspeed"} <= told(made).keys()
+    assert "no such setting" not in str(made.keys)
+
+
+@pytest.mark.parametrize("kind", ["hidream", "cosmos", "anima"])
+def test_a_model_that_is_not_here_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    files = write(tmp_path, {"epochs": 1, "model": {"type": kind}}, {"directory": [{"path": "a"}]})
+    with pytest.raises(UserError, match=kind):
+        converted(tmp_path, *files)
+
+
+def test_files_of_others_are_not_taken_for_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[general]\nresolution = 512\n[[datasets]]\nbatch_size = 2\n")
+    assert not DIFFUSION_PIPE.recognises(ConfigFile(tmp_path / "a.toml"))
+    assert DIFFUSION_PIPE.recognises(ConfigFile(DATASET_1))
+    with pytest.raises(UserError, match="give the main TOML too"):
+        importer.convert(ImportRequest(files=(DATASET_1,), output=tmp_path / "b.toml"))
+
+
+TOML_JUNK = [value for value in JUNK if not isinstance(value, int) or abs(value) < 2**63]
+
+
+@given(config=spoiled({"main": toml.parse(MAIN_1.read_text()), "data": toml.parse(DATASET_1.read_text())}, TOML_JUNK))
+def test_no_spoiled_config_ends_in_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any]
+) -> None:
+    """It gives a recipe with a line for each key, or says what is wrong."""
+    folder = tmp_path_factory.mktemp("spoiled")
+    parts = [config.get(name) if isinstance(config.get(name), dict) else {} for name in ("main", "data")]
+    files = write(folder, *parts)  # type: ignore[arg-type]
+    request = ImportRequest(files=files, output=folder / "out.toml", trainer="diffusion-pipe", clips=False)
+    try:
+        made = importer.convert(request)
+    except UserError:
+        return
+    keys = flatten(parts[0]).keys() | (flatten(parts[1]).keys() if parts[1] else set())
+    assert {key for key in keys if key} <= told(made).keys()
+    assert len(made.keys) == len(told(made))
+    DIFFUSION_PIPE.former_epoch(
+        DIFFUSION_PIPE.read([ConfigFile(file) for file in files]), golden("diffusion-pipe-1").clips
+    )
+
+
+def test_lengths_that_the_model_does_not_take_become_the_next_lower_ones(tmp_path: Path) -> None:
+    """Wan takes 4 n + 1 frames: 34 are cut to 33 there, too, and MiniMax H3 takes 17 n + 5 here."""
+    data = {"resolutions": [480], "frame_buckets": [1, 34], "directory": [{"path": "a"}]}
+    for kind, frames, fate in (("wan", [1, 33], Fate.TAKEN), ("minimax_h3", [1, 22], Fate.NOT_POSSIBLE)):
+        model = {"type": kind, "ckpt_path": "Wan2.1-T2V-14B", "dtype": "bfloat16"}
+        made, recipe = converted(tmp_path, *write(tmp_path, {"epochs": 1, "model": model}, data))
+        assert recipe.bucket[0].num_frames == frames
+        assert told(made)["frame_buckets"][0] == fate
+        assert len(made.keys) == len(told(made))
+
+
+def test_a_batch_size_that_is_none_leaves_the_buckets_to_be_proposed(tmp_path: Path) -> None:
+    main = toml.parse(MAIN_1.read_text()) | {"micro_batch_size_per_gpu": [[512]]}
+    made, recipe = converted(tmp_path, *write(tmp_path, main, toml.parse(DATASET_1.read_text())))
+    assert (recipe.bucket, recipe.buckets.entries) == ([], "auto")
+    assert told(made)["directory"][0] == Fate.TO_FILL_IN

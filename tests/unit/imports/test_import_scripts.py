@@ -1,0 +1,97 @@
+"""Scripts are read as bash would run them, without being run, and what nobody can know of them is said."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from benchmarks import import_scripts
+from benchmarks._imports.scripts import CASES, ScriptCase
+from refused import refused
+
+from reelworks.annexes.imports import importer
+from reelworks.annexes.imports.request import ImportRequest
+from reelworks.annexes.imports.rules import Fate
+from reelworks.training.recipe import recipe_file
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash judges")
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_script_is_what_bash_runs(case: ScriptCase, tmp_path: Path) -> None:
+    what, why = import_scripts.outcome(case, tmp_path)
+    assert (what, why) == ("right" if case.is_read else "refused", "")
+
+
+def imported(folder: Path, text: str, name: str = "run.sh") -> tuple[importer.ImportResult, Path]:
+    (folder / name).write_text(text)
+    recipe = folder / "recipe.toml"
+    return importer.convert(ImportRequest(files=(folder / name,), output=recipe, clips=False)), recipe
+
+
+TRAIN = (
+    "accelerate launch sdxl_train_network.py --pretrained_model_name_or_path=/m/sdxl.safetensors --train_data_dir=/d"
+)
+
+
+def test_options_of_arrays_are_in_the_recipe(tmp_path: Path) -> None:
+    _, recipe = imported(
+        tmp_path,
+        f'args=(--network_module networks.lora)\nargs+=(--learning_rate 3e-4 --network_dim 24)\n{TRAIN} "${{args[@]}}"\n',
+    )
+    read = recipe_file.load(recipe, [])
+    assert (read.train.learning_rate, read.lora.rank) == (3e-4, 24)
+
+
+@pytest.mark.parametrize("end", ["", " \\\\", " \\\\  ", " ^", " `"])
+def test_a_command_line_goes_on_where_its_mark_is_lost(tmp_path: Path, end: str) -> None:
+    """As pages and chats show command lines."""
+    command = f"{TRAIN}{end}\n  --learning_rate 3e-4{end}\n  --network_module networks.lora --network_dim 24"
+    recipe = tmp_path / "recipe.toml"
+    importer.convert(ImportRequest(files=(), command=command, output=recipe, clips=False))
+    read = recipe_file.load(recipe, [])
+    assert (read.train.learning_rate, read.lora.rank) == (3e-4, 24)
+
+
+def test_options_that_are_not_known_end_the_import(tmp_path: Path) -> None:
+    """They would become defaults of the trainer."""
+    with refused("script-not-followed", says=r"\$\{args\[@\]\} \(line 3\).*if \[ -f x"):
+        imported(
+            tmp_path, f'args=(--seed 1)\nif [ -f x ]; then args+=(--learning_rate 3e-4); fi\n{TRAIN} "${{args[@]}}"\n'
+        )
+
+
+def test_a_value_that_is_not_known_stands_with_its_reason(tmp_path: Path) -> None:
+    made, _ = imported(tmp_path, f"{TRAIN} --output_dir $OUT --learning_rate 1e-4\n")
+    (line,) = [key for key in made.keys if key.fate is Fate.UNREAD]
+    assert (line.key, line.value) == ("$OUT", "the script does not set")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "remedy"),
+    [
+        ("c.toml", '[general]\n[[datasets]]\nimage_directory = "C:\\data\\mug"\n', "write / for"),
+        ("c.json", '{"a": 1, "b": [1, 2,],}', "remove the comma"),
+    ],
+)
+def test_what_is_easily_wrong_is_told(tmp_path: Path, name: str, text: str, remedy: str) -> None:
+    with refused("config-unreadable", says=remedy):
+        imported(tmp_path, text, name)
+
+
+def test_a_list_that_a_config_names_is_told_what_is_wrong_in_it(tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_text('[{"id": "a", "type": "local", "instance_data_dir": "/x",},]')
+    with refused("config-unreadable", says="remove the comma"):
+        imported(
+            tmp_path,
+            '{"model_family": "sdxl", "model_type": "lora", "data_backend_config": "data.json"}',
+            "config.json",
+        )
+
+
+@pytest.mark.parametrize(("switch", "model"), [("FLUX=true", "flux-dev"), ("FLUX='false'", "sdxl")])
+def test_a_config_env_of_before_model_families(tmp_path: Path, switch: str, model: str) -> None:
+    text = f'export MODEL_NAME=/m/x\nexport {switch}\nexport MODEL_TYPE=\'lora\'\nDATALOADER_CONFIG=data.json\nLEARNING_RATE=2e-5\nTRAINER_EXTRA_ARGS="--lora_rank=8"\nTRAINER_EXTRA_ARGS+=" --seed=3"\n'
+    _, recipe = imported(tmp_path, text, "config.env")
+    read = recipe_file.load(recipe, [])
+    assert (read.model.name, read.lora.rank, read.train.learning_rate, read.seed) == (model, 8, 2e-5, 3)

@@ -1,0 +1,290 @@
+"""`import` of SimpleTuner: options and data backends become one recipe, and each of their settings is accounted for.
+
+Numbers are worked out by hand beside them, or come from SimpleTuner's own code for buckets (tests/golden/imports).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from former_configs import GOLDEN, clip, converted, epoch_of, fates, golden_clips, remark, settings_of
+from refused import refused
+
+from reelworks.annexes.imports import importer
+from reelworks.annexes.imports.request import ImportRequest
+from reelworks.annexes.imports.rules import Fate
+from reelworks.annexes.imports.simpletuner import clips, models
+from reelworks.models import registry
+
+FIRST, SECOND = GOLDEN / "simpletuner-1.json", GOLDEN / "simpletuner-2.toml"
+FLUX = {
+    "model_family": "flux",
+    "model_flavour": "dev",
+    "model_type": "lora",
+    "max_train_steps": 10,
+    "num_train_epochs": 0,
+}
+PICTURES = {"id": "pictures", "type": "local", "instance_data_dir": "pictures", "caption_strategy": "textfile"}
+TEXTS = {"id": "text", "dataset_type": "text_embeds", "type": "local", "default": True}
+
+
+def written(tmp_path: Path, options: Mapping[str, Any], *backends: Mapping[str, Any]) -> tuple[Path, Path]:
+    """Options on Flux, and data backends, as two files that do not name one another."""
+    paths = tmp_path / "config.json", tmp_path / "multidatabackend.json"
+    paths[0].write_text(json.dumps({**FLUX, **options}))
+    paths[1].write_text(json.dumps([*(backends or [PICTURES]), TEXTS]))
+    return paths
+
+
+def test_a_lokr_of_pictures(tmp_path: Path) -> None:
+    made, recipe = converted(tmp_path, FIRST)
+    assert made.trainer == "simpletuner"
+    assert (recipe.train.max_steps, recipe.train.max_epochs, recipe.buckets.batch_size) == (800, None, 4)
+    assert (recipe.train.learning_rate, recipe.train.final_learning_rate) == (8e-5, 4e-7)
+    assert (recipe.train.learning_rate_schedule, recipe.train.warmup_steps) == ("linear", 100)
+    assert recipe.lora is not None
+    assert (recipe.lora.type, recipe.lora.rank, recipe.lora.alpha, recipe.lora.decompose_factor) == (
+        "lokr",
+        64,
+        32.0,
+        16,
+    )
+    classes = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
+    assert recipe.lora.targets == classes  # Attention and FeedForward
+    # 512² pixels at least, and repeats come on top of the first time.
+    assert recipe.dataset[0].filter == "width * height >= 262144 and width <= 2 * height"
+    assert (recipe.dataset[0].repeats, recipe.dataset[0].captions) == (2, "lines")
+    assert [entry.resolution for entry in recipe.bucket] == ["1024px"]
+    assert (recipe.objective.loss_weighting, recipe.objective.snr_gamma) == ("min-snr", 5.0)
+    assert recipe.objective.caption_dropout == 0.1
+    assert (recipe.samples.width, recipe.samples.height) == (1024, 768)
+    assert (recipe.checkpoints.every_steps, recipe.checkpoints.save_total_limit) == (200, 4)
+    assert recipe.logging.trackers == ["wandb"]
+    assert len(recipe.dataset) == 1  # the other is disabled
+    for key in ("optimizer", "max_grad_norm", "lr_scheduler", "validation_resolution"):
+        assert fates(made)[key] == Fate.NOT_POSSIBLE
+
+
+def test_a_lora_of_clips(tmp_path: Path) -> None:
+    made, recipe = converted(tmp_path, SECOND)
+    assert recipe.model.name == "wan-2.1-1.3b"
+    assert (recipe.train.max_steps, recipe.train.max_epochs) == (None, 6)
+    # lr_scale with its root: 1e-4 · √(batch 2 x accumulation 2 x processes 2).
+    assert recipe.train.learning_rate == pytest.approx(1e-4 * math.sqrt(8))
+    assert (recipe.train.gradient_accumulation_steps, recipe.train.warmup_steps) == (2, 25)
+    # 52 frames are shortened to 8 n + 1, as are those of the files that are compared with 52 and 120.
+    assert recipe.bucket[0].num_frames == 49
+    assert recipe.dataset[0].filter == "width >= 400 and height >= 400 and num_frames >= 49 and num_frames <= 120"
+    assert recipe.bucket[0].resolution == "480p"
+    assert recipe.dataset[0].caption == "waves at {{dusk}}"
+    assert recipe.lora is not None
+    assert (recipe.lora.rank, recipe.lora.alpha, recipe.lora.dropout, recipe.lora.base) == (32, 16.0, 0.1, "nf4")
+    assert (recipe.objective.timestep_shift, recipe.objective.logit_std) == (5.0, 1.2)
+    assert (recipe.train.weight_decay, recipe.train.ema_decay, recipe.seed) == (0.1, 0.99, 9)
+    assert fates(made)["musubi_blocks_to_swap"] == Fate.TO_FILL_IN  # not with a base of 4 bits
+    assert "percentile_clipping" in remark(made, "optimizer_config")
+
+
+@pytest.mark.parametrize(("path", "number"), [(FIRST, 1), (SECOND, 2)], ids=["first", "second"])
+def test_every_setting_has_one_line(tmp_path: Path, path: Path, number: int) -> None:
+    made, _ = converted(tmp_path, path)
+    read = json.loads if path.suffix == ".json" else tomllib.loads
+    names = {str(name).lstrip("-") for name in read(path.read_text())}
+    names = {"checkpoint_step_interval" if name == "checkpointing_steps" else name for name in names}
+    backends = json.loads((GOLDEN / f"simpletuner-{number}-data.json").read_text())
+    names |= settings_of(backends[0], "data.0") | settings_of(backends[-1], "text_embeds.0")
+    names |= settings_of(backends[1], "disabled.0") if number == 1 else set()
+    names |= (
+        settings_of(json.loads((GOLDEN / "simpletuner-1-lycoris.json").read_text()), "lycoris")
+        if number == 1
+        else set()
+    )
+    assert names <= fates(made).keys()
+    told = {key.key for key in made.keys if key.remark.endswith("(a default of the trainer)")}
+    assert fates(made).keys() - names == told
+
+
+def test_secrets_are_neither_shown_nor_written(tmp_path: Path) -> None:
+    made, _ = converted(tmp_path, FIRST)
+    assert "hub_token" in fates(made)
+    assert "hf_secretsecret" not in made.text + str(made.keys)
+
+
+def test_two_files_of_one_run_need_not_name_each_other(tmp_path: Path) -> None:
+    options, backends = written(tmp_path, {"data_backend_config": "somewhere/else.json"})
+    for files in ((options, backends), (backends, options)):
+        _, recipe = converted(tmp_path, *files)
+        assert recipe.dataset[0].path == "pictures"
+    made, recipe = converted(tmp_path, options)
+    assert fates(made)["data_backend_config"] == Fate.TO_FILL_IN
+    assert recipe.dataset[0].path == "clips-1"
+
+
+def test_files_are_found_from_the_folder_of_simpletuner(tmp_path: Path) -> None:
+    folder = tmp_path / "config" / "mine"
+    folder.mkdir(parents=True)
+    options, _ = written(folder, {"data_backend_config": "config/mine/multidatabackend.json"})
+    (folder / "config.env").write_text("export TRAINING_NUM_PROCESSES=3\n")
+    made, recipe = converted(tmp_path, options)
+    assert recipe.dataset[0].path == "pictures"
+    assert "num_processes" in fates(made)  # config.env is read too
+
+
+def test_variables_of_a_shell(tmp_path: Path) -> None:
+    backends = tmp_path / "backends.json"
+    backends.write_text(json.dumps([PICTURES, TEXTS]))
+    path = tmp_path / "config.env"
+    path.write_text(
+        "export MODEL_FAMILY='sd3'\nMODEL_TYPE=lora\nMAX_NUM_STEPS=1_000\nMAX_NUM_STEPS=700\nNUM_EPOCHS=0\n"
+        f"LEARNING_RATE=1e-5\nDATALOADER_CONFIG={backends}\nUSE_GRADIENT_CHECKPOINTING=false\n"
+        'TRAINER_EXTRA_ARGS="--lora_rank=8"\nTRAINER_EXTRA_ARGS+=" --lora_alpha 4"\n'
+    )
+    _, recipe = converted(tmp_path, path)
+    assert (recipe.model.name, recipe.train.max_steps, recipe.train.learning_rate) == ("sd3.5-medium", 700, 1e-5)
+    assert recipe.lora is not None
+    assert (recipe.lora.rank, recipe.lora.alpha, recipe.model.gradient_checkpointing) == (8, 4.0, False)
+
+
+def test_a_command_line(tmp_path: Path) -> None:
+    command = "simpletuner train --model_family=z_image --model_flavour=base --model_type=lora --max_train_steps=30"
+    made, recipe = converted(tmp_path, command=command)
+    assert (made.trainer, recipe.model.name, recipe.train.max_steps) == ("simpletuner", "z-image", 30)
+
+
+def test_a_folder_at_two_sizes_is_used_at_each(tmp_path: Path) -> None:
+    small, large = ({**PICTURES, "id": f"p{size}", "resolution": size} for size in (512, 1024))
+    made, recipe = converted(tmp_path, *written(tmp_path, {}, small, large))
+    assert [(entry.resolution, entry.keep_prob) for entry in recipe.bucket] == [("1024px", 1.0), ("512px", 1.0)]
+    found = [(data.dataset_name, data.resolutions) for data in recipe.dataset]
+    assert found == [("p512", ["512px"]), ("p1024", ["1024px"])]
+    assert fates(made)["data.0.resolution"] == Fate.TAKEN
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"resolution": 1.0, "resolution_type": "area"}, "1024px"),  # √1,000,000 rounded to 64
+        ({"resolution": 0.5, "resolution_type": "area"}, "704px"),
+        ({"resolution": 512, "resolution_type": "pixel_area"}, "512px"),
+        ({"resolution": 480, "resolution_type": "pixel"}, "480px"),
+    ],
+)
+def test_resolutions(tmp_path: Path, settings: dict[str, Any], expected: str) -> None:
+    _, recipe = converted(tmp_path, *written(tmp_path, {}, {**PICTURES, **settings}))
+    assert recipe.bucket[0].resolution == expected
+
+
+def test_shapes_of_crops(tmp_path: Path) -> None:
+    square = {**PICTURES, "crop": True, "crop_aspect": "square", "crop_style": "random"}
+    _, recipe = converted(tmp_path, *written(tmp_path, {}, square))
+    assert (recipe.buckets.aspect_ratios, recipe.data.crop) == (["1:1"], "random")
+    closest = {**PICTURES, "crop": True, "crop_aspect": "closest", "crop_aspect_buckets": [1.0, 0.75, 1.5]}
+    _, recipe = converted(tmp_path, *written(tmp_path, {}, closest))
+    assert recipe.buckets.aspect_ratios == ["1:1", "0.75:1", "1.5:1"]
+
+
+def test_conditioning_backends_are_sources_or_controls(tmp_path: Path) -> None:
+    edited = {**PICTURES, "conditioning_data": "before"}
+    before = {"id": "before", "dataset_type": "conditioning", "instance_data_dir": "before", "type": "local"}
+    options = {"model_family": "flux2", "model_flavour": "dev"}
+    _, recipe = converted(tmp_path, *written(tmp_path, options, edited, before))
+    assert recipe.dataset[0].source == "before"
+    made, recipe = converted(tmp_path, *written(tmp_path, {}, edited, before))
+    assert fates(made)["data.0.conditioning_data"] == Fate.NOT_POSSIBLE  # Flux dev takes none
+    assert recipe.dataset[0].source is None
+
+
+def test_flavours(tmp_path: Path) -> None:
+    flavours = {
+        ("wan", "i2v-14b-2.2-low"): ("wan-2.2-i2v-14b", "low"),
+        ("flux", ""): ("flux-dev", None),
+        ("z-image", "turbo"): ("z-image-turbo", None),
+    }
+    for (family, flavour), expected in flavours.items():
+        _, recipe = converted(tmp_path, *written(tmp_path, {"model_family": family, "model_flavour": flavour}))
+        assert (recipe.model.name, recipe.model.experts) == expected
+    _, recipe = converted(tmp_path, *written(tmp_path, {"model_flavour": ""}))
+    assert recipe.model.weights == "black-forest-labs/FLUX.1-Krea-dev"  # its default since 2025
+    _, recipe = converted(
+        tmp_path, *written(tmp_path, {"pretrained_model_name_or_path": "black-forest-labs/FLUX.1-schnell"})
+    )
+    assert recipe.model.name == "flux-schnell"
+    own = {"model_flavour": "dev", "pretrained_transformer_model_name_or_path": "mine.safetensors"}
+    _, recipe = converted(tmp_path, *written(tmp_path, own))
+    assert (recipe.model.name, recipe.model.weights) == ("flux-dev", "mine.safetensors")
+
+
+def test_every_flavour_is_a_published_preset() -> None:
+    for flavours in models.FLAVOURS.values():
+        assert all(registry.PRESETS[flavour.preset].release is not None for flavour in flavours.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"model_family": "kolors"}, "unknown-model"),
+        ({"model_family": 3}, "config-unreadable"),
+        ({"model_type": "full", "controlnet": True}, "config-unreadable"),
+    ],
+)
+def test_what_is_not_trained_here_is_one_line(tmp_path: Path, options: dict[str, Any], code: str) -> None:
+    with refused(code) as caught:
+        converted(tmp_path, *written(tmp_path, options), trainer="simpletuner")
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_values_that_a_recipe_cannot_have_are_told_and_left_out(tmp_path: Path) -> None:
+    options = {"learning_rate": -1, "train_batch_size": "many", "lora_rank": 0, "seed": "x", "max_train_steps": "none"}
+    broken = {**PICTURES, "resolution": -5, "repeats": "often", "minimum_image_size": [1]}
+    made, recipe = converted(tmp_path, *written(tmp_path, options, broken))
+    for key in ("learning_rate", "train_batch_size", "lora_rank", "seed", "data.0.resolution", "data.0.repeats"):
+        assert fates(made)[key] == Fate.TO_FILL_IN, key
+    assert (recipe.train.max_steps, recipe.bucket[0].resolution) == (1000, "1024px")
+
+
+def test_sizes_are_those_of_its_own_code() -> None:
+    for width, height, kind, size, multiple, *target, ratio in json.loads(
+        (GOLDEN / "simpletuner-buckets.json").read_text()
+    )["rows"]:
+        found = clips.bucket_of(width, height, size, kind == "pixel", multiple)
+        assert [*found] == target, (width, height, kind, size)
+        assert round(found[0] / found[1], 2) == ratio
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_epoch_has_the_clips_of_its_own_code(number: int) -> None:
+    table, golden = golden_clips(f"simpletuner-{number}")
+    epoch = epoch_of("simpletuner", table, (FIRST, SECOND)[number - 1])
+    uses = dict(zip((each.path for each in table), epoch.uses, strict=True))
+    kept = {path for paths in golden["buckets"].values() for path in paths}
+    assert {path for path, use in uses.items() if use.times} == kept
+    assert all(use.reason for path, use in uses.items() if path not in kept)
+    if number == 1:  # twice each, and batches of 4 that are full
+        assert {uses[path].times for path in kept} == {2}
+    else:  # filled up for 2 processes, 2 accumulated batches of 2
+        assert sum(uses[path].times for path in kept) == sum(golden["split"].values())
+
+
+def test_a_bucket_of_fewer_clips_than_a_step_ends_its_run(tmp_path: Path) -> None:
+    options, backends = written(tmp_path, {"train_batch_size": 2, "gradient_accumulation_steps": 2})
+    shapes = [(0, f"{i}.png", 1024, 1024, 1, True) for i in range(8)] + [(0, "wide.png", 2048, 1024, 1, True)]
+    epoch = epoch_of("simpletuner", [clip(*shape) for shape in shapes], options, backends)
+    assert all(use.times == 0 and "ends with an error" in use.reason for use in epoch.uses)
+
+
+def test_nothing_of_simpletuner_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    with refused("config-unreadable"):
+        importer.convert(ImportRequest(files=(path,), output=tmp_path / "o.toml", trainer="simpletuner"))
+    shutil.copy(FIRST, path)
+    made, _ = converted(tmp_path, path)
+    assert fates(made)["data_backend_config"] == Fate.TO_FILL_IN
+    assert fates(made)["lora_type"] == Fate.TO_FILL_IN  # lycoris_config is not there

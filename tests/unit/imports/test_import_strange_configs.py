@@ -1,0 +1,112 @@
+"""Configs with anything in place of their values become a recipe that loads, or one error of their reader; never a traceback."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from former_configs import GOLDEN, clip, converted, epoch_of, fates
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from refused import refused
+
+from reelworks.annexes.imports import files
+from reelworks.core.errors import UserError
+
+TEXTS = ["", "none", "ünï\x00\x07", "a\nb", "1e-4", "C:\\x\\y", "\ud800", "{text} {", "512x512", "x" * 5000]
+NUMBERS = [0, -1, 1, 10**30, -5.5, float("nan"), float("inf"), 3.0, 0.5]
+STRANGE = [None, True, False, [], [1], ["x", None], {}, {"a": {"b": [1, {"c": 2}]}}, [{"a": 1}], *TEXTS, *NUMBERS]
+SEEDS = {
+    "ai-toolkit-1": (yaml.safe_load((GOLDEN / "ai-toolkit-1.yaml").read_text()), None),
+    "ai-toolkit-2": (yaml.safe_load((GOLDEN / "ai-toolkit-2.yaml").read_text()), None),
+    "simpletuner-1": tuple(json.loads((GOLDEN / f"simpletuner-1{part}.json").read_text()) for part in ("", "-data")),
+    "simpletuner-2": (
+        tomllib.loads((GOLDEN / "simpletuner-2.toml").read_text()),
+        json.loads((GOLDEN / "simpletuner-2-data.json").read_text()),
+    ),
+}
+CLIPS = [clip(0, "a.png", 640, 480, 1, True), clip(0, "b.mp4", 640, 480, 60, False), clip(1, "c.png", 9, 2000, 1, True)]
+
+
+def places(values: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, inner in items:
+        yield (*above, key)
+        yield from places(inner, (*above, key))
+
+
+def replaced(values: Any, place: tuple[Any, ...], value: Any) -> None:
+    for key in place[:-1]:
+        values = values[key]
+    values[place[-1]] = value
+
+
+def imported(folder: Path, name: str, main: Any, data: Any) -> None:
+    trainer = name.rpartition("-")[0]
+    files = [folder / "a.json"]
+    files[0].write_text(json.dumps(main))
+    if data is not None:
+        files.append(folder / "b.json")
+        files[1].write_text(json.dumps(data))
+    try:
+        made, _ = converted(folder, *files, trainer=trainer)
+    except UserError:
+        return
+    assert fates(made)
+    assert "hf_secretsecret" not in made.text + str(made.keys)
+    assert len(epoch_of(trainer, CLIPS, *files).uses) == len(CLIPS)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x/" * 3000, "~nobody-of-this-name/x", "a\0b", "", "."])
+def test_any_text_may_be_the_name_of_a_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    found = files.existing(name)
+    assert found is None or found.is_dir()
+    with refused("file-unreadable", "FILE"):
+        files.ConfigFile(tmp_path / "config.json").beside(name)
+
+
+def test_anything_in_place_of_a_value(tmp_path: Path) -> None:
+    check(tmp_path, 20)
+
+
+@pytest.mark.slow
+def test_anything_in_place_of_several_values(tmp_path: Path) -> None:
+    check(tmp_path, 400)
+
+
+def check(folder: Path, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def run(data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(SEEDS)))
+        parts = copy.deepcopy(SEEDS[name])
+        for _ in range(data.draw(st.integers(1, 4))):
+            part = data.draw(st.sampled_from([part for part in parts if part]))
+            place = data.draw(st.sampled_from([*places(part)]))
+            replaced(part, place, copy.deepcopy(data.draw(st.sampled_from(STRANGE))))
+        imported(folder, name, *parts)
+
+    run()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[[]]", "{", "\x00", "null", "\ufeff{}", "[" * 10_000])
+@pytest.mark.parametrize("trainer", ["ai-toolkit", "simpletuner"])
+def test_files_that_are_no_config_are_refused(tmp_path: Path, trainer: str, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with refused("config-unreadable"):
+        converted(tmp_path, path, trainer=trainer)
+
+
+def test_a_byte_order_mark_and_a_key_that_stands_twice(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('\ufeff{"model_family": "wan", "model_family": "flux", "model_flavour": "schnell"}')
+    _, recipe = converted(tmp_path, path)
+    assert recipe.model.name == "flux-schnell"

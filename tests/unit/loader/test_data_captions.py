@@ -1,0 +1,49 @@
+"""The model is shown captions in its dataset's form, with the numbers of the clip's own file."""
+
+import prepare_files as files
+
+from reelworks.data.loader import decode_requests
+
+
+def test_clips_are_shown_their_numbers_and_pictures_only_those_that_they_have(tmp_path):
+    """A frame rate is told of a clip, not of a picture; a dataset without a form shows captions as they are."""
+    for name in ("told", "plain"):
+        (tmp_path / name).mkdir()
+        files.clip(tmp_path / name / "a.mp4", 9, caption="a dog, running")
+        files.picture(tmp_path / name / "b.png", caption="a cat.")
+    form = "{text} frame rate: {fps:.0f}, height: {height:.0f}."
+    datasets = [{"path": str(tmp_path / "told"), "caption": form}, {"path": str(tmp_path / "plain")}]
+    data = files.opened(files.recipe(tmp_path, dataset=datasets))
+    shown = {
+        (data.rows.dataset[r].as_py(), data.rows.path[r].as_py()): decode_requests.caption_of_row(data, r)
+        for r in range(4)
+    }
+    assert shown == {
+        ("told", "a.mp4"): "a dog, running frame rate: 24, height: 48.",
+        ("told", "b.png"): "a cat. height: 48.",
+        ("plain", "a.mp4"): "a dog, running",
+        ("plain", "b.png"): "a cat.",
+    }
+
+
+def test_clips_without_a_caption_are_trained_where_something_stands_for_it(tmp_path):
+    """Also with an empty text, which leaves the template's own words; elsewhere they are left out by name."""
+    for name in ("words", "empty", "plain"):
+        (tmp_path / name).mkdir()
+        files.picture(tmp_path / name / "a.png", caption=None)
+        files.picture(tmp_path / name / "b.png", caption="")
+        files.picture(tmp_path / name / "c.png", caption="a cat")
+    form = "rwcat, {text}"
+    datasets = [
+        {"path": str(tmp_path / "words"), "caption": form, "missing_caption": "mug cup"},
+        {"path": str(tmp_path / "empty"), "caption": form, "missing_caption": ""},
+        {"path": str(tmp_path / "plain"), "caption": form},
+    ]
+    data = files.opened(files.recipe(tmp_path, dataset=datasets))
+    trained = data.rows.find(data.entries(0).uid).tolist()
+    shown = sorted((data.rows.dataset[r].as_py(), decode_requests.caption_of_row(data, r)) for r in trained)
+    assert shown == [
+        *[("empty", text) for text in ("rwcat", "rwcat", "rwcat, a cat")],
+        ("plain", "rwcat, a cat"),
+        *[("words", text) for text in ("rwcat, a cat", "rwcat, mug cup", "rwcat, mug cup")],
+    ]

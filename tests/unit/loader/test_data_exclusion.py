@@ -1,0 +1,218 @@
+"""Clips that a recipe leaves out by filter, by list, or by folder for validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import prepare_files as files
+import pytest
+from catalog_rows import rows
+from refused import refused
+
+from reelworks.commands import show_plan
+from reelworks.core import results
+from reelworks.core.errors import UserError
+from reelworks.data.buckets.assign import Reason
+from reelworks.data.loader import eligibility
+from reelworks.data.loader.eligibility import ExcludeList
+from reelworks.data.media.config import DataConfig
+from reelworks.training.plan import plan_forecast
+from reelworks.training.plan.rejections import LeftOutClip
+from reelworks.training.recipe import dataset as sources
+from reelworks.training.recipe.dataset import RecipeData
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight folders of three pictures each, and one of odd ones."""
+    root = tmp_path_factory.mktemp("exclusion")
+    for shot in range(8):
+        (root / "data" / f"shot-{shot}").mkdir(parents=True)
+        for i in range(3):
+            files.picture(root / "data" / f"shot-{shot}" / f"{i}.png", grey=3 * shot + i)
+    (root / "more" / "shot-0").mkdir(parents=True)
+    files.picture(root / "more" / "shot-0" / "tall.png", (96, 48), grey=200)
+    files.picture(root / "more" / "dumb.png", grey=201, caption=None)
+    (root / "more" / "broken.png").write_text("no picture")
+    sources.scan_recipe(recipe(root))
+    return root
+
+
+def recipe(folder: Path, filters: dict[str, str] | None = None, **changes: Any) -> Any:
+    datasets = [{"path": str(folder / name)} for name in ("data", "more")]
+    for dataset in datasets:
+        name = Path(dataset["path"]).name
+        dataset |= {"filter": filters[name]} if filters and name in filters else {}
+    return files.recipe(folder, dataset=datasets, **changes)
+
+
+def reasons(data: RecipeData) -> dict[str, str]:
+    """Reason by dataset and path."""
+    assignment, row = data.assignment(0)
+    names = [f"{data.rows.dataset[int(i)].as_py()}/{data.rows.path[int(i)].as_py()}" for i in row]
+    return {n: Reason(r).label for n, r in zip(names, assignment.reason.tolist(), strict=True)}
+
+
+def test_a_filter_holds_for_its_own_dataset_and_other_reasons_come_first(folder: Path) -> None:
+    plain = reasons(RecipeData.open(recipe(folder)))
+    data = RecipeData.open(recipe(folder, {"more": "height < 9", "data": "startswith(path, 'shot-1/')"}))
+    told = reasons(data)
+    assert told["more/dumb.png"] == "no_caption"
+    assert told["more/broken.png"] == "unreadable"
+    assert told["more/shot-0/tall.png"] == "filtered"
+    others = {name for name in plain if name.startswith("data/")}
+    assert {n for n in others if told[n] == "filtered"} == {n for n in others if "/shot-1/" not in n}
+    assert {told[n] for n in others if "/shot-1/" in n} == {"none"}
+    assert sorted(len(data.entries(epoch)) for epoch in range(2)) == [3, 3]
+
+
+@pytest.mark.parametrize("key", ["hdr", "interlaced"])
+def test_hdr_and_interlaced_clips_are_left_out_only_if_the_recipe_says_so(key: str) -> None:
+    clips = rows({"hdr": "pq"}, {"hdr": "hlg"}, {"interlaced": True}, {"hdr": "pq", "caption": None}, {})
+    label = {"hdr": [key, key, "none", "no_caption", "none"], "interlaced": ["none", "none", key, "no_caption", "none"]}
+    nothing = np.zeros(len(clips), np.bool_)
+
+    def told(config: DataConfig) -> list[str]:
+        found = eligibility.exclusion_reasons(clips, [], config, companions=(), in_exclude_file=nothing)
+        return [Reason(reason).label for reason in found.tolist()]
+
+    assert told(DataConfig(**{key: "reject"})) == label[key]
+    assert set(told(DataConfig())) == {"none", "no_caption"}
+
+
+def test_a_background_is_three_levels(folder: Path) -> None:
+    assert recipe(folder, data={"alpha_color": [0, 0, 255]}).data.alpha_color == [0, 0, 255]
+    with refused("color-out-of-range", "data.alpha_color", says="0 to 255"):
+        recipe(folder, data={"alpha_color": [0, 0, 256]})
+
+
+def test_a_filtered_clip_is_told_with_what_it_has(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = recipe(folder, {"more": "height <= width and kind == 'image'"})
+    seen = plan_forecast.forecast(made, 1)
+    show_plan.epoch(seen)
+    assert "filtered: 1, left out by the recipe\n  height <= width leaves out 1\n" in capsys.readouterr().out
+    told = results.as_json(seen)
+    assert told["reasons"]["filtered"] == [
+        {
+            "path": "more/shot-0/tall.png",
+            "detail": "height <= width: the clip has height 96, width 48",
+        }
+    ]
+    assert told["left_out"]["filtered"] == {"clips": 1, "nearest": {}, "failed": {"height <= width": 1}}
+
+
+def test_an_exclude_list_leaves_out_what_it_names_and_tells_what_it_does_not_find(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = folder / "bad.txt"
+    bad.write_text(
+        "\ufeff# seen by hand\n\n data/shot-2/0.png \ndata/shot-2/1.png # torn\ndata/shot-2/9.png\nmore/broken.png\n"
+        "more/shot-2/2.png\nshot-2/2.png\n",
+        encoding="utf-8",
+    )
+    data = RecipeData.open(recipe(folder, exclude_file=str(bad)))
+    told = reasons(data)
+    assert {n for n, r in told.items() if r == "in_exclude_file"} == {"data/shot-2/0.png", "data/shot-2/1.png"}
+    assert told["more/broken.png"] == "unreadable"
+    seen = plan_forecast.forecast(recipe(folder, exclude_file=str(bad)), 1)
+    assert seen.exclude_list_unmatched == ["data/shot-2/9.png", "more/shot-2/2.png", "shot-2/2.png"]
+    assert seen.reasons["in_exclude_file"][0] == LeftOutClip("data/shot-2/0.png", f"listed in {bad}")
+    show_plan.epoch(seen)
+    told_lines = capsys.readouterr().out
+    assert "warning: exclude_file names data/shot-2/9.png, which is no clip" in told_lines
+    assert "names data/shot-2/0.png" not in told_lines
+    assert results.as_json(plan_forecast.forecast(recipe(folder), 1))["exclude_list_unmatched"] == []
+
+
+def test_a_name_that_holds_a_hash_is_meant_as_it_stands() -> None:
+    clips = rows({"path": "a #1.mp4"}, {"path": "a"}, {"path": "b"})
+    named = ExcludeList(("data/a #1.mp4", "data/b # torn", "data/c # gone"))
+    assert named.rows(clips).tolist() == [True, False, True]
+    assert named.unmatched(clips) == ["data/c # gone"]
+
+
+def test_a_name_of_a_dataset_may_begin_like_another() -> None:
+    clips = rows({"dataset": "cats", "path": "x/a"}, {"dataset": "cats/x", "path": "a"}, {"dataset": "c", "path": "a"})
+    assert ExcludeList(("cats/x/a",)).rows(clips).any()
+    assert ExcludeList(("c/a",)).rows(clips).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_an_exclude_list_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "bad.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read" if content is None else "not UTF-8") as caught:
+        eligibility.read_exclude_list(str(path))
+    assert (caught.value.field, caught.value.value) == ("exclude_file", str(path))
+
+
+def test_a_folder_is_held_out_as_a_whole(folder: Path) -> None:
+    def held(**validation: Any) -> dict[str, set[bool]]:
+        by_folder: dict[str, set[bool]] = {}
+        for name, reason in reasons(RecipeData.open(recipe(folder, validation=validation))).items():
+            if reason in ("none", "held_out"):
+                by_folder.setdefault(name.rpartition("/")[0], set()).add(reason == "held_out")
+        return by_folder
+
+    assert any(len(both) == 2 for both in held(split=0.5).values())
+    whole = held(split=0.5, group="folder")
+    assert all(len(one) == 1 for one in whole.values())
+    assert {True, False} == set.union(*whole.values())
+
+
+def test_folders_of_two_datasets_are_two_groups(folder: Path) -> None:
+    chosen: set[tuple[bool, bool]] = set()
+    for seed in range(20):
+        made = recipe(folder, seed=seed, validation={"split": 0.5, "group": "folder"})
+        told = reasons(RecipeData.open(made))
+        chosen.add((told["data/shot-0/0.png"] == "held_out", told["more/shot-0/tall.png"] == "held_out"))
+    assert chosen == {(a, b) for a in (True, False) for b in (True, False)}
+
+
+def test_the_spec_sees_filter_exclude_list_and_group(folder: Path, tmp_path: Path) -> None:
+    def digest(text: str | None = None, filters: dict[str, str] | None = None, **changes: Any) -> str:
+        if text is not None:
+            (tmp_path / "list.txt").write_text(text)
+            changes["exclude_file"] = str(tmp_path / "list.txt")
+        return RecipeData.open(recipe(folder, filters, **changes)).plan_spec(4, 1).digest()
+
+    shaping = [
+        digest(filters={"data": "height > 3"}),
+        digest(filters={"data": "height > 4"}),
+        digest(filters={"more": "height > 3"}),
+        digest("a/b\n"),
+        digest("a/c\n"),
+        digest("a/b\na/c\n"),
+        digest(validation={"split": 0.0, "group": "folder"}),
+    ]
+    assert len({digest(), *shaping}) == 1 + len(shaping)
+    assert digest("# why\na/c\na/b\n") == digest("a/b\na/c\n")
+    assert digest("# nothing\n") == digest()
+
+
+def test_an_epoch_that_choices_leave_empty_names_the_choice(folder: Path) -> None:
+    everything = folder / "all.txt"
+    everything.write_text("".join(f"data/shot-{s}/{i}.png\n" for s in range(8) for i in range(3)))
+    no_bucket = [{"resolution": "256px", "num_frames": 9}]
+    for made, field, problem in (
+        (recipe(folder, {"data": "height > 999"}, bucket=no_bucket), "dataset.filter", "24 of 27 clips do not"),
+        (recipe(folder, exclude_file=str(everything), bucket=no_bucket), "exclude_file", "24 of 27 clips are"),
+        (recipe(folder, bucket=no_bucket), "bucket", "no clip fits any bucket"),
+    ):
+        with pytest.raises(UserError, match=problem) as caught:
+            results.as_json(plan_forecast.forecast(made, 1))
+        assert caught.value.field == field
+
+
+def test_one_folder_that_is_held_out_whole_says_how_to_divide_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for i in range(4):
+        files.picture(tmp_path / "data" / f"{i}.png", grey=i)
+    data = files.opened(files.recipe(tmp_path, validation={"split": 0.999, "group": "folder"}))
+    with refused("empty-epoch", "validation.split", says="4 of 4 clips are held out") as caught:
+        results.as_json(plan_forecast.forecast(data.recipe, 1))
+    assert caught.value.field == "validation.split"
+    assert 'validation.group = "file"' in caught.value.remedy

@@ -1,0 +1,68 @@
+"""Twenty pictures of seven aspect ratios at batch size 4: twenty trained per epoch, whatever is chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import prepare_files as files
+import pytest
+
+from reelworks.core import results
+from reelworks.training.plan import plan_report
+from reelworks.training.recipe import dataset
+from reelworks.training.recipe.dataset import RecipeData
+
+SIZES = [(96, 96), (128, 72), (72, 128), (96, 128), (128, 96), (64, 150), (150, 64)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("subjects")
+    (root / "data").mkdir()
+    for i in range(20):
+        files.picture(root / "data" / f"{i:02d}.png", SIZES[i % 7], grey=i)
+    dataset.scan_recipe(files.recipe(root))
+    return root
+
+
+def open_data(folder: Path, incomplete_batch: str, small: str = "48px") -> RecipeData:
+    recipe = files.recipe(
+        folder,
+        bucket=[{"resolution": size, "num_frames": 1, "batch_size": 4} for size in ("80px", small)],
+        buckets={
+            "aspect_ratios": ["1:1", "16:9", "9:16", "4:3", "3:4", "21:9", "9:21"],
+            "incomplete_batch": incomplete_batch,
+            "max_crop": 0.6,
+        },
+    )
+    return RecipeData.open(recipe)
+
+
+@pytest.mark.parametrize("incomplete_batch", ["partial", "pad", "merge", "repeat"])
+def test_all_are_trained_in_every_epoch(folder: Path, incomplete_batch: str) -> None:
+    data = open_data(folder, incomplete_batch)
+    spec = data.plan_spec(2, 1)
+    for epoch in range(3):
+        made = data.plan(spec, epoch)
+        assert made.num_steps > 0
+        assert sorted(made.uid[made.is_first_use].tolist()) == sorted(data.rows.uid.tolist())
+        told = results.as_json(plan_report.summarise(data, spec, made, world=2, epoch=epoch))
+        assert told["planned"] == sum(bucket["clips"] for bucket in told["buckets"]) == 20
+        full = np.diff(made.offsets) == 4
+        assert full.all() == (incomplete_batch in ("pad", "repeat"))
+
+
+def test_merged_ones_are_few_and_shown_smaller_but_never_enlarged(folder: Path) -> None:
+    data = open_data(folder, "merge", small="48x48")
+    entries = data.entries(0)
+    made = data.plan(data.plan_spec(2, 1), 0)
+    home = dict(zip(entries.uid.tolist(), entries.bucket.tolist(), strict=True))
+    moved = 0
+    for uid, ordinal, bucket in zip(made.uid.tolist(), made.ordinal, made.bucket.tolist(), strict=True):
+        row = int(np.searchsorted(data.rows.ordinal, ordinal))
+        shape = data.table.buckets[bucket].shape
+        assert shape.height <= data.rows.height[row]
+        assert shape.width <= data.rows.width[row]
+        moved += bucket != home[uid]
+    assert 0 < moved < 20

@@ -1,0 +1,385 @@
+"""Updates added to full weights give what training merges, and what is extracted from two sets of weights lies between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapters import adapted
+from lora_files import header_of, loha, lora, random, updates_of
+from refused import refused
+from safetensors.torch import load_file, save_file
+from test_lora_rewriting import exported
+from torch import Tensor
+
+from reelworks.annexes.lora import apply, extract
+from reelworks.annexes.lora.request import ApplyLorasRequest, ExtractLoraRequest
+from reelworks.core import storage
+from reelworks.data.checkpoint import save as commit
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run.folder import RunFolder
+from reelworks.models import registry
+from reelworks.models.adapters import inject, release_layers
+from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.adapters.key_mapping import METADATA
+from reelworks.models.storage import weights as weight_files
+from reelworks.testing import contract
+
+BF16 = torch.bfloat16
+
+
+def base_of(name: str, folder: Path, *, released: bool = False, dtype: torch.dtype = torch.float32) -> Path:
+    """Write a tiny network's weights, in diffusers' layout or as one file in the names of its release."""
+    state = {key: value.to(dtype).contiguous() for key, value in contract.build(name).module.state_dict().items()}
+    folder.mkdir()
+    if released:
+        save_file(in_release(name, state), folder / "model.safetensors")
+        return folder / "model.safetensors"
+    save_file(state, folder / "diffusion_pytorch_model.safetensors")
+    (folder / "config.json").write_text('{"_class_name": "Tiny"}')
+    return folder
+
+
+def in_release(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with the names of a release, whose layers join several; without biases."""
+    rows: dict[str, list[tuple[int, Tensor]]] = {}
+    for key, value in state.items():
+        if not key.endswith(".bias"):
+            layer = key.removesuffix(".weight")
+            place = release_layers.place(registry.PRESETS[name].config, layer)
+            there = release_layers.swap_halves(value) if place.swapped else value
+            rows.setdefault(place.layer + key.removeprefix(layer), []).append((place.part, there))
+    return {
+        f"model.diffusion_model.{key}": torch.cat([value for _, value in sorted(parts, key=lambda part: part[0])])
+        for key, parts in rows.items()
+    }
+
+
+KINDS = {
+    "lora": LoraConfig(rank=3, alpha=2.3, targets="blocks"),
+    "dora": LoraConfig(rank=3, alpha=2.3, dora=True),
+    "lokr": LoraConfig(type="lokr", rank=2, alpha=2.3),
+    "loha": LoraConfig(type="loha", rank=2, alpha=2.3),
+    "oft": LoraConfig(type="oft", block_size=4),
+}
+
+
+def require_merged(tmp_path: Path, name: str, kind: str, format: str, released: bool) -> None:
+    """Applied to its base in any layout, a file gives the weights that training merges."""
+    base = base_of(name, tmp_path / "base", released=released)
+    file = exported(tmp_path / "a.safetensors", name, KINDS[kind], format)
+    out = tmp_path / "out"
+    result = apply.apply(ApplyLorasRequest(base=base, files=[str(file)], output=out, model=name))
+    merged = inject.merge(adapted(name, KINDS[kind]).module)
+    wanted = in_release(name, merged) if released else merged
+    found = weight_files.read(str(out))
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        torch.testing.assert_close(found[key], value, msg=lambda text, key=key: f"{key}: {text}")
+    assert result.relative_error == 0
+    base_weights = weight_files.read(str(base))
+    for layer in result.layers:
+        assert layer.norm == pytest.approx(float((wanted[layer.layer] - base_weights[layer.layer]).norm()), rel=1e-3)
+    assert len(result.layers) >= 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "format", "released"),
+    [
+        ("lora", "kohya", False),
+        ("lora", "diffusers", True),
+        ("dora", "diffusers", True),
+        ("oft", "diffusers", True),
+        ("loha", "comfyui", False),
+        ("lokr", "comfyui", True),
+    ],
+)
+def test_an_applied_file_gives_what_training_merges(tmp_path: Path, kind: str, format: str, released: bool) -> None:
+    """Of FLUX, whose release joins layers and swaps the halves of the last one: rows find each other either way."""
+    require_merged(tmp_path, "flux-tiny", kind, format, released)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize("format", ["diffusers", "comfyui", "kohya"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["flux-tiny", "wan-tiny", "sdxl-tiny", "z-image-tiny", "flux2-tiny"])
+def test_a_file_of_any_kind_gives_what_training_merges(
+    tmp_path: Path, name: str, kind: str, format: str, released: bool
+) -> None:
+    try:
+        KINDS[kind].require_writable(format, "to", registry.PRESETS[name].config.network)
+    except ValueError:
+        pytest.skip("no file of this convention holds it")
+    require_merged(tmp_path, name, kind, format, released)
+
+
+def test_the_last_norm_of_a_release_has_swapped_halves(tmp_path: Path) -> None:
+    KINDS["norm"] = LoraConfig(rank=2, targets=["norm_out.linear", "proj_out"])
+    try:
+        for number, (format, released) in enumerate((("kohya", False), ("diffusers", True))):
+            (tmp_path / str(number)).mkdir()
+            require_merged(tmp_path / str(number), "flux-tiny", "norm", format, released)
+    finally:
+        del KINDS["norm"]
+
+
+def test_strengths_and_several_files_add_up_in_shards_of_the_base_s_dtype(tmp_path: Path) -> None:
+    """In bfloat16: the error is what rounding takes from the updates; what is no weight of a layer is copied."""
+    one, two = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    a, b = lora(one, alpha=3.0), loha(two)
+    base = {f"{layer}.weight": random(*update.shape, seed=9).to(BF16) for layer, update in a.items()}
+    others = {"norm.weight": torch.ones(3), "steps": torch.arange(4), "flag": torch.tensor([True])}
+    save_file(base | others, tmp_path / "base.safetensors")
+    request = ApplyLorasRequest(
+        base=tmp_path / "base.safetensors",
+        files=[f"{one}=0.01", f"{two}=-0.02"],
+        output=tmp_path / "out",
+        shard_size="300B",
+    )
+    result = apply.apply(request)
+    found = weight_files.read(str(tmp_path / "out"))
+    errors, norms = [], []
+    for layer in a:
+        update, stored = 0.01 * a[layer] - 0.02 * b[layer], base[f"{layer}.weight"].double()
+        assert torch.equal(found[f"{layer}.weight"], (stored + update).float().to(BF16))
+        errors.append(float((found[f"{layer}.weight"].double() - stored - update).norm()))
+        norms.append(float(update.norm()))
+    assert all(torch.equal(found[key], value) and found[key].dtype == value.dtype for key, value in others.items())
+    assert result.relative_error is not None
+    assert math.isclose(result.relative_error, math.hypot(*errors) / math.hypot(*norms), rel_tol=1e-3)
+    assert result.relative_error > 0.01
+    index = json.loads((tmp_path / "out" / "base.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == found.keys()
+    assert len({*index["weight_map"].values()}) > 1
+    assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "b.safetensors", "base.safetensors", "out"}
+
+
+def test_a_result_is_replaced_as_a_whole_if_asked_for_and_nothing_else_is(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    update = lora(file)
+    base = {f"{layer}.weight": torch.zeros(value.shape) for layer, value in update.items()}
+    save_file(base, tmp_path / "base.safetensors")
+    out = tmp_path / "out"
+    asked: dict[str, Any] = {"base": tmp_path / "base.safetensors", "files": [str(file)], "output": out}
+    apply.apply(ApplyLorasRequest(**asked, shard_size="300B"))
+    with refused("output-file-invalid", "output", says="exists already"):
+        apply.apply(ApplyLorasRequest(**asked))
+
+    def full(call: str, path: Path) -> None:
+        if call == "write" and path.suffix == ".tmp":
+            raise OSError(28, "No space left on device")
+
+    before = sorted(path.name for path in out.iterdir())
+    with storage.guarded(full), refused("file-unwritable", "output", says="No space left"):
+        apply.apply(ApplyLorasRequest(**asked, overwrite=True))
+    assert sorted(path.name for path in out.iterdir()) == before
+    apply.apply(ApplyLorasRequest(**asked, overwrite=True))
+    assert [path.name for path in out.iterdir()] == ["base.safetensors"]
+    (out / "mine.txt").touch()
+    with refused("output-file-invalid", "output", says="other files than weights: mine.txt"):
+        apply.apply(ApplyLorasRequest(**asked, overwrite=True))
+    for place, said in ((tmp_path, "other files"), (file, "to a folder")):
+        with refused("output-file-invalid", "output", says=said):
+            apply.apply(ApplyLorasRequest(**asked | {"output": place}, overwrite=True))
+    assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "base.safetensors", "out"}
+
+
+def test_a_file_of_another_network_is_not_applied(tmp_path: Path) -> None:
+    """Nor one half of whose layers the base lacks, nor to weights in codes."""
+    file, out = tmp_path / "a.safetensors", tmp_path / "out"
+    update = lora(file)
+    asked: dict[str, Any] = {
+        "base": tmp_path / "base.safetensors",
+        "files": [str(file)],
+        "output": out,
+        "model": "wan-tiny",
+    }
+    layers = list(update)
+    base = {f"{layer}.weight": torch.zeros(value.shape) for layer, value in update.items()}
+    cases = {
+        r"1 of its 3 layers have no weight": {f"{layer}.weight": base[f"{layer}.weight"] for layer in layers[:2]},
+        r"3 of its 3 layers have no weight": {f"other.{key}": value for key, value in base.items()},
+        r"of another network: the update of \S+ has \[12, 8\], and \S+ needs \[12, 9\]": base
+        | {f"{layers[0]}.weight": torch.zeros(12, 9)},
+    }
+    for says, state in cases.items():
+        save_file(state, tmp_path / "base.safetensors")
+        with refused("lora-does-not-fit", "files", says=says):
+            apply.apply(ApplyLorasRequest(**asked))
+    save_file(base | {f"{layers[0]}.weight": torch.full((12, 8), torch.nan)}, tmp_path / "base.safetensors")
+    with refused("numbers-not-finite", "files"):
+        apply.apply(ApplyLorasRequest(**asked))
+    save_file(base | {f"{layers[0]}.weight": torch.zeros(12, 8).to(torch.float8_e4m3fn)}, tmp_path / "base.safetensors")
+    with refused("weights-quantised", "base", says="1 of its 3 tensors"):
+        apply.apply(ApplyLorasRequest(**asked))
+    assert not out.exists()
+
+
+def test_a_dora_does_not_share_a_weight(tmp_path: Path) -> None:
+    """The result would depend on the order of the files."""
+    base = base_of("wan-tiny", tmp_path / "base")
+    files = [
+        str(exported(tmp_path / f"{kind}.safetensors", "wan-tiny", KINDS[kind], "diffusers"))
+        for kind in ("dora", "lora")
+    ]
+    with refused("adapter-without-sum", "files", says="depend on the order"):
+        apply.apply(ApplyLorasRequest(base=base, files=files, output=tmp_path / "out"))
+
+
+def test_convolutions_and_odd_names_are_applied(tmp_path: Path) -> None:
+    A, B, base = random(2, 5, 3, 3, seed=0), random(7, 2, 1, 1, seed=1), random(7, 5, 3, 3, seed=2)
+    file = tmp_path / "ä=1 b.safetensors"
+    save_file({"lora_unet_in_conv.lora_down.weight": A, "lora_unet_in_conv.lora_up.weight": B}, file)
+    save_file({"in.conv.weight": base}, tmp_path / "base.safetensors")
+    apply.apply(ApplyLorasRequest(base=tmp_path / "base.safetensors", files=[f"{file}=0.5"], output=tmp_path / "out"))
+    found = load_file(tmp_path / "out" / "base.safetensors")["in.conv.weight"]
+    torch.testing.assert_close(found, base + 0.5 * (B.flatten(1) @ A.flatten(1)).reshape(base.shape))
+
+
+# Extract
+
+
+def tuned(state: dict[str, Tensor], updates: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value + updates.get(key, 0) for key, value in state.items()}
+
+
+def test_a_difference_of_low_rank_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal layers are left out; differences of norms and biases are told with their part of the whole."""
+    monkeypatch.setattr(extract, "_ROWS", 7)
+    base = base_of("wan-tiny", tmp_path / "base")
+    state = load_file(base / "diffusion_pytorch_model.safetensors")
+    linear = [key for key in state if "attn" in key and state[key].ndim == 2][:3]
+    updates = {
+        key: random(state[key].shape[0], 2, seed=i) @ random(2, state[key].shape[1], seed=9)
+        for i, key in enumerate(linear)
+    }
+    bias = next(key for key in state if key.endswith("to_q.bias"))
+    updates[bias] = torch.full_like(state[bias], 0.5)
+    (tmp_path / "tuned").mkdir()
+    save_file(tuned(state, updates), tmp_path / "tuned" / "model.safetensors")
+    target = tmp_path / "a.safetensors"
+    asked: dict[str, Any] = {
+        "base": base,
+        "tuned": tmp_path / "tuned",
+        "output": target,
+        "dtype": "float32",
+        "model": "wan-tiny",
+    }
+    found = extract.extract(ExtractLoraRequest(**asked, rank=2))
+    stems = {f"transformer.{key.removesuffix('.weight')}": updates[key].double() for key in linear}
+    assert updates_of(target).keys() == stems.keys()
+    for stem, update in updates_of(target).items():
+        torch.testing.assert_close(update, stems[stem], rtol=1e-3, atol=1e-4)
+    assert found.result.relative_error is not None
+    assert found.result.relative_error < 1e-5
+    (other,) = found.not_held
+    norms = [float(value.norm()) ** 2 for value in updates.values()]
+    assert (other.kind, other.tensors) == ("norms and biases", 1)
+    assert other.share is not None
+    assert math.isclose(other.share, norms[-1] / sum(norms), rel_tol=1e-4)
+    assert found.relative_error_in_all is not None
+    assert math.isclose(found.relative_error_in_all, other.share**0.5, rel_tol=1e-3)
+    assert found.equal > 10
+    assert json.loads(header_of(target)[METADATA])["transformer.r"] == 2
+    rougher = extract.extract(ExtractLoraRequest(**asked, rank=1, overwrite=True)).result
+    for layer in rougher.layers:
+        best = torch.linalg.svdvals(stems[layer.layer])
+        assert layer.relative_error is not None
+        assert math.isclose(layer.relative_error, float(best[1:].norm() / best.norm()), rel_tol=1e-3)
+
+
+def test_what_is_extracted_gives_the_tuned_weights_when_applied(tmp_path: Path) -> None:
+    """In the names of a release as one file, in bfloat16; the network is found by its weights."""
+    base = base_of("flux-tiny", tmp_path / "base", released=True)
+    state = load_file(base)
+    key = "model.diffusion_model.double_blocks.0.img_attn.qkv.weight"
+    changed = tuned(state, {key: random(*state[key].shape, seed=0)})
+    save_file(changed, tmp_path / "tuned.safetensors")
+    file, out = tmp_path / "a.safetensors", tmp_path / "out"
+    found = extract.extract(
+        ExtractLoraRequest(
+            base=base, tuned=tmp_path / "tuned.safetensors", output=file, rank=99, model="flux-tiny", dtype="bfloat16"
+        )
+    )
+    assert (found.result.convention, found.result.layers[0].rank) == ("comfyui", 32)
+    apply.apply(ApplyLorasRequest(base=base, files=[str(file)], output=out))
+    error = (load_file(out / "model.safetensors")[key] - changed[key]).norm() / (changed[key] - state[key]).norm()
+    assert found.result.relative_error is not None
+    assert math.isclose(float(error), found.result.relative_error, rel_tol=0.05)
+    assert 0 < error < 0.01
+
+
+def test_the_checkpoints_of_a_run_are_weights_too(tmp_path: Path) -> None:
+    """Averaged, as everywhere; a run that trained a LoRA has none."""
+    layer = "blocks.0.attn1.to_q"
+    state = {f"{layer}.weight": random(6, 5, seed=0), "norm.weight": torch.ones(4)}
+    save_file(state, tmp_path / "base.safetensors")
+    run = RunFolder(tmp_path / "run")
+    run.create({})
+    run.keep_recipe('[model]\nname = "tiny"\n')
+    update = random(6, 1, seed=1) @ random(1, 5, seed=2)
+    ema = {f"{layer}.weight": state[f"{layer}.weight"] + update}
+    commit.save(CheckpointFolder(run.checkpoints_folder), 40, {"model": state, "ema": ema})
+    target = tmp_path / "a.safetensors"
+    asked: dict[str, Any] = {
+        "base": tmp_path / "base.safetensors",
+        "tuned": run.path,
+        "output": target,
+        "rank": 1,
+        "dtype": "float32",
+        "model": "wan-tiny",
+    }
+    extract.extract(ExtractLoraRequest(**asked))
+    torch.testing.assert_close(updates_of(target)[f"transformer.{layer}"].float(), update, rtol=1e-4, atol=1e-5)
+    commit.save(
+        CheckpointFolder(run.checkpoints_folder), 50, {"model": {f"{layer}.lora_A.default.weight": torch.ones(1, 5)}}
+    )
+    with refused("not-full-weights", "tuned"):
+        extract.extract(ExtractLoraRequest(**asked, overwrite=True))
+
+
+def test_weights_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+    """Half of the layers missing, others of another shape, NaN, no difference, and one that no LoRA holds."""
+    layers = [f"blocks.{i}.attn1.to_{part}.weight" for i in (0, 1) for part in "qk"]
+    base = {layer: random(4, 3, seed=i) for i, layer in enumerate(layers)} | {"norm.weight": torch.ones(4)}
+    one, two, target = (tmp_path / f"{name}.safetensors" for name in "abc")
+    save_file(base, one)
+    asked = ExtractLoraRequest(base=one, tuned=two, output=target, rank=1, model="wan-tiny")
+    cases = {
+        ("weights-do-not-fit", r"2 weights are in one of them only, and 3 are in both"): {
+            key: value for key, value in base.items() if "blocks.1" not in key
+        },
+        ("weights-do-not-fit", r"1 weights have other shapes, and 4 are in both"): base
+        | {layers[0]: torch.zeros(4, 9)},
+        ("weights-unreadable", r"to_q\.weight has infinities or NaN"): base
+        | {layers[0]: torch.full((4, 3), torch.nan)},
+        ("weights-equal", "are equal"): base,
+        ("weights-equal", "norms and biases differ"): base | {"norm.weight": torch.zeros(4)},
+    }
+    for (code, says), state in cases.items():
+        save_file(state, two)
+        with refused(code, "tuned", says=says):
+            extract.extract(asked)
+    with refused("weights-do-not-fit", "model", says="none of the layers"):
+        extract.extract(dataclasses.replace(asked, model="flux-tiny"))
+    assert not target.exists()
+
+
+@pytest.mark.slow
+def test_a_network_that_is_not_known_has_the_names_of_its_weights(tmp_path: Path) -> None:
+    base = {"a.b.weight": random(6, 5, seed=0), "model.c.weight": random(4, 5, seed=1)}
+    save_file(base, tmp_path / "base.safetensors")
+    save_file({key: value + 1 for key, value in base.items()}, tmp_path / "tuned.safetensors")
+    file, out = tmp_path / "a.safetensors", tmp_path / "out"
+    asked: dict[str, Any] = {"base": tmp_path / "base.safetensors", "tuned": tmp_path / "tuned.safetensors"}
+    found = extract.extract(ExtractLoraRequest(**asked, output=file, rank=1, dtype="float32"))
+    assert (found.model, [note[:11] for note in found.result.notes]) == (None, ["the network"])
+    apply.apply(ApplyLorasRequest(base=asked["base"], files=[str(file)], output=out))
+    for key, value in load_file(out / "base.safetensors").items():
+        torch.testing.assert_close(value, base[key] + 1)

@@ -1,0 +1,71 @@
+"""Diffusion by 1000 steps is that of diffusers' schedulers: noise, targets and what follows from a prediction."""
+
+import diffusers
+import pytest
+import torch
+from pydantic import ValidationError
+
+from reelworks.models.objectives import ddpm, objectives
+from reelworks.models.objectives.config import ObjectiveConfig
+from reelworks.models.objectives.samplers import diffusion
+
+SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "num_train_timesteps": 1000}
+NAMES = {"epsilon": "epsilon", "v-prediction": "v_prediction"}
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_and_losses_are_those_of_the_scheduler(name):
+    """x_t, the target and the loss at steps from first to last equal diffusers'."""
+    objective = objectives.from_config(ObjectiveConfig(name=name))
+    scheduler = diffusers.DDPMScheduler(**SCHEDULE, prediction_type=NAMES[name])
+    x0, noise, output = (draw(4, 3, 1, 4, 6, seed=i) for i in range(3))
+    t = torch.tensor([0, 1, 500, 999])
+    x_t = objective.noised(x0, noise, t.float(), torch.ones(4, 1, dtype=torch.bool))
+    torch.testing.assert_close(x_t, scheduler.add_noise(x0, noise, t), rtol=1e-4, atol=1e-5)
+    target = noise if name == "epsilon" else scheduler.get_velocity(x0, noise, t)
+    losses = objective.losses(output, x_t, x0, noise, t.float(), None)
+    torch.testing.assert_close(losses, (output - target).square().mean((1, 2, 3, 4)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_perfect_prediction_gives_back_data_and_noise(name):
+    """Reading the target as the prediction ends at the clean latents and the noise."""
+    kind = objectives.PREDICTIONS[name]
+    x0, noise, t = draw(3, 2, 1, 4, 4), draw(3, 2, 1, 4, 4, seed=1), torch.tensor([5.0, 400.0, 900.0])
+    x_t = ddpm.noised(x0, noise, t, None)
+    found = ddpm.read(kind, ddpm.target(kind, x0, noise, t), x_t, t)
+    for one, wanted in zip(found, (x0, noise), strict=True):
+        torch.testing.assert_close(one, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sampling_with_a_perfect_network_ends_at_the_data(name):
+    """A network that knows the data brings any noise to them, in one step or many, guided or not."""
+    kind = objectives.PREDICTIONS[name]
+    x0 = draw(1, 2, 1, 4, 4, seed=2)
+
+    def network(z, t, _mask):
+        data, noise = ddpm.weights(t)
+        return ddpm.target(kind, x0.expand_as(z), (z - data * x0) / noise, t)
+
+    for steps in (1, 2, 20):
+        found = diffusion.sample_ddim(network, draw(1, 2, 1, 4, 4), kind, num_steps=steps, guidance_scale=3.0)
+        torch.testing.assert_close(found, x0, rtol=1e-3, atol=1e-3)
+
+
+def test_steps_are_whole_numbers_and_all_alike():
+    """Draws in [0, 1) become each of the 1000 steps, and nothing is shifted."""
+    objective = objectives.from_config(ObjectiveConfig(name="epsilon"))
+    before, after = objective.times(torch.arange(1000, dtype=torch.float64) / 1000 + 1e-6, 7.0)
+    assert before.tolist() == after.tolist() == list(range(1000))
+    assert not objective.learns_variance
+
+
+def test_keys_of_rectified_flow_are_refused():
+    """A recipe that sets what the objective does not have is told so."""
+    with pytest.raises(ValidationError, match="no meaning for epsilon"):
+        ObjectiveConfig(name="epsilon", timestep_shift=3.0)

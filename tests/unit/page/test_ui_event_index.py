@@ -1,0 +1,104 @@
+"""The index of a run's events tells what reading all of them tells, however the file grows."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reelworks.annexes.page.event_index import EventIndex
+from reelworks.data.run import events
+from reelworks.training.coverage import speed
+
+
+def speed_of(step):
+    """Fields as runs write them, in another order, or without some."""
+    fields = {"applied": step % 3 > 0, "learning_rate": 1e-05, "clips": step % 4, "repeated": 0, "tokens": 1}
+    fields |= {"seconds": 0.5, "data_wait_seconds": 1e-05 * step}
+    return [fields, dict(reversed(fields.items())), {"clips": 2}, fields][step % 4]
+
+
+def lines_of(runs):
+    """Events of starts that each go back a little, with some steps and a validation after each fifth."""
+    done, lines = 0, []
+    for steps, back in runs:
+        resumed = max(0, done - back) or None
+        lines.append(
+            {"v": 1, "time": float(len(lines)), "kind": "start", "step": resumed or 0, "resumed_from": resumed}
+        )
+        done = resumed or 0
+        for _ in range(steps):
+            done += 1
+            loss = None if done % 7 == 0 else 1 / done + len(lines)
+            lines.append(
+                {"v": 1, "time": float(len(lines)), "kind": "step", "step": done, "epoch": 0, "loss": loss}
+                | speed_of(done)
+            )
+            if done % 23 == 0:  # with a field of another type than that of steps
+                lines.append(
+                    {"v": 1, "time": float(len(lines)), "kind": "spike", "step": done, "clips": [{"uid": "a"}]}
+                )
+            if done % 5 == 0:
+                lines.append({"v": 1, "time": float(len(lines)), "kind": "validation", "step": done, "loss": 0.5})
+    return lines
+
+
+runs = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), min_size=1, max_size=5)
+
+
+@settings(max_examples=40)
+@given(runs, st.integers(1, 400))
+def test_it_has_the_valid_events_however_it_was_read(tmp_path_factory, runs, piece):
+    path = tmp_path_factory.mktemp("events") / "events.jsonl"
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines_of(runs))
+    index = EventIndex(path)
+    for end in [*range(piece, len(data), max(piece, len(data) // 20)), len(data)]:  # also in the middle of lines
+        path.write_bytes(data[:end])
+        index.update()
+    valid = events.timeline(path)
+    expected = speed.total(speed.of_step(event) for event in valid if event["kind"] == "step")
+    assert index.speed() == pytest.approx(expected)
+    assert index.steps(10_000) == [event for event in valid if event["kind"] == "step"]
+    assert index.valid_others() == [event for event in valid if event["kind"] != "step"]
+    assert [event["time"] for event in index.sessions()] == sorted(event["time"] for event in index.sessions())
+    assert index.num_steps == sum(event["kind"] == "step" for event in events.read(path))
+
+
+@given(runs, st.integers(2, 12))
+def test_of_many_steps_the_means_are_kept(tmp_path_factory, runs, most):
+    path = tmp_path_factory.mktemp("events") / "events.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines_of(runs)))
+    index = EventIndex(path)
+    index.update()
+    every, few = index.steps(10_000), index.steps(most)
+    assert len(few) <= most
+    if every:
+        assert few[-1]["step"] == every[-1]["step"]
+        ends = [event["step"] for event in few]
+        for before, event in zip([-1, *ends], few, strict=False):
+            block = [e["loss"] for e in every if before < e["step"] <= event["step"] and e["loss"] is not None]
+            if len(few) < len(every):
+                assert (event["loss"] is None) == (not block)
+                assert not block or math.isclose(event["loss"], sum(block) / len(block))
+
+
+def test_fields_in_another_order_are_read_too(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"kind":"step","loss":0.25,"step":3,"time":1.0}\n')
+    index = EventIndex(path)
+    index.update()
+    assert [(e["step"], e["loss"]) for e in index.steps()] == [(3, 0.25)]
+
+
+def test_a_file_that_was_begun_anew_is_read_anew(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines_of([(9, 0)])))
+    index = EventIndex(path)
+    index.update()
+    path.unlink()
+    assert not index.update()
+    assert index.steps() == []
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines_of([(4, 0)])))
+    index.update()
+    assert [event["step"] for event in index.steps()] == [1, 2, 3, 4]

@@ -1,0 +1,121 @@
+"""Only this machine's own page may ask, and only the token changes something."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from page_client import page
+from refused import refused
+
+from reelworks.annexes.page import guard
+from reelworks.annexes.page.workspace import Workspace, key_of
+from reelworks.data.run.folder import FORMAT_VERSION
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with page(tmp_path_factory.mktemp("root")) as client:
+        yield client
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8384", "[::1]:9", "LOCALHOST"])
+def test_local_names_are_answered(client, host):
+    answer = client.get("/api/about", headers={"host": host})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example:8384",
+        "",
+        "[::2]",
+        "0.0.0.0",
+        "127.0.0.1:8384, evil.example",
+        "127.0.0.1:8384@evil.example",
+        "localhost:",
+    ],
+)
+def test_a_foreign_name_is_refused_even_if_it_resolves_here(client, host):
+    assert client.get("/api/about", headers={"host": host}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://127.0.0.1:8384", "http://127.0.0.1:8385", "file://"]
+)
+def test_a_foreign_page_is_refused_with_or_without_the_token(client, origin):
+    for ask in (
+        client.get("/api/about", headers={"origin": origin}),
+        client.post("/api/jobs/1/stop", headers={"origin": origin}),
+    ):
+        assert ask.status_code == 403
+
+
+def test_a_link_on_a_foreign_page_gets_nothing(client):
+    for where in ("cross-site", "same-site"):  # another port of this machine is of the same site
+        assert client.get("/api/runs", headers={"sec-fetch-site": where}).status_code == 403
+
+
+def test_the_own_page_is_answered(client):
+    headers = {"origin": "http://127.0.0.1:8384", "sec-fetch-site": "same-origin"}
+    assert client.get("/api/runs", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "of-the-tes", "of-the-test ä".encode()])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_is_changed_without_the_token(client, method, token):
+    answer = client.request(method, "/api/jobs/1/stop", headers={guard.TOKEN_HEADER: token})
+    assert answer.status_code == 401
+    assert "reelworks ui" in answer.json()["problem"]
+
+
+def test_answers_forbid_what_the_page_does_not_need(client):
+    for path in ("/", "/api/runs", "/static/js/main.js", "/no-such-page"):
+        headers = client.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"]
+)
+def test_files_beside_those_of_the_page_are_not_served(client, path):
+    assert client.get(path).status_code == 404
+
+
+def test_a_link_out_of_the_folders_is_not_followed(tmp_path):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (outside / "run").mkdir(parents=True)
+    (outside / "run" / "run.json").write_text("{}")
+    root.mkdir()
+    (root / "link").symlink_to(outside)
+    workspace = Workspace([root])
+    assert not workspace.index().runs
+    for path in (root / "link" / "run", root / ".." / "outside", outside, root / "link"):
+        with refused("outside-of-folders", says="reelworks ui"):
+            workspace.require(path)
+    assert workspace.require(root / "new") == (root / "new").resolve()
+    with refused("not-found"):
+        workspace.run(key_of(outside / "run"))
+
+
+def test_names_that_are_not_text_are_found_all_the_same(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xfcn"))
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"format": FORMAT_VERSION}))
+    (folder / "recipe.toml").write_text("")
+    with page(tmp_path) as client:
+        (run,) = client.get("/api/runs").json()
+        assert client.get(f"/api/runs/{run['key']}").status_code == 200
+        (folder / "run.json").write_text("{}")
+        refusal = client.get(f"/api/runs/{run['key']}").json()
+        assert refusal["code"] == "no-run"
+
+
+def test_a_folder_that_is_missing_is_an_error_with_its_name(tmp_path):
+    with refused("no-such-folder", "FOLDER", says="gone"):
+        Workspace([tmp_path / "gone"])

@@ -1,0 +1,109 @@
+"""Jobs are commands of their own: queued, stopped, and alive without the page."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from page_client import page
+from refused import refused
+
+from reelworks.annexes.page import jobs
+from reelworks.annexes.page.jobs import Jobs
+from reelworks.data.run.process import Process
+
+
+@pytest.fixture
+def queue(tmp_path):
+    queue = Jobs(tmp_path / "jobs")
+    queue.start()
+    yield queue
+    queue.close()
+
+
+def ended(queue, job, seconds=300):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        now = queue.get(job.id)
+        if now.ended is not None:
+            return now
+        time.sleep(0.05)
+    raise AssertionError(queue.tail(job.id))
+
+
+def test_a_command_runs_and_its_value_and_error_are_told(queue, tmp_path):
+    made = queue.add("new", "a recipe", ["demo-data", str(tmp_path / "footage"), "--no-such-option"], tmp_path)
+    failed = ended(queue, made)
+    assert (failed.state, failed.code) == ("failed", 2)
+    assert "--no-such-option" in queue.tail(made.id)
+    listed = ended(queue, queue.add("plan", "help", ["plan", "--help"], tmp_path))
+    assert listed.state == "done"
+    assert "Forecast" in queue.tail(listed.id)
+
+
+def test_trainings_wait_for_one_another_and_can_be_taken_out(tmp_path):
+    queue = Jobs(tmp_path / "jobs")  # not started: what is added still begins at once
+    running = queue.add("train", "first", ["train", str(tmp_path / "no-recipe.toml")], tmp_path)
+    waiting = queue.add("train", "second", ["train", str(tmp_path / "no-other.toml")], tmp_path)
+    assert [job.state for job in queue.list()] == ["running", "waiting"]
+    assert queue.stop(waiting.id).state == "stopped"
+    assert ended(queue, running).state == "failed"
+    assert queue.error(queue.get(running.id)).startswith("error: ")
+    assert queue.get(waiting.id).process is None
+
+
+def test_of_trainings_that_waited_for_the_page_one_begins(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    for i in range(3):
+        arguments = ("train", str(tmp_path / f"{i}.toml"))
+        job = jobs.PageJob(f"{i + 1:06}", "train", "left", arguments, str(tmp_path), 0.0)
+        jobs.write(tmp_path / "jobs" / f"{job.id}.json", job)
+    queue = Jobs(tmp_path / "jobs")
+    queue._step()
+    assert [job.state for job in queue.list()] == ["running", "waiting", "waiting"]
+    for job in queue.list()[1:]:
+        queue.stop(job.id)
+    ended(queue, queue.get("000001"))
+
+
+def test_a_command_that_waits_or_runs_is_not_queued_again(tmp_path):
+    queue = Jobs(tmp_path / "jobs")
+    first, other = (["train", str(tmp_path / name)] for name in ("a.toml", "b.toml"))
+    running, waiting = queue.add("train", "a", first, tmp_path), queue.add("train", "b", other, tmp_path)
+    assert queue.add("train", "a", first, tmp_path).id == running.id
+    assert queue.add("train", "b", other, tmp_path).id == waiting.id
+    assert [job.state for job in queue.list()] == ["running", "waiting"]
+    queue.stop(waiting.id)
+    ended(queue, running)
+    again = queue.add("train", "a", first, tmp_path)  # what has ended is no obstacle
+    assert again.id not in (running.id, waiting.id)
+    ended(queue, again)
+
+
+def test_a_process_that_vanished_has_failed(tmp_path):
+    queue = Jobs(tmp_path / "jobs")
+    (tmp_path / "jobs").mkdir()
+    other = replace(Process.here(), started=1)  # had this id before
+    job = jobs.PageJob("000001", "train", "lost", (), str(tmp_path), 0.0, state="running", process=other, started=1.0)
+    jobs.write(tmp_path / "jobs" / "000001.json", job)
+    assert queue.get("000001").state == "failed"
+
+
+def test_a_job_goes_on_without_the_page_and_the_next_page_tells_its_end(tmp_path):
+    (tmp_path / "recipe.toml").write_text("version = 1\n[model]\nname = 'stdit3-tiny'\n[[dataset]]\npath = 'x'\n")
+    with page(tmp_path) as client:
+        (recipe,) = client.get("/api/recipes").json()
+        job = client.post(f"/api/recipes/{recipe['key']}/train").json()
+        assert job["state"] == "running"
+    with page(tmp_path) as client:
+        for _ in range(600):
+            now = client.get(f"/api/jobs/{job['id']}").json()
+            if now["ended"]:
+                break
+            time.sleep(0.1)
+    assert now["state"] == "failed"
+    assert now["error"].startswith("error: train: ")  # the recipe has none
+
+
+def test_an_unknown_job_is_told(queue):
+    with refused("not-found"):
+        queue.get("../../etc/passwd")

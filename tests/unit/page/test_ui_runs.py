@@ -1,0 +1,166 @@
+"""What the page tells of runs is what their reports tell."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import fabricate
+import pytest
+from page_client import page
+
+from reelworks.core import files
+from reelworks.data.run import lock
+from reelworks.reports import plots, run_data, run_facts, status
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("page")
+    fabricate.make(root / "runs" / "first", steps=120, every=40, crash_at=70)
+    fabricate.make(root / "runs" / "second", steps=80, every=40, crash_at=50)
+    return root
+
+
+@pytest.fixture(scope="module")
+def client(root):
+    with page(root) as client:
+        yield client
+
+
+def of(client, name):
+    for _ in range(100):  # new folders are seen after two seconds
+        for run in client.get("/api/runs").json():
+            if run["name"] == name:
+                return run
+        time.sleep(0.1)
+    raise AssertionError(name)
+
+
+def test_a_run_is_told_as_its_report_tells_it(client, root):
+    run = of(client, "first")
+    told, figures = client.get(f"/api/runs/{run['key']}").json(), client.get(f"/api/runs/{run['key']}/figures").json()
+    data = run_data.load(run_data.RunFolder(root / "runs" / "first"))
+    assert (run["state"], run["step"], run["total_steps"]) == ("finished", 120, 300)
+    values = {fact["label"]: fact["value"] for fact in told["headline"]}
+    expected = {fact.label: fact.value for fact in run_facts.headline(data)}
+    assert values.items() <= expected.items()
+    assert expected.keys() - values.keys() <= {"Epochs"}  # counted apart, which takes longer
+    assert [moment["title"] for moment in told["history"]] == [moment.title for moment in status.history(data)]
+    assert figures == json.loads(files.to_json(plots.all_of(data)))
+
+
+def test_previews_are_listed_by_step_and_served(client):
+    shown = client.get(f"/api/runs/{of(client, 'first')['key']}/previews").json()
+    assert [step["step"] for step in shown] == [40, 80, 120]
+    assert [file["prompt"] for file in shown[0]["files"]] == fabricate.PROMPTS
+    for file in shown[-1]["files"]:
+        answer = client.get(file["url"])
+        assert answer.headers["content-type"] == ("video/mp4" if file["video"] else "image/png")
+        assert len(answer.content) > 100
+
+
+@pytest.mark.parametrize(
+    "name", ["../run.json", "..%2frun.json", "%2e%2e/events.jsonl", "/etc/passwd", "step-000000040", "link.png"]
+)
+def test_nothing_else_is_served_as_a_preview(client, root, name):
+    folder = root / "runs" / "first" / "samples"
+    if not (folder / "link.png").is_symlink():
+        (folder / "link.png").symlink_to(root / "runs" / "first" / "run.json")
+    assert client.get(f"/api/runs/{of(client, 'first')['key']}/samples/{name}").status_code == 404
+
+
+def test_measured_checkpoints_are_shown_with_clips_and_advice(client, root):
+    run = run_data.RunFolder(root / "runs" / "second")
+    address = f"/api/runs/{of(client, 'second')['key']}/measured"
+    assert client.get(address).json() is None
+    series = fabricate.measure_alike(run)
+    found = client.get(address).json()
+    assert found["names"] == series.higher_is_better
+    assert (found["advice"], found["about"]) == (series.advice.to_text(), [series.shape, 7])
+    for row, one in zip(found["rows"], series.checkpoints, strict=True):
+        best = [name for name, (_, is_best) in zip(found["names"], row["values"], strict=True) if is_best]
+        assert best == [name for name, step in series.best.items() if step == row["step"]]
+        assert [value for value, _ in row["values"]] == [f"{one.values[name]:.4g}" for name in found["names"]]
+        assert row["copied"] == {str(n): told for n, told in one.copied.items()}
+        for clip, file in zip(row["clips"], one.clips, strict=True):
+            assert client.get(clip["url"]).content == file.read_bytes()
+    assert [row["step"] for row in found["rows"] if row["copied"]] == [500, 600]
+    series.checkpoints[0].clips[1].unlink()
+    assert client.get(address).json()["rows"][0]["clips"][1]["url"] is None
+    assert client.get(address.removesuffix("measured") + "evaluations/checkpoints-k.json").status_code == 404
+    for broken in ("{", "[]", "{}", '{"best": 1, "advice": 2, "checkpoints": [3]}'):
+        series.file().write_text(broken)
+        assert client.get(address).json() is None
+
+
+def test_weights_and_clips_that_were_made_are_served_and_no_link_out_of_the_run(client, root, tmp_path):
+    run, outside = root / "runs" / "first", tmp_path / "secret.safetensors"
+    outside.write_bytes(b"secret")
+    (run / "exports").mkdir(exist_ok=True)
+    (run / "exports" / "mine.safetensors").write_bytes(b"weights")
+    (run / "exports" / "link.safetensors").symlink_to(outside)
+    address = f"/api/runs/{of(client, 'first')['key']}/checkpoints/made"
+    assert [file["name"] for file in client.get(address).json()] == ["exports/mine.safetensors"]
+    assert client.get(f"{address}/exports/mine.safetensors").content == b"weights"
+    for name in ("exports/link.safetensors", "../../secret.safetensors", "recipe.toml"):
+        assert client.get(f"{address}/{name}").status_code == 404
+
+
+def test_runs_are_compared_as_by_the_command(client):
+    keys = [of(client, name)["key"] for name in ("first", "second")]
+    found = client.get("/api/compare", params={"runs": ",".join(keys)}).json()
+    assert found["names"] == ["first", "second"]
+    steps = next(row["values"] for row in found["results"] if row["label"] == "steps")
+    assert steps == ["120", "80"]
+    assert {row["prompt"] for row in found["previews"]} == set(fabricate.PROMPTS)
+    assert all(file["step"] == 80 for row in found["previews"] for file in row["files"])
+    answer = client.get("/api/compare", params={"runs": keys[0]})
+    assert (answer.status_code, answer.json()["code"]) == (400, "runs-to-compare")
+
+
+def test_a_run_whose_process_was_killed_is_not_running(client, root):
+    run = fabricate.make(root / "runs" / "third", steps=30, every=10, crash_at=15)
+    lines = run.events_file.read_text().splitlines()
+    run.events_file.write_text("\n".join(lines[:-1]) + "\n")  # no stop event
+    holds = "import sys, time; from pathlib import Path; from reelworks.data.run import lock\nwith lock.hold(Path(sys.argv[1])): print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", holds, str(run.lock_file)], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    assert of(client, "third")["state"] == "running"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    third = of(client, "third")
+    assert (third["state"], third["detail"]) == ("crashed", status.KILLED)
+    assert run.lock_file.read_text()  # its holder could not tidy up
+
+
+def test_stop_asks_the_process_that_holds_the_run(client, root):
+    run = run_data.RunFolder(root / "runs" / "second")
+    got = []
+    former = signal.signal(signal.SIGTERM, lambda *_: got.append("asked"))
+    try:
+        with lock.hold(run.lock_file):
+            key = of(client, "second")["key"]
+            assert client.post(f"/api/runs/{key}/stop").json() == {"asked": os.getpid()}
+            time.sleep(0.1)
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert got == ["asked"]
+    answer = client.post(f"/api/runs/{key}/stop")
+    assert (answer.status_code, answer.json()["code"]) == (400, "not-running")
+
+
+def test_a_run_that_is_gone_is_told(client):
+    answer = client.get("/api/runs/0123456789abcdef")
+    assert answer.status_code == 404
+    assert answer.json()["remedy"]
+
+
+def test_a_generation_names_the_field_that_is_not_allowed(client):
+    key = of(client, "first")["key"]
+    for field, value in {"prompt": "", "width": 0, "num_frames": 0, "guidance_scale": 0.5, "seed": -1}.items():
+        answer = client.post(f"/api/runs/{key}/checkpoints/40/generate", json={"prompt": "a", field: value})
+        assert (answer.status_code, answer.json()["field"]) == (422, field)

@@ -1,0 +1,150 @@
+"""The word for a clip follows from its losses beside those of its peers, and nothing stands out where nothing differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reelworks.core.errors import UserError
+from reelworks.data.run.clip_losses import ClipLosses, LossesAbout
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.coverage import learning
+from reelworks.training.coverage.learning import FAR, FEWEST_PEERS, FEWEST_SHOWN, OFTEN, Learning, Word
+
+ABOUT = LossesAbout(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 1.0)))
+
+
+def table(clips: int = 200, *, spread: float = 0.2, about: LossesAbout = ABOUT) -> ClipLosses:
+    """Clips of which nothing stands out."""
+    chance = np.random.default_rng(0)
+    made = ClipLosses.empty(about, clips)
+    made.key[:] = np.arange(clips)
+    made.shown[:] = 20
+    made.first[:] = chance.uniform(-spread, spread, clips)
+    made.recent[:] = made.longer[:] = chance.uniform(-spread, spread, clips)
+    made.measured[:] = 2
+    made.gain[:] = chance.uniform(0.06, 0.14, clips)
+    return made
+
+
+def word_of(made: ClipLosses, place: int = 0) -> Word:
+    return Word(int(learning.words_of(made).word[place]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"recent": 2.0}, Word.NOT_LEARNT),
+        ({"recent": -2.0}, Word.MEMORISED),
+        ({"recent": -0.5, "longer": -0.5}, Word.LEARNT),
+        ({"recent": -0.5, "shown": 20 * OFTEN}, Word.MEMORISED),
+        ({"recent": 0.0, "shown": 20 * OFTEN}, Word.LEARNT),
+        ({"gain": -0.01}, Word.WITHOUT_EFFECT),
+        ({"gain": 0.01}, Word.LEARNT),
+        ({"gain": -0.01, "measured": 0}, Word.LEARNT),
+        ({"recent": -0.3, "longer": 0.0}, Word.STILL_LEARNING),
+        ({"recent": 2.0, "shown": FEWEST_SHOWN - 1}, Word.TOO_EARLY),
+        ({}, Word.LEARNT),
+    ],
+)
+def test_a_clip_gets_its_word_and_its_peers_keep_theirs(changes: dict[str, float], word: Word) -> None:
+    made = table()
+    before = learning.words_of(made).word[1:].tolist()
+    for name, value in changes.items():
+        getattr(made, name)[0] = value
+    assert word_of(made) == word
+    assert learning.words_of(made).word[1:].tolist() == before
+    assert set(before) == {Word.LEARNT}
+
+
+def test_all_are_still_learning_while_the_usual_loss_falls() -> None:
+    about = LossesAbout(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 0.9)))
+    assert set(learning.words_of(table(about=about)).word.tolist()) == {Word.STILL_LEARNING}
+
+
+@pytest.mark.parametrize(("usual", "most"), [(0.0, 0.0), (0.02, 0.02), (0.1, 0.07), (0.2, 0.07), (1.0, 0.01)])
+def test_few_good_captions_are_doubted_however_much_is_learnt_of_them(usual: float, most: float) -> None:
+    for seed in range(5):
+        made = table(1000)
+        made.measured[:] = 1
+        made.gain[:] = np.random.default_rng(seed).normal(usual, 0.07, 1000)
+        assert (learning.words_of(made).word == Word.WITHOUT_EFFECT).mean() <= most
+
+
+def test_a_doubtful_caption_is_named_once_measurements_make_it_sure() -> None:
+    made = table(1000)
+    made.gain[:], made.measured[:] = np.random.default_rng(0).normal(0.1, 0.07, 1000), 1
+    made.gain[0] = -0.01
+    assert word_of(made) == Word.LEARNT
+    made.measured[0] = 8
+    assert word_of(made) == Word.WITHOUT_EFFECT
+
+
+def test_a_caption_that_helps_a_little_has_an_effect_however_often_it_is_measured() -> None:
+    made = table(1000)
+    made.gain[:], made.measured[:] = np.random.default_rng(0).normal(0.1, 0.02, 1000), 8
+    made.gain[0] = 0.01
+    assert word_of(made) == Word.LEARNT
+
+
+def test_few_of_many_equal_clips_are_outliers_whatever_their_spread() -> None:
+    for seed in range(5):
+        made = table(1000)
+        made.recent[:] = made.longer[:] = np.random.default_rng(seed).normal(0, 10.0 ** (seed - 4), 1000)
+        found = learning.words_of(made)
+        assert (found.word < Word.STILL_LEARNING).mean() < 0.005
+        assert (found.rank.min(), found.rank.max()) == (0, 1)
+
+
+def test_peers_are_those_of_the_bucket_where_there_are_enough() -> None:
+    made = table(200)
+    made.bucket[:FEWEST_PEERS] = 1
+    made.recent[:FEWEST_PEERS] += 2.0  # a bucket of its own level: none of it stands out
+    assert set(learning.words_of(made).word.tolist()) == {Word.LEARNT}
+    made.bucket[FEWEST_PEERS - 1] = 0
+    assert (learning.words_of(made).word[:FEWEST_PEERS] == Word.NOT_LEARNT).all()
+
+
+def test_deviations_are_of_each_side() -> None:
+    skewed = np.exp(np.random.default_rng(0).normal(0, 1, 2000))
+    apart = learning.deviations(skewed, skewed)
+    assert (apart > FAR).mean() < 0.1
+    assert (apart < -FAR).sum() == 0
+    assert learning.deviations(np.full(5, 0.7), np.full(5, 0.7)).tolist() == [0] * 5
+
+
+def test_an_unknown_word_is_refused() -> None:
+    assert Word.named("not-learnt") == Word.NOT_LEARNT
+    with pytest.raises(UserError, match="choose among not_learnt"):
+        Word.named("forgotten")
+
+
+def test_orders_are_by_their_value_then_by_key_and_a_word_chooses_among_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    made = replace(
+        table(300),
+        recent=rng.integers(0, 9, 300).astype(np.float32),
+        gain=rng.integers(0, 3, 300).astype(np.float32),
+        measured=rng.integers(0, 2, 300).astype(np.int16),
+        held_out=rng.random(300) < 0.1,
+    )
+    known = Learning(RunFolder(tmp_path), made, learning.words_of(made))
+    trained = np.flatnonzero(~made.held_out & (made.shown > 0)).tolist()
+    values = {
+        "worst": lambda i: (known.found.word[i], -abs(known.found.outlier[i])),
+        "loss": lambda i: -made.recent[i],
+        "trend": lambda i: -known.found.trend[i],
+        "gain": lambda i: made.gain[i] if made.measured[i] else np.inf,
+        "path": lambda i: f"{made.key[i]:016x}",  # without a record of the run
+    }
+    for sort, value in values.items():
+        order = sorted(trained, key=lambda i: (value(i), made.key[i]))
+        for _ in range(2):
+            assert known.places(sort).tolist() == order
+        for word in Word:
+            assert known.places(sort, [word.label]).tolist() == [i for i in order if known.found.word[i] == word]
+    words = [Word(known.found.word[i]).label for i in trained]
+    assert known.counts == {word.label: words.count(word.label) for word in Word if word.label in words}

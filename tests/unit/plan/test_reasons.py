@@ -1,0 +1,228 @@
+"""Clips that an epoch leaves out: exact counts, the first files by name, all of them as a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import prepare_files as files
+import pytest
+from catalog_rows import BAD, PICTURE, rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_summaries import summary
+from pyarrow import csv, parquet
+
+from reelworks.commands import main, show_plan
+from reelworks.core import results
+from reelworks.core.hash_rng import hash_int
+from reelworks.data.buckets.assign import Assignment, Reason
+from reelworks.data.loader import left_out
+from reelworks.training.loop import resume
+from reelworks.training.plan import plan_forecast, plan_report, rejections
+from reelworks.training.plan.rejections import LeftOut
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.dataset import RecipeData
+
+SMALL = 5
+LEFT_OUT = {"unreadable": 1, "no_caption": 2, "too_small": SMALL}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of two datasets: some good, more too small, two without a caption, a broken one."""
+    root = tmp_path_factory.mktemp("reasons")
+    for name in ("data", "more"):
+        (root / name).mkdir()
+        for i in range(3):
+            files.picture(root / name / f"good-{i}.png", grey=i)
+        files.picture(root / name / "dumb.png", grey=9, caption=None)
+    for i in range(SMALL):
+        files.picture(root / ("data" if i % 2 else "more") / f"{9 - i} é,.png", (8, 8), grey=i)
+    (root / "more" / "broken.png").write_text("no picture")
+    files.opened(recipe(root))
+    return root
+
+
+def recipe(folder: Path, **changes: object):
+    return files.recipe(folder, dataset=[{"path": str(folder / name)} for name in ("more", "data")], **changes)
+
+
+def test_counts_are_exact_and_the_first_files_of_the_catalog_are_named_in_the_order_of_their_paths(folder, monkeypatch):
+    """However many are left out for a reason, all count, and few are named."""
+    whole = results.as_json(plan_forecast.forecast(recipe(folder), 1))
+    assert {name: one["clips"] for name, one in whole["left_out"].items()} == LEFT_OUT
+    assert whole["left_out"]["too_small"]["nearest"] == {"48px ×1": SMALL}
+    assert whole["left_out"]["no_caption"]["nearest"] == {}
+    monkeypatch.setattr(rejections, "FILES_NAMED", 3)
+    told = results.as_json(plan_forecast.forecast(recipe(folder), 1))
+    assert told["left_out"] == whole["left_out"]
+    rows = RecipeData.open(recipe(folder)).rows
+    order = rows.labels(np.arange(len(rows)))
+    for name, found in told["reasons"].items():
+        first = sorted((one["path"] for one in whole["reasons"][name]), key=order.index)[:3]
+        assert [one["path"] for one in found] == sorted(first)
+    paths = [one["path"] for one in whole["reasons"]["too_small"]]
+    assert paths == sorted(paths)
+    assert len(paths) == SMALL
+
+
+def test_held_out_clips_count_once_however_often_others_are_shown(folder):
+    """Validation looks at one copy of each, and every figure says so."""
+    sources = [{"path": str(folder / name), "repeats": 3} for name in ("more", "data")]
+    told = results.as_json(plan_forecast.forecast(files.recipe(folder, dataset=sources, validation={"split": 0.5}), 1))
+    assert 0 < told["held_out"] == told["left_out"]["held_out"]["clips"] < 6
+    assert told["planned"] == 3 * (6 - told["held_out"])
+
+
+def test_what_is_more_than_named_is_told_as_a_number(folder, monkeypatch, capsys):
+    monkeypatch.setattr(rejections, "FILES_NAMED", 1)
+    monkeypatch.setattr(show_plan, "_FILES_SHOWN", 1)
+    show_plan.epoch(plan_forecast.forecast(recipe(folder), 1))
+    assert f"too_small: {SMALL}\n" in (told := capsys.readouterr().out)
+    assert f"and {SMALL - 1} more; --rejected FILE lists all" in told
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(1, 3), max_size=30), st.randoms())
+def test_copies_that_share_a_reason_count_once_and_not_where_one_of_them_is_trained(copies, random):
+    """Of every row without a trained copy and each of its reasons there is one, whatever the copies' order."""
+    row = np.repeat(np.arange(len(copies)), copies).astype(np.int64)
+    reason = np.array([random.randint(0, 9) for _ in row], dtype=np.int8)
+    found = left_out.by_reason(Assignment(row.astype(np.int32), reason, row.astype(np.int32)), row)
+    told = [(int(r), int(one.reason)) for one in found for r in one.row]
+    trained = set(row[reason == 0].tolist())
+    pairs = set(zip(row.tolist(), reason.tolist(), strict=True))
+    assert sorted(told) == sorted(pair for pair in pairs if pair[0] not in trained)
+    assert all((one.nearest == one.row).all() for one in found)
+
+
+def test_a_clip_shown_once_though_it_may_be_shown_twice_is_not_left_out(folder, tmp_path):
+    """With a weight of 1.5 each good clip is trained, so none is `not_drawn`."""
+    sources = [{"path": str(folder / name), "repeats": 1.5} for name in ("more", "data")]
+    told = results.as_json(plan_forecast.forecast(files.recipe(folder, dataset=sources), 1))
+    assert 6 < told["planned"] < 12
+    assert {name: one["clips"] for name, one in told["left_out"].items()} == LEFT_OUT
+
+
+def test_a_clip_of_which_a_repeat_is_trained_is_not_listed(folder, tmp_path):
+    """With a weight of 1.5 some clips have a second showing that is not drawn, and all good ones are trained."""
+    sources = [{"path": str(folder / name), "repeats": 1.5} for name in ("more", "data")]
+    data = RecipeData.open(files.recipe(folder, dataset=sources))
+    rejections.write(tmp_path / "out.parquet", data, 0)
+    listed = parquet.read_table(tmp_path / "out.parquet")["reason"].to_pylist()
+    assert {name: listed.count(name) for name in set(listed)} == LEFT_OUT
+    _, _, assigned = data.assigned(0)
+    assert (assigned.reason == Reason.NOT_DRAWN).any()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_lists_all_of_them(folder, tmp_path, monkeypatch, suffix):
+    """Each clip left out is a row of it, with what it has and which entry would ask least of it."""
+    monkeypatch.setattr(rejections, "FILES_NAMED", 1)
+    data, path = RecipeData.open(recipe(folder)), tmp_path / f"left-out{suffix}"
+    rejections.write(path, data, 0)
+    table = (csv.read_csv if suffix == ".csv" else parquet.read_table)(path).to_pylist()
+    by_reason = {name: [one for one in table if one["reason"] == name] for name in LEFT_OUT}
+    assert {name: len(found) for name, found in by_reason.items()} == LEFT_OUT
+    assert len(table) == sum(LEFT_OUT.values())
+    small = {(one["dataset"], one["path"]): one for one in by_reason["too_small"]}
+    of_filters = dict.fromkeys(("failed_filter", "stands_for_it", "limits_that_take"))
+    assert small["more", "9 é,.png"] | {"error": None} == of_filters | {
+        "dataset": "more",
+        "path": "9 é,.png",
+        "reason": "too_small",
+        "first_frame": 0,
+        "num_frames": 1,
+        "height": 8,
+        "width": 8,
+        "nearest_entry": "48px ×1",
+        "error": None,
+    }
+    (broken,) = by_reason["unreadable"]
+    assert broken["path"] == "broken.png"
+    assert broken["error"]
+    assert not broken["nearest_entry"]
+
+
+def test_lists_as_text_and_as_json_lines_say_the_same(folder, tmp_path):
+    data = RecipeData.open(recipe(folder))
+    for suffix in (".txt", ".jsonl", ".parquet"):
+        rejections.write(tmp_path / f"out{suffix}", data, 0)
+    table = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == table
+    lines = (tmp_path / "out.txt").read_text().splitlines()
+    assert [line.split("\t")[:2] for line in lines] == [[one["path"], one["reason"]] for one in table]
+
+
+def test_a_start_names_few_clips_and_the_file_of_all(folder, tmp_path):
+    """Clips that the recipe holds out are not among them; many are in the file alone."""
+    reasons = {"unreadable": [("a.png", "no picture")], "no_caption": [("b.png", "")], "held_out": []}
+    few = summary(reasons=reasons)
+    last = "all clips that are left out are listed in left-out.parquet"
+    assert resume.left_out_lines(few, Path("left-out.parquet")) == [
+        "  left out: a.png: unreadable: no picture",
+        "  left out: b.png: no_caption",
+        last,
+    ]
+    many = replace(few, left_out=few.left_out | {"no_caption": LeftOut(11, {})})
+    assert resume.left_out_lines(many, Path("left-out.parquet")) == [last]
+    assert resume.left_out_lines(summary(left_out={"held_out": LeftOut(9, {})}), Path("x")) == []
+
+
+@pytest.mark.parametrize(
+    ("buckets", "said"), [({"max_tokens": 10}, True), ({}, False), ({"max_tokens": 99_999, "entries": "keep"}, False)]
+)
+def test_limits_of_proposed_buckets_beside_own_ones_are_told(folder, buckets, said):
+    plan = summary(without_effect=plan_report.without_effect(recipe(folder, buckets=buckets)))
+    assert any("buckets.max_tokens has no effect" in line for line in plan_report.warnings(plan)) == said
+
+
+def test_a_list_without_a_clip_has_its_columns(folder, tmp_path):
+    few = replace(RecipeData.open(recipe(folder)), rows=rows({**PICTURE, "dataset": "more"}))
+    rejections.write(tmp_path / "none.parquet", few, 0)
+    table = parquet.read_table(tmp_path / "none.parquet")
+    assert (table.num_rows, table.column_names[:3]) == (0, ["dataset", "path", "reason"])
+
+
+def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monkeypatch, capsys):
+    made = tmp_path / "made.toml"
+    made.write_text(recipe_file.dump(recipe(folder)))
+
+    def typed(*words: object) -> tuple[str, int]:
+        monkeypatch.setattr(sys, "argv", ["reelworks", "plan", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main.main()
+        said = capsys.readouterr()
+        return said.out + said.err, left.value.code or 0
+
+    told, code = typed(made, "--rejected", tmp_path / "a.csv")
+    assert code == 0, told
+    assert csv.read_csv(tmp_path / "a.csv").num_rows == sum(LEFT_OUT.values())
+    (tmp_path / "no").write_text("a file")
+    for name, problem in (("a.doc", "none of"), ("no/a.csv", "cannot be written")):
+        told, code = typed(made, "--rejected", tmp_path / name)
+        assert (code, problem in told, "--rejected" in told) == (2, True, True)
+    told, code = typed(made, made, "--diff", "--rejected", tmp_path / "b.csv")
+    assert (code, "a single plan" in told) == (2, True)
+
+
+def test_lines_of_the_exclude_list_without_a_clip_are_told_and_many_are_counted():
+    told = summary(exclude_list_unmatched=[f"data/{i}.png" for i in range(30)])
+    lines = plan_report.warnings(told)
+    assert lines[0] == "exclude_file names data/0.png, which is no clip of the recipe"
+    assert (len(lines), lines[-1]) == (21, "exclude_file has 10 more lines that name no clip")
+    assert plan_report.warnings(summary()) == []
+
+
+def test_clips_of_one_film_are_held_out_by_the_films_hash_and_others_by_their_own(folder):
+    """A group's number is the hash of its text, however many clips share it: it decides what is held out."""
+    clips = rows({"group": "films/b.mp4"}, {}, {"group": "films/a.mp4"}, {"group": "films/b.mp4"}, {"group": ""}, BAD)
+    own_or_shared = clips.group_keys("file").tolist()
+    texts = clips.group.to_pylist()
+    own = [texts[i] == clips.path[i].as_py() for i in range(len(clips))]
+    assert own_or_shared == [int(clips.uid[i]) if own[i] else hash_int(texts[i]) for i in range(len(clips))]
+    assert own == [False, True, False, False, False, True]

@@ -1,0 +1,84 @@
+"""Entries of classes of one's own are read whatever their paths are, and wrong classes are told what is wanted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from refused import refused
+
+from reelworks.annexes.quality import registry
+from reelworks.core import trust
+from reelworks.data.catalog.store.measured_columns import Column
+
+CODE = """
+from reelworks.data.catalog.store.measured_columns import Column
+
+
+class Plain:
+    name, version, reads = "plain", 1, ("stills",)
+    columns = (Column("plain", "", "a number"),)
+
+    def values(self, clip):
+        return (0.0,)
+
+
+class Net:
+    name, version, reads, pictures_px = "net", 1, ("stills",), 64
+    columns = (Column("net", "", "a number"),)
+
+    def of_clips(self, clips):
+        return [[0.0]] * len(clips)
+"""
+
+
+@pytest.mark.parametrize("folder", ["lr=1", "a=b:c"])
+@pytest.mark.parametrize("weights", ["weights", "x=1", "x:y", "x:y=1"])
+def test_equals_signs_and_colons_may_be_in_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, weights: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / folder).mkdir()
+    (tmp_path / weights).mkdir()
+    file = tmp_path / folder / "own.py"
+    file.write_text(CODE)
+    for place in (file, Path(folder, "own.py")):
+        assert registry.named(f"{place}:Plain", "x").name == "plain"
+        net = registry.named(f"{place}:Net={weights}", "x")
+        assert (net.name, net.weights) == ("net", Path(weights))
+        assert file in trust.untrusted([f"{place}:Net={weights}"])
+    with refused("measure-weights-invalid", says="name their folder"):
+        registry.named(f"{file}:Net", "x")
+    with refused("measure-weights-invalid", says="cannot be loaded"):
+        registry.named(f"classes={weights}", "x")
+
+
+RIGHT: dict[str, Any] = {
+    "name": "own",
+    "version": 1,
+    "reads": ("stills",),
+    "columns": (Column("own", "", "a number"),),
+    "values": lambda self, clip: (0.0,),
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"reads": "stills"},
+        {"reads": ("frames",)},
+        {"columns": Column("own", "", "a number")},
+        {"columns": ()},
+        {"columns": ("own",)},
+        {"version": "1.2"},
+        {"version": True},
+        {"name": ""},
+        {"features": lambda self, clip: b"", "compare": lambda self, clips: [], "feature_bytes": 0},
+    ],
+)
+def test_a_wrong_attribute_is_told_with_what_is_wanted(wrong: dict[str, Any]) -> None:
+    name = next(name for name in ("feature_bytes", *wrong) if name in wrong)
+    with refused("class-incomplete", says=f"`{name}` as "):
+        registry.register(type("Own", (), RIGHT | wrong))
+    registry.register(type("Own", (), RIGHT))

@@ -1,0 +1,104 @@
+"""Near-duplicates are found under changes that keep what is shown, and no others; groups keep their numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks._measures import cases, drawn
+from numpy.typing import NDArray
+from PIL import Image
+
+from reelworks.annexes.quality import duplicates
+from reelworks.annexes.quality.duplicates import Duplicates
+from reelworks.annexes.quality.measure import ComparedClips, SampledClip, Still
+
+SIZE = (135, 240)
+
+
+def feature(picture: drawn.Frame) -> bytes:
+    still = Still(picture)
+    return Duplicates().features(SampledClip(Path("x"), True, *picture.shape[:2], 1, 0.0, (still,)))
+
+
+def compared(
+    features: list[bytes], pixels: list[int], former: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    count = len(features)
+    stored = np.frombuffer(b"".join(features), dtype=np.uint8).reshape(count, -1)
+    uid = np.arange(count, dtype=np.uint64)
+    nothing = np.full((count, 2), np.nan)
+    clips = ComparedClips(
+        stored, np.array(pixels), np.ones(count, dtype=np.int64), uid, nothing if former is None else former
+    )
+    return Duplicates().compare(clips)
+
+
+@pytest.mark.parametrize("kind", cases.COPIES)
+def test_a_copy_is_in_the_group_of_its_original(kind: str) -> None:
+    rng = np.random.default_rng(list(cases.COPIES).index(kind))
+    originals = [drawn.scene(rng, *SIZE) for _ in range(6)]
+    copies = [np.ascontiguousarray(cases.COPIES[kind](rng, picture)) for picture in originals]
+    shown = [*originals, *copies, *(np.ascontiguousarray(np.roll(p, 1, axis=-1)) for p in originals)]
+    group = compared([feature(p) for p in shown], [p.shape[0] * p.shape[1] for p in shown])[:, 0]
+    found = np.flatnonzero(group[:6] == group[6:12])
+    assert len(found) >= (4 if "corner" in kind else 6)
+    assert len({*group[found]}) == len(found)
+    assert np.isnan(group[12:]).all()  # the same in other colours
+
+
+def test_even_frames_are_like_no_other() -> None:
+    grey = [np.full((90, 160, 3), level, dtype=np.uint8) for level in (0, 0, 128)]
+    found = compared([feature(picture) for picture in grey], [1, 1, 1])
+    assert np.isnan(found[:, 0]).all()
+    assert found[:, 1].tolist() == [0, 0, 0]
+
+
+def test_the_best_is_the_largest_and_then_the_sharpest() -> None:
+    picture = drawn.scene(np.random.default_rng(2), 270, 480)
+    half = np.asarray(Image.fromarray(picture).resize((240, 135)))
+    shown = [half, drawn.blurred(picture, 2), picture, drawn.blurred(picture, 1)]
+    found = compared([feature(p) for p in shown], [p.shape[0] * p.shape[1] for p in shown])
+    assert found[:, 1].tolist() == [3, 2, 0, 1]
+    assert (found[:, 0] == 1).all()
+
+
+def test_groups_keep_their_numbers() -> None:
+    rng = np.random.default_rng(3)
+    a, b, c = (feature(drawn.scene(rng, *SIZE)) for _ in range(3))
+    former = np.array([[5, 0], [5, 1], [np.nan, 0], [np.nan, 0], [2, 0], [2, 1]])
+    found = compared([a, a, b, b, c, c], [1] * 6, former)
+    assert found[:, 0].tolist() == [5, 5, 6, 6, 2, 2]
+    parted = compared([a, a, b, b, c, a], [1] * 6, np.array([[5, 0]] * 4 + [[np.nan, 0]] * 2))
+    assert np.isnan(parted[4, 0])
+    assert parted[[0, 1, 5], 0].tolist() == [5, 5, 5]
+    assert parted[2, 0] == parted[3, 0] == 6  # of a group that fell apart, one part keeps the number
+
+
+def test_parts_of_the_work_find_what_all_at_once_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    shown = [feature(drawn.scene(rng, *SIZE)) for _ in range(5)]
+    grey = feature(np.full((90, 160, 3), 128, dtype=np.uint8))
+    features = [*shown, grey, *shown[:3], grey, shown[0]]
+    at_once = compared(features, [1] * len(features))
+    monkeypatch.setattr(duplicates, "_FRAMES", 3)
+    monkeypatch.setattr(duplicates, "_PAIRS", 2)
+    np.testing.assert_array_equal(compared(features, [1] * len(features)), at_once)
+    assert np.isfinite(at_once[:, 0]).sum() == 7
+
+
+def test_candidates_of_thousands_are_found_by_bands() -> None:
+    """Pairs of noise with the spectrum of pictures; each band has 12 bits."""
+    rng, count, pairs = np.random.default_rng(4), 2500, 100
+    coarse = rng.standard_normal((count, 2, 12, 12)).astype(np.float32)
+    coarse /= (1 + np.hypot(*np.mgrid[:12, :12])) ** 1.2
+    cosines = duplicates._cosines(12)
+    frames = np.clip(128 + 40 * (cosines.T @ coarse @ cosines), 0, 255).astype(np.uint8)
+    noise = rng.integers(-4, 5, (pairs, 2, 16, 16))
+    frames[-pairs:] = np.clip(frames[:pairs].astype(np.int64) + noise, 0, 255).astype(np.uint8)
+    frames[-pairs::2] = frames[-pairs::2, :, :, ::-1]
+    found = {tuple(pair) for pair in duplicates.near_duplicates(frames, duplicates._deviations(frames)).tolist()}
+    there = {(i, count - pairs + i) for i in range(pairs)}
+    assert len(found & there) >= 0.97 * pairs
+    assert len(found - there) <= 2

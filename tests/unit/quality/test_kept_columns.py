@@ -1,0 +1,138 @@
+"""Columns come from the values of the version and the columns that were measured last, also where no clip has any."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import prepare_files
+import pytest
+from test_measure_catalog import column, measure, scan, write
+
+from reelworks.data.buckets.assign import Reason
+from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.store import kept_measures
+from reelworks.training.recipe.dataset import RecipeData
+
+OWN = '''
+from reelworks.data.catalog.store.measured_columns import Column
+
+
+class Own:
+    """The numbers 1, 2, … in its columns."""
+
+    name, version, reads = "own", {version}, ("stills",)
+    columns = tuple(Column(name, "", "a number") for name in {names})
+
+    def values(self, clip):
+        return tuple({version} + number for number in range(len(self.columns)))
+'''
+
+
+def own(tmp_path: Path, version: int, *names: str) -> str:
+    """Write the class to a file of its own, as another process would read it anew, and return its entry."""
+    folder = tmp_path / f"code{len(list(tmp_path.glob('code*')))}"
+    folder.mkdir()
+    (folder / "own.py").write_text(OWN.format(version=version, names=names))
+    return f"{folder}/own.py:Own"
+
+
+@pytest.fixture(autouse=True)
+def _takes_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let classes of one name follow each other, as in processes that follow each other."""
+    from reelworks.annexes.quality import registry
+
+    monkeypatch.setattr(registry, "register", lambda kind: (registry._add_columns(kind), kind)[1])
+
+
+def test_further_columns_of_the_same_version_are_measured_and_none_is_lost(
+    tmp_path: Path, decoded: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "d" / "a.png", 1)
+    scan(tmp_path)
+    measure(tmp_path, own(tmp_path, 1, "first"))
+    assert measure(tmp_path, own(tmp_path, 1, "first", "second")).measured == 1
+    write(tmp_path / "d" / "b.png", 2)
+    scan(tmp_path)
+    with caplog.at_level("WARNING", "reelworks"):
+        assert measure(tmp_path, own(tmp_path, 1, "first", "third")).measured == 2
+        assert measure(tmp_path, own(tmp_path, 1, "second", "first")).measured == 1
+    assert "damaged" not in caplog.text
+    assert column(tmp_path, "first") == {"a.png": 1.0, "b.png": 2.0}
+
+
+def test_copies_get_values_of_the_version_that_was_measured_last(tmp_path: Path, decoded: list[str]) -> None:
+    write(tmp_path / "d" / "a.png", 1)
+    scan(tmp_path)
+    for version in (1, 2, 1):
+        measure(tmp_path, own(tmp_path, version, "first"))
+    assert column(tmp_path, "first") == {"a.png": 1.0}
+    (tmp_path / "e").mkdir()
+    shutil.copy(tmp_path / "d" / "a.png", tmp_path / "d" / "copy.png")
+    scan(tmp_path)
+    assert column(tmp_path, "first") == {"a.png": 1.0, "copy.png": 1.0}
+
+
+def test_a_column_without_any_value_is_there(tmp_path: Path, decoded: list[str]) -> None:
+    write(tmp_path / "data" / "a.png", 1).with_suffix(".txt").write_text("a scene")
+    named = [{"path": str(tmp_path / "data"), "filter": "kind == 'image' or motion > 2"}]
+    made = prepare_files.recipe(tmp_path, dataset=named, data={"measures": ["sharpness"]})
+    data = prepare_files.opened(prepare_files.recipe(tmp_path, dataset=named, data={"measures": ["motion"]}))
+    assert data.excluded.tolist() == [Reason.NONE]
+    again = prepare_files.opened(made)  # another measure writes its columns beside it
+    assert {"motion", "sharpness"} <= again.rows.scores.keys()
+    assert RecipeData.open(made).catalog.version == again.catalog.version
+    assert DatasetConfig(path="d", filter="motion > 2").filter
+
+
+def test_what_replaced_a_file_since_the_scan_gets_no_value_of_its_former_content(
+    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reelworks.annexes.quality import sampling
+
+    for name in ("a", "b", "c"):
+        write(tmp_path / "d" / f"{name}.png", ord(name))
+    scan(tmp_path)
+    write(tmp_path / "d" / "a.png", 7)
+    real = sampling.sample
+
+    def replaces_b(request: sampling.MeasureRequest, *reads: frozenset[str]) -> object:
+        clip = real(request, *reads)
+        if request.path.name == "b.png":
+            write(tmp_path / "d" / "b.png", 8)
+        return clip
+
+    monkeypatch.setattr(sampling, "sample", replaces_b)
+    result = measure(tmp_path, "sharpness")
+    reason = "the file has changed since it was scanned; scan again"
+    assert result.failed == (("d/a.png", reason), ("d/b.png", reason))
+    monkeypatch.undo()
+    before = column(tmp_path, "sharpness")
+    assert [name for name, value in before.items() if value == value] == ["c.png"]
+    scan(tmp_path)
+    assert measure(tmp_path, "sharpness").measured == 2
+    assert all(value == value for value in column(tmp_path, "sharpness").values())
+
+
+def test_a_copy_of_a_segment_by_another_program_is_left_alone(tmp_path: Path, decoded: list[str]) -> None:
+    write(tmp_path / "d" / "a.png", 1)
+    scan(tmp_path)
+    measure(tmp_path, "sharpness")
+    folder = tmp_path / "catalog" / kept_measures.NAME
+    copy = folder / "000000 (conflicted copy).parquet"
+    shutil.copy(folder / "000000.parquet", copy)
+    measure(tmp_path, "exposure")
+    assert [path.name for path in sorted(folder.glob("*.parquet"))] == [copy.name, "000000.parquet", "000001.parquet"]
+
+
+def test_columns_that_were_complete_stay_so_when_others_are_added(
+    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reelworks.annexes.quality import run
+
+    write(tmp_path / "d" / "a.png", 1)
+    scan(tmp_path)
+    measure(tmp_path, "sharpness", "duplicates")
+    measure(tmp_path, "exposure")
+    monkeypatch.setattr(run, "_pending", lambda *_: pytest.fail("each clip is looked at"))
+    assert measure(tmp_path, "sharpness", "exposure", "duplicates").measured == 0

@@ -1,0 +1,218 @@
+"""Measures of drawn pictures and clips tell what was drawn, after real encoding."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks._measures import drawn
+
+from reelworks.annexes.quality import registry, sampling
+from reelworks.annexes.quality.sampling import MeasureRequest
+from reelworks.data.catalog.store import measured_columns
+from reelworks.data.media import probe
+
+HEIGHT, WIDTH, FPS = 180, 320, 24
+
+
+def values(path: Path, *names: str, first: int = 0, frames: int | None = None) -> dict[str, float]:
+    """Measure a file, and return the values by the names of columns."""
+    p = probe.probe(path)
+    count = p.num_frames if frames is None else frames
+    request = MeasureRequest(
+        path, p.kind == "image", p.height, p.width, first, count, p.fps, bool(p.sound), tuple(names or registry.names())
+    )
+    found = sampling.measure(request)
+    assert not found.problems
+    return {name.partition(":")[2]: value for name, value in found.values.items() if isinstance(value, float)}
+
+
+@pytest.fixture(scope="module")
+def picture() -> drawn.Frame:
+    return drawn.scene(np.random.default_rng(3), 360, 640)
+
+
+@pytest.fixture(scope="module")
+def wide() -> drawn.Frame:
+    return drawn.scene(np.random.default_rng(4), HEIGHT, 3 * WIDTH)
+
+
+def clip(folder: Path, frames: Sequence[drawn.Frame], **options: object) -> Path:
+    return drawn.write_clip(folder / "clip.mp4", frames, fps=FPS, **options)
+
+
+def test_blur_makes_sharpness_fall_at_any_resolution(picture: drawn.Frame, tmp_path: Path) -> None:
+    found = []
+    for radius in (0, 1, 2, 4):
+        file = drawn.write_picture(tmp_path / "a.jpg", drawn.blurred(picture, radius), quality=92)
+        found.append(values(file, "sharpness")["sharpness"])
+    assert found[0] > 0.6
+    assert all(a - b > 0.05 for a, b in itertools.pairwise(found))
+    large = drawn.scene(np.random.default_rng(3), 720, 1280)  # blurred by less than a pixel of the measured size
+    whole = values(drawn.write_picture(tmp_path / "b.jpg", large, quality=92), "sharpness")["sharpness"]
+    soft = values(drawn.write_picture(tmp_path / "c.jpg", drawn.blurred(large, 1)), "sharpness")["sharpness"]
+    assert whole - soft < 0.8 * (found[0] - found[1])
+
+
+@pytest.mark.parametrize(
+    "deviation", [10, *(pytest.param(n, marks=pytest.mark.slow(reason="pictures of more contrast")) for n in (25, 60))]
+)
+def test_no_blur_is_so_strong_that_sharpness_rises_again(tmp_path: Path, deviation: int) -> None:
+    scene = drawn.scene(np.random.default_rng(2), 540, 720).astype(np.float64)
+    plain = np.clip(128 + (scene - scene.mean()) / scene.std() * deviation, 0, 255).round().astype(np.uint8)
+    found = [
+        values(drawn.write_picture(tmp_path / "a.png", drawn.blurred(plain, radius)), "sharpness")["sharpness"]
+        for radius in (0, 1, 2, 4, 8, 16, 32, 64)
+    ]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 0.6
+    assert found[-1] < 0.05
+    slope = np.broadcast_to(np.linspace(60, 180, 720).round().astype(np.uint8)[:, None], (540, 720, 3))
+    assert values(drawn.write_picture(tmp_path / "b.png", slope), "sharpness") == {"sharpness": 0.0}
+
+
+def test_exposure_tells_the_share_that_was_cut_off(picture: drawn.Frame, tmp_path: Path) -> None:
+    for shift, column in ((-70, "clipped_dark"), (130, "clipped_bright")):
+        shifted = np.clip(picture.astype(np.int64) + shift, 0, 255).astype(np.uint8)
+        luma = shifted @ np.array([0.299, 0.587, 0.114])
+        found = values(drawn.write_picture(tmp_path / "a.png", drawn.bordered(shifted, 40, 40, 0, 0)), "exposure")
+        share = np.mean(luma < 3.5) if shift < 0 else np.mean(luma >= 251.5)
+        assert found[column] == pytest.approx(share, abs=0.02)
+        assert share > 0.05
+        assert found["brightness"] == pytest.approx(luma.mean() / 255, abs=0.01)
+
+
+def test_noise_is_its_standard_deviation(picture: drawn.Frame, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for deviation in (6.0, 15.0):
+        file = drawn.write_picture(tmp_path / "a.png", drawn.noisy(rng, picture, deviation))
+        assert values(file, "noise")["noise"] == pytest.approx(deviation, rel=0.2)
+    assert values(drawn.write_picture(tmp_path / "b.png", drawn.blurred(picture, 1)), "noise")["noise"] < 2
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+def test_blocks_are_found_wherever_they_begin(picture: drawn.Frame, tmp_path: Path, offset: int) -> None:
+    from PIL import Image
+
+    coded = drawn.write_picture(tmp_path / "a.jpg", picture, quality=10)
+    cut = np.asarray(Image.open(coded))[offset:, offset:]
+    assert values(drawn.write_picture(tmp_path / "b.png", cut), "blockiness")["blockiness"] > 0.5
+    assert values(drawn.write_picture(tmp_path / "c.png", picture), "blockiness")["blockiness"] < 0.1
+
+
+def test_colours(picture: drawn.Frame, tmp_path: Path) -> None:
+    grey = np.repeat(picture.mean(axis=-1, keepdims=True), 3, axis=-1).astype(np.uint8)
+    found = [values(drawn.write_picture(tmp_path / "a.png", p), "colourfulness") for p in (grey, picture)]
+    assert found[0]["colourfulness"] < 1
+    assert found[1]["colourfulness"] > 20
+
+
+@pytest.mark.parametrize("sides", [(22, 26, 0, 0), (0, 0, 40, 38), (10, 12, 20, 24), (0, 0, 0, 0)])
+def test_borders_leave_the_picture(wide: drawn.Frame, tmp_path: Path, sides: tuple[int, int, int, int]) -> None:
+    shown = [drawn.bordered(frame, *sides) for frame in drawn.pan(wide, 6, HEIGHT, WIDTH, 2.0)]
+    found = values(clip(tmp_path, shown), "borders")
+    assert list(found.values()) == pytest.approx(sides, abs=1)
+
+
+def test_a_dark_picture_has_no_borders(tmp_path: Path) -> None:
+    night = np.zeros((120, 200, 3), dtype=np.uint8)
+    night[50:60, 90:100] = 200  # a moon
+    assert set(values(drawn.write_picture(tmp_path / "a.png", night), "borders").values()) == {0.0}
+    assert set(values(drawn.write_picture(tmp_path / "b.png", night * 0), "borders").values()) == {0.0}
+
+
+def test_motion_is_the_speed_of_a_pan_and_independent_of_resolution(tmp_path: Path) -> None:
+    for height, width, step in ((180, 320, 1.5), (360, 640, 3.0)):
+        shown = drawn.pan(drawn.scene(np.random.default_rng(9), height, 2 * width), 12, height, width, step)
+        found = values(clip(tmp_path, shown), "motion")
+        assert found["motion"] == pytest.approx(100 * step * FPS / height, rel=0.35)
+        assert found["static"] == 0.0
+
+
+def test_still_frames_are_counted_also_with_noise_of_coding(wide: drawn.Frame, tmp_path: Path) -> None:
+    moving = drawn.pan(wide, 13, HEIGHT, WIDTH, 4.0)
+    shown = moving[:7] + [moving[6]] * 12 + moving[7:]
+    found = values(clip(tmp_path, shown), "motion")
+    assert found["static"] == pytest.approx(12 / (len(shown) - 1), abs=0.05)
+    assert values(clip(tmp_path, [moving[0]] * 10), "motion") == {"motion": 0.0, "static": 1.0}
+
+
+def test_cuts_and_flashes_are_told_apart(wide: drawn.Frame, tmp_path: Path) -> None:
+    other = drawn.scene(np.random.default_rng(5), HEIGHT, 3 * WIDTH)
+    shown = [*drawn.pan(wide, 14, HEIGHT, WIDTH, 3.0), *drawn.pan(other, 12, HEIGHT, WIDTH, 12.0)]
+    shown += drawn.pan(wide, 10, HEIGHT, WIDTH, 1.0, first_px=300.0)
+    plain = values(clip(tmp_path, shown), "cuts", "motion")
+    assert (plain["cuts"], plain["flashes"]) == (2.0, 0.0)
+    for at, frames in ((5, 1), (18, 3)):
+        for i in range(at, at + frames):
+            shown[i] = np.clip(shown[i].astype(np.int64) + 110, 0, 255).astype(np.uint8)
+    found = values(clip(tmp_path, shown), "cuts", "motion")
+    assert (found["cuts"], found["flashes"]) == (2.0, 2.0)
+    assert found["motion"] == pytest.approx(plain["motion"], rel=0.1)
+
+
+def test_a_range_is_measured_alone(wide: drawn.Frame, tmp_path: Path) -> None:
+    other = drawn.scene(np.random.default_rng(5), HEIGHT, 3 * WIDTH)
+    file = clip(tmp_path, [wide[:, :WIDTH]] * 20 + drawn.pan(other, 20, HEIGHT, WIDTH, 2.0))
+    first = values(file, "motion", "cuts", first=0, frames=20)
+    assert first == {"motion": pytest.approx(0, abs=0.2), "static": 1.0, "cuts": 0.0, "flashes": 0.0}
+    later = values(file, "motion", "cuts", first=20, frames=20)
+    assert later["static"] == 0.0
+    assert later["cuts"] == 0.0
+    assert values(file, "cuts")["cuts"] == 1.0
+
+
+def test_only_runs_of_a_long_clip_are_read(wide: drawn.Frame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "MOST_FRAMES", 24)
+    file = clip(tmp_path, drawn.pan(wide, 60, HEIGHT, WIDTH, 2.0))
+    request = MeasureRequest(file, False, HEIGHT, WIDTH, 0, 60, FPS, False, ())
+    read = sampling.sample(request, frozenset(("runs", "stills")))
+    assert len(read.runs) == 24
+    assert read.is_next.sum() == 12
+    assert len(read.stills) == sampling.STILLS
+    whole = values(file, "motion")["motion"]
+    monkeypatch.undo()
+    assert whole == pytest.approx(values(file, "motion")["motion"], rel=0.1)
+
+
+def test_sound(wide: drawn.Frame, tmp_path: Path) -> None:
+    at = np.arange(2 * drawn.SAMPLE_RATE) / drawn.SAMPLE_RATE
+    tone = np.sin(2 * np.pi * 440 * at).astype(np.float32)
+    frames = [wide[:, :WIDTH]] * (2 * FPS)
+    half = values(clip(tmp_path, frames, sound_S=0.5 * tone * (at < 1.5)), "sound")
+    assert half["loudness"] == pytest.approx(20 * np.log10(0.5 * np.sqrt(0.5 * 0.75)), abs=0.5)
+    assert half["silent"] == pytest.approx(0.25, abs=0.05)
+    assert half["clipped_sound"] == 0.0
+    loud = values(clip(tmp_path, frames, sound_S=np.clip(4 * tone, -1, 1)), "sound")
+    assert loud["clipped_sound"] > 0.15
+    assert loud["silent"] == 0.0
+    assert all(np.isnan(list(values(clip(tmp_path, frames[:2]), "sound").values())))
+
+
+def test_pictures_lack_what_needs_neighbours_and_have_all_else(picture: drawn.Frame, tmp_path: Path) -> None:
+    found = values(drawn.write_picture(tmp_path / "a.jpg", picture))
+    lacks = {"motion", "static", "cuts", "flashes", "loudness", "silent", "clipped_sound"}
+    assert {name for name, value in found.items() if np.isnan(value)} == lacks
+    listed = {c.name for columns in measured_columns.BUILT_IN.values() for c in columns}
+    assert found.keys() == listed - {"duplicate_group", "duplicate_rank"}
+
+
+def test_an_animated_picture_is_measured_like_a_video(wide: drawn.Frame, tmp_path: Path) -> None:
+    from PIL import Image
+
+    shown = [Image.fromarray(frame) for frame in drawn.pan(wide, 8, HEIGHT, WIDTH, 4.0)]
+    file = tmp_path / "a.webp"
+    shown[0].save(file, save_all=True, append_images=shown[1:], duration=40, quality=90)
+    found = values(file)
+    assert found["motion"] > 10
+    assert found["static"] == 0.0
+    assert found["sharpness"] > 0.5
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 200), (17, 19)])
+def test_tiny_pictures_are_measured_as_far_as_possible(tmp_path: Path, size: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    assert 0 <= values(drawn.write_picture(tmp_path / "a.png", pixels))["brightness"] <= 1

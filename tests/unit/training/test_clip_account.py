@@ -1,0 +1,160 @@
+"""The account of clips' losses finds what is a clip's own, whichever ranks noted it and whenever it is asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reelworks.data.run.clip_losses import DOUBT, ClipLosses
+from reelworks.data.schedule.cursor import Aliases
+from reelworks.training.observers import clip_measure
+from reelworks.training.observers.clip_measure import SHARE
+from reelworks.training.step.clip_account import UNREADABLE, Measured, _AccountRows, _Shows
+
+CLIPS, STEPS, BATCH = 60, 400, 12
+UIDS = np.random.default_rng(1).integers(1, 1 << 62, CLIPS, dtype=np.uint64)
+
+
+def laid_out(stored: ClipLosses | None = None, uids: Any = UIDS, buckets: tuple[str, ...] = ("a", "b")) -> _AccountRows:
+    rows = SimpleNamespace(uid=uids, ordinal=np.arange(len(uids)))
+    table = SimpleNamespace(buckets=[SimpleNamespace(name=name) for name in buckets])
+    data: Any = SimpleNamespace(rows=rows, table=table)
+    position: Any = SimpleNamespace(aliases=Aliases())
+    return _AccountRows.lay_out(data, position, stored)
+
+
+def shown(seed: int = 0) -> tuple[_Shows, np.ndarray]:
+    """Losses of a training that falls, of two buckets and all timesteps, and each clip's own factor as a logarithm."""
+    chance = np.random.default_rng(seed)
+    own = np.round(chance.normal(0, 0.4, CLIPS), 2)
+    step = np.repeat(np.arange(1, STEPS + 1), BATCH)
+    clip, time = chance.integers(0, CLIPS, len(step)), chance.uniform(0, 1000, len(step))
+    bucket = clip % 2
+    usual = (0.3 + (time / 1000 - 0.5) ** 2 * 3) * np.exp(-step / 300) * np.where(bucket, 2.0, 0.7)
+    loss = usual * np.exp(own[clip] + chance.normal(0, 0.05, len(step)))
+    place = np.tile(np.arange(BATCH), STEPS)
+    return _Shows(step, place // 4, place % 4, UIDS[clip], bucket, time, loss), own
+
+
+def test_what_is_left_of_losses_is_a_clips_own_factor() -> None:
+    rows, (shows, own) = laid_out(), shown()
+    rows.add(shows)
+    for bucket in (0, 1):  # each beside the others of its bucket
+        mine = np.arange(CLIPS) % 2 == bucket
+        found, real = rows.table.recent[mine], own[mine]
+        np.testing.assert_allclose(found - np.median(found), real - np.median(real), atol=0.15)
+    told = rows.about.course
+    assert told[-1][1] < 0.5 * told[0][1]
+    assert len(told) <= 128
+
+
+def test_the_account_is_the_same_in_parts_of_ranks_and_over_a_file() -> None:
+    whole, (shows, _) = laid_out(), shown()
+    whole.add(shows)
+    order = np.random.default_rng(4).permutation(len(shows.step))  # as ranks tell them
+    parts = laid_out()
+    for first, last in ((1, 57), (58, 58), (59, 250), (251, STEPS)):
+        some = order[(shows.step[order] >= first) & (shows.step[order] <= last)]
+        parts.add(shows.take(some))
+        # A kill in between: the account goes on from its file.
+        parts = laid_out(ClipLosses.from_bytes(parts.to_losses().to_bytes()))
+    assert parts.to_losses().to_bytes() == whole.to_losses().to_bytes()
+
+
+def test_clips_that_leave_the_set_keep_what_is_known_and_may_come_back() -> None:
+    rows, (shows, _) = laid_out(), shown()
+    rows.add(shows)
+    kept = rows.to_losses()
+    fewer = laid_out(ClipLosses.from_bytes(kept.to_bytes()), UIDS[20:][::-1], ("c", "b"))
+    assert fewer.to_losses().to_bytes() != kept.to_bytes()  # it names one bucket more
+    again = laid_out(ClipLosses.from_bytes(fewer.to_losses().to_bytes()))
+    for name, values in kept.columns().items():
+        np.testing.assert_array_equal(again.to_losses().columns()[name][:CLIPS], values, err_msg=name)
+
+
+def test_a_caption_that_tells_nothing_is_doubted_and_one_that_none_learnt_is_not() -> None:
+    (shows, _), chance = shown(), np.random.default_rng(0)
+    bucket, time = np.arange(CLIPS) % 2, np.full(CLIPS, 900.0)
+    for usual_gain in (0.1, 0.0):
+        rows = laid_out()
+        rows.add(shows)
+        usual = rows.usual.at(time, bucket)
+        for times in (1, 2, 3):
+            gain = chance.normal(usual_gain, 0.03, CLIPS)
+            gain[:3] = chance.normal(0, 0.03, 3)
+            parts = UIDS, bucket, np.zeros(CLIPS, bool), time, usual, usual * np.exp(gain)
+            rows.note_measured(Measured.joined([Measured(*parts)]))
+            assert (rows.table.measured == times).all()
+        doubt = rows.to_losses().doubt()
+        if usual_gain:
+            assert (doubt[:3] > DOUBT).all()
+            assert (doubt[3:] < DOUBT).mean() > 0.95
+            np.testing.assert_allclose(rows.table.gain[3:], usual_gain, atol=0.08)
+        else:
+            assert (doubt < DOUBT).all()
+
+
+def test_a_clip_that_could_not_be_read_is_not_measured_again() -> None:
+    rows, (shows, _) = laid_out(), shown()
+    rows.add(shows)
+    losses = np.where(np.arange(CLIPS) == 5, np.nan, 1.0)
+    bucket, time = np.arange(CLIPS) % 2, np.full(CLIPS, 900.0)
+    rows.note_measured(Measured.joined([Measured(UIDS, bucket, np.zeros(CLIPS, bool), time, losses, losses)]))
+    assert rows.table.measured[5] == UNREADABLE
+    assert set(rows.table.measured[np.arange(CLIPS) != 5]) == {1}
+
+
+@given(clips=st.integers(1, 40), kinds=st.integers(1, 3), size=st.integers(1, 9), rounds=st.integers(1, 30))
+def test_all_clips_take_turns_in_micro_batches_of_one_kind(clips: int, kinds: int, size: int, rounds: int) -> None:
+    kind, measured, batch_size = np.arange(clips) % kinds, np.zeros(clips, np.int16), np.full(clips, 4)
+    measured[0] = UNREADABLE
+    for _ in range(rounds):
+        chosen = clip_measure.choose(measured, measured.astype(np.float64), kind, batch_size, size)
+        every = np.concatenate([np.zeros(0, np.int64), *chosen])
+        assert len(set(every.tolist())) == len(every) == min(size, clips - 1)
+        assert all(len(batch) <= 4 and len(set(kind[batch])) == 1 for batch in chosen)
+        measured[every] += 1
+    trained = measured[1:]
+    # A kind whose turn it is fills its micro-batch, also with clips that had theirs.
+    assert np.ptp(trained) <= 1 + 4 * (kinds > 1) if len(trained) else True
+
+
+@given(steps=st.integers(1, 400), batch=st.integers(1, 64), is_known=st.booleans(), knows_captions=st.booleans())
+def test_a_share_of_the_clips_is_measured_when_they_tell_most(
+    steps: int, batch: int, is_known: bool, knows_captions: bool
+) -> None:
+    visits, third = 0, 0
+    for step in range(1, steps + 1):
+        end, trained = steps if is_known else None, step * batch
+        most = clip_measure.affordable(step=step, end=end, trained=trained, share=SHARE, knows_captions=knows_captions)
+        if visits + batch <= most:
+            assert step >= steps / 5 or knows_captions or not is_known
+            visits += batch
+        assert visits <= SHARE * trained * (3 if knows_captions and is_known else 1)
+        third = visits if step <= steps / 3 else third
+    assert visits <= SHARE * steps * batch
+    assert visits > SHARE * steps * batch - batch
+    if knows_captions and is_known:
+        assert visits <= third + batch
+
+
+def test_clips_of_whose_captions_least_is_sure_are_measured_after_all_others() -> None:
+    measured, late = np.ones(40, np.int16), np.full(40, 3.0)
+    measured[[3, 5]], late[[7, 30]], late[9] = 0, (0.1, 0.5), np.inf
+    kind, batch_size = np.zeros(40, np.int64), np.full(40, 4)
+    chosen = clip_measure.choose(measured, late, kind, batch_size, 40)
+    assert np.concatenate(chosen)[:4].tolist() == [3, 5, 7, 30]
+    assert np.concatenate(chosen)[-1] == 9
+
+
+def test_a_loss_far_off_moves_the_usual_one_little() -> None:
+    rows, (shows, _) = laid_out(), shown()
+    rows.add(shows)
+    before = rows.usual.at(np.array([500.0]), np.array([0]))[0]
+    one = shows.take(slice(-1, None))._replace(step=np.array([STEPS + 1]), time=np.array([500.0]), bucket=np.array([0]))
+    rows.add(one._replace(loss=np.array([1e6])))
+    assert rows.usual.at(np.array([500.0]), np.array([0]))[0] < 1.2 * before

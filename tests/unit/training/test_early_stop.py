@@ -1,0 +1,72 @@
+"""Training ends after so many validations without a lower loss, and a resume counts on from the run's events."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from refused import refused
+from typer.testing import CliRunner
+
+from reelworks.commands.main import app
+from reelworks.core import files
+from reelworks.data.distributed.mesh import World
+from reelworks.training.loop.config import ValidationConfig
+from reelworks.training.loop.early_stop import EarlyStop
+
+ONE = World(0, 1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("losses", "min_delta", "ends_after"),
+    [
+        ([3.0, 2.0, 2.5, 2.1], 0.0, 3),
+        ([3.0, 2.9, 2.8, 2.7], 0.25, 2),
+        ([3.0, 2.9, 2.7, 2.6, 2.5], 0.15, None),
+        ([3.0, math.nan, 2.0, math.nan, math.nan], 0.0, 4),
+        ([1.0, 1.0, 1.0], 0.0, 2),
+    ],
+)
+def test_it_ends_after_the_patience(losses, min_delta, ends_after):
+    early = EarlyStop(ValidationConfig(patience=2, min_delta=min_delta))
+    over = []
+    for step, loss in enumerate(losses):
+        early.add(step, loss)
+        over.append(early.is_over)
+    assert next((i for i, is_over in enumerate(over) if is_over), None) == ends_after
+
+
+def test_without_patience_it_never_ends():
+    early = EarlyStop(ValidationConfig())
+    for step in range(100):
+        early.add(step, 1.0)
+    assert not early.is_over
+
+
+def test_a_resume_counts_the_validations_up_to_its_step(tmp_path):
+    file = tmp_path / "events.jsonl"
+    for step, loss in [(0, 3.0), (10, 1.0), (20, None), (30, 1.5), (40, 0.5)]:
+        files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, "loss": loss})
+    early = EarlyStop.resume(ValidationConfig(patience=2), file, 30, ONE)
+    assert (early.best, early.best_step, early.is_over) == (1.0, 10, True)
+    assert not EarlyStop.resume(ValidationConfig(patience=3), file, 30, ONE).is_over
+    assert not EarlyStop.resume(ValidationConfig(patience=2), file, 20, ONE).is_over
+
+
+@pytest.mark.parametrize("values", [{"split": 0.0}, {"every_steps": None}])
+def test_patience_without_validation_is_refused(values):
+    with pytest.raises(ValueError, match=r"validation\.patience = 3"):
+        ValidationConfig(patience=3, **values)
+
+
+def test_a_difference_without_patience_is_refused():
+    with pytest.raises(ValueError, match=r"validation\.min_delta"):
+        ValidationConfig(min_delta=0.1)
+
+
+@pytest.mark.parametrize("text", ["10", "20:10", "0:3", "a:b", "1:2:3"])
+def test_a_range_to_profile_has_a_first_and_a_last_step(text):
+    done = CliRunner().invoke(app, ["train", "no-recipe.toml", "--profile", text])
+    with refused("step-range-invalid", "--profile"):
+        raise done.exception

@@ -1,0 +1,95 @@
+"""A disk that fails is told in words, names what to change, and ends no training by its curves."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from benchmarks._borders import disks
+from refused import refused
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from reelworks.commands import main
+from reelworks.core import files, storage
+from reelworks.core.errors import UserError
+from reelworks.core.file_cache import FileCache
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan.scan import scan_sources
+from reelworks.training.observers.trackers import TensorBoard
+
+
+class Disk:
+    """Fails writes while it is full."""
+
+    is_full = True
+
+    def __call__(self, call: str, path: Path) -> None:
+        if self.is_full and call in ("write", "open", "mkdir"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_curves_wait_for_a_full_disk(tmp_path: Path) -> None:
+    with storage.guarded(disk := Disk()):
+        board = TensorBoard(tmp_path / "t", 0)
+        board.log(1, {"loss": 1.0})
+        board._write()
+        disk.is_full = False
+        board.log(2, {"loss": 2.0})
+        board._write()
+        disk.is_full = True
+        board.log(3, {"loss": 3.0})
+        board._write()
+        disk.is_full = False
+        board.close(failed=False)
+    curves = EventAccumulator(str(tmp_path / "t"))
+    curves.Reload()
+    assert [(value.step, value.value) for value in curves.Scalars("loss")] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_a_resume_purges_the_steps_that_it_repeats(tmp_path: Path) -> None:
+    for first, steps in ((0, (1, 2, 3, 4)), (2, (3, 4, 5))):
+        board = TensorBoard(tmp_path / "t", first)
+        board._file = board._file.with_name(f"events.out.tfevents.{first}")
+        for step in steps:
+            board.log(step, {"loss": float(step)})
+        board.close(failed=False)
+    curves = EventAccumulator(str(tmp_path / "t"))
+    curves.Reload()
+    assert [value.step for value in curves.Scalars("loss")] == [1, 2, 3, 4, 5]
+
+
+def test_a_scan_onto_a_full_disk_names_the_catalog(tmp_path: Path) -> None:
+    data = disks.write_data(tmp_path)
+    with storage.guarded(Disk()), refused("file-unwritable", "catalog", says="No space left.*free space"):
+        scan_sources([Source("d", data)], tmp_path / "catalog", workers=1)
+
+
+@pytest.mark.parametrize("number", sorted(files.OF_DISKS))
+def test_what_a_disk_says_is_told_in_words_with_the_file(number: int, tmp_path: Path) -> None:
+    def refuse(call: str, _path: Path) -> None:
+        if call == "write":
+            raise OSError(number, os.strerror(number))
+
+    with storage.guarded(refuse), pytest.raises(OSError) as caught:
+        storage.append(tmp_path / "a", b"a")
+    told = main.as_user_error(caught.value)
+    assert isinstance(told, UserError)
+    assert told.value == str(tmp_path / "a")
+    assert os.strerror(number) in str(told)
+    assert main.as_user_error(ValueError()) is None
+
+
+def test_a_full_cache_is_not_the_fault_of_a_remote_file(tmp_path: Path) -> None:
+    def fetch(_target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with refused("file-unwritable", "REELWORKS_CACHE", says="No space left"):
+        FileCache(tmp_path, 1e9).get("name", fetch)
+
+
+@pytest.mark.skipif(not disks.may_mount(), reason="only root may mount a small disk")
+def test_no_inodes_left_is_told_as_that(tmp_path: Path) -> None:
+    with disks.disk(tmp_path / "disk", inodes=1) as place, refused("file-unwritable", "--out", says="no inodes left"):
+        files.write_for("--out", place / "a.json", b"{}")

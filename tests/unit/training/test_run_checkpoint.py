@@ -1,0 +1,115 @@
+"""A checkpoint of a run is saved when it is due, and restores all that the next step depends on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import prepare_files
+import pytest
+import torch
+
+from reelworks.data.distributed.mesh import World
+from reelworks.data.loader.position import Counts, next_epoch
+from reelworks.data.schedule.cursor import Aliases, Excluded
+from reelworks.training.assembly import build
+from reelworks.training.loop import checkpointing, open_run, training_loop
+from reelworks.training.loop.checkpointing import CheckpointManager
+from reelworks.training.observers.run_logger import RunLogger
+from reelworks.training.step.state import TrainState
+from reelworks.training.step.step_sums import StepFlags
+from reelworks.training.step.train_step import StepResult
+
+ALONE = World(0, 1, torch.device("cpu"))
+QUIET = StepFlags(stop=False, save=False, writing=False)
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """A run of four pictures that has begun, by its recipe's `[checkpoints]`."""
+    (tmp_path / "data").mkdir()
+    for i in range(4):
+        prepare_files.picture(tmp_path / "data" / f"{i}.png", grey=i)
+    model = {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2}
+    with ExitStack() as stack:
+
+        def begin(**checkpoints: Any) -> Any:
+            made = prepare_files.recipe(tmp_path, model=model, checkpoints=checkpoints)
+            data, lock = prepare_files.opened(made), stack.enter_context(open_run.lock_folder(made, "auto", ALONE))
+            run, state = (
+                open_run.open_run(made, lock, ALONE),
+                TrainState.start(build.denoiser(made, ALONE.home), made.train),
+            )
+            position, _ = next_epoch(data, open_run.plan_spec(data, run), None)
+            log = stack.enter_context(RunLogger(run.folder, data, ALONE, position, recipe_name=""))
+            manager = CheckpointManager(run, data, SimpleNamespace(state=state, base=None), log, None, None)
+            return SimpleNamespace(made=made, data=data, run=run, state=state, position=position, manager=manager)
+
+        yield begin
+
+
+def test_all_that_was_saved_of_a_run_is_restored(begun: Any) -> None:
+    one = begun()
+    aliases = Aliases(np.array([1, 2]), np.array([7, 2**64 - 1], dtype=np.uint64))
+    excluded = Excluded.none().with_places(np.array([0, 3]), np.array([1, 0]))
+    counts = Counts(planned=4, trained=1, failed=1, repeated=2)
+    position = replace(one.position, plan_step=1, global_step=3, counts=counts, excluded=excluded, aliases=aliases)
+    one.state.spikes.add({"48px": 0.5}, 2.0, "48px", threshold=8.0)
+    for part in (*one.state.module.parameters(), *one.state.ema.values()):
+        torch.nn.init.normal_(part.detach())
+    one.manager.save_last(position, {"validation/loss": 0.25})
+    after = TrainState.start(build.denoiser(one.made, ALONE.home), one.made.train)
+    cursor, same_excluded, same_aliases = checkpointing.restore(one.run.store.path(3), after, None)
+    assert cursor == position.to_cursor(one.data)
+    assert same_excluded.digest() == excluded.digest()
+    assert same_aliases.keys(np.arange(4), np.zeros(4, np.uint64)).tolist() == [0, 7, 2**64 - 1, 0]
+    assert after.spikes == one.state.spikes
+    assert one.run.store.info(3).metrics == {"validation/loss": 0.25}
+    for mine, theirs in ((after.ema, one.state.ema), (after.module.state_dict(), one.state.module.state_dict())):
+        assert all(torch.equal(mine[name], value) for name, value in theirs.items())
+
+
+LOSSES = [0.5, 0.5, math.nan, 0.4, 0.45, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "expected"),
+    [
+        ({"every_steps": 2}, [2, 4, 6]),
+        ({"every_steps": 4, "at_best": True}, [1, 4]),
+        ({"every_steps": 100, "at_best": True, "keep_best": {"metric": "loss", "mode": "max"}}, [1]),
+        ({"every_steps": 100, "at_best": True, "keep_best": {"metric": "-2 * loss", "mode": "max"}}, [1, 4]),
+        ({"every_steps": 100, "at_best": True, "keep_best": {"metric": "1 * loss + 1 * none"}}, []),
+        ({"every_steps": 100, "every_minutes": 1e-9}, [1, 2, 3, 4, 5, 6]),
+        ({"every_steps": 100, "at_epoch_end": True}, [3, 4, 5, 6]),
+    ],
+)
+def test_a_step_is_saved_when_it_is_due(begun: Any, checkpoints: dict[str, Any], expected: list[int]) -> None:
+    """A value that equals the best one, or is none, is no new best; from the end of the plan on, each step ends it."""
+    one = begun(**{"keep_last": 9, "keep_best": {"metric": "loss", "mode": "min"}} | checkpoints)
+    for step, loss in enumerate(LOSSES, start=1):
+        plan_step = 0 if step < 3 else one.position.plan.num_steps
+        position = replace(one.position, global_step=step, plan_step=plan_step)
+        one.manager.after_step(position, {"loss": loss}, one.manager.flags(stop=False), 0.1)
+    assert one.run.store.steps() == expected
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("failed", [0, 2])
+def test_each_planned_clip_of_a_step_is_trained_failed_or_skipped(begun: Any, applied: bool, failed: int) -> None:
+    position = begun().position
+    planned = position.plan.planned_in(0)
+    numbers = {"clips": planned - failed, "repeats": 1, "failed": failed}
+    result = StepResult(applied=applied, finite=applied, learning_rate=1e-3, flags=QUIET, **numbers)
+    after = training_loop._advance(position, result)
+    counts = after.counts
+    assert (counts.failed, counts.trained > 0, counts.skipped > 0) == (failed, applied, not applied)
+    assert counts.trained + counts.failed + counts.skipped == planned
+    assert counts.repeated == int(applied)
+    assert (after.plan_step, after.global_step) == (1, 1)

@@ -1,0 +1,53 @@
+"""Gaps of a trace: what no stream fills, and only what is long beside a step."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reelworks.training.observers import trace_gaps
+
+
+def kernel(begin: float, end: float, name: str = "kernel", category: str = "kernel") -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": end - begin, "tid": int(begin) % 3}
+
+
+def test_only_what_no_stream_fills_is_a_gap_and_small_ones_are_not_listed(tmp_path: Path) -> None:
+    events = [
+        kernel(0, 4000, "forward"),
+        kernel(3000, 4500, "copy", "gpu_memcpy"),  # beside it, in another stream
+        kernel(4510, 8000, "backward"),  # 10 µs later: nothing beside a step of 5 ms
+        kernel(8300, 10000, "adamw"),
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 8000, "dur": 300},  # the host's work fills nothing
+        {"ph": "M", "name": "process_name", "args": {}},
+    ]
+    file = tmp_path / "steps-1-2.json.gz"
+    file.write_bytes(gzip.compress(json.dumps({"traceEvents": events[::-1]}).encode()))
+    idle = trace_gaps.of_file(file, steps=2)
+    assert idle is not None
+    assert idle.step_ms == pytest.approx(5.0)
+    assert idle.share == pytest.approx(0.31 / 10)
+    assert idle.gaps == [trace_gaps.Gap(8.0, pytest.approx(0.3), "backward", "adamw")]
+    assert "between backward and adamw" in str(idle)
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 100)), min_size=1))
+def test_work_and_gaps_are_the_whole_time(pieces: list[tuple[int, int]]) -> None:
+    idle = trace_gaps.of_events([kernel(begin, begin + length) for begin, length in pieces], steps=1)
+    busy = {t for begin, length in pieces for t in range(begin, begin + length)}
+    assert idle is not None
+    whole = max(busy) + 1 - min(busy)
+    assert idle.share == pytest.approx(1 - len(busy) / whole)
+    assert idle.step_ms == pytest.approx(whole / 1000)
+
+
+def test_a_trace_of_a_cpu_has_no_device() -> None:
+    assert (
+        trace_gaps.of_events([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 300}], steps=1) is None
+    )

@@ -1,0 +1,124 @@
+"""Trackers that fail, that are not installed, and recipes without any."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_recipe
+from pydantic import ValidationError
+from refused import refused
+
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.data.run.config import ADDED_TRACKERS, LoggingConfig
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.observers import trackers
+from reelworks.training.observers.trackers import Guarded
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
+
+
+class Fragile:
+    """A tracker that works until it is to fail."""
+
+    def __init__(self, fails_in: str = "") -> None:
+        self.fails_in, self.logged, self.closed = fails_in, [], False
+
+    def _maybe(self, what: str) -> None:
+        if self.fails_in == what:
+            raise ConnectionError("no route\nto host")
+
+    def log(self, step: int, values: Any) -> None:
+        self._maybe("log")
+        self.logged.append((step, dict(values)))
+
+    def show(self, step: int, files: Any, prompts: Any) -> None:
+        self._maybe("show")
+
+    def close(self, *, failed: bool) -> None:
+        self._maybe("close")
+        self.closed = True
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(logger, "warning", lambda text, *args: said.append(str(text) % args))
+    return said
+
+
+@pytest.mark.parametrize("where", ["log", "show", "close", "start"])
+def test_a_tracker_that_fails_is_told_once_and_left_out(told: list[str], where: str) -> None:
+    inner = Fragile(where)
+
+    def start() -> Fragile:
+        inner._maybe("start")
+        return inner
+
+    tracker = Guarded("mine", start)
+    for step in (1, 2):
+        tracker.log(step, {"loss": 0.5, "bad": math.nan})
+        tracker.show(step, [Path("a.png")], ["a"])
+    tracker.close(failed=False)
+    assert told == ["mine failed, and logs nothing more: no route"]
+    assert not inner.closed
+    assert inner.logged == {"show": [(1, {"loss": 0.5})], "close": [(s, {"loss": 0.5}) for s in (1, 2)]}.get(where, [])
+
+
+def test_a_tracker_that_never_ends_is_left_behind(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Fragile):
+        def close(self, *, failed: bool) -> None:
+            time.sleep(0.3)
+
+    monkeypatch.setattr(trackers, "_CLOSE_SECONDS", 0.01)
+    Guarded("mine", Slow).close(failed=True)
+    assert "has not finished" in told[0]
+
+
+def test_a_package_that_is_missing_and_settings_without_trackers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install wandb"):
+        trackers.require_installed(LoggingConfig(trackers=["wandb"]))
+    trackers.require_installed(LoggingConfig())
+    base = {"version": 1, "output": "o", "dataset": [{"path": "d"}], "train": {"max_steps": 1}}
+    base["bucket"] = [{"resolution": "32px", "num_frames": 1, "batch_size": 1}]
+    with pytest.raises(UserError) as refused:
+        recipe_file.parse({**base, "logging": {"tags": ["a"]}})
+    assert refused.value.code == "key-without-effect"
+
+
+def test_a_tracker_of_ones_own_is_named_by_recipes_and_gets_what_a_run_logs(tmp_path: Path) -> None:
+    """It needs no package of its name; no other tracker may have it, and recipes that do not name it have none."""
+    made: list[tuple[Path, Fragile]] = []
+
+    def begin(run: RunFolder, recipe: Recipe) -> Fragile:
+        made.append((run.path, Fragile()))
+        return made[-1][1]
+
+    with pytest.raises(ValidationError, match="wandb"):
+        LoggingConfig(trackers=["mine"])
+    trackers.register("mine", begin)
+    try:
+        for name in ("mine", "wandb"):
+            with refused("duplicate-tracker-name", says=name):
+                trackers.register(name, begin)
+        values = tiny_recipe.values("unused", str(tmp_path)) | {"logging": {"trackers": ["mine"]}}
+        recipe = recipe_file.parse(values)
+        trackers.require_installed(recipe.logging)
+        started = trackers.start(RunFolder(tmp_path), recipe, 0)
+        for each in started:
+            each.log(1, {"loss": 0.5})
+            each.close(failed=False)
+        ((path, mine),) = made
+        assert (path, mine.logged, mine.closed) == (tmp_path, [(1, {"loss": 0.5})], True)
+    finally:
+        del ADDED_TRACKERS["mine"]
+    plain = recipe_file.parse(tiny_recipe.values("unused", str(tmp_path)))
+    for each in trackers.start(RunFolder(tmp_path), plain, 0):
+        each.close(failed=False)
+    assert len(made) == 1

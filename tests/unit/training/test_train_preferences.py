@@ -1,0 +1,136 @@
+"""Preferences: a LoRA learns to prefer clips to rejected ones, compared with its base."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from examples import training_example, validation_example
+from refused import refused
+from test_train_prior import perturb
+from test_train_step import micro_batch, run_step, stepper, take
+
+from reelworks.models.adapters import inject
+from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.api import DenoiserInputs
+from reelworks.training.recipe import recipe_file
+from reelworks.training.step.examples import Predicted
+from reelworks.training.step.nonfinite import NonFiniteSource
+from reelworks.training.step.state import TrainState
+
+__all__ = ["stepper"]
+BETA = 3.0
+
+
+@pytest.fixture
+def preferring(stepper):
+    """A stepper whose LoRA learns from pairs, and the network without it."""
+    made, base = stepper(), stepper()
+    inject.inject(made.boundary.denoiser, LoraConfig(rank=2), seed=0)
+    state = TrainState.start(made.boundary.denoiser, made.recipe.train)
+    config = made.recipe.objective.model_copy(update={"dpo_beta": BETA})
+    return replace(
+        made, state=state, examples=replace(made.examples, recipe=made.recipe.model_copy(update={"objective": config}))
+    ), base
+
+
+def pairs(made, bucket=1, uids=(1, 2)):
+    """A micro-batch with rejected clips, which are noise too."""
+    batch = micro_batch(made, bucket, list(uids))
+    generator = torch.Generator().manual_seed(9)
+    rejected = torch.randint(0, 256, batch.frames.shape, generator=generator, dtype=torch.uint8)
+    return replace(batch, companions={"rejected": rejected})
+
+
+def test_the_loss_is_that_of_the_paper(preferring, monkeypatch):
+    """As a plain script has it: four mean squared errors, one noise and timestep for both clips of a pair."""
+    made, base = preferring
+    perturb(made)
+    batch = pairs(made)
+    example = training_example(batch, made.examples.encoder.encoders, made.recipe.objective, seed=made.recipe.seed)
+    given = {field.name: getattr(example.inputs, field.name) for field in fields(example.inputs)}
+    share = (example.inputs.time / 1000).view(-1, 1, 1, 1, 1)
+    errors = {}
+    for which, x0 in (
+        ("w", made.examples.encoder.encoders.latents(batch.frames)),
+        ("l", made.examples.encoder.encoders.latents(batch.companions["rejected"])),
+    ):
+        noised = (1 - share) * x0 + share * example.noise
+        for name, network in (("own", made.boundary), ("reference", base.boundary)):
+            with torch.no_grad():
+                output = network(DenoiserInputs(**given | {"latent": noised}))
+            errors[which, name] = (output - (x0 - example.noise)).square().mean(dim=(1, 2, 3, 4))
+    better = errors["w", "own"] - errors["w", "reference"] - (errors["l", "own"] - errors["l", "reference"])
+    wanted = -torch.log(1 / (1 + torch.exp(BETA / 2 * better)))
+    assert not torch.allclose(wanted, torch.full_like(wanted, math.log(2)), atol=1e-2)
+    result, gradients = take(made, [batch], monkeypatch)
+    assert result.loss == pytest.approx(float(wanted.mean()), rel=1e-4)
+    assert result.clips == 2
+    assert all(gradients[name].any() for name in gradients)
+
+
+def test_it_begins_at_log_2_and_learns_to_prefer(preferring):
+    """A fresh LoRA prefers nothing; steps on the same pairs lower the loss, and the error on preferred clips alone."""
+    made, _ = preferring
+    batch = pairs(made)
+    found = [run_step(made, [batch], step=step).loss for step in range(15)]
+    assert found[0] == pytest.approx(math.log(2), rel=1e-5)
+    assert found[-1] < 0.9 * found[0]
+
+
+def test_the_module_that_breaks_for_a_rejected_clip_is_named(preferring):
+    """The cause is looked for in the passes that the loss is made of, and not in that of the preferred clips alone."""
+    made, _ = preferring
+    batch = pairs(made)
+    made.state.module.spatial_blocks[0].mlp.register_forward_hook(
+        lambda _module, _args, out: out / 0.0 if len(out) > len(batch.captions) * batch.frames.shape[1] else out
+    )
+    blame = run_step(made, [batch]).blame
+    assert blame.origin == NonFiniteSource("activation", "spatial_blocks.0.mlp")
+
+
+def test_held_out_clips_are_measured_without_their_rejected_ones(preferring):
+    """Validation is the plain loss of the preferred clips, as without any preferences."""
+    made, _ = preferring
+    batch = pairs(made, uids=[1])
+    plain = replace(batch, companions={})
+    one, other = (
+        validation_example(each, made.examples.encoder.encoders, made.recipe.objective, seed=1, times=[300.0, 700.0])
+        for each in (batch, plain)
+    )
+    assert torch.equal(one.inputs.latent, other.inputs.latent)
+    with torch.no_grad():
+        output = Predicted.from_inputs(made.boundary, one.inputs)
+    assert torch.equal(one.losses(output), other.losses(output))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"lora": None}, "without a LoRA"),
+        ({"dataset": [{"path": "a", "rejected": "worse"}, {"path": "b"}]}, "only some datasets"),
+        (
+            {"dataset": [{"path": "a", "rejected": "w"}, {"path": "b", "rejected": "v", "prior_prediction": True}]},
+            "base",
+        ),
+        ({"objective": {"target_guidance_scale": 2.0}}, "plain targets"),
+        ({"objective": {"name": "iddpm"}}, "learned variance"),
+    ],
+)
+def test_what_cannot_be_preferred_is_refused(changes, says):
+    values = {
+        "version": 1,
+        "output": "unused",
+        "dataset": [{"path": "a", "rejected": "worse"}],
+        "bucket": [{"resolution": "32x32", "num_frames": 1}],
+        "model": {"name": "stdit3-tiny"},
+        "lora": {},
+        "train": {"max_steps": 1},
+    }
+    assert recipe_file.parse(values).clips_per_place == 2
+    with refused("preferences-invalid", "dataset.rejected", says=says):
+        recipe_file.parse({key: value for key, value in (values | changes).items() if value is not None})
+    with refused("key-without-effect", "objective.dpo_beta"):
+        recipe_file.parse(values | {"dataset": [{"path": "a"}], "objective": {"dpo_beta": 3.0}})

@@ -1,0 +1,97 @@
+"""Which of picture and sound is generated is drawn for each clip, and the loss is the sum over what is."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from reelworks.core import hash_rng
+from reelworks.core.shape import Geometry, Shape
+from reelworks.data.media.sound import SoundSpec
+from reelworks.models.objectives import timesteps
+from reelworks.models.objectives.config import ObjectiveConfig
+from reelworks.models.sound.config import SoundConfig
+from reelworks.testing import contract
+from reelworks.training.step import sound_inputs
+from reelworks.training.step.examples import Example, Predicted
+from reelworks.training.step.sound_inputs import SoundTarget
+
+WORDS = hash_rng.hash64(1, 0, np.arange(4000, dtype=np.uint64), 0)
+
+
+def test_modes_have_their_shares_and_the_rest_generates_both():
+    drawn = sound_inputs.draw(SoundConfig(modes={"sound": 0.3, "video": 0.2}), WORDS)
+    kinds = [(drawn.picture & drawn.sound).mean(), (~drawn.picture).mean(), (~drawn.sound).mean()]
+    assert kinds == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
+    assert (drawn.picture | drawn.sound).all()
+    both = sound_inputs.draw(SoundConfig(), WORDS)
+    assert both.picture.all()
+    assert both.sound.all()
+
+
+def test_times_are_drawn_apart_or_shared():
+    assert sound_inputs.draw(SoundConfig(times="shared"), WORDS).uniform is None
+    uniform = sound_inputs.draw(SoundConfig(), WORDS).uniform
+    of_picture = hash_rng.uniform(hash_rng.extend(WORDS, hash_rng.Purpose.TIMESTEP))
+    assert abs(np.corrcoef(uniform, of_picture)[0, 1]) < 0.05
+
+
+def test_a_shared_timestep_is_moved_from_the_shift_of_the_picture_to_that_of_the_sound():
+    """As if it had been drawn with the sound's shift; without one it stays."""
+    t = torch.tensor([10.0, 500.0, 990.0])
+    moved = sound_inputs.with_own_shift(timesteps.shift(t, 12.0), 12.0, SoundConfig(timestep_shift=3.0))
+    torch.testing.assert_close(moved, timesteps.shift(t, 3.0))
+    assert torch.equal(sound_inputs.with_own_shift(t, 12.0, SoundConfig()), t)
+
+
+@pytest.mark.parametrize(
+    ("modes", "says"),
+    [
+        ({"both": 0.5}, "sum to 1, not 0.5"),
+        ({"picture": 1.0}, "no such mode"),
+        ({"sound": -1.0, "both": 2.0}, "from 0"),
+    ],
+)
+def test_modes_that_are_no_shares_are_refused(modes, says):
+    with pytest.raises(ValidationError, match=says):
+        SoundConfig(modes=modes)
+
+
+def test_sound_at_the_time_of_a_given_frame_is_given():
+    """A causal autoencoder's first latent frame is one frame, and each further one the eight frames that follow."""
+    spec, shape = SoundSpec(16_000, 2, 640, 24.0), Shape(17, 64, 64)
+    found = sound_inputs.frame_of_sound(spec, Geometry((8, 32, 32), (1, 1, 1), (8, 1)), shape)
+    frames = np.floor(np.arange(18) / 25 * 24 + 1e-6).astype(int).clip(max=16)
+    assert found.tolist() == [0 if frame == 0 else (frame - 1) // 8 + 1 for frame in frames.tolist()]
+    plain = sound_inputs.frame_of_sound(spec, Geometry((1, 8, 8), (1, 1, 1)), shape)
+    assert plain.tolist() == frames.tolist()
+
+
+@pytest.mark.parametrize("weighting", ["none", "min-snr"])
+@pytest.mark.parametrize("given", ["neither", "picture", "sound"])
+def test_the_loss_is_the_sum_over_what_is_generated(given, weighting):
+    """What is given adds nothing, and its errors have no gradient, also where weights are infinite at time 0."""
+    i = contract.example(contract.Shape(5, 4, 4), "ltx-2-sound-tiny")
+    none = torch.zeros_like(i.time)
+    if given == "picture":
+        i = dataclasses.replace(i, time=none, frame_mask=torch.zeros_like(i.frame_mask))
+    if given == "sound":
+        i = dataclasses.replace(i, sound_time=none, sound_mask=torch.zeros_like(i.sound_mask))
+    x0, noise = torch.randn_like(i.latent), torch.randn_like(i.latent)
+    target = SoundTarget(torch.randn_like(i.sound), torch.randn_like(i.sound), loss_weight=0.25)
+    config = ObjectiveConfig(loss_weighting=weighting)
+    example = Example(None, config, i, x0, noise, torch.ones(2), torch.ones(2).bool(), i.frame_mask, sound=target)
+    out = Predicted(torch.randn_like(i.latent).requires_grad_(), torch.randn_like(i.sound).requires_grad_())
+    losses = example.losses(out)
+    torch.autograd.backward(losses.sum())
+    assert bool(out.picture.grad.any()) == (given != "picture")
+    assert bool(out.sound.grad.any()) == (given != "sound")
+    assert out.picture.grad.isfinite().all()
+    assert out.sound.grad.isfinite().all()
+    if weighting == "none":
+        picture = (out.picture - (x0 - noise)).square().mean((1, 2, 3, 4)) * (given != "picture")
+        heard = (out.sound - (target.x0 - target.noise)).square().mean((1, 2, 3, 4)) * (given != "sound")
+        torch.testing.assert_close(losses, picture + 0.25 * heard)
+    assert sound_inputs.trained_times(i).tolist() == (i.sound_time if given == "picture" else i.time).tolist()

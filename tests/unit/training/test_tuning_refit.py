@@ -1,0 +1,90 @@
+"""The costs of a recipe's buckets, fitted to the steps of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from refused import refused
+from typer.testing import CliRunner
+
+from reelworks.commands.main import app
+from reelworks.data.run.events import EventLog
+from reelworks.data.run.folder import RunFolder
+from reelworks.data.schedule import cost
+from reelworks.data.schedule.cost_fit import CostModel
+from reelworks.training.recipe import recipe_file
+from reelworks.training.tuning import refit
+from reelworks.training.tuning.request import TuneRequest
+
+WORLD, PER_STEP = 2, 4
+TRUE = CostModel(per_batch=5.0, per_clip=2.0, per_token=0.3, per_token_squared=0.002)
+RECIPE: dict[str, Any] = {
+    "version": 1,
+    "output": "unused",
+    "dataset": [{"path": "not-there"}],
+    "bucket": [{"resolution": "64px", "num_frames": [1, 5, 9, 17], "batch_size": [4, 2, 2, 1]}],
+    "buckets": {"aspect_ratios": ["1:1"]},
+    "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+    "autoencoder": {"stride": 8},
+    "train": {"max_steps": 1, "threads": 1},
+}
+TOKENS = {1: 16, 5: 80, 9: 144, 17: 272}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_file.dump(recipe_file.parse(RECIPE)))
+    return path
+
+
+def trained(folder: Path, steps: list[list[tuple[int, int]]]) -> Path:
+    """Write the events of a run whose micro-batches take what `TRUE` says; steps name frames and clips."""
+    run = RunFolder(folder)
+    run.create({})
+    log = EventLog(run.events_file)
+    log.write("start", step=0, world_size=WORLD, micro_batches_per_step=PER_STEP, resumed_from=None)
+    for number, batches in enumerate(steps, 1):
+        clips = sum(size for _, size in batches) * PER_STEP // len(batches)
+        ms = sum(TRUE.milliseconds(TOKENS[frames], size) for frames, size in batches) / len(batches)
+        names = [f"64px 1:1 ×{frames}" for frames, _ in batches]
+        seconds = (ms * PER_STEP / WORLD + 40) / 1000
+        if number == 1:
+            seconds *= 30  # the first step compiles
+        values = {"clips": clips - 1, "repeated": 1, "seconds": seconds, "data_wait_seconds": 0.04, "buckets": names}
+        log.write("step", step=number, **values)
+    return folder
+
+
+def test_costs_are_those_of_the_run_and_of_a_fit_for_what_it_did_not_train(recipe: Path, tmp_path: Path) -> None:
+    # No step trains 17 frames alone, and mixed steps tell nothing about one bucket.
+    steps = [[(5, 2)], [(1, 4)], [(1, 4)], [(1, 2)], [(5, 2)], [(9, 2)], [(9, 1)], [(5, 2), (17, 1)]]
+    run = trained(tmp_path / "run", steps)
+    done = CliRunner().invoke(app, ["tune", str(recipe), "--from-run", str(run), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    written = recipe.with_suffix(".costs.json")
+    assert json.loads(written.read_text()) == found
+    assert {(m["bucket"], m["batch_size"], m["steps"]) for m in found["measured"]} == {
+        ("64px 1:1 ×1", 4, 2),
+        ("64px 1:1 ×1", 2, 1),
+        ("64px 1:1 ×5", 2, 1),
+        ("64px 1:1 ×9", 2, 1),
+        ("64px 1:1 ×9", 1, 1),
+    }
+    names = [f"64px 1:1 ×{frames}" for frames in TOKENS]
+    for name, (frames, tokens), size in zip(names, TOKENS.items(), (4, 2, 2, 1), strict=True):
+        assert found["ms_per_clip"][name] == pytest.approx(TRUE.milliseconds(tokens, size) / size, rel=0.01), frames
+    assert cost.read_measured(str(written), names) == found["ms_per_clip"]
+    shown = CliRunner().invoke(app, ["tune", str(recipe), "--from-run", str(run)], catch_exceptions=False).output
+    assert "cost.measured" in shown
+    assert "64px 1:1 ×9" in shown
+
+
+def test_a_run_without_a_step_of_one_bucket_measures_nothing(recipe: Path, tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", [[(1, 4)], [(5, 2), (17, 1)]])
+    with refused("no-measured-cost", "from_run", says="no step from which"):
+        refit.refit(TuneRequest(recipe=recipe, from_run=run))

@@ -1,0 +1,34 @@
+"""The search finds the largest batch size within its limits, in few trials."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reelworks.training.tuning.search import Limits, Trial, largest_batch
+
+
+@given(
+    base=st.integers(0, 10_000),
+    clip=st.integers(1, 500),
+    fails_from=st.integers(1, 600),
+    memory=st.integers(1, 100_000),
+    ms=st.none() | st.integers(1, 5000),
+    most=st.integers(1, 512),
+)
+def test_it_is_the_largest_within_limits(
+    base: int, clip: int, fails_from: int, memory: int, ms: int | None, most: int
+) -> None:
+    limits = Limits(memory, ms, most)
+    tried: list[int] = []
+
+    def measure(size: int) -> Trial | None:
+        tried.append(size)
+        return Trial("b", 1, size, 7.0 * size, base + clip * size) if size < fails_from else None
+
+    size, trials = largest_batch(measure, limits)
+    fitting = [n for n in range(1, most + 1) if n < fails_from and base + clip * n <= memory]
+    fitting = [n for n in fitting if n == 1 or ms is None or 7 * n <= ms]
+    assert size == max(fitting, default=0)
+    assert {t.batch_size for t in trials} == {n for n in tried if n < fails_from}
+    assert len(tried) == len(set(tried)) <= 20

@@ -1,0 +1,55 @@
+"""What a run and `eval` say of weights that are not what they seem: adapters of training, weights that moved on the hub."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reelworks.data.run.events import EventLog
+from reelworks.data.run.folder import RunFolder
+from reelworks.inference.evaluate.held_out import EvaluatedModel, Evaluation
+from reelworks.training.loop import resume
+from reelworks.training.observers.validation import Validation
+from reelworks.training.recipe import recipe_file
+
+OLD, NEW = "owner/name@" + "a" * 40, "owner/name@" + "b" * 40
+
+
+def recipe(**lora: Any) -> Any:
+    values = {
+        "version": 1,
+        "output": "unused",
+        "dataset": [{"path": "unused"}],
+        "bucket": [{"resolution": "64px", "num_frames": 1}],
+        "model": {"name": "wan-tiny"},
+        "lora": lora,
+        "train": {"max_steps": 1},
+    }
+    return recipe_file.parse(values)
+
+
+@pytest.mark.parametrize("adapter", [None, "turbo.safetensors"])
+def test_eval_says_that_it_measures_without_the_training_adapter(adapter: str | None) -> None:
+    """Validation in training is with it, so that the two losses are not compared."""
+    made = recipe(training_adapter=adapter)
+    source = EvaluatedModel(made, None, 0, "initial")
+    said = Evaluation(source, [500.0], 2, "-", Validation(1.5, {"500": 1.5}, 2, {})).headline()
+    assert ("without lora.training_adapter" in said) == made.has_training_adapter == (adapter is not None)
+
+
+@pytest.mark.parametrize(("now", "warns"), [(OLD, False), (NEW, True), ("other/name@" + "b" * 40, False)])
+def test_a_resume_tells_of_weights_that_moved_on_the_hub(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, now: str, warns: bool
+) -> None:
+    """The same repository at another commit than at the last start; the former can be written into the recipe."""
+    folder = RunFolder(tmp_path)
+    for sources in ({"model.weights": NEW}, {"model.weights": OLD}):
+        EventLog(folder.events_file).write("start", step=0, resumed_from=None, sources=sources)
+    with caplog.at_level(logging.WARNING, "reelworks"):
+        resume.log_moved_sources(folder, {"model.weights": now, "autoencoder.weights": NEW})
+    assert (OLD in caplog.text) == warns
+    assert len(caplog.records) == int(warns), json.dumps(caplog.messages)
