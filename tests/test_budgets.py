@@ -30,8 +30,8 @@ PARTS = {
     "data": Part(("data",), 15_720, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 9_600, 8_600),
-    "training": Part(("training",), 12_210, 9_900),
-    "inference": Part(("inference",), 2_660, 2_300),
+    "training": Part(("training",), 12_150, 9_700),
+    "inference": Part(("inference",), 2_830, 2_500),
     "commands": Part(("commands",), 2_090, 1_300),
     "reports": Part(("reports",), 1_460, 1_250),
     "quickstart": Part(("quickstart",), 910, 500),

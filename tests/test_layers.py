@@ -30,17 +30,7 @@ ENTRANCES = {"annexes": ("commands",), "commands": ()}
 # Imports upwards that are left.
 OWED = {
     ("training.recipe", "annexes.quality"),
-    ("training.observers", "inference.generate"),
-    ("training.observers", "inference.evaluate"),
-    ("training.loop", "inference.generate"),
     ("inference.evaluate", "annexes.quality"),
-}
-# Rooms of which each leads to the other, still.
-CIRCLES = {
-    ("inference.generate", "inference.evaluate"),
-    ("training.step", "training.observers"),
-    ("training.assembly", "training.memory"),
-    ("training.assembly", "training.preflight"),
 }
 MAY_IMPORT_ANY_CONFIG = ("training.recipe",)  # a recipe is composed of every room's config.py
 HEAVY = ("torch", "torchvision", "diffusers", "transformers", "peft", "ray")
@@ -227,7 +217,7 @@ def circles(tree: Tree) -> list[str]:
     leads: dict[str, set[str]] = {}
     for module, target in arrows(tree):
         ways = room(module), room(target)
-        if ways[0] != ways[1] and not is_config(module) and not is_config(target) and ways not in OWED | CIRCLES:
+        if ways[0] != ways[1] and not is_config(module) and not is_config(target) and ways not in OWED:
             leads.setdefault(ways[0], set()).add(ways[1])
     return _circle(leads)
 
@@ -322,9 +312,7 @@ def test_no_room_leads_to_itself_by_way_of_others(tree: Tree) -> None:
 
 
 def test_what_is_owed_is_still_there(tree: Tree) -> None:
-    assert {
-        (room(module), room(target)) for module, targets in tree.imports.items() for target, _ in targets
-    } >= OWED | CIRCLES
+    assert {(room(module), room(target)) for module, targets in tree.imports.items() for target, _ in targets} >= OWED
 
 
 def test_no_module_imports_itself_by_way_of_others(tree: Tree) -> None:

@@ -213,17 +213,17 @@ def train_while_full(folder: Path, first: int, last: int) -> list[str]:
     data, _ = _trained()
 
     def work() -> list[str]:
-        original = run_logger.RunLogger.step
+        original = run_logger.RunLogger.after_step
 
-        def step(self: Any, position: Any, *arguments: Any) -> None:
-            number, filler = position.global_step + 1, place / "filler"
+        def after_step(self: Any, trained: Any) -> None:
+            number, filler = trained.number, place / "filler"
             if number == first:
                 fill(filler)
             if number == last:
                 filler.unlink(missing_ok=True)
-            original(self, position, *arguments)
+            original(self, trained)
 
-        run_logger.RunLogger.step = step  # type: ignore[assignment, method-assign]
+        run_logger.RunLogger.after_step = after_step  # type: ignore[assignment, method-assign]
         recipe = _recipe(folder, _values(data, place / "run", train={"max_steps": 12, "threads": 1}))
         code, *wrong = _run(["train", str(recipe)], place)
         run = RunFolder(place / "run")

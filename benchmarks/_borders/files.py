@@ -37,6 +37,7 @@ from reelworks.data.media import location
 from reelworks.data.media.decode import MediaError, Request, load
 from reelworks.data.schedule import cost
 from reelworks.inference.evaluate import clips, vbench
+from reelworks.inference.generate import vbench_files
 from reelworks.training.recipe import recipe_file
 
 _SECONDS, _MOST_BYTES = 30.0, 400_000_000
@@ -177,7 +178,7 @@ READERS: dict[str, Callable[[Path, Callable[[Path], None]], list[str]]] = {
     "exclude list": _named("exclude.txt", lambda path: eligibility.read_exclude_list(str(path))),
     "batch sizes": _named("tuned.json", lambda path: tuned.read(str(path))),
     "costs": _named("costs.json", lambda path: cost.read_measured(str(path), ["a"])),
-    "prompts": _named("prompts.txt", lambda path: vbench.prompts(path, "--prompt-file")),
+    "prompts": _named("prompts.txt", lambda path: vbench_files.prompts(path, "--prompt-file")),
     "VBench's result": _named("r.json", vbench.results),
     "Open-Sora's config": _named("c.py", literals.read),
     "captions of eval": _measured,

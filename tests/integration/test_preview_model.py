@@ -20,7 +20,7 @@ from reelworks.models import registry
 from reelworks.models.config import ModelConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
-from reelworks.training.observers import preview_model as previews
+from reelworks.training.assembly import preview_model as previews
 from reelworks.training.recipe import preview_model, recipe_file, validation
 
 __all__ = ["lora", "pictures"]

@@ -95,7 +95,7 @@ def test_a_micro_batch_passes_through_twelve_files_at_most_and_the_page_names_th
     followed = follow(tiny(encode={"store": store}))
     assert len(followed.passed) <= 12
     assert followed.passed <= named
-    look_on = {"training/step/compiled_blocks.py", "training/observers/balance.py"}
+    look_on = {"training/step/compiled_blocks.py", "training/step/forward_times.py"}
     assert len(named & followed.called - look_on) <= 30
     of_the_other = (
         {"data/loader/shared_batches.py"}

@@ -9,6 +9,7 @@ import pytest
 
 from reelworks.core.errors import UserError
 from reelworks.inference.evaluate import vbench
+from reelworks.inference.generate import vbench_files
 
 
 def test_clips_have_the_names_that_vbench_looks_for(tmp_path: Path) -> None:
@@ -20,18 +21,18 @@ def test_clips_have_the_names_that_vbench_looks_for(tmp_path: Path) -> None:
     listed.write_text(json.dumps([*entries, entries[0]]))
     lines = tmp_path / "prompts.txt"
     lines.write_text("a cat, 4-5 times\n\n a dog \n")
-    prompts = vbench.prompts(listed, "--prompt-file")
-    assert prompts == vbench.prompts(lines, "--prompt-file") == ["a cat, 4-5 times", "a dog"]
-    files = vbench.files(tmp_path, prompts)
+    prompts = vbench_files.prompts(listed, "--prompt-file")
+    assert prompts == vbench_files.prompts(lines, "--prompt-file") == ["a cat, 4-5 times", "a dog"]
+    files = vbench_files.files(tmp_path, prompts)
     assert {path.name for path in files} == {f"{prompt}-{i}.mp4" for prompt in prompts for i in range(5)}
     assert files[tmp_path / "a dog-3.mp4"] == ("a dog", 3)
     for prompt in ("a/b", "x" * 300, ".hidden"):
         with pytest.raises(UserError) as refused:
-            vbench.files(tmp_path, [prompt])
+            vbench_files.files(tmp_path, [prompt])
         assert refused.value.code == "prompt-is-no-file-name"
     lines.write_text("\n")
     with pytest.raises(UserError, match="no prompt"):
-        vbench.prompts(lines, "--prompt-file")
+        vbench_files.prompts(lines, "--prompt-file")
 
 
 def test_results_of_vbench_are_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from reelworks.commands.main import app
 from reelworks.core import files
 from reelworks.data.distributed.mesh import World
 from reelworks.training.loop.config import ValidationConfig
-from reelworks.training.loop.early_stop import EarlyStop
+from reelworks.training.observers.early_stop import EarlyStop
 
 ONE = World(0, 1, torch.device("cpu"))
 

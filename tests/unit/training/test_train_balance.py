@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reelworks.training.observers import balance
-from reelworks.training.observers.balance import ForwardTimes, Note, RankNotes
+from reelworks.training.step.forward_times import ForwardTimes, Note, RankNotes
 
 COSTS = (1000, 3000)
 

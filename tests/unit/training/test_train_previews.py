@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ from reelworks.data.run import events
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.inference.evaluate.measure import MetricResult
-from reelworks.inference.generate import defaults, writers
+from reelworks.inference.generate import defaults, preview_options, writers
+from reelworks.inference.previews import previews
+from reelworks.inference.previews.previews import MetricReports, Previews
 from reelworks.models import factory, registry
 from reelworks.models.family import SamplingDefaults
 from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.models.sequence.sequence_parallel import SequenceParallel
 from reelworks.training.assembly import build
-from reelworks.training.observers import previews
-from reelworks.training.observers.previews import Previewer
+from reelworks.training.assembly.build import TrainedModel
+from reelworks.training.observers.observer import Pause, Training
 from reelworks.training.observers.run_logger import RunLogger
 from reelworks.training.plan import plan_report
 from reelworks.training.preflight import check
@@ -39,6 +43,7 @@ from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step.state import TrainState
 
 CPU = torch.device("cpu")
+ALONE = World(0, 1, CPU)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +89,7 @@ def test_previews_are_as_what_is_trained_most_and_as_generate_makes_it(
 ) -> None:
     """Before a run begins, the size is that which `generate` later reads from its plan; clips go before pictures."""
     data = data_of(frames=frames)
-    made = previews.options(data)
+    made = preview_options.options(data)
     spec = data.plan_spec(1, 1)
     run = RunFolder(tmp_path / "told")
     run.plan_folder.mkdir(parents=True)
@@ -98,13 +103,13 @@ def test_previews_are_as_what_is_trained_most_and_as_generate_makes_it(
 
 def test_what_a_recipe_says_of_previews_wins(data_of: Any) -> None:
     """Each key by itself; the others stay as they are without it."""
-    said = previews.options(data_of(num_frames=1, guidance_scale=1.5, num_inference_steps=4))
+    said = preview_options.options(data_of(num_frames=1, guidance_scale=1.5, num_inference_steps=4))
     assert said.shape == Shape(1, 48, 32)
     assert (said.num_inference_steps, said.guidance_scale) == (4, 1.5)
-    assert previews.options(data_of(height=64)).shape == Shape(5, 64, 48)
-    assert previews.options(data_of(prompts=[])) is None
+    assert preview_options.options(data_of(height=64)).shape == Shape(5, 64, 48)
+    assert preview_options.options(data_of(prompts=[])) is None
     with pytest.raises(UserError, match=r"samples\.reference = 'none\.png': No such file or directory"):
-        previews.options(data_of(reference="none.png"))
+        preview_options.options(data_of(reference="none.png"))
 
 
 def test_sizes_fill_whole_patches_where_a_network_does_not_pad(data_of: Any, tmp_path: Path) -> None:
@@ -148,20 +153,26 @@ def test_previews_beyond_memory_end_no_training(
     fits, too_large = data_of(num_frames=1, num_inference_steps=2), data_of(height=8 * 10**12)
     recipe = fits.recipe
     denoiser = build.denoiser(recipe, CPU)
-    parts = (DtypeBoundary(denoiser), build.encoder(recipe, CPU), TrainState.start(denoiser, recipe.train))
+    state = TrainState.start(denoiser, recipe.train)
+    model = TrainedModel(
+        DtypeBoundary(denoiser), build.encoder(recipe, CPU), state, None, None, SequenceParallel(), None, ()
+    )
     run = RunFolder(tmp_path / "run")
-    alone = World(0, 1, CPU)
-    with to_terminal(), RunLogger(run, fits, alone, begins(fits), recipe_name="") as log:
+    at_end = Pause(replace(begins(fits), global_step=1), None, lambda: True)
+    with to_terminal(), RunLogger(run, fits, ALONE, begins(fits), recipe_name="") as log:
         for data in (too_large, fits):
-            previewer = Previewer(data.recipe, *parts, alone, run, previews.options(data))
-            previewer.run(1, log)
-    assert previewer.exist(1)
-    next(run.samples_folder.glob("step-000000001/*")).unlink()
-    assert not previewer.exist(1), "a training that was killed before the last preview makes them again"
+            shown = Previews(Training(run, ALONE, data, model, None, None, log, None), preview_options.options(data))
+            shown.after_save(at_end)
+        (made,) = run.samples_folder.glob("step-000000001/*")
+        shown.begin(at_end)
+        assert len(list(events.read(run.events_file, "samples"))) == 1, "they are there"
+        made.unlink()
+        shown.begin(at_end)
+        assert made.exists(), "a training that was killed before the last preview makes them again"
     said = capsys.readouterr().out
     assert "warning: previews could not be generated: this shape does not fit into memory" in said
     assert "making previews: 1 clip of 32×48, 2 steps, guidance scale 7\n" in said
-    (told,) = events.read(run.events_file, "samples")
+    told, _ = events.read(run.events_file, "samples")
     assert (told["num_inference_steps"], told["guidance_scale"]) == (2, 7.0)
 
 
@@ -220,16 +231,17 @@ def test_the_step_to_use_is_told_once_when_only_copying_rises(
     data, run = data_of(), RunFolder(tmp_path / "run")
     run.create({})
 
-    def measured(log: RunLogger, step: int) -> None:
+    def measured(reports: MetricReports, step: int) -> None:
         rising = {"likeness-pixels": min(step, 3) / 4, "closeness-pixels": 0.5 + max(step - 3, 0) / 4}
-        log.preview_metrics(step, [MetricResult(name, True, value) for name, value in rising.items()])
+        reports.log(step, [MetricResult(name, True, value) for name, value in rising.items()])
 
     for steps in (range(1, 5), range(5, 9)):
         stage = {"name": "b", "step": 4} if stages > 1 and steps[0] > 4 else {"name": "a", "step": 0}
         EventLog(run.events_file).write("start", step=steps[0] - 1, resumed_from=steps[0] - 1, stage=stage)
-        with to_terminal(), RunLogger(run, data, World(0, 1, CPU), begins(data), recipe_name="") as log:
+        with to_terminal(), RunLogger(run, data, ALONE, begins(data), recipe_name="") as log:
+            reports = MetricReports(Training(run, ALONE, data, None, None, None, log, None))
             for step in steps:
-                measured(log, step)
+                measured(reports, step)
     (told,) = events.read(run.events_file, "stop_advice")
     assert (told["step"], told["use"]) == (advised_at, use)
     said = capsys.readouterr().out

@@ -24,18 +24,17 @@ from reelworks.data.distributed import mesh
 from reelworks.data.distributed.mesh import World
 from reelworks.data.run import history
 from reelworks.data.run.folder import RunFolder
-from reelworks.inference.evaluate import held_out, likeness, report, vbench
+from reelworks.inference.evaluate import held_out, likeness, report
 from reelworks.inference.evaluate.held_out import EvaluatedModel
 from reelworks.inference.evaluate.measure import MetricResult, PreviewMetrics
 from reelworks.inference.evaluate.request import EvalRequest
 from reelworks.inference.evaluate.training_clips import TrainingClips
-from reelworks.inference.generate import writers
+from reelworks.inference.generate import preview_options, vbench_files, writers
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import components
 from reelworks.training.coverage import stop_advice
 from reelworks.training.coverage.stop_advice import StopAdvice
-from reelworks.training.observers import previews
 from reelworks.training.observers.validation import Validation
 from reelworks.training.recipe import preview_model, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
@@ -246,7 +245,7 @@ def _with_prompts(recipe: Recipe, request: EvalRequest) -> Recipe:
     """Return the recipe with the prompts to generate from."""
     prompts = recipe.samples.prompts
     if request.prompts is not None:
-        prompts = vbench.prompts(request.prompts, "--prompts")
+        prompts = vbench_files.prompts(request.prompts, "--prompts")
     if not prompts:
         raise UserError(
             "the recipe has no prompts to generate clips from",
@@ -284,7 +283,7 @@ class _Series:
         """Open the data, and find out how clips are generated and measured; loads no network."""
         source = EvaluatedModel(recipe, run.path, step, "model" if request.raw_weights else "ema")
         data = source.data()
-        options = previews.options(data)
+        options = preview_options.options(data)
         assert options is not None, "there are prompts"
         if request.seed is not None:
             options = replace(options, seed=request.seed)

@@ -17,6 +17,7 @@ from reelworks.inference.evaluate.measure import MetricResult, measure
 from reelworks.inference.evaluate.metric import Settings
 from reelworks.inference.evaluate.request import EvalRequest
 from reelworks.inference.evaluate.training_clips import TrainingClips
+from reelworks.inference.generate import vbench_files
 
 WEIGHTS = ("clip", "dinov2", "inception", "videomae")
 
@@ -66,7 +67,7 @@ def of_folders(request: EvalRequest, on_clip: Callable[[int, int], None] = lambd
             yield clip
 
     of_references = None if references is None else counted(clips.read(references), len(files))
-    captions = {name: vbench.prompt_of(name) for name in files} if request.prompts_in_names else None
+    captions = {name: vbench_files.prompt_of(name) for name in files} if request.prompts_in_names else None
     measured, unreadable = measure(kinds, counted(clips.read(files, references, captions), 0), of_references, settings)
     return Report(generated, reference, [*measured, *foreign], unreadable)
 

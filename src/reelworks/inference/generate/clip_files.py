@@ -13,8 +13,7 @@ from reelworks.core.shape import Shape
 from reelworks.data.checkpoint import locate
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import history
-from reelworks.inference.evaluate import vbench
-from reelworks.inference.generate import conditions, defaults, load_run, writers
+from reelworks.inference.generate import conditions, defaults, load_run, vbench_files, writers
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
@@ -185,7 +184,9 @@ def _jobs(request: GenerateRequest, on_note: Callable[[str], None]) -> list[_Job
     """Return what is to be generated; of the prompts of a file, what does not exist yet."""
     if request.prompt_file is None:
         return [_Job(list(request.prompts), writers.numbered(request.output, len(request.prompts)))]
-    files = vbench.files(request.output, vbench.prompts(request.prompt_file, "--prompt-file"), request.samples)
+    files = vbench_files.files(
+        request.output, vbench_files.prompts(request.prompt_file, "--prompt-file"), request.samples
+    )
     missing = {path: of for path, of in files.items() if not path.exists()}
     if len(missing) < len(files):
         on_note(f"{len(files) - len(missing)} of {len(files)} clips are there already")

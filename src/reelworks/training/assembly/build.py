@@ -10,13 +10,9 @@ from typing import Literal
 import torch
 
 from reelworks.core import log
-from reelworks.core.log import logger
-from reelworks.data.distributed import mesh
 from reelworks.data.distributed.layout import Layout
-from reelworks.data.distributed.mesh import World
 from reelworks.models import components, factory, hub
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
-from reelworks.models.attention import attention
 from reelworks.models.attention.attention_audit import AttentionFault
 from reelworks.models.base_model import Base
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
@@ -29,13 +25,10 @@ from reelworks.models.sound.config import SoundConfig
 from reelworks.models.sound.encoder import SoundEncoder
 from reelworks.models.storage import weights
 from reelworks.models.vision import VisionEncoder
-from reelworks.training.assembly import weights_layout
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.sound import SoundTrack
-from reelworks.training.memory import dry_run
-from reelworks.training.preflight import kernels
 from reelworks.training.recipe import preview_model
-from reelworks.training.recipe.dataset import RecipeData, sound_spec
+from reelworks.training.recipe.dataset import sound_spec
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step.compiled_blocks import CompiledBlocks
 from reelworks.training.step.state import TrainState
@@ -58,42 +51,6 @@ class TrainedModel:
     sequence: SequenceParallel
     layout: Layout
     wrong_kernels: tuple[AttentionFault, ...]
-
-    @classmethod
-    def build(
-        cls, data: RecipeData, world: World, *, resumed: bool, encoders: FrozenEncoders | None = None
-    ) -> TrainedModel:
-        """Build a recipe's model, check its dtypes for all buckets, and shard it. Collective.
-
-        `encoders` take the place of the recipe's, such as those that are loaded at their first use.
-        """
-        recipe = data.recipe
-        require_sources(recipe, resumed=resumed)
-        network = denoiser(recipe, world.home, resumed=resumed)
-        encoders = encoder(recipe, world.device) if encoders is None else encoders
-        dry_run.audit_shapes(network, encoders, data.table, world)
-        for fault in dry_run.faults_of_encoders(encoders):
-            raise fault
-        attention.use(network, recipe.model.attention, world.device)
-        wrong_kernels = kernels.require_right(network, encoders, data, world)
-        layout, reason = weights_layout.choose(
-            recipe, network, ranks=world.size, local_ranks=world.local_size, device_bytes=world.device_bytes
-        )
-        if world.size > 1 and world.is_main:
-            logger.info(f"{layout} ({layout.strategy}): {reason}")
-        sequence = SequenceParallel.of_denoiser(network, components.family_config(recipe.model).network, world)
-        mesh.shard(network.module, network.sharding().blocks, network.contract, world, layout)
-        compiled = CompiledBlocks.of_recipe(network, data)
-        return cls(
-            DtypeBoundary(network),
-            encoders,
-            TrainState.start(network, recipe.train),
-            network.base,
-            compiled,
-            sequence,
-            layout,
-            wrong_kernels,
-        )
 
 
 def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = True) -> dict[str, str]:

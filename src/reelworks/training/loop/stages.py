@@ -17,8 +17,8 @@ from reelworks.data.distributed.mesh import World
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.cursor import Cursor, StageStart
-from reelworks.training.loop.early_stop import EarlyStop
 from reelworks.training.loop.request import TrainRequest
+from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.recipe import diff, recipe_file
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.recipe.stages import StageConfig

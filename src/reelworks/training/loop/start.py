@@ -10,13 +10,17 @@ from pathlib import Path
 from reelworks.core import log
 from reelworks.core.log import logger
 from reelworks.data.catalog.scan.scan import ScanProgress
-from reelworks.data.distributed import layout
+from reelworks.data.distributed import layout, mesh
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.position import DataPosition
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.plan import PlanSpec
+from reelworks.models import components
+from reelworks.models.attention import attention
+from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.sequence import sequence_limits
-from reelworks.training.assembly import build
+from reelworks.models.sequence.sequence_parallel import SequenceParallel
+from reelworks.training.assembly import build, preview_model, weights_layout
 from reelworks.training.assembly.build import TrainedModel
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute.encode_worker import Progress
@@ -26,13 +30,15 @@ from reelworks.training.loop.config import no_end
 from reelworks.training.loop.open_run import FolderLock, OpenRun
 from reelworks.training.loop.stages import Stage
 from reelworks.training.memory import dry_run
-from reelworks.training.observers import preview_model, trackers
+from reelworks.training.observers import trackers
 from reelworks.training.precompute import encoding
-from reelworks.training.preflight import stage_data
+from reelworks.training.preflight import kernels, stage_data
 from reelworks.training.recipe import dataset, recipe_file, validation
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import optimizer_names, out_of_memory
+from reelworks.training.step.compiled_blocks import CompiledBlocks
+from reelworks.training.step.state import TrainState
 
 
 def require_possible(recipe: Recipe, world: World) -> None:
@@ -113,10 +119,33 @@ def stored_latents(
 def build_model(
     run: OpenRun, data: RecipeData, sources: Mapping[str, str], encoders: FrozenEncoders | None, *, resumed: bool
 ) -> TrainedModel:
-    """Build the model, and warn if a resumed run's published weights have moved since."""
-    if resumed and run.world.is_main:
+    """Build a recipe's model, check its dtypes and kernels for all buckets, and shard it. Collective.
+
+    `encoders` take the place of the recipe's, such as those that are loaded at their first use. Warns if a resumed run's
+    published weights have moved since.
+    """
+    recipe, world = data.recipe, run.world
+    if resumed and world.is_main:
         resume.log_moved_sources(run.folder, sources)
-    return TrainedModel.build(data, run.world, resumed=resumed, encoders=encoders)
+    network = build.denoiser(recipe, world.home, resumed=resumed)
+    encoders = build.encoder(recipe, world.device) if encoders is None else encoders
+    dry_run.audit_shapes(network, encoders, data.table, world)
+    for fault in dry_run.faults_of_encoders(encoders):
+        raise fault
+    attention.use(network, recipe.model.attention, world.device)
+    wrong_kernels = kernels.require_right(network, encoders, data, world)
+    shards, reason = weights_layout.choose(
+        recipe, network, ranks=world.size, local_ranks=world.local_size, device_bytes=world.device_bytes
+    )
+    if world.size > 1 and world.is_main:
+        logger.info(f"{shards} ({shards.strategy}): {reason}")
+    sequence = SequenceParallel.of_denoiser(network, components.family_config(recipe.model).network, world)
+    mesh.shard(network.module, network.sharding().blocks, network.contract, world, shards)
+    compiled = CompiledBlocks.of_recipe(network, data)
+    state = TrainState.start(network, recipe.train)
+    return TrainedModel(
+        DtypeBoundary(network), encoders, state, network.base, compiled, sequence, shards, wrong_kernels
+    )
 
 
 def rehearse(run: OpenRun, data: RecipeData, model: TrainedModel, position: DataPosition, *, debug: bool) -> None:

@@ -19,22 +19,26 @@ from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.distributed import mesh
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.position import DataPosition
+from reelworks.data.loader.step_source import StepSource
 from reelworks.data.run.folder import RunFolder
 from reelworks.models.attention import attention, attention_audit
+from reelworks.training.encoding import stored_batches
 from reelworks.training.encoding.precompute.encode_worker import Progress
 from reelworks.training.loop import checkpointing, open_run, rendezvous, resume, stages, start
 from reelworks.training.loop.checkpointing import CheckpointManager
-from reelworks.training.loop.early_stop import EarlyStop
 from reelworks.training.loop.open_run import FolderLock
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.loop.stages import Stage
 from reelworks.training.loop.stop_signals import Stopped, StopSignals
 from reelworks.training.loop.training_loop import EndReason, Trainer
-from reelworks.training.observers import previews
+from reelworks.training.observers import registry
+from reelworks.training.observers.early_stop import EarlyStop
+from reelworks.training.observers.observer import Training
 from reelworks.training.observers.profile import StepProfiler
 from reelworks.training.observers.run_logger import RunLogger
 from reelworks.training.preflight import kernels
 from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
 
@@ -173,8 +177,9 @@ def _train_stage(
         start.require_later_stages(stage, world, on_scan)
         start.scan(stage.recipe, world, on_scan)
         this_run, data, spec = start.plan(stage, folder_lock, world)
-        recipe, preview_options, resumed = data.recipe, previews.options(data), stage.step is not None
-        previews.require_measured(recipe)
+        recipe, resumed = data.recipe, stage.step is not None
+        others = registry.prepare(data)
+        registry.require(recipe)
         sources = start.require_weights(recipe, resumed=resumed)
         stored, encoders = stack.enter_context(start.stored_latents(data, spec, world, on_encode))
 
@@ -198,12 +203,29 @@ def _train_stage(
             run_log.event("attention", step=position.global_step, replaced=replaced)
         mirror = stack.enter_context(checkpointing.mirroring(this_run, recipe, run_log, resumed_from))
         checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)
-        profiler = StepProfiler(request.profiled_steps, this_run.folder, run_log, world)
-        trainer = Trainer(this_run, data, model, preview_options, checkpoints, run_log, early, profiler, stored)
+        encoder = stored_batches.choose(model.encoder, world, stored)
+        source = _source(data, world)
+        training = Training(this_run.folder, world, data, model, encoder, source, run_log, checkpoints)
+        trainer = Trainer(training, this_run, checkpoints, run_log, early)
+        profiler = StepProfiler(request.profiled_steps, training)
+        trainer.observe(first=profiler, last=[make(training) for make in others])
         end, reason = trainer.train(position, stage, signals)
         if reason != "stage":
             signals.restore()  # nothing is left to save: what follows may wait for an upload
     return StageEnd(end, reason, checkpoints.exported)
+
+
+def _source(data: RecipeData, world: World) -> StepSource:
+    train = data.recipe.train
+    return StepSource(
+        data,
+        rank=world.data_rank,
+        world=world.data_size,
+        max_steps=train.max_steps,
+        max_epochs=train.max_epochs,
+        skips=train.skips,
+        sequence_rank=None if world.sequence is None else world.sequence.rank,
+    )
 
 
 def _result(run: RunFolder, end: StageEnd, exports: Sequence[Path]) -> TrainResult:

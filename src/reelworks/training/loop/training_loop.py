@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Literal, cast
-
-import numpy as np
+from typing import Any, Literal
 
 from reelworks.core import log
 from reelworks.core.errors import UserError
@@ -21,34 +19,27 @@ from reelworks.core.log import logger
 from reelworks.data.loader import failures
 from reelworks.data.loader.failures import FailedClip
 from reelworks.data.loader.position import DataPosition, next_epoch, no_steps
-from reelworks.data.loader.step_source import StepSource
 from reelworks.data.media.decode_pool import DecodePool
-from reelworks.data.run import events
-from reelworks.inference.generate.pipeline import GenerateOptions
-from reelworks.models.api import Denoiser
 from reelworks.models.export import exports_folder
-from reelworks.training.assembly.build import TrainedModel
-from reelworks.training.encoding import stored_batches
 from reelworks.training.encoding.encode_prefetcher import EncodePrefetcher
-from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.loop import resume
 from reelworks.training.loop.checkpointing import CheckpointManager
-from reelworks.training.loop.early_stop import EarlyStop
 from reelworks.training.loop.open_run import OpenRun
 from reelworks.training.loop.stages import Stage
 from reelworks.training.loop.stop_signals import StopSignals
-from reelworks.training.observers import balance, previews
-from reelworks.training.observers.balance import ForwardTimes
-from reelworks.training.observers.clip_measure import ClipMeasurer
-from reelworks.training.observers.previews import Previewer
-from reelworks.training.observers.profile import StepProfiler
+from reelworks.training.observers.balance import BalanceReports
+from reelworks.training.observers.clip_measure import ClipLossRounds
+from reelworks.training.observers.compiled_graphs import CompiledGraphs
+from reelworks.training.observers.early_stop import EarlyStop
+from reelworks.training.observers.idle_layers import IdleLayerReports
+from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
 from reelworks.training.observers.run_logger import RunLogger
-from reelworks.training.observers.validation import Validator
+from reelworks.training.observers.spike_reports import SpikeReports
+from reelworks.training.observers.validations import Validations
 from reelworks.training.plan import compiled_graphs
-from reelworks.training.recipe.dataset import RecipeData
-from reelworks.training.step import out_of_memory, progress
-from reelworks.training.step.adapter_watch import AdapterWatch
+from reelworks.training.step import forward_times, out_of_memory, progress
 from reelworks.training.step.examples import ExampleBuilder
+from reelworks.training.step.forward_times import ForwardTimes
 from reelworks.training.step.step_sums import StepFlags
 from reelworks.training.step.train_step import StepResult, TrainStep
 
@@ -57,123 +48,96 @@ EndReason = Literal["finished", "stage", "signal"]
 
 
 class Trainer:
-    """Loop over steps: take a step, log it, count its clips, then validate, save and preview when they are due."""
+    """Loop over steps: take a step, let observers look at it, count its clips, and save when that is due."""
 
     def __init__(
-        self,
-        run: OpenRun,
-        data: RecipeData,
-        model: TrainedModel,
-        preview_options: GenerateOptions | None,
-        checkpoints: CheckpointManager,
-        log: RunLogger,
-        early: EarlyStop,
-        profiler: StepProfiler,
-        stored: StoredLatents | None = None,
+        self, training: Training, run: OpenRun, checkpoints: CheckpointManager, log: RunLogger, early: EarlyStop
     ) -> None:
-        self._early, self._profiler = early, profiler
-        recipe, world = data.recipe, run.world
-        boundary, state = model.boundary, model.state
-        encoder = stored_batches.choose(model.encoder, world, stored)
-        self.data, self._encoder = data, encoder
-        self._recipe, self._run, self._world = recipe, run, world
-        self._checkpoints, self._log = checkpoints, log
-        self._source = StepSource(
-            data,
-            rank=world.data_rank,
-            world=world.data_size,
-            max_steps=recipe.train.max_steps,
-            max_epochs=recipe.train.max_epochs,
-            skips=recipe.train.skips,
-            sequence_rank=None if world.sequence is None else world.sequence.rank,
-        )
-        self._compiled = model.compiled
-        self._balance_every = recipe.train.log_balance_every
-        times_forward = world.size > 1 and world.sequence is None and self._balance_every is not None
-        self._times = ForwardTimes(world.device, times_forward and balance.can_time_forward(state.module))
-        self._examples = ExampleBuilder(recipe, data.table, encoder)
-        experts = 2 if recipe.model.experts == "both" else 1
-        denoiser = cast(Denoiser, boundary.denoiser)
-        # Only the main rank tells it.
-        past = events.timeline(run.folder.events_file, "idle_layers") if world.is_main else []
-        told = {(layer, event["problem"]) for event in past for layer in event["layers"]}
-        used = {*denoiser.lora_targets("default"), *denoiser.lora_targets("blocks")}
-        self._watch = AdapterWatch(state.optimizer.trained, world, experts=experts, always_used=used, told=told)
+        data, model, world = training.data, training.model, training.world
+        recipe = data.recipe
+        self.data, self._recipe, self._world = data, recipe, world
+        self._run, self._checkpoints, self._log, self._early = run, checkpoints, log, early
+        self._source, self._encoder, self._compiled = training.source, training.encoder, model.compiled
+        timed = recipe.train.log_balance_every is not None and world.size > 1 and world.sequence is None
+        times = ForwardTimes(world.device, timed and forward_times.can_time_forward(model.state.module))
+        self._examples = ExampleBuilder(recipe, data.table, training.encoder)
+        idle = IdleLayerReports.of_training(training)
         self._train_step = TrainStep(
-            boundary,
+            model.boundary,
             self._examples,
-            state,
+            model.state,
             world,
             model.compiled,
-            self._times,
+            times,
             data.stage,
             sequence=model.sequence,
-            watch=self._watch,
+            watch=idle.watch,
         )
-        self._state = state
-        self._validator = Validator(
-            boundary, encoder, world, self._source, data.held_out(), recipe, sequence=model.sequence
-        )
-        self._clip_measurer = ClipMeasurer(boundary, encoder, world, self._source, data, state, model.sequence)
-        metrics = previews.metrics(data, world.device)
-        self._previewer = Previewer(
-            recipe,
-            boundary,
-            model.encoder,
-            state,
-            world,
-            run.folder,
-            preview_options,
-            model.sequence,
-            metrics,
-            model.layout,
-        )
+        self._observers: list[StepObserver] = [
+            log,
+            SpikeReports(training),
+            idle,
+            CompiledGraphs(training),
+            BalanceReports(training, times),
+            Validations(training, early),
+            ClipLossRounds.of_training(training),
+        ]
         self._consecutive_non_finite = 0
         self._step_seconds = 0.0
+
+    def observe(self, *, first: StepObserver, last: Iterable[StepObserver]) -> None:
+        """Add an observer that comes before all others, and some that come after them."""
+        self._observers = [first, *self._observers, *last]
 
     def train(self, position: DataPosition, stage: Stage, signals: StopSignals) -> tuple[DataPosition, EndReason]:
         """Train from a position to the end of the stage, and return where and why training stopped."""
         self._world.wait()  # a signal stops all ranks in the same way
         signals.begin_stage()
-        config, resumed = self._recipe.data, stage.step is not None
         with ExitStack() as stack:
-            pool = DecodePool(
-                config.num_workers if self._encoder.decodes(self.data.table) else 0, config.decode_timeout
-            )
+            decoders = self._recipe.data.num_workers if self._encoder.decodes(self.data.table) else 0
+            pool = DecodePool(decoders, self._recipe.data.decode_timeout)
             stack.callback(pool.close)
-            if self._recipe.train.clip_losses != "off":
-                self._state.clip_losses.begin(self.data, position, is_main=self._world.is_main)
-            if resumed and not stage.begins:
-                self._measure_if_lacking(position, pool)
-            if self._is_done(position):
-                self._complete(position, pool, resumed=resumed)
-                return self._end_stage(position, stage, signals)
+            now = Pause(position, pool, lambda: self._is_done(position), stage.step is None, stage.begins)
+            if not now.is_new and not now.begins_stage:
+                self._each(lambda observer: observer.make_up(now))
+            is_done = self._is_done(position)
+            if is_done:
+                self._tell_that_nothing_is_left(now)
+            self._each(lambda observer: observer.begin(now))
+            if is_done:
+                return self._end_stage(position, pool, stage, signals)
+            return self._train_steps(position, pool, stage, signals)
 
-            if not resumed:
-                self._validate(position, pool)  # of the untrained weights, for comparison
-            elif not stage.begins and progress.is_due(self._recipe.samples.every_steps, position.global_step):
-                self._make_lacking_previews(position.global_step)
-            self._measure_clips(position, pool)  # a signal may have come before it
-            batches = self._encoded_batches(position, pool)
-            self._begin_segment(position)
-            while not self._is_done(position):
-                if position.at_end:
-                    with log.stage("planning the next epoch"):
-                        position, empty = next_epoch(self.data, position.spec, position)
-                    resume.log_empty(empty)
-                    if self._is_done(position):  # no clip is drawn in any of the epochs that were left
-                        self._after_step(position, pool, None)
-                    else:
-                        self._begin_segment(position)
-                    continue
-                position, flags = self._take_step(position, batches, stop=bool(signals.received))
-                # A signal to any rank stops all ranks after the same step.
-                if flags.stop and not self._is_done(position):
-                    self._save_and_leave(position, pool)
-                    return self._stop(position, "signal")
-                self._after_step(position, pool, flags)
-            self._end_record(position)
-            return self._end_stage(position, stage, signals)
+    def _train_steps(
+        self, position: DataPosition, pool: DecodePool, stage: Stage, signals: StopSignals
+    ) -> tuple[DataPosition, EndReason]:
+        batches = self._encoded_batches(position, pool)
+        self._begin_segment(position)
+        while not self._is_done(position):
+            if position.at_end:
+                with log.stage("planning the next epoch"):
+                    position, empty = next_epoch(self.data, position.spec, position)
+                resume.log_empty(empty)
+                if self._is_done(position):  # no clip is drawn in any of the epochs that were left
+                    self._after_step(position, pool, None)
+                else:
+                    self._begin_segment(position)
+                continue
+            position, flags = self._take_step(position, batches, stop=bool(signals.received))
+            # A signal to any rank stops all ranks after the same step.
+            if flags.stop and not self._is_done(position):
+                self._save_and_leave(position, pool)
+                return self._stop(position, pool, "signal")
+            self._after_step(position, pool, flags)
+        self._end_record(position)
+        return self._end_stage(position, pool, stage, signals)
+
+    def _each(self, call: Callable[[StepObserver], None]) -> None:
+        for observer in self._observers:
+            call(observer)
+
+    def _pause(self, position: DataPosition, pool: DecodePool) -> Pause:
+        return Pause(position, pool, lambda: self._is_done(position))
 
     def _encoded_batches(self, position: DataPosition, pool: DecodePool) -> EncodePrefetcher:
         """Return the encoded micro-batches from a position to the end of training, across epochs."""
@@ -200,21 +164,14 @@ class Trainer:
         if self._recipe.train.skips(step + 1):
             result = StepResult.skipped(self._train_step.set_rate(step))  # the source omits it too
         else:
-            self._profiler.before(step + 1)
+            self._each(lambda observer: observer.before_step(step + 1))
             result = self._run_step(position, batches, self._checkpoints.flags(stop=stop))
-            self._profiler.after(step + 1)
         self._step_seconds = time.monotonic() - began
-        self._log.step(position, result, self._failed_clips(result), self._step_seconds, batches.waited_seconds())
-        if self._state.clip_losses.is_on:
-            batches_of_rank = result.batches if result.applied else ()
-            of_clips = np.array(result.clip_losses), np.array(result.clip_times)
-            trained = result.clips + result.repeats
-            self._state.clip_losses.add(step + 1, batches_of_rank, *of_clips, trained=trained)
-        if (news := self._compiled.news()) is not None:
-            self._log.event("compiled", step=step + 1, **news)
+        trained = TrainedStep(
+            position, result, self._failed_clips(result), self._step_seconds, batches.waited_seconds()
+        )
+        self._each(lambda observer: observer.after_step(trained))
         position = _advance(position, result)
-        if progress.is_due(self._balance_every, position.global_step):
-            self._log_balance(position)
         self._require_few_failures(position)
         self._require_finite(position.global_step, result)
         return position, result.flags
@@ -255,68 +212,28 @@ class Trainer:
             self._log.epoch_ends(position)
         self._end_record(position)
         self._checkpoints.save_last(position, {})
-        self._measure_if_lacking(position, pool)
-
-    def _measure_if_lacking(self, position: DataPosition, pool: DecodePool) -> None:
-        """Validate at a step whose checkpoint has no metrics, if they are due, and add them to it."""
-        step = position.global_step
-        if not progress.is_due(self._recipe.validation.every_steps, step) or self._checkpoints.has_metrics(step):
-            return
-        if metrics := self._validate(position, pool):
-            self._checkpoints.record_metrics(step, metrics)
+        self._each(lambda observer: observer.make_up(self._pause(position, pool)))
 
     def _after_step(self, position: DataPosition, pool: DecodePool, flags: StepFlags | None) -> None:
-        """End the epoch, validate, save and preview, each if it is due.
+        """End the epoch, let observers measure, and save, each if it is due.
 
         `flags` are those of all ranks in the step before, None if epochs passed without a step. A loss of an earlier step
         does not belong to this step's checkpoint.
         """
-        step, done = position.global_step, self._is_done(position)
+        step, now = position.global_step, self._pause(position, pool)
         # Validation, saves and previews last as long as they do.
         self._world.mark("after it", step, limited=False)
-        metrics: dict[str, float] = {}
         if position.at_end:
             self._log.epoch_ends(position)
-        # Validate before saving, so that the checkpoint holds its loss.
-        if done or progress.is_due(self._recipe.validation.every_steps, step):
-            metrics = self._validate(position, pool)
-            done = self._is_done(position)  # the validation loss may have ended training
-        self._measure_clips(position, pool)
-        previews_due = done or progress.is_due(self._recipe.samples.every_steps, step)
-        # Only if they are measured, previews are made before saving; otherwise their failure could cost a checkpoint.
-        if previews_due and self._previewer.metrics is not None:
-            metrics = metrics | self._previewer.run(step, self._log)
-        if done:
+        metrics: dict[str, float] = {}
+        for observer in self._observers:
+            metrics |= observer.metrics(now)
+        if now.is_over():
             self._checkpoints.save_last(position, metrics)
         elif flags is not None:
             self._checkpoints.after_step(position, metrics, flags, self._step_seconds)
-        if done or self._watch.is_first_due or self._checkpoints.saved_step == step:
-            for idle in self._watch.find_idle(is_end=done):
-                self._log.idle_layers(step, idle)
-        if previews_due and self._previewer.metrics is None:
-            self._previewer.run(step, self._log)
-
-    def _validate(self, position: DataPosition, pool: DecodePool) -> dict[str, float]:
-        if not len(self._validator.held_out):
-            return {}
-        began = time.monotonic()
-        with log.stage("validating"), self._state.averaged():
-            result = self._validator.run(pool)
-        if result is None:
-            return {}
-        self._log.validation(position.global_step, result, time.monotonic() - began)
-        was_over = self._early.is_over
-        self._early.add(position.global_step, result.loss)
-        if self._early.is_over and not was_over:
-            best = {"best": self._early.best, "best_step": self._early.best_step}
-            self._log.event("early_stop", step=position.global_step, patience=self._early.config.patience, **best)
-            logger.info("training ends: %s", self._early)
-        return {"validation/loss": result.loss}
-
-    def _measure_clips(self, position: DataPosition, pool: DecodePool) -> None:
-        """Measure a round of clips with fixed noise, if one is due."""
-        if (measured := self._clip_measurer.run_if_due(position, pool)) is not None:
-            self._log.event("clip_losses", step=position.global_step, clips=measured.clips, seconds=measured.seconds)
+        now = replace(now, is_saved=self._checkpoints.saved_step == step)
+        self._each(lambda observer: observer.after_save(now))
 
     def _begin_segment(self, position: DataPosition) -> None:
         """Record and log the plan of an epoch, or of the rest of one."""
@@ -328,10 +245,10 @@ class Trainer:
         if not position.plan.num_steps:  # a resume found that the clips left in the epoch no longer exist
             self._log.epoch_ends(position)
 
-    def _complete(self, position: DataPosition, pool: DecodePool, *, resumed: bool) -> None:
-        """Validate and preview at the last step if a run was killed between its last save and its end."""
-        step = position.global_step
-        if not resumed:
+    def _tell_that_nothing_is_left(self, now: Pause) -> None:
+        """Tell why a start trains nothing, where a run was at its end."""
+        position, step = now.position, now.step
+        if now.is_new:
             raise no_steps(self.data)
         if not position.plan.num_steps:
             self._begin_segment(position)
@@ -343,37 +260,22 @@ class Trainer:
         else:
             keys = [f"train.{key}" for key in progress.reached(self._recipe.train, position)]
             logger.info("nothing left to train at step %d; raise %s", step, " and ".join(keys))
-        if not self._checkpoints.has_metrics(step) and (metrics := self._validate(position, pool)):
-            self._checkpoints.record_metrics(step, metrics)
-        self._make_lacking_previews(step)
-
-    def _make_lacking_previews(self, step: int) -> None:
-        """Make the previews of the checkpoint that training went on from, if it was stopped before they were written."""
-        if not self._previewer.exist(step):
-            self._previewer.run(step, self._log)
 
     def _end_record(self, position: DataPosition) -> None:
         """Record how many steps of the segment were trained, if training stops within an epoch."""
         if self._world.is_main and not position.at_end:
             self._log.records.end(position)
 
-    def _log_balance(self, position: DataPosition) -> None:
-        """Compare the times of all ranks since the last comparison, if they are noted. Collective."""
-        if not self._times.is_on:
-            return
-        ranks: list[Any] = self._world.gather(self._times.take(position.spec.costs_us))
-        if self._world.is_main and ranks[0].notes:
-            self._log.balance(position.global_step, balance.compare(ranks))
-
-    def _end_stage(self, position: DataPosition, stage: Stage, signals: StopSignals) -> tuple[DataPosition, EndReason]:
+    def _end_stage(
+        self, position: DataPosition, pool: DecodePool, stage: Stage, signals: StopSignals
+    ) -> tuple[DataPosition, EndReason]:
         """Stop at the end of a stage. Collective, as a signal may have come to one rank since its last step began."""
         if stage.ends_run(position.global_step):
-            return self._stop(position, "finished")
-        return self._stop(position, "signal" if any(self._world.gather(bool(signals.received))) else "stage")
+            return self._stop(position, pool, "finished")
+        return self._stop(position, pool, "signal" if any(self._world.gather(bool(signals.received))) else "stage")
 
-    def _stop(self, position: DataPosition, reason: EndReason) -> tuple[DataPosition, EndReason]:
-        self._log_balance(position)
-        self._profiler.close(position.global_step)
+    def _stop(self, position: DataPosition, pool: DecodePool, reason: EndReason) -> tuple[DataPosition, EndReason]:
+        self._each(lambda observer: observer.end(self._pause(position, pool)))
         self._log.event("stop", step=position.global_step, reason=reason)
         if reason == "signal":
             logger.info("stopped after step %d; the same command goes on", position.global_step)

@@ -8,39 +8,20 @@ ranks, forward passes wait for each other as well, so that their times say nothi
 
 from __future__ import annotations
 
-import socket
 import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from torch import nn
-
-from reelworks.data.loader.micro_batch import MicroBatchRequest
-from reelworks.training.step import optimizers
+from reelworks.core.log import logger
+from reelworks.data.loader.position import DataPosition
+from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
+from reelworks.training.step import progress
+from reelworks.training.step.forward_times import ForwardTimes, Note, RankNotes
 
 SLOW = 1.15  # a rank that takes this many times what others take for the same micro-batches is named
 FEWEST = 10  # micro-batches of a rank without which it is not judged
-
-
-class Note(NamedTuple):
-    """A micro-batch of a rank: its bucket, clips with padding, planned cost, and seconds; cost and seconds 0 if idle."""
-
-    bucket: int
-    clips: int
-    planned: float
-    seconds: float
-
-
-class RankNotes(NamedTuple):
-    """Notes of a rank since the last exchange, in the order of its micro-batches."""
-
-    host: str
-    notes: list[Note]
 
 
 class Straggler(NamedTuple):
@@ -117,52 +98,45 @@ def _stragglers(ranks: Sequence[RankNotes], by_rank: list[dict[int, list[float]]
     return sorted(found, key=lambda one: -one.factor)
 
 
-@dataclass
-class ForwardTimes:
-    """Times of this rank's forward passes since the last exchange; nothing is noted unless it `is_on`.
+@dataclass(frozen=True)
+class BalanceReports(StepObserver):
+    """Compare ranks now and then, and name a slow one to the user once; does nothing if no times are noted."""
 
-    Those of the first step are dropped: caches, compilers and allocators warm up in it.
-    """
+    training: Training
+    times: ForwardTimes
+    _named: set[int] = field(default_factory=set)
 
-    device: torch.device
-    is_on: bool
-    _noted: list[tuple[MicroBatchRequest, Callable[[], float]]] = field(default_factory=list)
-    _is_warm: bool = False
+    def after_step(self, step: TrainedStep) -> None:
+        """Compare ranks if that is due."""
+        if progress.is_due(self.training.data.recipe.train.log_balance_every, step.number):
+            self._compare(step.position, step.number)
 
-    @contextmanager
-    def noting(self, work: MicroBatchRequest) -> Iterator[None]:
-        """Note the time of what is run in the context, the forward pass of a micro-batch."""
-        if not self.is_on or not self._is_warm:
-            yield
-            self._is_warm = self._is_warm or work.ends_step
-        elif self.device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            yield
-            end.record()
-            self._noted.append((work, lambda: begin.elapsed_time(end) / 1000))
-        else:
-            began = time.perf_counter()
-            yield
-            seconds = time.perf_counter() - began
-            self._noted.append((work, lambda: seconds))
+    def end(self, now: Pause) -> None:
+        """Compare ranks over the last steps."""
+        self._compare(now.position, now.step)
 
-    def take(self, costs: Sequence[int]) -> RankNotes:
-        """Return the notes and forget them; the device must be done with the passes. `costs` are planned ones of a clip."""
-        noted, self._noted = self._noted, []
-        notes = [_note(work, costs, read) for work, read in noted]
-        return RankNotes(socket.gethostname(), notes)
-
-
-def _note(work: MicroBatchRequest, costs: Sequence[int], read: Callable[[], float]) -> Note:
-    clips = len(work.uids)
-    return (
-        Note(work.bucket, clips, 0, 0.0)
-        if work.is_idle
-        else Note(work.bucket, clips, clips * costs[work.bucket], read())
-    )
-
-
-def can_time_forward(module: nn.Module) -> bool:
-    """Whether forward passes of a rank are its own: no weight is sharded over ranks, and collected in the pass."""
-    return all(map(optimizers.is_whole, module.parameters()))
+    def _compare(self, position: DataPosition, step: int) -> None:
+        world = self.training.world
+        if not self.times.is_on:
+            return
+        ranks: list[Any] = world.gather(self.times.take(position.spec.costs_us))
+        if not world.is_main or not ranks[0].notes:
+            return
+        found, buckets, log = compare(ranks), self.training.data.table.buckets, self.training.log
+        log.event(
+            "balance",
+            step=step,
+            planned=found.planned,
+            measured=found.measured,
+            seconds_by_rank=found.seconds_by_rank,
+            forward_ms_per_clip={buckets[i].name: ms for i, ms in found.ms_by_bucket.items()},
+            stragglers=[one._asdict() for one in found.stragglers],
+        )
+        log.curves(step, {"balance/planned": found.planned, "balance/measured": found.measured})
+        for one in found.stragglers:
+            if one.rank not in self._named:
+                self._named.add(one.rank)
+                logger.warning(
+                    f"rank {one.rank} on {one.host} takes {one.factor:.2f} times as long as usual for its micro-batches, "
+                    "and all others wait for it: see what else runs there, and its clocks and temperature"
+                )

@@ -33,6 +33,7 @@ from reelworks.models.objectives import objectives
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
 from reelworks.training.encoding.batch_encoder import BatchEncoder
+from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.step import draws, progress
 from reelworks.training.step.clip_account import Measured
@@ -191,6 +192,56 @@ class ClipMeasurer:
         ratio = draws.shift_ratio(objective, shape, self.encoder.encoders.autoencoder.geometry.latent(shape))
         _, times = objectives.from_config(objective).times(torch.tensor([_TIME], dtype=torch.float64), ratio)
         return float(times)
+
+
+@dataclass(frozen=True)
+class ClipLossRounds(StepObserver):
+    """Keep the losses of trained clips, and measure a round of clips when one is due."""
+
+    training: Training
+    measurer: ClipMeasurer
+
+    @classmethod
+    def of_training(cls, training: Training) -> ClipLossRounds:
+        """Keep and measure the clips of a training."""
+        model = training.model
+        return cls(
+            training,
+            ClipMeasurer(
+                model.boundary,
+                training.encoder,
+                training.world,
+                training.source,
+                training.data,
+                model.state,
+                model.sequence,
+            ),
+        )
+
+    def begin(self, now: Pause) -> None:
+        """Open the account, and measure what a signal came before."""
+        if self.training.data.recipe.train.clip_losses != "off":
+            account = self.training.model.state.clip_losses
+            account.begin(self.training.data, now.position, is_main=self.training.world.is_main)
+        if not now.is_over():
+            self._measure(now)
+
+    def after_step(self, step: TrainedStep) -> None:
+        """Note the losses of a step's clips."""
+        account, result = self.training.model.state.clip_losses, step.result
+        if account.is_on:
+            batches = result.batches if result.applied else ()
+            of_clips = np.array(result.clip_losses), np.array(result.clip_times)
+            account.add(step.number, batches, *of_clips, trained=result.clips + result.repeats)
+
+    def metrics(self, now: Pause) -> dict[str, float]:
+        """Measure a round of clips with fixed noise, if one is due; a checkpoint has no metric of it."""
+        self._measure(now)
+        return {}
+
+    def _measure(self, now: Pause) -> None:
+        if (measured := self.measurer.run_if_due(now.position, now.pool)) is not None:
+            self.training.log.event("clip_losses", step=now.step, clips=measured.clips, seconds=measured.seconds)
 
 
 def affordable(*, step: int, end: int | None, trained: int, share: float, knows_captions: bool) -> float:

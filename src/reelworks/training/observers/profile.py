@@ -5,24 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from reelworks.core.log import logger
-from reelworks.data.distributed.mesh import World
-from reelworks.data.run.folder import RunFolder
 from reelworks.training.observers import trace_gaps
-from reelworks.training.observers.run_logger import RunLogger
+from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
 
 _MOST_GAPS = 20  # in the event
 
 
-class StepProfiler:
+class StepProfiler(StepObserver):
     """Profile a range of steps with torch's profiler, on the main rank: operators, kernels, and their shapes."""
 
-    def __init__(self, steps: tuple[int, int] | None, run: RunFolder, log: RunLogger, world: World) -> None:
+    def __init__(self, steps: tuple[int, int] | None, training: Training) -> None:
+        world = training.world
         self._steps = steps if world.is_main else None
-        self._folder, self._log, self._device = run.profiles_folder, log, world.device
+        self._folder, self._log, self._device = training.folder.profiles_folder, training.log, world.device
         self._running: Any = None
         self._began = 0
 
-    def before(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """Begin with the first step of the range, or within it if a resume has passed that."""
         if self._steps is None or self._running is not None or not self._steps[0] <= step <= self._steps[1]:
             return
@@ -32,13 +31,16 @@ class StepProfiler:
         self._running, self._began = profile(activities=activities, record_shapes=True), step
         self._running.__enter__()
 
-    def after(self, step: int) -> None:
+    def after_step(self, step: TrainedStep) -> None:
         """Write the trace after the last step of the range."""
-        if self._running is not None and self._steps is not None and step >= self._steps[1]:
-            self.close(step)
+        if self._running is not None and self._steps is not None and step.number >= self._steps[1]:
+            self._close(step.number)
 
-    def close(self, step: int) -> None:
-        """Write what was profiled up to a step, if anything was."""
+    def end(self, now: Pause) -> None:
+        """Write what was profiled, if anything was."""
+        self._close(now.step)
+
+    def _close(self, step: int) -> None:
         if self._running is None:
             return
         profiler, self._running, self._steps = self._running, None, None

@@ -22,30 +22,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from reelworks.core import cores, files, launcher, log, openmp_wait_policy, units
 from reelworks.core.log import logger
-from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import failures, step_source
 from reelworks.data.loader.failures import FailedClip
 from reelworks.data.loader.micro_batch import MicroBatch, StreamState
 from reelworks.data.loader.position import Counts, DataPosition
-from reelworks.data.run import events
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.run.records import RecordedFailure
 from reelworks.data.schedule.plan import PlanSpec
-from reelworks.inference.evaluate.measure import MetricResult
 from reelworks.models.objectives.config import NUM_TIMESTEPS
-from reelworks.training.coverage import speed, stop_advice
+from reelworks.training.coverage import speed
 from reelworks.training.coverage.speed import Speed
 from reelworks.training.observers import trackers
-from reelworks.training.observers.balance import Balance
+from reelworks.training.observers.observer import StepObserver, TrainedStep
 from reelworks.training.observers.segment_records import RecordKeeper
-from reelworks.training.observers.validation import Validation
 from reelworks.training.recipe.dataset import RecipeData
-from reelworks.training.step import progress, spikes
-from reelworks.training.step.adapter_watch import IdleLayers
+from reelworks.training.step import progress
 from reelworks.training.step.nonfinite import NonFiniteCause
-from reelworks.training.step.spikes import Spike
 from reelworks.training.step.step_sums import TIMESTEP_RANGES
 from reelworks.training.step.train_step import StepResult
 
@@ -54,10 +48,9 @@ _MOST_OF_ERROR = 4000  # characters
 _SPEED_WINDOW = 50
 _FIRST_STEPS = 5
 _MEAN_STEPS = 10  # steps over which losses by bucket and by timestep are averaged for curves
-_SPIKE_MESSAGE_STEPS = 50  # steps between two messages about spikes; each has an event
 
 
-class RunLogger:
+class RunLogger(StepObserver):
     """Log what has happened, to the run's files and to the logger `reelworks`; as a context, show a progress bar.
 
     Every rank has a logger, which tells no other rank anything; only the main rank's writes files and draws. `begins_at` is
@@ -82,10 +75,7 @@ class RunLogger:
         self._trackers = trackers.start(run, data.recipe, first_step) if world.is_main else []
         self._progress = _StepProgress(first_step, total_steps, data.recipe.train.log_every, world.device)
         self._parts: dict[str, list[float]] = {}  # losses of parts of the last steps, by name
-        self._named_stragglers: set[int] = set()
-        self._last_spike_message: int | None = None
         self._last_counts: Counts | None = None
-        self._advised_step: int | None = None
         self._has_warned_of_spinning = self._has_warned_of_waiting = False
         self._speeds: deque[Speed] = deque(maxlen=_SPEED_WINDOW)
 
@@ -141,29 +131,19 @@ class RunLogger:
             plan=position.plan.digest(),
         )
 
-    def step(
-        self,
-        position: DataPosition,
-        result: StepResult,
-        failed: Sequence[FailedClip],
-        seconds: float,
-        waited_seconds: float,
-    ) -> None:
-        """Log the step at a position, in which the clips `failed` of all ranks could not be decoded.
-
-        `waited_seconds` is the part of the wall time `seconds` in which clips were waited for, of this step or the next.
-        """
-        step, batches = position.global_step + 1, result.batches
+    def after_step(self, step: TrainedStep) -> None:
+        """Log a step with its clips."""
+        position, result, number, batches = step.position, step.result, step.number, step.result.batches
         buckets = self._data.table.buckets
         by_bucket = {buckets[i].name: loss for i, loss in result.loss_by_bucket.items()}
         by_range = {_range(i): loss for i, loss in result.loss_by_range.items()}
         names = list(by_bucket)
         planned = step_source.batches_of_step(position.plan, position.plan_step)
         # Before the step, which counts them: whoever is killed in between has no step whose clips are not told.
-        recorded = self._failures(position, step, failed) if failed else []
+        recorded = self._failures(position, number, step.failed) if step.failed else []
         stream = batches[-1].stream if batches else StreamState()
         event: dict[str, Any] = dict(
-            step=step,
+            step=number,
             epoch=position.epoch,
             plan_step=position.plan_step,
             loss=result.loss,
@@ -175,8 +155,8 @@ class RunLogger:
             clips=result.clips,
             repeated=result.repeats,
             tokens=sum(buckets[bucket].tokens * clips for bucket, clips in planned),
-            seconds=seconds,
-            data_wait_seconds=waited_seconds,
+            seconds=step.seconds,
+            data_wait_seconds=step.waited_seconds,
             decode_p50_seconds=stream.decode_p50_seconds,
             decode_p99_seconds=stream.decode_p99_seconds,
             queue_bytes=stream.queue_bytes,
@@ -186,25 +166,21 @@ class RunLogger:
         )
         self.event("step", **event)
         now = speed.of_step(event)
-        self._scalars(step, _scalars_of(result, now))
-        self._write_parts(step, {"loss_by_bucket": by_bucket, "loss_by_timestep": by_range})
+        self.curves(number, _scalars_of(result, now))
+        self._write_parts(number, {"loss_by_bucket": by_bucket, "loss_by_timestep": by_range})
         label = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
-        self._progress.step(step, result, label, now)
+        self._progress.step(number, result, label, now)
         self._warn_of_spinning()
         self._speeds.append(now)
-        if step % _SPEED_WINDOW == 0:
+        if number % _SPEED_WINDOW == 0:
             self._warn_of_waiting()
         if not result.applied:
-            self._log_skipped(step, result)
-        if result.spike is not None:
-            self._log_spike(step, result.spike, skipped=not result.applied)
+            self._log_skipped(number, result)
         if result.blame is not None:
-            self._log_non_finite(step, result.blame)
-        for idle in result.idle:
-            self.idle_layers(step, idle)
+            self._log_non_finite(number, result.blame)
         self.records.step(position.plan_step, result.applied, recorded)
         if self._debug:
-            self._log_clips(position, step, result, batches)
+            self._log_clips(position, number, result, batches)
 
     def epoch_ends(self, position: DataPosition) -> None:
         """Log the numbers of trained, failed and skipped clips of an epoch; their sum must be that of planned clips."""
@@ -221,74 +197,10 @@ class RunLogger:
         if c.planned != c.trained + c.failed + c.skipped:
             raise AssertionError(f"clips of epoch {position.epoch} were lost: {c}")
 
-    def validation(self, step: int, result: Validation, seconds: float) -> None:
-        """Log the result of a validation."""
-        by_bucket = {name: of_bucket.loss for name, of_bucket in result.by_bucket.items()}
-        losses = {"loss": result.loss, "loss_by_time": result.loss_by_time, "loss_by_bucket": by_bucket}
-        adapted = self._data.recipe.has_training_adapter
-        with_adapter = {"with_training_adapter": True} if adapted else {}
-        self.event("validation", step=step, **losses, clips=result.clips, seconds=seconds, **with_adapter)
-        self._scalars(
-            step, {"validation/loss": result.loss, **{f"validation_by_bucket/{n}": v for n, v in by_bucket.items()}}
-        )
-        note = ", with lora.training_adapter" if adapted else ""
-        logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips{note}")
-
-    def preview_metrics(self, step: int, measured: Sequence[MetricResult]) -> None:
-        """Log metrics of previews, those that were skipped with the reason."""
-        if not measured:
-            return
-        values = {m.name: m.value for m in measured if m.value is not None}
-        skipped = {m.name: m.skipped for m in measured if m.value is None}
-        self.event("metrics", step=step, values=values, skipped=skipped)
-        self._scalars(step, {f"samples/{name}": value for name, value in values.items()})
-        told = [f"{name} {value:.4g}" for name, value in values.items()]
-        logger.info(
-            f"step {step}  previews: {', '.join([*told, *(f'{n} skipped: {why}' for n, why in skipped.items())])}"
-        )
-        if any(name.startswith("likeness-") for name in values):
-            self._advise(step)
-
-    def _advise(self, step: int) -> None:
-        """Log the advice to use an earlier step, if there is any and it has not been told."""
-        found = stop_advice.of_events(events.timeline(self._run.events_file, "start", "metrics", "validation"))
-        if found is None or found.step == self._advised_step:
-            return
-        self._advised_step = found.step
-        self.event("stop_advice", step=step, use=found.step, reasons=found.reasons)
-        kept = found.step in CheckpointFolder(self._run.checkpoints_folder).steps()
-        state = (
-            "its checkpoint is on the disk, and `reelworks checkpoints pin` keeps it"
-            if kept
-            else "it has no checkpoint"
-        )
-        logger.info(f"step {step}  advice: {found.to_text()}. {state[0].upper()}{state[1:]}; training goes on")
-
-    def previews(self, step: int, files: Sequence[Path], prompts: Sequence[str]) -> None:
-        """Show the files of previews in the trackers."""
+    def show(self, step: int, files: Sequence[Path], prompts: Sequence[str]) -> None:
+        """Show clips in trackers."""
         for tracker in self._trackers:
             tracker.show(step, files, prompts)
-
-    def balance(self, step: int, found: Balance) -> None:
-        """Log a comparison of the ranks' times with the plan; a slow rank is named to the user once."""
-        buckets = self._data.table.buckets
-        self.event(
-            "balance",
-            step=step,
-            planned=found.planned,
-            measured=found.measured,
-            seconds_by_rank=found.seconds_by_rank,
-            forward_ms_per_clip={buckets[i].name: ms for i, ms in found.ms_by_bucket.items()},
-            stragglers=[one._asdict() for one in found.stragglers],
-        )
-        self._scalars(step, {"balance/planned": found.planned, "balance/measured": found.measured})
-        for one in found.stragglers:
-            if one.rank not in self._named_stragglers:
-                self._named_stragglers.add(one.rank)
-                logger.warning(
-                    f"rank {one.rank} on {one.host} takes {one.factor:.2f} times as long as usual for its micro-batches, "
-                    "and all others wait for it: see what else runs there, and its clocks and temperature"
-                )
 
     def _write_parts(self, step: int, losses: dict[str, dict[str, float]]) -> None:
         """Add losses of parts of a step to the curves, as means of several steps: each part is small and noisy."""
@@ -298,14 +210,8 @@ class RunLogger:
             for name, loss in by_name.items():
                 self._parts.setdefault(f"{group}/{name}", []).append(loss)
         if step % _MEAN_STEPS == 0:
-            self._scalars(step, {name: sum(values) / len(values) for name, values in self._parts.items()})
+            self.curves(step, {name: sum(values) / len(values) for name, values in self._parts.items()})
             self._parts.clear()
-
-    def idle_layers(self, step: int, idle: IdleLayers) -> None:
-        """Log layers of an adapter that have learnt nothing."""
-        self.event("idle_layers", step=step, **asdict(idle), is_note=idle.is_note, message=str(idle))
-        if self._world.is_main:
-            logger.log(logging.INFO if idle.is_note else logging.WARNING, f"step {step}: {idle}")
 
     def _log_non_finite(self, step: int, blame: NonFiniteCause) -> None:
         what, module = (blame.origin.what, blame.origin.path) if blame.origin else (None, None)
@@ -321,20 +227,8 @@ class RunLogger:
         what = f"step {step} is" if last == step else f"steps {step} to {last} are"
         logger.info("%s skipped: %s", what, result.why_not)
 
-    def _log_spike(self, step: int, spike: Spike, *, skipped: bool) -> None:
-        """Log a step that is far above the usual, with its clips and what can be done about it."""
-        clips = [clip._asdict() for clip in spike.clips]
-        values = {"bucket": spike.bucket, "value": spike.value, "usual": spike.usual, "limit": spike.limit}
-        self.event("spike", step=step, what=spike.what, **values, skipped=skipped, clips=clips)
-        last = self._last_spike_message
-        if skipped or (last is not None and step < last + _SPIKE_MESSAGE_STEPS):
-            return
-        self._last_spike_message = step
-        saved = CheckpointFolder(self._run.checkpoints_folder).steps()
-        remedy = spikes.remedy(step, saved, self._data.recipe.train.skip_steps)
-        logger.warning(f"step {step}: {spike}. If training does not recover, {remedy}")
-
-    def _scalars(self, step: int, values: dict[str, float]) -> None:
+    def curves(self, step: int, values: dict[str, float]) -> None:
+        """Add values to the curves of trackers."""
         for tracker in self._trackers:
             tracker.log(step, values)
 

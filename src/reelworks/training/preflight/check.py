@@ -27,13 +27,12 @@ from reelworks.models.attention.attention_audit import AttentionReport
 from reelworks.models.precision import audit
 from reelworks.models.precision.boundary import DtypeError
 from reelworks.models.sequence import sequence_limits
-from reelworks.training.assembly import build, weights_layout
+from reelworks.training.assembly import build, preview_model, weights_layout
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.loop.config import no_end
 from reelworks.training.memory import dry_run, estimate, memory, meter
 from reelworks.training.memory.dry_run import Encoder
 from reelworks.training.memory.estimate import size
-from reelworks.training.observers import preview_model
 from reelworks.training.preflight import kernels
 from reelworks.training.recipe import validation
 from reelworks.training.recipe.recipe import Recipe

@@ -38,12 +38,12 @@ from reelworks.models.api import DenoiserInputs
 from reelworks.models.objectives import preference
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
-from reelworks.training.observers.balance import ForwardTimes
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import block_norms, nonfinite, progress, sound_inputs
 from reelworks.training.step.adapter_watch import AdapterWatch, IdleLayers
 from reelworks.training.step.compiled_blocks import CompiledBlocks
 from reelworks.training.step.examples import Example, ExampleBuilder, Predicted
+from reelworks.training.step.forward_times import ForwardTimes
 from reelworks.training.step.lr_schedule import learning_rate
 from reelworks.training.step.nonfinite import KeptBatch, NonFiniteCause
 from reelworks.training.step.spikes import Spike, SpikeClip

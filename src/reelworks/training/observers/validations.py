@@ -1,0 +1,79 @@
+"""Validate when it is due, give the loss to the checkpoint, and end training early where it does not fall any more."""
+
+from __future__ import annotations
+
+import time
+
+from reelworks.core import log
+from reelworks.core.log import logger
+from reelworks.training.observers.early_stop import EarlyStop
+from reelworks.training.observers.observer import Pause, StepObserver, Training
+from reelworks.training.observers.validation import Validation, Validator
+from reelworks.training.step import progress
+
+
+class Validations(StepObserver):
+    """Measure the averaged weights on held-out clips: before the first step, when it is due, and at the end."""
+
+    def __init__(self, training: Training, early: EarlyStop) -> None:
+        self._training, self._early = training, early
+        data, model = training.data, training.model
+        self._every = data.recipe.validation.every_steps
+        self._validator = Validator(
+            model.boundary,
+            training.encoder,
+            training.world,
+            training.source,
+            data.held_out(),
+            data.recipe,
+            sequence=model.sequence,
+        )
+
+    def make_up(self, now: Pause) -> None:
+        """Validate at a step whose checkpoint has no metrics, if they are due, and add them to it."""
+        if progress.is_due(self._every, now.step):
+            self._complete(now)
+
+    def begin(self, now: Pause) -> None:
+        """Validate the untrained weights, for comparison, or the last ones if a kill came between their save and the end."""
+        if now.is_over():
+            self._complete(now)
+        elif now.is_new:
+            self._validate(now)
+
+    def metrics(self, now: Pause) -> dict[str, float]:
+        """Validate if it is due, or training ends."""
+        return self._validate(now) if now.is_over() or progress.is_due(self._every, now.step) else {}
+
+    def _complete(self, now: Pause) -> None:
+        checkpoints = self._training.checkpoints
+        if not checkpoints.has_metrics(now.step) and (metrics := self._validate(now)):
+            checkpoints.record_metrics(now.step, metrics)
+
+    def _validate(self, now: Pause) -> dict[str, float]:
+        if not len(self._validator.held_out):
+            return {}
+        began = time.monotonic()
+        with log.stage("validating"), self._training.model.state.averaged():
+            result = self._validator.run(now.pool)
+        if result is None:
+            return {}
+        self._log(now.step, result, time.monotonic() - began)
+        early, was_over = self._early, self._early.is_over
+        early.add(now.step, result.loss)
+        if early.is_over and not was_over:
+            best = {"best": early.best, "best_step": early.best_step}
+            self._training.log.event("early_stop", step=now.step, patience=early.config.patience, **best)
+            logger.info("training ends: %s", early)
+        return {"validation/loss": result.loss}
+
+    def _log(self, step: int, result: Validation, seconds: float) -> None:
+        by_bucket = {name: of_bucket.loss for name, of_bucket in result.by_bucket.items()}
+        losses = {"loss": result.loss, "loss_by_time": result.loss_by_time, "loss_by_bucket": by_bucket}
+        adapted = self._training.data.recipe.has_training_adapter
+        with_adapter = {"with_training_adapter": True} if adapted else {}
+        self._training.log.event("validation", step=step, **losses, clips=result.clips, seconds=seconds, **with_adapter)
+        curves = {f"validation_by_bucket/{name}": loss for name, loss in by_bucket.items()}
+        self._training.log.curves(step, {"validation/loss": result.loss, **curves})
+        note = ", with lora.training_adapter" if adapted else ""
+        logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips{note}")

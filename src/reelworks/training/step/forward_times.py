@@ -1,0 +1,83 @@
+"""Times of this rank's forward passes, which ranks compare now and then."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from reelworks.data.loader.micro_batch import MicroBatchRequest
+from reelworks.training.step import optimizers
+
+
+class Note(NamedTuple):
+    """A micro-batch of a rank: its bucket, clips with padding, planned cost, and seconds; cost and seconds 0 if idle."""
+
+    bucket: int
+    clips: int
+    planned: float
+    seconds: float
+
+
+class RankNotes(NamedTuple):
+    """Notes of a rank since the last exchange, in the order of its micro-batches."""
+
+    host: str
+    notes: list[Note]
+
+
+@dataclass
+class ForwardTimes:
+    """Times of this rank's forward passes since the last exchange; nothing is noted unless it `is_on`.
+
+    Those of the first step are dropped: caches, compilers and allocators warm up in it.
+    """
+
+    device: torch.device
+    is_on: bool
+    _noted: list[tuple[MicroBatchRequest, Callable[[], float]]] = field(default_factory=list)
+    _is_warm: bool = False
+
+    @contextmanager
+    def noting(self, work: MicroBatchRequest) -> Iterator[None]:
+        """Note the time of what is run in the context, the forward pass of a micro-batch."""
+        if not self.is_on or not self._is_warm:
+            yield
+            self._is_warm = self._is_warm or work.ends_step
+        elif self.device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            yield
+            end.record()
+            self._noted.append((work, lambda: begin.elapsed_time(end) / 1000))
+        else:
+            began = time.perf_counter()
+            yield
+            seconds = time.perf_counter() - began
+            self._noted.append((work, lambda: seconds))
+
+    def take(self, costs: Sequence[int]) -> RankNotes:
+        """Return the notes and forget them; the device must be done with the passes. `costs` are planned ones of a clip."""
+        noted, self._noted = self._noted, []
+        notes = [_note(work, costs, read) for work, read in noted]
+        return RankNotes(socket.gethostname(), notes)
+
+
+def _note(work: MicroBatchRequest, costs: Sequence[int], read: Callable[[], float]) -> Note:
+    clips = len(work.uids)
+    return (
+        Note(work.bucket, clips, 0, 0.0)
+        if work.is_idle
+        else Note(work.bucket, clips, clips * costs[work.bucket], read())
+    )
+
+
+def can_time_forward(module: nn.Module) -> bool:
+    """Whether forward passes of a rank are its own: no weight is sharded over ranks, and collected in the pass."""
+    return all(map(optimizers.is_whole, module.parameters()))
