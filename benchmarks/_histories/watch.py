@@ -27,6 +27,7 @@ from reelworks.training.memory import dry_run
 from reelworks.training.observers.run_logger import RunLogger
 from reelworks.training.recipe import dataset
 from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.step.losses import PlainLoss
 from reelworks.training.step.optimizers import ShardedOptimizer
 from reelworks.training.step.step_sums import StepSums
 from reelworks.training.step.train_step import StepResult, TrainStep
@@ -275,13 +276,13 @@ def _signal_after(watch: Watch, steps: int) -> None:
 
 def _spoil(watch: Watch, step: int) -> None:
     """Make the loss of one step of this start not a number."""
-    original = TrainStep._losses
+    original = PlainLoss.of_clips
 
-    def losses(self: TrainStep, *args: Any) -> Any:
+    def of_clips(self: PlainLoss, *args: Any) -> Any:
         result = original(self, *args)
         return result * float("nan") if watch.steps + 1 == step else result
 
-    TrainStep._losses = losses  # type: ignore[assignment, method-assign]
+    PlainLoss.of_clips = of_clips  # type: ignore[assignment, method-assign]
 
 
 def _deadly(watch: Watch, end: Json) -> storage.Guard:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,25 @@ def train_asleep(recipe: dict[str, Any], slow_factor: float) -> None:
     from reelworks.training.loop.request import TrainRequest
     from reelworks.training.loop.trainer import run
     from reelworks.training.recipe import recipe_file
-    from reelworks.training.step import train_step
+    from reelworks.training.step.losses import PlainLoss
+    from reelworks.training.step.train_step import TrainStep
 
-    losses = train_step.TrainStep._losses
     factor = slow_factor if os.environ["RANK"] == str(SLOW_RANK) else 1.0
 
-    def asleep(self: Any, example: Any, *args: Any) -> Any:
-        began = time.perf_counter()
-        result = losses(self, example, *args)
-        request = example.batch.request
-        planned = SECONDS_PER_TOKEN * self.table.buckets[request.bucket].tokens * len(request.uids)
-        time.sleep(max(factor * planned - (time.perf_counter() - began), 0.0))
-        return result
+    @dataclass(frozen=True)
+    class Asleep(PlainLoss):
+        buckets: Any
 
-    train_step.TrainStep._losses = asleep  # type: ignore[method-assign]
+        def of_clips(self, example: Any, at_least: int) -> Any:
+            began = time.perf_counter()
+            result = super().of_clips(example, at_least)
+            request = example.batch.request
+            planned = SECONDS_PER_TOKEN * self.buckets[request.bucket].tokens * len(request.uids)
+            time.sleep(max(factor * planned - (time.perf_counter() - began), 0.0))
+            return result
+
+    plain = TrainStep.loss.func
+    TrainStep.loss = property(lambda self: Asleep(plain(self).passes, self.table.buckets))
     os._exit(run(recipe_file.parse(recipe), TrainRequest()))
 
 

@@ -94,9 +94,9 @@ def test_a_run_goes_on_to_the_same_end_wherever_a_rank_was_killed(recipe, tmp_pa
 
 def _fail_on(recipe: dict[str, Any], rank: int, what: str) -> None:
     """Train, and fail or hang on one rank, within its second step."""
-    from reelworks.training.step.train_step import TrainStep
+    from reelworks.training.step.losses import PlainLoss
 
-    original, calls = TrainStep._losses, []
+    original, calls = PlainLoss.of_clips, []
 
     def losses_of(self: Any, *args: Any) -> Any:
         calls.append(1)
@@ -107,7 +107,7 @@ def _fail_on(recipe: dict[str, Any], rank: int, what: str) -> None:
         return original(self, *args)
 
     if int(os.environ["RANK"]) == rank:
-        TrainStep._losses = losses_of  # type: ignore[method-assign]
+        PlainLoss.of_clips = losses_of  # type: ignore[method-assign]
     children._child(recipe, None, {})
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from reelworks.data.schedule.forward_counts import ForwardCounts
 from reelworks.data.schedule.plan import EpochPlan
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 from reelworks.training.step.examples import Predicted, filled_up
-from reelworks.training.step.train_step import ForwardCounts
 
 
 def plan(sizes):

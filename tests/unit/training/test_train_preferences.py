@@ -31,9 +31,9 @@ def preferring(stepper):
     inject.inject(made.boundary.denoiser, LoraConfig(rank=2), seed=0)
     state = TrainState.start(made.boundary.denoiser, made.recipe.train)
     config = made.recipe.objective.model_copy(update={"dpo_beta": BETA})
-    return replace(
-        made, state=state, examples=replace(made.examples, recipe=made.recipe.model_copy(update={"objective": config}))
-    ), base
+    dataset = [made.recipe.dataset[0].model_copy(update={"rejected": "unused"})]
+    recipe = made.recipe.model_copy(update={"objective": config, "dataset": dataset})
+    return replace(made, state=state, examples=replace(made.examples, recipe=recipe)), base
 
 
 def pairs(made, bucket=1, uids=(1, 2)):

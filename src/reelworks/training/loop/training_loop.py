@@ -80,7 +80,7 @@ class Trainer:
             CompiledGraphs(training),
             BalanceReports(training, times),
             Validations(training, early),
-            ClipLossRounds.of_training(training),
+            ClipLossRounds(training),
         ]
         self._consecutive_non_finite = 0
         self._step_seconds = 0.0

@@ -20,25 +20,17 @@ import torch
 from numpy.typing import NDArray
 
 from reelworks.core import hash_rng
-from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.loader.position import DataPosition
-from reelworks.data.loader.step_source import StepSource
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.run.clip_losses import DOUBT
 from reelworks.data.schedule.plan import Samples
 from reelworks.models import components
-from reelworks.models.api import DenoiserInputs
 from reelworks.models.objectives import objectives
-from reelworks.models.precision.boundary import DtypeBoundary
-from reelworks.models.sequence.sequence_parallel import SequenceParallel
-from reelworks.training.encoding.batch_encoder import BatchEncoder
 from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
-from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.step import draws, progress
 from reelworks.training.step.clip_account import Measured
 from reelworks.training.step.examples import Predicted, fixed_example
-from reelworks.training.step.state import TrainState
 
 I64 = NDArray[np.int64]
 
@@ -62,161 +54,10 @@ _AHEAD = 16  # times as many clips as a round has, among which those of one buck
 
 
 @dataclass(frozen=True)
-class Round:
-    """A round of measurements: number of clips, and seconds that it took."""
-
-    clips: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class ClipMeasurer:
-    """Measure clips when a round is due, with the weights in training, and add the losses to the account."""
-
-    boundary: DtypeBoundary[DenoiserInputs]
-    encoder: BatchEncoder[Any]
-    world: World
-    source: StepSource
-    data: RecipeData
-    state: TrainState
-    sequence: SequenceParallel
-
-    def run_if_due(self, position: DataPosition, pool: DecodePool) -> Round | None:
-        """Measure a round of clips if one is due at a position. Collective."""
-        size = self._size_if_due(position)
-        if not size:
-            return None
-        began, account, step = time.monotonic(), self.state.clip_losses, position.global_step
-        account.bring_together(self.world, step)
-        chosen: Any = self.world.broadcast(self._choose(size) if self.world.is_main else None)
-        clips = sum(len(batch) for batch, _ in chosen)
-        self.state.module.eval()
-        parts: list[Any] = self.world.gather_data(self._measure(chosen, pool))
-        self.state.module.train()
-        if self.world.is_main and clips:
-            account.note_measured([found for part in parts for found in part])
-        account.visits += clips
-        account.last = step
-        return Round(clips, time.monotonic() - began)
-
-    def _size_if_due(self, position: DataPosition) -> int:
-        """Return the clips of the round that is due, or 0; equal on all ranks."""
-        wanted, account, step = self.data.recipe.train.clip_losses, self.state.clip_losses, position.global_step
-        if wanted == "off" or step == account.last or not step:
-            return 0
-        if wanted != "auto":
-            return wanted if progress.is_due(self.data.recipe.train.clip_losses_every or _EVERY, step) else 0
-        end = progress.total_steps(self.data.recipe.train, position)
-        # Each rank as many micro-batches: fewer clips would leave ranks idle, and take as long.
-        size = position.spec.micro_batches_per_step * max(position.spec.batch_sizes)
-        size *= math.ceil(_FEWEST / size)
-        recipe, trained = self.data.recipe, account.trained
-        share = SHARE_OF_ALL_WEIGHTS if recipe.lora is None else SHARE
-        knows = recipe.model.weights is not None
-        most = affordable(step=step, end=end, trained=trained, share=share, knows_captions=knows)
-        return size if account.visits + size <= most else 0
-
-    @cached_property
-    def _candidates(self) -> tuple[Samples, NDArray[np.bool_]]:
-        """The clips of the first epoch and those that are held out, each once, and which those are."""
-        entries, held_out = self.data.entries(0), self.data.held_out()
-        entries = entries.take(entries.copy == 0)
-        columns: list[Any] = [
-            None if a is None or b is None else np.concatenate([a, b])
-            for a, b in zip(vars(entries).values(), vars(held_out).values(), strict=True)
-        ]
-        joined = Samples(*columns)
-        return joined, np.arange(len(joined)) >= len(entries)
-
-    @cached_property
-    def _order(self) -> tuple[I64, Callable[[], tuple[NDArray[np.int16], NDArray[np.float64]]]]:
-        """Order of the candidates by a draw of each, and what was measured of them, as `ClipLossAccount.measured` tells."""
-        uids = self._candidates[0].uid
-        drawn = hash_rng.hash64(self.data.recipe.seed, "clip_losses", self.state.clip_losses.keys(uids))
-        return np.argsort(drawn, kind="stable"), self.state.clip_losses.measured(uids)
-
-    def _choose(self, size: int) -> list[tuple[I64, I64]]:
-        """Return indices of candidates and how often each was measured, by micro-batch."""
-        (clips, held_out), (order, measured) = self._candidates, self._order
-        kind = clips.bucket if clips.layout is None else clips.bucket << 20 | clips.layout
-        (times, doubt), sizes = measured(), self.data.table.batch_sizes()
-        # Those that are nearly sure come last, and many measurements count against a clip; held-out ones have one.
-        late = np.where(held_out, np.inf, np.abs(doubt - DOUBT) + times / 2)
-        chosen = choose(times[order], late[order], kind[order], sizes[clips.bucket[order]], size)
-        return [(order[batch], times[order[batch]].astype(np.int64)) for batch in chosen]
-
-    def _requests(self, chosen: list[tuple[I64, I64]]) -> Iterator[MicroBatchRequest]:
-        """Yield this rank's micro-batches; all ranks get the same number, filled up with fillers."""
-        for first in range(0, len(chosen), self.world.data_size):
-            own = first + self.world.data_rank
-            batch, _ = chosen[min(own, len(chosen) - 1)]
-            clips = self._candidates[0].take(batch)
-            yield self.source.build_request(clips, epoch=0, is_idle=own >= len(chosen), augments=False)
-
-    @torch.no_grad()
-    def _measure(self, chosen: list[tuple[I64, I64]], pool: DecodePool) -> list[Measured]:
-        """Return the losses of this rank's clips."""
-        budget_bytes, found = self.data.recipe.data.prefetch_budget_bytes, []
-        own = range(self.world.data_rank, len(chosen) + self.world.data_size, self.world.data_size)
-        for place, batch in zip(own, self.encoder.read(self._requests(chosen), pool, budget_bytes), strict=False):
-            picked, times = chosen[min(place, len(chosen) - 1)]
-            self.sequence.use(batch.request.sequence_degree)
-            measured = self._losses(batch, picked, times, max(len(each) for each, _ in chosen))
-            if not batch.is_idle:
-                found.append(measured)
-        return found
-
-    def _losses(self, batch: MicroBatch, picked: I64, times: I64, most: int) -> Measured:
-        recipe, request = self.data.recipe, batch.request
-        # Guidance in the target would be that of another network.
-        objective = recipe.objective.model_copy(update={"target_guidance_scale": None})
-        # With new noise each time, so that their mean says more.
-        words_B = hash_rng.hash64(recipe.seed, "clip_losses", request.uids, times)
-        time_B = np.full(len(picked), self._time(request))
-        example = fixed_example(batch, self.encoder, objective, words_B, time_B, guided=True)
-        assert example.uncaptioned is not None
-        at_least = most if components.family_config(recipe.model).network.clip_by_clip else 0
-        # One pass of both: that of a small network takes as long for twice the clips, and without gradients these need
-        # less memory than those of a step.
-        both = example.inputs.followed_by(example.uncaptioned)
-        outputs = Predicted.from_inputs(self.boundary, both, at_least=2 * at_least).halves()
-        each_B = [torch.where(example.valid_mask, example.losses(output).float(), torch.nan) for output in outputs]
-        losses = torch.stack(each_B).cpu().double()
-        held_out = self._candidates[1][picked]
-        bucket = np.full(len(picked), request.bucket)
-        return Measured(request.uids, bucket, held_out, time_B, *losses.numpy())
-
-    def _time(self, request: MicroBatchRequest) -> float:
-        """Return the timestep of measurements in the bucket of a request."""
-        objective, shape = self.data.recipe.objective, request.shape
-        ratio = draws.shift_ratio(objective, shape, self.encoder.encoders.autoencoder.geometry.latent(shape))
-        _, times = objectives.from_config(objective).times(torch.tensor([_TIME], dtype=torch.float64), ratio)
-        return float(times)
-
-
-@dataclass(frozen=True)
 class ClipLossRounds(StepObserver):
-    """Keep the losses of trained clips, and measure a round of clips when one is due."""
+    """Keep the losses of trained clips, and measure rounds of clips with the weights in training when they are due."""
 
     training: Training
-    measurer: ClipMeasurer
-
-    @classmethod
-    def of_training(cls, training: Training) -> ClipLossRounds:
-        """Keep and measure the clips of a training."""
-        model = training.model
-        return cls(
-            training,
-            ClipMeasurer(
-                model.boundary,
-                training.encoder,
-                training.world,
-                training.source,
-                training.data,
-                model.state,
-                model.sequence,
-            ),
-        )
 
     def begin(self, now: Pause) -> None:
         """Open the account, and measure what a signal came before."""
@@ -224,7 +65,7 @@ class ClipLossRounds(StepObserver):
             account = self.training.model.state.clip_losses
             account.begin(self.training.data, now.position, is_main=self.training.world.is_main)
         if not now.is_over():
-            self._measure(now)
+            self._measure_round(now)
 
     def after_step(self, step: TrainedStep) -> None:
         """Note the losses of a step's clips."""
@@ -236,12 +77,123 @@ class ClipLossRounds(StepObserver):
 
     def metrics(self, now: Pause) -> dict[str, float]:
         """Measure a round of clips with fixed noise, if one is due; a checkpoint has no metric of it."""
-        self._measure(now)
+        self._measure_round(now)
         return {}
 
-    def _measure(self, now: Pause) -> None:
-        if (measured := self.measurer.run_if_due(now.position, now.pool)) is not None:
-            self.training.log.event("clip_losses", step=now.step, clips=measured.clips, seconds=measured.seconds)
+    def _measure_round(self, now: Pause) -> None:
+        """Measure a round of clips if one is due. Collective."""
+        training, position = self.training, now.position
+        world, account, module = training.world, training.model.state.clip_losses, training.model.state.module
+        size = self._size_if_due(position)
+        if not size:
+            return
+        began = time.monotonic()
+        account.bring_together(world, now.step)
+        chosen: Any = world.broadcast(self._choose(size) if world.is_main else None)
+        clips = sum(len(batch) for batch, _ in chosen)
+        module.eval()
+        parts: list[Any] = world.gather_data(self._measure(chosen, now.pool))
+        module.train()
+        if world.is_main and clips:
+            account.note_measured([found for part in parts for found in part])
+        account.visits += clips
+        account.last = now.step
+        training.log.event("clip_losses", step=now.step, clips=clips, seconds=time.monotonic() - began)
+
+    def _size_if_due(self, position: DataPosition) -> int:
+        """Return the clips of the round that is due, or 0; equal on all ranks."""
+        recipe, account, step = self.training.data.recipe, self.training.model.state.clip_losses, position.global_step
+        wanted = recipe.train.clip_losses
+        if wanted == "off" or step == account.last or not step:
+            return 0
+        if wanted != "auto":
+            return wanted if progress.is_due(recipe.train.clip_losses_every or _EVERY, step) else 0
+        end = progress.total_steps(recipe.train, position)
+        # Each rank as many micro-batches: fewer clips would leave ranks idle, and take as long.
+        size = position.spec.micro_batches_per_step * max(position.spec.batch_sizes)
+        size *= math.ceil(_FEWEST / size)
+        share = SHARE_OF_ALL_WEIGHTS if recipe.lora is None else SHARE
+        knows = recipe.model.weights is not None
+        most = affordable(step=step, end=end, trained=account.trained, share=share, knows_captions=knows)
+        return size if account.visits + size <= most else 0
+
+    @cached_property
+    def _candidates(self) -> tuple[Samples, NDArray[np.bool_]]:
+        """The clips of the first epoch and those that are held out, each once, and which those are."""
+        entries, held_out = self.training.data.entries(0), self.training.data.held_out()
+        entries = entries.take(entries.copy == 0)
+        columns: list[Any] = [
+            None if a is None or b is None else np.concatenate([a, b])
+            for a, b in zip(vars(entries).values(), vars(held_out).values(), strict=True)
+        ]
+        joined = Samples(*columns)
+        return joined, np.arange(len(joined)) >= len(entries)
+
+    @cached_property
+    def _order(self) -> tuple[I64, Callable[[], tuple[NDArray[np.int16], NDArray[np.float64]]]]:
+        """Order of the candidates by a draw of each, and what was measured of them, as `ClipLossAccount.measured` tells."""
+        uids, account = self._candidates[0].uid, self.training.model.state.clip_losses
+        drawn = hash_rng.hash64(self.training.data.recipe.seed, "clip_losses", account.keys(uids))
+        return np.argsort(drawn, kind="stable"), account.measured(uids)
+
+    def _choose(self, size: int) -> list[tuple[I64, I64]]:
+        """Return indices of candidates and how often each was measured, by micro-batch."""
+        (clips, held_out), (order, measured) = self._candidates, self._order
+        kind = clips.bucket if clips.layout is None else clips.bucket << 20 | clips.layout
+        (times, doubt), sizes = measured(), self.training.data.table.batch_sizes()
+        # Those that are nearly sure come last, and many measurements count against a clip; held-out ones have one.
+        late = np.where(held_out, np.inf, np.abs(doubt - DOUBT) + times / 2)
+        chosen = choose(times[order], late[order], kind[order], sizes[clips.bucket[order]], size)
+        return [(order[batch], times[order[batch]].astype(np.int64)) for batch in chosen]
+
+    def _requests(self, chosen: list[tuple[I64, I64]]) -> Iterator[MicroBatchRequest]:
+        """Yield this rank's micro-batches; all ranks get the same number, filled up with fillers."""
+        for first in range(0, len(chosen), self.training.world.data_size):
+            own = first + self.training.world.data_rank
+            batch, _ = chosen[min(own, len(chosen) - 1)]
+            clips = self._candidates[0].take(batch)
+            yield self.training.source.build_request(clips, epoch=0, is_idle=own >= len(chosen), augments=False)
+
+    @torch.no_grad()
+    def _measure(self, chosen: list[tuple[I64, I64]], pool: DecodePool) -> list[Measured]:
+        """Return the losses of this rank's clips."""
+        training, world, found = self.training, self.training.world, []
+        own = range(world.data_rank, len(chosen) + world.data_size, world.data_size)
+        budget_bytes = training.data.recipe.data.prefetch_budget_bytes
+        batches = training.encoder.read(self._requests(chosen), pool, budget_bytes)
+        for place, batch in zip(own, batches, strict=False):
+            picked, times = chosen[min(place, len(chosen) - 1)]
+            training.model.sequence.use(batch.request.sequence_degree)
+            measured = self._losses(batch, picked, times, max(len(each) for each, _ in chosen))
+            if not batch.is_idle:
+                found.append(measured)
+        return found
+
+    def _losses(self, batch: MicroBatch, picked: I64, times: I64, most: int) -> Measured:
+        recipe, request = self.training.data.recipe, batch.request
+        # Guidance in the target would be that of another network.
+        objective = recipe.objective.model_copy(update={"target_guidance_scale": None})
+        # With new noise each time, so that their mean says more.
+        words_B = hash_rng.hash64(recipe.seed, "clip_losses", request.uids, times)
+        time_B = np.full(len(picked), self._time(request))
+        example = fixed_example(batch, self.training.encoder, objective, words_B, time_B, guided=True)
+        at_least = most if components.family_config(recipe.model).network.clip_by_clip else 0
+        # One pass of both: that of a small network takes as long for twice the clips, and without gradients these need
+        # less memory than those of a step.
+        both = example.inputs.followed_by(example.uncaptioned())
+        outputs = Predicted.from_inputs(self.training.model.boundary, both, at_least=2 * at_least).halves()
+        each_B = [torch.where(example.valid_mask, example.losses(output).float(), torch.nan) for output in outputs]
+        losses = torch.stack(each_B).cpu().double()
+        held_out = self._candidates[1][picked]
+        bucket = np.full(len(picked), request.bucket)
+        return Measured(request.uids, bucket, held_out, time_B, *losses.numpy())
+
+    def _time(self, request: MicroBatchRequest) -> float:
+        """Return the timestep of measurements in the bucket of a request."""
+        objective, shape = self.training.data.recipe.objective, request.shape
+        ratio = draws.shift_ratio(objective, shape, self.training.encoder.encoders.autoencoder.geometry.latent(shape))
+        _, times = objectives.from_config(objective).times(torch.tensor([_TIME], dtype=torch.float64), ratio)
+        return float(times)
 
 
 def affordable(*, step: int, end: int | None, trained: int, share: float, knows_captions: bool) -> float:

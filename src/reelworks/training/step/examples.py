@@ -71,7 +71,7 @@ class Example:
     """One micro-batch ready for the model.
 
     Attributes:
-        batch: The micro-batch.
+        encoded: The micro-batch, encoded.
         objective: Objective of its step.
         inputs: Inputs of the model, with noised latents.
         x0: `[B, C, T, H, W]` clean latents.
@@ -80,12 +80,10 @@ class Example:
         valid_mask: `[B]` True for a clip that counts in the loss.
         trained_frames: `[B, T]` True for a latent frame that counts in the loss; None if all of them do.
         loss_weight: `[B, T, H, W]` weight of each latent element in its clip's loss; None if all weights are equal.
-        uncaptioned: The inputs with the empty caption, if targets are guided.
-        rejected: `[B, C, T, H, W]` clean latents of the rejected clips, if there are any.
         sound: What the sound is trained towards; None if there is none.
     """
 
-    batch: MicroBatch
+    encoded: EncodedBatch
     objective: ObjectiveConfig
     inputs: DenoiserInputs
     x0: Tensor
@@ -94,9 +92,12 @@ class Example:
     valid_mask: Tensor
     trained_frames: Tensor | None
     loss_weight: Tensor | None = None
-    uncaptioned: DenoiserInputs | None = None
-    rejected: Tensor | None = None
     sound: SoundTarget | None = None
+
+    @property
+    def batch(self) -> MicroBatch:
+        """The micro-batch."""
+        return self.encoded.batch
 
     def losses(self, output: Predicted) -> Tensor:
         """Return the loss of each clip, `[B]`, for the model's output; with sound, the sum over what is generated."""
@@ -115,35 +116,12 @@ class Example:
         time, frames = self.inputs.time, self.trained_frames
         return time if self.sound is None or frames is None else sound_inputs.loss_times(time, frames)
 
-    def guided_losses(self, output: Predicted, uncaptioned: Predicted) -> Tensor:
-        """Return the loss of each clip, `[B]`, with the guidance of the base in its target.
-
-        For the target v, the base's prediction u without caption and a scale s, the target is u + s (v - u). So the error
-        is that of the output plus s - 1 times that of u. A clip whose caption was dropped has the plain target, as
-        guidance changes nothing without a caption.
-        """
-        i, objective, scale = self.inputs, objectives.from_config(self.objective), self.objective.target_guidance_scale
-        assert scale is not None
-        assert not isinstance(objective, objectives.Iddpm), "the recipe was checked"
-        own, base = (
-            objective.error(each, i.latent, self.x0, self.noise, i.time)
-            for each in (output.picture, uncaptioned.picture)
-        )
-        share_B = torch.where(i.drop_text, 0.0, scale - 1)
-        error = own + share_B.view(-1, 1, 1, 1, 1) * base
-        return objective.of_error(error, i.time, self.trained_frames, self.loss_weight)
-
-    def pair(self) -> Example:
-        """Return the preferred clips and, after them, the rejected ones, with the same noise, timesteps and conditions."""
-        assert self.rejected is not None
-        twice = self.inputs.each(lambda value: torch.cat([value] * 2))
-        x0, noise = torch.cat([self.x0, self.rejected]), torch.cat([self.noise] * 2)
-        frames = None if self.trained_frames is None else torch.cat([self.trained_frames] * 2)
-        latent = objectives.from_config(self.objective).noised(x0, noise, twice.time, frames)
-        weight = None if self.loss_weight is None else torch.cat([self.loss_weight] * 2)
-        share, valid = (torch.cat([each] * 2) for each in (self.generated_share, self.valid_mask))
-        inputs = replace(twice, latent=latent)
-        return Example(self.batch, self.objective, inputs, x0, noise, share, valid, frames, weight)
+    def uncaptioned(self) -> DenoiserInputs:
+        """Return the inputs with the empty caption, which was embedded if anything asks for it."""
+        assert self.encoded.empty is not None
+        i, n = self.inputs, len(self.inputs.time)
+        tokens, mask, pooled = (part.expand(n, *part.shape[1:]) for part in self.encoded.empty)
+        return replace(i, text=tokens, text_mask=mask, pooled=pooled, drop_text=torch.ones_like(i.drop_text))
 
     def distances(self, output: Predicted, base: Predicted) -> Tensor:
         """Return the loss of each clip, `[B]`, with the base model's output as the target."""
@@ -277,18 +255,16 @@ def _example(
     if sound is not None:
         share = torch.where(share > 0, share, inputs.sound_mask.float().mean(dim=1))
     return Example(
-        batch,
+        encoded,
         config,
         inputs,
         x0,
         noise,
-        share,
-        valid_mask,
-        trained_frames,
-        weight,
-        _uncaptioned(inputs, encoded),
-        None if encoded.rejected is None else conditioning.prepend_sources(encoded.rejected, encoded.conditions),
-        None if sound is None else sound.target,
+        generated_share=share,
+        valid_mask=valid_mask,
+        trained_frames=trained_frames,
+        loss_weight=weight,
+        sound=None if sound is None else sound.target,
     )
 
 
@@ -316,15 +292,6 @@ def _valid(
     # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
     weight_BT = weight.amax(dim=(2, 3))
     return valid_mask & (weight_BT if trained_frames is None else weight_BT * trained_frames).any(dim=1), weight
-
-
-def _uncaptioned(inputs: DenoiserInputs, encoded: EncodedBatch) -> DenoiserInputs | None:
-    """Return the inputs with the empty caption, if that was embedded."""
-    if encoded.empty is None:
-        return None
-    n = len(inputs.time)
-    tokens, mask, pooled = (part.expand(n, *part.shape[1:]) for part in encoded.empty)
-    return replace(inputs, text=tokens, text_mask=mask, pooled=pooled, drop_text=torch.ones_like(inputs.drop_text))
 
 
 def condition_latents(x0: Tensor, frame_mask_BN: Tensor, first_frame: Tensor) -> Tensor:

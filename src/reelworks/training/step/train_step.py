@@ -15,35 +15,34 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
 from reelworks.data.buckets.table import BucketTable
-from reelworks.data.distributed import mesh, transfer
+from reelworks.data.distributed import mesh
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import step_source
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.schedule import cost
-from reelworks.data.schedule import plan as planning
 from reelworks.data.schedule.cursor import RUN_START, StageStart
+from reelworks.data.schedule.forward_counts import ForwardCounts
 from reelworks.data.schedule.plan import EpochPlan
 from reelworks.models import components
-from reelworks.models.adapters import inject
 from reelworks.models.api import DenoiserInputs
-from reelworks.models.objectives import preference
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import block_norms, nonfinite, progress, sound_inputs
 from reelworks.training.step.adapter_watch import AdapterWatch, IdleLayers
 from reelworks.training.step.compiled_blocks import CompiledBlocks
-from reelworks.training.step.examples import Example, ExampleBuilder, Predicted
+from reelworks.training.step.examples import Example, ExampleBuilder
 from reelworks.training.step.forward_times import ForwardTimes
+from reelworks.training.step.losses import Passes, PlainLoss, loss_of
 from reelworks.training.step.lr_schedule import learning_rate
 from reelworks.training.step.nonfinite import KeptBatch, NonFiniteCause
 from reelworks.training.step.spikes import Spike, SpikeClip
@@ -115,39 +114,6 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class ForwardCounts:
-    """Numbers of clips that all ranks compute at the same time with a network that takes a pass for each.
-
-    Ranks exchange weights and gradients in each pass, and would wait for each other for ever if one had fewer.
-
-    Attributes:
-        columns: The most clips that a rank has in each column of the step; empty if it does not matter.
-        ranks: Number of ranks, which have a micro-batch each of a column.
-    """
-
-    columns: tuple[int, ...]
-    ranks: int
-
-    @classmethod
-    def from_step(cls, plan: EpochPlan, plan_step: int, ranks: int, parts: NDArray[np.int64]) -> ForwardCounts:
-        """Return those of a step of the plan; `parts` are those of a column of each bucket."""
-        sizes = -(-np.diff(plan.offsets) // parts[plan.bucket[plan.offsets[:-1]]])
-        by_rank = [
-            [int(sizes[i]) for i, _ in planning.columns(plan.steps[plan_step], rank, ranks)] for rank in range(ranks)
-        ]
-        return cls(tuple(map(max, zip(*by_rank, strict=True))), ranks)
-
-    @property
-    def most(self) -> int:
-        """Clips of the largest column; 0 if it does not matter."""
-        return max(self.columns, default=0)
-
-    def min_batch_size(self, work: MicroBatchRequest) -> int:
-        """Return how many clips to compute at least with a micro-batch; 0 if it does not matter."""
-        return self.columns[work.index // self.ranks] if self.columns else 0
-
-
-@dataclass(frozen=True)
 class TrainStep:
     """Take optimizer steps with one model, which changes `state` in place."""
 
@@ -165,6 +131,11 @@ class TrainStep:
     def recipe(self) -> Recipe:
         """The recipe that is trained."""
         return self.examples.recipe
+
+    @cached_property
+    def loss(self) -> PlainLoss:
+        """The kind of loss that the recipe asks for."""
+        return loss_of(self.recipe, Passes(self.boundary, self.state.module, self.compiled))
 
     @property
     def table(self) -> BucketTable:
@@ -249,7 +220,7 @@ class TrainStep:
             self.sequence.use(request.sequence_degree)
             with self.compiled.running(request, example.inputs.text_mask):
                 with self.times.noting(request):
-                    losses_B = self._losses(example, forwards.min_batch_size(request))
+                    losses_B = self.loss.of_clips(example, forwards.min_batch_size(request.index))
                 weights_B = self._weights(example)
                 weighted_B = torch.where(example.valid_mask, weights_B * losses_B, 0.0)
                 # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them. Each rank of a
@@ -322,37 +293,6 @@ class TrainStep:
             return ForwardCounts((), 1)
         return ForwardCounts.from_step(plan, plan_step, self.world.data_size, self.table.parts())
 
-    def _losses(self, example: Example, at_least: int) -> Tensor:
-        """Return the loss of each clip, `[B]`; with prior_prediction the target is the base model's output.
-
-        The network computes `at_least` so many clips.
-        """
-        if example.rejected is not None:
-            return self._preference_losses(example, 2 * at_least)
-        # The recipe decides, and not the clips: all ranks must run the base, as its sharded weights are gathered.
-        preserves = any(d.prior_prediction for d in self.recipe.dataset)
-        base = self._base(example.inputs, at_least) if preserves else None
-        uncaptioned = None if example.uncaptioned is None else self._base(example.uncaptioned, at_least)
-        output = Predicted.from_inputs(self.boundary, example.inputs, at_least=at_least)
-        losses_B = example.losses(output) if uncaptioned is None else example.guided_losses(output, uncaptioned)
-        if base is None:
-            return losses_B
-        preserved_B = transfer.to_device(torch.tensor(example.batch.request.target_is_base), losses_B.device)
-        return torch.where(preserved_B, example.distances(output, base), losses_B)
-
-    def _preference_losses(self, example: Example, at_least: int) -> Tensor:
-        """Return the loss of each pair of a preferred and a rejected clip, `[B]`, with the base as the reference."""
-        pair = example.pair()
-        reference_2B = pair.losses(self._base(pair.inputs, at_least))
-        losses_2B = pair.losses(Predicted.from_inputs(self.boundary, pair.inputs, at_least=at_least))
-        return preference.dpo_loss(losses_2B, reference_2B, example.objective.dpo_beta)
-
-    def _base(self, inputs: DenoiserInputs, at_least: int) -> Predicted:
-        """Return the output of the frozen base, without gradients."""
-        # Without gradients and adapters, it would need graphs of its own.
-        with torch.no_grad(), inject.disable_adapters(self.state.module), self.compiled.paused():
-            return Predicted.from_inputs(self.boundary, inputs, at_least=at_least)
-
     def _find_cause(self, kept: list[KeptBatch], step: int, at_least: int) -> NonFiniteCause:
         """Find where numbers stopped being finite, by another forward pass of a micro-batch. Collective.
 
@@ -363,7 +303,7 @@ class TrainStep:
         example = self.examples.build(self.examples.encode(bad.batch), bad.objective)
         self._seed_model(bad.batch.request, step)
         self.sequence.use(bad.batch.request.sequence_degree)
-        origin = nonfinite.origin(self.state.module, example.inputs, lambda: self._losses(example, at_least))
+        origin = nonfinite.origin(self.state.module, example.inputs, lambda: self.loss.of_clips(example, at_least))
         return NonFiniteCause.from_parts(self.world.gather((origin, clips)))
 
 

@@ -1,0 +1,147 @@
+"""Losses of examples, one class for each kind of training: plain, guided, with a preserved prior, and of pairs.
+
+A kind is chosen once, by the recipe and never by the clips: all ranks must run the frozen base alike, as its sharded weights
+are gathered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from reelworks.data.distributed.transfer import to_device
+from reelworks.models.adapters import inject
+from reelworks.models.api import DenoiserInputs
+from reelworks.models.objectives import objectives, preference
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.training.encoding import conditioning
+from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step.compiled_blocks import CompiledBlocks
+from reelworks.training.step.examples import Example, Predicted
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Forward passes of the trained network, and of the frozen base that its adapter lies on.
+
+    Each computes `at_least` so many clips; see `Predicted.from_inputs`.
+    """
+
+    boundary: DtypeBoundary[DenoiserInputs]
+    module: nn.Module
+    compiled: CompiledBlocks = field(default_factory=CompiledBlocks.none)
+
+    def trained(self, inputs: DenoiserInputs, at_least: int) -> Predicted:
+        """Return the output of the trained network."""
+        return Predicted.from_inputs(self.boundary, inputs, at_least=at_least)
+
+    def base(self, inputs: DenoiserInputs, at_least: int) -> Predicted:
+        """Return the output of the base, without gradients."""
+        # Without gradients and adapters, it would need graphs of its own.
+        with torch.no_grad(), inject.disable_adapters(self.module), self.compiled.paused():
+            return Predicted.from_inputs(self.boundary, inputs, at_least=at_least)
+
+
+@dataclass(frozen=True)
+class PlainLoss:
+    """The loss of the objective; other kinds are classes of their own below it."""
+
+    passes: Passes
+
+    def of_clips(self, example: Example, at_least: int) -> Tensor:
+        """Run the network on `at_least` so many clips, and return the loss of each clip of an example, `[B]`."""
+        return example.losses(self.passes.trained(example.inputs, at_least))
+
+
+@dataclass(frozen=True)
+class GuidedLoss(PlainLoss):
+    """The loss with the guidance of the base in the target.
+
+    For the target v, the base's prediction u without caption and a scale s, the target is u + s (v - u). So the error is that
+    of the output plus s - 1 times that of u. A clip whose caption was dropped has the plain target, as guidance changes
+    nothing without a caption.
+    """
+
+    def of_clips(self, example: Example, at_least: int) -> Tensor:
+        """Return the loss of each clip, `[B]`."""
+        uncaptioned = self.passes.base(example.uncaptioned(), at_least)
+        return self.of_output(example, self.passes.trained(example.inputs, at_least), uncaptioned)
+
+    @staticmethod
+    def of_output(example: Example, output: Predicted, uncaptioned: Predicted) -> Tensor:
+        """Return the loss of each clip, `[B]`, for outputs of the network and of the base."""
+        i, objective, scale = (
+            example.inputs,
+            objectives.from_config(example.objective),
+            example.objective.target_guidance_scale,
+        )
+        assert scale is not None
+        assert not isinstance(objective, objectives.Iddpm), "the recipe was checked"
+        own, base = (
+            objective.error(each, i.latent, example.x0, example.noise, i.time)
+            for each in (output.picture, uncaptioned.picture)
+        )
+        share_B = torch.where(i.drop_text, 0.0, scale - 1)
+        error = own + share_B.view(-1, 1, 1, 1, 1) * base
+        return objective.of_error(error, i.time, example.trained_frames, example.loss_weight)
+
+
+@dataclass(frozen=True)
+class PriorLoss(PlainLoss):
+    """The loss of clips of which some preserve the base: their target is its output (`dataset.prior_prediction`)."""
+
+    guided: bool  # whether those that do not have guided targets
+
+    def of_clips(self, example: Example, at_least: int) -> Tensor:
+        """Return the loss of each clip, `[B]`."""
+        base = self.passes.base(example.inputs, at_least)
+        uncaptioned = self.passes.base(example.uncaptioned(), at_least) if self.guided else None
+        output = self.passes.trained(example.inputs, at_least)
+        losses_B = example.losses(output) if uncaptioned is None else GuidedLoss.of_output(example, output, uncaptioned)
+        preserved_B = to_device(torch.tensor(example.batch.request.target_is_base), losses_B.device)
+        return torch.where(preserved_B, example.distances(output, base), losses_B)
+
+
+@dataclass(frozen=True)
+class PreferenceLoss(PlainLoss):
+    """The loss of pairs of a preferred and a rejected clip, with the base as the reference."""
+
+    def of_clips(self, example: Example, at_least: int) -> Tensor:
+        """Return the loss of each pair, `[B]`."""
+        pairs = _pairs(example)
+        reference_2B = pairs.losses(self.passes.base(pairs.inputs, 2 * at_least))
+        losses_2B = pairs.losses(self.passes.trained(pairs.inputs, 2 * at_least))
+        return preference.dpo_loss(losses_2B, reference_2B, example.objective.dpo_beta)
+
+
+def loss_of(recipe: Recipe, passes: Passes) -> PlainLoss:
+    """Return the kind of loss of a recipe."""
+    guided = recipe.objective.target_guidance_scale is not None
+    if recipe.learns_preferences:
+        return PreferenceLoss(passes)
+    if any(dataset.prior_prediction for dataset in recipe.dataset):
+        return PriorLoss(passes, guided)
+    return GuidedLoss(passes) if guided else PlainLoss(passes)
+
+
+def _pairs(example: Example) -> Example:
+    """Return the preferred clips and, after them, the rejected ones, with the same noise, timesteps and conditions."""
+    encoded, objective = example.encoded, objectives.from_config(example.objective)
+    assert encoded.rejected is not None
+    rejected = conditioning.prepend_sources(encoded.rejected, encoded.conditions)
+    twice = example.inputs.each(lambda value: torch.cat([value] * 2))
+    x0, noise = torch.cat([example.x0, rejected]), torch.cat([example.noise] * 2)
+    frames = None if example.trained_frames is None else torch.cat([example.trained_frames] * 2)
+    weight = None if example.loss_weight is None else torch.cat([example.loss_weight] * 2)
+    return replace(
+        example,
+        inputs=replace(twice, latent=objective.noised(x0, noise, twice.time, frames)),
+        x0=x0,
+        noise=noise,
+        generated_share=torch.cat([example.generated_share] * 2),
+        valid_mask=torch.cat([example.valid_mask] * 2),
+        trained_frames=frames,
+        loss_weight=weight,
+    )
