@@ -26,8 +26,8 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_230, 1_600),
-    "data": Part(("data",), 15_730, 12_400),
+    "core": Part(("core",), 2_210, 1_600),
+    "data": Part(("data",), 15_750, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 9_600, 8_600),
     "training": Part(("training",), 12_150, 9_700),

@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from reelworks.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     import reelworks.models.objectives.samplers.functions as _samplers

@@ -54,7 +54,7 @@ def loss_and_gradients(
 
 
 def example(config: Any, channels: int, text: Any, draw: torch.Generator) -> Any:
-    from reelworks.core.sources import SOURCES
+    from reelworks.data.catalog.sources import SOURCES
     from reelworks.models.api import DenoiserInputs, given, no_companions
 
     # 9 tokens a frame, which no group shares equally, where the network pads.

@@ -14,6 +14,7 @@ import children
 import pytest
 import tomli_w
 from refused import refused
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import reelworks as rw
@@ -100,6 +101,25 @@ def test_stages_follow_each_other_and_a_kill_changes_nothing(staged: Any, tmp_pa
     assert children.train(hurt) == [0]
     assert saved(tmp_path / "hurt") == saved(run)
     assert len(starts(tmp_path / "hurt")) > 3
+
+
+def test_an_average_that_begins_anew_has_the_age_of_its_stage(staged: Any, tmp_path: Path) -> None:
+    """So that its first steps weigh as those of a new run; one that is kept has the age of the stage before."""
+    kept = {**SECOND, "name": "third", "ema": "keep"}
+    recipe = staged("aged", FIRST, SECOND, kept, checkpoints={"every_steps": 1, "keep_last": 20})
+    assert children.train(recipe) == [0]
+    run = tmp_path / "aged"
+    began = [e["stage"] for e in events.read(RunFolder(run).events_file, "start")]
+    assert [stage["average_step"] for stage in began] == [0, 3, 3]
+    weights, before, after = (
+        load_file(
+            rw.export(run / "checkpoints" / f"step-{step:09d}", tmp_path / name, ema=ema, dtype="float32").files[0]
+        )
+        for step, name, ema in ((4, "w.safetensors", False), (3, "b.safetensors", False), (4, "a.safetensors", True))
+    )
+    name = max(weights, key=lambda key: float((weights[key] - before[key]).norm()))
+    share = (after[name] - before[name]).norm() / (weights[name] - before[name]).norm()
+    assert float(share) == pytest.approx(0.9, abs=1e-3), "1 - 1/10, as in the first step of a run"
 
 
 def _asked_to_leave(recipe: dict[str, Any], place: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.shape import Geometry
-from reelworks.core.sources import SOURCES
+from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.distributed.contract import Contract, Role
 from reelworks.models.adapters.config import Targets
 from reelworks.models.base_model import Base
@@ -73,7 +73,7 @@ class DenoiserInputs:
             object.__setattr__(self, "crop", torch.stack([self.height, self.width, zeros, zeros], dim=1))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor by name; sources have the names in `core.sources`."""
+        """Return every tensor by name; sources have the names in `data.catalog.sources`."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         return values | dict(zip(SOURCES, values.pop("sources"), strict=False))
 
@@ -105,7 +105,7 @@ def no_companions(latent_BCTHW: Tensor) -> dict[str, Tensor]:
 def given(values: Mapping[str, Tensor], count: int) -> dict[str, Any]:
     """Return the last inputs of a denoiser for `count` clips: control, first frame, its embedding, and the sources.
 
-    `values` are those by name, sources under the names in `core.sources`; one row is repeated for all clips.
+    `values` are those by name, sources under the names in `data.catalog.sources`; one row is repeated for all clips.
     """
     rows = {name: value.expand(count, *value.shape[1:]) for name, value in values.items()}
     sources = tuple(rows.pop(name) for name in SOURCES if name in rows)

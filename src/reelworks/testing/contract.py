@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.shape import Shape
-from reelworks.core.sources import SOURCES
+from reelworks.data.catalog.sources import SOURCES
 from reelworks.models import components, factory, registry
 from reelworks.models.adapters import frozen, inject
 from reelworks.models.adapters.adapter_types.registry import TYPES

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import durable
 import media_makers as media
 import pyarrow.parquet
 import pytest
@@ -458,6 +459,35 @@ def killed_at(number: int) -> Iterator[list[str]]:
 
     with storage.guarded(guard):
         yield calls
+
+
+def test_a_caption_that_a_killed_run_left_open_is_not_written_over_what_came_since(data: Path) -> None:
+    """The record has the caption of p0 and the text that it had before, when the run is killed."""
+
+    def die(call: str, path: Path) -> None:
+        if call == "write" and path.name.startswith(".p0.txt"):
+            raise Killed
+
+    (data / "p0.txt").write_text("mine")
+    with pytest.raises(Killed), storage.guarded(die):
+        run(data, overwrite=True)
+    assert (lines(data / record.NAME)[-1]["clip"], texts(data)["p0.txt"]) == ("p0.png", "mine")
+    (data / "p0.txt").write_text("mine, and better")
+    run(data)
+    assert texts(data) == EXPECTED | {"p0.txt": "mine, and better"}
+
+
+def test_a_line_of_the_record_is_durable_before_its_caption_file_is_written(data: Path) -> None:
+    checked = []
+
+    def is_told(synced: durable.Synced, path: Path) -> None:
+        checked.append(path)
+        assert synced.has_content(data / record.NAME)
+        assert synced.has_name(data / record.NAME)
+
+    with durable.before_renames(is_told):
+        run(data)
+    assert len(checked) == len(EXPECTED)
 
 
 def kill_everywhere(folder: Path, **options: object) -> int:

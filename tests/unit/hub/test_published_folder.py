@@ -27,6 +27,7 @@ from reelworks.annexes.hub.card import Licence
 from reelworks.annexes.hub.request import PublishRequest
 from reelworks.commands.main import app
 from reelworks.core import toml, toml_none
+from reelworks.data.run.config import LoggingConfig
 from reelworks.training.recipe import recipe_file, stages
 from reelworks.training.recipe.recipe import Recipe
 
@@ -190,6 +191,16 @@ def test_the_recipe_still_is_one_and_trains_alike(run, tmp_path):
     assert told.dataset[0].caption == mine.dataset[0].caption
     for part in ("bucket", "data", "lora", "objective", "precision", "train", "samples", "seed"):
         assert getattr(told, part) == getattr(mine, part), part
+
+
+def test_what_a_recipe_says_of_the_machine_is_not_told(run, tmp_path):
+    """Not its numbers and words either: trackers, and how copies of checkpoints are kept elsewhere."""
+    mine = recipe_file.load(run.recipe_file)
+    assert mine.logging.trackers
+    assert mine.checkpoints.mirror is not None
+    told = recipe_file.load(do(run, dry_run=True, output=tmp_path / "out").folder / "recipe.toml")
+    assert told.logging == LoggingConfig()
+    assert told.checkpoints.mirror is None
 
 
 def keys(model, prefix=""):

@@ -93,7 +93,7 @@ def test_its_example_runs(name: str, value: object) -> None:
         ("reelworks.data.schedule.plan", 15, ("torch", "pydantic", "pyarrow")),
         (
             "reelworks.data.loader.dataset",
-            85,
+            86,
             ("torch", "reelworks.training.recipe", "reelworks.training.loop", "reelworks.models", "reelworks.reports"),
         ),
     ],

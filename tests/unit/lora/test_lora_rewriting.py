@@ -90,6 +90,15 @@ def test_a_share_gives_each_layer_a_rank_of_its_own(tmp_path: Path, keep: float)
         assert layer.rank == 1 or keep == 1 or squares[: layer.rank - 1].sum() < keep * squares.sum()
 
 
+def test_where_nothing_is_left_out_the_told_error_is_that_of_rounding(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    wanted = lora(source, ranks=6)
+    result = resize.resize(ResizeLoraRequest(file=source, output=target, keep=1.0, dtype="bfloat16"))
+    require_told(result, prefixed(wanted), updates_of(target))
+    assert result.relative_error is not None
+    assert 1e-4 < result.relative_error < 1e-2
+
+
 def test_layers_of_a_low_rank_stay_as_they_are(tmp_path: Path) -> None:
     """To the last bit, beside one that is cut; zeros, as of a layer that was never trained, are no error."""
     source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from reelworks.annexes.captions.clips import CaptionClip
-from reelworks.core import digests, files, storage, user_files
+from reelworks.core import digests, files, storage, user_files, version
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import caption_texts
 
@@ -151,10 +151,8 @@ class CaptionRecord:
 
     def _begun(self) -> str:
         if self._run is None:
-            from reelworks import __version__
-
             self._run = time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + uuid.uuid4().hex[:6]
-            began = {"run": self._run, "began": time.time(), "program": __version__}
+            began = {"run": self._run, "began": time.time(), "program": version.__version__}
             self._append(began | {"how": self._how, "captioner": self.captioner})
         return self._run
 

@@ -11,8 +11,7 @@ from typing import Any
 import jinja2
 from huggingface_hub import ModelCardData
 
-import reelworks
-from reelworks.core import digests, units
+from reelworks.core import digests, units, version
 from reelworks.core.shape import Shape
 from reelworks.models import components, registry
 from reelworks.models.adapters.conventions import CONVENTIONS
@@ -101,7 +100,7 @@ class Card:
 
     def to_text(self) -> str:
         """Return the card as Markdown."""
-        text = _template().render(card=self, version=reelworks.__version__)
+        text = _template().render(card=self, version=version.__version__)
         front = ModelCardData(**self._front_matter()).to_yaml(line_break="\n")
         return f"---\n{front}\n---\n<!-- reelworks run {self.run_id}, text {_digest(front, text)} -->\n{text}"
 

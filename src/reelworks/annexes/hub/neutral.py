@@ -149,8 +149,6 @@ def copy_preview(source: Path, target: Path) -> None:
     options = {"movflags": "+faststart"} if source.suffix == ".mp4" else {}  # as it was written
     with av.open(str(source)) as read, av.open(str(target), "w", options=options) as written:
         streams = {s.index: written.add_stream_from_template(s) for s in read.streams if s.type in ("video", "audio")}
-        for stream in streams.values():
-            stream.metadata.clear()
         for packet in read.demux(*(read.streams[i] for i in streams)):
             if packet.dts is not None:
                 packet.stream = streams[packet.stream.index]

@@ -13,7 +13,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
-import reelworks
 from reelworks import reports as report
 from reelworks.annexes.page import (
     checkpoints_api,
@@ -29,6 +28,7 @@ from reelworks.annexes.page import (
 from reelworks.annexes.page.context import Context, PageContext
 from reelworks.annexes.page.guard import Guard
 from reelworks.annexes.page.workspace import Workspace
+from reelworks.core import version
 from reelworks.core.errors import UserError
 
 _STATIC = Path(__file__).parent / "static"
@@ -73,7 +73,7 @@ _routes = APIRouter()
 @_routes.get("/api/about")
 def get_about(context: PageContext) -> dict[str, Any]:
     folders = [str(root) for root in context.workspace.roots]
-    return {"version": reelworks.__version__, "folders": folders}
+    return {"version": version.__version__, "folders": folders}
 
 
 @_routes.get("/plotly.js")

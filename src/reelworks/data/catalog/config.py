@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from reelworks.core import sources
 from reelworks.core.config import PublicConfig
 from reelworks.core.errors import UserError
-from reelworks.data.catalog import filter_expression
+from reelworks.data.catalog import filter_expression, sources
 from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.data.catalog.query import template
 from reelworks.data.catalog.store import measured_columns

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import reelworks
-from reelworks.core import digests, storage
+from reelworks.core import digests, storage, version
 from reelworks.core.errors import CommonError, UserError
 from reelworks.data.checkpoint import disk_space, manifest, names, shards, state_file
 from reelworks.data.checkpoint.folder import CheckpointFolder, CheckpointInfo
@@ -215,7 +214,7 @@ class Saving:
             total_bytes=sum(entry.size for entry in entries),
             metrics=manifest.plain_metrics(self.metrics),
             versions={
-                "reelworks": reelworks.__version__,
+                "reelworks": version.__version__,
                 "torch": str(torch.__version__),
                 "numpy": np.__version__,
                 "python": platform.python_version(),

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from reelworks.core import arguments, blocks, digests
 from reelworks.core.hash_rng import Purpose, bernoulli, hash64
-from reelworks.core.sources import ALIGNED, SOURCES
 from reelworks.core.words import tells_arguments
 from reelworks.data.buckets import assign, degrees
 from reelworks.data.buckets.assign import Assignment, Clips, Reason
 from reelworks.data.buckets.table import EMPTY, BucketTable
 from reelworks.data.catalog.config import DatasetConfig, Source
+from reelworks.data.catalog.sources import ALIGNED, SOURCES
 from reelworks.data.catalog.store import companions
 from reelworks.data.catalog.store.companions import CompanionMatches
 from reelworks.data.catalog.store.rows import SCORE, CatalogRows, as_numpy

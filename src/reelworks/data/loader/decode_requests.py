@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import U64, Purpose
 from reelworks.core.shape import Shape
-from reelworks.core.sources import ALIGNED, SOURCES, own_shape
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.filter_expression import NUMBERS
 from reelworks.data.catalog.query import captions, template
+from reelworks.data.catalog.sources import ALIGNED, SOURCES, own_shape
 from reelworks.data.catalog.store.companions import REJECTED, CompanionMatches
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.loader import part_masks

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from reelworks.core import digests
-from reelworks.core.sources import SOURCES
 from reelworks.data.buckets import assign
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.catalog.config import SHOWING, DatasetConfig
+from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.loader.data_spec import DataSpec
 from reelworks.data.loader.eligibility import ExcludeList
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from reelworks.core import requests, results, sources, units
+from reelworks.core import requests, results, units
 from reelworks.core.log import logger
 from reelworks.core.shape import Shape
+from reelworks.data.catalog import sources
 from reelworks.data.checkpoint import locate
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import history

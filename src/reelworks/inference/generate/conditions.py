@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reelworks.core import sources
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
-from reelworks.core.sources import SOURCES
+from reelworks.data.catalog import sources
+from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.media import decode_pool, formats, probe, sound
 from reelworks.data.media.decode import MediaError, Request
 from reelworks.data.media.formats import ProbeError

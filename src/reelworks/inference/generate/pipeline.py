@@ -17,7 +17,7 @@ from torch import Tensor
 from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.core.sources import SOURCES
+from reelworks.data.catalog.sources import SOURCES
 from reelworks.inference.generate import conditions, defaults
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.writers import Sound

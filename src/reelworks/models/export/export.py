@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-import reelworks
-from reelworks.core import digests, storage, toml
+from reelworks.core import digests, storage, toml, version
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import disk_space, load, read_lock, safetensors_header, state_file, tree, verify
 from reelworks.data.checkpoint.config import Dtype, Weights
@@ -36,7 +35,7 @@ def describe_run(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> 
     model, autoencoder, text = (resolved.get(part, {}) for part in ("model", "autoencoder", "text_encoder"))
     header = {
         "format": "pt",  # common loaders require it
-        "reelworks": reelworks.__version__,
+        "reelworks": version.__version__,
         "run_id": run_id,
         "recipe_digest": digests.digest_bytes(data),
         "model": model.get("name"),

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from reelworks.core.sources import SOURCES
+from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.distributed import transfer
 from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
 from reelworks.models.family import LEARNED, Conditioning

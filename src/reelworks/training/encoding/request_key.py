@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from reelworks.core import digests, files
 from reelworks.core.log import logger
-from reelworks.core.sources import SOURCES
+from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.catalog.store.companions import REJECTED
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.loader.dataset import Dataset

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core.shape import Shape
-from reelworks.core.sources import SOURCES
+from reelworks.data.catalog.sources import SOURCES
 from reelworks.models.api import TextEmbedding
 from reelworks.training.encoding import conditioning
 from reelworks.training.encoding.conditioning import CLIP

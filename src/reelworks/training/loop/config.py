@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from reelworks.core import sources
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
+from reelworks.data.catalog import sources
 from reelworks.training.step import optimizer_names
 
 # A smaller factor was probably meant as a learning rate of AdamW.

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-import reelworks
-from reelworks.core import digests
+from reelworks.core import digests, version
 from reelworks.core.errors import UserError
 from reelworks.data.distributed import collectives
 from reelworks.data.distributed.collectives import RanksFailed
@@ -26,7 +25,7 @@ _PATIENCE_SECONDS = 10.0
 def facts(recipe: Recipe) -> dict[str, str]:
     """Return what must be equal on all ranks: code, torch, and the recipe with its overrides."""
     return {
-        "version of reelworks": f"{reelworks.__version__} ({_code_digest()})",
+        "version of reelworks": f"{version.__version__} ({_code_digest()})",
         "version of torch": str(torch.__version__),
         "recipe": digests.digest_bytes(recipe_file.dump(recipe).encode())[:12],
     }
@@ -34,7 +33,7 @@ def facts(recipe: Recipe) -> dict[str, str]:
 
 def _code_digest() -> str:
     """Return a digest of the package's source, which differs between two checkouts of one version."""
-    root = Path(reelworks.__file__).parent
+    root = Path(version.__file__).parents[1]
     sources = sorted(root.rglob("*.py"))
     parts = [f"{file.relative_to(root)}\n".encode() + file.read_bytes() for file in sources]
     return digests.digest_bytes(b"\0".join(parts))[:12]

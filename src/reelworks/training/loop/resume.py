@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-import reelworks
-from reelworks.core import cores, files, launcher, log, units
+from reelworks.core import cores, files, launcher, log, units, version
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.buckets.assign import Reason
@@ -245,7 +244,7 @@ def _prepare_folder(
     files.write_json(
         run.folder.environment_file,
         {
-            "reelworks": reelworks.__version__,
+            "reelworks": version.__version__,
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "machine": f"{platform.system()} {platform.machine()}, {cores.count()} cores",

@@ -10,9 +10,9 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
-from reelworks.core.sources import SOURCES
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig, BucketsField
 from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.catalog.store import measured_columns
 from reelworks.data.checkpoint.config import CheckpointsConfig, ExportsConfig
 from reelworks.data.distributed.config import ParallelConfig

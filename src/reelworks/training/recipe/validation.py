@@ -8,8 +8,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from reelworks.core.errors import UserError
-from reelworks.core.sources import SOURCES
 from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.loader import frame_masks
 from reelworks.models import components, registry
 from reelworks.models.components import conditioning, other_latents

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.core import sources as sources_of
 from reelworks.core.errors import UserError
-from reelworks.core.sources import ALIGNED, SOURCES
+from reelworks.data.catalog import sources as sources_of
 from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.sources import ALIGNED, SOURCES
 from reelworks.data.catalog.store.rows import CatalogRows, as_numpy
 
 REJECTED = "rejected"
@@ -51,7 +51,7 @@ class CompanionMatches:
     rows: CatalogRows
     row: NDArray[np.int64]  # index into `rows` for each clip: any one of several matches, -1 if there is none
     problem: NDArray[np.int8]  # `Problem` of each clip; NONE also if its dataset has no companions of this kind
-    ratio: NDArray[np.int64]  # of sources with sizes of their own; see `core.sources.ratios`
+    ratio: NDArray[np.int64]  # of sources with sizes of their own; see `data.catalog.sources.ratios`
 
     def explain(self, clips: CatalogRows, index: int) -> str:
         """Describe the problem with the companion of a clip that has one."""
