@@ -1,7 +1,7 @@
 """docs/reference/cli.md: every verb with its help, arguments, options and defaults, from the command definitions.
 
 `generate_reference.py` writes it. What a verb does, and what an option means, stands in the help texts of
-`reelworks/commands/`, so that `--help` says the same; only links to other pages are added here.
+`reelworks/commands/` and of annexes, so that `--help` says the same; only links to other pages are added here.
 """
 
 from __future__ import annotations

@@ -26,23 +26,23 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_210, 1_600),
+    "core": Part(("core",), 2_230, 1_600),
     "data": Part(("data",), 15_750, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 9_600, 8_600),
     "training": Part(("training",), 12_150, 9_700),
-    "inference": Part(("inference",), 2_830, 2_500),
-    "commands": Part(("commands",), 2_090, 1_300),
+    "inference": Part(("inference",), 2_670, 2_400),
+    "commands": Part(("commands",), 1_730, 1_200),
     "reports": Part(("reports",), 1_460, 1_250),
     "quickstart": Part(("quickstart",), 910, 500),
     "demo and testing": Part(("demo", "testing"), 1_180, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_910, 1_350),
-    "captions": Part(("annexes/captions",), 1_820, 1_300),
-    "quality": Part(("annexes/quality",), 1_880, 1_850),
-    "hub": Part(("annexes/hub",), 710, 560),
-    "imports": Part(("annexes/imports",), 10_770, 4_800),
-    "page": Part(("annexes/page",), 3_040, 2_700),
+    "adapter files": Part(("annexes/lora",), 2_030, 1_450),
+    "captions": Part(("annexes/captions",), 1_860, 1_350),
+    "quality": Part(("annexes/quality",), 2_160, 1_950),
+    "hub": Part(("annexes/hub",), 720, 580),
+    "imports": Part(("annexes/imports",), 10_830, 4_850),
+    "page": Part(("annexes/page",), 3_060, 2_700),
 }
 
 

@@ -1,1 +1,1 @@
-"""Tools that stand beside a training or come after it. Only the commands import an annex."""
+"""Tools that stand beside a training or come after it. Nothing imports an annex: `core.annexes` finds it."""

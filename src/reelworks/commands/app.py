@@ -17,7 +17,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from reelworks.commands import show
-from reelworks.core import requests
+from reelworks.core import annexes, named_code, requests
+from reelworks.core.annexes import AnnexCommand
 from reelworks.core.errors import UserError
 from reelworks.core.requests import Arg
 
@@ -36,6 +37,26 @@ class Commands(TyperGroup):
         """Read the rest, and run the command."""
         with _errors_as_json("--json" in ctx.args):
             return super().invoke(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or that of an annex from outside."""
+        return super().get_command(ctx, cmd_name) or self._from_outside().get(cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [*super().list_commands(ctx), *self._from_outside()]
+
+    def _from_outside(self) -> dict[str, Any]:
+        commands = [command for annex in annexes.from_outside() for command in annex.commands]
+        return {command.name: _as_group(command) for command in commands}
+
+
+def _as_group(command: AnnexCommand) -> Any:
+    """Return a command of an annex as typer has it."""
+    app = App()
+    app.add(command)
+    made: Any = typer.main.get_command(app)
+    return made.commands[command.name] if hasattr(made, "commands") else made
 
 
 @contextmanager
@@ -93,6 +114,14 @@ class App(typer.Typer):
 
         register = super().command(name, cls=Speaking, **options)
         return lambda function: register(_with_options(function))
+
+    def add(self, command: AnnexCommand) -> None:
+        """Register a command of an annex, or a group of them."""
+        found = named_code.load(command.place)
+        if isinstance(found, typer.Typer):
+            self.add_typer(found, name=command.name)
+        else:
+            self.command(command.name, doing=command.doing)(found)
 
 
 def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,10 +1,7 @@
-"""`reelworks scan` and `reelworks inspect`: write a catalog of the clips on disk, and summarise it."""
+"""`reelworks scan` and `reelworks catalog`: write a catalog of the clips on disk, and maintain it."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,15 +9,12 @@ from typer import Argument, Option
 
 from reelworks.commands import show
 from reelworks.commands.app import App
-from reelworks.commands.options import EngineOption, Html, Json, load_recipe
+from reelworks.commands.options import EngineOption, Json
 
 if TYPE_CHECKING:
-    from reelworks.annexes.quality.inspect import Inspection
     from reelworks.data.catalog.scan.scan import ScanResult
-    from reelworks.data.catalog.store.summary import Histogram, Summary
-    from reelworks.reports.columns import ColumnLimits, Loss
+    from reelworks.data.catalog.store.summary import Summary
 
-_FILES_SHOWN = 3
 _BAD_FILES_SHOWN = 50
 
 app = App(help="Maintain a catalog.", no_args_is_help=True, rich_markup_mode=None)
@@ -82,70 +76,13 @@ def _print_scan(result: ScanResult, summary: Summary) -> None:
         show.line(f"  bad: {path}: {reason}")
     if result.bad > _BAD_FILES_SHOWN:
         show.line(f"  and {result.bad - _BAD_FILES_SHOWN} more bad files; --json lists them. By reason:")
-        _print_reasons(summary)
-    _print_histogram("resolution", summary.resolution)
-    _print_histogram("frames", summary.num_frames)
-    _print_histogram("fps", summary.fps)
-    _print_histogram("aspect", summary.aspect_ratio)
+        show.reasons(summary)
+    show.histogram("resolution", summary.resolution)
+    show.histogram("frames", summary.num_frames)
+    show.histogram("fps", summary.fps)
+    show.histogram("aspect", summary.aspect_ratio)
     for name, histogram in summary.scores.items():
-        _print_histogram(name, histogram)
-
-
-def inspect(
-    catalog: Annotated[Path, Argument(metavar="CATALOG", help="A catalog's folder.")],
-    trigger: Annotated[
-        str | None, Option(metavar="WORD", help="The trigger word, for advice on captions without it.")
-    ] = None,
-    text_encoder: Annotated[
-        str | None,
-        Option(
-            metavar="NAME|PATH",
-            help="Text encoder that reads the captions: clip, or a text_encoder.name of recipes, whose limit is known; or a "
-            "folder with a tokenizer, by which tokens are counted.",
-        ),
-    ] = None,
-    recipe: Annotated[
-        Path | None,
-        Option(
-            metavar="RECIPE",
-            help="Recipe whose first epoch limits are measured on, by its buckets, and whose text encoder reads the captions.",
-        ),
-    ] = None,
-    html: Html = None,
-    json: Annotated[
-        bool, Option("--json", help="Print one JSON value, with the first 20 files of each advice.")
-    ] = False,
-) -> None:
-    """Summarise a catalog, give advice on its files and propose buckets.
-
-    Prints distributions of resolution, aspect ratio, frames, frame rate, duration, caption length, pictures per
-    folder and every score; advice, for instance on empty or overlong captions, few pictures, mixed frame rates
-    and duplicate files; and bucket entries to copy into a recipe, each with its reason.
-
-    For height, width, duration, frame rate and every score it names clips at the 1st, 10th, 50th, 90th and 99th
-    percentile, and tells which clips, hours, frames and tokens a limit there would leave out, of the recipe or else of
-    all readable clips in the proposed buckets. The page that --html writes shows the clips.
-
-    Captions are looked through for the same words in nearly all, for contradictions, leftovers of captioners and scripts that
-    the text encoder does not know, and with --trigger, for that word. Caption length is counted in words and punctuation
-    marks, of which a tokenizer makes at least as many tokens, or by the tokenizer of --text-encoder or --recipe.
-    """
-    from reelworks.annexes.quality import caption_needs
-    from reelworks.annexes.quality.inspect import inspect_rows, write_inspection
-    from reelworks.data.catalog.store import companions
-    from reelworks.data.catalog.store.store import Catalog
-
-    config = None if recipe is None else load_recipe(recipe, None)
-    data = None
-    if config is not None:
-        from reelworks.training.recipe.dataset import RecipeData
-
-        data = RecipeData.open(config.model_copy(update={"catalog": str(catalog)}))
-    needs = caption_needs.find(trigger, text_encoder, config)
-    inspection = inspect_rows(companions.without(Catalog.open(catalog).live()), data, needs)
-    if html is not None:
-        write_inspection(inspection, catalog, html)
-    show.json(inspection) if json else _print_inspection(inspection, html)
+        show.histogram(name, histogram)
 
 
 @app.command(doing="rewriting the catalog")
@@ -169,60 +106,3 @@ def compact(
             f"{done.rows} rows, {done.dropped} retired ones dropped; "
             f"{units.size(done.bytes_before)} before, {units.size(done.bytes_after)} now"
         )
-
-
-def _print_inspection(inspected: Inspection, html: Path | None) -> None:
-    s = inspected.summary
-    kinds = ", ".join(f"{count} {kind}s" for kind, count in s.by_kind)
-    show.line(f"{s.clips} clips: {kinds}, {s.bad} unreadable; {s.duration_seconds:.0f} s of video")
-    if s.with_sound:
-        show.line(f"{s.with_sound} videos with sound")
-    _print_reasons(s)
-    for title, unit, histogram in inspected.histograms:
-        _print_histogram(f"{title} ({unit})", histogram, max(12, *(len(label) for label, _ in histogram)))
-    if inspected.columns:
-        _print_columns(inspected.columns)
-    if inspected.advice:
-        show.line("\nadvice")
-    for advice in inspected.advice:
-        show.line(f"  {advice.text}: {advice.remedy}")
-        for file in advice.files[:_FILES_SHOWN]:
-            show.line(f"    {file}")
-        if len(advice.files) > _FILES_SHOWN:
-            show.line("    and more; --json lists them")
-    show.line("\nproposed buckets")
-    show.line(inspected.proposal.toml)
-    if html is not None:
-        show.line(str(html))
-
-
-def _print_columns(columns: Sequence[ColumnLimits]) -> None:
-    from reelworks.core import units
-
-    show.line("\nwhat a limit at a percentile would leave out: clips, hours of video, latent tokens of an epoch")
-    for column in columns:
-        lacking = f", {units.plural(column.missing, 'clip')} without it" if column.missing else ""
-        show.line(f"\n{column.name}" + (f" ({column.unit})" if column.unit else "") + lacking)
-        table = show.new_table("percentile", "limit", "loses", "limit", "loses", "clip there")
-        for _, same in itertools.groupby(column.percentiles, key=lambda one: one.value):
-            first, *others = same
-            label = f"{first.percentile} to {others[-1].percentile}" if others else str(first.percentile)
-            cells = [text for limit, loss in first.limits for text in (limit, _loss(loss))]
-            table.add_row(label, *cells, first.files[0])
-        show.print_table(table)
-
-
-def _loss(loss: Loss) -> str:
-    return f"{loss.clips}, {loss.hours:.2f} h, {loss.tokens}" if loss.clips else "–"
-
-
-def _print_reasons(summary: Summary) -> None:
-    for reason, count in summary.bad_reasons:
-        show.line(f"  {count} × {reason}")
-
-
-def _print_histogram(title: str, histogram: Histogram, width: int = 12) -> None:
-    largest = max((count for _, count in histogram), default=1)
-    show.line(f"\n{title}")
-    for label, count in histogram:
-        show.line(f"  {label:>{width}}  {'█' * math.ceil(30 * count / largest):<30}  {count}")

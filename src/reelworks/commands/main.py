@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import typer
 
 from reelworks.commands import (
-    caption,
     catalog,
     check,
     checkpoints,
@@ -27,23 +26,18 @@ from reelworks.commands import (
     encode,
     eval,
     generate,
-    importing,
     learning,
-    lora,
-    measure,
     new,
     plan,
-    publish,
     replay,
     report,
     train,
     trust,
     tune,
-    ui,
 )
 from reelworks.commands.app import App, Commands, as_user_error
 from reelworks.commands.exit_codes import ExitCode
-from reelworks.core import optional_imports, terminal
+from reelworks.core import annexes, optional_imports, terminal
 from reelworks.core import trust as trusted_code
 from reelworks.core.words import of_recipe
 
@@ -99,9 +93,6 @@ app.command("demo", doing=None, answers=False)(demo.demo)
 app.command("demo-data", doing="making footage")(demo.demo_data)
 app.command("demo-autoencoder", doing="training the autoencoder")(demo.demo_autoencoder)
 app.command("scan", doing="scanning")(catalog.scan)
-app.command("measure", doing="measuring")(measure.measure)
-app.command("caption", doing="captioning")(caption.caption)
-app.command("inspect", doing="summarising the catalog")(catalog.inspect)
 app.command("contact-sheet", doing="planning")(contact_sheet.contact_sheet)
 app.command("plan", doing="planning")(plan.plan)
 app.command("check", doing="checking dtypes and memory")(check.check)
@@ -109,20 +100,19 @@ app.command("tune", doing="measuring batch sizes")(tune.tune)
 app.command("train", doing=None, answers=False)(train.train)
 app.command("generate", doing="generating")(generate.generate)
 app.command("eval", doing="measuring")(eval.evaluate)
-app.command("publish", doing="publishing")(publish.publish)
 app.command("coverage", doing="accounting for the clips")(coverage.coverage)
 app.command("learning", doing="reading the losses")(learning.learning)
 app.command("replay", doing="replaying")(replay.replay)
 app.command("report", doing="writing the report")(report.report)
 app.command("compare", doing="comparing")(compare.compare)
-app.command("ui", doing=None)(ui.ui)
 app.command("trust", doing=None)(trust.trust)
-app.command("import", doing="importing")(importing.import_config)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(new.app, name="new")
 app.add_typer(encode.app, name="encode")
 app.add_typer(checkpoints.app, name="checkpoints")
-app.add_typer(lora.app, name="lora")
+for each in annexes.of_house():
+    for one in each.commands:
+        app.add(one)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Column, Table
 
     from reelworks.data.catalog.scan.scan import ScanProgress
+    from reelworks.data.catalog.store.summary import Histogram, Summary
 
 
 line = terminal.say
@@ -171,3 +173,17 @@ def clip_progress(quiet: bool = False, doing: str = "measuring") -> Iterator[Cal
 def short_clips(count: int) -> str:
     """Return a sentence with the number of videos that `data.short_clips` extends."""
     return f"{count} clip{' is' if count == 1 else 's are'} shorter than {'its' if count == 1 else 'their'} bucket"
+
+
+def reasons(summary: Summary) -> None:
+    """Print why files of a catalog cannot be read, and how many."""
+    for reason, count in summary.bad_reasons:
+        line(f"  {count} × {reason}")
+
+
+def histogram(title: str, of: Histogram, width: int = 12) -> None:
+    """Print a histogram with bars."""
+    largest = max((count for _, count in of), default=1)
+    line(f"\n{title}")
+    for label, count in of:
+        line(f"  {label:>{width}}  {'█' * math.ceil(30 * count / largest):<30}  {count}")

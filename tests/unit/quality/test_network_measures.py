@@ -18,14 +18,14 @@ from refused import refused
 from safetensors.torch import load_file, save_file
 from transformers.models.yolos import modeling_yolos
 
-from reelworks.annexes.quality import text
+from reelworks.annexes.quality import clip_measures, text
 from reelworks.annexes.quality.measure import ClipPictures
 from reelworks.annexes.quality.run import MeasureResult, measure_catalog
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.query import filters
 from reelworks.data.catalog.scan.scan import scan_sources
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.inference.evaluate import clip_measures, networks
+from reelworks.inference.evaluate import networks
 from reelworks.training.recipe import dataset as recipe_dataset
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.dataset import RecipeData

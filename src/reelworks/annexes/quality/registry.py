@@ -21,11 +21,11 @@ from reelworks.data.catalog.store.measured_columns import Column
 
 # Measures that run a network, which is imported when one is asked for.
 _NETWORKS = {
-    "agreement": "reelworks.inference.evaluate.clip_measures:Agreement",
-    "aesthetic": "reelworks.inference.evaluate.clip_measures:Aesthetic",
-    "classes": "reelworks.inference.evaluate.clip_measures:Classes",
-    "objects": "reelworks.inference.evaluate.clip_measures:Objects",
-    duplicates.Duplicates.name: "reelworks.inference.evaluate.clip_measures:DuplicatesByNetwork",
+    "agreement": "reelworks.annexes.quality.clip_measures:Agreement",
+    "aesthetic": "reelworks.annexes.quality.clip_measures:Aesthetic",
+    "classes": "reelworks.annexes.quality.clip_measures:Classes",
+    "objects": "reelworks.annexes.quality.clip_measures:Objects",
+    duplicates.Duplicates.name: "reelworks.annexes.quality.clip_measures:DuplicatesByNetwork",
 }
 WITH_WEIGHTS = "="
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from reelworks.core import named_code
+from reelworks.core import annexes, named_code
 from reelworks.training.observers.observer import ObserverKind, StepObserver, Training
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
@@ -31,4 +31,5 @@ def prepare(data: RecipeData) -> list[Callable[[Training], StepObserver]]:
 
 
 def _kinds() -> list[ObserverKind]:
-    return [cast(ObserverKind, named_code.load(place)) for place in _KINDS.values()]
+    places = [place for annex in (*annexes.of_house(), *annexes.from_outside()) for place in annex.observers]
+    return [cast(ObserverKind, named_code.load(place)) for place in (*_KINDS.values(), *places)]

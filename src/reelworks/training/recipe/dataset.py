@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.annexes.quality.run import measure_catalog
-from reelworks.core import cores, trust
+from reelworks.core import annexes, cores, trust
 from reelworks.core.errors import UserError
 from reelworks.core.ray_cluster import Engine
 from reelworks.core.shape import Geometry
@@ -251,7 +250,7 @@ def scan_recipe(
     if not recipe.data.measures:
         required_columns.warn(recipe.dataset, Catalog.open(folder))
         return scanned
-    columns = measure_catalog(
+    columns = annexes.measuring()(
         folder,
         recipe.data.measures,
         workers=cores.count(),

@@ -1,0 +1,67 @@
+"""Annexes: packages that bring commands, observers and more, and that no module imports.
+
+Those of the house are found by name. Others are installed packages with an entry point of the group `reelworks.annexes`:
+
+    [project.entry-points."reelworks.annexes"]
+    mine = "my_package.annex:ANNEX"
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from dataclasses import dataclass
+from typing import Any, cast
+
+from reelworks.core import named_code
+
+GROUP = "reelworks.annexes"
+_HOUSE = ("captions", "hub", "imports", "lora", "page", "quality")
+
+
+@dataclass(frozen=True)
+class AnnexCommand:
+    """A command of the command line.
+
+    Attributes:
+        place: `module:name` of the function, or of the `App` of a group of commands.
+        doing: What is said on the terminal while it works; None if it speaks by itself, or is a group.
+    """
+
+    name: str
+    place: str
+    doing: str | None = None
+
+
+@dataclass(frozen=True)
+class Annex:
+    """An annex, by the places of all that it brings: `module:name`, which is imported when it is needed.
+
+    Attributes:
+        observers: Places of `training.observers.observer.ObserverKind`s, which every training has.
+        routes: Places of FastAPI's `APIRouter`s, which the page serves below `/api`.
+        measures: Place of the function that measures the clips of a catalog (`data.measures`).
+    """
+
+    commands: tuple[AnnexCommand, ...] = ()
+    observers: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
+    measures: str | None = None
+
+
+@functools.cache
+def of_house() -> tuple[Annex, ...]:
+    """Return the annexes that belong to this package."""
+    return tuple(cast(Annex, named_code.load(f"reelworks.annexes.{name}.annex:ANNEX")) for name in _HOUSE)
+
+
+@functools.cache
+def from_outside() -> tuple[Annex, ...]:
+    """Return the annexes of other installed packages; looking for them takes a tenth of a second."""
+    points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
+    return tuple(point.load() for point in points)
+
+
+def measuring() -> Any:
+    """Return the function that measures the clips of a catalog."""
+    return next(named_code.load(annex.measures) for annex in of_house() if annex.measures is not None)

@@ -1,0 +1,106 @@
+"""An annex of another package: its command, its observer of trainings and its route of the page, found by its entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import page_client
+import pytest
+from typer.testing import CliRunner
+
+import reelworks as rw
+from reelworks.commands.main import app
+from reelworks.core import annexes
+from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.training.recipe import recipe_file
+
+PACKAGE = '''
+from typing import Annotated
+from fastapi import APIRouter
+from typer import Option
+from reelworks.commands import show
+from reelworks.core.annexes import Annex, AnnexCommand
+from reelworks.training.observers.observer import StepObserver
+
+routes = APIRouter()
+
+
+@routes.get("/wheels")
+def wheels():
+    return {"wheels": 2}
+
+
+def ride(wheels: Annotated[int, Option(help="Number of wheels.")] = 2) -> None:
+    """Ride a bicycle."""
+    show.line(f"riding on {wheels} wheels")
+
+
+class Odometer(StepObserver):
+    def __init__(self, training):
+        self.log, self.turns = training.log, 0
+
+    def after_step(self, step):
+        self.turns += step.result.clips
+
+    def metrics(self, now):
+        return {"bicycle/turns": float(self.turns)}
+
+
+class Kind:
+    def require(self, recipe):
+        pass
+
+    def prepare(self, data):
+        return Odometer
+
+
+KIND = Kind()
+ANNEX = Annex(
+    commands=(AnnexCommand("ride", "bicycle_annex:ride", "riding"),),
+    observers=("bicycle_annex:KIND",),
+    routes=("bicycle_annex:routes",),
+)
+'''
+
+
+@pytest.fixture
+def bicycle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package with an annex."""
+    installed = tmp_path / "site-packages"
+    about = installed / "bicycle-1.0.dist-info"
+    about.mkdir(parents=True)
+    (installed / "bicycle_annex.py").write_text(PACKAGE)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bicycle\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{annexes.GROUP}]\nbicycle = bicycle_annex:ANNEX\n")
+    monkeypatch.syspath_prepend(str(installed))
+    annexes.from_outside.cache_clear()
+    yield
+    annexes.from_outside.cache_clear()
+
+
+@pytest.mark.usefixtures("bicycle")
+def test_its_command_is_one_of_the_command_line() -> None:
+    runner = CliRunner()
+    assert "ride " in runner.invoke(app, ["--help"]).output
+    done = runner.invoke(app, ["ride", "--wheels", "3"])
+    assert (done.exit_code, done.stdout) == (0, "riding on 3 wheels\n")
+    assert runner.invoke(app, ["fly"]).exit_code == 2
+
+
+@pytest.mark.usefixtures("bicycle")
+def test_its_observer_sees_trainings(tiny: Any, tmp_path: Path) -> None:
+    rw.train(recipe_file.parse(tiny(train={"max_steps": 2}, validation={"split": 0.0})))
+    info = CheckpointFolder(tmp_path / "run" / "checkpoints").info(2)
+    assert info.metrics["bicycle/turns"] > 0
+
+
+@pytest.mark.usefixtures("bicycle")
+def test_its_route_is_one_of_the_page(tmp_path: Path) -> None:
+    with page_client.client(tmp_path) as page:
+        assert page.get("/api/wheels").json() == {"wheels": 2}
+
+
+def test_without_it_there_is_no_such_command() -> None:
+    assert CliRunner().invoke(app, ["ride"]).exit_code == 2
