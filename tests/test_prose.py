@@ -18,6 +18,10 @@ OF_STEPS = {
     *("EpochPlan", "DataPosition", "Cursor", "MicroBatchRequest", "StepSource", "StepReader", "ForwardCounts"),
     *("TrainStep", "ExampleBuilder", "About", "Outcome", "RecordedFailure", "Record", "RunStep", "Epoch", "Replay"),
 }
+# Names of classes that are words of the field, too.
+WORDS = {"LoRA", "LoKr", "LoHa", "TensorBoard", "UserError"}
+JOINED = re.compile(r"\b[A-Z][a-z]+[A-Z][A-Za-z]+\b")
+RAISED = re.compile(r"\s*(\w+, )*\w+: ")  # in a list of what a function raises
 ROW = re.compile(r"(^|_)rows?(_|$)")
 
 
@@ -51,6 +55,23 @@ def nameless(root: Path) -> list[str]:
         for where, node in nodes(root)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in NAMELESS
     ]
+
+
+def classes_in_prose(root: Path) -> list[str]:
+    """Lines of docstrings and comments that use the name of a class as a word, as prose does that a rename has hurt."""
+    names = {node.name for _, node in nodes(root) if isinstance(node, ast.ClassDef) and JOINED.fullmatch(node.name)}
+    found = []
+    for file in sorted(root.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        parsed = [node for node in ast.walk(sources.parsed(text)) if isinstance(node, Documented)]
+        said = [line for node in parsed for line in (ast.get_docstring(node) or "").splitlines()]
+        said += [line.partition("  # ")[2] or line.partition("# ")[2] for line in text.splitlines() if "# " in line]
+        for line in said:
+            if line.lstrip().startswith((">>>", "...", "class ")) or RAISED.match(line):
+                continue
+            words = set(JOINED.findall(re.sub(r"`[^`]*`|\S+\(.*", "", line))) & names - WORDS
+            found += [f"{file.relative_to(root)}: {line.strip()}" for _ in words]
+    return found
 
 
 def named_in(node: ast.ClassDef) -> Iterator[tuple[int, str]]:
@@ -87,7 +108,14 @@ def test_a_row_is_one_of_a_table_and_no_step_of_a_plan() -> None:
     assert known >= OF_STEPS, "a class has another name now"
 
 
+def test_no_sentence_has_the_name_of_a_class_in_place_of_a_word() -> None:
+    assert classes_in_prose(SOURCE) == []
+
+
 def test_planted_ones_are_found(tmp_path: Path) -> None:
+    (hurt := tmp_path / "hurt").mkdir()
+    (hurt / "c.py").write_text('class ClipView:\n    """ClipView that a query chooses, a `ClipView`."""\n')
+    assert classes_in_prose(hurt) == ["c.py: ClipView that a query chooses, a `ClipView`."]
     (tmp_path / "a.py").write_text('def of():\n    """What it is."""\n\ndef sample():\n    """Whatever it is."""\n')
     planted = "class Cursor:\n    next_row: str\n    narrow: int\n\n    def before(self, rows): ...\n"
     (tmp_path / "b.py").write_text(planted)

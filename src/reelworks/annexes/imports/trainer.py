@@ -49,7 +49,7 @@ def convert_by_rules(
 ) -> Iterator[ImportedKey]:
     """Convert all settings, and the defaults of those that the config leaves out.
 
-    Names of rules have `*` for numbers, and may end in `.*` for all settings below; the most exact one is used. FormerSettings
+    Names of rules have `*` for numbers, and may end in `.*` for all settings below; the most exact one is used. Settings
     that match a name in `first`, in its order, come before the others, which may depend on them. A setting without a rule is
     listed as unknown.
     """

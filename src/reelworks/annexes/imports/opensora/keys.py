@@ -36,7 +36,7 @@ _SIZES_OF_2_0 = (
     *("in_channels", "vec_in_dim", "context_in_dim", "hidden_size", "mlp_ratio", "num_heads"),
     *("depth", "depth_single_blocks", "axes_dim", "theta", "qkv_bias"),
 )
-# FormerSettings of 2.0's autoencoders with one value here.
+# Settings of 2.0's autoencoders with one value here.
 _AUTOENCODERS_OF_2_0 = {
     **{"in_channels": 3, "out_channels": 3, "layers_per_block": 2, "latent_channels": 16},
     **{"spatial_tile_size": 256, "temporal_tile_size": 32, "tile_overlap_factor": 0.25},
