@@ -1,5 +1,5 @@
 """Write docs/reference/: recipe.md and recipe.schema.json from the config classes, dtypes.md from contracts, json.md and
-json.schema.json from the results of commands, cli.md, errors.md, and gpu-figures.md.
+json.schema.json from the results of commands, cli.md, errors.md, gpu-figures.md, and the picture of the house.
 
 The classes are the only source: what a key means stands in its `Field(description=...)`, or under
 "Attributes:" in its class's docstring. What a component's dtypes are stands in its `CONTRACT`. The command line is
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union
 import cli_page
 import errors_page
 import gpu_page
+import house_picture
 import json_page
 import optimizers_page
 from annotated_types import Ge, Gt, Le, Lt
@@ -117,6 +118,7 @@ def contents() -> dict[str, str]:
         parts.append(_section(f"`{table.header}`", table.model, off))
     parts.append(_names())
     return {
+        "../images/house.svg": house_picture.picture(),
         "recipe.md": "\n".join(parts),
         "recipe.schema.json": _schema(),
         "dtypes.md": _dtypes(),

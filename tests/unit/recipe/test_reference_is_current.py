@@ -37,7 +37,7 @@ def generator() -> ModuleType:
     "name",
     [
         *("recipe.md", "recipe.schema.json", "dtypes.md", "cli.md", "errors.md", "gpu-figures.md", "optimizers.md"),
-        *("json.md", "json.schema.json"),
+        *("json.md", "json.schema.json", "../images/house.svg"),
     ],
 )
 def test_the_file_is_what_the_script_would_write(generator: ModuleType, name: str) -> None:
