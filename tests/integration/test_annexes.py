@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import page_client
 import pytest
+from refused import refused
 from typer.testing import CliRunner
 
 import reelworks as rw
@@ -65,6 +69,17 @@ ANNEX = Annex(
 '''
 
 
+@contextmanager
+def fresh_import(name: str) -> Iterator[None]:
+    """Import a module anew within the block, and forget it afterwards."""
+    kept = sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    yield
+    sys.modules.pop(name, None)
+    if kept is not None:
+        sys.modules[name] = kept
+
+
 @pytest.fixture
 def bicycle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An installed package with an annex."""
@@ -100,6 +115,14 @@ def test_its_observer_sees_trainings(tiny: Any, tmp_path: Path) -> None:
 def test_its_route_is_one_of_the_page(tmp_path: Path) -> None:
     with page_client.client(tmp_path) as page:
         assert page.get("/api/wheels").json() == {"wheels": 2}
+
+
+@pytest.mark.parametrize(("content", "told"), [("import nowhere", "ModuleNotFoundError"), ("ANNEX = 3", "int: 3")])
+@pytest.mark.usefixtures("bicycle")
+def test_one_that_is_broken_is_named(tmp_path: Path, content: str, told: str) -> None:
+    (tmp_path / "site-packages" / "bicycle_annex.py").write_text(content)
+    with fresh_import("bicycle_annex"), refused("annex-broken", "entry point bicycle of reelworks.annexes", says=told):
+        annexes.from_outside()
 
 
 def test_without_it_there_is_no_such_command() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from reelworks.core import named_code
+from reelworks.core.errors import UserError
 
 GROUP = "reelworks.annexes"
 _HOUSE = ("captions", "hub", "imports", "lora", "page", "quality")
@@ -57,9 +58,29 @@ def of_house() -> tuple[Annex, ...]:
 
 @functools.cache
 def from_outside() -> tuple[Annex, ...]:
-    """Return the annexes of other installed packages; looking for them takes a tenth of a second."""
+    """Return the annexes of other installed packages; looking for them takes a tenth of a second.
+
+    Raises:
+        UserError: One cannot be loaded.
+    """
     points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
-    return tuple(point.load() for point in points)
+    return tuple(map(_loaded, points))
+
+
+def _loaded(point: importlib.metadata.EntryPoint) -> Annex:
+    try:
+        found = point.load()
+    except Exception as error:  # of whoever wrote it
+        found = error
+    if isinstance(found, Annex):
+        return found
+    raise UserError(
+        f"the package of this annex cannot be used ({type(found).__name__}: {found})",
+        code="annex-broken",
+        field=f"entry point {point.name} of {GROUP}",
+        value=point.value,
+        remedy="update the package for this version of Reelworks, or uninstall it",
+    )
 
 
 def measuring() -> Any:

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
-from reelworks import reports as report
+from reelworks import reports
 from reelworks.annexes.page import (
     checkpoints_api,
     data_api,
@@ -32,7 +32,7 @@ from reelworks.core import annexes, named_code, version
 from reelworks.core.errors import UserError
 
 _STATIC = Path(__file__).parent / "static"
-_REPORT = Path(report.__file__).parent  # the page looks like the reports
+_REPORT = Path(reports.__file__).parent  # the page looks like the reports
 _PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 _NO_CACHE = {"Cache-Control": "no-cache"}  # the browser asks each time whether a file has changed
 

@@ -1,1 +1,1 @@
-"""Tell what a run does: events, curves, records of clips, profiles, comparisons of ranks, and previews."""
+"""Look at a training and tell of it: events, curves, records of clips, validation, profiles, comparisons of ranks."""
