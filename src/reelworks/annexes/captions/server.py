@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import http.client
 import json
 import os
 import re
-import socket
+import ssl
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, final
+
+import httpx2
 
 from reelworks.annexes.captions import frames
 from reelworks.annexes.captions.answers import CaptionFailed
@@ -62,11 +64,9 @@ class ServerCaptioner:
         assert request.server is not None
         self._given, self._address = request.server, _address(request.server)
         self._key, self._timeout = _key(request, self._address), request.timeout
-        self._stopped, self._open, self._changed = (
-            threading.Event(),
-            set[socket.socket](),
-            threading.Lock(),
-        )
+        self._certificates = ssl.create_default_context()
+        self._stopped, self._changed = threading.Event(), threading.Lock()
+        self._waiting = set[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]]()
         # Names and values that some models refuse, which is learned from their first answer.
         self._limit: dict[str, Any] = {"max_tokens": _TOKENS}
         self._sampling: dict[str, Any] = {"temperature": 0}
@@ -90,11 +90,11 @@ class ServerCaptioner:
         return found
 
     def stop(self) -> None:
-        """Close all connections, so that waiting answers fail at once."""
-        self._stopped.set()
+        """Cancel all requests, so that waiting answers fail at once."""
         with self._changed:
-            for line in self._open:
-                _shut(line)
+            self._stopped.set()
+            for loop, task in self._waiting:
+                loop.call_soon_threadsafe(task.cancel)
 
     def _reach(self, named: str | None) -> str:
         try:
@@ -193,71 +193,60 @@ class ServerCaptioner:
 
     def _send(self, method: str, path: str, data: bytes | None, timeout: float) -> _Reply:
         """Send a request and read the whole reply; raise `_Lost` if there is none within the time."""
-        connection, target = self._connection(path, timeout)
         headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "reelworks"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
-        late = threading.Event()
+        at = self._address
+        request = httpx2.Request(method, at._replace(path=at.path + path).geturl(), headers=headers, content=data)
         try:
-            connection.connect()
-            line = connection.sock
-            with self._line(line, timeout, late):
-                connection.request(method, target, data, headers)
-                response = connection.getresponse()
-                body = response.read(_MOST_BYTES + 1)
-            if late.is_set():
-                raise _Lost(f"no reply within {timeout:g} s")
-            if len(body) > _MOST_BYTES:
-                raise _Lost("its reply does not end")
-            if self._key is not None:  # which a server may repeat in an error
-                body = body.replace(self._key.encode(), b"...")
-            return _Reply(response.status, response.headers, body)
-        except (OSError, http.client.HTTPException, UnicodeError) as error:
-            is_late = late.is_set() or isinstance(error, TimeoutError)
-            raise _Lost(f"no reply within {timeout:g} s" if is_late else str(error) or type(error).__name__) from error
-        finally:
-            connection.close()
+            reply = asyncio.run(self._exchange(request, timeout))
+        except TimeoutError as error:
+            raise _Lost(f"no reply within {timeout:g} s") from error
+        except asyncio.CancelledError as error:
+            raise _Lost("stopped") from error
+        except (OSError, httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
+            raise _Lost(_first_cause(error)) from error
+        if self._key is not None:  # which a server may repeat in an error
+            return reply._replace(body=reply.body.replace(self._key.encode(), b"..."))
+        return reply
 
-    @contextmanager
-    def _line(self, line: socket.socket, timeout: float, late: threading.Event) -> Iterator[None]:
-        """Close a connection when the time is over, or `stop` is called: a reply that drips would never time out."""
-
-        def end() -> None:
-            late.set()
-            _shut(line)
-
-        timer = threading.Timer(timeout, end)
-        timer.daemon = True
+    async def _exchange(self, request: httpx2.Request, timeout: float) -> _Reply:
+        """Send a request; the time counts for the whole, since a reply that drips would never time out otherwise."""
+        task = asyncio.current_task()
+        assert task is not None
+        waiting = (asyncio.get_running_loop(), task)
         with self._changed:
-            self._open.add(line)
-        try:
             if self._stopped.is_set():
                 raise _Lost("stopped")
-            timer.start()
-            yield
+            self._waiting.add(waiting)
+        try:
+            async with asyncio.timeout(timeout), self._client() as client:
+                response = await client.send(request, stream=True)
+                body = b""
+                async for part in response.aiter_bytes():
+                    body += part
+                    if len(body) > _MOST_BYTES:
+                        raise _Lost("its reply does not end")
+                return _Reply(response.status_code, response.headers, body)
         finally:
-            timer.cancel()
             with self._changed:
-                self._open.discard(line)
+                self._waiting.discard(waiting)
 
-    def _connection(self, path: str, timeout: float) -> tuple[http.client.HTTPConnection, str]:
-        at = self._address
-        host, target = at.hostname or "", f"{at.path}{path}"
-        kind = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
-        proxy = urllib.request.getproxies().get(at.scheme)
-        if proxy is None or host in _LOCAL or urllib.request.proxy_bypass(host):
-            return kind(host, at.port, timeout=timeout), target
-        by = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        through = kind(by.hostname or "", by.port, timeout=timeout)
-        if at.scheme == "https":
-            through.set_tunnel(host, at.port or 443)
-            return through, target
-        return through, urllib.parse.urlunsplit((at.scheme, at.netloc, target, "", ""))
+    def _client(self) -> httpx2.AsyncClient:
+        """Return a client that trusts this machine's certificates and goes through its proxy, as other programs do."""
+        host, scheme = self._address.hostname or "", self._address.scheme
+        proxy = urllib.request.getproxies().get(scheme)
+        if proxy is not None:
+            is_direct = host in _LOCAL or urllib.request.proxy_bypass(host)
+            proxy = None if is_direct else f"http://{proxy.rpartition('://')[2]}"
+        return httpx2.AsyncClient(proxy=proxy, trust_env=False, verify=self._certificates, timeout=None)
 
 
-def _shut(line: socket.socket) -> None:
-    with suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)
+def _first_cause(error: BaseException) -> str:
+    """Return why a connection failed as the system says it, which libraries hide under words of their own."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause
+    return str(error) or type(error).__name__
 
 
 def _address(given: str) -> urllib.parse.SplitResult:
