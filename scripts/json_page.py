@@ -68,7 +68,7 @@ class Shape(NamedTuple):
 
 def shapes() -> dict[str, tuple[Shape, ...]]:
     """Return what each verb prints with --json. Imports torch."""
-    from reelworks.annexes.captions.result import CaptionResult
+    from reelworks.annexes.captions.caption import CaptionResult
     from reelworks.annexes.hub import publish
     from reelworks.annexes.imports import importer
     from reelworks.annexes.lora import average, extract, info

@@ -38,7 +38,7 @@ PARTS = {
     "demo and testing": Part(("demo", "testing"), 1_180, 1_100),
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 2_030, 1_450),
-    "captions": Part(("annexes/captions",), 1_850, 1_350),
+    "captions": Part(("annexes/captions",), 1_790, 1_350),
     "quality": Part(("annexes/quality",), 2_160, 1_950),
     "hub": Part(("annexes/hub",), 720, 580),
     "imports": Part(("annexes/imports",), 10_830, 4_850),

@@ -52,7 +52,7 @@ TORCH_FREE_MODULES = (
         f"annexes.captions.{name}"
         for name in ("answers", "asking", "caption", "captioner", "clips", "command", "frames")
     ),
-    *(f"annexes.captions.{name}" for name in ("new_list", "prompts", "record", "request", "result", "server")),
+    *(f"annexes.captions.{name}" for name in ("caption_list", "prompts", "record", "request", "server")),
     "annexes.hub.request",
     "annexes.lora.request",
     "annexes.lora.results",

@@ -7,9 +7,8 @@ from typing import Any
 
 import media_makers as media
 
-from reelworks.annexes.captions.caption import caption
+from reelworks.annexes.captions.caption import CaptionResult, caption
 from reelworks.annexes.captions.request import CaptionRequest
-from reelworks.annexes.captions.result import CaptionResult
 
 # Says the name of the file and the number of frames that it is shown.
 SED = r"""sed -E 's/.*"path": "[^"]*\/([^"\/]*)\.[a-z0-9]+", "kind": "([a-z]+)".*/A \2 named \1./'"""

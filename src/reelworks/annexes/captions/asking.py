@@ -72,9 +72,18 @@ def _answer_batch(
     for i, clip in batch:
         try:
             shown = _read(request, clip)
+            prompt = prompts.fill(
+                request.prompt,
+                request.style,
+                kind=shown.kind,
+                name=PurePosixPath(clip.path).stem,
+                caption=clip.caption or "",
+                trigger=request.trigger,
+                max_words=request.max_words,
+            )
             questions += [
-                (i, CaptionQuestion(str(clip.file), shown.kind, p, shown.frames, shown.fps))
-                for p in _prompts(request, clip, shown.kind)
+                (i, CaptionQuestion(str(clip.file), shown.kind, variant, shown.frames, shown.fps))
+                for variant in prompts.variants(prompt, request.captions)
             ]
             results[i] = []
         except CaptionFailed as error:
@@ -99,21 +108,6 @@ def _read(request: CaptionRequest, clip: CaptionClip) -> frames.Shown:
         return ThreadCalls().call(read, clip, _MOST_SECONDS)
     except WorkerHung:
         raise CaptionFailed(f"reading it took more than {_MOST_SECONDS:g} s and was stopped") from None
-
-
-def _prompts(request: CaptionRequest, clip: CaptionClip, kind: str) -> list[str]:
-    name = PurePosixPath(clip.path).stem
-    caption_now, words = clip.caption or "", request.max_words
-    filled = prompts.fill(
-        request.prompt,
-        request.style,
-        kind=kind,
-        name=name,
-        caption=caption_now,
-        trigger=request.trigger,
-        max_words=words,
-    )
-    return prompts.variants(filled, request.captions)
 
 
 def _caption_of(request: CaptionRequest, answer: Answer | CaptionFailed) -> str:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
 
-from reelworks.annexes.captions import asking, clips, new_list, old_list, prompts, record
+from reelworks.annexes.captions import asking, caption_list, clips, prompts, record
 from reelworks.annexes.captions.asking import NoCaption
 from reelworks.annexes.captions.clips import CaptionClip, CaptionSource
 from reelworks.annexes.captions.record import CaptionRecord, ClipKey
 from reelworks.annexes.captions.request import CaptionRequest
-from reelworks.annexes.captions.result import CaptionedClip, CaptionResult, FailedCaption
 from reelworks.core import digests, files
 from reelworks.core.errors import UserError
 from reelworks.data.run import lock
@@ -21,7 +20,57 @@ from reelworks.data.run import lock
 _SHOWN = 3  # captions of a dry run, and examples of any other
 _FAILURES_IN_A_ROW = 20  # after which the captioner is to blame, and not the clips
 _LOCK = ".reelworks-captions.lock"
+# What decides what captions say, beside the prompt and the dtype.
+_DECIDING = ("model", "server", "command", "trigger", "trigger_in", "max_words", "captions", "frames", "frame_size")
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class CaptionedClip:
+    """A clip with its new captions, and the file that has them; None for a list."""
+
+    clip: str
+    captions: tuple[str, ...]
+    file: str | None
+
+
+@dataclass(frozen=True)
+class FailedCaption:
+    """A clip that has got no caption, and the reason."""
+
+    clip: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CaptionResult:
+    """Result of captioning.
+
+    Attributes:
+        clips: Number of clips in the data.
+        captioned: Number of clips with a new caption, or that would get one with `dry_run`.
+        kept: Number of clips that had a caption, or whose caption was there from a run before.
+        failed: Clips that got none, with the reason.
+        examples: The first few clips with a new caption.
+        list_file: The list that was written.
+        records: Records that tell of the new captions.
+        dry_run: Nothing was written.
+        restored: Files that have their former text again, or are gone as before, after `undo`.
+        changed_since: Files that `undo` left alone, since they were changed.
+        notes: What to know before training.
+    """
+
+    clips: int
+    captioned: int
+    kept: int
+    failed: tuple[FailedCaption, ...] = ()
+    examples: tuple[CaptionedClip, ...] = ()
+    list_file: str | None = None
+    records: tuple[str, ...] = ()
+    dry_run: bool = False
+    restored: tuple[str, ...] = ()
+    changed_since: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def caption(request: CaptionRequest, on_progress: Progress | None = None) -> CaptionResult:
@@ -34,141 +83,227 @@ def caption(request: CaptionRequest, on_progress: Progress | None = None) -> Cap
         UserError: The data, the captioner or the place of the captions cannot be used.
     """
     sources = clips.find(request.data, request.root)
+    folders = _roots(sources) if request.list is None else [str(request.list.absolute().parent)]
     with ExitStack() as stack:
+        for folder in folders if not request.dry_run else ():
+            hold = lock.hold(Path(folder, _LOCK), doing="captioning", field="DATA", remedy="wait until it has ended")
+            stack.enter_context(hold)
         if request.undo:
-            return _undo(sources, stack)
-        if not request.dry_run:
-            _lock(request, sources, stack)
+            return _undo(sources)
         if request.list is not None:
-            new_list.check(request.list, sources)
-        books = _Books.open(request, sources)
-        if not request.dry_run and books.settle():
-            sources = clips.find(request.data, request.root)
-        if request.list is not None and books.former_list is not None:
-            sources = _with_former_list(request, request.list, sources, books)
-        choice = _choose(request, sources, books)
-        if request.dry_run:
-            return _try(request, sources, choice)
-        return _run(request, sources, choice, books, on_progress or (lambda done, total: None))
+            caption_list.check(request.list, sources)
+        run = CaptionRun(request, sources)
+        if run.todo:
+            run.ask(on_progress if on_progress is not None and not request.dry_run else lambda done, total: None)
+        return run.end()
 
 
-def _lock(request: CaptionRequest, sources: Sequence[CaptionSource], stack: ExitStack) -> None:
-    if request.list is not None:
-        folders = [request.list.absolute().parent]
-    else:
-        folders = sorted({Path(clip.root) for clip in clips.each(sources) if clip.place is not None})
-    for folder in folders:
-        hold = lock.hold(folder / _LOCK, doing="captioning", field="DATA", remedy="wait until it has ended")
-        stack.enter_context(hold)
+class CaptionRun:
+    """A run over some clips, which are known by their numbers among those of all sources.
 
-
-class _Books(NamedTuple):
-    """The record of each folder, or the one of a list, by the roots of clips; "" for the list.
-
-    `former_list` is the digest of the list that is there, None for none.
+    Attributes:
+        records: The record of each folder, or the one of a list; by the roots of clips, "" for the list.
+        former_list: Digest of the list that is there; None for none.
+        known: Captions that are there from a run before, of clips that so are not asked about.
+        todo: Clips to caption; those that failed before come last, so that many of them do not keep a run from the others.
+        kept: Number of clips whose captions stay.
+        captions, failed: What has come of the others so far.
     """
 
-    records: dict[str, CaptionRecord]
-    places: frozenset[Path]
-    former_list: str | None = None
-
-    @classmethod
-    def open(cls, request: CaptionRequest, sources: Sequence[CaptionSource]) -> _Books:
-        how = _how(request)
-        places = frozenset(clip.place for clip in clips.each(sources) if clip.place is not None)
+    def __init__(self, request: CaptionRequest, sources: Sequence[CaptionSource]) -> None:
+        self.request, self.sources = request, sources
+        prompt = prompts.STYLES[request.style] if request.prompt is None else request.prompt
+        dtype = request.dtype if request.server is None else None
+        how = {name: getattr(request, name) for name in _DECIDING} | {"prompt": prompt, "dtype": dtype}
+        self.former_list: str | None = None
         if request.list is not None:
             file = request.list.absolute()
-            book = CaptionRecord(file.with_name(f".{file.name}{record.NAME}"), how)
-            return cls({"": book}, places, old_list.digest(file))
-        roots = sorted({clip.root for clip in clips.each(sources) if clip.place is not None})
-        return cls({root: CaptionRecord(Path(root, record.NAME), how) for root in roots}, places)
-
-    def settle(self) -> bool:
-        """Write what a killed run had answered but not yet written; returns whether there was any."""
-        settled = [book.settle(self.places) for root, book in self.records.items() if root]
-        return any(place is not None for place in settled)
-
-    def answers(self, runs: record.Runs) -> dict[ClipKey, list[str]]:
-        found: dict[ClipKey, list[str]] = {}
-        for book in self.records.values():
-            found |= book.answers(runs)
-        return found
-
-    def of_clip(self, clip: CaptionClip) -> CaptionRecord:
-        return self.records["" if "" in self.records else clip.root]
-
-
-def _how(request: CaptionRequest) -> dict[str, Any]:
-    """Return all that decides what captions say, for the record."""
-    style = prompts.STYLES[request.style] if request.prompt is None else None
-    names = ("model", "server", "command", "trigger", "trigger_in", "max_words", "captions", "frames", "frame_size")
-    how = {name: getattr(request, name) for name in names}
-    return how | {"prompt": request.prompt or style, "dtype": request.dtype if request.server is None else None}
-
-
-def _with_former_list(
-    request: CaptionRequest, file: Path, sources: Sequence[CaptionSource], books: _Books
-) -> list[CaptionSource]:
-    """Give clips the captions of the list that is there; refuse one that no run wrote, or that was changed since."""
-    roots = books.records[""].lists()
-    if books.former_list not in roots and not request.overwrite:
-        raise UserError(
-            "this file exists, and is not what a run with this list wrote",
-            code="output-exists",
-            field="list",
-            value=str(file),
-            remedy="name another file, or add --overwrite, which captions all clips anew too",
-        )
-    root = roots.get(books.former_list or "", next(reversed(roots.values()), request.root))
-    answered = books.answers("all").keys() if books.former_list in roots else None
-    return old_list.with_its_captions(sources, file, root, must_be_read=not request.overwrite, answered=answered)
-
-
-class _Choice(NamedTuple):
-    """Clips to caption and clips that cannot be, by their numbers, and captions that are there from a run before."""
-
-    todo: list[tuple[int, CaptionClip]]
-    failed: dict[int, FailedCaption]
-    known: dict[int, list[str]]
-    total: int
-
-    @property
-    def kept(self) -> int:
-        return self.total - len(self.todo) - len(self.failed)
-
-
-def _choose(request: CaptionRequest, sources: Sequence[CaptionSource], books: _Books) -> _Choice:
-    to_list = request.list is not None
-    # What a run of any options answered for a list may be in it, or would have been, had the run not been killed.
-    runs: record.Runs = "continued" if request.overwrite else "all" if books.former_list is not None else "alike"
-    known = books.answers(runs) if to_list or request.overwrite else {}
-    shared = {} if to_list else clips.sharing([*clips.each(sources)])
-    choice = _Choice([], {}, {}, sum(len(source.clips) for source in sources))
-    for i, clip in enumerate(clips.each(sources)):
-        answered = known.get(ClipKey.of_clip(clip))
-        is_done = answered is not None and (to_list or clip.caption == "\n".join(answered))
-        if is_done and answered is not None and (request.overwrite or not clip.is_captioned):
-            choice.known[i] = answered
-        elif clip.is_captioned and not request.overwrite:
-            continue
-        elif (reason := _why_not(clip, request, shared)) is not None:
-            choice.failed[i] = FailedCaption(clip.label, reason)
+            self.records = {"": CaptionRecord(file.with_name(f".{file.name}{record.NAME}"), how)}
+            self.former_list = caption_list.digest(file)
         else:
-            choice.todo.append((i, clip))
-    # Those that failed before come last, so that many of them do not keep a run from the others.
-    failed = {key for book in books.records.values() for key in book.failed()}
-    choice.todo.sort(key=lambda one: ClipKey.of_clip(one[1]) in failed)
-    reasons = {failed.reason for failed in choice.failed.values()}
-    no_place = next((clip for clip in clips.each(sources) if clip.why_no_place in reasons and clip.place is None), None)
-    if not to_list and not choice.todo and not choice.known and no_place is not None and choice.kept == 0:
-        raise UserError(
-            no_place.why_no_place.partition(";")[0],
-            code="captions-need-a-list",
-            field="DATA",
-            value=no_place.label,
-            remedy="write the captions into a new list: add --list OUT.jsonl",
+            self.records = {root: CaptionRecord(Path(root, record.NAME), how) for root in _roots(sources)}
+            places = _places(sources)
+            # What a killed run had answered but not yet written.
+            settled = [] if request.dry_run else [kept.settle(places) for kept in self.records.values()]
+            if any(place is not None for place in settled):
+                self.sources = clips.find(request.data, request.root)
+        if request.list is not None and self.former_list is not None:
+            self.sources = self._with_former_list(request.list)
+        self.known: dict[int, list[str]] = {}
+        self.todo: dict[int, CaptionClip] = {}
+        self.captions: dict[int, list[str]] = {}
+        self.failed: dict[int, FailedCaption] = {}
+        self._choose()
+        self.kept = sum(len(source.clips) for source in self.sources) - len(self.todo) - len(self.failed)
+
+    def _answers(self, runs: record.Runs) -> dict[ClipKey, list[str]]:
+        return {key: texts for kept in self.records.values() for key, texts in kept.answers(runs).items()}
+
+    def _record_of(self, clip: CaptionClip) -> CaptionRecord:
+        return self.records["" if self.request.list is not None else clip.root]
+
+    def _with_former_list(self, file: Path) -> list[CaptionSource]:
+        """Give clips the captions of the list that is there; refuse one that no run wrote, or that was changed since."""
+        roots, is_ours = self.records[""].lists(), self.former_list in self.records[""].lists()
+        if not is_ours and not self.request.overwrite:
+            raise UserError(
+                "this file exists, and is not what a run with this list wrote",
+                code="output-exists",
+                field="list",
+                value=str(file),
+                remedy="name another file, or add --overwrite, which captions all clips anew too",
+            )
+        root = roots.get(self.former_list or "", next(reversed(roots.values()), self.request.root))
+        answered = self._answers("all").keys() if is_ours else None
+        return caption_list.with_its_captions(
+            self.sources, file, root, must_be_read=not self.request.overwrite, answered=answered
         )
-    return choice
+
+    def _choose(self) -> None:
+        """Find the clips to caption, those that cannot be, and captions that are there from a run before."""
+        to_list, overwrite = self.request.list is not None, self.request.overwrite
+        # What a run of any options answered for a list may be in it, or would have been, had the run not been killed.
+        runs: record.Runs = "continued" if overwrite else "all" if self.former_list is not None else "alike"
+        answers = self._answers(runs) if to_list or overwrite else {}
+        shared = {} if to_list else clips.sharing([*clips.each(self.sources)])
+        has_failed = {key for kept in self.records.values() for key in kept.failed()}
+        again: dict[int, CaptionClip] = {}
+        for i, clip in enumerate(clips.each(self.sources)):
+            key = ClipKey.of_clip(clip)
+            answered = answers.get(key)
+            is_done = answered is not None and (to_list or clip.caption == "\n".join(answered))
+            if is_done and answered is not None and (overwrite or not clip.is_captioned):
+                self.known[i] = answered
+            elif clip.is_captioned and not overwrite:
+                continue
+            elif (reason := _why_not(clip, self.request, shared)) is not None:
+                self.failed[i] = FailedCaption(clip.label, reason)
+            else:
+                (again if key in has_failed else self.todo)[i] = clip
+        self.todo |= again
+        if to_list or len(self.failed) < sum(len(source.clips) for source in self.sources):
+            return
+        reasons = {failed.reason for failed in self.failed.values()}
+        for clip in clips.each(self.sources):
+            if clip.place is None and clip.why_no_place in reasons:
+                raise UserError(
+                    clip.why_no_place.partition(";")[0],
+                    code="captions-need-a-list",
+                    field="DATA",
+                    value=clip.label,
+                    remedy="write the captions into a new list: add --list OUT.jsonl",
+                )
+
+    def ask(self, on_progress: Progress) -> None:
+        """Caption the clips, and write each caption as it comes; in a dry run the first few alone, of which nothing is written.
+
+        Raises:
+            UserError: The captioner cannot be used, or fails again and again.
+        """
+        writes = not self.request.dry_run
+        todo = list(self.todo.items()) if writes else list(islice(self.todo.items(), _SHOWN))
+        captioner, in_a_row, done = asking.captioner_of(self.request), 0, 0
+        for kept in self.records.values():
+            kept.captioner = captioner.about
+        on_progress(0, len(todo))
+        with closing(asking.ask(self.request, captioner, todo)) as answered:
+            for i, found in answered:
+                clip = self.todo[i]
+                if writes and not isinstance(found, NoCaption) and (reason := self._keep(clip, found)) is not None:
+                    found = NoCaption(reason, of_clip=True)
+                if isinstance(found, NoCaption):
+                    self.failed[i] = FailedCaption(clip.label, found.reason)
+                    if writes:
+                        with suppress(OSError):  # what only decides the order ends no run
+                            self._record_of(clip).add_failure(clip, found.reason)
+                    in_a_row = in_a_row if found.of_clip else in_a_row + 1
+                else:
+                    self.captions[i], in_a_row = found, 0
+                done += 1
+                on_progress(done, len(todo))
+                if in_a_row == _FAILURES_IN_A_ROW:
+                    way = next(way for way in ("server", "command", "model") if getattr(self.request, way) is not None)
+                    raise UserError(
+                        f"{_FAILURES_IN_A_ROW} clips in a row got no caption; the last one: {self.failed[i].reason}",
+                        code="captioner-fails",
+                        field=way,
+                        value=getattr(self.request, way),
+                        remedy="try it with --dry-run; captions that are written stay, and the same command goes on",
+                    )
+
+    def _keep(self, clip: CaptionClip, captions: Sequence[str]) -> str | None:
+        """Record the captions of a clip and write its file; returns why that failed, for this clip alone."""
+        place, kept = None if self.request.list is not None else clip.place, self._record_of(clip)
+        with files.writing("DATA", kept.file):
+            try:
+                if place is not None and not self.request.overwrite and record.is_captioned(place):
+                    return "a caption was written meanwhile"
+                kept.add(clip, captions, place)
+                if place is not None:
+                    files.write_bytes(place, record.text_of(captions))
+            except OSError as error:
+                if error.errno in files.OF_DISKS:
+                    raise
+                return f"its caption cannot be written: {error.strerror or error}"
+        return None
+
+    def end(self) -> CaptionResult:
+        """Write the list, if there is to be one, and the end of the run into its records."""
+        request, records = self.request, tuple[str, ...]()
+        if not request.dry_run:
+            if request.list is not None:
+                self._write_list(request.list)
+            for kept in self.records.values():
+                kept.end(captioned=len(self.captions), failed=len(self.failed))
+            records = tuple(str(kept.file) for kept in self.records.values() if kept.file.exists())
+        total = sum(len(source.clips) for source in self.sources)
+        examples = ((self.todo[i], tuple(self.captions[i])) for i in sorted(self.captions)[:_SHOWN])
+        return CaptionResult(
+            clips=total,
+            captioned=total - self.kept - len(self.failed),
+            kept=self.kept,
+            failed=tuple(self.failed[i] for i in sorted(self.failed)),
+            examples=tuple(
+                CaptionedClip(clip.label, texts, str(clip.place) if request.list is None else None)
+                for clip, texts in examples
+            ),
+            list_file=None if request.list is None else str(request.list),
+            records=records,
+            dry_run=request.dry_run,
+            notes=_notes(request, self.sources),
+        )
+
+    def _write_list(self, file: Path) -> None:
+        """Write the list with new captions, and with those that clips had, unless it is that already."""
+        had = {
+            i: clip.caption.split("\n")  # a line for each of several captions
+            for i, clip in enumerate(clips.each(self.sources))
+            if clip.caption is not None and clip.is_captioned
+        }
+        data = caption_list.encode(file, self.sources, had | self.known | self.captions)
+        new, now = digests.digest_bytes(data), caption_list.digest(file)
+        if now == new:
+            return
+        if now != self.former_list:
+            raise UserError(
+                "this file was changed or written while clips were captioned; it is left as it is",
+                code="output-exists",
+                field="list",
+                value=str(file),
+                remedy="give it another name, and run the same command again: all answers are in the record",
+            )
+        with files.writing("--list", file):
+            self.records[""].add_list(new, caption_list.root_of(self.sources))
+        files.write_for("--list", file, data)
+
+
+def _places(sources: Sequence[CaptionSource]) -> frozenset[Path]:
+    return frozenset(clip.place for clip in clips.each(sources) if clip.place is not None)
+
+
+def _roots(sources: Sequence[CaptionSource]) -> list[str]:
+    """Return the folders with clips whose captions lie beside them."""
+    return sorted({clip.root for clip in clips.each(sources) if clip.place is not None})
 
 
 def _why_not(clip: CaptionClip, request: CaptionRequest, shared: Mapping[Path, Sequence[str]]) -> str | None:
@@ -185,145 +320,6 @@ def _why_not(clip: CaptionClip, request: CaptionRequest, shared: Mapping[Path, S
     return None
 
 
-def _try(request: CaptionRequest, sources: Sequence[CaptionSource], choice: _Choice) -> CaptionResult:
-    """Caption the first few clips, and write nothing."""
-    failed, examples = list(choice.failed.values()), []
-    todo = choice.todo[:_SHOWN]
-    if todo:
-        for i, found in asking.ask(request, asking.captioner_of(request), todo):
-            clip = dict(todo)[i]
-            if isinstance(found, NoCaption):
-                failed.append(FailedCaption(clip.label, found.reason))
-            else:
-                examples.append(CaptionedClip(clip.label, tuple(found), _file_of(request, clip)))
-    examples.sort(key=lambda example: example.clip)
-    return CaptionResult(
-        clips=choice.total,
-        captioned=len(choice.todo) - len(todo) + len(examples),
-        kept=choice.kept,
-        failed=tuple(failed),
-        examples=tuple(examples),
-        list_file=None if request.list is None else str(request.list),
-        dry_run=True,
-        notes=_notes(request, sources),
-    )
-
-
-def _file_of(request: CaptionRequest, clip: CaptionClip) -> str | None:
-    return str(clip.place) if request.list is None else None
-
-
-def _run(
-    request: CaptionRequest, sources: Sequence[CaptionSource], choice: _Choice, books: _Books, on_progress: Progress
-) -> CaptionResult:
-    captions, failed = _ask_all(request, choice, books, on_progress) if choice.todo else ({}, {})
-    failed |= choice.failed
-    if request.list is not None:
-        _write_list(request, sources, books, choice.known | captions)
-    for book in books.records.values():
-        book.end(captioned=len(captions), failed=len(failed))
-    of_number = dict(choice.todo)
-    examples = [
-        CaptionedClip(of_number[i].label, tuple(captions[i]), _file_of(request, of_number[i]))
-        for i in sorted(captions)[:_SHOWN]
-    ]
-    return CaptionResult(
-        clips=choice.total,
-        captioned=len(captions),
-        kept=choice.kept,
-        failed=tuple(failed[i] for i in sorted(failed)),
-        examples=tuple(examples),
-        list_file=None if request.list is None else str(request.list),
-        records=tuple(str(book.file) for book in books.records.values() if book.file.exists()),
-        notes=_notes(request, sources),
-    )
-
-
-def _ask_all(
-    request: CaptionRequest, choice: _Choice, books: _Books, on_progress: Progress
-) -> tuple[dict[int, list[str]], dict[int, FailedCaption]]:
-    """Caption all clips, writing each caption as it comes; returns captions and failures by the numbers of clips."""
-    captioner, of_number = asking.captioner_of(request), dict(choice.todo)
-    for book in books.records.values():
-        book.captioner = captioner.about
-    captions: dict[int, list[str]] = {}
-    failed: dict[int, FailedCaption] = {}
-    in_a_row = 0
-    on_progress(0, len(choice.todo))
-    with closing(asking.ask(request, captioner, choice.todo)) as answered:
-        for i, found in answered:
-            clip = of_number[i]
-            if not isinstance(found, NoCaption):
-                reason = _keep(request, books, clip, found)
-                found = found if reason is None else NoCaption(reason, of_clip=True)
-            if isinstance(found, NoCaption):
-                failed[i] = FailedCaption(clip.label, found.reason)
-                with suppress(OSError):  # what only decides the order ends no run
-                    books.of_clip(clip).add_failure(clip, found.reason)
-                in_a_row = in_a_row if found.of_clip else in_a_row + 1
-            else:
-                captions[i], in_a_row = found, 0
-            on_progress(len(captions) + len(failed), len(choice.todo))
-            if in_a_row == _FAILURES_IN_A_ROW:
-                raise _gave_up(request, failed[i].reason)
-    return captions, failed
-
-
-def _keep(request: CaptionRequest, books: _Books, clip: CaptionClip, captions: Sequence[str]) -> str | None:
-    """Record the captions of a clip and write its file; returns why that failed, for this clip alone."""
-    place = None if request.list is not None else clip.place
-    with files.writing("DATA", books.of_clip(clip).file):
-        try:
-            if place is not None and not request.overwrite and record.is_captioned(place):
-                return "a caption was written meanwhile"
-            books.of_clip(clip).add(clip, captions, place)
-            if place is not None:
-                files.write_bytes(place, record.text_of(captions))
-        except OSError as error:
-            if error.errno in files.OF_DISKS:
-                raise
-            return f"its caption cannot be written: {error.strerror or error}"
-    return None
-
-
-def _gave_up(request: CaptionRequest, reason: str) -> UserError:
-    way = "server" if request.server is not None else "command" if request.command is not None else "model"
-    return UserError(
-        f"{_FAILURES_IN_A_ROW} clips in a row got no caption; the last one: {reason}",
-        code="captioner-fails",
-        field=way,
-        value=getattr(request, way),
-        remedy="try it with --dry-run; captions that are written stay, and the same command goes on",
-    )
-
-
-def _write_list(
-    request: CaptionRequest, sources: Sequence[CaptionSource], books: _Books, captions: Mapping[int, Sequence[str]]
-) -> None:
-    """Write the list with new captions, and with those that clips had, unless it is that already."""
-    assert request.list is not None
-    had = {
-        i: clip.caption.split("\n")  # a line for each of several captions
-        for i, clip in enumerate(clips.each(sources))
-        if clip.caption is not None and clip.is_captioned
-    }
-    data = new_list.encode(request.list, sources, had | dict(captions))
-    new, now = digests.digest_bytes(data), old_list.digest(request.list)
-    if now == new:
-        return
-    if now != books.former_list:
-        raise UserError(
-            "this file was changed or written while clips were captioned; it is left as it is",
-            code="output-exists",
-            field="list",
-            value=str(request.list),
-            remedy="give it another name, and run the same command again: all answers are in the record",
-        )
-    with files.writing("--list", request.list):
-        books.records[""].add_list(new, new_list.root_of(sources))
-    files.write_for("--list", request.list, data)
-
-
 def _notes(request: CaptionRequest, sources: Sequence[CaptionSource]) -> tuple[str, ...]:
     notes = []
     if request.captions > 1:
@@ -332,7 +328,7 @@ def _notes(request: CaptionRequest, sources: Sequence[CaptionSource]) -> tuple[s
         text = f'caption = "{request.trigger}, {{text}}"'
         notes.append(f"the trigger word is in no caption: put it there by {text} in [[dataset]]")
     if request.list is not None:
-        root = new_list.root_of(sources)
+        root = caption_list.root_of(sources)
         if root != str(request.list.absolute().parent.resolve()):
             notes.append(f'paths of the list are relative to another folder: set root = "{root}" in [[dataset]]')
     if gone := sum(clip.why_no_place == clips.IN_CATALOG and clip.is_captioned for clip in clips.each(sources)):
@@ -342,13 +338,9 @@ def _notes(request: CaptionRequest, sources: Sequence[CaptionSource]) -> tuple[s
     return tuple(notes)
 
 
-def _undo(sources: Sequence[CaptionSource], stack: ExitStack) -> CaptionResult:
-    places = frozenset(clip.place for clip in clips.each(sources) if clip.place is not None)
-    roots = sorted({clip.root for clip in clips.each(sources) if clip.place is not None})
-    found: list[tuple[Path, bool]] = []
-    for root in roots:
-        hold = lock.hold(Path(root, _LOCK), doing="captioning", field="DATA", remedy="wait until it has ended")
-        stack.enter_context(hold)
+def _undo(sources: Sequence[CaptionSource]) -> CaptionResult:
+    places, found = _places(sources), list[tuple[Path, bool]]()
+    for root in _roots(sources):
         with files.writing("DATA", Path(root)):
             found += CaptionRecord(Path(root, record.NAME)).undo(places)
     if not found:
@@ -361,4 +353,4 @@ def _undo(sources: Sequence[CaptionSource], stack: ExitStack) -> CaptionResult:
     total = sum(len(source.clips) for source in sources)
     restored = tuple(str(place) for place, is_ours in found if is_ours)
     changed = tuple(str(place) for place, is_ours in found if not is_ours)
-    return replace(CaptionResult(total, 0, total - len(restored)), restored=restored, changed_since=changed)
+    return CaptionResult(total, 0, total - len(restored), restored=restored, changed_since=changed)

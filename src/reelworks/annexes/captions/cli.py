@@ -16,7 +16,7 @@ from reelworks.commands.options import Json
 from reelworks.core.units import plural
 
 if TYPE_CHECKING:
-    from reelworks.annexes.captions.result import CaptionResult
+    from reelworks.annexes.captions.caption import CaptionResult
 
 _FAILED_SHOWN = 20
 

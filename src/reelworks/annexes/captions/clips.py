@@ -10,7 +10,7 @@ from pathlib import Path
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import caption_names, caption_texts, listing, lists, remote
-from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles
+from reelworks.data.catalog.scan.caption_names import NO_FILES
 from reelworks.data.catalog.scan.caption_texts import Unsettled, Waiting
 from reelworks.data.catalog.scan.listing import Listing, SourceFile
 from reelworks.data.catalog.store import companions
@@ -84,7 +84,10 @@ def find(data: Sequence[str], root: str | None) -> list[CaptionSource]:
     Raises:
         UserError: A folder, list or catalog is missing or damaged, or holds no clips.
     """
-    found = [_of_catalog(one) if _is_catalog(one) else _of_source(one, root) for one in data]
+    found = [
+        _of_catalog(one) if not location.is_url(one) and Path(one, "catalog.json").is_file() else _of_source(one, root)
+        for one in data
+    ]
     seen: dict[tuple[str, str], int] = {}
     for i, source in enumerate(found):
         for clip in source.clips:
@@ -97,10 +100,6 @@ def find(data: Sequence[str], root: str | None) -> list[CaptionSource]:
                     remedy="name each clip once",
                 )
     return found
-
-
-def _is_catalog(given: str) -> bool:
-    return not location.is_url(given) and (Path(given) / "catalog.json").is_file()
 
 
 def _of_catalog(given: str) -> CaptionSource:
@@ -195,8 +194,9 @@ def _clip(
     """
     problem, place, why, unsettled = entry.problem, None, in_list, None
     if not in_list and problem is None and (entry.captioned or isinstance(file, Path)):
+        files = caption_texts.files_beside(file) if entry.captions is None else entry.captions
         try:
-            found = caption_texts.read(file, _files(file, entry))
+            found = caption_texts.read(file, files)
             caption, unsettled = (None, found) if isinstance(found, Unsettled) else (found, None)
         except OSError as error:
             problem = error.strerror or str(error)
@@ -210,10 +210,6 @@ def _clip(
         label, root, entry.path, entry.clip, file, entry.size_bytes, entry.mtime_ns, caption, place, why, problem
     )
     return clip, unsettled
-
-
-def _files(file: MediaPath, entry: SourceFile) -> CaptionFiles:
-    return caption_texts.files_beside(file) if entry.captions is None else entry.captions
 
 
 def _place(file: Path) -> tuple[Path | None, str]:

@@ -110,7 +110,10 @@ class ServerCaptioner:
         self._refuse_key(reply)
         if named is not None:
             return named
-        models = _model_names(reply)
+        found = _json(reply)
+        listed = found.get("data") if isinstance(found, dict) else None
+        ids = [one.get("id") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        models = [name for name in ids if isinstance(name, str)]
         if len(models) != 1:
             known = f"it has {', '.join(models[:5])}" if models else "it names none"
             raise UserError(
@@ -139,10 +142,8 @@ class ServerCaptioner:
         )
 
     def _ask(self, question: CaptionQuestion) -> Answer:
-        pictures = [
-            {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{_base64(frame)}"}}
-            for frame in question.frames
-        ]
+        as_text = (base64.b64encode(frames.as_jpeg(frame)).decode() for frame in question.frames)
+        pictures = [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{text}"}} for text in as_text]
         content = [*pictures, {"type": "text", "text": question.prompt}]
         body = {"model": self._model, "messages": [{"role": "user", "content": content}], "stream": False}
         problem = ""
@@ -153,7 +154,9 @@ class ServerCaptioner:
                     self._has_answered, self._alike = True, 0
                     return _answer(reply)
                 problem = f"the server answers HTTP {reply.status}: {reply.text}"
-                pause = _asked_pause(reply)
+                pause = None
+                with suppress(ValueError, TypeError):  # seconds that the server asks to wait
+                    pause = float(reply.headers.get("Retry-After"))
                 self._refuse_key(reply)
                 if reply.status == 404:
                     raise UserError(
@@ -298,10 +301,6 @@ def _key(request: CaptionRequest, address: urllib.parse.SplitResult) -> str | No
     return key or None
 
 
-def _base64(frame: frames.Frames) -> str:
-    return base64.b64encode(frames.as_jpeg(frame)).decode()
-
-
 def _json(reply: _Reply) -> Any:
     try:
         return json.loads(reply.body)
@@ -309,20 +308,12 @@ def _json(reply: _Reply) -> Any:
         return None
 
 
-def _model_names(reply: _Reply) -> list[str]:
-    found = _json(reply)
-    listed = found.get("data") if isinstance(found, dict) else None
-    ids = [one.get("id") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    return [name for name in ids if isinstance(name, str)]
-
-
 def _answer(reply: _Reply) -> Answer:
     """Return the text of a reply; raise `CaptionFailed` for one of another shape."""
     found = _json(reply)
     if found is None:
-        kind = (
-            "HTML" if b"<html" in reply.body[:2000].lower() or b"<!doctype" in reply.body[:2000].lower() else "no JSON"
-        )
+        start = reply.body[:2000].lower()
+        kind = "HTML" if b"<html" in start or b"<!doctype" in start else "no JSON"
         raise CaptionFailed(f"the server's reply is {kind if reply.body.strip() else 'empty'}: {reply.text}")
     try:
         choice = found["choices"][0]
@@ -346,10 +337,3 @@ def _text(part: Any) -> str:
     """Return the text of a part of a message, "" for what is none, such as reasoning."""
     is_text = isinstance(part, dict) and part.get("type", "text") in ("text", "output_text")
     return part["text"] if is_text and isinstance(part.get("text"), str) else ""
-
-
-def _asked_pause(reply: _Reply) -> float | None:
-    """Return the seconds that a server asks to wait."""
-    with suppress(ValueError, TypeError):
-        return max(float(reply.headers.get("Retry-After")), 0.0)
-    return None

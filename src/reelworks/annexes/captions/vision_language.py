@@ -104,7 +104,11 @@ class ModelCaptioner:
             return [CaptionFailed("stopped")] * len(questions)
         new_BL = made if _is_encoder_decoder(self._model) else made[:, length:]
         texts = self._processor.batch_decode(new_BL, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        ends = _ends(self._model.generation_config)
+        config = self._model.generation_config  # whose tokens end or pad a text
+        ends = {
+            *(config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]),
+            config.pad_token_id,
+        }
         is_cut = [new_BL.shape[1] >= self._tokens and int(line[-1]) not in ends for line in new_BL]
         return [Answer(text, cut) for text, cut in zip(texts, is_cut, strict=True)]
 
@@ -289,12 +293,6 @@ def _all_said(error: BaseException | None) -> str:
         messages.append(str(error))
         error = error.__cause__ or error.__context__
     return "\n".join(messages)
-
-
-def _ends(config: Any) -> set[int]:
-    """Return the tokens that end or pad a text."""
-    ids = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    return {int(one) for one in [*ids, config.pad_token_id] if one is not None}
 
 
 def _reason(error: Exception) -> str:

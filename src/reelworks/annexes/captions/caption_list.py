@@ -1,4 +1,6 @@
-"""Write a list of clips with their captions, as a dataset's `path` takes it.
+"""Read and write a list of clips with their captions, as a dataset's `path` takes it.
+
+The one that a run replaces is read first, so that no caption in it is lost.
 
 Rows of lists keep their other columns. From CSV to CSV and from JSON lines to JSON lines they are copied as they stand, since
 reading them as numbers, dates or truth values would change them (007, 1.10).
@@ -10,7 +12,8 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +22,11 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from reelworks.annexes.captions.clips import CaptionClip, CaptionSource
-from reelworks.core import files
+from reelworks.annexes.captions.record import ClipKey
+from reelworks.core import digests, files, user_files
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.scan import list_columns, list_tables, remote
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan import list_columns, list_tables, lists, remote
 from reelworks.data.catalog.scan.list_columns import PATH
 from reelworks.data.media import location
 from reelworks.data.media.location import MediaPath
@@ -46,6 +51,64 @@ def root_of(sources: Sequence[CaptionSource]) -> str:
     return os.path.commonpath(roots)
 
 
+def digest(file: Path) -> str | None:
+    """Return the digest by which a list that this program wrote is known again; None if there is no file.
+
+    Raises:
+        UserError: It is a folder, or cannot be read.
+    """
+    try:
+        return digests.digest_bytes(user_files.read_bytes(file, user_files.LIST))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(
+            f"no list can be written here ({error.strerror or error})",
+            code="file-unwritable",
+            field="list",
+            value=str(file),
+            remedy="name another file",
+        ) from error
+
+
+def with_its_captions(
+    sources: Sequence[CaptionSource],
+    file: Path,
+    root: str | None,
+    *,
+    must_be_read: bool,
+    answered: Collection[ClipKey] | None = None,
+) -> list[CaptionSource]:
+    """Return the sources whose clips have the captions of a list, where it has any for them.
+
+    Args:
+        root: Folder or address that its paths are relative to; None for its own.
+        must_be_read: Whether it is an error that the file is no list.
+        answered: Clips whose captions in the list are those of a captioner, so that others are corrected in the source;
+            None if the list may have been corrected itself.
+    """
+    try:
+        source = Source.from_path(file, root=root)
+        found = lists.read(source)
+    except UserError as error:
+        if must_be_read and error.code != "no-media":  # its files have other names now
+            raise
+        return list(sources)
+    texts = found.captions.to_pylist() if found.captions is not None else [None] * len(found.entries)
+    of_clip = {
+        (f"{source.address.rstrip('/')}/{entry.path}", entry.clip): text
+        for entry, text in zip(found.entries, texts, strict=True)
+        if text is not None
+    }
+
+    def caption(clip: CaptionClip) -> str | None:
+        if answered is not None and clip.caption is not None and ClipKey.of_clip(clip) not in answered:
+            return clip.caption
+        return of_clip.get((f"{clip.root.rstrip('/')}/{clip.path}", clip.range), clip.caption)
+
+    return [replace(one, clips=tuple(replace(clip, caption=caption(clip)) for clip in one.clips)) for one in sources]
+
+
 def encode(file: Path, sources: Sequence[CaptionSource], captions: Captions) -> bytes:
     """Return the content of a list.
 
@@ -60,7 +123,14 @@ def encode(file: Path, sources: Sequence[CaptionSource], captions: Captions) -> 
         parts.append(part)
         start += len(source.clips)
     columns = list(dict.fromkeys(name for part in parts for name in part.table.column_names))
-    _check_ranges(columns, file)
+    if all(any(name in columns for name in pair) for pair in list_columns.RANGES):
+        raise UserError(
+            "one list cannot have ranges in frames and in seconds",
+            code="ranges-given-twice",
+            field="list",
+            value=str(file),
+            remedy="write a list for each",
+        )
     if file.suffix == ".parquet":
         out = io.BytesIO()
         pa.parquet.write_table(pa.concat_tables([part.table for part in parts], promote_options="permissive"), out)
@@ -68,7 +138,13 @@ def encode(file: Path, sources: Sequence[CaptionSource], captions: Captions) -> 
     if file.suffix != ".csv":  # numbers in one list and texts in another would be a list that nobody can read
         pa.unify_schemas([part.table.schema for part in parts], promote_options="permissive")
     rows = [row for part in parts for row in part.rows(file.suffix)]
-    return _csv(columns, rows) if file.suffix == ".csv" else "".join(f"{files.to_json(row)}\n" for row in rows).encode()
+    if file.suffix != ".csv":
+        return "".join(f"{files.to_json(row)}\n" for row in rows).encode()
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
 
 
 def check(file: Path, sources: Sequence[CaptionSource]) -> None:
@@ -85,17 +161,6 @@ def check(file: Path, sources: Sequence[CaptionSource]) -> None:
             value=str(file),
             remedy="give a name that ends in .parquet" if len(sources) == 1 else "write a list for each",
         ) from error
-
-
-def _check_ranges(columns: Sequence[str], file: Path) -> None:
-    if all(any(name in columns for name in pair) for pair in list_columns.RANGES):
-        raise UserError(
-            "one list cannot have ranges in frames and in seconds",
-            code="ranges-given-twice",
-            field="list",
-            value=str(file),
-            remedy="write a list for each",
-        )
 
 
 class _ListPart(NamedTuple):
@@ -162,14 +227,6 @@ def _renamed(rows: list[dict[str, Any]], former: str | None, column: str) -> lis
 
 def _without_none(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is not None}
-
-
-def _csv(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> bytes:
-    out = io.StringIO(newline="")
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().encode()
 
 
 def _texts(captions: Captions, count: int, *, as_lists: bool) -> Any:
