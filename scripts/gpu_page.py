@@ -38,9 +38,9 @@ its example scripts, over the same network.
 Estimates are of tensors, and of what a GPU takes beside them: the CUDA context, and what torch's allocator holds. **Estimate
 error** compares the former with the peak of tensors, **fit error** all with what the card has given away.
 
-What is known without these figures: on a CPU, whole trainings take what is estimated to 2 %, for LoRAs on bases of all
-storages and with recomputation of each kind (`python -m benchmarks.memory`); for a training of all weights without
-recomputation the figure of a CPU is 4 % higher, as it keeps more for RMS norms. Of the steps that an H100 has taken, the
+What is known without these figures: on a CPU, whole trainings take what is estimated to 0.1 %, validations and previews
+included: of all weights and of LoRAs on bases of all storages, with recomputation of each kind (`python -m benchmarks.memory`,
+where RMS norms keep what they keep on a GPU, since those of a CPU keep more). Of the steps that an H100 has taken, the
 estimates are off by -1.1 % (Wan 2.1 1.3B, recomputed), -0.3 % (SD3.5 medium, recomputed), -2.9 % (STDiT3-XL, selective) and,
 compiled with selective recomputation, +3.7, +3.7 and +0.9 %. Not measured: offload on a GPU, compiled networks without
 recomputation, whose estimate is that of the same network uncompiled, and the passes of autoencoders and text encoders while

@@ -146,8 +146,8 @@ def test_what_the_allocator_holds_counts_as_reserve() -> None:
     ],
 )
 def test_whole_trainings_take_what_is_estimated(monkeypatch, base: str, recomputed: bool | str, more: str) -> None:
-    """From the start to the last step, validations and previews included: at most 2 % more, or 12 % less."""
+    """From the start to the last step, validations and previews included: at most half a percent more, or 12 % less."""
     monkeypatch.setitem(benchmark._SIZES, "num_layers", 3)
     with benchmark.small_network():
         row = benchmark.row(base, recomputed, more)
-    assert -0.02 <= row["error"] <= 0.12
+    assert -0.005 <= row["error"] <= 0.12
