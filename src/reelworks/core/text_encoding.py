@@ -22,13 +22,18 @@ caption is worse than none.
 from __future__ import annotations
 
 import codecs
+import functools
+import importlib
 import itertools
+import logging
 import math
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+_logger = logging.getLogger("reelworks")
 
 _BYTE_ORDER_MARKS = (  # that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -212,8 +217,8 @@ def _sample(texts: Sequence[bytes]) -> bytes:
 
 def _rated(sample: bytes) -> list[tuple[str, float, str]]:
     """Return encodings that give different texts which look like writing, with their ratings, the best first."""
-    import chardet  # slow to import, and few datasets need it
-
+    if (chardet := _chardet()) is None:
+        return []
     found: list[tuple[str, float, str]] = []
     for one in chardet.detect_all(sample, ignore_threshold=True, max_bytes=max(len(sample), 1)):
         if one["encoding"] is None:
@@ -225,6 +230,18 @@ def _rated(sample: bytes) -> list[tuple[str, float, str]]:
         if all(text != other for _, _, other in found) and _looks_written(text, codec):
             found.append((codec, one["confidence"], text))
     return found
+
+
+@functools.cache
+def _chardet() -> Any:
+    """Return the library that rates encodings, which is slow to import and which few datasets need; None without it."""
+    try:
+        return importlib.import_module("chardet")
+    except ImportError:
+        _logger.warning(
+            "captions that are not UTF-8 are left out: the package chardet, which finds their encoding, is missing"
+        )
+        return None
 
 
 def _looks_written(text: str, codec: str) -> bool:
