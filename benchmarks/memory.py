@@ -112,7 +112,7 @@ def _rms_norm(
         return _TORCHS_RMS_NORM(input, normalized_shape, weight, eps)
     narrow = torch.is_autocast_enabled("cpu") and input.dtype == torch.bfloat16
     wide = input.float() if narrow else input
-    return _RmsNorm.apply(wide, weight, eps or torch.finfo(wide.dtype).eps)  # type: ignore[no-any-return, no-untyped-call]
+    return _RmsNorm.apply(wide, weight, eps or torch.finfo(wide.dtype).eps)  # type: ignore[no-untyped-call]
 
 
 def recipe_in(folder: Path, base: str, recomputed: Any, **changes: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import subprocess
+import tomllib
 import venv
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def test_an_epoch_is_planned_without_torch(tmp_path: Path) -> None:
     python = environment(tmp_path / "venv", *LIBRARY)
     planned = run(python, ROOT / "examples" / "plan_only.py", sample_folder(), at=tmp_path)
     assert "epoch 0: 1 steps of 12 clips" in planned
-    assert "captions that are not UTF-8 are left out: the package chardet" in planned
+    assert "captions that are not UTF-8 are left out: the package chardet finds" in planned
 
 
 @pytest.mark.slow
@@ -85,3 +86,14 @@ def test_a_loop_of_its_own_needs_torch_beside(tmp_path: Path) -> None:
     further = run(python, *command, "1", loop, sample_folder(), "--steps", "4", at=tmp_path, OMP_NUM_THREADS="1")
     assert "goes on at step 3" in further
     assert "step 4 epoch" in further
+
+
+def test_the_program_works_without_extras(tmp_path: Path) -> None:
+    """A command that needs more says which line installs it."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    python = environment(tmp_path / "venv", *(Requirement(each).name for each in needed))
+    for command, package in ((("import", "job.yaml"), "tree_sitter"), (("ui", "."), "fastapi")):
+        done = subprocess.run([python, "-m", "reelworks", *command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert package in done.stderr
+        assert f'pip install "reelworks[{"page" if package == "fastapi" else "import"}]"' in done.stderr

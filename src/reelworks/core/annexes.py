@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -42,12 +43,27 @@ class Annex:
         observers: Places of `training.observers.observer.ObserverKind`s, which every training has.
         routes: Places of FastAPI's `APIRouter`s, which the page serves below `/api`.
         measures: Place of the function that measures the clips of a catalog (`data.measures`).
+        extra: Extra of this distribution that installs what it needs beside the program.
+        packages: Names of these packages, as they are imported.
     """
 
     commands: tuple[AnnexCommand, ...] = ()
     observers: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
     measures: str | None = None
+    extra: str = ""
+    packages: tuple[str, ...] = ()
+
+    def require_packages(self) -> None:
+        """Raise UserError if a package is missing that it needs."""
+        if missing := [name for name in self.packages if importlib.util.find_spec(name) is None]:
+            raise UserError(
+                "this needs packages that are not installed",
+                code="extra-missing",
+                field=self.extra,
+                value=missing,
+                remedy=f'pip install "reelworks[{self.extra}]"',
+            )
 
 
 @functools.cache

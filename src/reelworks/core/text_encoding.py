@@ -23,17 +23,15 @@ from __future__ import annotations
 
 import codecs
 import functools
-import importlib
 import itertools
-import logging
 import math
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-_logger = logging.getLogger("reelworks")
+from reelworks.core import log
 
 _BYTE_ORDER_MARKS = (  # that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -217,7 +215,10 @@ def _sample(texts: Sequence[bytes]) -> bytes:
 
 def _rated(sample: bytes) -> list[tuple[str, float, str]]:
     """Return encodings that give different texts which look like writing, with their ratings, the best first."""
-    if (chardet := _chardet()) is None:
+    try:
+        import chardet  # slow to import, and few datasets need it
+    except ImportError:
+        _tell_what_is_missing()
         return []
     found: list[tuple[str, float, str]] = []
     for one in chardet.detect_all(sample, ignore_threshold=True, max_bytes=max(len(sample), 1)):
@@ -233,15 +234,10 @@ def _rated(sample: bytes) -> list[tuple[str, float, str]]:
 
 
 @functools.cache
-def _chardet() -> Any:
-    """Return the library that rates encodings, which is slow to import and which few datasets need; None without it."""
-    try:
-        return importlib.import_module("chardet")
-    except ImportError:
-        _logger.warning(
-            "captions that are not UTF-8 are left out: the package chardet, which finds their encoding, is missing"
-        )
-        return None
+def _tell_what_is_missing() -> None:
+    log.logger.warning(
+        "captions that are not UTF-8 are left out: the package chardet finds their encoding, and is missing"
+    )
 
 
 def _looks_written(text: str, codec: str) -> bool:

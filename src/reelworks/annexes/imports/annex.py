@@ -2,4 +2,8 @@
 
 from reelworks.core.annexes import Annex, AnnexCommand
 
-ANNEX = Annex(commands=(AnnexCommand("import", "reelworks.annexes.imports.cli:import_config", "importing"),))
+ANNEX = Annex(
+    commands=(AnnexCommand("import", "reelworks.annexes.imports.cli:import_config", "importing"),),
+    extra="import",
+    packages=("yaml", "tree_sitter", "tree_sitter_bash"),
+)

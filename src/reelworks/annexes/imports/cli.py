@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from reelworks.annexes.imports.annex import ANNEX
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.commands import show
 from reelworks.commands.options import Json
@@ -36,6 +37,7 @@ def import_config(
     became of each key, and, if the folders are there, the clips that the trainer leaves out or repeats by its own rules,
     or shows with another caption, beside those here.
     """
+    ANNEX.require_packages()
     from reelworks.annexes.imports import importer
 
     with show.scan_progress(quiet=json) as on_scan:

@@ -2,4 +2,8 @@
 
 from reelworks.core.annexes import Annex, AnnexCommand
 
-ANNEX = Annex(commands=(AnnexCommand("ui", "reelworks.annexes.page.cli:ui"),))
+ANNEX = Annex(
+    commands=(AnnexCommand("ui", "reelworks.annexes.page.cli:ui"),),
+    extra="page",
+    packages=("cachetools", "fastapi", "uvicorn"),
+)

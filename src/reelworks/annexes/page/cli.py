@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
+from reelworks.annexes.page.annex import ANNEX
 from reelworks.commands import show
-from reelworks.core.errors import UserError
 
 
 def ui(
@@ -28,15 +27,7 @@ def ui(
     stop trainings, which run as commands of their own and go on when the page is stopped. Paths in recipes are relative to
     the first folder.
     """
-    for module in ("cachetools", "fastapi", "uvicorn"):
-        if find_spec(module) is None:
-            raise UserError(
-                "the page needs packages that are not installed",
-                code="extra-missing",
-                field="ui",
-                value=module,
-                remedy='pip install "reelworks[ui]"',
-            )
+    ANNEX.require_packages()
     from reelworks.annexes.page import serve
 
     serve.serve(folders or [Path()], port, opens=open, say=show.line)
