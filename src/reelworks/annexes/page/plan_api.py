@@ -20,8 +20,8 @@ from reelworks.annexes.page.plan_sessions import Controls, PlanSession, invalid_
 from reelworks.annexes.page.workspace import key_of
 from reelworks.core import digests, files
 from reelworks.core.errors import UserError
+from reelworks.data.buckets.entry import Entry
 from reelworks.data.buckets.opensora.parse import MOST_CLIPS
-from reelworks.data.buckets.table import Entry
 from reelworks.data.loader.left_out import Rejection, by_reason
 from reelworks.reports import run_facts
 from reelworks.training.plan import plan_forecast, rejections

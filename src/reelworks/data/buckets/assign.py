@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from reelworks.core import blocks, hash_rng
 from reelworks.core.hash_rng import Purpose
+from reelworks.data.buckets.entry import Draws, Entry
 from reelworks.data.buckets.opensora.ratios import Resolution
-from reelworks.data.buckets.table import Bucket, BucketTable, Entry
+from reelworks.data.buckets.table import Bucket, BucketTable
 
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
@@ -137,8 +138,10 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
     validation uses the same shapes in every epoch.
     """
     n = len(clips.uid)
-    of_entry = _NativeSizes.of_entry if table.dialect is None else _DialectSizes.of_entry
-    sizes: Sequence[_Sizes] = [of_entry(table, i) for i in range(len(table.entries))]
+    sizes: list[_Sizes] = [
+        (_ComputedSizes if entry.named is None else _NamedSizes).of_entry(table, i)
+        for i, entry in enumerate(table.entries)
+    ]
     bucket, nearest = (np.full(n, -1, blocks.kind_of(len(each))) for each in (table.buckets, table.entries))
     result = Assignment(bucket, clips.excluded.astype(np.int8), nearest)
 
@@ -146,7 +149,7 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
         block = clips.take(where)
         state = hash_rng.hash64(seed, epoch, block.uid, block.copy, Purpose.KEEP)
         bucket, reason, nearest = result.bucket[where], result.reason[where], result.nearest[where]
-        (_take if table.dialect is None else _take_opensora)(block, table, sizes, state, bucket)
+        (_take if table.draws is Draws.ONE else _take_opensora)(block, table, sizes, state, bucket)
         if table.extends_short:
             block = _take_short(block, table, sizes, state, bucket)
         lost = np.flatnonzero((reason == Reason.NONE) & (bucket < 0))
@@ -181,8 +184,7 @@ def _take(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state: U64,
 
 def _take_opensora(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state: U64, bucket: I32) -> None:
     """Set the buckets of clips by the rules of Open-Sora, resolution by resolution, and length by length in each."""
-    assert table.dialect is not None
-    by_resolution = table.dialect.resolution_first
+    by_resolution = table.draws is Draws.RESOLUTION_FIRST
     first, second = (_RESOLUTION, _LENGTH) if by_resolution else (_LENGTH, _RESOLUTION)
     for left, entries in _by_kind(clips, table):
         pixels = clips.height[left] * clips.width[left]
@@ -265,7 +267,7 @@ def _explain(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes]) -> tuple
 
 
 @dataclass(frozen=True)
-class _NativeSizes:
+class _ComputedSizes:
     """Sizes of an entry by width / height, ascending; `edges` lie half way between their log ratios."""
 
     bucket: I32
@@ -274,7 +276,7 @@ class _NativeSizes:
     edges: NDArray[np.float64]
 
     @classmethod
-    def of_entry(cls, table: BucketTable, entry: int) -> _NativeSizes:
+    def of_entry(cls, table: BucketTable, entry: int) -> _ComputedSizes:
         bucket = np.array(table.of_entry(entry), dtype=np.int32)
         height = np.array([table.buckets[i].shape.height for i in bucket], dtype=np.float64)
         width = np.array([table.buckets[i].shape.width for i in bucket], dtype=np.float64)
@@ -298,7 +300,7 @@ class _NativeSizes:
 
 
 @dataclass(frozen=True)
-class _DialectSizes:
+class _NamedSizes:
     """Sizes of an entry of a table of Open-Sora, which allows any crop."""
 
     resolution: Resolution
@@ -306,10 +308,10 @@ class _DialectSizes:
     needed_pixels: float
 
     @classmethod
-    def of_entry(cls, table: BucketTable, entry: int) -> _DialectSizes:
-        assert table.dialect is not None
-        first = next(iter(table.of_entry(entry)), -1)
-        return cls(table.dialect.entries[entry].resolution, first, table.entries[entry].needed_pixels)
+    def of_entry(cls, table: BucketTable, entry: int) -> _NamedSizes:
+        named = table.entries[entry].named
+        assert named is not None
+        return cls(named, next(iter(table.of_entry(entry)), -1), table.entries[entry].needed_pixels)
 
     def best(self, height_px: I64, width_px: I64, table: BucketTable) -> tuple[I32, Mask, Mask]:
         pick = self.resolution.nearest(np.maximum(height_px, 1), np.maximum(width_px, 1))
@@ -319,7 +321,7 @@ class _DialectSizes:
         return height_px * width_px >= self.needed_pixels, np.ones(len(height_px), dtype=np.bool_)
 
 
-_Sizes = _NativeSizes | _DialectSizes
+_Sizes = _ComputedSizes | _NamedSizes
 
 
 def _nearest_entry(clips: Clips, table: BucketTable) -> I32:
@@ -348,13 +350,13 @@ def targets(table: BucketTable) -> I64:
     """
     result = np.full(len(table.buckets), -1, dtype=np.int64)
     for index, bucket in enumerate(table.buckets):
-        worth = {
-            i: (other.tokens * kept(bucket, other), other.tokens)  # tokens that show content of the clip, then all
-            for i, other in enumerate(table.buckets[index + 1 :], index + 1)
-            if table.entries[other.entry].is_used
-            and _needs_less(bucket, other)
-            and kept(bucket, other) >= 1 - table.max_crop
-        }
+        a, worth = bucket.shape, dict[int, tuple[float, int]]()
+        for i, other in enumerate(table.buckets[index + 1 :], index + 1):
+            b, entry = other.shape, table.entries[other.entry]
+            same_kind = (a.num_frames == 1) == (b.num_frames == 1) and other.entry != bucket.entry
+            fits = b.num_frames <= a.num_frames and b.height <= a.height and b.width <= a.width
+            if entry.is_used and same_kind and fits and (left := kept(bucket, other)) >= 1 - table.max_crop:
+                worth[i] = other.tokens * left, other.tokens  # tokens that show content of the clip, then all
         if worth:
             result[index] = max(worth, key=worth.__getitem__)
     return result
@@ -364,10 +366,3 @@ def kept(bucket: Bucket, other: Bucket) -> float:
     """Return the share of a frame of one bucket that a crop to the other's aspect ratio leaves."""
     ratio = (bucket.shape.width * other.shape.height) / (bucket.shape.height * other.shape.width)
     return min(ratio, 1 / ratio)
-
-
-def _needs_less(bucket: Bucket, other: Bucket) -> bool:
-    a, b = bucket.shape, other.shape
-    same_kind = (a.num_frames == 1) == (b.num_frames == 1)
-    fits = b.num_frames <= a.num_frames and b.height <= a.height and b.width <= a.width
-    return same_kind and fits and other.entry != bucket.entry

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
+from reelworks.data.buckets.entry import Draws, Entry
 from reelworks.data.buckets.opensora import parse
 from reelworks.data.buckets.opensora.ratios import COMPUTED_MULTIPLE
 
@@ -174,12 +175,7 @@ class BucketsConfig(Config):
         return None if value is None else parse.normal_form(value)
 
     @model_validator(mode="after")
-    def _dialect_is_sound(self) -> BucketsConfig:
-        self.dialect()
-        return self
-
-    def dialect(self, multiple: int = COMPUTED_MULTIPLE) -> parse.Dialect | None:
-        """Return the parsed table of Open-Sora, whose computed sizes are multiples of `multiple`, or None."""
+    def _opensora_is_sound(self) -> BucketsConfig:
         if self.opensora is not None:
             if self.token_families:
                 raise UserError(
@@ -189,8 +185,8 @@ class BucketsConfig(Config):
                     value=True,
                     remedy="leave it out, or write [[bucket]] entries instead of the table",
                 )
-            drops_exact = self.opensora_drop_exact_length
-            return parse.parse(self.opensora, self.probability, drop_exact_length=drops_exact, multiple=multiple)
+            self.opensora_entries()
+            return self
         for key, unset in (("probability", "native"), ("opensora_drop_exact_length", False)):
             if (value := getattr(self, key)) != unset:
                 raise UserError(
@@ -200,7 +196,13 @@ class BucketsConfig(Config):
                     value=value,
                     remedy="add [buckets.opensora], or remove this key",
                 )
-        return None
+        return self
+
+    def opensora_entries(self, multiple: int = COMPUTED_MULTIPLE) -> tuple[tuple[Entry, ...], Draws]:
+        """Return the entries of the table of Open-Sora, whose computed sizes are multiples of `multiple`."""
+        assert self.opensora is not None
+        drops_exact = self.opensora_drop_exact_length
+        return parse.parse(self.opensora, self.probability, drop_exact_length=drops_exact, multiple=multiple)
 
     @field_validator("aspect_ratios")
     @classmethod

@@ -45,8 +45,10 @@ def sizes_of(
     budget = pixels / math.prod(multiple)
     fits: _Fits = {}
     for index, ratio in enumerate(ratios):
-        in_tokens, limits = ratio * multiple[0] / multiple[1], _limits(resolution, ratio, multiple)
-        _collect(fits, index, in_tokens, budget, limits, -math.log1p(-max_crop) + _ROUNDING)
+        # Footage of the resolution's own format must fill its size.
+        height, width = sizes.largest_sides(resolution, ratio, squares=True)
+        in_tokens, most = ratio * multiple[0] / multiple[1], (height / multiple[0], width / multiple[1])
+        _collect(fits, index, in_tokens, budget, most, -math.log1p(-max_crop) + _ROUNDING)
     chosen = _counts(fits, budget)
     result = []
     for index, ratio in enumerate(ratios):
@@ -64,16 +66,13 @@ def lost(size: tuple[int, int], ratio: float) -> float:
     return 1 - math.exp(-abs(math.log(size[1] / size[0] / ratio)))
 
 
-def _limits(resolution: str, ratio: float, multiple: tuple[int, int]) -> tuple[float, float]:
-    """Return the most rows and columns of tokens: footage of the resolution's own format must fill its size."""
-    height, width = sizes.largest_sides(resolution, ratio, squares=True)
-    return height / multiple[0], width / multiple[1]
-
-
 def _collect(
     fits: _Fits, index: int, ratio: float, budget: float, limits: tuple[float, float], max_error: float
 ) -> None:
-    """Add the sizes for a ratio of columns to rows that are allowed, the nearest one of each count."""
+    """Add the sizes for a ratio of columns to rows that are allowed, the nearest one of each count.
+
+    `limits` are the most rows and columns.
+    """
     fewest, most = budget * (1 - AREA_TOLERANCE), budget * (1 + AREA_TOLERANCE)
     spread = math.exp(max_error)
     first, last = math.sqrt(fewest / ratio / spread), min(math.sqrt(most / ratio * spread), limits[0])

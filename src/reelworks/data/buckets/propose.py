@@ -17,6 +17,7 @@ from reelworks.core.shape import Geometry, Shape
 from reelworks.data.buckets import assign, sizes, table
 from reelworks.data.buckets.assign import Clips, Reason
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.data.buckets.entry import Entry
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.catalog.store.rows import CatalogRows
 
@@ -196,7 +197,10 @@ def propose(clips: Clips, config: BucketsConfig, geometry: Geometry) -> Proposal
     for is_image in (False, True):
         of_kind = wanted.take(np.flatnonzero(wanted.is_image == is_image))
         if len(of_kind.uid):
-            sample = _sample(of_kind)
+            # By hash, since an even stride could coincide with patterns of copies or folders.
+            share = min(_SAMPLE / len(of_kind.uid), 1.0)
+            drawn = hash_rng.bernoulli(hash_rng.hash64(0, of_kind.uid, of_kind.copy), share)
+            sample = of_kind.take(np.flatnonzero(drawn))
             entries = (_of_pictures if is_image else _of_videos)(sample, config, geometry)
             entries = _shared_out(entries, sample, config, geometry)
             suggestions += _with_batch_sizes(entries, sample, len(of_kind.uid), config, geometry)
@@ -206,12 +210,6 @@ def propose(clips: Clips, config: BucketsConfig, geometry: Geometry) -> Proposal
     fit = assign.assign(wanted, built, seed=0, epoch=0).bucket >= 0
     ordered = tuple(by_shape[entry.resolution, entry.num_frames] for entry in built.entries)
     return Proposal(ordered, int(fit.sum()), len(wanted.uid), config.max_tokens)
-
-
-def _sample(clips: Clips) -> Clips:
-    """Return a sample of the clips by hash; an even stride could coincide with patterns of copies or folders."""
-    share = min(_SAMPLE / len(clips.uid), 1.0)
-    return clips.take(np.flatnonzero(hash_rng.bernoulli(hash_rng.hash64(0, clips.uid, clips.copy), share)))
 
 
 def _of_pictures(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Suggestion]:
@@ -301,7 +299,7 @@ def _shared_out(entries: list[Suggestion], clips: Clips, config: BucketsConfig, 
     return needed[::-1]
 
 
-def _needed(entries: list[table.Entry], fits: list[NDArray[np.bool_]]) -> list[int]:
+def _needed(entries: list[Entry], fits: list[NDArray[np.bool_]]) -> list[int]:
     """Return the indices of the entries that suit enough clips better than all others, and of the last entry."""
     remaining = list(range(len(entries)))
     while len(remaining) > 1:

@@ -18,47 +18,8 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.buckets import families, sizes
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig, parse_ratio
-from reelworks.data.buckets.opensora.parse import PIXEL_SHARE, Dialect
+from reelworks.data.buckets.entry import Draws, Entry
 from reelworks.data.buckets.opensora.ratios import COMPUTED_MULTIPLE, Resolution
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A resolution at one frame count."""
-
-    resolution: str
-    pixels: int  # total pixels of a frame
-    num_frames: int
-    batch_size: int  # clips per micro-batch; 0 for an entry that takes no clip
-    keep_prob: float  # probability that a clip which fits is assigned here
-    size: tuple[int, int] | None = None  # (height, width) if the resolution is a single size
-    keep_length: float = 1.0  # probability to stay at this length, in a table of Open-Sora
-    spare_frames: int = 0  # frames that a video must have in addition to `num_frames`
-    pixel_share: float = 1.0  # share of `pixels` that a clip must have
-    sequence_degree: int | None = None  # ranks that share a clip; None for all of a sequence group
-
-    @property
-    def is_used(self) -> bool:
-        """Whether any clip can be drawn for this entry."""
-        return self.keep_prob > 0 and self.keep_length > 0
-
-    @property
-    def needed_frames(self) -> int:
-        """Minimum of frames of a clip."""
-        return self.num_frames + (self.spare_frames if self.num_frames > 1 else 0)
-
-    @property
-    def needed_pixels(self) -> float:
-        """Minimum of total pixels of a clip."""
-        return self.pixels * self.pixel_share
-
-    @property
-    def hash_words(self) -> tuple[int, ...]:
-        """Hash words of this entry's random draws, which do not depend on the other entries."""
-        return (self.pixels, self.num_frames, *(self.size or ()))
-
-    def __str__(self) -> str:
-        return f"{self.resolution} ×{self.num_frames}"
 
 
 @dataclass(frozen=True)
@@ -129,7 +90,7 @@ class BucketTable:
         upscale: Whether clips smaller than a bucket are enlarged.
         max_crop: Largest share of a frame that may be cropped away.
         extends_short: Whether a video shorter than every entry whose size it fills goes to the shortest of these.
-        dialect: Parsed table of Open-Sora, whose entries correspond to `entries`, or None.
+        draws: How entries draw clips, which in a table of Open-Sora they do otherwise.
         config: The recipe's `[buckets]`.
         given: The recipe's `[[bucket]]` entries.
 
@@ -147,7 +108,7 @@ class BucketTable:
     upscale: bool
     max_crop: float
     extends_short: bool = False
-    dialect: Dialect | None = None
+    draws: Draws = Draws.ONE
     config: BucketsConfig = field(default_factory=BucketsConfig)
     given: tuple[BucketEntryConfig, ...] = ()
 
@@ -209,7 +170,7 @@ class BucketTable:
     def with_one_entry(self, index: int) -> BucketTable:
         """Return the table as chance may make it for a clip: one entry takes all that fit it, and the others take none."""
         # In a table of Open-Sora a clip that leaves a length tries the next one, but none if it leaves the resolution.
-        left = 0.0 if self.dialect is None else 1.0
+        left = 0.0 if self.draws is Draws.ONE else 1.0
         entries = [replace(entry, keep_prob=left, keep_length=1.0 - left) for entry in self.entries]
         entries[index] = replace(self.entries[index], keep_prob=1.0, keep_length=1.0)
         return replace(self, entries=tuple(entries))
@@ -236,8 +197,7 @@ def build(
     entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry: Geometry, *, extends_short: bool = False
 ) -> BucketTable:
     """Compute the bucket table of a recipe's `[[bucket]]` entries, or of the table of Open-Sora in `[buckets]`."""
-    dialect = config.dialect(_computed_multiple(geometry))
-    if dialect is not None:
+    if config.opensora is not None:
         if entries:
             raise UserError(
                 "the recipe has both [[bucket]] entries and a bucket table of Open-Sora",
@@ -246,7 +206,7 @@ def build(
                 value=[entry.resolution for entry in entries],
                 remedy="keep the [[bucket]] entries or [buckets.opensora], and remove the other",
             )
-        return replace(_of_dialect(dialect, geometry, extends_short), config=config)
+        return _of_opensora(config, geometry, extends_short)
     if not entries:
         raise UserError(
             "the recipe has no bucket",
@@ -276,32 +236,19 @@ def build(
     )
 
 
-def _of_dialect(dialect: Dialect, geometry: Geometry, extends_short: bool) -> BucketTable:
+def _of_opensora(config: BucketsConfig, geometry: Geometry, extends_short: bool) -> BucketTable:
     """Build the table of Open-Sora; entries without a batch size have no bucket, since no clip stays there."""
+    entries, draws = config.opensora_entries(_computed_multiple(geometry))
+    buckets: list[Bucket] = []
+    for index, entry in enumerate(entries):
+        _check_frames(entry.num_frames, geometry, f'buckets.opensora."{entry.resolution}"')
+        if entry.batch_size and (named := entry.named):
+            _check_strides(named, geometry)
+            buckets += [_bucket(index, entry, *of, geometry) for of in zip(named.keys, named.sizes, strict=True)]
     # If clips of exactly an entry's length are refused, shorter ones must be too.
-    extends_short = extends_short and not dialect.spare_frames
-    entries, buckets = [], []
-    for index, parsed in enumerate(dialect.entries):
-        resolution, frames = parsed.resolution, parsed.num_frames
-        _check_frames(frames, geometry, f'buckets.opensora."{resolution.name}"')
-        entry = Entry(
-            resolution.name,
-            resolution.pixels,
-            frames,
-            parsed.batch_size,
-            parsed.keep_prob,
-            keep_length=parsed.keep_length,
-            spare_frames=dialect.spare_frames,
-            pixel_share=PIXEL_SHARE,
-        )
-        entries.append(entry)
-        if not parsed.batch_size:
-            continue
-        _check_strides(resolution, geometry)
-        sizes_by_ratio = zip(resolution.keys, resolution.sizes, strict=True)
-        buckets += [_bucket(index, entry, ratio, size, geometry) for ratio, size in sizes_by_ratio]
-    # The dialect has its own minimum clip size, and crops as much as its sizes need.
-    return BucketTable(tuple(entries), tuple(buckets), True, 1.0, extends_short, dialect)
+    extends_short = extends_short and not entries[0].spare_frames
+    # Open-Sora has its own minimum clip size, and crops as much as its sizes need.
+    return BucketTable(entries, tuple(buckets), True, 1.0, extends_short, draws, config)
 
 
 def _bucket(index: int, entry: Entry, ratio: str, size: tuple[int, int], geometry: Geometry) -> Bucket:
@@ -361,22 +308,19 @@ def _check_frames(frames: int, geometry: Geometry, field: str) -> None:
 
 
 def _sizes_of(index: int, entry: Entry, config: BucketsConfig, geometry: Geometry) -> list[Bucket]:
-    chosen: dict[tuple[int, int], str] = {}
     if entry.size is not None:
         _check_multiple(entry, entry.size, geometry)
-        chosen[entry.size] = f"{entry.size[1]}:{entry.size[0]}"
-    else:
-        for text, size in zip(config.aspect_ratios, _sizes_at(entry.resolution, config, geometry), strict=True):
-            chosen.setdefault(size, text)
-    return [_bucket(index, entry, ratio, size, geometry) for size, ratio in chosen.items()]
-
-
-def _sizes_at(resolution: str, config: BucketsConfig, geometry: Geometry) -> Sequence[tuple[int, int]]:
-    """Return the size of a resolution at each of the aspect ratios."""
+        return [_bucket(index, entry, f"{entry.size[1]}:{entry.size[0]}", entry.size, geometry)]
     ratios = tuple(parse_ratio(text) for text in config.aspect_ratios)
-    if config.token_families:
-        return families.sizes_of(resolution, ratios, geometry.multiple, config.token_family_crop)
-    return [sizes.size_at(resolution, ratio, geometry.multiple) for ratio in ratios]
+    of_ratios: Sequence[tuple[int, int]] = (
+        families.sizes_of(entry.resolution, ratios, geometry.multiple, config.token_family_crop)
+        if config.token_families
+        else [sizes.size_at(entry.resolution, ratio, geometry.multiple) for ratio in ratios]
+    )
+    chosen: dict[tuple[int, int], str] = {}  # of ratios that have the same size, the first
+    for text, size in zip(config.aspect_ratios, of_ratios, strict=True):
+        chosen.setdefault(size, text)
+    return [_bucket(index, entry, ratio, size, geometry) for size, ratio in chosen.items()]
 
 
 def _check_multiple(entry: Entry, size: tuple[int, int], geometry: Geometry) -> None:

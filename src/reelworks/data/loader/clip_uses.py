@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from reelworks.core import blocks
 from reelworks.core.errors import UserError
 from reelworks.data.buckets import sizes
-from reelworks.data.buckets.table import BucketTable, Entry
+from reelworks.data.buckets.entry import Draws, Entry
+from reelworks.data.buckets.table import BucketTable
 from reelworks.data.catalog.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def allowed(datasets: Sequence[DatasetConfig], table: BucketTable) -> NDArray[np
 def _refuse_unknown(datasets: Sequence[DatasetConfig], table: BucketTable) -> None:
     for field, value, choice in _named(datasets):
         wanted = "resolution" if field == "resolutions" else "number of frames"
-        if table.dialect is not None:
+        if table.draws is not Draws.ONE:
             raise UserError(
                 "a table of Open-Sora decides by its probabilities where a clip is used",
                 code="uses-of-no-entry",

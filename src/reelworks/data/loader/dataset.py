@@ -498,7 +498,7 @@ def _assigns_alike(a: BucketTable, b: BucketTable) -> bool:
         )
         for table in (a, b)
     )
-    return a.dialect is None and b.dialect is None and unsized_a == unsized_b
+    return unsized_a == unsized_b
 
 
 def _with_scores(row: dict[str, Any]) -> dict[str, Any]:

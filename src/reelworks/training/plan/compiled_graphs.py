@@ -76,7 +76,7 @@ def of_plan(data: RecipeData, plan: EpochPlan) -> PlannedGraphs:
         eager_buckets=[table.buckets[i].name for i in chosen.eager],
         eager_micro_batches=len(bucket) - int(np.isin(full, chosen.eager, invert=True).sum()),
         caption_lengths=-(-data.recipe.text_encoder.max_length // multiple) if multiple else 1,
-        families=_families(data) if table.config.token_families and table.dialect is None else None,
+        families=_families(data) if table.config.token_families else None,
     )
 
 

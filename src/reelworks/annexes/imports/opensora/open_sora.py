@@ -133,6 +133,6 @@ def _meaning(draft: ImportDraft) -> parse.Meaning:
 
 def _stride(table: Any, meaning: parse.Meaning) -> int:
     """Return the largest stride that divides all sizes of the table, since the pixel autoencoder cannot pad."""
-    entries = parse.parse(table, meaning, drop_exact_length=False).entries
-    sides = [side for entry in entries for size in entry.resolution.sizes for side in size]
+    entries, _ = parse.parse(table, meaning, drop_exact_length=False)
+    sides = [side for entry in entries if entry.named for size in entry.named.sizes for side in size]
     return next(stride for stride in (8, 4, 2, 1) if all(side % stride == 0 for side in sides))

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from reelworks.core.errors import UserError
+from reelworks.data.buckets.entry import Draws, Entry
 from reelworks.data.buckets.opensora import ratios
 from reelworks.data.buckets.opensora.ratios import Resolution
 
@@ -35,27 +35,6 @@ FIELD = "buckets.opensora"
 _FORMS = 'write [0.5, 8], [[0.5, 0.3], 8], or [0.0, "none"] for an entry that takes no clips'
 
 
-@dataclass(frozen=True)
-class Parsed:
-    """An entry, a resolution at a length; with `batch_size` 0 it takes no clip."""
-
-    resolution: Resolution
-    num_frames: int
-    keep_prob: float
-    keep_length: float
-    batch_size: int
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """A parsed table, with its rules of assignment."""
-
-    # By pixels, descending (equal ones in the table's order), then by length, descending.
-    entries: tuple[Parsed, ...]
-    resolution_first: bool  # whether the draw about a clip's resolution precedes that about its length
-    spare_frames: int  # frames that a clip must have in addition to an entry's
-
-
 def normal_form(value: Any) -> Any:
     """Return a table in the form that TOML can hold: text keys, lists, and "none" for None."""
     if isinstance(value, Mapping):
@@ -67,10 +46,11 @@ def normal_form(value: Any) -> Any:
 
 def parse(
     table: Table, meaning: Meaning, *, drop_exact_length: bool, multiple: int = ratios.COMPUTED_MULTIPLE
-) -> Dialect:
-    """Parse a table; `drop_exact_length` refuses clips of exactly an entry's length, as 1.1 and 1.2 do.
+) -> tuple[tuple[Entry, ...], Draws]:
+    """Return the entries of a table by pixels, descending (equal ones in its order), and by length, and their draws.
 
-    Sizes that 2.0 computes have sides that are multiples of `multiple`.
+    `drop_exact_length` refuses clips of exactly an entry's length, as 1.1 and 1.2 do. Sizes that 2.0 computes have sides
+    that are multiples of `multiple`.
     """
     if meaning == "native":
         raise UserError(
@@ -85,22 +65,22 @@ def parse(
     computed = meaning == "opensora-2.0"
     by_resolution = [(ratios.resolution(name, computed=computed, multiple=multiple), table[name]) for name in table]
     by_resolution.sort(key=lambda pair: -pair[0].pixels)
-    result: list[Parsed] = []
+    spare = 1 if drop_exact_length and meaning == "opensora-1.2" else 0
+    result: list[Entry] = []
     for resolution, lengths in by_resolution:
         if not lengths:
             where = f'"{resolution.name}"'
             raise _wrong(where, lengths, "the resolution has no frame counts", "add one, as in { 51 = [1.0, 8] }")
-        entries = [_entry(resolution, text, value, meaning) for text, value in lengths.items()]
+        entries = [_entry(resolution, text, value, meaning, spare) for text, value in lengths.items()]
         result += sorted(entries, key=lambda entry: -entry.num_frames)
     if not result:
         raise UserError(
             "the table is empty", code="opensora-table-empty", field=FIELD, remedy='add e.g. "256" = { 1 = [1.0, 24] }'
         )
-    spare = 1 if drop_exact_length and meaning == "opensora-1.2" else 0
-    return Dialect(tuple(result), meaning == "downgrade", spare)
+    return tuple(result), Draws.RESOLUTION_FIRST if meaning == "downgrade" else Draws.LENGTH_FIRST
 
 
-def _entry(resolution: Resolution, text: str, value: Value, meaning: Meaning) -> Parsed:
+def _entry(resolution: Resolution, text: str, value: Value, meaning: Meaning, spare_frames: int) -> Entry:
     where = f'"{resolution.name}".{text}'
     if not re.fullmatch("[1-9][0-9]{0,5}", text):
         raise _wrong(where, text, "this is not a number of frames", "write a whole number, at least 1")
@@ -117,7 +97,17 @@ def _entry(resolution: Resolution, text: str, value: Value, meaning: Meaning) ->
         never = "1.0, so that all move on" if meaning == "downgrade" else "0.0, so that none stays"
         remedy = f"give a batch size, or the probability {never}"
         raise _wrong(where, value, "clips stay here, but the entry has no batch size", remedy)
-    return Parsed(resolution, int(text), stay, stay_long, batch if isinstance(batch, int) else 0)
+    return Entry(
+        resolution.name,
+        resolution.pixels,
+        int(text),
+        batch if isinstance(batch, int) else 0,
+        stay,
+        named=resolution,
+        keep_length=stay_long,
+        spare_frames=spare_frames,
+        pixel_share=PIXEL_SHARE,
+    )
 
 
 def _chances(where: str, chances: object, *, pictures: bool) -> tuple[float, float | None]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from reelworks.core import digests
 from reelworks.data.buckets import assign
+from reelworks.data.buckets.entry import Draws
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.loader.micro_batch import MicroBatchRequest
 from reelworks.data.loader.step_source import StepSource
@@ -119,6 +120,6 @@ def _of_epoch(data: Dataset, spec: PlanSpec, epoch: int) -> Samples:
 
 def varies(data: Dataset) -> bool:
     """Whether clips or their buckets differ between epochs."""
-    chance = any(entry.keep_prob < 1 for entry in data.table.entries) or data.table.dialect is not None
+    chance = any(entry.keep_prob < 1 for entry in data.table.entries) or data.table.draws is not Draws.ONE
     of_datasets = any(d.repeats != int(d.repeats) or d.duplicates == "weight" for d in data.spec.datasets)
     return chance or of_datasets or data.table.config.incomplete_batch == "merge"
