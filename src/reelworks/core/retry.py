@@ -1,10 +1,10 @@
-"""Retries of reads from network storage, whose errors are often transient."""
+"""Retries of work on network storage, whose errors are often transient."""
 
 from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -23,13 +23,26 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _TRANSIENT
 
 
-def with_retries(work: Callable[[], T]) -> T:
-    """Return `work()`, retried after transient storage errors; at most `len(WAITS_SECONDS) + 1` attempts."""
-    for seconds in WAITS_SECONDS:
+def with_retries(
+    work: Callable[[], T],
+    *,
+    waits_seconds: Sequence[float] | None = None,
+    may_vanish: Callable[[Exception], bool] = is_transient,
+    wait: Callable[[float], object] | None = None,
+) -> T:
+    """Return `work()`, retried after errors that may vanish; one attempt more than there are waits.
+
+    Args:
+        work: Reads or writes something.
+        waits_seconds: Pauses before further attempts; None for `WAITS_SECONDS`.
+        may_vanish: Whether an error may vanish on a retry; others are raised at once.
+        wait: Waits so many seconds, None by sleeping; an error that it raises ends the attempts.
+    """
+    for seconds in WAITS_SECONDS if waits_seconds is None else waits_seconds:
         try:
             return work()
-        except OSError as error:
-            if not is_transient(error):
+        except Exception as error:
+            if not may_vanish(error):
                 raise
-        time.sleep(seconds)
+        (wait or time.sleep)(seconds)
     return work()

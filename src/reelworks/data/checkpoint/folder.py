@@ -82,7 +82,18 @@ class CheckpointFolder:
 
     def metrics_of(self, saved: Manifest) -> dict[str, float]:
         """Return a manifest's metrics and those recorded since, even if its checkpoint was deleted."""
-        return {**_floats(saved.metrics), **self._late_metrics().get(saved.save_id, {})}
+        # Only the history's new lines are read. Metrics are kept by save id, not by step: those of an earlier save of the
+        # step do not apply to a new one.
+        data = b""
+        with suppress(FileNotFoundError), (self.root / names.HISTORY).open("rb") as f:
+            f.seek(self._seen_bytes)
+            data = f.read()
+        lines = data[: data.rfind(b"\n") + 1]
+        self._seen_bytes += len(lines)
+        for event in files.parse_json_lines(lines.splitlines()):
+            if event.get("event") == "metrics" and isinstance(event.get("metrics"), dict):
+                self._late.setdefault(str(event.get("save_id")), {}).update(_floats(event["metrics"]))
+        return {**_floats(saved.metrics), **self._late.get(saved.save_id, {})}
 
     def history(self) -> builtins.list[dict[str, Any]]:
         """Return all recorded events of this store, oldest first; damaged lines are skipped."""
@@ -97,22 +108,6 @@ class CheckpointFolder:
         """Add metrics that were measured after the save; a value that is not finite counts as missing."""
         save_id = manifest.read(self.path(step)).save_id
         self.log("metrics", step, save_id=save_id, metrics=manifest.plain_metrics(metrics))
-
-    def _late_metrics(self) -> dict[str, dict[str, float]]:
-        """Return metrics recorded after saves, of which only the history's new lines are read.
-
-        They are kept by save id, not by step: those of an earlier save of the step do not apply to a new one.
-        """
-        data = b""
-        with suppress(FileNotFoundError), (self.root / names.HISTORY).open("rb") as f:
-            f.seek(self._seen_bytes)
-            data = f.read()
-        lines = data[: data.rfind(b"\n") + 1]
-        self._seen_bytes += len(lines)
-        for event in files.parse_json_lines(lines.splitlines()):
-            if event.get("event") == "metrics" and isinstance(event.get("metrics"), dict):
-                self._late.setdefault(str(event.get("save_id")), {}).update(_floats(event["metrics"]))
-        return self._late
 
     def is_pinned(self, step: int) -> bool:
         """Whether a checkpoint is pinned."""

@@ -14,7 +14,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import names, retention
 from reelworks.data.checkpoint.config import Retention
 from reelworks.data.checkpoint.folder import CheckpointFolder, CheckpointInfo
-from reelworks.data.checkpoint.policy import Decision, Reasons, rank_best
+from reelworks.data.checkpoint.policy import Reasons, rank_best
 from reelworks.data.checkpoint.verify import damage
 
 Event = dict[str, Any]
@@ -160,18 +160,15 @@ def rows(store: CheckpointFolder, policy: Retention) -> list[ListedCheckpoint]:
     """Return every checkpoint, damaged ones too, and the policy's decision at the next save, oldest first."""
     good, broken = store.scan()
     decisions = {decision.step: decision for decision in retention.plan(store, policy)}
-    # A training may have deleted some since the scan.
-    listed = [_listed(c, decisions.get(c.step)) for c in good if c.step in decisions or c.path.exists()]
-    listed += [_damaged(step, store.path(step), None, reason) for step, reason in broken.items()]
+    listed = [_damaged(step, store.path(step), None, reason) for step, reason in broken.items()]
+    for c in good:
+        saved = SavedFacts(epoch(c), c.stage, c.num_bytes, c.created, finite(c.metrics), c.pinned)
+        if (decision := decisions.get(c.step)) is not None:
+            state: Literal["kept", "goes"] = "kept" if decision.keep else "goes"
+            listed.append(ListedCheckpoint(c.step, c.path, saved, state, decision.keep, decision.reasons))
+        elif c.path.exists():  # a training may have deleted it since the scan
+            listed.append(_damaged(c.step, c.path, saved, damage(c.path) or "damaged a moment ago"))
     return sorted(listed, key=lambda row: row.step)
-
-
-def _listed(info: CheckpointInfo, decision: Decision | None) -> ListedCheckpoint:
-    saved = SavedFacts(epoch(info), info.stage, info.num_bytes, info.created, finite(info.metrics), info.pinned)
-    if decision is None:
-        return _damaged(info.step, info.path, saved, damage(info.path) or "damaged a moment ago")
-    state: Literal["kept", "goes"] = "kept" if decision.keep else "goes"
-    return ListedCheckpoint(info.step, info.path, saved, state, decision.keep, decision.reasons)
 
 
 def _damaged(step: int, path: Path, saved: SavedFacts | None, reason: str) -> ListedCheckpoint:

@@ -63,8 +63,16 @@ def load(path: Path, state: MutableMapping[str, Any] | Mapping[str, Any], *, fix
     values = collectives.each(lambda: _decoded(nodes, tensors))
     for part, live in state.items():
         restored = _put(live, values[part])
-        if restored is not live:
-            _assign(state, part, restored)
+        if restored is live:
+            continue
+        if not isinstance(state, MutableMapping):
+            raise UserError(
+                "its restored value cannot be put into the state, which is no dict",
+                code="state-not-mutable",
+                field=part,
+                remedy="give a dict, and take the value from there afterwards",
+            )
+        state[part] = restored
 
 
 def load_newest(
@@ -224,15 +232,12 @@ def _destinations(
             into |= restored_optimizer.like_weights(optimizer, mine, stored.tensors)
         for place, name in wanted.items():
             if (tensor := live.tensors.get(place)) is not None and tuple(tensor.shape) == shapes[place]:
-                into.setdefault(name, _fitting(tensor, stored.tensors[name].dtype, fixed))
+                # A new one that is placed alike if the values would have to be cast.
+                dtype = tensor.dtype if fixed else stored.tensors[name].dtype
+                into.setdefault(name, tensor if tensor.dtype == dtype else torch.empty_like(tensor, dtype=dtype))
         for name in tree.tensor_names(node) - into.keys():
             into[name] = _new(stored.tensors[name])
     return into
-
-
-def _fitting(tensor: Tensor, dtype: torch.dtype, cast: bool) -> Tensor:
-    """Return a tensor, or a new one that is placed alike if the values would have to be cast."""
-    return tensor if cast or tensor.dtype == dtype else torch.empty_like(tensor, dtype=dtype)
 
 
 def _new(stored: StoredTensor) -> Tensor:
@@ -339,14 +344,3 @@ def _load_object(live: Any, saved: ObjectState) -> Any:
     if isinstance(live, torch.optim.Optimizer):
         restored_optimizer.put_back(live, saved)
     return live
-
-
-def _assign(state: Mapping[str, Any], part: str, value: Any) -> None:
-    if not isinstance(state, MutableMapping):
-        raise UserError(
-            "its restored value cannot be put into the state, which is no dict",
-            code="state-not-mutable",
-            field=part,
-            remedy="give a dict, and take the value from there afterwards",
-        )
-    state[part] = value

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import empty as empty_dtensor
 from torch.optim import Optimizer
 
@@ -37,16 +37,13 @@ def like_weights(
                 if saved.shape and saved.shape == tuple(weight.shape):
                     placed[name] = torch.empty_like(weight, dtype=saved.dtype, requires_grad=False)
                 elif saved.placements:
-                    mesh, placements = weight.device_mesh, _placements(saved, weight)
+                    mesh = weight.device_mesh
+                    dims = saved.placements if len(saved.placements) == mesh.ndim else [None] * mesh.ndim
+                    placements = [Replicate() if dim is None else Shard(dim) for dim in dims]
                     placed[name] = empty_dtensor(
                         saved.shape, dtype=saved.dtype, device_mesh=mesh, placements=placements
                     )
     return placed
-
-
-def _placements(saved: StoredTensor, weight: DTensor) -> list[Placement]:
-    dims = saved.placements if len(saved.placements) == weight.device_mesh.ndim else [None] * weight.device_mesh.ndim
-    return [Replicate() if dim is None else Shard(dim) for dim in dims]
 
 
 def require_same_groups(optimizer: Optimizer, places: Iterator[tree.Path], part: str) -> None:

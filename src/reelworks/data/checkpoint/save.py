@@ -159,10 +159,8 @@ class Saving:
     def _result(self) -> Any:
         if isinstance(self._written, Exception):
             raise self._written
-        return self._written, {part: self.encoded.nodes[part] for part in self._own_parts()}
-
-    def _own_parts(self) -> list[str]:
-        return [part for part in self.encoded.nodes if part in self.encoded.per_rank]
+        own = {part: node for part, node in self.encoded.nodes.items() if part in self.encoded.per_rank}
+        return self._written, own
 
     def _commit(self, temporary: Path, results: list[Any]) -> list[tuple[CheckpointInfo, bool]]:
         """Write everything but the tensors, the manifest last, publish the folder and record it in the history."""

@@ -109,7 +109,10 @@ class Shards:
 
     def write(self) -> Written:
         """Write this rank's file. Not collective; may run on any thread."""
-        traits = {name: _traits(tensor) for name, tensor in self._tensors.items()}
+        traits: dict[str, tuple[str, tuple[int | None, ...]]] = {}
+        for name, tensor in self._tensors.items():
+            placements = tensor.placements if isinstance(tensor, DTensor) else ()
+            traits[name] = tensor.device.type, tuple(getattr(p, "dim", None) for p in placements)
         if not self._mine.items:
             return Written(traits=traits)
         items = sorted(self._mine.items, key=lambda item: -_range(item).dtype.itemsize)  # aligns each in the file
@@ -125,17 +128,15 @@ class Shards:
             stream.write(safetensors_header.encode([_range(item) for item in items], {"format": "pt"}))
             for item in items:
                 begin, checksum = stream.tell(), digests.running()
-                for piece in _pieces(_bytes(self._data(item))):
+                data = self._planner.resolve_data(item)
+                assert isinstance(data, Tensor)
+                flat = data.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+                for piece in _pieces(memoryview(flat.view(torch.uint8).numpy().data)):
                     checksum.update(piece)
                     stream.write(piece)
                 offset, shape = _place(item)
                 chunks[item.index.fqn, offset] = TensorChunk(offset, shape, path, begin, checksum.hexdigest())
         return Written(entries, chunks, traits)
-
-    def _data(self, item: WriteItem) -> Tensor:
-        data = self._planner.resolve_data(item)
-        assert isinstance(data, Tensor)
-        return data
 
     def index(self, written: Sequence[Written]) -> Index:
         """Return the index of all tensors from what all ranks wrote, on rank 0 alone."""
@@ -148,11 +149,6 @@ class Shards:
             parts = tuple(chunks[name, tuple(chunk.offsets)] for chunk in stored.chunks)
             index[name] = StoredTensor(stored.properties.dtype, tuple(stored.size), *traits[name], parts)
         return index
-
-
-def _traits(tensor: Tensor) -> tuple[str, tuple[int | None, ...]]:
-    placements = tensor.placements if isinstance(tensor, DTensor) else ()
-    return tensor.device.type, tuple(getattr(p, "dim", None) for p in placements)
 
 
 def _place(item: WriteItem) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -170,11 +166,6 @@ def _range(item: WriteItem) -> TensorRange:
     if dtype not in safetensors_header.DTYPES:
         dtype, shape = torch.uint8, (math.prod(shape) * dtype.itemsize,)
     return TensorRange(name, dtype, shape)
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy().data)
 
 
 def _pieces(data: memoryview) -> Iterator[memoryview]:
@@ -200,13 +191,10 @@ def read(folder: Path, index: Mapping[str, StoredTensor], into: Mapping[str, Ten
         assert number is not None
         by_file[index[name].chunks[number].file][name, number].append(item)
     for path, parts in by_file.items():
+        chunks = [(index[name], index[name].chunks[number], items) for (name, number), items in parts.items()]
         with _opened(folder / path) as file:
-            for (name, number), items in sorted(parts.items(), key=lambda part: _begin(index, part[0])):
-                _read_chunk(file, index[name], index[name].chunks[number], items, planner)
-
-
-def _begin(index: Mapping[str, StoredTensor], part: tuple[str, int]) -> int:
-    return index[part[0]].chunks[part[1]].begin
+            for stored, chunk, items in sorted(chunks, key=lambda each: each[1].begin):
+                _read_chunk(file, stored, chunk, items, planner)
 
 
 def _metadata(stored: StoredTensor) -> TensorStorageMetadata:
@@ -230,8 +218,10 @@ def _read_chunk(
 ) -> None:
     """Read and verify a chunk, and copy what a rank needs of it; at once into its place where that is possible."""
     targets = [planner.resolve_tensor(item).detach() for item in items]
-    direct = len(items) == 1 and tuple(items[0].lengths) == chunk.shape and _is_plain(targets[0], stored.dtype)
-    data = targets[0] if direct else torch.empty(chunk.shape, dtype=stored.dtype)
+    first = targets[0]
+    is_plain = first.device.type == "cpu" and first.dtype == stored.dtype and first.is_contiguous()
+    direct = is_plain and len(items) == 1 and tuple(items[0].lengths) == chunk.shape
+    data = first if direct else torch.empty(chunk.shape, dtype=stored.dtype)
     checksum, at = digests.running(), chunk.begin
     for piece in _pieces(data.reshape(-1).view(torch.uint8).numpy().data):
         _read_exactly(file, piece, at)
@@ -245,10 +235,6 @@ def _read_chunk(
             for dim, (first, count) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                 part = part.narrow(dim, first, count)
             target.copy_(part)
-
-
-def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous()
 
 
 def _read_exactly(file: BinaryIO, view: memoryview, begin: int) -> None:

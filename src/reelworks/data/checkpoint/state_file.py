@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,8 @@ def _separated(encoded: EncodedState, modules: frozenset[str]) -> EncodedState:
         return encoded
     mine = differing & prints.keys()
     details = collectives.gather({part: prints[part] for part in mine})
-    shapes = {part: _shapes(prints[part], encoded.nodes[part]) for part in mine}
+    of_tensors = {part: {name: text.partition(" = ")[0] for name, text in prints[part].items()} for part in mine}
+    shapes = {part: digests.digest_json([encoded.nodes[part], of_tensors[part]]) for part in mine}
     per_rank = _differing(collectives.gather(shapes)) | (differing - modules)
     tensors, new_names = dict(encoded.tensors), dict[str, str]()
     for part in mine:
@@ -89,10 +90,6 @@ def _separated(encoded: EncodedState, modules: frozenset[str]) -> EncodedState:
 
 def _differing(by_rank: list[dict[str, str]]) -> frozenset[str]:
     return frozenset(key for key in set().union(*by_rank) if len({ranks.get(key) for ranks in by_rank}) > 1)
-
-
-def _shapes(prints: Mapping[str, str], node: Node) -> str:
-    return digests.digest_json([node, {name: text.partition(" = ")[0] for name, text in prints.items()}])
 
 
 def _print(tensor: Tensor) -> str:
@@ -187,17 +184,10 @@ def read(folder: Path) -> StoredState:
         raise BadCheckpoint("it holds no state")
     check_file(folder, entry, full=True)
     data = retry.with_retries((folder / names.STATE).read_bytes)
-    return _understood(lambda: _parse(json.loads(data), listed.world_size))
-
-
-def _parse(content: Any, world_size: int) -> StoredState:
-    tensors = {name: _tensor_from_json(values) for name, values in content["tensors"].items()}
-    return StoredState({part: dict(nodes) for part, nodes in content["parts"].items()}, tensors, world_size)
-
-
-def _understood(work: Callable[[], StoredState]) -> StoredState:
     try:
-        return work()
+        content = json.loads(data)
+        tensors = {name: _tensor_from_json(values) for name, values in content["tensors"].items()}
+        return StoredState({part: dict(nodes) for part, nodes in content["parts"].items()}, tensors, listed.world_size)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadCheckpoint(f"{names.STATE} is not understood ({type(error).__name__}: {error})") from error
 

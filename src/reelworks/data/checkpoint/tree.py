@@ -120,7 +120,7 @@ class TreeEncoder:
         if kind is complex:
             return {"complex": [self._node(part, path, objects) for part in (value.real, value.imag)]}
         if kind in _CONTAINERS:
-            return self._container(value, path, objects)
+            return self._within(value, path, lambda: _CONTAINERS[kind](self, value, path, objects))
         if objects and is_object(value):
             return self._within(value, path, lambda: self._object(value, path))
         return self._pickled(value, path)
@@ -130,9 +130,6 @@ class TreeEncoder:
         if isinstance(value, torch.optim.Optimizer):
             return {"optimizer": [state, [str(weight.dtype) for weight in weights(value)]]}
         return {"object": state}
-
-    def _container(self, value: Any, path: Path, objects: bool) -> Node:
-        return self._within(value, path, lambda: _CONTAINERS[type(value)](self, value, path, objects))
 
     def _within(self, value: Any, path: Path, work: Callable[[], Node]) -> Node:
         if id(value) in self._inside:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from reelworks.core import retry
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import manifest, policy
@@ -85,18 +86,18 @@ class Mirror:
         return self._failure
 
     def _work(self) -> None:
-        while (step := self._next()) is not None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
+                step, self._waiting = self._waiting, None
+                self._under_way = step
+            if step is None:
+                break
             self._attempt(step)
             with self._changed:
                 self._under_way = None
         with suppress(Exception):  # the checkpoint is copied; only the last events would be lost
             files.push(self._place, self._run, self._run_id)
-
-    def _next(self) -> int | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting is not None or self._closing)
-            self._under_way, self._waiting = self._waiting, None
-            return self._under_way
 
     def _attempt(self, step: int) -> None:
         try:
@@ -113,9 +114,11 @@ class Mirror:
             self._tidy(step)
 
     def _tidy(self, step: int) -> None:
-        """Set aside later checkpoints and apply retention after a copy."""
+        """Apply retention after a copy, and set aside checkpoints of later steps, which no resume may take for the newest."""
         try:
-            self._set_aside_after(step)
+            for later in [s for s in self._with_retries(self._place.steps) if s > step]:
+                if self._with_retries(self._place.set_aside, later):
+                    self._log("mirror_abandoned", later, reason=f"the run went back to step {step}")
             self._retire(step)
         except _Superseded:
             pass  # follows after the newer checkpoint
@@ -144,12 +147,6 @@ class Mirror:
         data = (source / manifest.FILE_NAME).read_bytes()
         self._with_retries(self._place.write, f"{target}/{manifest.FILE_NAME}", data)
 
-    def _set_aside_after(self, step: int) -> None:
-        """Set aside checkpoints after a step that the run went back to, so that no resume takes them for the newest."""
-        for later in [s for s in self._with_retries(self._place.steps) if s > step]:
-            if self._with_retries(self._place.set_aside, later):
-                self._log("mirror_abandoned", later, reason=f"the run went back to step {step}")
-
     def _retire(self, step: int) -> None:
         for earlier in [s for s in self._with_retries(self._place.steps) if s < step]:
             if self._with_retries(self._place.is_leftover, earlier):
@@ -175,17 +172,18 @@ class Mirror:
 
     def _with_retries(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work`, and retry after a pause if the storage fails, unless a newer checkpoint comes meanwhile."""
-        for seconds in WAITS_SECONDS:
-            try:
-                return work(*args, **kwargs)
-            except (BadCheckpoint, UserError):
-                raise
-            except Exception:  # each kind of storage raises its own
-                pass
+
+        def wait(seconds: float) -> None:
             with self._changed:
                 if self._changed.wait_for(lambda: self._waiting is not None, seconds):
                     raise _Superseded(self._waiting)
-        return work(*args, **kwargs)
+
+        return retry.with_retries(
+            lambda: work(*args, **kwargs),
+            waits_seconds=WAITS_SECONDS,
+            may_vanish=lambda error: not isinstance(error, BadCheckpoint | UserError),  # each storage raises its own
+            wait=wait,
+        )
 
     def _skipped(self, step: int, newer: int) -> None:
         self._run_log.event("mirror_skipped", step=step, newer=newer)
