@@ -19,7 +19,7 @@ DOCS := $(VENV)/bin/python scripts/build_docs.py
 SCHEMA := $(VENV)/bin/check-jsonschema -q --default-filetype yaml --builtin-schema
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-torch-free check dist format reference docs bench
+.PHONY: help install demo test test-all test-torch-free check dist format reference docs bench drills
 
 help:
 	@echo "make demo       make footage, train on it, interrupt, resume, generate, report"
@@ -32,6 +32,7 @@ help:
 	@echo "make format     format, and mend what the linter can mend"
 	@echo "make reference  write the generated pages of docs/reference/ again"
 	@echo "make bench      run what lies in benchmarks/"
+	@echo "make drills     run what lies in drills/"
 	@echo "make install    only make .venv"
 
 install: $(STAMP)
@@ -106,11 +107,10 @@ docs: $(STAMP)
 	$(DOCS)
 	@echo "open site/index.html in a browser; while writing, $(VENV)/bin/zensical serve shows each change at once"
 
-bench: $(STAMP)
-	@set -e; for file in benchmarks/[!_]*.py; do \
-		if [ -e "$$file" ]; then \
-			echo "== $$file"; $(VENV)/bin/python -m "benchmarks.$$(basename "$$file" .py)"; \
-		else \
-			echo "there is no benchmark in benchmarks/"; \
-		fi; \
+bench drills: $(STAMP)
+	@set -e; for file in $(FOLDER)/[!_]*.py; do \
+		echo "== $$file"; $(VENV)/bin/python -m "$(FOLDER).$$(basename "$$file" .py)"; \
 	done
+
+bench: FOLDER := benchmarks
+drills: FOLDER := drills

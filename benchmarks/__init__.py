@@ -1,1 +1,6 @@
 """What the project promises in figures, measured; each prints ratios from one run."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "makers"))

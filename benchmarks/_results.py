@@ -1,4 +1,4 @@
-"""Keep figures in `benchmarks/results/`, which benchmarks do only with --save, with the commit and load of the machine."""
+"""Keep figures in a folder `results/`, which is done only with --save, with the commit and load of the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from reelworks.core import cores
 
 # Figures that are kept change nothing of what is measured next.
-_CODE = (".", ":(exclude)benchmarks/results")
+_CODE = (".", ":(exclude)benchmarks/results", ":(exclude)drills/results")
 _BUSY_SHARE = 0.5  # of the cores
 
 

@@ -22,10 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import drawn_scenes as drawn
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks._measures import cases, drawn
+from benchmarks import _measured_cases as cases
 from benchmarks._results import keep
 from reelworks.annexes.quality import registry, sampling, text
 from reelworks.annexes.quality.run import measure_catalog

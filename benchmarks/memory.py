@@ -24,11 +24,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from caching_allocator import CachingAllocator
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from benchmarks._caching_allocator import CachingAllocator
 from benchmarks._results import keep
 from reelworks import testing
 from reelworks.models import registry

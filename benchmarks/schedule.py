@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import wasted_time
 from numpy.typing import NDArray
 
-from benchmarks import _seek, _waste, _weblike
+from benchmarks import _seek, _weblike
 from benchmarks._results import AT_START, keep
 from reelworks.core import cores
 from reelworks.data.buckets import assign
@@ -72,7 +73,7 @@ def wastes(made: EpochPlan, table: BucketTable) -> Json:
         costs = table.tokens().astype(np.float64)[bucket] ** power
         for ranks in RANKS:
             steps = grouped(bucket, places * costs, ranks, epoch=0)
-            found = _waste.measure(steps, clips, places, costs, ranks)
+            found = wasted_time.measure(steps, clips, places, costs, ranks)
             result["waste"].setdefault(name, {})[str(ranks)] = found.same_step
             result["all_in"].setdefault(name, {})[str(ranks)] = found.in_all
     return result

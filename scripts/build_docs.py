@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 _MARKDOWN_LINK = re.compile(r"\]\(([^)\s]+)\)")
-_NAMED_FILE = re.compile(r"`((?:benchmarks|examples|recipes|scripts)/[a-z0-9_./-]+\.[a-z]+)`")
+_NAMED_FILE = re.compile(r"`((?:benchmarks|drills|examples|recipes|scripts)/[a-z0-9_./-]+\.[a-z]+)`")
 _NAMED_MODULE = re.compile(r"`([a-z]+/[a-z0-9_/]+\.py)`")
 # Other readers of Markdown take a list without an empty line above it, or with a smaller indent.
 _LOST_LIST = re.compile(r"(?:^|\n)\s*((?:[-*+]|\d+\.)\s+[^<\n]+)")

@@ -16,7 +16,13 @@ from pathlib import Path
 import reelworks as rw
 
 ROOT = Path(__file__).parents[1]
-CODE = ("src/reelworks", "benchmarks", "scripts", *sorted(str(path) for path in (ROOT / "examples").glob("*.py")))
+CODE = (
+    "src/reelworks",
+    "benchmarks",
+    "drills",
+    "scripts",
+    *sorted(str(path) for path in (ROOT / "examples").glob("*.py")),
+)
 
 
 def docstring_examples() -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -330,6 +331,19 @@ def test_a_class_of_a_taken_name_is_found(tmp_path: Path) -> None:
 def test_every_named_module_exists(tree: Tree) -> None:
     assert tree.imports.keys() >= {*TORCH_FREE_MODULES, *TORCH_FREE_PACKAGES}
     assert {wing(module) for module in tree.imports} - {"", "__main__"} == {name for names in FLOORS for name in names}
+
+
+def test_tests_import_neither_benchmarks_nor_drills() -> None:
+    """They and what they share with both, `tests/makers`, stand by themselves."""
+    leads = {
+        f"{file.name} imports {target}"
+        for file in Path(__file__).parent.rglob("*.py")
+        if re.search(r"(import|from) (benchmarks|drills)\b", text := file.read_text())
+        for node, _ in _imports(text)
+        for target in _targets(node, ())
+        if wing(target) in ("benchmarks", "drills")
+    }
+    assert leads == set()
 
 
 def test_packages_begin_with_what_they_own() -> None:

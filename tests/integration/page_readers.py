@@ -27,11 +27,11 @@ import fake_hub
 import numpy as np
 import pages
 import published_run
+import s3_server
 import tiny_families
 import tiny_recipe
 import tiny_vlm
 import tomli_w
-from benchmarks import _s3_server as s3_server
 from caption_server import Served
 from hub_uploads import Account, Uploads
 from metric_networks import TINY, save_classifier

@@ -50,7 +50,7 @@ def test_a_family_outside_the_package_is_trained_after_one_call(tmp_path: Path) 
 @pytest.mark.slow
 def test_the_guide_is_followed_word_by_word(tmp_path: Path) -> None:
     """In a copy of the project: its files, its commands, and the new rows in the generated pages."""
-    for name in ("src", "tests", "scripts", "docs", "recipes", "pyproject.toml", "README.md", "benchmarks"):
+    for name in ("src", "tests", "scripts", "docs", "recipes", "pyproject.toml", "README.md", "conftest.py"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "golden"))

@@ -33,7 +33,7 @@ def test_it_is_small_and_has_all_that_is_no_python(wheel: Path) -> None:
     assert wheel.stat().st_size < 2_500_000
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"reelworks/py.typed", "reelworks/demo/demo.toml", "reelworks/reports/template.html"} <= names
-    assert not [name for name in names if "tests/" in name or name.startswith("benchmarks")]
+    assert not [name for name in names if "tests/" in name or name.startswith(("benchmarks", "drills"))]
 
 
 def test_it_works_alone(wheel: Path, tmp_path: Path) -> None:

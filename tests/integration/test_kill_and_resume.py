@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 import children
+import faults
 import pytest
 import torch
-from benchmarks._faults import points as faults
 
 from reelworks.core import digests
 from reelworks.data.checkpoint import load

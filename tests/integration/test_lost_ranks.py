@@ -41,7 +41,7 @@ def losses(run: Path) -> list[float]:
 
 def _die_on(recipe: dict[str, Any], rank: int, point: str, call: int) -> None:
     """Train, and on one rank die at a point, after noting the time."""
-    from benchmarks._faults import points as faults
+    import faults
 
     if int(os.environ["RANK"]) == rank:
         die = os.kill

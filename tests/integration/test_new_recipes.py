@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks._borders import recipes as drills
+from kinds_of_footage import write_kinds
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -22,31 +22,17 @@ from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
 from reelworks.training.recipe import recipe_file
 
-CASES = drills.cases()
-
 
 @pytest.fixture(scope="module")
 def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("footage")
-    drills.footage(folder)
+    write_kinds(folder)
     return folder
 
 
 @pytest.fixture(autouse=True)
 def here(footage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(footage)
-
-
-# Fresh models and those with sound have no published sizes: they are built and measured, which takes seconds to minutes.
-@pytest.mark.parametrize("case", [case for case in CASES if case.is_quick][::29], ids=str)
-def test_a_recipe_that_is_written_can_be_planned(case: drills.Case) -> None:
-    assert drills.problems(case) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_recipe_that_is_written_can_be_planned(case: drills.Case) -> None:
-    assert drills.problems(case) == []
 
 
 def pictures(folder: str, *sizes: tuple[int, int], captioned: int = 99) -> Path:

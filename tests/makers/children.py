@@ -23,7 +23,7 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
         "reelworks.training.loop.trainer",
-        "benchmarks._faults.points",
+        "faults",
         "torch._dynamo",
         "torch.profiler._cupti_monitor",
         "torch.utils.serialization.config",
@@ -44,7 +44,7 @@ SERVER.set_forkserver_preload(
         "PIL.PngImagePlugin",
         "PIL.PpmImagePlugin",
         "rich._emoji_codes",
-        "benchmarks._faults.frozen",
+        "frozen",
     ]
 )
 
@@ -93,7 +93,7 @@ def _rank(rank: int, world: int, port: int, target: Callable[..., None], *args: 
 
 
 def _child(recipe: dict[str, Any], fault: tuple[str, int] | None, options: dict[str, Any]) -> None:
-    from benchmarks._faults import points as faults
+    import faults
 
     from reelworks.training.loop.request import TrainRequest
     from reelworks.training.loop.trainer import run

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from media_makers import numbered, write
 from PIL import Image
 
@@ -33,7 +36,7 @@ def dataset_of(footage: Path, table: rw.BucketTable = TABLE, *, seed: int = 7) -
     return rw.Dataset(rw.Catalog.scan(footage, to=footage.parent / "catalog", workers=1), table, seed=seed)
 
 
-def trained(step) -> Counter[tuple[int, int]]:
+def trained(step: Iterable[rw.MicroBatch]) -> Counter[tuple[int, int]]:
     """Clips of a step that count, on one rank; those that pad or only fill are left out."""
     found: Counter[tuple[int, int]] = Counter()
     for micro_batch in step:
@@ -42,3 +45,23 @@ def trained(step) -> Counter[tuple[int, int]]:
             zip(micro_batch.request.uids[counts].tolist(), micro_batch.request.copies[counts].tolist(), strict=True)
         )
     return found
+
+
+class SumOfThreads:
+    """A sum over ranks that are threads of one process."""
+
+    def __init__(self, world_size: int) -> None:
+        self._parts: list[torch.Tensor] = []
+        self._barrier = threading.Barrier(world_size)
+
+    def __call__(self, numbers: torch.Tensor) -> None:
+        self._parts.append(numbers.clone())
+        self._barrier.wait(timeout=60)
+        numbers.copy_(torch.stack(self._parts).sum(dim=0))
+        if self._barrier.wait(timeout=60) == 0:
+            self._parts.clear()
+        self._barrier.wait(timeout=60)
+
+    def abort(self) -> None:
+        """Let go of those that wait, since a rank has ended."""
+        self._barrier.abort()

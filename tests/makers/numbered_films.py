@@ -7,9 +7,9 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import numbered_frames as drawn
 import numpy as np
-from benchmarks._footage import drawn
-from benchmarks._footage.drawn import SIZE, Frame
+from numbered_frames import SIZE, Frame
 
 Options = dict[str, str]
 X264 = {"crf": "8", "preset": "veryfast", "g": "12", "keyint_min": "12"}

@@ -6,9 +6,9 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import odd_archives
 import pyarrow as pa
 import pytest
-from benchmarks._borders import files as drills
 
 from reelworks.core import user_files
 from reelworks.data.catalog.store import integrity
@@ -16,28 +16,14 @@ from reelworks.data.catalog.store.rows import SCHEMA
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.run.folder import RunFolder
 
-KINDS = ("pipe", "zeros", "sparse")  # the drills try the others, too
-
-
-@pytest.mark.parametrize("reader", drills.READERS)
-def test_an_odd_file_gives_a_reason(reader: str, tmp_path: Path) -> None:
-    for kind in KINDS:
-        (tmp_path / kind).mkdir()
-        assert drills.READERS[reader](tmp_path / kind, drills.ODD[kind]) == [], kind
-
-
-@pytest.mark.parametrize("odd", drills.odd_members())
-def test_an_odd_archive_leaves_a_catalog_that_can_be_read(odd: str, tmp_path: Path) -> None:
-    assert drills.scan_archive(tmp_path, drills.odd_members()[odd]) == []
-
 
 def test_of_a_name_twice_the_last_member_counts(tmp_path: Path) -> None:
     """As where the archive is unpacked; so it is with captions."""
     for name in ("a name twice", "a name in two spellings", "a caption twice"):
         folder = tmp_path / name
         folder.mkdir()
-        drills.write_tar(folder / "x.tar", drills.odd_members()[name])
-        rows = drills.scanned(folder, tmp_path / f"catalog of {name}")
+        odd_archives.write_tar(folder / "x.tar", odd_archives.odd_members()[name])
+        rows = odd_archives.scanned(folder, tmp_path / f"catalog of {name}")
         assert {path: (row["error"], row["caption"]) for path, row in rows.items()} == (
             {"x.tar/good.png": (None, "new")}
             if name == "a caption twice"
@@ -46,22 +32,22 @@ def test_of_a_name_twice_the_last_member_counts(tmp_path: Path) -> None:
 
 
 def test_a_huge_caption_is_not_read(tmp_path: Path) -> None:
-    members = drills.odd_members()["a name twice"][:1]
-    tar = drills.write_tar(tmp_path / "x.tar", members)
+    members = odd_archives.odd_members()["a name twice"][:1]
+    tar = odd_archives.write_tar(tmp_path / "x.tar", members)
     header = tarfile.TarInfo("good.txt")
     header.size = 8 << 30
     with tar.open("r+b") as file:
         file.seek(-1024, 2)
         file.write(header.tobuf())
         file.truncate(file.tell() + header.size + 1024)
-    (row,) = drills.scanned(tmp_path, tmp_path / "catalog").values()
+    (row,) = odd_archives.scanned(tmp_path, tmp_path / "catalog").values()
     assert "8.6 GB, and at most 1.0 MB are read" in row["error"]
 
 
 def test_a_row_that_would_be_refused_is_not_written(tmp_path: Path) -> None:
     """The writer asks the reader's own check."""
     catalog = Path(tmp_path / "catalog")
-    rows = drills.scanned(drills.picture(tmp_path / "a.png").parent, catalog)
+    rows = odd_archives.scanned(odd_archives.picture(tmp_path / "a.png").parent, catalog)
     (row,) = rows.values()
     before = Catalog.open(catalog)
     for changed in ({"path": "../a.png"}, {"size_bytes": -1}, {"fps": float("nan")}, {"width": 0}):
@@ -98,6 +84,6 @@ def test_what_a_run_writes_into_the_dataset_s_folder_is_no_clip(tmp_path: Path) 
         run.create({})
         for folder in (run.samples_folder / "step-000000002", run.evaluations_folder, run.exports_folder):
             folder.mkdir(parents=True, exist_ok=True)
-            drills.picture(folder / "00.png")
-    drills.picture(tmp_path / "own.png")
-    assert list(drills.scanned(tmp_path, tmp_path.parent / "catalog")) == ["own.png"]
+            odd_archives.picture(folder / "00.png")
+    odd_archives.picture(tmp_path / "own.png")
+    assert list(odd_archives.scanned(tmp_path, tmp_path.parent / "catalog")) == ["own.png"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import random
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -14,8 +13,7 @@ from typing import Any
 import media_makers as media
 import numpy as np
 import pytest
-from benchmarks import _s3_server as s3_server
-from benchmarks._borders import files as drills
+import s3_server
 from fsspec.implementations.memory import MemoryFileSystem
 from refused import refused
 
@@ -100,12 +98,6 @@ def test_a_bucket_is_a_folder(files: Path, cache: Path, tmp_path: Path) -> None:
         first, second = (load(request) for request in requests)
         assert np.array_equal(first, second)
     assert sum(file.stat().st_size for file in cache.glob("*/*")) <= 60_000
-
-
-@pytest.mark.slow(reason="odd files are tried in folders, too")
-@pytest.mark.parametrize("seed", range(4))
-def test_odd_objects_of_a_bucket_are_told_as_files_are(seed: int, tmp_path: Path) -> None:
-    assert drills.bucket(random.Random(seed), tmp_path) == []
 
 
 def test_a_list_in_a_bucket_names_files_beside_it(files: Path, cache: Path, tmp_path: Path) -> None:

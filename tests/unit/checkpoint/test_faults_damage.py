@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import one_save
 import pytest
-from benchmarks._faults import one_save
 from checkpoint_helpers import assert_equal, save, state
 from refused import refused
 

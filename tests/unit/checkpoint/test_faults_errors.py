@@ -9,10 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE
 
+import one_save
 import pytest
-from benchmarks._faults import crash, one_save
-from benchmarks._faults.crash import Call
+import storage_calls as crash
 from checkpoint_helpers import assert_equal, save, state
+from storage_calls import Call
 
 from reelworks.core import storage
 from reelworks.data.checkpoint import retention, verify

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import one_save
 import pytest
-from benchmarks._faults import one_save
 from checkpoint_helpers import Killed
 from fsspec.implementations.memory import MemoryFileSystem
 from mirror_helpers import copy, logged, new_run, place_at

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks import _s3_server as s3_server
+import s3_server
 from mirror_helpers import copy, logged, new_run, shown
 from refused import refused
 

@@ -10,8 +10,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import one_save
 import pytest
-from benchmarks._faults import one_save
 from dropping_disk import Disk, write_tree
 
 from reelworks.core import storage

@@ -12,8 +12,7 @@ from pathlib import Path
 import children
 import pytest
 import torch.distributed as dist
-from benchmarks._borders.loader import SumOfThreads
-from loader_footage import TABLE, dataset_of, make_footage, trained
+from loader_footage import TABLE, SumOfThreads, dataset_of, make_footage, trained
 from refused import refused
 
 import reelworks as rw

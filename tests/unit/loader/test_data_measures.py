@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import prepare_files as files
 import pytest
-from benchmarks import _waste
+import wasted_time
 
 from reelworks.core import results
 from reelworks.data.schedule.plan import EpochPlan, PlanSpec
@@ -74,7 +74,7 @@ def test_time_is_that_of_all_places_and_waste_that_of_places_without_a_clip(fold
     for plan, one in zip(plans, told["epochs"], strict=True):
         clips = np.add.reduceat(plan.real.astype(np.int64), plan.offsets[:-1])
         costs = np.array(spec.costs_us)[plan.bucket[plan.offsets[:-1]]]
-        measured = _waste.measure(plan.steps, clips, np.diff(plan.offsets), costs, WORLD)
+        measured = wasted_time.measure(plan.steps, clips, np.diff(plan.offsets), costs, WORLD)
         assert one["waste"] == pytest.approx(measured.in_all)
         assert one["waste"] > one["imbalance"]
 

@@ -7,10 +7,9 @@ import random as random_numbers
 from pathlib import Path
 from typing import Any
 
+import diffusers_readers as readers
 import pytest
 import torch
-from benchmarks import readers as benchmark
-from benchmarks._borders import readers
 from lora_files import random
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from reelworks.models.adapters.key_mapping import METADATA
 from reelworks.testing import contract
 
 NAME = "wan-tiny"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "lora-readers.md"
 
 
 def linear(name: str = NAME) -> dict[str, Tensor]:
@@ -162,10 +162,8 @@ def test_a_scale_in_the_header_has_readers_that_look_there(tmp_path: Path) -> No
 
 
 def results() -> dict[tuple[str, str, str], dict[str, str]]:
-    """What the programs' own code made of files: the table of the page, whose files `benchmarks.readers` writes."""
-    rows = [
-        line.strip(" |\n").split(" | ") for line in benchmark.PAGE.read_text().splitlines() if line.startswith("| `")
-    ]
+    """What the programs' own code made of files: the table of the page, whose files `drills.readers` writes."""
+    rows = [line.strip(" |\n").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     programs = ("diffusers", "peft", "comfyui", "lycoris", "diffsynth", "simpletuner")
     return {
         (row[0].strip("`"), row[1], row[2].strip("`")): dict(

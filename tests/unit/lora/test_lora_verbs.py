@@ -7,9 +7,9 @@ import random as random_numbers
 from pathlib import Path
 from typing import Any
 
+import diffusers_readers as readers
 import pytest
 import torch
-from benchmarks._borders import readers
 from lora_files import SHAPES, loha, lokr, lora, random
 from safetensors.torch import load_file, save_file
 from test_lora_rewriting import exported

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import prepare_files as files
 import pytest
-from benchmarks import _waste
+import wasted_time
 
 from reelworks.commands import show_plan
 from reelworks.data.schedule.plan import plan_epoch
@@ -58,7 +58,7 @@ def test_figures_are_those_of_three_plans(folder: Path) -> None:
         plan = plan_epoch(data.entries(0), one, 0)
         bucket, places = plan.bucket[plan.offsets[:-1]], np.diff(plan.offsets)
         costs = np.array(one.costs_us, dtype=np.float64)[bucket]
-        waste = _waste.measure(plan.steps, places, places, costs, 4).in_all
+        waste = wasted_time.measure(plan.steps, places, places, costs, 4).in_all
         sizes = [sum(tokens[b] for b in plan.bucket[plan.places(m)]) for m in range(len(bucket))]
         assert told[name].steps == plan.num_steps
         assert told[name].imbalance == pytest.approx(waste)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import drawn_scenes as drawn
 import numpy as np
 import pytest
-from benchmarks._measures import cases, drawn
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -35,11 +35,11 @@ def compared(
     return Duplicates().compare(clips)
 
 
-@pytest.mark.parametrize("kind", cases.COPIES)
+@pytest.mark.parametrize("kind", drawn.COPIES)
 def test_a_copy_is_in_the_group_of_its_original(kind: str) -> None:
-    rng = np.random.default_rng(list(cases.COPIES).index(kind))
+    rng = np.random.default_rng(list(drawn.COPIES).index(kind))
     originals = [drawn.scene(rng, *SIZE) for _ in range(6)]
-    copies = [np.ascontiguousarray(cases.COPIES[kind](rng, picture)) for picture in originals]
+    copies = [np.ascontiguousarray(drawn.COPIES[kind](rng, picture)) for picture in originals]
     shown = [*originals, *copies, *(np.ascontiguousarray(np.roll(p, 1, axis=-1)) for p in originals)]
     group = compared([feature(p) for p in shown], [p.shape[0] * p.shape[1] for p in shown])[:, 0]
     found = np.flatnonzero(group[:6] == group[6:12])

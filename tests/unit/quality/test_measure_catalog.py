@@ -9,10 +9,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import drawn_scenes as drawn
 import numpy as np
 import prepare_files
 import pytest
-from benchmarks._measures import drawn
 from refused import refused
 
 from reelworks.annexes.quality import registry, run

@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import drawn_scenes as drawn
 import numpy as np
 import pytest
-from benchmarks._measures import drawn
 from killed_scans import lines, shown
 
 from reelworks.data.catalog.config import Source

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+import drawn_scenes as drawn
 import numpy as np
 import pytest
-from benchmarks._measures import drawn
 
 from reelworks.annexes.quality import registry, sampling
 from reelworks.annexes.quality.sampling import MeasureRequest

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import _waste
+import wasted_time
 from hypothesis import given, settings
 from test_schedule_plan import cases
 
@@ -19,8 +19,8 @@ from reelworks.data.schedule.plan import PlanSpec, Samples
 REPOSITORY = Path(__file__).parents[3]
 
 
-def measure(steps: list[list[int]], clips: list[int], places: list[int], world: int) -> _waste.Waste:
-    return _waste.measure(np.array(steps), np.array(clips), np.array(places), np.full(len(clips), 10.0), world)
+def measure(steps: list[list[int]], clips: list[int], places: list[int], world: int) -> wasted_time.Waste:
+    return wasted_time.measure(np.array(steps), np.array(clips), np.array(places), np.full(len(clips), 10.0), world)
 
 
 def test_waste_by_hand() -> None:
@@ -40,8 +40,8 @@ def test_waste_by_hand() -> None:
 
 def test_nothing_wastes_nothing() -> None:
     none = np.zeros(0, dtype=np.int64)
-    empty = _waste.measure(np.zeros((0, 4), dtype=np.int64), none, none, none.astype(float), 2)
-    assert empty == _waste.Waste(0.0, 0.0)
+    empty = wasted_time.measure(np.zeros((0, 4), dtype=np.int64), none, none, none.astype(float), 2)
+    assert empty == wasted_time.Waste(0.0, 0.0)
 
 
 @given(cases())
@@ -52,7 +52,7 @@ def test_in_all_is_the_plans_own_figure_where_nothing_pads(case: tuple[Samples, 
     bucket, places = made.bucket[made.offsets[:-1]], np.diff(made.offsets)
     costs = np.array(spec.costs_us, dtype=np.float64)[bucket]
     for world in (1, 3, 8):
-        found = _waste.measure(made.steps, places, places, costs, world)
+        found = wasted_time.measure(made.steps, places, places, costs, world)
         assert found.in_all == pytest.approx(made.waste(spec, world))
         assert 0 <= found.same_step <= 1
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from benchmarks._borders import disks
+import small_disks
 from refused import refused
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -61,7 +61,7 @@ def test_a_resume_purges_the_steps_that_it_repeats(tmp_path: Path) -> None:
 
 
 def test_a_scan_onto_a_full_disk_names_the_catalog(tmp_path: Path) -> None:
-    data = disks.write_data(tmp_path)
+    data = small_disks.write_data(tmp_path)
     with storage.guarded(Disk()), refused("file-unwritable", "catalog", says="No space left.*free space"):
         scan_sources([Source("d", data)], tmp_path / "catalog", workers=1)
 
@@ -89,7 +89,10 @@ def test_a_full_cache_is_not_the_fault_of_a_remote_file(tmp_path: Path) -> None:
         FileCache(tmp_path, 1e9).get("name", fetch)
 
 
-@pytest.mark.skipif(not disks.may_mount(), reason="only root may mount a small disk")
+@pytest.mark.skipif(not small_disks.may_mount(), reason="only root may mount a small disk")
 def test_no_inodes_left_is_told_as_that(tmp_path: Path) -> None:
-    with disks.disk(tmp_path / "disk", inodes=1) as place, refused("file-unwritable", "--out", says="no inodes left"):
+    with (
+        small_disks.disk(tmp_path / "disk", inodes=1) as place,
+        refused("file-unwritable", "--out", says="no inodes left"),
+    ):
         files.write_for("--out", place / "a.json", b"{}")

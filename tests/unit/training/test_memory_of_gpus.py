@@ -1,4 +1,4 @@
-"""Passes are measured as a GPU computes them, and what its allocator holds is computed by rules."""
+"""Passes are measured as a GPU computes them, and the model of its allocator keeps to torch's rules."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from benchmarks import memory as benchmark
-from benchmarks._caching_allocator import MIB, CachingAllocator
+from caching_allocator import MIB, CachingAllocator
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from reelworks.models import recompute
-from reelworks.training.memory import estimate, memory, meter
-from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.memory import meter
 
 FUNCTIONS = {
     "layer_norm": lambda x: functional.layer_norm(x, (8,)),
@@ -102,52 +99,3 @@ def test_an_allocator_rounds_as_torch_does() -> None:
     allocator.free(large)
     allocator.allocate(33 * MIB)
     assert allocator.reserved == 88 * MIB
-
-
-def activations(recomputed: object, **train: object) -> int:
-    """Return the estimated activations of the benchmark's small training of all weights."""
-    values = benchmark.recipe_in(benchmark.Path("unused"), "full", recomputed)
-    values["train"] |= train
-    return estimate.estimate(*dataset.bucket_table(recipe_file.parse(values))).memory.activations
-
-
-def test_compiled_blocks_keep_attention_alone() -> None:
-    """What a GPU has shown: selective recomputation does not see the products in the kernels of a compiled block."""
-    compiled = activations("selective", compile=True)
-    assert activations(True) <= compiled < activations("selective")
-    assert activations(True, compile=True) == activations(True)
-    assert recompute._kept.get() == recompute._ATTENTION | recompute._PRODUCTS
-
-
-def test_gradients_of_an_earlier_micro_batch_are_there_at_the_peak() -> None:
-    """With one micro-batch they come while activations go."""
-    assert activations(True) < activations(True, gradient_accumulation_steps=2)
-
-
-def test_what_the_allocator_holds_counts_as_reserve() -> None:
-    values = benchmark.recipe_in(benchmark.Path("unused"), "int8", True)
-    recipe = recipe_file.parse(values)
-    assert memory.reserve(recipe, 10**10) - memory.reserve(recipe, 0) == 25 * 10**8
-    selective = recipe.model_copy(
-        update={"model": recipe.model.model_copy(update={"gradient_checkpointing": "selective"})}
-    )
-    assert memory.reserve(selective, 10**10) - memory.reserve(selective, 0) == 7 * 10**8
-
-
-@pytest.mark.parametrize(
-    ("base", "recomputed", "more"),
-    [
-        ("int8", True, ""),
-        pytest.param("int8", True, "validation and previews", marks=pytest.mark.slow),
-        pytest.param("full", "selective", "", marks=pytest.mark.slow),
-        pytest.param("full", True, "micro-batches", marks=pytest.mark.slow),
-        pytest.param("nf4", "selective", "", marks=pytest.mark.slow),
-        pytest.param("gguf", True, "", marks=pytest.mark.slow),
-    ],
-)
-def test_whole_trainings_take_what_is_estimated(monkeypatch, base: str, recomputed: bool | str, more: str) -> None:
-    """From the start to the last step, validations and previews included: at most half a percent more, or 12 % less."""
-    monkeypatch.setitem(benchmark._SIZES, "num_layers", 3)
-    with benchmark.small_network():
-        row = benchmark.row(base, recomputed, more)
-    assert -0.005 <= row["error"] <= 0.12

@@ -1,1 +1,0 @@
-"""Drawn pictures and clips whose measures are known: blurred by a known radius, letterboxed by known pixels, and so on."""

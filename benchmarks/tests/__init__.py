@@ -1,0 +1,1 @@
+"""Benchmarks run as they are on little data, and their arithmetic is right."""

@@ -1,0 +1,143 @@
+"""`python -m benchmarks.gpu` keeps what it measures, whatever fails, and its arithmetic is right."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpu_page
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import formulas, machine, sections, steps, training
+from benchmarks.gpu.results import DONE, FAILED, UNFINISHED, Results
+
+REPOSITORY = Path(__file__).parents[2]
+[SAVES] = sections.chosen(["saves"], "unit")
+
+
+@pytest.mark.slow  # units run in processes of their own, some s each
+def test_a_unit_that_fails_leaves_its_error_and_one_out_of_time_is_run_again(tmp_path: Path) -> None:
+    found = Results(tmp_path / "gpu-x.json")
+    command._run(SAVES, found, "no-device", 100, tiny=True)
+    command._run(sections.UNITS[0], found, "cpu", 0.3, tiny=True)
+    kept = Results(found.file)
+    assert (kept.status("saves"), kept.status("tests")) == (FAILED, UNFINISHED)
+    assert "no-device" in kept.values["units"]["saves"]["error"]
+    asked = command.argparse.Namespace(again=[], only=["saves", "tests"])
+    assert [unit.name for unit in command._to_do(asked, kept)] == ["tests"]
+    asked.again = ["failed"]
+    assert [unit.name for unit in command._to_do(asked, kept)] == ["tests", "saves"]
+
+
+@pytest.mark.parametrize(
+    ("case", "off"),
+    [
+        (steps.TINY["stdit3-51x480p"], 0.05),  # where layers that run once for each clip count more
+        *(pytest.param(case, 2e-3, marks=pytest.mark.slow, id=name) for name, case in steps.CASES.items()),
+    ],
+)
+def test_the_work_that_torch_counts_is_that_of_the_formula(case: steps.Case, off: float) -> None:
+    one = dataclasses.replace(case, batch_size=1)
+    formula = formulas.forward_flops(one.build("meta").module, one.clean("meta"))
+    assert one.forward_flops() == pytest.approx(formula, rel=off)
+
+
+def test_the_published_rate_is_that_of_the_longest_name() -> None:
+    names = {"NVIDIA H200": 989.4, "NVIDIA H100 PCIe": 756.0, "NVIDIA H100 80GB HBM3": 989.4, "NVIDIA L40S": 362.0}
+    assert {name: machine.published_tflops(name) for name in names} == names
+    assert machine.published_tflops("NVIDIA GeForce GTX 1080") is None
+
+
+def test_a_case_that_does_not_fit_is_timed_with_half_its_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, asked = steps.TINY["wan-49x480p"], []
+
+    def measure(case: steps.Case, way: steps.Way, device: str, flops: int, _: machine.Speed) -> dict[str, Any]:
+        asked.append((case.batch_size, flops))
+        if len(asked) % 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"tokens_per_s": 7}
+
+    monkeypatch.setattr(steps, "measure", measure)
+    speed = machine.Speed(None, 1.0)
+    assert steps._measure_or_fewer(case, case.ways[0], "cpu", 10, speed) == {"tokens_per_s": 7}
+    assert asked == [(2, 10), (1, 5)]
+    with pytest.raises(torch.OutOfMemoryError):
+        steps._measure_or_fewer(dataclasses.replace(case, batch_size=1), case.ways[0], "cpu", 5, speed)
+
+
+def test_loops_are_compared_at_their_best_and_with_equal_settings() -> None:
+    way = steps.Way
+    tokens_per_s = {
+        way("ours", True, "selective"): 900.0,
+        way("ours", False, True): 300.0,
+        way("diffusers", True, True): 450.0,
+        way("diffusers", False, True): 200.0,
+    }
+    told = steps._compared(tokens_per_s)
+    assert told == {"best_over_best": 2.0, "same_settings_eager": 1.5, "compiled_over_eager": 3.0}
+
+
+def _event(cat: str, name: str, start: float, length: float) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": length}
+
+
+def test_a_gap_is_told_by_what_the_host_did() -> None:
+    """Three steps of 1000 µs: 20 µs is no gap, 100 µs is one; kernels of several streams overlap."""
+    trace = [
+        _event("kernel", "a", 0, 1000),
+        _event("kernel", "beside", 500, 300),
+        _event("gpu_memcpy", "b", 1020, 980),
+        _event("kernel", "c", 2100, 900),
+        _event("cpu_op", "step", 0, 3000),
+        _event("cuda_runtime", "cudaStreamSynchronize", 2000, 90),
+        _event("cpu_op", "elsewhere", 2500, 10),
+    ]
+    summary, *told = training.gaps(trace)
+    assert summary == {
+        "steps": 3,
+        "step_ms": 1.0,
+        "busy_share": 0.96,
+        "gaps_above_2_percent": 1,
+        "their_share": round(100 / 3000, 4),
+    }
+    assert told == [
+        {"gap_ms": 0.1, "of_step": 0.1, "during": "cudaStreamSynchronize", "after": "b", "before": "c"}
+    ]  # fmt: skip
+
+
+def test_the_page_has_figures_and_errors_and_says_when_there_are_none(tmp_path: Path) -> None:
+    assert gpu_page.NOTHING in gpu_page.page([])
+    found = Results(tmp_path / "gpu-nvidia-x.json")
+    found.describe({"device": "X", "torch": "2", "memory_gb": 9, "published_tflops": None, "measured_tflops": 1.5})
+    found.begin("steps/wan", "2")
+    found.add(
+        "steps/wan", [{"case": "w", "of_peak": 0.412, "at_s": 3}, {"case": "w", "error": "OutOfMemoryError: 1 | 2"}]
+    )
+    found.end("steps/wan", FAILED, 3, "line\nRuntimeError: last line")
+    page = gpu_page.page([found.file, tmp_path / "gpu-x-tiny.json"])
+    for text in ("## X", "| w | 41.2% |", "| w | OutOfMemoryError: 1 / 2 |", "failed: RuntimeError: last line"):
+        assert text in page
+    assert gpu_page.NOTHING not in page
+
+
+@pytest.mark.slow
+def test_everything_runs_on_a_cpu(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--tiny", "--minutes", "20", "--results", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=1300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    units = json.loads((tmp_path / "gpu-cpu-tiny.json").read_text())["units"]
+    assert {name: unit["status"] for name, unit in units.items()} == {unit.name: DONE for unit in sections.UNITS}
+    assert all(unit["rows"] for unit in units.values())
+    assert [row for unit in units.values() for row in unit["rows"] if isinstance(row.get("error"), str)] == []
