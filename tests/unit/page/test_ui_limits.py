@@ -16,8 +16,9 @@ from reelworks.annexes.page import limits
 from reelworks.annexes.page.clips import ClipView
 from reelworks.annexes.page.context import Context
 from reelworks.annexes.page.workspace import key_of
-from reelworks.data.catalog.query import filter_limits, filters
-from reelworks.data.catalog.query.filter_limits import ColumnRange
+from reelworks.data.catalog import filter_expression
+from reelworks.data.catalog.filter_expression import ColumnRange
+from reelworks.data.catalog.query import filters
 from reelworks.training.recipe import dataset, recipe_file
 
 SCORES = [3.5, 0.25, None, 7, 4, 4, 9.125, 1, 2, 6.5]
@@ -168,9 +169,9 @@ def test_with_stages_the_filter_is_written_into_the_datasets_that_the_page_shows
 def test_limits_are_taken_out_of_a_filter_and_put_back(
     text: str | None, ranges: dict[str, tuple[float | None, float | None]], rest: str | None
 ) -> None:
-    found, others = filter_limits.divide(text)
+    found, others = filter_expression.divide(text)
     assert ({name: (one.least, one.most) for name, one in found.items()}, others) == (ranges, rest)
-    again = filter_limits.with_ranges(text, found)
-    assert filter_limits.divide(again) == (found, others)
-    none = filter_limits.with_ranges(text, {name: ColumnRange() for name in found})
-    assert filter_limits.divide(none) == ({}, rest)
+    again = filter_expression.with_ranges(text, found)
+    assert filter_expression.divide(again) == (found, others)
+    none = filter_expression.with_ranges(text, {name: ColumnRange() for name in found})
+    assert filter_expression.divide(none) == ({}, rest)

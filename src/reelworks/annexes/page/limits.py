@@ -13,8 +13,8 @@ from reelworks.annexes.page import distributions
 from reelworks.annexes.page.clips import EPOCH, I32, ClipView
 from reelworks.data.buckets import assign
 from reelworks.data.buckets.assign import Reason
+from reelworks.data.catalog.filter_expression import ColumnRange, divide, with_ranges
 from reelworks.data.catalog.query import filters
-from reelworks.data.catalog.query.filter_limits import ColumnRange, divide, with_ranges
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.reports import columns
 

@@ -14,7 +14,7 @@ from reelworks.annexes.page.context import PageContext
 from reelworks.annexes.page.data_api import READ_AT_ONCE, OpenClips, RecipeSource, lines
 from reelworks.annexes.page.limits import Side
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.query.filter_limits import ColumnRange
+from reelworks.data.catalog.filter_expression import ColumnRange
 
 Json = dict[str, Any]
 routes = APIRouter(prefix="/data")

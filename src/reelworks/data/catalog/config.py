@@ -329,7 +329,8 @@ class DatasetConfig(PublicConfig):
     @classmethod
     def _filter(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
-            filter_expression.parse(value, _known_scores(info, filter_expression.parse(value, scores=None).names))
+            named = filter_expression.names_in(filter_expression.parse(value, scores=None))
+            filter_expression.parse(value, _known_scores(info, named))
         return value
 
     @property

@@ -6,7 +6,6 @@ A missing number (a score that a row lacks, 0 / 0) is null, and a comparison wit
 
 from __future__ import annotations
 
-import ast
 from functools import reduce
 from typing import Any
 
@@ -15,11 +14,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS, constant, parse
+from reelworks.data.catalog.filter_expression import (
+    NUMBERS,
+    TEXTS,
+    Calculation,
+    ColumnName,
+    Condition,
+    Constant,
+    Joined,
+    Negation,
+    Relation,
+    Search,
+    Value,
+    names_in,
+    parse,
+)
 from reelworks.data.catalog.store.rows import CatalogRows, as_numpy
 
 _TEXT = pa.large_string()
 _NUMBER = pa.float64()
+_CALCULATED = {"+": pc.add, "-": pc.subtract, "*": pc.multiply, "/": pc.divide}
+_COMPARED = {
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+    "==": pc.equal,
+    "!=": pc.not_equal,
+}
+_SEARCHED = {"startswith": pc.starts_with, "contains": pc.match_substring}
 
 
 def keeps(rows: CatalogRows, text: str) -> NDArray[np.bool_]:
@@ -27,7 +50,12 @@ def keeps(rows: CatalogRows, text: str) -> NDArray[np.bool_]:
 
     A name that is not a column counts as a score that all rows lack; `scores_named` lists such names.
     """
-    return holds(parse(text, scores=None).tree, Columns(rows))
+    return holds(parse(text, scores=None), Columns(rows))
+
+
+def scores_named(text: str) -> set[str]:
+    """Return the names in a filter that are not columns of every catalog, and so must be scores."""
+    return {*names_in(parse(text, scores=None))} - {*NUMBERS, *TEXTS}
 
 
 class Columns(dict[str, Any]):
@@ -38,87 +66,59 @@ class Columns(dict[str, Any]):
         self.rows = rows
 
     def __missing__(self, name: str) -> Any:
-        self[name] = _column(self.rows, name)
-        return self[name]
+        rows = self.rows
+        if name in TEXTS:
+            column = getattr(rows, name).cast(_TEXT).fill_null("")
+        elif name == "caption_length":
+            column = pc.utf8_length(rows.caption.fill_null("")).cast(_NUMBER)
+        elif name in NUMBERS:
+            column = pa.array(getattr(rows, name).astype(np.float64))
+        else:
+            score = rows.scores[name] if name in rows.scores else np.full(len(rows), np.nan)
+            column = pa.array(score, mask=np.isnan(score))
+        self[name] = column
+        return column
 
 
-def scores_named(text: str) -> set[str]:
-    """Return the names in a filter that are not columns of every catalog, and so must be scores."""
-    return set(parse(text, scores=None).names) - {*NUMBERS, *TEXTS}
-
-
-def _score(rows: CatalogRows, name: str) -> NDArray[np.float64]:
-    return rows.scores[name] if name in rows.scores else np.full(len(rows), np.nan)
-
-
-def _column(rows: CatalogRows, name: str) -> Any:
-    if name in TEXTS:
-        return getattr(rows, name).cast(_TEXT).fill_null("")
-    if name == "caption_length":
-        return pc.utf8_length(rows.caption.fill_null("")).cast(_NUMBER)
-    if name in NUMBERS:
-        return pa.array(getattr(rows, name).astype(np.float64))
-    score = _score(rows, name)
-    return pa.array(score, mask=np.isnan(score))
-
-
-_ARITHMETIC: dict[type, Any] = {ast.Add: pc.add, ast.Sub: pc.subtract, ast.Mult: pc.multiply, ast.Div: pc.divide}
-_COMPARISONS: dict[type[ast.cmpop], Any] = {
-    ast.Lt: pc.less,
-    ast.LtE: pc.less_equal,
-    ast.Gt: pc.greater,
-    ast.GtE: pc.greater_equal,
-    ast.Eq: pc.equal,
-    ast.NotEq: pc.not_equal,
-}
-_SEARCHES = {"startswith": pc.starts_with, "contains": pc.match_substring}
-
-
-def value(node: ast.expr, columns: Columns) -> Any:
-    """Evaluate a part of a checked syntax tree: an Arrow array with a value for each row, or a scalar."""
-    if (literal := constant(node)) is not None:
-        return pa.scalar(literal)
-    match node:
-        case ast.Name(id=name):
+def value(part: Condition | Value, columns: Columns) -> Any:
+    """Evaluate a part of a filter: an Arrow array with a value for each row, or a scalar."""
+    match part:
+        case Constant(literal):
+            return pa.scalar(literal)
+        case ColumnName(name):
             return columns[name]
-        case ast.BoolOp(op=op, values=parts):
-            joined = pc.and_kleene if isinstance(op, ast.And) else pc.or_kleene
-            return reduce(joined, (value(part, columns) for part in parts))
-        case ast.UnaryOp(op=op, operand=operand):
-            inner = value(operand, columns)
-            if isinstance(op, ast.UAdd):
-                return inner
-            return pc.invert(inner) if isinstance(op, ast.Not) else pc.negate(inner)
-        case ast.BinOp(left=left, op=op, right=right):
-            result = _ARITHMETIC[type(op)](value(left, columns), value(right, columns))
+        case Calculation("+", [operand]):
+            return value(operand, columns)
+        case Calculation("-", [operand]):
+            return pc.negate(value(operand, columns))
+        case Calculation(sign, operands):
+            result = _CALCULATED[sign](*(value(operand, columns) for operand in operands))
             return pc.if_else(pc.is_nan(result), pa.scalar(None, _NUMBER), result)
-        case ast.Compare(left=left, ops=ops, comparators=comparators):
-            links = zip([left, *comparators], ops, comparators, strict=False)
-            return reduce(pc.and_kleene, (_link(*link, columns) for link in links))
-        case ast.Call(func=ast.Name(id=name), args=[column, word]):
-            return _SEARCHES[name](value(column, columns), pattern=constant(word))
-    raise AssertionError(ast.dump(node))
+        case Relation(left, "in", Constant(tuple(values))):
+            return _is_among(value(left, columns), values)
+        case Relation(left, "not in", Constant(tuple(values))):
+            return pc.invert(_is_among(value(left, columns), values))
+        case Relation(left, sign, right):
+            return _COMPARED[sign](value(left, columns), value(right, columns))
+        case Search(function, column, word):
+            return _SEARCHED[function](columns[column.text], pattern=word.value)
+        case Negation(search):
+            return pc.invert(value(search, columns))
+        case Joined(by, parts):
+            return reduce(pc.and_kleene if by == "and" else pc.or_kleene, (value(p, columns) for p in parts))
 
 
-def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, columns: Columns) -> Any:
-    """Return for which rows one comparison of a chain is true."""
-    operand = value(left, columns)
-    if not isinstance(op, ast.In | ast.NotIn):
-        return _COMPARISONS[type(op)](operand, value(right, columns))
-    assert isinstance(right, ast.List | ast.Tuple)
-    values = [constant(item) for item in right.elts]
+def _is_among(operand: Any, values: tuple[float | str, ...]) -> Any:
     if isinstance(values[0], str):
-        inside = pc.is_in(operand, value_set=pa.array(values, type=_TEXT))
-    else:
-        # For numbers, is_in distinguishes -0.0 from 0.0 and returns false for null.
-        inside = pc.is_in(pc.add(operand, 0.0), value_set=pc.add(pa.array(values, type=_NUMBER), 0.0))
-        inside = pc.if_else(pc.is_null(operand), pa.scalar(None, pa.bool_()), inside)
-    return pc.invert(inside) if isinstance(op, ast.NotIn) else inside
+        return pc.is_in(operand, value_set=pa.array(values, type=_TEXT))
+    # For numbers, is_in distinguishes -0.0 from 0.0 and returns false for null.
+    inside = pc.is_in(pc.add(operand, 0.0), value_set=pc.add(pa.array(values, type=_NUMBER), 0.0))
+    return pc.if_else(pc.is_null(operand), pa.scalar(None, pa.bool_()), inside)
 
 
-def holds(node: ast.expr, columns: Columns) -> NDArray[np.bool_]:
+def holds(condition: Condition, columns: Columns) -> NDArray[np.bool_]:
     """Return for which rows a condition is true."""
-    mask = value(node, columns)
+    mask = value(condition, columns)
     if isinstance(mask, pa.Scalar):  # it uses no column
         return np.full(len(columns.rows), bool(mask.as_py()))
     return as_numpy(mask.fill_null(False))
