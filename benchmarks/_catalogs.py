@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from benchmarks import _weblike
 from reelworks.core import hash_rng
-from reelworks.data.catalog.store.rows import SCHEMA
+from reelworks.data.catalog.store.schema import SCHEMA
 from reelworks.data.catalog.store.store import Catalog
 
 PART_ROWS = 1_000_000

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from benchmarks import _catalogs
 from benchmarks._results import keep
-from reelworks.data.catalog.store.rows import SCHEMA
+from reelworks.data.catalog.store.schema import SCHEMA
 from reelworks.data.catalog.store.store import Catalog
 
 RESULTS = Path(__file__).parent / "results" / "lance.json"

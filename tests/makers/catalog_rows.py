@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from reelworks.data.catalog.store.rows import SCORE, CatalogRows, schema
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.schema import SCORE, with_scores
 from reelworks.data.media.probe import Probe
 
 PLAIN: dict[str, Any] = asdict(Probe("video", pixel_aspect_ratio=1.0))  # measures of a file without peculiarities
@@ -20,7 +21,7 @@ def rows(*values: dict[str, Any]) -> CatalogRows:
     """One row for each dict of what differs from a plain video."""
     full = [row(i, value) for i, value in enumerate(values)]
     scores = dict.fromkeys(name.removeprefix(SCORE) for value in values for name in value if name.startswith(SCORE))
-    return CatalogRows.from_table(pa.Table.from_pylist(full, schema=schema(scores)))
+    return CatalogRows.from_table(pa.Table.from_pylist(full, schema=with_scores(scores)))
 
 
 def row(i: int, value: dict[str, Any]) -> dict[str, Any]:

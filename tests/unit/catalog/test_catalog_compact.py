@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from reelworks.core import storage
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.store import copies, part_files, part_list, store
+from reelworks.data.catalog.store import copies, part_files, reader
 from reelworks.data.catalog.store.compact import compact
-from reelworks.data.catalog.store.rows import SCHEMA, SCORE
+from reelworks.data.catalog.store.schema import SCHEMA, SCORE
 from reelworks.data.catalog.store.store import Catalog
 
 ROW = catalog_rows.rows({"dataset": "d", "error": None}).to_table().to_pylist()[0] | {"ordinal": 0}
@@ -114,7 +114,7 @@ def test_a_version_before_it_is_refused_with_the_first_one_that_is_left(catalog:
 
 def test_a_kept_digest_is_that_of_its_rows(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever rows of the catalog were asked for before, in this process or another."""
-    monkeypatch.setattr(store, "_KEEP_DIGEST_FROM_ROWS", 0)
+    monkeypatch.setattr(reader, "_KEEP_DIGEST_FROM_ROWS", 0)
     live = Catalog.open(catalog).live()
     parts = [live, *(live.take(np.arange(len(live)) != i) for i in range(2)), live]
     assert [Catalog.open(catalog).digest_of(rows) for rows in parts] == [rows.digest() for rows in parts]
@@ -123,7 +123,7 @@ def test_a_kept_digest_is_that_of_its_rows(catalog: Path, monkeypatch: pytest.Mo
 
 def test_a_kept_digest_is_not_that_of_a_file_that_was_replaced(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a folder was restored from a copy of other contents: the list of parts tells nothing of that."""
-    monkeypatch.setattr(store, "_KEEP_DIGEST_FROM_ROWS", 0)
+    monkeypatch.setattr(reader, "_KEEP_DIGEST_FROM_ROWS", 0)
     before = Catalog.open(catalog).digest()
     file = next(catalog.glob("part-*.parquet"))
     table = pq.read_table(file)
@@ -138,8 +138,8 @@ def test_a_kept_digest_is_not_that_of_a_file_that_was_replaced(catalog: Path, mo
 @pytest.mark.parametrize("small_rows", [0, 1 << 14])
 def test_readers_go_on_over_a_compaction(catalog: Path, monkeypatch: pytest.MonkeyPatch, small_rows: int) -> None:
     """A reader that has its rows open, and one that has only read the list of parts."""
-    monkeypatch.setattr(part_files, "_SMALL_ROWS", small_rows)
-    monkeypatch.setattr(store, "_KEEP_DIGEST_FROM_ROWS", 0)
+    monkeypatch.setattr(part_files, "SMALL_ROWS", small_rows)
+    monkeypatch.setattr(reader, "_KEEP_DIGEST_FROM_ROWS", 0)
     expected = shown(Catalog.open(catalog))
     opened, listed = Catalog.open(catalog), Catalog.open(catalog)
     rows = opened.live()
@@ -216,7 +216,7 @@ def test_wherever_it_is_killed_the_catalog_is_whole(
 
 def test_the_new_files_are_on_disk_before_the_catalog_names_them(catalog: Path) -> None:
     """With their content and their names, so that a power cut leaves the former catalog or the new one."""
-    new = [catalog / part_list.compact_name(3), catalog / part_list.gone_name(3)]
+    new = [catalog / part_files.compact_name(3), catalog / part_files.gone_name(3)]
     renamed = []
 
     def check(synced: durable.Synced, path: Path) -> None:
@@ -231,7 +231,7 @@ def test_the_new_files_are_on_disk_before_the_catalog_names_them(catalog: Path) 
 
 def test_a_damaged_compacted_file_is_named(catalog: Path) -> None:
     compact(catalog)
-    file = catalog / part_list.compact_name(3)
+    file = catalog / part_files.compact_name(3)
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(UserError, match=r"compact-000003\.parquet cannot be read"):
         Catalog.open(catalog).live()

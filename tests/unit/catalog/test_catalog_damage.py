@@ -17,7 +17,7 @@ import pytest
 
 from reelworks.commands import main
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.store.rows import SCHEMA
+from reelworks.data.catalog.store.schema import SCHEMA
 from reelworks.data.catalog.store.store import Catalog
 
 SHOT = {"num_frames": 48, "height": 480, "width": 640, "duration_seconds": 2.0, "caption": "a shot"}

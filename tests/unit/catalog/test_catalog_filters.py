@@ -18,7 +18,8 @@ from reelworks.data.catalog import filter_expression
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.data.catalog.query import filter_failures, filters
-from reelworks.data.catalog.store.rows import SCHEMA, CatalogRows
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.schema import SCHEMA
 
 _PLAIN = catalog_rows.row(0, {"size_bytes": 5000, "duration_seconds": 4.0, "caption": "a cat"})
 _CLIPS: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ import pytest
 
 from reelworks.core import user_files
 from reelworks.data.catalog.store import integrity
-from reelworks.data.catalog.store.rows import SCHEMA
+from reelworks.data.catalog.store.schema import SCHEMA
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.run.folder import RunFolder
 

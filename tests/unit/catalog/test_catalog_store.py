@@ -16,7 +16,7 @@ from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan.scan import scan_sources
 from reelworks.data.catalog.scan.update import uids_of
 from reelworks.data.catalog.store.part_files import PartFile
-from reelworks.data.catalog.store.rows import SCHEMA
+from reelworks.data.catalog.store.schema import SCHEMA
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.run import lock
 

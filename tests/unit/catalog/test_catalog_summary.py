@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan.scan import scan_sources
-from reelworks.data.catalog.store.rows import SCHEMA, CatalogRows
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.schema import SCHEMA
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.catalog.store.summary import summarise
 

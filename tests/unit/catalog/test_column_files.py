@@ -13,7 +13,7 @@ import pytest
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan.scan import scan_sources
 from reelworks.data.catalog.store import column_files
-from reelworks.data.catalog.store.rows import DERIVED, SCHEMA
+from reelworks.data.catalog.store.schema import DERIVED, SCHEMA
 from reelworks.data.catalog.store.store import Catalog
 
 NAMES = [*SCHEMA.names, *DERIVED]

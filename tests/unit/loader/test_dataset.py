@@ -12,7 +12,7 @@ from refused import refused
 from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
-from reelworks.data.catalog.store.part_files import Stored
+from reelworks.data.catalog.store.reader import CatalogReader
 from reelworks.data.loader import position
 from reelworks.training.plan import plan_forecast, plan_report
 from reelworks.training.recipe import dataset
@@ -181,8 +181,12 @@ def test_plans_are_made_once(folder: Path) -> None:
 def test_a_plan_reads_no_texts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of millions of clips take long; only a run's plan is checked by all that it depends on."""
     read: list[str] = []
-    chunks = Stored._chunks
-    monkeypatch.setattr(Stored, "_chunks", lambda self, name, wanted: read.append(name) or chunks(self, name, wanted))
+    chunks = CatalogReader._chunks
+    monkeypatch.setattr(
+        CatalogReader,
+        "_chunks",
+        lambda self, alive, name, wanted: read.append(name) or chunks(self, alive, name, wanted),
+    )
     data = RecipeData.open(files.recipe(folder))
     assert data.plan(data.plan_spec(2, 2), 0).num_steps
     assert not {"caption", "path", "fingerprint"} & {*read}

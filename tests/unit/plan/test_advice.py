@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from catalog_rows import BAD, PICTURE, VIDEO, rows
 
-from reelworks.data.catalog.store.rows import SCORE
+from reelworks.data.catalog.store.schema import SCORE
 from reelworks.training.plan import data_advice
 
 SIXTEEN_BY_NINE = {"height": 720, "width": 1280}

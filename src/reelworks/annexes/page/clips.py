@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
-from reelworks.data.catalog.store.rows import as_numpy
+from reelworks.data.catalog.store.schema import as_numpy
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.run.folder import RunFolder
 from reelworks.reports.run_facts import REASONS

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.annexes.page.clips import I32, ClipView
-from reelworks.data.catalog.store.rows import CatalogRows, as_numpy
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.schema import as_numpy
 
 Json = dict[str, Any]
 F64 = NDArray[np.float64]

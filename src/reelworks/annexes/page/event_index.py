@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyarrow import json as arrow_json
 
 from reelworks.core import files
-from reelworks.data.catalog.store.rows import as_numpy
+from reelworks.data.catalog.store.schema import as_numpy
 from reelworks.data.run import events
 from reelworks.training.coverage.speed import Speed
 

@@ -22,7 +22,8 @@ from reelworks.data.catalog.config import DatasetConfig, Source
 from reelworks.data.catalog.sources import ALIGNED, SOURCES
 from reelworks.data.catalog.store import companions
 from reelworks.data.catalog.store.companions import CompanionMatches
-from reelworks.data.catalog.store.rows import SCORE, CatalogRows, as_numpy
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.schema import SCORE, as_numpy
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import clip_uses, duplicates, eligibility, held_out, plan_settings
 from reelworks.data.loader.clip_uses import ClipUses

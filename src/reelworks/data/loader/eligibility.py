@@ -18,7 +18,8 @@ from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.query import filter_failures
 from reelworks.data.catalog.store.companions import CompanionMatches, Problem
-from reelworks.data.catalog.store.rows import CatalogRows, as_numpy, without_range
+from reelworks.data.catalog.store.rows import CatalogRows, without_range
+from reelworks.data.catalog.store.schema import as_numpy
 from reelworks.data.media import decode
 from reelworks.data.media.config import DataConfig
 from reelworks.data.media.sound import SoundSpec

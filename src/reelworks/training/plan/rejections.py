@@ -21,8 +21,9 @@ from reelworks.core import files, units
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.query import filter_failures
-from reelworks.data.catalog.store.rows import LABEL_COLUMNS, CatalogRows, as_numpy
+from reelworks.data.catalog.store.rows import LABEL_COLUMNS, CatalogRows
 from reelworks.data.catalog.store.rows import labels as labels_of
+from reelworks.data.catalog.store.schema import as_numpy
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import segment_record
 from reelworks.data.loader.left_out import Rejection

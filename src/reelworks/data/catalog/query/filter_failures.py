@@ -28,7 +28,8 @@ from reelworks.data.catalog.filter_expression import (
 )
 from reelworks.data.catalog.query import filters
 from reelworks.data.catalog.query.filters import Columns
-from reelworks.data.catalog.store.rows import CatalogRows, as_numpy
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.schema import as_numpy
 
 _TEXT = pa.large_string()
 _UP_TO_PARTS = 14  # parts of a filter that are told apart; all others count as one

@@ -29,7 +29,8 @@ from reelworks.data.catalog.filter_expression import (
     names_in,
     parse,
 )
-from reelworks.data.catalog.store.rows import CatalogRows, as_numpy
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.schema import as_numpy
 
 _TEXT = pa.large_string()
 _NUMBER = pa.float64()

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.data.catalog.scan.listing import Listing
-from reelworks.data.catalog.store.rows import CatalogRows, as_numpy
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.schema import as_numpy
 from reelworks.data.media import frame_times, location, probe, scenes
 from reelworks.data.media.formats import ProbeError, kind_of
 from reelworks.data.media.frame_times import FrameTimes

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reelworks.data.catalog.store.rows import as_numpy
+from reelworks.data.catalog.store.schema import as_numpy
 
 TEXT = pa.large_string()
 PATH = "path"

@@ -32,7 +32,8 @@ from reelworks.data.catalog.scan import list_files, list_tables
 from reelworks.data.catalog.scan.list_columns import CAPTION_NAMES, PATH, RANGES, TEXT
 from reelworks.data.catalog.scan.listing import Listing, SourceFile
 from reelworks.data.catalog.store.integrity import OUTSIDE, is_text
-from reelworks.data.catalog.store.rows import SCHEMA, CatalogRows, as_numpy
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.schema import SCHEMA, as_numpy
 from reelworks.data.media import formats, probe
 
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"

@@ -20,7 +20,7 @@ from reelworks.data.catalog.scan.examine import FileRequest, Finding
 from reelworks.data.catalog.scan.journal import FileState
 from reelworks.data.catalog.scan.listing import Listing, SourceFile
 from reelworks.data.catalog.store import integrity, kept_measures, written_columns
-from reelworks.data.catalog.store.rows import SCORE, as_numpy, schema
+from reelworks.data.catalog.store.schema import SCORE, as_numpy, with_scores
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import location, probe
 from reelworks.data.media.formats import kind_of
@@ -255,13 +255,13 @@ class Update:
         positions = np.array([p for p, _ in self._waiting if p >= 0], dtype=np.int64)
         former = iter(self._live.take(positions).to_table().to_pylist())
         rows = [(next(former) if p >= 0 else {}) | values for p, values in self._waiting]
-        table = pa.Table.from_pylist(rows, schema=schema(self._scores))
+        table = pa.Table.from_pylist(rows, schema=with_scores(self._scores))
         if problems := integrity.problems(table):  # a file with such measures is damaged, whatever its decoder says
             for at, problem in problems.items():
                 rows[at] |= probe.Probe(kind_of(rows[at]["path"]) or "other").values() | {"first_frame": 0}
                 rows[at] |= {name: None for name in table.column_names if name.startswith(SCORE)} | {"error": problem}
                 self.bad_files.append((f"{rows[at]['root']}/{rows[at]['path']}", problem))
-            table = pa.Table.from_pylist(rows, schema=schema(self._scores))
+            table = pa.Table.from_pylist(rows, schema=with_scores(self._scores))
         self._batches.append(table)
         self._waiting = []
 

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from reelworks.core import storage
-from reelworks.data.catalog.store import part_list, store
-from reelworks.data.catalog.store.part_files import Stored
+from reelworks.data.catalog.store import part_files, reader
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.run import lock
 
@@ -58,20 +57,20 @@ def _rewrite(catalog: Catalog) -> None:
     rows, live = catalog.all_rows(), catalog.live()
     alive = np.zeros(sum(part.rows for part in catalog.parts), dtype=np.bool_)
     alive[live.ordinal] = True
-    tables = Stored(catalog.stored_files(), alive[rows.ordinal]).tables()
+    tables = catalog.reader.tables(alive[rows.ordinal])
     first = next(tables, None)
     if first is not None:
-        with store.new_parquet(path / part_list.compact_name(version), first.schema) as writer:
+        with part_files.new_parquet(path / part_files.compact_name(version), first.schema) as writer:
             writer.write_table(first)
             for table in tables:
                 writer.write_table(table)
     gone = np.flatnonzero(~alive)
     if len(gone):
-        with store.new_parquet(path / part_list.gone_name(version), store.TOMBSTONES_SCHEMA) as writer:
+        with part_files.new_parquet(path / part_files.gone_name(version), reader.TOMBSTONES_SCHEMA) as writer:
             arrays = [pa.array(gone), pa.array(catalog.uids()[gone])]
-            writer.write_table(pa.table(arrays, schema=store.TOMBSTONES_SCHEMA))
+            writer.write_table(pa.table(arrays, schema=reader.TOMBSTONES_SCHEMA))
     storage.fsync_folder(path)
-    part_list.write(path, catalog.parts, version)
+    part_files.write_list(path, catalog.parts, version)
 
 
 def _remove_others(catalog: Catalog) -> None:

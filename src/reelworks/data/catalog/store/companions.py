@@ -22,7 +22,8 @@ from reelworks.core.errors import UserError
 from reelworks.data.catalog import sources as sources_of
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.sources import ALIGNED, SOURCES
-from reelworks.data.catalog.store.rows import CatalogRows, as_numpy
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.schema import as_numpy
 
 REJECTED = "rejected"
 KINDS = ("control", *SOURCES, "mask", "loss_mask", REJECTED)

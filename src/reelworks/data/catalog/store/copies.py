@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from reelworks.core import storage
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.store import part_list
-from reelworks.data.catalog.store.part_list import compact_name, gone_name, part_name, retired_name
+from reelworks.data.catalog.store import part_files
+from reelworks.data.catalog.store.part_files import compact_name, gone_name, part_name, retired_name
 from reelworks.data.catalog.store.store import Catalog
 
 _NAME = "catalog-{:03d}"
@@ -18,21 +19,21 @@ _NAME = "catalog-{:03d}"
 def keep(catalog: Catalog, folder: Path) -> Path:
     """Copy a catalog into a folder of copies, or bring its copy there up to date; return the path of the copy."""
     storage.mkdirs(folder)
+    catalog = replace(catalog, compacted=catalog.reader.compacted)  # which may have been compacted since it was opened
     number = 0
     while (path := folder / _NAME.format(number)).exists():
         copy = _open(path)
         if copy is not None and _continues(copy, catalog):
-            grown = Catalog(path, max(copy.parts, catalog.parts, key=len), copy.compacted)
             _complete(path, catalog, copy)
             if copy.version < catalog.version:
-                part_list.write(path, grown.parts, grown.compacted)
+                part_files.write_list(path, catalog.parts, copy.compacted)
             return path
         number += 1
     unfinished = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     storage.mkdir(unfinished)
     _complete(unfinished, catalog, Catalog(unfinished, (), catalog.compacted))
-    part_list.write(unfinished, catalog.parts, catalog.compacted)
+    part_files.write_list(unfinished, catalog.parts, catalog.compacted)
     storage.rename(unfinished, path)
     storage.fsync_folder(folder)
     return path

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.filter_expression import KINDS_OF_FILE
-from reelworks.data.catalog.store.rows import SCORE, CatalogRows, as_column, as_numpy
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.schema import SCORE, as_column, as_numpy
 
 KINDS = (*KINDS_OF_FILE, "other")  # a file of another type is never trained
 _NOT_NEGATIVE = (
@@ -96,13 +97,13 @@ def _may_leave(paths: Any) -> bool:
     return bool((dots[1:] & dots[:-1]).any() or text.min() == 0 or (data[offsets[:-1]] == ord("/")).any())
 
 
-def check_one_row_per_uid(live: CatalogRows, path: Path) -> None:
-    """Check that each clip has one live row, which all other code relies on."""
-    ordered = np.sort(live.uid)
+def check_one_row_per_uid(rows: CatalogRows, alive: NDArray[np.bool_], path: Path) -> None:
+    """Check that each clip has one live row, by a mask of these, which all other code relies on."""
+    ordered = np.sort(rows.uid[alive])
     if not (ordered[1:] == ordered[:-1]).any():
         return
     duplicate = ordered[1:][ordered[1:] == ordered[:-1]][0]
-    names = live.path.take(pa.array(np.flatnonzero(live.uid == duplicate))).to_pylist()
+    names = rows.path.take(pa.array(np.flatnonzero(alive & (rows.uid == duplicate)))).to_pylist()
     raise damaged(path, f"two live rows have the uid {int(duplicate)}: {', '.join(names)}")
 
 

@@ -24,7 +24,8 @@ from reelworks.core import digests, files, hash_rng
 from reelworks.core.hash_rng import U64
 from reelworks.core.log import logger
 from reelworks.data.catalog.store import measured_columns
-from reelworks.data.catalog.store.rows import SCORE, CatalogRows, as_numpy
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.schema import SCORE, as_numpy
 
 NAME = "measures"
 _KEY = "key"

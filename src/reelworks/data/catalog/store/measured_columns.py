@@ -152,7 +152,7 @@ def _names_with(catalog: Path) -> frozenset[str] | None:
     """Return the names of known columns and of those that a catalog has; None if it cannot be read, which is told later."""
     import pyarrow.parquet as pq  # most recipes are read without it
 
-    from reelworks.data.catalog.store.rows import SCORE
+    from reelworks.data.catalog.store.schema import SCORE
 
     try:
         columns = [name for file in catalog.glob("*.parquet") for name in pq.read_schema(file).names]

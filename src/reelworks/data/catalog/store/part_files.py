@@ -1,7 +1,7 @@
-"""Read the Parquet files of a catalog, each column when it is used, one row group at a time.
+"""The files of a catalog: `catalog.json`, the list of its parts, and the Parquet files that it names.
 
-A file stays open while its columns may be read, so that it can be removed meanwhile, as `catalog compact` does.
-Small files are read at once instead: a catalog may have many.
+A Parquet file of rows stays open while its columns may be read, so that it can be removed meanwhile, as `catalog compact` does.
+Small ones are read at once instead: a catalog may have many.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,93 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from reelworks.core import files, user_files
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.store import integrity
-from reelworks.data.catalog.store.column_files import ColumnFiles
-from reelworks.data.catalog.store.rows import DERIVED, SCHEMA, SCORE, CatalogRows, Wanted, as_column, as_numpy, derive
+from reelworks.data.catalog.store import integrity, schema
+from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE
 
-_SMALL_ROWS = 1 << 14  # rows that take about 10 MB
-_SCORE_TYPE = pa.float64()
+FORMAT_VERSION = 3
+SMALL_ROWS = 1 << 14  # rows that take about 10 MB
+_GROUP_ROWS = 1 << 17  # rows that are read at once to show a few of them
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that one scan added."""
+
+    rows: int
+    retired: int  # rows of earlier parts
+    time: float  # of the scan, in seconds since 1970
+    # The folders scanned, each with "name", "root", "scores", the names of the scores of its list, and "reader", the version
+    # of the measures of videos.
+    sources: list[dict[str, str]]
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Part:
+        """Read an entry of `catalog.json`; an invalid one raises KeyError, TypeError, ValueError or OverflowError."""
+        rows, retired = int(value["rows"]), int(value["retired"])
+        if min(rows, retired) < 0:
+            raise ValueError(f"a part has {rows} rows and retires {retired}")
+        return cls(rows, retired, float(value["time"]), list(value["sources"]))
+
+
+def part_name(index: int) -> str:
+    """Return the name of the file with the rows of a part."""
+    return f"part-{index:06d}.parquet"
+
+
+def retired_name(index: int) -> str:
+    """Return the name of the file with the rows that a part retires."""
+    return f"retired-{index:06d}.parquet"
+
+
+def compact_name(version: int) -> str:
+    """Return the name of the file with the live rows of a compacted version."""
+    return f"compact-{version:06d}.parquet"
+
+
+def gone_name(version: int) -> str:
+    """Return the name of the file with ordinal and uid of the rows that a compaction dropped."""
+    return f"compact-{version:06d}-retired.parquet"
+
+
+def write_list(path: Path, parts: Sequence[Part], compacted: int) -> None:
+    """Write the list of the parts of a catalog, of which so many were compacted, into its folder."""
+    stored = {
+        "format": FORMAT_VERSION,
+        "compacted": compacted,
+        "parts": [asdict(part) for part in parts],
+    }
+    files.write_json(path / "catalog.json", stored)
+
+
+def read_list(path: Path) -> tuple[tuple[Part, ...], int]:
+    """Read the parts of the catalog in a folder, and how many of them were compacted.
+
+    Raises:
+        UserError: The list is damaged, or has the format of another version of Reelworks.
+    """
+
+    def refused(problem: str, *, code: str, remedy: str) -> UserError:
+        problem = f"the catalog has format {stored['format']}, {problem}"
+        return UserError(problem, code=code, field="catalog", value=str(path), remedy=remedy)
+
+    try:
+        stored = user_files.read_json(path / "catalog.json")
+        newer = stored["format"] > FORMAT_VERSION
+        parts = () if newer else tuple(Part.from_json(part) for part in stored["parts"])
+        compacted = 0 if newer else int(stored.get("compacted", 0))  # format 1 has no compaction
+        if not 0 <= compacted <= len(parts):
+            raise ValueError(f"{compacted} of {len(parts)} parts are compacted")
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise integrity.damaged(path, f"catalog.json cannot be read: {error}") from error
+    if stored["format"] < FORMAT_VERSION:
+        remedy = "delete the folder and scan again: reelworks scan DIR -o CATALOG"
+        raise refused("which lacks measures that this version reads", code="catalog-too-old", remedy=remedy)
+    if newer:
+        problem = f"this version reads up to {FORMAT_VERSION}"
+        raise refused(problem, code="catalog-too-new", remedy="update Reelworks")
+    return parts, compacted
 
 
 @dataclass(frozen=True)
@@ -58,23 +138,16 @@ class PartFile:
         """
         if not path.exists():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        try:
-            source = pa.OSFile(str(path))
+        with _read_from(path):
+            source, table = pa.OSFile(str(path)), None
             file = pq.ParquetFile(source, page_checksum_verification=True)
             integrity.require_columns(file.schema_arrow.names, SCHEMA)
-            table = None
-            if file.metadata.num_rows < _SMALL_ROWS:  # its columns are checked below, with their values
+            if file.metadata.num_rows < SMALL_ROWS:  # its columns are checked below, with their values
                 table = file.read(use_threads=False)
                 source.close()
             else:
                 integrity.conform(file.schema_arrow.empty_table(), SCHEMA, first)
-        except integrity.ColumnError as error:
-            raise integrity.damaged(path.parent, f"{path.name} {error}") from error
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise unreadable(path, error) from error
-        if file.metadata.num_rows != num_rows:
-            problem = f"{path.name} has {file.metadata.num_rows} rows instead of {num_rows}"
-            raise integrity.damaged(path.parent, problem)
+        _require_rows(path, file.metadata.num_rows, num_rows)
         opened = cls(path, first, source, file.metadata, frozenset(file.schema_arrow.names), table)
         if table is not None:
             for name in (*SCHEMA.names, *opened.scores):
@@ -104,28 +177,31 @@ class PartFile:
         Raises:
             UserError: The column is damaged.
         """
+
+        def readable() -> NDArray[np.bool_]:
+            if group not in self._readable:  # asked for once for each measure
+                self._readable[group] = self._values("readable", group, first)
+            return self._readable[group]
+
         values = self._values(name, group, first)
-        self._refuse_wrong(name, values, group, first)
+        wrong = integrity.wrong(name, values, readable)
+        if wrong is not None and wrong.any():
+            at = int(np.argmax(wrong))
+            path = self._values("path", group, first)[at].as_py()
+            problem = f"row {first + at} ({path!r}) has {name.removeprefix(SCORE)} = {values[at]}"
+            raise integrity.damaged(self.path.parent, problem)
         return values
 
     def _values(self, name: str, group: int, first: int) -> Any:
-        length = self.group_lengths[group]
+        if name in self.columns:
+            with _read_from(self.path):
+                column = integrity.conform(self._stored(name, group), pa.schema([schema.field(name)]), first).column(0)
+            return schema.as_column(name, column.combine_chunks())
         if name in DERIVED:
-            if name not in self.columns:
-                return derive(name, *(self._values(n, group, first) for n in DERIVED[name]))
-            return as_numpy(self._read(name, group).column(0).combine_chunks())
-        if name not in self.columns:  # a score that the list had only later
-            return np.full(length, np.nan)
-        schema = pa.schema([SCHEMA.field(name) if name in SCHEMA.names else pa.field(name, _SCORE_TYPE)])
-        try:
-            column = integrity.conform(self._read(name, group), schema, first).column(0)
-        except integrity.ColumnError as error:
-            raise integrity.damaged(self.path.parent, f"{self.path.name} {error}") from error
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise unreadable(self.path, error) from error
-        return as_column(name, column.combine_chunks())
+            return schema.derive(name, *(self._values(n, group, first) for n in DERIVED[name]))
+        return np.full(self.group_lengths[group], np.nan)  # a score that the list had only later
 
-    def _read(self, name: str, group: int) -> Any:
+    def _stored(self, name: str, group: int) -> Any:
         if self.table is not None:
             return self.table.select([name])
         # A reader of its own for each thread, since they may read columns at the same time.
@@ -134,18 +210,16 @@ class PartFile:
             self._of_thread.reader = pq.ParquetFile(self.source, **options)
         return self._of_thread.reader.read_row_group(group, columns=[name])
 
-    def _refuse_wrong(self, name: str, values: Any, group: int, first: int) -> None:
-        def readable() -> NDArray[np.bool_]:
-            if group not in self._readable:  # asked for once for each measure
-                self._readable[group] = self._values("readable", group, first)
-            return self._readable[group]
 
-        wrong = integrity.wrong(name, values, readable)
-        if wrong is not None and wrong.any():
-            at = int(np.argmax(wrong))
-            path = self._values("path", group, first)[at].as_py()
-            problem = f"row {first + at} ({path!r}) has {name.removeprefix(SCORE)} = {values[at]}"
-            raise integrity.damaged(self.path.parent, problem)
+@contextmanager
+def _read_from(file: Path) -> Iterator[None]:
+    """Tell what is wrong with a file that is read as damage of its catalog."""
+    try:
+        yield
+    except integrity.ColumnError as error:
+        raise integrity.damaged(file.parent, f"{file.name} {error}") from error
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise unreadable(file, error) from error
 
 
 def unreadable(path: Path, error: BaseException) -> UserError:
@@ -153,69 +227,37 @@ def unreadable(path: Path, error: BaseException) -> UserError:
     return integrity.damaged(path.parent, f"{path.name} cannot be read: {error}")
 
 
-@dataclass(frozen=True)
-class Stored:
-    """The rows of a catalog's files.
+def _require_rows(file: Path, has: int, wanted: int) -> None:
+    if has != wanted:
+        raise integrity.damaged(file.parent, f"{file.name} has {has} rows instead of {wanted}")
 
-    Attributes:
-        alive: Mask of the rows to show; None shows all.
+
+def read_table(file: Path, kind: Any, num_rows: int) -> pa.Table:
+    """Read a Parquet file that must have so many rows of a schema.
+
+    Raises:
+        UserError: It is missing or damaged.
     """
-
-    files: tuple[PartFile, ...]
-    alive: NDArray[np.bool_] | None = None
-
-    def rows(self, kept: ColumnFiles | None = None) -> CatalogRows:
-        """Return the rows, whose columns are read when they are used, or mapped if there are files for them."""
-        count = sum(file.num_rows for file in self.files) if self.alive is None else int(self.alive.sum())
-        scores = dict.fromkeys(name.removeprefix(SCORE) for file in self.files for name in file.scores)
-        return CatalogRows(count, self._chunks, scores, kept)
-
-    def tables(self) -> Iterator[Any]:
-        """Yield the rows as tables of all columns, those of `DERIVED` included, a row group of a file at a time."""
-        scores = list(dict.fromkeys(name for file in self.files for name in file.scores))
-        masks = [pa.field(name, pa.bool_()) for name in DERIVED]
-        schema = pa.schema([*SCHEMA, *masks, *(pa.field(name, _SCORE_TYPE) for name in scores)])
-        for file, group, where in self._groups():
-            columns = [file.read(name, group, where.start) for name in schema.names]
-            if len(columns[0]):
-                shown = columns if self.alive is None else [_shown(column, self.alive[where]) for column in columns]
-                arrays = [pa.array(c, type=f.type, from_pandas=f.nullable) for c, f in zip(shown, schema, strict=True)]
-                yield pa.table(arrays, schema=schema)
-
-    def _groups(self) -> Iterator[tuple[PartFile, int, slice]]:
-        """Yield each row group of a file, with the numbers of its rows among those of all files."""
-        for file in self.files:
-            first = file.first
-            for group, length in enumerate(file.group_lengths):
-                yield file, group, slice(first, first + length)
-                first += length
-
-    def _chunks(self, name: str, wanted: Wanted) -> Iterator[Any]:
-        chunks = self._read(name, wanted)
-        return chunks if sum(file.num_rows for file in self.files) < _SMALL_ROWS else prefetch_one(chunks)
-
-    def _read(self, name: str, wanted: Wanted) -> Iterator[Any]:
-        first = 0
-        for file, group, where in self._groups():
-            length = where.stop - where.start if self.alive is None else int(self.alive[where].sum())
-            if wanted is not None and np.equal(*np.searchsorted(wanted, [first, first + length])):
-                yield length
-            else:
-                values = file.read(name, group, where.start)
-                yield values if self.alive is None else _shown(values, self.alive[where])
-            first += length
+    with _read_from(file):
+        with pa.OSFile(str(file)) as source:
+            table = pq.ParquetFile(source, page_checksum_verification=True).read()
+        table = integrity.conform(table, kind, 0)
+    _require_rows(file, len(table), num_rows)
+    return table
 
 
-def _shown(values: Any, alive: NDArray[np.bool_]) -> Any:
-    if alive.all():
-        return values
-    return values[alive] if isinstance(values, np.ndarray) else values.filter(pa.array(alive))
+@contextmanager
+def new_parquet(file: Path, kind: Any) -> Iterator[Any]:
+    """Yield a writer of a Parquet file of a schema, which is flushed to disk at the end."""
+    file.unlink(missing_ok=True)  # a run may have a hard link to the former file, which must not be overwritten
+    with file.open("wb") as f:
+        with pq.ParquetWriter(f, kind, compression="zstd", write_page_checksum=True) as writer:
+            yield writer
+        f.flush()
+        os.fsync(f.fileno())
 
 
-def prefetch_one(items: Iterator[Any]) -> Iterator[Any]:
-    """Yield items, of which the next one is computed in a thread meanwhile."""
-    with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(next, items, None)
-        while (item := waiting.result()) is not None:
-            waiting = thread.submit(next, items, None)
-            yield item
+def write_table(file: Path, table: pa.Table) -> None:
+    """Write a Parquet file, and flush it to disk."""
+    with new_parquet(file, table.schema) as writer:
+        writer.write_table(table, row_group_size=_GROUP_ROWS)

@@ -20,77 +20,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.core import digests, optional_imports
+from reelworks.core import digests
 from reelworks.core.digests import ArrayParts
 from reelworks.core.hash_rng import hash64, text_words
+from reelworks.data.catalog.store import schema
 from reelworks.data.catalog.store.column_files import ColumnFiles
+from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE, TEXT, as_numpy
 from reelworks.data.media import location
 from reelworks.data.media.location import MediaPath
 
-_WORD = pa.dictionary(pa.int32(), pa.string())
-_TEXT = pa.large_string()  # captions of millions of clips exceed the 2 GB that `string` can address
-
-optional_imports.settle_arrow()
-
-
-def as_numpy(column: Any) -> NDArray[Any]:
-    """Return an Arrow column as a numpy array, copied where the layouts differ."""
-    array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return array
-
-
-SCHEMA = pa.schema(
-    [
-        pa.field("ordinal", pa.int64(), nullable=False),
-        pa.field("uid", pa.uint64(), nullable=False),
-        pa.field("dataset", _WORD, nullable=False),
-        pa.field("root", _WORD, nullable=False),
-        pa.field("path", _TEXT, nullable=False),
-        pa.field("start", pa.int64(), nullable=False),
-        pa.field("kind", _WORD, nullable=False),
-        pa.field("size_bytes", pa.int64(), nullable=False),
-        pa.field("mtime_ns", pa.int64(), nullable=False),
-        pa.field("fingerprint", _TEXT, nullable=False),
-        pa.field("num_frames", pa.int64(), nullable=False),
-        pa.field("height", pa.int64(), nullable=False),
-        pa.field("width", pa.int64(), nullable=False),
-        pa.field("fps", pa.float64(), nullable=False),
-        pa.field("duration_seconds", pa.float64(), nullable=False),
-        pa.field("codec", _WORD, nullable=False),
-        pa.field("pixel_format", _WORD, nullable=False),
-        pa.field("bit_depth", pa.int64(), nullable=False),
-        pa.field("rotation", pa.int64(), nullable=False),
-        pa.field("variable_fps", pa.bool_(), nullable=False),
-        pa.field("has_alpha", pa.bool_(), nullable=False),
-        pa.field("mirrored", pa.bool_(), nullable=False),
-        pa.field("pixel_aspect_ratio", pa.float64(), nullable=False),
-        pa.field("hidden_frames", pa.int64(), nullable=False),
-        pa.field("interlaced", pa.bool_(), nullable=False),
-        pa.field("color_matrix", _WORD, nullable=False),
-        pa.field("full_range", pa.bool_(), nullable=False),
-        pa.field("hdr", _WORD, nullable=False),
-        pa.field("icc_profile", _WORD, nullable=False),
-        pa.field("sound", _WORD, nullable=False),
-        pa.field("caption", _TEXT),
-        pa.field("group", _TEXT, nullable=False),
-        pa.field("first_frame", pa.int64(), nullable=False),
-        pa.field("cut", _WORD, nullable=False),
-        pa.field("error", _TEXT),
-    ]
-)
 _CHUNK = 1 << 17
 _READERS = 2  # further ones would take memory, and are not faster
-SCORE = "score:"  # prefix of score columns, so that a score cannot replace a measure
-
-
 _RANGE_OF_LABEL = re.compile(r"\[\d+:\d+\]$")
 LABEL_COLUMNS = ("dataset", "path", "cut", "first_frame", "num_frames")
+Wanted = NDArray[np.int64] | None
+Chunks = Callable[[str, Wanted], Iterator[Any]]
 
 
 def labels(table: pa.Table) -> list[str]:
     """Return the labels (`CatalogRows.label`) of rows, given as a table of `LABEL_COLUMNS`."""
-    dataset, path = (table.column(name).cast(_TEXT) for name in LABEL_COLUMNS[:2])
-    result = pc.binary_join_element_wise(dataset, path, pa.scalar("/", _TEXT)).to_pylist()
+    dataset, path = (table.column(name).cast(TEXT) for name in LABEL_COLUMNS[:2])
+    result = pc.binary_join_element_wise(dataset, path, pa.scalar("/", TEXT)).to_pylist()
     first, count = (as_numpy(table.column(name)) for name in LABEL_COLUMNS[3:])
     for i in np.flatnonzero(as_numpy(pc.not_equal(table.column("cut").cast(pa.string()), ""))).tolist():
         result[i] += f"[{first[i]}:{first[i] + count[i]}]"
@@ -100,34 +50,6 @@ def labels(table: pa.Table) -> list[str]:
 def without_range(label: str) -> str:
     """Return the "dataset/path" of a label, which names all ranges of the file."""
     return _RANGE_OF_LABEL.sub("", label)
-
-
-# Masks that files of rows have, too, because the texts that they follow from take long to read: rows with a caption
-# that is not empty, rows without any, rows that are a group of their own, and rows without an error.
-DERIVED = {
-    "captioned": ("caption",),
-    "no_caption": ("caption",),
-    "own_group": ("group", "path"),
-    "readable": ("error",),
-}
-
-
-def derive(name: str, *columns: Any) -> NDArray[np.bool_]:
-    """Return a mask of `DERIVED` from the columns that it is listed with."""
-    if name == "captioned":
-        return as_numpy(pc.greater(pc.binary_length(columns[0]).fill_null(0), 0))
-    if name in ("no_caption", "readable"):
-        return as_numpy(columns[0].is_null())
-    return as_numpy(pc.equal(*columns))
-
-
-def schema(scores: Iterable[str]) -> Any:
-    """Return `SCHEMA` with a column for each score."""
-    return pa.schema([*SCHEMA, *(pa.field(SCORE + name, pa.float64()) for name in scores)])
-
-
-Wanted = NDArray[np.int64] | None
-Chunks = Callable[[str, Wanted], Iterator[Any]]
 
 
 class CatalogRows:
@@ -197,7 +119,7 @@ class CatalogRows:
 
         def chunks(name: str, _: Wanted = None) -> Iterator[Any]:
             columns = [table.column(n).combine_chunks() for n in DERIVED.get(name, (name,))]
-            yield derive(name, *columns) if name in DERIVED else as_column(name, columns[0])
+            yield schema.derive(name, *columns) if name in DERIVED else schema.as_column(name, columns[0])
 
         scores = [name.removeprefix(SCORE) for name in table.column_names if name.startswith(SCORE)]
         return cls(len(table), chunks, scores)
@@ -206,7 +128,7 @@ class CatalogRows:
         return self._count
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _ATTRIBUTES:
+        if name not in schema.FIELDS:
             raise AttributeError(name)
         return self.column(name)
 
@@ -236,14 +158,17 @@ class CatalogRows:
         return iter([self.__dict__[name]]) if name in self.__dict__ else self._chunks(name, wanted)
 
     def _whole(self, name: str) -> Any:
-        if self._kept is not None:
-            dtype = None if _is_text(name) else _dtype(name)
-            if (mapped := self._kept.get(name, lambda: self._chunks(name, None), dtype)) is not None:
-                return mapped
+        kind, is_text = schema.field(name).type, schema.is_text(name)
+        dtype = None if is_text else kind.to_pandas_dtype()
+        mapped = None if self._kept is None else self._kept.get(name, lambda: self._chunks(name, None), dtype)
+        if mapped is not None:
+            return mapped
         chunks = self._chunks(name, None)
-        if _is_text(name):
-            return _joined([c for c in chunks if len(c)] or [pa.array([], type=SCHEMA.field(name).type)])
-        first = next(chunks, np.zeros(0, _dtype(name)))
+        if is_text:
+            texts = [chunk for chunk in chunks if len(chunk)] or [pa.array([], type=kind)]
+            # Those of repeated words share one dictionary then.
+            return texts[0] if len(texts) == 1 else pa.chunked_array(texts).unify_dictionaries().combine_chunks()
+        first = next(chunks, np.zeros(0, dtype))
         if len(first) == self._count:
             return first
         column = np.empty(self._count, dtype=first.dtype)
@@ -282,7 +207,7 @@ class CatalogRows:
 
         def chunks(name: str, wanted: Wanted = None) -> Iterator[Any]:
             if not columns.keys().isdisjoint(DERIVED.get(name, ())):
-                return iter([derive(name, *(columns.get(n, self.column(n)) for n in DERIVED[name]))])
+                return iter([schema.derive(name, *(columns.get(n, self.column(n)) for n in DERIVED[name]))])
             return iter([columns[name]]) if name in columns else self.chunks(name, wanted)
 
         return CatalogRows(len(self), chunks, self.scores if scores is None else scores)
@@ -400,7 +325,7 @@ class CatalogRows:
         """Return the rows as a table that shares their memory; missing scores are null."""
         columns = [pa.array(self.column(f.name), type=f.type) for f in SCHEMA]
         columns += [pa.array(score, from_pandas=True) for score in self.scores.values()]
-        return pa.table(columns, schema=schema(self.scores))
+        return pa.table(columns, schema=schema.with_scores(self.scores))
 
     def digest(self) -> str:
         """Return a digest of all that training depends on: ordinals, uids, contents, captions and scores."""
@@ -466,37 +391,11 @@ class _Scores(Mapping[str, NDArray[np.float64]]):
         return len(self._names)
 
 
-_NAMES = frozenset(SCHEMA.names)
-_ATTRIBUTES = _NAMES | DERIVED.keys()
-
-
-def as_column(name: str, column: Any) -> Any:
-    """Return an Arrow array as rows hold it: texts as they are, numbers as numpy arrays."""
-    return column if _is_text(name) else as_numpy(column)
-
-
-def _is_text(name: str) -> bool:
-    return name in _NAMES and SCHEMA.field(name).type in (_WORD, _TEXT)
-
-
-def _dtype(name: str) -> Any:
-    if name in DERIVED:
-        return np.bool_
-    return SCHEMA.field(name).type.to_pandas_dtype() if name in _NAMES else np.float64
-
-
 def _taken(name: str, column: Any, selected: NDArray[np.int64]) -> Any:
-    return column.take(pa.array(selected, type=pa.int64())) if _is_text(name) else column[selected]
+    return column.take(pa.array(selected, type=pa.int64())) if schema.is_text(name) else column[selected]
 
 
 def _hashes(words: Any) -> NDArray[np.uint64]:
     """Hash a dictionary-encoded column, each distinct word once, as `hash_int` does."""
     word_hashes = hash64(text_words(words.dictionary.to_pylist()))
     return np.asarray(word_hashes[np.asarray(words.indices)])
-
-
-def _joined(chunks: list[Any]) -> Any:
-    """Join arrays of texts into one; those of repeated words share one dictionary then."""
-    if len(chunks) == 1:
-        return chunks[0]
-    return pa.chunked_array(chunks).unify_dictionaries().combine_chunks()
