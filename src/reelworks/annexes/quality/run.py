@@ -26,11 +26,10 @@ from reelworks.core.ray_cluster import Engine, RayPool
 from reelworks.core.worker_pool import WorkerPool
 from reelworks.data.catalog.scan import probe_pool, scan
 from reelworks.data.catalog.scan.scan import Examiners
-from reelworks.data.catalog.store import companions, kept_measures, measured_columns, written_columns
-from reelworks.data.catalog.store.kept_measures import KeptMeasures
+from reelworks.data.catalog.store import companions, kept_measures, measured_columns, part_files
+from reelworks.data.catalog.store.kept_measures import KeptMeasures, WrittenColumn
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.catalog.store.written_columns import WrittenColumn
 from reelworks.data.media import location
 from reelworks.data.run import lock
 
@@ -144,17 +143,17 @@ def _columns_of(measures: Mapping[str, type[Any]], complete_in: str) -> dict[str
 
 def _is_done(catalog: Catalog, measures: Mapping[str, type[Any]]) -> bool:
     """Return whether nothing is missing: for millions of clips, looking at each takes a minute."""
-    wanted = _columns_of(measures, written_columns.state(catalog))
-    return wanted.items() <= written_columns.read(catalog.path).items()
+    wanted = _columns_of(measures, part_files.identity(catalog.parts))
+    return wanted.items() <= kept_measures.written_columns(catalog.path).items()
 
 
 def _remember(before: Catalog | None, after: Catalog, measures: Mapping[str, type[Any]], *, is_complete: bool) -> None:
     """Remember what the columns of these measures were written from; others that were complete in `before` still are."""
-    known, now = written_columns.read(after.path), ""
+    known, now = kept_measures.written_columns(after.path), ""
     if before is not None:
-        former, now = written_columns.state(before), written_columns.state(after)
+        former, now = part_files.identity(before.parts), part_files.identity(after.parts)
         known = {name: c._replace(complete_in=now) if c.complete_in == former else c for name, c in known.items()}
-    written_columns.write(after.path, known | _columns_of(measures, now if is_complete else ""))
+    kept_measures.remember_columns(after.path, known | _columns_of(measures, now if is_complete else ""))
 
 
 def _readable(rows: CatalogRows) -> CatalogRows:

@@ -21,11 +21,10 @@ from reelworks.data.catalog import filter_expression
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.filter_expression import NUMBERS
 from reelworks.data.catalog.query import filters, template
-from reelworks.data.catalog.store import kept_measures, measured_columns, written_columns
-from reelworks.data.catalog.store.kept_measures import KeptMeasures
+from reelworks.data.catalog.store import kept_measures, measured_columns, part_files
+from reelworks.data.catalog.store.kept_measures import KeptMeasures, WrittenColumn
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.catalog.store.written_columns import WrittenColumn
 from reelworks.data.loader.duplicates import GROUP, RANK
 
 Mask = NDArray[np.bool_]
@@ -46,7 +45,7 @@ class MeasuredColumns:
     @cached_property
     def written(self) -> Mapping[str, WrittenColumn]:
         """Columns by name, as they were written last."""
-        return written_columns.read(self._catalog.path)
+        return kept_measures.written_columns(self._catalog.path)
 
     @cached_property
     def _kept(self) -> KeptMeasures:
@@ -69,7 +68,7 @@ class MeasuredColumns:
     def unmeasured(self, clips: CatalogRows, name: str) -> Mask:
         """Return which of the clips, all readable, were not measured for a column."""
         column, lacking = self.written[name], np.isnan(clips.scores[name])
-        if column.complete_in == written_columns.state(self._catalog) or not lacking.any():
+        if column.complete_in == part_files.identity(self._catalog.parts) or not lacking.any():
             return np.zeros(len(clips), dtype=np.bool_)
         # Of a measure that compares, a new copy has features and is in no group.
         if not column.label.endswith(f":{name}"):

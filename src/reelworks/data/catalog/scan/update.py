@@ -19,7 +19,7 @@ from reelworks.data.catalog.scan.caption_names import NO_FILES
 from reelworks.data.catalog.scan.examine import FileRequest, Finding
 from reelworks.data.catalog.scan.journal import FileState
 from reelworks.data.catalog.scan.listing import Listing, SourceFile
-from reelworks.data.catalog.store import integrity, kept_measures, written_columns
+from reelworks.data.catalog.store import integrity, kept_measures
 from reelworks.data.catalog.store.schema import SCORE, as_numpy, with_scores
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import location, probe
@@ -271,7 +271,7 @@ class Update:
         rows = pa.concat_tables(self._batches, promote_options="default").unify_dictionaries()
         of_lists = {name: self.catalog.list_scores(name) for name in self._live.dataset.dictionary.to_pylist()}
         retired = np.flatnonzero(self._replaced | self._vanished(datasets))
-        labels = {name: column.label for name, column in written_columns.read(self.catalog.path).items()}
+        labels = {name: column.label for name, column in kept_measures.written_columns(self.catalog.path).items()}
         own = of_lists | self._of_lists
         return kept_measures.carried(rows, self._live, retired, own, self.catalog.path, labels)
 

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
@@ -85,9 +86,9 @@ class ColumnFiles:
         return None
 
     def _read(self, name: str, dtype: Any) -> Any:
-        about = _read_json(self.folder / f"{name}.json")
         try:
-            if about is None or any(files.state(self.folder / file) != state for file, state in about["files"].items()):
+            about = json.loads((self.folder / f"{name}.json").read_bytes())
+            if any(files.state(self.folder / file) != state for file, state in about["files"].items()):
                 return None
             if dtype is not None:
                 return np.frombuffer(self._map(f"{name}.values"), dtype=dtype)
@@ -122,17 +123,17 @@ class ColumnFiles:
         first: Any = next(iterator, np.zeros(0, dtype))
         if dtype is not None:
             with new("values") as f:
-                for chunk in _all(first, iterator):
+                for chunk in chain([first], iterator):
                     f.write(np.ascontiguousarray(chunk, dtype=dtype).data)
         elif pa.types.is_dictionary(first.type):
             words = {}
             with new("values") as f:
-                for chunk in _all(first, iterator):
+                for chunk in chain([first], iterator):
                     codes = [words.setdefault(word, len(words)) for word in chunk.dictionary.to_pylist()]
                     f.write(np.array([*codes, 0], dtype=np.int32)[chunk.indices.to_numpy()].data)
         else:
             with new("bytes") as texts, new("offsets") as offsets, new("valid") as valid:
-                _write_texts(_all(first, iterator), texts, offsets, valid)
+                _write_texts(chain([first], iterator), texts, offsets, valid)
         states = {file.name: files.state(file) for file in written}
         files.write_json(self.folder / f"{name}.json", {"files": states, "words": words and list(words)})
 
@@ -142,11 +143,6 @@ class ColumnFiles:
         with (self.folder / f"{name}.lock").open("ab") as f:
             _lock(f.fileno(), fcntl.LOCK_EX)
             yield
-
-
-def _all(first: Any, others: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from others
 
 
 def _write_texts(chunks: Iterable[Any], texts: BinaryIO, offsets: BinaryIO, valid: BinaryIO) -> None:
@@ -164,13 +160,6 @@ def _write_texts(chunks: Iterable[Any], texts: BinaryIO, offsets: BinaryIO, vali
         missing.append(chunk.is_null().to_numpy(zero_copy_only=False))
     if any(mask.any() for mask in missing):
         valid.write(np.packbits(~np.concatenate(missing), bitorder="little").data)
-
-
-def _read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return None
 
 
 def _lock(file: int, how: int) -> None:

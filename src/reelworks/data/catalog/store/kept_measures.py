@@ -1,15 +1,18 @@
 """Keep what was measured in clips by their content, so that nothing is measured twice whatever becomes of files and captions.
 
     measures/000000.parquet    a row for each clip: its key, and a column for each value, such as `motion@1:static`
+    measures/columns.json      for each column that the catalog got: the label of its values, and where it is complete
 
 The key of a clip is a hash of the fingerprint of its file and of its range of frames. A column is null for clips that its
 measure was not applied to, and NaN where the measure has no value, as motion has none for a picture. Segments are added
-while clips are measured; a damaged one is dropped, and its clips are measured again. The folder may be deleted at any time.
+while clips are measured; a damaged one is dropped, and its clips are measured again. Copies and moved files get the values of
+the same label at the next scan. A column that `columns.json` lacks was not measured, or measured by nobody knows what: the folder may be deleted at any time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from reelworks.core import digests, files, hash_rng
+from reelworks.core import digests, files, hash_rng, user_files
 from reelworks.core.hash_rng import U64
 from reelworks.core.log import logger
 from reelworks.data.catalog.store import measured_columns
@@ -28,6 +31,7 @@ from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import SCORE, as_numpy
 
 NAME = "measures"
+_COLUMNS = "columns.json"
 _KEY = "key"
 _FEW_ROWS, _MOST_SMALL = 1 << 16, 32  # segments of few rows are joined when there are many
 
@@ -37,22 +41,46 @@ def label(measure: str, version: int, column: str) -> str:
     return f"{measure}@{version}:{column}"
 
 
+class WrittenColumn(NamedTuple):
+    """A measured column of a catalog.
+
+    Attributes:
+        label: Name under which its values are kept, or the features of clips that a measure compares.
+        entry: What names the measure on the command line.
+        complete_in: Digest of the version of the catalog in which every clip was measured; "" for none.
+    """
+
+    label: str
+    entry: str
+    complete_in: str = ""
+
+
+def written_columns(catalog: Path) -> dict[str, WrittenColumn]:
+    """Return the measured columns of a catalog by name."""
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        found = user_files.read_json(catalog / NAME / _COLUMNS)
+        return {name: WrittenColumn(*map(str, fields)) for name, fields in found.items()}
+    return {}
+
+
+def remember_columns(catalog: Path, columns: Mapping[str, WrittenColumn]) -> None:
+    """Remember the measured columns of a catalog, unless they are known to be these."""
+    if columns != written_columns(catalog):
+        files.write_json(catalog / NAME / _COLUMNS, dict(columns))
+
+
 def keys_of(rows: CatalogRows) -> U64:
     """Return the keys of clips."""
-    return _keys(rows.fingerprint, rows.first_frame, rows.num_frames, rows.uid)
+    keys = hash_rng.hash64(hash_rng.text_words(rows.fingerprint.to_pylist()), rows.first_frame, rows.num_frames)
+    stated = np.flatnonzero(digests.content_keys(rows.fingerprint) == digests.NO_CONTENT)
+    keys[stated] = hash_rng.hash64(keys[stated], rows.uid[stated])  # another file may have the same size and time
+    return keys
 
 
 def keys_of_captions(rows: CatalogRows) -> U64:
     """Return the keys of clips with their captions."""
     captions = rows.caption.fill_null("").to_pylist()
     return hash_rng.hash64(keys_of(rows), hash_rng.text_words(captions))
-
-
-def _keys(fingerprint: Any, first_frame: NDArray[Any], num_frames: NDArray[Any], uid: U64) -> U64:
-    keys = hash_rng.hash64(hash_rng.text_words(fingerprint.to_pylist()), first_frame, num_frames)
-    stated = np.flatnonzero(digests.content_keys(fingerprint) == digests.NO_CONTENT)
-    keys[stated] = hash_rng.hash64(keys[stated], uid[stated])  # another file may have the same size and time
-    return keys
 
 
 class _KeptSegment(NamedTuple):

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from reelworks.core import files, user_files
+from reelworks.core import digests, files, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.store import integrity, schema
 from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE
@@ -68,6 +68,11 @@ def compact_name(version: int) -> str:
 def gone_name(version: int) -> str:
     """Return the name of the file with ordinal and uid of the rows that a compaction dropped."""
     return f"compact-{version:06d}-retired.parquet"
+
+
+def identity(parts: Sequence[Part]) -> str:
+    """Return a digest of the version of a catalog that has these parts."""
+    return digests.digest_json([asdict(part) for part in parts])
 
 
 def write_list(path: Path, parts: Sequence[Part], compacted: int) -> None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -139,17 +138,13 @@ class CatalogReader:
 
     @cached_property
     def _column_files(self) -> ColumnFiles | None:
-        return ColumnFiles.open(self.path / f"columns-{len(self.parts):06d}-{self._identity[:8]}")
-
-    @cached_property
-    def _identity(self) -> str:
-        return digests.digest_json([asdict(part) for part in self.parts])
+        return ColumnFiles.open(self.path / f"columns-{len(self.parts):06d}-{part_files.identity(self.parts)[:8]}")
 
     def identity_of(self, rows: CatalogRows) -> str:
         """Return a digest that tells some of the live rows from those of another version, without reading them."""
         # Of all live rows, the ordinals follow from the parts.
-        is_all = len(rows) == self.num_live
-        return digests.digest_json([self._identity, "live" if is_all else digests.digest_arrays(ordinal=rows.ordinal)])
+        which = "live" if len(rows) == self.num_live else digests.digest_arrays(ordinal=rows.ordinal)
+        return digests.digest_json([part_files.identity(self.parts), which])
 
     def digest_of(self, rows: CatalogRows) -> str:
         """Return the digest of some of the live rows; it is kept in the folder if it took long to compute."""
