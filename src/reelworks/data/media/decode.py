@@ -15,11 +15,10 @@ from PIL import Image
 
 from reelworks.core import retry
 from reelworks.core.shape import Shape
-from reelworks.data.media import display, frame_times, location, tone_map, video
-from reelworks.data.media import picture_files as pictures
+from reelworks.data.media import display, frame_times, location, pictures, tone_map, video
 from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
-from reelworks.data.media.deinterlace import progressive
 from reelworks.data.media.formats import ProbeError, kind_of
+from reelworks.data.media.frame_filters import progressive
 from reelworks.data.media.frame_times import FrameTimes
 from reelworks.data.media.location import MediaPath
 from reelworks.data.media.pictures import WHITE, Color, displayed, over, upright

@@ -1,12 +1,23 @@
-"""Convert opened pictures to what a viewer shows: upright, in sRGB, without transparency."""
+"""Open pictures and animations, read what their metadata says, and convert them to what a viewer shows.
+
+Shown pictures are upright, in sRGB, without transparency.
+"""
 
 from __future__ import annotations
 
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from io import BytesIO
+from typing import BinaryIO
+
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, UnidentifiedImageError
 
-from reelworks.data.media import picture_files as pictures
+from reelworks.data.media.formats import ProbeError
 
 Color = tuple[int, int, int]
 WHITE: Color = (255, 255, 255)
@@ -22,6 +33,115 @@ _TRANSPOSE = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+# Formats that are opened, whatever the extension; Pillow knows others, one of which would start Ghostscript.
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "AVIF")
+_ANIMATED = ("GIF", "WEBP", "PNG", "AVIF")  # other files of several pictures, such as TIFF, have pages
+_EXIF_ORIENTATION = 0x0112
+_PROFILE_NAME_LETTERS = 60
+_QUIET = threading.Lock()  # warning filters are global to the process, and many threads open pictures
+# Browsers show frames of 10 ms and less for 100 ms: old encoders wrote 0 where they meant "the usual rate".
+_SHORTEST_MS, _USUAL_MS = 10.0, 100.0
+
+
+def picture(file: BinaryIO) -> Image.Image:
+    """Open a picture without reading its pixels; raise `ProbeError` for other files and decompression bombs."""
+    head = file.read(12)
+    file.seek(0)
+    formats: tuple[str, ...] = _FORMATS
+    if head[4:8] == b"ftyp" and head[8:12] not in (b"avif", b"avis"):
+        formats = (*_FORMATS, _heif())
+    try:
+        with _quiet():
+            Image.init()  # all formats, of which it knows only some until it meets another
+            return Image.open(file, formats=formats)
+    except Image.DecompressionBombError:
+        raise ProbeError("too many pixels: Pillow refuses it as a possible decompression bomb") from None
+    except UnidentifiedImageError:
+        raise ProbeError("damaged: not a picture of a known format") from None
+
+
+@cache
+def _heif() -> str:
+    """Make Pillow read HEIF, and return its name of the format."""
+    try:
+        import pillow_heif
+    except ImportError:
+        raise ProbeError("HEIC and HEIF need the package pillow-heif") from None
+    pillow_heif.register_heif_opener()
+    return "HEIF"
+
+
+def orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 to 8; 1 if it is absent or invalid."""
+    with _quiet():
+        value = image.getexif().get(_EXIF_ORIENTATION, 1)
+    return value if value in range(1, 9) else 1
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with _QUIET, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def shown_frames(image: Image.Image) -> range:
+    """Return the numbers for `Image.seek` of the frames that a viewer shows; one for a picture.
+
+    An animated PNG may begin with a picture for viewers that cannot animate; the others do not show it.
+    """
+    if image.format not in _ANIMATED:
+        return range(1)
+    count = getattr(image, "n_frames", 1)
+    return range(1 if count > 1 and getattr(image, "default_image", False) else 0, count)
+
+
+def frame_milliseconds(image: Image.Image) -> float:
+    """Return how long an animation's current frame is shown."""
+    duration = float(image.info.get("duration") or 0)
+    return _USUAL_MS if duration <= _SHORTEST_MS else duration
+
+
+def starts_seconds(image: Image.Image) -> NDArray[np.float64]:
+    """Return when each frame of an animation is shown, from its first one on."""
+    milliseconds = []
+    for number in shown_frames(image):
+        image.seek(number)
+        image.load()
+        milliseconds.append(frame_milliseconds(image))
+    return (np.cumsum(milliseconds) - milliseconds) / 1000
+
+
+def color_profile(image: Image.Image) -> ImageCms.ImageCmsProfile | None:
+    """Return the ICC profile of a picture; None if it has none, or one that is damaged or of other channels."""
+    data = image.info.get("icc_profile")
+    if not data:
+        return None
+    with suppress(ImageCms.PyCMSError, OSError, ValueError):
+        profile = ImageCms.ImageCmsProfile(BytesIO(data))
+        if profile.profile.xcolor_space.strip() == _channels(image):
+            return profile
+    return None
+
+
+def _channels(image: Image.Image) -> str:
+    """Return the ICC name of the colour space in which a picture's pixels are."""
+    if image.mode == "CMYK":
+        return "CMYK"
+    return "GRAY" if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16") else "RGB"
+
+
+def profile_name(profile: ImageCms.ImageCmsProfile | None) -> str:
+    """Return the description of an ICC profile, "unnamed" without one, and "" for no profile."""
+    if profile is None:
+        return ""
+    name = " ".join((profile.profile.profile_description or "").split())
+    return name[:_PROFILE_NAME_LETTERS] or "unnamed"
+
+
+def is_srgb(name: str) -> bool:
+    """Return whether colours of a profile of this name need no conversion; those without a profile are sRGB."""
+    return not name or "sRGB" in name
 
 
 def upright(frame_HWC: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
@@ -38,13 +158,13 @@ def displayed(image: Image.Image, color: Color = WHITE, *, convert_profile: bool
 
     `convert_profile` is false for data in the form of pictures, such as masks: their numbers are kept.
     """
-    orientation, profile = pictures.orientation(image), pictures.color_profile(image) if convert_profile else None
-    image = image.transpose(_TRANSPOSE[orientation]) if orientation in _TRANSPOSE else image.copy()
+    turned, profile = _TRANSPOSE.get(orientation(image)), color_profile(image) if convert_profile else None
+    image = image.copy() if turned is None else image.transpose(turned)
     if image.mode.startswith("I;16"):
         # Pillow would clip 16 bits to 8, which leaves all but the darkest pixels white.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
-    if profile is not None and not pictures.is_srgb(pictures.profile_name(profile)):
+    if profile is not None and not is_srgb(profile_name(profile)):
         image = _to_srgb(image, profile)
     if alpha is None:
         return image.convert("RGB")

@@ -11,12 +11,12 @@ from contextlib import nullcontext
 from typing import Any, BinaryIO, NamedTuple
 
 import av
-from av.filter import Graph
 from av.stream import Disposition
 
-from reelworks.data.media import container_crop, location
-from reelworks.data.media.container_crop import ShownArea
+from reelworks.data.media import containers, location
+from reelworks.data.media.containers import ShownArea
 from reelworks.data.media.formats import ProbeError
+from reelworks.data.media.frame_filters import Cropping
 from reelworks.data.media.location import MediaPath
 
 # Containers that are opened, whatever the extension. Playlists are not allowed: they could make the decoder
@@ -56,7 +56,8 @@ class OpenVideo(NamedTuple):
 
         Packets before the first frame that refer to others which are not there are passed over, as players do.
         """
-        decoder, cropped, began = self._decoder(), _Cropped(self.crop), False
+        decoder, began = self._decoder(), False
+        cropped = None if self.crop is None else Cropping(self.crop)
         for packet in self.container.demux(self.stream) if packets is None else packets:
             if not packet.size and packet.dts is not None:  # a frame that was dropped, which would end the decoding
                 continue
@@ -70,7 +71,7 @@ class OpenVideo(NamedTuple):
             for frame in found:
                 if frame.format.name == "pal8" and self.stream.codec_context.name not in _ALPHA_IN_PALETTE:
                     frame = frame.reformat(format="rgb24", threads=1)
-                yield frame if self.crop is None else cropped(frame)
+                yield frame if cropped is None else cropped(frame)
 
     def _decoder(self) -> Any:
         if not self.has_alpha:
@@ -109,7 +110,8 @@ def opened(path: MediaPath, file: BinaryIO | None = None) -> OpenVideo:
         stream = streams[0]
         _prepare(stream.codec_context)
         with location.opened(path) if file is None else nullcontext(file) as header:
-            crop = container_crop.read(header, container.format.name, stream.id, container.streams.video.index(stream))
+            number = container.streams.video.index(stream)
+            crop = containers.shown_area(header, container.format.name, stream.id, number)
     except BaseException:
         container.close()
         raise
@@ -145,30 +147,3 @@ def _by_preference(path: MediaPath, streams: list[av.VideoStream]) -> list[av.Vi
         return bool(stream.disposition & Disposition.default), stream.width * stream.height, counts[stream.index]
 
     return sorted([s for s in streams if counts[s.index] > 1] or streams, key=preference, reverse=True)
-
-
-class _Cropped:
-    """Cuts frames to the part that is shown, by FFmpeg's own filter, which takes no copy of the pixels."""
-
-    def __init__(self, crop: ShownArea | None) -> None:
-        self._crop, self._graph, self._of = crop, Graph(), (0, 0, "")
-
-    def __call__(self, frame: av.VideoFrame) -> Any:
-        """Return the part of a frame that is shown."""
-        assert self._crop is not None
-        kind = (frame.width, frame.height, frame.format.name)
-        if kind != self._of:
-            self._graph, self._of = self._filter(frame, self._crop), kind
-        self._graph.vpush(frame)
-        return self._graph.vpull()
-
-    @staticmethod
-    def _filter(frame: av.VideoFrame, crop: ShownArea) -> Graph:
-        graph = Graph()
-        graph.threads = 1
-        source = graph.add_buffer(
-            width=frame.width, height=frame.height, format=frame.format, time_base=frame.time_base, name="source"
-        )
-        place = f"{crop.width}:{crop.height}:{crop.left}:{crop.top}"
-        graph.link_nodes(source, graph.add("crop", place), graph.add("buffersink")).configure()
-        return graph

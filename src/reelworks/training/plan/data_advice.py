@@ -22,7 +22,7 @@ from reelworks.core.hash_rng import hash64
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.summary import summarise
-from reelworks.data.media import picture_files as pictures
+from reelworks.data.media import pictures
 
 FEW_PICTURES = 15  # LoRA guides agree on 15 to 20 pictures of a subject
 SMALL_SIDE_PX = 256

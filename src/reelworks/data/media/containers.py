@@ -1,6 +1,7 @@
-"""Read the part of frames that a container says is to be shown: Matroska's PixelCrop, and `clap` of MP4 and QuickTime.
+"""Read what containers say of a video beside its streams: the part of frames that is to be shown, and the length of the file.
 
-FFmpeg's library reads both, and leaves it to its caller to apply them; PyAV does not show them.
+FFmpeg's library reads Matroska's PixelCrop and `clap` of MP4 and QuickTime, and leaves it to its caller to apply them; PyAV does
+not show them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ _SEGMENT, _CLUSTER, _TRACKS, _TRACK, _TRACK_TYPE, _VIDEO = 0x18538067, 0x1F43B67
 _SEEK_HEAD, _SEEK, _SEEK_ID, _SEEK_POSITION = 0x114D9B74, 0x4DBB, 0x53AB, 0x53AC
 _WIDTH, _HEIGHT, _BOTTOM, _TOP, _LEFT, _RIGHT = 0xB0, 0xBA, 0x54AA, 0x54BB, 0x54CC, 0x54DD
 _IS_VIDEO = 1
+# Top-level boxes of ISO/IEC 14496-12 and QuickTime. Anything else after the last box is data that some
+# cameras append, and its first bytes are not a size.
+_MP4_BOXES = frozenset(
+    b"ftyp moov mdat free skip wide moof mfra sidx ssix styp uuid meta pdin udta emsg prft pnot".split()
+)
+_EBML_HEADER, _SEGMENT_ID = b"\x1a\x45\xdf\xa3", _SEGMENT.to_bytes(4, "big")
 _ENTRY_BYTES = 78  # of a visual sample entry before its boxes (ISO/IEC 14496-12, section 12.1.3)
 
 
@@ -34,7 +41,7 @@ class ShownArea(NamedTuple):
         return inside and (self.height, self.width) != (height, width)
 
 
-def read(file: BinaryIO, container: str, track_id: int, number: int) -> ShownArea | None:
+def shown_area(file: BinaryIO, container: str, track_id: int, number: int) -> ShownArea | None:
     """Return the part of frames that is shown; None if the container says nothing of it.
 
     Args:
@@ -73,20 +80,26 @@ def _box(data: bytes, *path: bytes) -> bytes:
     return data
 
 
-def _moov(file: BinaryIO) -> bytes:
-    size, at = file.seek(0, io.SEEK_END), 0
+def _top_boxes(file: BinaryIO, size: int) -> Iterator[tuple[bytes, int, int, int]]:
+    """Yield the top-level boxes of MP4: kind, place, bytes of the header and of all; these are 0 for "to the end of the file"."""
+    at = 0
     while at + 8 <= size:
         file.seek(at)
         header = file.read(16)
         length, kind = struct.unpack_from(">I4s", header)
         skip = 16 if length == 1 else 8
-        length = struct.unpack_from(">Q", header, 8)[0] if length == 1 and len(header) == 16 else length
+        length = int.from_bytes(header[8:], "big") if length == 1 else length
+        yield kind, at, skip, length
+        if length < 8:
+            return
+        at += length
+
+
+def _moov(file: BinaryIO) -> bytes:
+    for kind, at, skip, length in _top_boxes(file, file.seek(0, io.SEEK_END)):
         if kind == b"moov":
             file.seek(at + skip)
             return file.read(min(length - skip, _MOST_BYTES))
-        if length < 8:
-            break
-        at += length
     return b""
 
 
@@ -162,13 +175,13 @@ def _children(data: bytes) -> Iterator[tuple[int, bytes]]:
 def _elements(file: BinaryIO) -> Iterator[tuple[int, int | None]]:
     """Yield identity and size of EBML elements (RFC 8794), None for an unknown size; the caller moves behind each."""
     while True:
-        ident, size = ebml_number(file, keep_marker=True), ebml_number(file)
+        ident, size = _ebml_number(file, keep_marker=True), _ebml_number(file)
         if ident is None:
             return
         yield ident, size
 
 
-def ebml_number(file: BinaryIO, *, keep_marker: bool = False) -> int | None:
+def _ebml_number(file: BinaryIO, *, keep_marker: bool = False) -> int | None:
     """Read a number of variable length (RFC 8794, section 4); None if it is unknown or invalid."""
     first = file.read(1)
     if not first or not first[0]:
@@ -179,3 +192,44 @@ def ebml_number(file: BinaryIO, *, keep_marker: bool = False) -> int | None:
         return value
     value &= (1 << bits) - 1
     return None if value == (1 << bits) - 1 else value
+
+
+def missing_bytes(file: BinaryIO, size: int) -> int:
+    """Return how many bytes are missing from a file of this size, by the length that its container states.
+
+    Supports MP4 and QuickTime, Matroska and WebM, and AVI; the result is 0 for other containers, which state no
+    length, and for files whose length a live recorder left open.
+    """
+    head = file.read(12)
+    if head[4:8] in _MP4_BOXES:
+        end = _mp4_end(file, size)
+    elif head[:4] == _EBML_HEADER:
+        end = _matroska_end(file)
+    elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        length = int.from_bytes(head[4:8], "little")
+        # Unclosed files state 0 or all ones; an odd chunk's padding byte may be absent.
+        end = 0 if length in (0, 0xFFFFFFFF) else 8 + length - length % 2
+    else:
+        end = 0
+    return max(0, end - size)
+
+
+def _mp4_end(file: BinaryIO, size: int) -> int:
+    end = 0
+    for kind, at, _, length in _top_boxes(file, size):
+        if kind not in _MP4_BOXES or length < 8:
+            break
+        end = at + length
+    return end
+
+
+def _matroska_end(file: BinaryIO) -> int:
+    file.seek(4)
+    header_length = _ebml_number(file)
+    if header_length is None:
+        return 0
+    file.seek(header_length, 1)
+    if file.read(4) != _SEGMENT_ID:
+        return 0
+    length = _ebml_number(file)
+    return 0 if length is None else file.tell() + length
