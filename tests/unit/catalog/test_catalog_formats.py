@@ -23,8 +23,7 @@ from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
 from reelworks.data.catalog.store import companions
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.catalog.store.summary import summarise
-from reelworks.data.media import formats, probe, video
-from reelworks.data.media import pictures
+from reelworks.data.media import formats, pictures, probe, video
 from reelworks.data.media.decode import Request, load
 
 SIZE = (48, 64)

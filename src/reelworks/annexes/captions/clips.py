@@ -12,7 +12,7 @@ from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import caption_names, caption_texts, listing, lists, remote
 from reelworks.data.catalog.scan.caption_names import NO_FILES
 from reelworks.data.catalog.scan.caption_texts import Unsettled, Waiting
-from reelworks.data.catalog.scan.listing import Listing, SourceFile
+from reelworks.data.catalog.scan.source_files import Listing, SourceFile
 from reelworks.data.catalog.store import companions
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
@@ -112,7 +112,12 @@ def _of_catalog(given: str) -> CaptionSource:
         problem = None if rows.readable[i] else rows.error[i].as_py()
         text = f"{first}:{first + int(rows.num_frames[i])}" if rows.is_range[i] and problem is None else ""
         entry = SourceFile(
-            rows.path[i].as_py(), int(rows.size_bytes[i]), int(rows.mtime_ns[i]), False, problem, clip=text
+            rows.path[i].as_py(),
+            int(rows.size_bytes[i]),
+            int(rows.mtime_ns[i]),
+            problem,
+            captions=None if isinstance(file, Path) else NO_FILES,
+            clip=text,
         )
         caption = rows.caption[i].as_py()
         clips.append(
@@ -193,7 +198,7 @@ def _clip(
     Beside it is what was read of a caption that is not decoded yet.
     """
     problem, place, why, unsettled = entry.problem, None, in_list, None
-    if not in_list and problem is None and (entry.captioned or isinstance(file, Path)):
+    if not in_list and problem is None and (entry.captions != NO_FILES or isinstance(file, Path)):
         files = caption_texts.files_beside(file) if entry.captions is None else entry.captions
         try:
             found = caption_texts.read(file, files)

@@ -12,27 +12,24 @@ have it.
 from __future__ import annotations
 
 import io
+import os
 import posixpath
+import re
 import tarfile
 from collections import Counter
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
 
+from reelworks.core import user_files
 from reelworks.data.catalog.scan import caption_names
-from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles, CaptionNames, Range
-from reelworks.data.media import formats
+from reelworks.data.catalog.scan.caption_names import CaptionFiles, CaptionNames, Range
+from reelworks.data.catalog.scan.source_files import NO_FILE, SourceFile
+from reelworks.data.media import formats, location
 
 SUFFIXES = (*caption_names.SUFFIXES, ".json")
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")  # beginnings of gzip, bzip2, xz and zstd
 _MOST_OF_HEADER = 1 << 20  # bytes of a long name, or of the attributes of one member
-
-
-class Member(NamedTuple):
-    """A file in an archive."""
-
-    name: str  # path in the archive
-    start: int
-    size: int
-    captions: CaptionFiles = NO_FILES
-    problem: str | None = None
 
 
 class _Headers:
@@ -48,24 +45,38 @@ class _Headers:
         return self._file.read(size)
 
 
-def members(file: BinaryIO) -> tuple[list[Member], Counter[str]]:
-    """List the members of an open archive but for captions and sidecars, which are counted by suffix.
+def list_archive(path: str, file: Path, sidecars: Counter[str] | None = None) -> Iterator[SourceFile]:
+    """Yield the media members of an archive on this machine, or itself with the reason why it cannot be read."""
+    try:
+        with user_files.opened(file) as opened:
+            changed_ns = location.changed_ns(os.fstat(opened.fileno()))
+            yield from members(path, changed_ns, opened, Counter() if sidecars is None else sidecars)
+    except OSError as error:
+        yield SourceFile(path, problem=f"cannot be read: {error.strerror}")
 
-    Of members of the same name, the last one counts, as where the archive is unpacked.
+
+def members(path: str, changed_ns: int, file: BinaryIO, sidecars: Counter[str]) -> list[SourceFile]:
+    """List the media members of an open archive, or the archive itself with the reason why it cannot be read.
+
+    Sidecars are counted by suffix. Of members of the same name, the last one counts, as where the archive is unpacked.
 
     Raises:
-        tarfile.TarError, OSError: The archive is damaged, compressed or cannot be read.
+        OSError: It cannot be read.
     """
     try:
-        return _members(file)
-    except (tarfile.TarError, OSError):
+        return _members(path, changed_ns, file, sidecars)
+    except OSError:
         raise
     except Exception as error:  # tarfile raises nearly anything on odd headers
-        raise tarfile.ReadError(f"a header is damaged ({type(error).__name__}: {error})") from error
+        is_told = isinstance(error, tarfile.TarError)
+        reason = str(error) if is_told else f"a header is damaged ({type(error).__name__}: {error})"
+        if file.seek(0) == 0 and file.read(4).startswith(_COMPRESSED):
+            reason = "it is compressed, so clips cannot be read in place; unpack it"
+        return [SourceFile(path, problem=f"not a tar archive: {reason}")]
 
 
-def _members(file: BinaryIO) -> tuple[list[Member], Counter[str]]:
-    folders, sidecars = dict[str, dict[str, tarfile.TarInfo]](), Counter[str]()
+def _members(archive_path: str, changed_ns: int, file: BinaryIO, sidecars: Counter[str]) -> list[SourceFile]:
+    folders, beside = dict[str, dict[str, tarfile.TarInfo]](), Counter[str]()
     order = dict[str, tarfile.TarInfo]()
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
@@ -83,12 +94,14 @@ def _members(file: BinaryIO) -> tuple[list[Member], Counter[str]]:
             if suffix in SUFFIXES:
                 folders.setdefault(folder, {})[name] = member
             elif formats.is_sidecar(name) or suffix == ".cls":  # a class label
-                sidecars[suffix] += 1
+                beside[suffix] += 1
             else:
                 order.pop(path, None)
                 order[path] = folders.setdefault(folder, {})[name] = member
     captions = {folder: _Captions(inside) for folder, inside in folders.items()}
-    return [_member(path, member, captions) for path, member in order.items()], sidecars
+    sidecars.update(beside)
+    found = (_member(path, member, captions) for path, member in order.items())
+    return [one._replace(path=f"{archive_path}/{one.path}", mtime_ns=changed_ns) for one in found]
 
 
 class _Captions:
@@ -123,18 +136,41 @@ class _Captions:
         return Range(member.offset_data if is_whole else -1, member.size, name)
 
 
-def _member(name: str, member: tarfile.TarInfo, captions: dict[str, _Captions]) -> Member:
+def _member(name: str, member: tarfile.TarInfo, captions: dict[str, _Captions]) -> SourceFile:
     if name == ".." or name.startswith(("/", "../")):
         readable = name.lstrip("/").replace("../", "")
-        return Member(readable, -1, 0, problem=f"the archive names it {member.name!r}, outside of its own folder")
+        return SourceFile(readable, problem=f"the archive names it {member.name!r}, outside of its own folder")
     if any("\udc80" <= letter <= "\udcff" for letter in name):
         readable = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        return Member(readable, -1, 0, problem="file name is not UTF-8")
+        return SourceFile(readable, problem="file name is not UTF-8")
     if formats.kind_of(name) is None:
-        return Member(name, -1, 0, problem=formats.why_not_read(name))
+        return SourceFile(name, problem=formats.why_not_read(name))
     if not member.isreg() or member.issparse():
-        return Member(name, -1, 0, problem="not a regular file in the archive")
+        return SourceFile(name, problem="not a regular file in the archive")
     found = captions[posixpath.dirname(name)].files_of(posixpath.basename(name))
     if any(isinstance(one, Range) and one.start < 0 for one in (*found.read, *found.rivals)):
-        return Member(name, -1, 0, problem="its caption is not a regular file in the archive")
-    return Member(name, member.offset_data, member.size, found)
+        return SourceFile(name, problem="its caption is not a regular file in the archive")
+    return SourceFile(name, member.size, start=member.offset_data, captions=found)
+
+
+class Archives:
+    """The tar archives whose members a list names, each of which is read once.
+
+    Args:
+        members: Returns the members of the archive at a path, named as in a listing of its folder; None if there is none.
+    """
+
+    def __init__(self, members: Callable[[str], list[SourceFile] | None]) -> None:
+        self._members, self._found = members, dict[str, dict[str, SourceFile] | None]()
+
+    def member(self, path: str) -> SourceFile | None:
+        """Return a file such as "shard.tar/0001.mp4", None if it is in no archive."""
+        for match in re.finditer(rf"{re.escape(formats.ARCHIVE_SUFFIX)}(?=/)", path):
+            archive = path[: match.end()]
+            if archive not in self._found:
+                inside = self._members(archive)
+                self._found[archive] = None if inside is None else {file.path: file for file in inside}
+            if (found := self._found[archive]) is not None:
+                whole = found.get(archive)  # of which no member can be read
+                return found.get(path) or SourceFile(path, problem=NO_FILE if whole is None else whole.problem)
+        return None

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.data.catalog.scan.listing import Listing
+from reelworks.data.catalog.scan.source_files import Listing
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import as_numpy
 from reelworks.data.media import frame_times, location, probe, scenes

@@ -13,8 +13,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from reelworks.data.catalog.config import Source
-from reelworks.data.catalog.scan import listing, remote
-from reelworks.data.catalog.scan.listing import NO_FILE, SourceFile
+from reelworks.data.catalog.scan import archive, remote
+from reelworks.data.catalog.scan.archive import Archives
+from reelworks.data.catalog.scan.source_files import NO_FILE, SourceFile
 from reelworks.data.catalog.store.integrity import OUTSIDE
 from reelworks.data.media import formats, location
 
@@ -25,7 +26,12 @@ def look_up(source: Source, paths: Sequence[str]) -> list[SourceFile]:
         url = source.url
         return _respelled(lambda some: remote.look_up(source.name, url, some), paths, None)
     root = str(source.root)
-    archives = listing.Archives(lambda path: _members(path, source.root / path))
+
+    def members(path: str) -> list[SourceFile] | None:
+        file = source.root / path
+        return [*archive.list_archive(path, file)] if file.is_file() else None
+
+    archives = Archives(members)
     return _respelled(lambda some: [_entry(path, root, archives) for path in some], paths, _Folders(root))
 
 
@@ -34,22 +40,18 @@ def is_missing(file: SourceFile) -> bool:
     return file.problem is not None and file.problem.startswith(NO_FILE)
 
 
-def _members(path: str, archive: Path) -> list[SourceFile] | None:
-    return [*listing.list_archive(path, archive)] if archive.is_file() else None
-
-
-def _entry(path: str, root: str, archives: listing.Archives) -> SourceFile:
+def _entry(path: str, root: str, archives: Archives) -> SourceFile:
     if formats.kind_of(path) is None:
-        return SourceFile(path, 0, 0, False, formats.why_not_read(path))
+        return SourceFile(path, problem=formats.why_not_read(path))
     try:
         # Making a Path for each of millions of files takes longer than the lookup.
         status = os.stat(f"{root}/{path}")  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
-        return archives.member(path) or SourceFile(path, 0, 0, False, NO_FILE)
+        return archives.member(path) or SourceFile(path, problem=NO_FILE)
     except OSError as error:
-        return SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
+        return SourceFile(path, problem=f"cannot be read: {error.strerror}")
     problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
-    return SourceFile(path, status.st_size, location.changed_ns(status), True, problem)
+    return SourceFile(path, status.st_size, location.changed_ns(status), problem, captions=None)
 
 
 def _respelled(

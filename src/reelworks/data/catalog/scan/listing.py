@@ -6,54 +6,21 @@ Files of other types are listed with the reason why they are not read, except si
 from __future__ import annotations
 
 import os
-import re
 import stat
-import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import archive
-from reelworks.data.catalog.scan.caption_names import NO_FILES, SUFFIXES, CaptionFiles, CaptionNames
-from reelworks.data.catalog.store.integrity import OUTSIDE
+from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
+from reelworks.data.catalog.scan.source_files import Listing, SourceFile, count_text, extension_of, settled
 from reelworks.data.media import formats, location
-from reelworks.data.media.probe import Probe
 from reelworks.data.run.folder import RunFolder
 
-NO_FILE = "no such file"
 # What a run writes into its folder.
 RUN_FOLDERS = frozenset(getattr(RunFolder(Path()), name).name for name in vars(RunFolder) if name.endswith("_folder"))
-
-
-class SourceFile(NamedTuple):
-    """A file of a dataset that is a video or picture, or is named as one that is not read."""
-
-    path: str  # below the listed folder, with forward slashes
-    size_bytes: int
-    mtime_ns: int
-    captioned: bool  # whether it may have caption files
-    problem: str | None = None  # why it cannot be opened, if the folder entry shows that already
-    start: int = -1  # first byte in an archive; -1 for a file of its own
-    captions: CaptionFiles | None = None  # its caption files; None if those beside it are to be looked for
-    stated: Probe | None = None  # measures that a trusted list states, for which the file is not opened
-    cut: str = ""  # `CatalogRows.cut` that its rows shall have
-    clip: str = ""  # text of its range of frames (`clip_ranges`); "" for the whole file, or for one that is not cut yet
-
-
-class Listing(NamedTuple):
-    """A dataset's files with the captions and scores of a list; arrays have one element for each file."""
-
-    entries: list[SourceFile]
-    captions: Any = None  # null for none; None if captions are in files of their own
-    scores: Mapping[str, NDArray[np.float64]] = MappingProxyType({})  # by name, NaN for a missing one
-    note: str | None = None  # message about what was used of the list or folder and what was ignored
 
 
 def list_folder(name: str, root: Path) -> Listing:
@@ -86,16 +53,6 @@ def list_folder(name: str, root: Path) -> Listing:
     return Listing(entries, note=note)
 
 
-def count_text(extensions: Counter[str]) -> str:
-    """Return the commonest suffixes with their counts."""
-    return ", ".join(f"{extension} ({count})" for extension, count in extensions.most_common(8))
-
-
-def extension_of(name: str) -> str:
-    """Return the suffix by which a file is counted."""
-    return formats.extension_of(name) or "no extension"
-
-
 def _walk(
     name: str, folder: Path, prefix: str, above: tuple[tuple[int, int], ...], sidecars: Counter[str]
 ) -> Iterator[SourceFile]:
@@ -125,27 +82,9 @@ def _walk(
         elif formats.is_sidecar(entry.name):
             sidecars.update([] if entry.name.lower().endswith(SUFFIXES) else [extension_of(entry.name)])
         elif entry.name.endswith(formats.ARCHIVE_SUFFIX):
-            yield from list_archive(prefix + entry.name, Path(entry.path), sidecars)
+            yield from archive.list_archive(prefix + entry.name, Path(entry.path), sidecars)
         else:
             yield _entry(entry, prefix, captions)
-
-
-def settled(found: Iterable[SourceFile]) -> list[SourceFile]:
-    """Return files as a catalog can name them: one of each path, none outside of the folder.
-
-    Where a readable form of a path is that of another file, the one without a problem is kept, and else the last one.
-    """
-    entries: dict[str, SourceFile] = {}
-    for entry in found:
-        if re.search(OUTSIDE, entry.path):
-            parts = entry.path.replace("\0", "\\0").split("/")
-            readable = "/".join(f"_{part}" if part in ("", "..") else part for part in parts)
-            entry = SourceFile(readable, 0, 0, False, f"its name {entry.path!r} is not that of a file in a folder")
-        former = entries.get(entry.path)
-        if former is None or former.problem is not None or entry.problem is None:
-            entries.pop(entry.path, None)
-            entries[entry.path] = entry
-    return list(entries.values())
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -153,63 +92,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
-
-
-def list_archive(path: str, file: Path, sidecars: Counter[str] | None = None) -> Iterator[SourceFile]:
-    """Yield the media members of an archive on this machine, or itself with the reason why it cannot be read."""
-    try:
-        with user_files.opened(file) as opened:
-            changed_ns = location.changed_ns(os.fstat(opened.fileno()))
-            yield from archived(path, changed_ns, opened, Counter() if sidecars is None else sidecars)
-    except OSError as error:
-        yield SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
-
-
-class Archives:
-    """The tar archives whose members a list names, each of which is read once.
-
-    Args:
-        members: Returns the members of the archive at a path, named as in a listing of its folder; None if there is none.
-    """
-
-    def __init__(self, members: Callable[[str], list[SourceFile] | None]) -> None:
-        self._members, self._found = members, dict[str, dict[str, SourceFile] | None]()
-
-    def member(self, path: str) -> SourceFile | None:
-        """Return a file such as "shard.tar/0001.mp4", None if it is in no archive."""
-        for match in re.finditer(rf"{re.escape(formats.ARCHIVE_SUFFIX)}(?=/)", path):
-            archive = path[: match.end()]
-            if archive not in self._found:
-                members = self._members(archive)
-                self._found[archive] = None if members is None else {file.path: file for file in members}
-            if (found := self._found[archive]) is not None:
-                whole = found.get(archive)  # of which no member can be read
-                return found.get(path) or SourceFile(path, 0, 0, False, NO_FILE if whole is None else whole.problem)
-        return None
-
-
-def archived(path: str, changed_ns: int, file: BinaryIO, sidecars: Counter[str]) -> Iterator[SourceFile]:
-    """Yield the media members of a tar archive, or the archive itself with the reason why it cannot be read."""
-    try:
-        members, inside = archive.members(file)
-    except tarfile.TarError as error:
-        compressed = file.seek(0) == 0 and file.read(4).startswith(
-            (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")
-        )
-        reason = "it is compressed, so clips cannot be read in place; unpack it" if compressed else str(error)
-        yield SourceFile(path, 0, 0, False, f"not a tar archive: {reason}")
-        return
-    sidecars.update(inside)
-    for m in members:
-        yield SourceFile(
-            f"{path}/{m.name}",
-            m.size,
-            changed_ns,
-            m.captions != NO_FILES,
-            m.problem,
-            start=m.start,
-            captions=m.captions,
-        )
 
 
 def _is_run(run: RunFolder) -> bool:
@@ -224,14 +106,13 @@ def _is_run(run: RunFolder) -> bool:
 def _entry(entry: os.DirEntry[str], prefix: str, names: CaptionNames) -> SourceFile:
     path = prefix + entry.name
     captions = names.files_of(entry.name)
-    captioned = captions != NO_FILES
     if not path.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in path):
         readable = os.fsencode(path).decode("utf-8", errors="backslashreplace")
-        return SourceFile(readable, 0, 0, False, "file name is not UTF-8")
+        return SourceFile(readable, problem="file name is not UTF-8")
     try:
         status = entry.stat()
     except OSError as error:
-        return SourceFile(path, 0, 0, captioned, f"cannot be read: {error.strerror}", captions=captions)
+        return SourceFile(path, problem=f"cannot be read: {error.strerror}")
     problem = None if formats.kind_of(entry.name) else formats.why_not_read(entry.name)
     problem = problem if stat.S_ISREG(status.st_mode) else "not a regular file"
-    return SourceFile(path, status.st_size, location.changed_ns(status), captioned, problem, captions=captions)
+    return SourceFile(path, status.st_size, location.changed_ns(status), problem, captions=captions)

@@ -30,7 +30,7 @@ from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.data.catalog.scan import list_files, list_tables
 from reelworks.data.catalog.scan.list_columns import CAPTION_NAMES, PATH, RANGES, TEXT
-from reelworks.data.catalog.scan.listing import Listing, SourceFile
+from reelworks.data.catalog.scan.source_files import Listing, SourceFile
 from reelworks.data.catalog.store.integrity import OUTSIDE, is_text
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import SCHEMA, as_numpy

@@ -12,17 +12,9 @@ from typing import Any
 
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.scan.caption_names import NO_FILES, SUFFIXES, CaptionNames
-from reelworks.data.catalog.scan.listing import (
-    NO_FILE,
-    Archives,
-    Listing,
-    SourceFile,
-    archived,
-    count_text,
-    extension_of,
-    settled,
-)
+from reelworks.data.catalog.scan import archive
+from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
+from reelworks.data.catalog.scan.source_files import NO_FILE, Listing, SourceFile, count_text, extension_of, settled
 from reelworks.data.media import formats, location
 from reelworks.data.media.location import Location, MediaPath
 
@@ -78,16 +70,15 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
         elif formats.is_sidecar(posixpath.basename(path)):
             sidecars.update([] if path.lower().endswith(SUFFIXES) else [extension_of(path)])
         elif formats.kind_of(path) is None:
-            yield SourceFile(path, size, changed, False, formats.why_not_read(path))
+            yield SourceFile(path, size, changed, formats.why_not_read(path))
         else:
-            captions = names.files_of(full)
-            yield SourceFile(path, size, changed, captions != NO_FILES, captions=captions)
+            yield SourceFile(path, size, changed, captions=names.files_of(full))
 
 
 def _members(fs: Any, full: str, path: str, info: dict[str, Any], sidecars: Counter[str]) -> list[SourceFile]:
     try:
         with location.reached(), fs.open(full, "rb") as file:
-            return list(archived(path, changed_ns(info), file, sidecars))
+            return archive.members(path, changed_ns(info), file, sidecars)
     except OSError as error:
         return [_unreadable(path, error)]
 
@@ -122,7 +113,7 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
         info = info_of(path)
         return None if info is None else _members(fs, prefix + path, path, info, Counter())
 
-    files, archives, names = [], Archives(members), CaptionNames(found)
+    files, archives, names = [], archive.Archives(members), CaptionNames(found)
     for path in paths:
         try:
             info = info_of(path)
@@ -130,15 +121,12 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
             files.append(_unreadable(path, error))
             continue
         if formats.kind_of(path) is None:
-            files.append(SourceFile(path, 0, 0, False, formats.why_not_read(path)))
+            files.append(SourceFile(path, problem=formats.why_not_read(path)))
         elif info is None:
-            files.append(archives.member(path) or SourceFile(path, 0, 0, False, NO_FILE))
+            files.append(archives.member(path) or SourceFile(path, problem=NO_FILE))
         else:
-            captions = names.files_of(prefix + path)
-            entry = SourceFile(
-                path, int(info.get("size") or 0), changed_ns(info), captions != NO_FILES, captions=captions
-            )
-            files.append(entry)
+            size = int(info.get("size") or 0)
+            files.append(SourceFile(path, size, changed_ns(info), captions=names.files_of(prefix + path)))
     return files
 
 
@@ -167,4 +155,4 @@ def _info(fs: Any, path: str) -> dict[str, Any] | None:
 
 
 def _unreadable(path: str, error: OSError) -> SourceFile:
-    return SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror or error}")
+    return SourceFile(path, problem=f"cannot be read: {error.strerror or error}")

@@ -24,7 +24,8 @@ from reelworks.data.catalog.scan import clip_ranges, lists, probe_pool, remote
 from reelworks.data.catalog.scan.caption_texts import Unsettled, Waiting
 from reelworks.data.catalog.scan.examine import FileRequest, Finding, examine, examine_on_node, failed, most_seconds
 from reelworks.data.catalog.scan.journal import ScanJournal
-from reelworks.data.catalog.scan.listing import Listing, list_folder
+from reelworks.data.catalog.scan.listing import list_folder
+from reelworks.data.catalog.scan.source_files import Listing
 from reelworks.data.catalog.scan.update import Listed, Task, Update
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.catalog.store.summary import Summary

@@ -18,7 +18,7 @@ from reelworks.data.catalog.scan import clip_ranges, lists
 from reelworks.data.catalog.scan.caption_names import NO_FILES
 from reelworks.data.catalog.scan.examine import FileRequest, Finding
 from reelworks.data.catalog.scan.journal import FileState
-from reelworks.data.catalog.scan.listing import Listing, SourceFile
+from reelworks.data.catalog.scan.source_files import Listing, SourceFile
 from reelworks.data.catalog.store import integrity, kept_measures
 from reelworks.data.catalog.store.schema import SCORE, as_numpy, with_scores
 from reelworks.data.catalog.store.store import Catalog
@@ -157,7 +157,7 @@ class Update:
             anew = entry.cut or listed.dataset in self.outdated or (position >= 0 and self._live.cut[position].as_py())
             known = self._live.fingerprint[position].as_py() if position >= 0 and not (opened and anew) else ""
             file = location.below(listed.root, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
-            captions = entry.captions if read_captions and entry.captioned else NO_FILES
+            captions = entry.captions if read_captions else NO_FILES
             state = f"{entry.size_bytes:x}-{entry.mtime_ns:x}" + (f"-{entry.start:x}" if entry.start >= 0 else "")
             stated = (entry.stated, state, entry.cut, entry.clip, entry.size_bytes)
             yield Task(listed, i, FileRequest(file, captions, opened, known, entry.problem, *stated))

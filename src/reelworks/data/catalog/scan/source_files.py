@@ -1,0 +1,70 @@
+"""The files of a dataset as a listing of its folder, its address or its list finds them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles
+from reelworks.data.catalog.store.integrity import OUTSIDE
+from reelworks.data.media import formats
+from reelworks.data.media.probe import Probe
+
+NO_FILE = "no such file"
+
+
+class SourceFile(NamedTuple):
+    """A file of a dataset that is a video or picture, or is named as one that is not read."""
+
+    path: str  # below the listed folder, with forward slashes
+    size_bytes: int = 0
+    mtime_ns: int = 0
+    problem: str | None = None  # why it cannot be opened, if the folder entry shows that already
+    start: int = -1  # first byte in an archive; -1 for a file of its own
+    captions: CaptionFiles | None = NO_FILES  # its caption files; None if those beside it are to be looked for
+    stated: Probe | None = None  # measures that a trusted list states, for which the file is not opened
+    cut: str = ""  # `CatalogRows.cut` that its rows shall have
+    clip: str = ""  # text of its range of frames (`clip_ranges`); "" for the whole file, or for one that is not cut yet
+
+
+class Listing(NamedTuple):
+    """A dataset's files with the captions and scores of a list; arrays have one element for each file."""
+
+    entries: list[SourceFile]
+    captions: Any = None  # null for none; None if captions are in files of their own
+    scores: Mapping[str, NDArray[np.float64]] = MappingProxyType({})  # by name, NaN for a missing one
+    note: str | None = None  # message about what was used of the list or folder and what was ignored
+
+
+def count_text(extensions: Counter[str]) -> str:
+    """Return the commonest suffixes with their counts."""
+    return ", ".join(f"{extension} ({count})" for extension, count in extensions.most_common(8))
+
+
+def extension_of(name: str) -> str:
+    """Return the suffix by which a file is counted."""
+    return formats.extension_of(name) or "no extension"
+
+
+def settled(found: Iterable[SourceFile]) -> list[SourceFile]:
+    """Return files as a catalog can name them: one of each path, none outside of the folder.
+
+    Where a readable form of a path is that of another file, the one without a problem is kept, and else the last one.
+    """
+    entries: dict[str, SourceFile] = {}
+    for entry in found:
+        if re.search(OUTSIDE, entry.path):
+            parts = entry.path.replace("\0", "\\0").split("/")
+            readable = "/".join(f"_{part}" if part in ("", "..") else part for part in parts)
+            entry = SourceFile(readable, problem=f"its name {entry.path!r} is not that of a file in a folder")
+        former = entries.get(entry.path)
+        if former is None or former.problem is not None or entry.problem is None:
+            entries.pop(entry.path, None)
+            entries[entry.path] = entry
+    return list(entries.values())
