@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from benchmarks import _measured_cases as cases
 from benchmarks._results import keep
-from reelworks.annexes.quality import registry, sampling, text
+from reelworks.annexes.quality import registry, sampling
+from reelworks.annexes.quality.picture import TEXT_PACKAGE
 from reelworks.annexes.quality.run import measure_catalog
 from reelworks.annexes.quality.sampling import MeasureRequest
 from reelworks.core import cores
@@ -41,7 +42,7 @@ from reelworks.data.media import decode
 
 RESULTS = Path(__file__).parent / "results" / "measures.json"
 Mask = NDArray[np.bool_]
-_HAS_TEXT = importlib.util.find_spec(text.PACKAGE) is not None
+_HAS_TEXT = importlib.util.find_spec(TEXT_PACKAGE) is not None
 DETECTIONS = cases.DETECTIONS | ({"text_area": cases.TEXT} if _HAS_TEXT else {})
 
 

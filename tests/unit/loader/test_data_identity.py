@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reelworks.core import hash_rng
-from reelworks.data.catalog.store import store
+from reelworks.data.catalog.store import part_files
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import identity
 from reelworks.data.loader.identity import Identity, Known
@@ -32,7 +32,7 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     """A part of a catalog never changes, so that it need not be read again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(store, "_read_parquet", functools.cache(store._read_parquet))
+        patch.setattr(part_files, "read_table", functools.cache(part_files.read_table))
         yield
 
 

@@ -18,8 +18,9 @@ from refused import refused
 from safetensors.torch import load_file, save_file
 from transformers.models.yolos import modeling_yolos
 
-from reelworks.annexes.quality import clip_measures, text
+from reelworks.annexes.quality import clip_measures
 from reelworks.annexes.quality.measure import ClipPictures
+from reelworks.annexes.quality.picture import TEXT_PACKAGE
 from reelworks.annexes.quality.run import MeasureResult, measure_catalog
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.query import filters
@@ -309,7 +310,7 @@ def test_weights_that_are_missing_damaged_or_not_wanted_are_told(
 
 
 def test_text_is_found_where_it_is_and_nowhere_else(catalog: Path, decoded: list[str]) -> None:
-    if importlib.util.find_spec(text.PACKAGE) is None:
+    if importlib.util.find_spec(TEXT_PACKAGE) is None:
         with refused("package-missing", says="reelworks.text."):
             measured(catalog, "text")
         pytest.skip("its package is not installed")

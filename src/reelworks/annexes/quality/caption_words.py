@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 _LONGEST_PHRASE = 6
 _WORDS = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*|[^\w\s]")
@@ -75,7 +75,8 @@ def frequent_phrases(captions: Sequence[str], share: float, trigger: str | None 
     least = share * len(captions)
     out = {word.casefold() for word in _WORDS.findall(trigger or "")}
     parts = [_parts(caption) for caption in captions]
-    common = {word for word, n in Counter(_all({w for p in of for w in p} for of in parts)).items() if n > least} - out
+    having = Counter(word for of in parts for word in {w for p in of for w in p})
+    common = {word for word, n in having.items() if n > least} - out
     known: dict[tuple[str, ...], int] = {}
     grown: set[tuple[str, ...]] = {(word,) for word in common}
     for length in range(1, _LONGEST_PHRASE + 1):
@@ -93,10 +94,6 @@ def frequent_phrases(captions: Sequence[str], share: float, trigger: str | None 
         if not set(phrase) <= _STOP and not any(len(other) > len(phrase) and _within(phrase, other) for other in known)
     ]
     return [" ".join(phrase) for _, phrase in sorted(longest, key=lambda one: (-one[0], -len(one[1]), one[1]))]
-
-
-def _all(sets: Iterable[set[str]]) -> Iterable[str]:
-    return (one for each in sets for one in each)
 
 
 def _parts(caption: str) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Measures of single frames: sharpness, exposure, noise, blocks, colours, black borders. A clip has the mean of its stills.
+"""Measures of single frames: sharpness, exposure, noise, blocks, colours, black borders, text. A clip has the mean of its stills.
 
 Legend: N tiles, H height, W width, 3 colours.
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from reelworks.annexes.quality.measure import MISSING, Luma, SampledClip, Still
 from reelworks.data.catalog.store import measured_columns
 
+TEXT_PACKAGE = "rapidocr_onnxruntime"
 _BLOCK_PX = 8  # of JPEG, MPEG-4 and the smaller blocks of later codecs
 _BLACK, _WHITE = 3, 252  # levels of luma that codecs leave in areas that were cut off at black and white
 
@@ -196,6 +197,37 @@ class Borders:
         height, width = clip.stills[0].luma.shape
         rows, columns = clip.stills[0].active
         return float(rows.start), float(height - rows.stop), float(columns.start), float(width - columns.stop)
+
+
+@final
+class TextArea:
+    """Share of the picture that lines of text cover: subtitles, captions, logos with letters; the mean over frames.
+
+    They are found by the detector that comes in the package `rapidocr-onnxruntime` (`reelworks[text]`).
+    """
+
+    name, version, reads = "text", 1, ("stills",)
+    columns = measured_columns.WITH_EXTRAS["text"]
+    _LONGER_PX = 960  # lines of text in larger frames are found in smaller ones too
+
+    def __init__(self) -> None:
+        import rapidocr_onnxruntime
+
+        options = {"det_limit_side_len": self._LONGER_PX, "det_limit_type": "max", "intra_op_num_threads": 1}
+        self._detector: Any = rapidocr_onnxruntime.RapidOCR(**options)
+
+    def values(self, clip: SampledClip) -> tuple[float]:
+        """Return the share."""
+        return (float(np.mean([self._share(still) for still in clip.stills])),)
+
+    def _share(self, still: Still) -> float:
+        left, top, right, lower = still.box
+        bgr = np.ascontiguousarray(still.rgb[top:lower, left:right, ::-1])
+        lines, _ = self._detector(bgr, use_det=True, use_cls=False, use_rec=False)
+        covered = Image.new("1", (right - left, lower - top))
+        for corners in lines or ():
+            ImageDraw.Draw(covered).polygon([(float(x), float(y)) for x, y in corners], fill=1)
+        return float(np.asarray(covered).mean())
 
 
 _DARK = 18  # levels of luma that black may have where its coding or its range is not exact

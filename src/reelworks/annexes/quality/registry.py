@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import keyword
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
-from reelworks.annexes.quality import duplicates, motion, picture, sound, text
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+
+from reelworks.annexes.quality import duplicates, motion, picture, sound
 from reelworks.annexes.quality.measure import Measure, Reads
 from reelworks.core import digests, named_code
 from reelworks.core.errors import UserError
@@ -30,36 +32,36 @@ _NETWORKS = {
 WITH_WEIGHTS = "="
 
 
-def _are_columns(columns: Any) -> bool:
-    return isinstance(columns, tuple | list) and bool(columns) and all(isinstance(one, Column) for one in columns)
+class _Declaration(BaseModel):
+    """Attributes of a measure's class; each description says what a right value is."""
 
+    model_config = ConfigDict(strict=True)
 
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number > 0
-
-
-# What attributes of a class are, and whether a value is that.
-_ATTRIBUTES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "name": ("a text", lambda name: isinstance(name, str) and name != ""),
-    "version": ("a whole number from 1 on", _is_whole),
-    "columns": ('columns in brackets with a comma, as in (Column("warmth", "0 to 1", "share of red"),)', _are_columns),
-    "reads": (
-        f'names in brackets with a comma, as in ("stills",), of {", ".join(get_args(Reads))}',
-        lambda reads: isinstance(reads, tuple | list) and set(reads) <= set(get_args(Reads)),
-    ),
-    "feature_bytes": ("a whole number from 1 on", _is_whole),
-    "pictures_px": ("a whole number from 1 on", _is_whole),
-}
+    name: str = Field(min_length=1, description="a text")
+    version: int = Field(ge=1, description="a whole number from 1 on")
+    columns: Sequence[InstanceOf[Column]] = Field(
+        min_length=1,
+        description='columns in brackets with a comma, as in (Column("warmth", "0 to 1", "share of red"),)',
+    )
+    reads: Sequence[Reads] = Field(
+        description=f'names in brackets with a comma, as in ("stills",), of {", ".join(get_args(Reads))}'
+    )
+    feature_bytes: int = Field(default=1, ge=1, description="a whole number from 1 on")
+    pictures_px: int = Field(default=1, ge=1, description="a whole number from 1 on")
 
 
 def _missing(measure: type[Any]) -> list[str]:
-    missing = [name for name in ("name", "version", "columns", "reads") if not hasattr(measure, name)]
-    of_weights = {"columns"} if hasattr(measure, "columns_of") else set()
-    missing += [
-        f"`{name}` as {what}"
-        for name, (what, is_right) in _ATTRIBUTES.items()
-        if hasattr(measure, name) and name not in of_weights and not is_right(getattr(measure, name))
-    ]
+    fields = _Declaration.model_fields
+    missing, wrong = list[str](), list[str]()
+    try:
+        _Declaration.model_validate({name: getattr(measure, name) for name in fields if hasattr(measure, name)})
+    except ValidationError as error:
+        for name in dict.fromkeys(str(one["loc"][0]) for one in error.errors()):
+            if not hasattr(measure, name):
+                missing.append(name)
+            elif name != "columns" or not hasattr(measure, "columns_of"):  # which follow from weights
+                wrong.append(f"`{name}` as {fields[name].description}")
+    missing += wrong
     if hasattr(measure, "features"):
         missing += [name for name in ("feature_bytes", "compare") if not hasattr(measure, name)]
     elif hasattr(measure, "of_clips"):
@@ -112,22 +114,26 @@ def named(name: str, field: str) -> type[Any]:
     Raises:
         UserError: The name is unknown, the entry does not lead to a measure, or weights are missing or not wanted.
     """
-    if name == text.TextArea.name:
-        _require_package(field)
-        return text.TextArea
+    if name == picture.TextArea.name:
+        if importlib.util.find_spec(picture.TEXT_PACKAGE) is None:
+            raise UserError(
+                f"the package {picture.TEXT_PACKAGE} is not installed",
+                code="package-missing",
+                field=field,
+                value=name,
+                remedy="run: pip install 'reelworks[text]'",
+            )
+        return picture.TextArea
     name, weights = _split(name)
     is_network = name in _NETWORKS and (bool(weights) or name not in _MEASURES.by_name)  # or both have the name
     kind = _MEASURES.by_name.get(name) if not is_network else None
     kind = kind or _MEASURES.load(_NETWORKS.get(name, name), field)
     if runs_network(kind) != bool(weights):
-        example = f"{name}=models/clip"
-        raise UserError(
-            "it runs a network, whose weights are not named" if not weights else "it runs no network that has weights",
-            code="measure-weights-invalid",
-            field=field,
-            value=name,
-            remedy=f"name their folder, as in {example}" if not weights else f"write {name} alone",
-        )
+        problem, remedy = "it runs no network that has weights", f"write {name} alone"
+        if not weights:
+            problem = "it runs a network, whose weights are not named"
+            remedy = f"name their folder, as in {name}=models/clip"
+        raise UserError(problem, code="measure-weights-invalid", field=field, value=name, remedy=remedy)
     if not weights:
         return register(kind)
     given = _with_weights(kind, Path(weights), field)
@@ -142,17 +148,6 @@ def _split(entry: str) -> tuple[str, str]:
         return name, weights
     name = named_code.without_weights(entry)
     return name, entry[len(name) + len(WITH_WEIGHTS) :]
-
-
-def _require_package(field: str) -> None:
-    if importlib.util.find_spec(text.PACKAGE) is None:
-        raise UserError(
-            f"the package {text.PACKAGE} is not installed",
-            code="package-missing",
-            field=field,
-            value=text.TextArea.name,
-            remedy="run: pip install 'reelworks[text]'",
-        )
 
 
 def runs_network(kind: type[Any]) -> bool:
@@ -194,8 +189,8 @@ def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
     version = (kind.version << 48) + _digests[key]
     try:
         given = kind.columns_of(weights) if hasattr(kind, "columns_of") else kind.columns
-        if not _are_columns(given):
-            raise ValueError(f"`columns_of` gives no {_ATTRIBUTES['columns'][0]}")
+        if not given or not all(isinstance(column, Column) for column in given):
+            raise ValueError(f"`columns_of` gives no {_Declaration.model_fields['columns'].description}")
     except Exception as error:  # a file of weights may hold anything
         raise not_loaded(kind, weights, error, field) from error
     return type(kind.__name__, (kind,), {"version": version, "weights": weights, "columns": given})

@@ -18,7 +18,7 @@ from PIL import ImageDraw, ImageFont
 Font = ImageFont.FreeTypeFont
 _NOBODYS = "\U0010ffff"  # a code point that is no character, which fonts draw as one that they lack
 _SUFFIXES = (".ttf", ".otf", ".ttc")
-_MANY_SCRIPTS = (
+_MANY_SCRIPTS = [
     "cjk",
     "notosans",
     "dejavusans",
@@ -29,7 +29,7 @@ _MANY_SCRIPTS = (
     "yugoth",
     "malgun",
     "droid",
-)
+]
 _MOST_FONTS = 200
 
 
