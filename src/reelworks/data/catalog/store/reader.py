@@ -77,12 +77,12 @@ class CatalogReader:
 
     @cached_property
     def all_rows(self) -> CatalogRows:
-        """All rows that the files have, by ordinal."""
+        """Rows that the files have, by ordinal, retired ones included."""
         return self._rows()
 
     @cached_property
     def live(self) -> CatalogRows:
-        """The rows that are valid, checked, by ordinal: one for each clip."""
+        """Rows that are valid, by ordinal, one for each clip; they are checked when they are first asked for."""
         kept = self._column_files if self.num_live >= column_files.FROM_ROWS else None
         # Processes that map the columns do not repeat the checks.
         mapped = None if kept is None else kept.get("alive", lambda: iter([self._alive(self._rows())]), np.bool_)
