@@ -10,55 +10,10 @@ _LONGEST_PHRASE = 6
 _WORDS = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*|[^\w\s]")
 # Words that are in most captions of English and say nothing alone.
 _STOP = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "being",
-        "by",
-        "for",
-        "from",
-        "has",
-        "have",
-        "her",
-        "his",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "of",
-        "on",
-        "or",
-        "that",
-        "the",
-        "their",
-        "them",
-        "there",
-        "they",
-        "this",
-        "to",
-        "was",
-        "which",
-        "while",
-        "who",
-        "with",
-        "he",
-        "she",
-        "no",
-        "not",
-        "one",
-        "two",
-        "up",
-        "down",
-        "over",
-        "out",
-    ]
-)
+    ("a", "an", "and", "are", "as", "at", "be", "being", "by", "for", "from", "has", "have", "her", "his", "in",
+     "into", "is", "it", "its", "of", "on", "or", "that", "the", "their", "them", "there", "they", "this", "to",
+     "was", "which", "while", "who", "with", "he", "she", "no", "not", "one", "two", "up", "down", "over", "out")
+)  # fmt: skip
 
 
 def words_of(caption: str) -> list[str]:

@@ -6,9 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from reelworks.annexes.quality import registry
 from reelworks.annexes.quality.measure import ClipPictures, NetworkMeasure
 from reelworks.core.errors import UserError
@@ -70,24 +67,13 @@ class Networks:
             if not mine:
                 continue
             try:
-                found = _by_label(kind, self.load(entry).of_clips([clip.pictures for clip in mine]), len(mine))
+                found = self.load(entry).of_clips([clip.pictures for clip in mine])
+                for clip, of_clip in zip(mine, found, strict=True):
+                    values[clip.place] |= registry.by_label(kind, of_clip)
             except UserError:
                 raise
             except Exception as error:  # a network may raise anything
                 for clip in mine:
                     problems[clip.place].append(f"{kind.name}: {type(error).__name__}: {error}")
-                continue
-            for clip, named in zip(mine, found, strict=True):
-                values[clip.place] |= named
         for clip in clips:
             yield NetworkValues(clip.place, values[clip.place], tuple(problems[clip.place]))
-
-
-def _by_label(kind: type[Any], found: NDArray[Any], clips: int) -> list[dict[str, float | bytes]]:
-    """Return what a network found in each clip, by the labels under which it is kept."""
-    names = registry.labels(kind)
-    if registry.compares(kind):
-        features = np.asarray(found, dtype=np.uint8).reshape(clips, kind.feature_bytes)
-        return [{names[0]: row.tobytes()} for row in features]
-    values = np.asarray(found, dtype=np.float64).reshape(clips, len(names))
-    return [dict(zip(names, row, strict=True)) for row in np.where(np.isfinite(values), values, np.nan).tolist()]

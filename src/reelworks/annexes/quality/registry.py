@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import keyword
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -170,6 +171,24 @@ def column_labels(kind: type[Any]) -> dict[str, str]:
     """Return for each column the label under which its values are kept, or the features that it is made of."""
     kept = labels(kind)
     return {column.name: kept[0 if compares(kind) else i] for i, column in enumerate(kind.columns)}
+
+
+def by_label(kind: type[Any], found: Any) -> dict[str, float | bytes]:
+    """Return what a measure found in a clip, its features or a value for each column, by the labels under which it is kept.
+
+    Raises:
+        ValueError: It found more or less than its class declares.
+    """
+    names = labels(kind)
+    if compares(kind):
+        features = bytes(found)
+        if len(features) != kind.feature_bytes:
+            raise ValueError(f"it returned {len(features)} bytes, and not {kind.feature_bytes}")
+        return {names[0]: features}
+    values = [float(value) for value in found]
+    if len(values) != len(names):
+        raise ValueError(f"it returned {len(values)} values for {len(names)} columns")
+    return {name: value if math.isfinite(value) else math.nan for name, value in zip(names, values, strict=True)}
 
 
 def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,6 @@ from reelworks.core.hash_rng import U64
 from reelworks.core.ray_cluster import Engine, RayPool
 from reelworks.core.worker_pool import WorkerPool
 from reelworks.data.catalog.scan import probe_pool, scan
-from reelworks.data.catalog.scan.scan import Examiners
 from reelworks.data.catalog.store import companions, kept_measures, measured_columns, part_files
 from reelworks.data.catalog.store.kept_measures import KeptMeasures, WrittenColumn
 from reelworks.data.catalog.store.rows import CatalogRows
@@ -231,27 +231,17 @@ def _measure_all(
     timeout_seconds: float,
 ) -> list[tuple[str, str]]:
     """Measure the pending clips and keep what is found; return the clips that failed, with the reasons."""
-    if engine == "ray":
-        with ray_cluster.connect() as cluster:
-            threads = Examiners.of_cluster(cluster).threads
-            return _collect(
-                rows, pending, kept, _found(rows, pending, threads, RayPool(), timeout_seconds), on_progress
-            )
-    return _collect(rows, pending, kept, _found(rows, pending, workers, WorkerPool(), timeout_seconds), on_progress)
-
-
-def _found(
-    rows: CatalogRows, pending: _ToMeasure, threads: int, processes: Any, timeout_seconds: float
-) -> Iterator[Measurement]:
-    return probe_pool.map_ordered(
-        sampling.measure,
-        _requests(rows, pending),
-        workers=threads,
-        processes=processes,
-        failed=sampling.failed,
-        most_seconds=lambda chunk: timeout_seconds,
-        chunk_size=_CLIPS_PER_CALL,
-    )
+    with ray_cluster.connect() if engine == "ray" else nullcontext() as cluster:
+        found = probe_pool.map_ordered(
+            sampling.measure,
+            _requests(rows, pending),
+            workers=workers if cluster is None else probe_pool.calls_at_once(cluster),
+            processes=WorkerPool() if cluster is None else RayPool(),
+            failed=sampling.failed,
+            most_seconds=lambda chunk: timeout_seconds,
+            chunk_size=_CLIPS_PER_CALL,
+        )
+        return _collect(rows, pending, kept, found, on_progress)
 
 
 def _collect(

@@ -20,7 +20,6 @@ from reelworks.annexes.quality import picture, registry
 from reelworks.annexes.quality.measure import CatalogMeasure, Measure, SampledClip, Still
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.data.catalog.store.kept_measures import label
 from reelworks.data.media import decode, display, location, sound
 from reelworks.data.media.decode import MediaError, Request
 from reelworks.data.media.formats import kind_of
@@ -102,7 +101,8 @@ def _measured(request: MeasureRequest) -> Measurement:
             continue
         for one in group:
             try:
-                values |= _values(one, clip)
+                found = one.features(clip) if isinstance(one, CatalogMeasure) else one.values(clip)
+                values |= registry.by_label(type(one), found)
             except Exception as error:  # a class of a user may raise anything
                 problems.append(f"{one.name}: {type(error).__name__}: {error}")
         if for_network:
@@ -125,32 +125,15 @@ def _shrunk(rgb: NDArray[np.uint8], shorter_px: int) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(rgb).resize(size, Image.Resampling.BICUBIC))
 
 
-def _values(measure: Measure, clip: SampledClip) -> dict[str, float | bytes]:
-    if isinstance(measure, CatalogMeasure):
-        features = bytes(measure.features(clip))
-        if len(features) != measure.feature_bytes:
-            raise ValueError(f"it returned {len(features)} bytes, and not {measure.feature_bytes}")
-        return {label(measure.name, measure.version, str(measure.feature_bytes)): features}
-    found = tuple(float(value) for value in measure.values(clip))
-    if len(found) != len(measure.columns):
-        raise ValueError(f"it returned {len(found)} values for {len(measure.columns)} columns")
-    names = [label(measure.name, measure.version, column.name) for column in measure.columns]
-    return dict(zip(names, [value if np.isfinite(value) else np.nan for value in found], strict=True))
-
-
 def sample(request: MeasureRequest, reads: frozenset[str]) -> SampledClip:
     """Decode what measures read of a clip.
 
     Raises:
         MediaError: It cannot be read.
     """
-    whole = _whole(request)
+    full = Shape(1, request.height, request.width)
+    whole = Request(request.path, request.is_image, full, resize=FILTERS["area"])
     return decode.with_reasons(whole, lambda local: _sample(request._replace(path=local.path), local, reads))
-
-
-def _whole(request: MeasureRequest) -> Request:
-    """Return the request for a frame of the clip at full size."""
-    return Request(request.path, request.is_image, Shape(1, request.height, request.width), resize=FILTERS["area"])
 
 
 def _sample(clip: MeasureRequest, whole: Request, reads: frozenset[str]) -> SampledClip:

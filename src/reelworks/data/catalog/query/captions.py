@@ -17,10 +17,12 @@ def chosen(text: str, dataset: DatasetConfig, word: U64 | None) -> str:
         word: Hash of the use (seed, epoch, uid and copy), from which all choices follow; None makes no choice: it
             gives the first caption, with its tags as they are.
     """
-    if dataset.captions == "lines":
-        text = _line(text, word)
-    elif dataset.captions == "first":
-        text = next(iter(lines(text)), "")
+    if dataset.captions != "whole":
+        captions = lines(text) or [""]
+        at = 0
+        if word is not None and dataset.captions == "lines":
+            at = int(hash_rng.below(hash_rng.extend(word, Purpose.CAPTION), len(captions)))
+        text = captions[at]
     if word is not None and (dataset.shuffle_tags or dataset.tag_dropout):
         text = _tags(text, dataset, word)
     return text if dataset.trigger is None else triggered(text, dataset.trigger)
@@ -36,13 +38,6 @@ def triggered(text: str, trigger: str) -> str:
 def lines(text: str) -> list[str]:
     """Return the captions in a text of several: its lines, without empty ones."""
     return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _line(text: str, word: U64 | None) -> str:
-    captions = lines(text)
-    if not captions:
-        return ""
-    return captions[0 if word is None else int(hash_rng.below(hash_rng.extend(word, Purpose.CAPTION), len(captions)))]
 
 
 def _tags(text: str, dataset: DatasetConfig, word: U64) -> str:

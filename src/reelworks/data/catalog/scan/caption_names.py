@@ -95,11 +95,9 @@ class CaptionNames:
         alike = (
             name for name in there if name.rpartition(".")[0] not in self._stems and _folder(name) == _folder(base)
         )
-        return sorted(exact or alike, key=self._rank)
-
-    def _rank(self, name: str) -> tuple[int, str]:
-        suffix = formats.extension_of(name)
-        return self._suffixes.index(suffix), name.swapcase()
+        return sorted(
+            exact or alike, key=lambda name: (self._suffixes.index(formats.extension_of(name)), name.swapcase())
+        )
 
     def _further(self, base: str) -> str | None:
         named = (name for name in self.named(base) if formats.extension_of(name) == SUFFIX)

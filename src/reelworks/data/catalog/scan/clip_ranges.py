@@ -67,18 +67,14 @@ def expand(files: Listing, live: CatalogRows, dataset: str, cut: str) -> Listing
         else:
             rows = rows_of.get(entry.path, [])
             same = [(live.size_bytes[r], live.mtime_ns[r]) == (entry.size_bytes, entry.mtime_ns) for r in rows]
-            texts = [_text_of(live, row) for row in rows] if rows and all(same) else [""]
+            # The row of a file that could not be cut has no frames.
+            frames = [(int(live.first_frame[row]), int(live.num_frames[row])) for row in rows]
+            texts = [text(*one) if one[1] else "" for one in frames] if rows and all(same) else [""]
             clips = [entry._replace(cut=cut, clip=clip) for clip in texts]
         entries += clips
         number += [i] * len(clips)
     captions = None if files.captions is None else files.captions.take(pa.array(number, type=pa.int64()))
     return Listing(entries, captions, {name: score[number] for name, score in files.scores.items()}, files.note)
-
-
-def _text_of(live: CatalogRows, row: int) -> str:
-    """Return the text of a row's range; "" for the row of a file that could not be cut."""
-    frames = int(live.num_frames[row])
-    return text(int(live.first_frame[row]), frames) if frames else ""
 
 
 def find(path: MediaPath, cut: str, clip: str) -> tuple[ClipRange, ...]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from reelworks.core import digests
 from reelworks.data.catalog.scan.clip_ranges import ClipRange
+from reelworks.data.catalog.scan.examine import Finding
 from reelworks.data.media.frame_index import PackedTimes
 from reelworks.data.media.probe import MEASURES, VERSION, Probe
 
@@ -60,10 +61,8 @@ class ScanJournal:
         """Open the journal in a catalog's folder, or begin one; what cannot be read of it is dropped."""
         self._path = folder / NAME
         keys, offsets, end = array("Q"), array("Q"), 0
-        header = (
-            json.dumps({"format": _FORMAT, "reader": VERSION, "measures": [*MEASURES, *ClipRange._fields]}).encode()
-            + b"\n"
-        )
+        about = {"format": _FORMAT, "reader": VERSION, "measures": [*MEASURES, *ClipRange._fields]}
+        header = json.dumps(about).encode() + b"\n"
         with suppress(FileNotFoundError), self._path.open("rb") as stored:
             end = len(header) if stored.readline() == header else 0
             for line in stored if end else ():
@@ -72,9 +71,9 @@ class ScanJournal:
                 keys.append(int(line[:16], 16))
                 offsets.append(end)
                 end += len(line)
-        order = np.argsort(np.frombuffer(keys, dtype=np.uint64), kind="stable") if keys else np.zeros(0, np.int64)
-        self._keys = np.frombuffer(keys, dtype=np.uint64)[order] if keys else np.zeros(0, np.uint64)
-        self._offsets = np.frombuffer(offsets, dtype=np.uint64)[order] if keys else np.zeros(0, np.uint64)
+        unordered = np.array(keys, dtype=np.uint64)
+        order = np.argsort(unordered, kind="stable")
+        self._keys, self._offsets = unordered[order], np.array(offsets, dtype=np.uint64)[order]
         self.known = len(self._keys)
         self._file = self._path.open("r+b" if end else "w+b", buffering=_BUFFER_BYTES)
         self._file.truncate(end)
@@ -105,23 +104,16 @@ class ScanJournal:
                 return dict(found)
         return None
 
-    def add(
-        self,
-        state: FileState,
-        fingerprint: str,
-        error: str | None,
-        measures: Probe | None,
-        times: PackedTimes | None = None,
-        clips: tuple[ClipRange, ...] = (),
-    ) -> None:
+    def add(self, state: FileState, finding: Finding) -> None:
         """Keep what was found in a file; it is written within a second or so."""
+        measures, times = finding.probe, finding.times
         found = {
             "file": state.file,
-            "fingerprint": fingerprint,
-            "error": error,
+            "fingerprint": finding.fingerprint,
+            "error": finding.error,
             "probe": None if measures is None else list(measures.values().values()),
             "times": times and [base64.b64encode(t).decode() for t in times[:2]] + [times.tick_seconds],
-            "clips": clips,
+            "clips": finding.clips,
         }
         self._file.write(f"{state.key}{json.dumps(found)}\n".encode())
         if time.monotonic() - self._written >= _SECONDS_BETWEEN_WRITES:

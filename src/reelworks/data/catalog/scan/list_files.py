@@ -9,6 +9,7 @@ import stat
 import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -124,7 +125,8 @@ class _Folders:
         folder, name = posixpath.split(path)
         names = self._names(folder)
         if names is None:
-            above = next((part for part in _above(folder) if self._names(part) is None), folder)
+            folders = accumulate(folder.split("/"), "{}/{}".format)
+            above = next((one for one in folders if self._names(one) is None), folder)
             return "" if (self._root / above).is_file() else f"there is no {above}"
         form = unicodedata.normalize("NFC", name).lower()
         if form in names:
@@ -132,8 +134,3 @@ class _Folders:
         stem = posixpath.splitext(form)[0]
         alike = (of[0] for one, of in names.items() if posixpath.splitext(one)[0] == stem and formats.kind_of(one))
         return f"its folder has {other}" if (other := next(alike, "")) else ""
-
-
-def _above(folder: str) -> list[str]:
-    parts = folder.split("/")
-    return ["/".join(parts[: i + 1]) for i in range(len(parts))]

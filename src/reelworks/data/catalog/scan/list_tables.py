@@ -138,10 +138,9 @@ def _decoded(data: bytes) -> tuple[str, str]:
         raise ValueError("it is not UTF-8, and its encoding is not sure: save it as UTF-8")
     text = data.decode(encoding.codec)
     has_pairs = len(text) < len(data)
-    if any(not has_pairs or _beyond_ascii(line) > _MOST_BY_CHANCE for line in set(lines) - set(other)):
+    if any(
+        not has_pairs or sum(not sign.isascii() for sign in line.decode()) > _MOST_BY_CHANCE
+        for line in set(lines) - set(other)
+    ):
         raise ValueError(f"some lines are UTF-8, and others {encoding.name}: save it all as UTF-8")
     return text, encoding.name
-
-
-def _beyond_ascii(line: bytes) -> int:
-    return sum(not sign.isascii() for sign in line.decode())

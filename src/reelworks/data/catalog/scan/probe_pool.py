@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Protocol, TypeVar
 
+from reelworks.core.ray_cluster import Cluster
 from reelworks.core.thread_calls import ThreadCalls
 from reelworks.core.worker_pool import WorkerDied, WorkerHung
 
@@ -21,6 +22,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _CHUNKS_PER_WORKER = 4  # chunks in flight; bounds the results waiting in memory
+
+
+def calls_at_once(cluster: Cluster) -> int:
+    """Return how many calls a cluster is given at once: a node has the next one when one returns."""
+    return 2 * cluster.cpus
 
 
 class CallPool(Protocol):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,7 @@ from reelworks.data.catalog.scan.caption_texts import Unsettled, Waiting
 from reelworks.data.catalog.scan.examine import FileRequest, Finding, examine, examine_on_node, failed, most_seconds
 from reelworks.data.catalog.scan.journal import ScanJournal
 from reelworks.data.catalog.scan.listing import list_folder
+from reelworks.data.catalog.scan.probe_pool import CallPool
 from reelworks.data.catalog.scan.source_files import Listing
 from reelworks.data.catalog.scan.update import Listed, Task, Update
 from reelworks.data.catalog.store.store import Catalog
@@ -35,9 +38,9 @@ from reelworks.data.run import lock
 
 # Two threads open 3300 files a second; spawning processes takes a second or two for imports.
 PROCESSES_FROM = 2000
+_FILES_PER_THREAD = 8
 _FILES_PER_CALL = 32  # of a process, where a call takes as long as two small pictures, or of a cluster
 _SECONDS_BETWEEN_REPORTS = 0.2
-_CALLS_PER_CPU = 2  # so that a node has the next call when one returns
 
 
 class ScanProgress(NamedTuple):
@@ -108,31 +111,20 @@ def scan_sources(
         engine: "ray" examines the files on all nodes of a Ray cluster, whatever `workers` is; they are listed, and the
             catalog is written, here.
     """
-    if engine == "ray":
-        with ray_cluster.connect() as cluster:
-            return _scan(sources, catalog_path, Examiners.of_cluster(cluster), on_progress)
-    return _scan(sources, catalog_path, Examiners(workers), on_progress)
-
-
-class Examiners(NamedTuple):
-    """Number of threads that examine files, and whether they call the processes of the connected cluster."""
-
-    threads: int
-    is_cluster: bool = False
-
-    @classmethod
-    def of_cluster(cls, cluster: Cluster) -> Examiners:
-        """Return the examiners of a connected cluster."""
-        return cls(_CALLS_PER_CPU * cluster.cpus, is_cluster=True)
+    with ray_cluster.connect() if engine == "ray" else nullcontext() as cluster:
+        return _scan(sources, catalog_path, workers, cluster, on_progress)
 
 
 def _scan(
     sources: Sequence[Source],
     catalog_path: Path,
-    examiners: Examiners,
+    workers: int,
+    cluster: Cluster | None,
     on_progress: Callable[[ScanProgress], None] | None,
 ) -> ScanResult:
-    _check_names(sources)
+    for name, count in Counter(source.name for source in sources).items():
+        if count > 1:
+            raise same_name(name, [source for source in sources if source.name == name])
     if any(source.cut.startswith(clip_ranges.SCENES) for source in sources):
         scenes.require()
     listings = [_listing(source) for source in sources]
@@ -142,7 +134,11 @@ def _scan(
         update = Update(catalog)
         pairs = zip(sources, listings, strict=True)
         listed = [update.compare(source.name, source.address, files, source.cut) for source, files in pairs]
-        examine_all = partial(_find_all, examiners=examiners, cuts_scenes=_cuts_scenes(sources, listed))
+        finds_scenes = any(
+            source.cut.startswith(clip_ranges.SCENES) and files.open.any()
+            for source, files in zip(sources, listed, strict=True)
+        )
+        examine_all = partial(_find_all, workers=workers, cluster=cluster, finds_scenes=finds_scenes)
         notes = _apply_all(update, listed, examine_all, on_progress, journal)
         frame_index.write(catalog_path, update.frame_times)
         retired = update.retired([source.name for source in sources])
@@ -173,22 +169,10 @@ def _listing(source: Source) -> Listing:
     return list_folder(source.name, source.root.resolve())
 
 
-def _check_names(sources: Sequence[Source]) -> None:
-    names = [source.name for source in sources]
-    for source in sources:
-        if names.count(source.name) > 1:
-            raise same_name(source.name, [s for s in sources if s.name == source.name])
-
-
 def _known(task: Task, journal: ScanJournal) -> dict[str, Any] | None:
     if not journal.known or not task.request.open or task.request.stated is not None:
         return None
     return journal.get(task.state)
-
-
-def _cuts_scenes(sources: Sequence[Source], listed: Sequence[Listed]) -> bool:
-    pairs = zip(sources, listed, strict=True)
-    return any(source.cut.startswith(clip_ranges.SCENES) and files.open.any() for source, files in pairs)
 
 
 def _apply_all(
@@ -214,7 +198,7 @@ def _apply_all(
         if known is not None and finding.error is None:
             finding = finding._replace(**known)
         elif finding.fingerprint and task.request.stated is None:  # a file that could not be read is tried again
-            journal.add(task.state, finding.fingerprint, finding.error, finding.probe, finding.times, finding.clips)
+            journal.add(task.state, finding)
         if isinstance(finding.caption, Unsettled):
             clip = task.listed.files.entries[task.number].path
             waiting[task.listed.dataset].add((task, finding), clip, finding.caption)
@@ -231,16 +215,26 @@ def _apply_all(
 
 
 def _find_all(
-    requests: Iterator[FileRequest], to_open: int, *, examiners: Examiners, cuts_scenes: bool
+    requests: Iterator[FileRequest], to_open: int, *, workers: int, cluster: Cluster | None, finds_scenes: bool
 ) -> Iterator[Finding]:
     """Yield the findings of all requests, in order; `to_open` is about the number of files that must be opened."""
-    each = partial(probe_pool.map_ordered, workers=examiners.threads, failed=failed, most_seconds=most_seconds)
-    if examiners.is_cluster:
-        return each(examine_on_node, requests, processes=RayPool(), chunk_size=_FILES_PER_CALL)
-    if not cuts_scenes and to_open < PROCESSES_FROM:
-        return each(examine, requests, processes=None)
-    # The scenes of one file take minutes to find.
-    return each(examine, requests, processes=WorkerPool(), chunk_size=1 if cuts_scenes else _FILES_PER_CALL)
+    processes: CallPool | None = None
+    function, chunk_size = examine, _FILES_PER_THREAD
+    if cluster is not None:
+        function, workers = examine_on_node, probe_pool.calls_at_once(cluster)
+        processes, chunk_size = RayPool(), _FILES_PER_CALL
+    elif finds_scenes or to_open >= PROCESSES_FROM:
+        # The scenes of one file take minutes to find.
+        processes, chunk_size = WorkerPool(), 1 if finds_scenes else _FILES_PER_CALL
+    return probe_pool.map_ordered(
+        function,
+        requests,
+        workers=workers,
+        processes=processes,
+        failed=failed,
+        most_seconds=most_seconds,
+        chunk_size=chunk_size,
+    )
 
 
 def unseen(file: MediaPath, node: str) -> UserError:
