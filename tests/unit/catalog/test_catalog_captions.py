@@ -9,7 +9,7 @@ import pytest
 
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import caption_texts, listing
-from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionNames
+from reelworks.data.catalog.scan.caption_names import CaptionNames
 from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
 from reelworks.data.catalog.store.store import Catalog
 
@@ -107,7 +107,6 @@ def test_a_folder_is_read_as_it_is_named(tmp_path: Path, names: str) -> None:
         (tmp_path / name).write_text(name)
     (entry,) = listing.list_folder("x", tmp_path).entries
     assert entry.captions == caption_texts.files_beside(clip)
-    assert entry.captioned is (entry.captions != NO_FILES)
     found = [name for name in names.split() if name != "x.caption"]
     assert caption_texts.beside(clip) == ("\n".join(found) if found else None)
 

@@ -26,10 +26,8 @@ from reelworks.training.plan.data_advice import ENOUGH, FILES_NAMED, DataAdvice,
 
 BOUND_SHARE = 0.8  # of captions with one phrase, which a model then learns as one with the trigger word
 MOST_EQUAL_SHARE = 0.9  # from here on `captions_equal` of `data_advice` speaks
-MANY_CLIPS, MANY_SHARE = (
-    5,
-    0.1,
-)  # clips with one text, and the share of all clips that are such, for `captions_repeated`
+# Clips with one text, and the share of all clips that are such, for `captions_repeated`.
+MANY_CLIPS, MANY_SHARE = 5, 0.1
 _SAMPLE = 20_000  # captions in which phrases are looked for
 _TOKENIZED = 50_000  # captions that are given to a tokenizer
 _PHRASES_NAMED = 3

@@ -194,7 +194,7 @@ def _joined(runs: Sequence[range], stills: Sequence[int]) -> list[range]:
 def _video(
     clip: MeasureRequest, whole: Request, stills: Sequence[int], runs: Sequence[range]
 ) -> tuple[list[NDArray[np.uint8]], NDArray[np.float32], NDArray[np.int64]]:
-    to_rgb, to_small = decode.to_rgb(whole), _ToSmall()
+    to_rgb, to_small = decode.ToRgb(whole), _ToSmall()
     large: dict[int, NDArray[np.uint8]] = {}
     small: dict[int, NDArray[np.uint8]] = {}
     in_runs, wanted = {n for run in runs for n in run}, set(stills)

@@ -18,12 +18,11 @@ from reelworks.core.shape import Shape
 from reelworks.data.media import display, frame_times, location, pictures, tone_map, video
 from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.data.media.formats import ProbeError, kind_of
-from reelworks.data.media.frame_filters import progressive
 from reelworks.data.media.frame_times import FrameTimes
 from reelworks.data.media.location import MediaPath
 from reelworks.data.media.pictures import WHITE, Color, displayed, over, upright
 from reelworks.data.media.resize_filters import BICUBIC, ResizeFilter
-from reelworks.data.media.video import OpenVideo
+from reelworks.data.media.video import OpenVideo, progressive
 
 if TYPE_CHECKING:  # processes that only decode start in two thirds of the time without the library of configs
     from reelworks.data.media.config import DataConfig, ShortClips
@@ -327,7 +326,7 @@ def _span(indices: NDArray[np.int64]) -> range:
 
 
 def _load_video(request: Request) -> Frames:
-    convert = _ToRgb(request)
+    convert = ToRgb(request)
     converted: dict[int, Frames] = {}
     if request.spot is not None:
         found = _at_spot(request.path, request.spot, convert)
@@ -345,7 +344,7 @@ def _load_video(request: Request) -> Frames:
     return np.stack([converted[number] for number in numbers])
 
 
-def _at_spot(path: MediaPath, place: Spot, convert: _ToRgb) -> Frames | None:
+def _at_spot(path: MediaPath, place: Spot, convert: ToRgb) -> Frames | None:
     """Return the frames of a spot; None if they are not there."""
     converted: dict[int, Frames] = {}
     ticks = np.array(place.around, dtype=np.int64)
@@ -437,12 +436,7 @@ def _sought(runs: Sequence[range], times: FrameTimes, *, interlaced: bool) -> li
     return found
 
 
-def to_rgb(request: Request) -> Callable[[Any, tuple[int, int]], Frames]:
-    """Return a function that makes an RGB frame of a request's shape of a frame that `visit` gives."""
-    return _ToRgb(request)
-
-
-class _ToRgb:
+class ToRgb:
     """Makes RGB frames of a request's shape: resizes and converts colours in one pass, then turns and crops."""
 
     def __init__(self, request: Request) -> None:

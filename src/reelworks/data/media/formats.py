@@ -55,9 +55,8 @@ class ProbeError(Exception):
 
 def extension_of(name: str) -> str:
     """Return a file's extension in lower case, with its dot; "" without one."""
-    extension = posixpath.splitext(name)[
-        1
-    ].lower()  # a fifth of the time of `Path.suffix`, which a scan of millions notices
+    # A fifth of the time of `Path.suffix`, which a scan of millions notices.
+    extension = posixpath.splitext(name)[1].lower()
     return "" if extension == "." else extension
 
 

@@ -101,59 +101,22 @@ class Location:
         """Suffix of the file's name, as `Path.suffix`."""
         return PurePosixPath(self.name).suffix
 
-    def local(self) -> Location:
-        """Return the location of a copy on this machine, made if there is none; a local file is its own.
-
-        Raises:
-            OSError: The storage has no such file, or cannot be reached.
-        """
-        if not is_url(self.file):
-            return self
-        key = digests.of_bytes("\0".join(map(str, (self.file, self.start, self.size, self.version))).encode())
-        return Location(str(_cache().get(key + self.suffix, self._fetch)), self.name)
-
     def with_name(self, name: str) -> Location:
         """Return the location of a file beside it, as `Path.with_name`."""
         assert self.start is None
         folder, inside = (path[: path.rfind("/") + 1] for path in (self.file, self.name))
         return Location(folder + name, inside + name)
 
-    def read_bytes(self, most: int) -> bytes:
-        """Read a whole file of at most so many bytes, without a local copy."""
-        assert self.start is None
-        if not is_url(self.file):
-            return user_files.read_bytes(Path(self.file), most)
-        fs, path = filesystem(self.file)
-        with reached():
-            user_files.require_size(self, int(fs.info(path).get("size") or 0), most)
-            data: bytes = fs.cat_file(path)
-        return data
-
     def bytes_at(self, start: int, size: int, most: int) -> bytes:
         """Read a range of the file or archive, of at most so many bytes, without a local copy."""
         user_files.require_size(self, size, most)
         if not is_url(self.file):
-            with Location(self.file, self.name, start, size).open() as file:
+            with opened(Location(self.file, self.name, start, size)) as file:
                 return file.read()
         fs, path = filesystem(self.file)
         with reached():
             data: bytes = fs.cat_file(path, start=start, end=start + size)
         return data
-
-    def _fetch(self, target: Path) -> None:
-        fs, path = filesystem(self.file)
-        with reached():
-            if self.start is None:
-                fs.get_file(path, str(target))
-            else:
-                target.write_bytes(fs.cat_file(path, start=self.start, end=self.start + self.size))
-
-    def open(self) -> io.BufferedReader:
-        """Open a local location for reading; see `user_files.opened`."""
-        if self.start is None:
-            whole: io.BufferedReader = user_files.opened(Path(self.file))
-            return whole
-        return io.BufferedReader(_Range(user_files.opened(Path(self.file), buffering=0), self.start, self.size))
 
 
 MediaPath = Path | Location
@@ -185,21 +148,44 @@ def _is_file(file: str) -> bool:
 
 
 def local(file: MediaPath) -> MediaPath:
-    """Return a file on this machine: the file itself, or the copy of a remote one."""
-    return file.local() if isinstance(file, Location) else file
+    """Return a file on this machine: the file itself, or the copy of a remote one, made if there is none.
+
+    Raises:
+        OSError: The storage has no such file, or cannot be reached.
+    """
+    if not isinstance(file, Location) or not is_url(file.file):
+        return file
+
+    def fetch(target: Path) -> None:
+        fs, path = filesystem(file.file)
+        with reached():
+            if file.start is None:
+                fs.get_file(path, str(target))
+            else:
+                target.write_bytes(fs.cat_file(path, start=file.start, end=file.start + file.size))
+
+    key = digests.of_bytes("\0".join(map(str, (file.file, file.start, file.size, file.version))).encode())
+    return Location(str(_cache().get(key + file.suffix, fetch)), file.name)
 
 
 def opened(file: MediaPath) -> io.BufferedReader:
     """Open a file on this machine, or its range, for reading; see `user_files.opened`."""
-    if isinstance(file, Location):
-        return file.open()
-    whole: io.BufferedReader = user_files.opened(file)
+    if isinstance(file, Location) and file.start is not None:
+        return io.BufferedReader(_Range(user_files.opened(_path(file), buffering=0), file.start, file.size))
+    whole: io.BufferedReader = user_files.opened(_path(file))
     return whole
 
 
 def read_bytes(file: MediaPath, most: int) -> bytes:
     """Read a whole file of at most so many bytes, wherever it is; a remote one is not copied."""
-    return file.read_bytes(most) if isinstance(file, Location) else user_files.read_bytes(file, most)
+    assert not isinstance(file, Location) or file.start is None
+    if not isinstance(file, Location) or not is_url(file.file):
+        return user_files.read_bytes(_path(file), most)
+    fs, path = filesystem(file.file)
+    with reached():
+        user_files.require_size(file, int(fs.info(path).get("size") or 0), most)
+        data: bytes = fs.cat_file(path)
+    return data
 
 
 def num_bytes(file: MediaPath) -> int:

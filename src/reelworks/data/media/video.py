@@ -1,22 +1,23 @@
-"""Open a video as players do: choose its stream, decode it, and cut off what the container says is not to be shown.
+"""Open a video as players do: choose its stream, decode it, cut off what the container says is not to be shown, and make whole
+frames of fields.
 
 Files are measured and decoded through this module alone, so that the catalog counts the frames that training reads.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any, BinaryIO, NamedTuple
 
 import av
+from av.filter import Graph
 from av.stream import Disposition
 
 from reelworks.data.media import containers, location
 from reelworks.data.media.containers import ShownArea
 from reelworks.data.media.formats import ProbeError
-from reelworks.data.media.frame_filters import Cropping
 from reelworks.data.media.location import MediaPath
 
 # Containers that are opened, whatever the extension. Playlists are not allowed: they could make the decoder
@@ -57,7 +58,7 @@ class OpenVideo(NamedTuple):
         Packets before the first frame that refer to others which are not there are passed over, as players do.
         """
         decoder, began = self._decoder(), False
-        cropped = None if self.crop is None else Cropping(self.crop)
+        cropped = None if self.crop is None else _Cropping(self.crop)
         for packet in self.container.demux(self.stream) if packets is None else packets:
             if not packet.size and packet.dts is not None:  # a frame that was dropped, which would end the decoding
                 continue
@@ -147,3 +148,62 @@ def _by_preference(path: MediaPath, streams: list[av.VideoStream]) -> list[av.Vi
         return bool(stream.disposition & Disposition.default), stream.width * stream.height, counts[stream.index]
 
     return sorted([s for s in streams if counts[s.index] > 1] or streams, key=preference, reverse=True)
+
+
+Numbered = tuple[int, av.VideoFrame]  # a frame with its time or number
+
+
+def progressive(frames: Iterable[Numbered]) -> Iterator[Numbered]:
+    """Yield frames in order, one for one, each interlaced one rebuilt from its fields and those of its neighbours.
+
+    Frames that are not marked as interlaced pass unchanged. A rebuilt frame comes after its successor was read.
+    """
+    graph: Graph | None = None
+    waiting: deque[int] = deque()
+    for key, frame in frames:
+        if graph is None and not frame.interlaced_frame:
+            yield key, frame
+            continue
+        graph = graph or _filtered(frame, "bwdif", "mode=send_frame:deint=interlaced")
+        waiting.append(key)
+        graph.vpush(frame)
+        yield from _finished(graph, waiting)
+    if graph is not None:
+        graph.vpush(None)
+        yield from _finished(graph, waiting)
+
+
+def _filtered(frame: av.VideoFrame, name: str, settings: str) -> Graph:
+    """Return a filter for frames like this one."""
+    graph = Graph()
+    graph.threads = 1  # clips are decoded in parallel
+    source = graph.add_buffer(
+        width=frame.width, height=frame.height, format=frame.format, time_base=frame.time_base, name="source"
+    )
+    graph.link_nodes(source, graph.add(name, settings), graph.add("buffersink")).configure()
+    return graph
+
+
+def _finished(graph: Graph, waiting: deque[int]) -> Iterator[Numbered]:
+    while waiting:
+        try:
+            frame = graph.vpull()
+        except (av.error.BlockingIOError, av.error.EOFError):
+            return
+        yield waiting.popleft(), frame
+
+
+class _Cropping:
+    """Cuts frames to the part that is shown, without a copy of the pixels."""
+
+    def __init__(self, crop: ShownArea) -> None:
+        self._settings = f"{crop.width}:{crop.height}:{crop.left}:{crop.top}"
+        self._graph, self._of = Graph(), (0, 0, "")
+
+    def __call__(self, frame: av.VideoFrame) -> Any:
+        """Return the part of a frame that is shown."""
+        kind = (frame.width, frame.height, frame.format.name)
+        if kind != self._of:
+            self._graph, self._of = _filtered(frame, "crop", self._settings), kind
+        self._graph.vpush(frame)
+        return self._graph.vpull()
