@@ -175,7 +175,7 @@ def test_a_range_is_a_file(tmp_path: Path) -> None:
     data = bytes(range(256)) * 4
     (tmp_path / "x.tar").write_bytes(data)
     inside = location.Location(str(tmp_path / "x.tar"), "x.tar/y.bin", 100, 300)
-    with inside.open() as file:
+    with location.opened(inside) as file:
         assert (file.read(3), file.seek(-5, 2), file.read(), file.read()) == (data[100:103], 295, data[395:400], b"")
         assert file.seek(0) == 0
         assert file.read() == data[100:400]
