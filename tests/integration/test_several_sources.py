@@ -231,7 +231,9 @@ def test_numbers_of_sources_that_cannot_be_are_refused(recipe: Any) -> None:
         recipe_file.parse(recipe("run", dataset=[{"path": "x", "source": list("abcde")}]))
     with refused("too-few-sources", "dataset.min_sources", says="names 1"):
         recipe_file.parse(recipe("run", dataset=[{"path": "x", "source": "a", "min_sources": 2}]))
-    edits = [DatasetConfig(path="x", source=["a"], min_sources=0)]
+    edits = recipe_file.parse(recipe("run")).model_copy(
+        update={"dataset": [DatasetConfig(path="x", source=["a"], min_sources=0)]}
+    )
     with refused("companion-mismatch", "dataset.min_sources", says="needs a source for each clip"):
-        validation.require_least_sources(ModelConfig(name="qwen-image-edit"), edits)
-    validation.require_least_sources(ModelConfig(name="flux2-dev"), edits)
+        validation.require_dataset_companions(edits.model_copy(update={"model": ModelConfig(name="qwen-image-edit")}))
+    validation.require_dataset_companions(edits.model_copy(update={"model": ModelConfig(name="flux2-dev")}))

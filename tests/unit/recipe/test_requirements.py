@@ -7,31 +7,41 @@ from reelworks.core.errors import UserError
 from reelworks.models import components, config, registry
 from reelworks.models.config import ModelConfig, TextEncoderConfig
 from reelworks.models.family import ComponentShapes
+from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.training.recipe import validation
+from reelworks.training.recipe.recipe import Recipe
+
+
+def recipe(model: ModelConfig, objective: str = "rectified-flow", masks: dict[str, float] | None = None) -> Recipe:
+    plain = {"version": 1, "output": "run", "dataset": [{"path": "clips"}], "train": {"max_steps": 1}}
+    changes = {"model": model, "objective": ObjectiveConfig.model_construct(name=objective, mask_ratios=masks or {})}
+    return Recipe.model_validate(plain).model_copy(update=changes)
 
 
 def test_an_objective_that_the_weights_do_not_know_is_refused():
     """Published weights go with their objective; fresh ones learn any."""
     with refused("other-objective", "objective.name", says='write "epsilon"'):
-        validation.require_objective(ModelConfig(name="sdxl", weights="w"), "rectified-flow", {})
-    validation.require_objective(ModelConfig(name="sdxl", weights="w"), "v-prediction", {})
-    validation.require_objective(ModelConfig(name="sdxl"), "rectified-flow", {})
-    validation.require_objective(ModelConfig(name="stdit2-xl", weights="w"), "iddpm", {})
+        validation.require_objective(recipe(ModelConfig(name="sdxl", weights="w"), "rectified-flow", {}))
+    validation.require_objective(recipe(ModelConfig(name="sdxl", weights="w"), "v-prediction", {}))
+    validation.require_objective(recipe(ModelConfig(name="sdxl"), "rectified-flow", {}))
+    validation.require_objective(recipe(ModelConfig(name="stdit2-xl", weights="w"), "iddpm", {}))
 
 
 def test_masks_of_given_frames_need_a_network_that_is_told():
     """Ratios are refused where they would change nothing but the loss."""
     for name in ("wan-2.1-1.3b", "flux-dev"):
         with refused("conditions-not-taken", "objective.mask_ratios"):
-            validation.require_objective(ModelConfig(name=name), "rectified-flow", {"image_head": 0.3})
-        validation.require_objective(ModelConfig(name=name), "rectified-flow", {"identity": 1.0})
-    validation.require_objective(ModelConfig(name="wan-2.2-5b"), "rectified-flow", {"image_head": 0.3})
+            validation.require_objective(recipe(ModelConfig(name=name), "rectified-flow", {"image_head": 0.3}))
+        validation.require_objective(recipe(ModelConfig(name=name), "rectified-flow", {"identity": 1.0}))
+    validation.require_objective(recipe(ModelConfig(name="wan-2.2-5b"), "rectified-flow", {"image_head": 0.3}))
     with refused("conditions-not-taken", "objective.mask_ratios", says="leave out inpaint, or choose"):
         validation.require_objective(
-            ModelConfig(name="wan-2.2-5b"), "rectified-flow", {"image_head": 0.3, "inpaint": 0.1, "outpaint": 0.0}
+            recipe(
+                ModelConfig(name="wan-2.2-5b"), "rectified-flow", {"image_head": 0.3, "inpaint": 0.1, "outpaint": 0.0}
+            )
         )
     both = {"image_head": 0.3, "inpaint": 0.1, "outpaint": 0.1}
-    validation.require_objective(ModelConfig(name="wan-2.1-vace-1.3b"), "rectified-flow", both)
+    validation.require_objective(recipe(ModelConfig(name="wan-2.1-vace-1.3b"), "rectified-flow", both))
 
 
 def test_every_preset_has_its_parts_and_they_fit():
@@ -82,10 +92,10 @@ def test_companions_that_a_model_is_shown_pass(model, given):
 def test_an_image_encoder_is_named_where_there_is_one_and_nowhere_else():
     """Wan 2.1 looks at the first frame by CLIP, Wan 2.2 does not."""
     with refused("image-encoder-mismatch", "model.image_encoder", says=r"needs an image encoder \(clip\)"):
-        validation.require_image_encoder(ModelConfig(name="wan-2.1-i2v-14b"))
+        validation.require_image_encoder(recipe(ModelConfig(name="wan-2.1-i2v-14b")))
     with refused("image-encoder-mismatch", "model.image_encoder"):
-        validation.require_image_encoder(ModelConfig(name="wan-2.2-i2v-14b", image_encoder="x"))
-    validation.require_image_encoder(ModelConfig(name="wan-2.2-i2v-14b"))
+        validation.require_image_encoder(recipe(ModelConfig(name="wan-2.2-i2v-14b", image_encoder="x")))
+    validation.require_image_encoder(recipe(ModelConfig(name="wan-2.2-i2v-14b")))
 
 
 def test_a_first_frame_is_asked_for_and_refused():

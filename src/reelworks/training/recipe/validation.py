@@ -1,34 +1,48 @@
-"""Check that a recipe gives a model all inputs that it needs, and none that it does not support."""
+"""Rules between the keys of a recipe: a model gets all inputs that it needs, and none that it does not support.
+
+`RULES`, at the end, has them in their order. A rule raises a `UserError`, or returns the recipe with what it derives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.config import DatasetConfig
+from reelworks.core.shape import Shape
+from reelworks.data.buckets import table, tuned
 from reelworks.data.catalog.sources import SOURCES
-from reelworks.data.loader import frame_masks
+from reelworks.data.loader import clip_uses, frame_masks
 from reelworks.models import components, registry
 from reelworks.models.components import conditioning, other_latents
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.config import ModelConfig, require_known, text_encoder_names
+from reelworks.models.expert_pair.config import timestep_range
 from reelworks.models.family import FamilyConfig
+from reelworks.models.sequence import sequence_limits
+from reelworks.training.recipe import preview_model
 from reelworks.training.recipe.recipe import Recipe
 
 COMPANIONS = ("control", *SOURCES, "mask")  # companions that can be inputs of a network
 
 
-def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[str, float]) -> None:
+def require_known_parts(recipe: Recipe) -> None:
+    """Refuse a model, an autoencoder and text encoders of unknown names."""
+    require_known("text_encoder.name", recipe.text_encoder.name, text_encoder_names())
+    components.geometry(recipe.model, recipe.autoencoder)
+
+
+def require_objective(recipe: Recipe) -> None:
     """Refuse an objective for which the weights were not trained, and frame conditions that the network lacks."""
-    wants = conditioning(model)
-    if model.weights is not None and objective not in wants.objectives:
+    model, objective = recipe.model, recipe.objective
+    wants, mask_ratios = conditioning(model), objective.mask_ratios
+    if model.weights is not None and objective.name not in wants.objectives:
         raise UserError(
             f"the weights of {model.name} were trained with another objective",
             code="other-objective",
             field="objective.name",
-            value=objective,
+            value=objective.name,
             remedy=f'write "{wants.objectives[0]}"',
         )
     drawn = {name for name, ratio in mask_ratios.items() if ratio and name != "identity"}
@@ -47,8 +61,9 @@ def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[s
     )
 
 
-def require_text_encoder(model: ModelConfig, text: TextEncoderConfig) -> None:
+def require_text_encoder(recipe: Recipe) -> None:
     """Refuse weights that were trained with other text encoders, which may have the same width."""
+    model, text = recipe.model, recipe.text_encoder
     expected = registry.PRESETS[model.name].parts.text
     if text.name not in ("hashed", expected) and _trained_elsewhere(model.weights, "text_encoder", text.name):
         raise UserError(
@@ -60,11 +75,12 @@ def require_text_encoder(model: ModelConfig, text: TextEncoderConfig) -> None:
         )
 
 
-def require_autoencoder(model: ModelConfig, autoencoder: AutoencoderConfig) -> None:
+def require_autoencoder(recipe: Recipe) -> None:
     """Refuse weights that were trained with another autoencoder of as many latent channels.
 
     Another number of channels is refused when the weights are loaded, by their shapes.
     """
+    model, autoencoder = recipe.model, recipe.autoencoder
     expected = other_latents(model, autoencoder)
     if expected is not None and _trained_elsewhere(model.weights, "autoencoder", autoencoder.name):
         raise UserError(
@@ -117,12 +133,13 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
         raise UserError(problem, code="companion-mismatch", field=prefix + name.partition("-")[0], remedy=remedy)
 
 
-def require_least_sources(model: ModelConfig, datasets: Sequence[DatasetConfig]) -> None:
-    """Refuse clips without a source if the network needs one."""
-    for dataset in datasets:
-        if dataset.min_sources == 0 and "source" in conditioning(model).needs:
+def require_dataset_companions(recipe: Recipe) -> None:
+    """Refuse companions of datasets that the network does not take, and clips without a source that it needs."""
+    require_companions(recipe.model, [dataset.companions for dataset in recipe.dataset], "dataset.")
+    for dataset in recipe.dataset:
+        if dataset.min_sources == 0 and "source" in conditioning(recipe.model).needs:
             raise UserError(
-                f"{model.name} needs a source for each clip",
+                f"{recipe.model.name} needs a source for each clip",
                 code="companion-mismatch",
                 field="dataset.min_sources",
                 value=0,
@@ -160,8 +177,9 @@ def require_inpainted(mask: bool, inpainted: bool, prefix: str) -> None:
         )
 
 
-def require_image_encoder(model: ModelConfig) -> None:
+def require_image_encoder(recipe: Recipe) -> None:
     """Refuse a missing image encoder that the model needs, and one that it does not use."""
+    model = recipe.model
     kind = conditioning(model).image_encoder
     if (kind is None) != (model.image_encoder is None):
         raise UserError(
@@ -269,3 +287,209 @@ def require_sound(recipe: Recipe) -> None:
             value=objective.name,
             remedy='write name = "rectified-flow", and leave out target_guidance_scale and dataset.rejected',
         )
+
+
+def require_guided_channels(recipe: Recipe) -> None:
+    """Refuse a number of guided channels for samplers that guide all."""
+    if recipe.samples.guided_channels is not None and recipe.objective.name != "iddpm":
+        raise UserError(
+            f"the sampler of {recipe.objective.name} applies guidance to all channels",
+            code="guided-channels-without-iddpm",
+            field="samples.guided_channels",
+            value=recipe.samples.guided_channels,
+            remedy='leave it out; it belongs to objective.name = "iddpm"',
+        )
+
+
+def require_samples(recipe: Recipe) -> None:
+    """Refuse samples that the model cannot generate; sizes that are left out come from a bucket and are valid."""
+    samples, geometry = recipe.samples, components.geometry(recipe.model, recipe.autoencoder)
+    if not samples.prompts:
+        return
+    height, width = geometry.multiple
+    shape = Shape(samples.num_frames or 1, samples.height or height, samples.width or width)
+    fields = ("samples.num_frames", "samples.height", "samples.width")
+    geometry.require(shape, fields, whole_patches=components.whole_patches(recipe.model))
+    require_companions(recipe.model, [samples.companions], "samples.")
+    require_inpainted(samples.mask is not None, samples.inpaint is not None, "samples.")
+    if samples.num_frames is not None:
+        require_given_frames(recipe.model, samples.reference, samples.last_frame, samples.num_frames)
+
+
+def with_sequence_group(recipe: Recipe) -> Recipe:
+    """Set the ranks of a sequence group whose degrees are chosen; refuse entries that the choice cannot be written to."""
+    parallel = recipe.parallel
+    if parallel.sequence_degree != "auto":
+        return recipe
+    if not recipe.bucket or recipe.buckets.proposes:
+        raise UserError(
+            "a number of ranks is chosen for each [[bucket]] entry, and the recipe has none",
+            code="degrees-without-entries",
+            field="parallel.sequence_degree",
+            value="auto",
+            remedy="give a number, or write the entries that `reelworks plan` proposes as [[bucket]]",
+        )
+    if parallel.max_sequence_degree is not None:
+        return recipe
+    size = sequence_limits.largest_group(recipe.model, recipe.autoencoder, recipe.text_encoder)
+    return recipe.model_copy(update={"parallel": parallel.model_copy(update={"max_sequence_degree": size})})
+
+
+def require_shared_tokens(recipe: Recipe) -> None:
+    """Refuse numbers of ranks that cannot share the tokens of a clip."""
+    parallel = recipe.parallel
+    degree, field = parallel.group_size, parallel.group_field
+    for own in (own for entry in recipe.bucket for own in entry.sequence_degrees() if own is not None):
+        if degree % own:
+            raise UserError(
+                f"groups of {degree} ranks ({field}) cannot be divided into groups of {own}",
+                code="degree-not-divisor",
+                field="bucket.sequence_degree",
+                value=own,
+                remedy=f"set it to a divisor of {degree} ({', '.join(map(str, parallel.degrees()))}), or set "
+                f"{field}, which is that of the largest bucket, to a multiple of it",
+            )
+    sequence_limits.require_network(recipe.model, recipe.autoencoder, recipe.text_encoder, degree, field)
+    if degree > 1 and recipe.train.compile:
+        raise UserError(
+            f"blocks whose tokens {degree} ranks share are not compiled",
+            code="compiled-with-shared-tokens",
+            field="train.compile",
+            value=True,
+            remedy="leave it out, or leave out parallel.sequence_degree",
+        )
+
+
+def require_lora_base(recipe: Recipe) -> None:
+    """Refuse a data type of the LoRA's base that does not suit the compute type or offloading."""
+    if recipe.lora is None:
+        return
+    base = recipe.lora.exact_base(recipe.precision.compute)
+    if recipe.parallel.offload and base not in ("float32", "bfloat16"):
+        raise UserError(
+            f"a LoRA base in {base} cannot be offloaded: only unpacked weights can be moved between CPU and GPU",
+            code="offload-of-packed-base",
+            field="parallel.offload",
+            value=True,
+            remedy='write lora.base = "bfloat16", or leave offload out',
+        )
+
+
+def with_timestep_range(recipe: Recipe) -> Recipe:
+    """Set the trained timestep range, which depends on the expert if the model has several."""
+    objective, lora = recipe.objective, recipe.lora
+    if recipe.model.experts == "both" and lora is not None and lora.weights is not None:
+        raise UserError(
+            "lora.weights is the LoRA of one expert, but both experts are trained",
+            code="lora-of-one-expert",
+            field="lora.weights",
+            value=lora.weights,
+            remedy='leave it out, or train one: model.experts = "high" or "low"',
+        )
+    timesteps = timestep_range(recipe.model, objective.name, objective.timestep_range)
+    return recipe.model_copy(update={"objective": objective.model_copy(update={"timestep_range": timesteps})})
+
+
+def require_base_target(recipe: Recipe) -> None:
+    """Refuse `prior_prediction` without a LoRA, and for all datasets, so that nothing would be learned."""
+    targets_base = [d.prior_prediction for d in recipe.dataset]
+    if any(targets_base) and recipe.lora is None:
+        problem, remedy = "without a LoRA there is no frozen base to predict the target", "add [lora]"
+    elif all(targets_base):
+        problem, remedy = "all datasets have it, so that the LoRA would learn nothing", "unset it for one dataset"
+    else:
+        return
+    raise UserError(
+        problem, code="base-target-without-lora", field="dataset.prior_prediction", value=True, remedy=remedy
+    )
+
+
+def require_guided_target(recipe: Recipe) -> None:
+    """Refuse guided targets without a LoRA."""
+    scale = recipe.objective.target_guidance_scale
+    if scale is not None and recipe.lora is None:
+        raise UserError(
+            "without a LoRA there is no frozen base to predict the part without caption",
+            code="guided-target-invalid",
+            field="objective.target_guidance_scale",
+            value=scale,
+            remedy="leave it out, or add [lora]",
+        )
+
+
+def require_preferences(recipe: Recipe) -> None:
+    """Refuse preferences without a LoRA or beside other uses of its base, and their strength without preferences."""
+    if not recipe.learns_preferences:
+        if recipe.objective.dpo_beta != type(recipe.objective).model_fields["dpo_beta"].default:
+            raise UserError(
+                "it has no effect without rejected clips",
+                code="key-without-effect",
+                field="objective.dpo_beta",
+                value=recipe.objective.dpo_beta,
+                remedy="leave it out, or set dataset.rejected",
+            )
+        return
+    if recipe.lora is None:
+        problem, remedy = "without a LoRA there is no frozen base to compare with", "add [lora]"
+    elif any(dataset.rejected is None for dataset in recipe.dataset):
+        problem, remedy = "only some datasets have it, and their losses cannot be added", "give it to all, or to none"
+    elif any(dataset.prior_prediction for dataset in recipe.dataset):
+        problem, remedy = "a preference keeps what the base knew by itself", "leave dataset.prior_prediction out"
+    elif recipe.objective.target_guidance_scale is not None:
+        problem, remedy = "preferences are defined for plain targets", "leave objective.target_guidance_scale out"
+    elif recipe.objective.name == "iddpm":
+        problem, remedy = "preferences are not defined for a learned variance", "leave it out"
+    else:
+        return
+    value = next(dataset.rejected for dataset in recipe.dataset if dataset.rejected is not None)
+    raise UserError(problem, code="preferences-invalid", field="dataset.rejected", value=value, remedy=remedy)
+
+
+def require_entries(recipe: Recipe) -> None:
+    """Refuse bucket entries beside proposed ones, and datasets whose sizes no entry has."""
+    if not recipe.buckets.proposes:
+        geometry = components.geometry(recipe.model, recipe.autoencoder)
+        clip_uses.allowed(recipe.dataset, table.build(*tuned.unmeasured(recipe.bucket, recipe.buckets), geometry))
+        return
+    for dataset in recipe.dataset:
+        if (named := dataset.resolutions or dataset.lengths) is not None:
+            raise UserError(
+                "the entries are proposed, and need not have these sizes",
+                code="entries-given-and-proposed",
+                field="dataset.resolutions" if dataset.resolutions else "dataset.lengths",
+                value=named,
+                remedy='write [[bucket]] entries, and buckets.entries = "recipe"',
+            )
+    for name, entries in (("[[bucket]]", recipe.bucket), ("[buckets.opensora]", recipe.buckets.opensora)):
+        if entries:
+            raise UserError(
+                f"the recipe asks for proposed entries, but also has {name}",
+                code="entries-given-and-proposed",
+                field="buckets.entries",
+                value=recipe.buckets.entries,
+                remedy=f'remove {name}, or write buckets.entries = "recipe"',
+            )
+
+
+Rule = Callable[[Recipe], Recipe | None]
+
+RULES: tuple[Rule, ...] = (
+    require_known_parts,
+    require_objective,
+    require_text_encoder,
+    require_autoencoder,
+    require_lora_base,
+    require_base_target,
+    require_preferences,
+    require_guided_target,
+    require_image_encoder,
+    require_sound,
+    require_dataset_companions,
+    with_sequence_group,
+    require_shared_tokens,
+    with_timestep_range,
+    require_entries,
+    require_guided_channels,
+    preview_model.require_fit,
+    require_samples,
+)
