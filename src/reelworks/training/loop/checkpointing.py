@@ -21,7 +21,6 @@ from reelworks.data.checkpoint.policy import rank_best, score
 from reelworks.data.checkpoint.save import DiskFull, Saved, SaveDetails, SaveFailed
 from reelworks.data.distributed import collectives
 from reelworks.data.loader.position import DataPosition
-from reelworks.data.run import clip_losses
 from reelworks.data.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.models.base_model import Base
 from reelworks.models.export import export, exports_folder
@@ -38,7 +37,6 @@ from reelworks.training.step.step_sums import StepFlags
 
 _EXCLUDED = "excluded.npz"
 _ALIASES = "aliases.npz"
-_SPIKES = "recent_losses.json"
 # With `asynchronous = "auto"` states of this size or more are saved in a thread; smaller ones are written at once.
 _ASYNCHRONOUS_BYTES = 1_000_000_000
 # A failed save is repeated after this time; each attempt may write up to a whole checkpoint.
@@ -61,16 +59,17 @@ def restore(
     load.load(checkpoint, tensors, fixed=True)
     if optimizer:
         state.optimizer.load_state_dict(tensors["optimizer"])
-    excluded, aliases = Excluded.none(), Aliases()
-    if load.has_extra(checkpoint, _EXCLUDED):
-        excluded = Excluded.from_bytes(load.read_extra(checkpoint, _EXCLUDED))
-    if load.has_extra(checkpoint, _ALIASES):
-        aliases = Aliases.from_bytes(load.read_extra(checkpoint, _ALIASES))
-    if load.has_extra(checkpoint, _SPIKES):
-        state.spikes.load(load.read_extra(checkpoint, _SPIKES))
-    if load.has_extra(checkpoint, clip_losses.FILE):
-        state.clip_losses.load(load.read_extra(checkpoint, clip_losses.FILE))
-    return Cursor(**json.loads(load.read_extra(checkpoint, names.CURSOR))), excluded, aliases
+
+    def read(file: str) -> bytes | None:
+        return load.read_extra(checkpoint, file) if load.has_extra(checkpoint, file) else None
+
+    state.load_files(read)
+    excluded, aliases = read(_EXCLUDED), read(_ALIASES)
+    return (
+        Cursor(**json.loads(load.read_extra(checkpoint, names.CURSOR))),
+        Excluded.none() if excluded is None else Excluded.from_bytes(excluded),
+        Aliases() if aliases is None else Aliases.from_bytes(aliases),
+    )
 
 
 def try_disk(run: OpenRun, recipe: Recipe, state: TrainState, position: DataPosition) -> None:
@@ -270,10 +269,7 @@ class CheckpointManager:
             extra[_EXCLUDED] = position.excluded.to_bytes()
         if position.aliases:
             extra[_ALIASES] = position.aliases.to_bytes()
-        if self._state.spikes.recent:
-            extra[_SPIKES] = self._state.spikes.to_bytes()
-        if self._state.clip_losses.is_on:
-            extra[clip_losses.FILE] = self._state.clip_losses.to_bytes(self._world, position.global_step)
+        extra |= self._state.files(self._world, position.global_step)
         if self._base is not None:
             extra[BASE] = self._base.to_json().encode()
         return extra

@@ -206,7 +206,7 @@ def _train_stage(
         encoder = stored_batches.choose(model.encoder, world, stored)
         source = _source(data, world)
         training = Training(this_run.folder, world, data, model, encoder, source, run_log, checkpoints)
-        trainer = Trainer(training, this_run, checkpoints, run_log, early)
+        trainer = Trainer(training, checkpoints, run_log, early)
         profiler = StepProfiler(request.profiled_steps, training)
         trainer.observe(first=profiler, last=[make(training) for make in others])
         end, reason = trainer.train(position, stage, signals)

@@ -6,10 +6,10 @@ the rest of it is planned again, as the next segment. A position is the step of 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -24,7 +24,6 @@ from reelworks.models.export import exports_folder
 from reelworks.training.encoding.encode_prefetcher import EncodePrefetcher
 from reelworks.training.loop import resume
 from reelworks.training.loop.checkpointing import CheckpointManager
-from reelworks.training.loop.open_run import OpenRun
 from reelworks.training.loop.stages import Stage
 from reelworks.training.loop.stop_signals import StopSignals
 from reelworks.training.observers.balance import BalanceReports
@@ -34,6 +33,7 @@ from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.observers.idle_layers import IdleLayerReports
 from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
 from reelworks.training.observers.run_logger import RunLogger
+from reelworks.training.observers.slow_steps import SlowSteps
 from reelworks.training.observers.spike_reports import SpikeReports
 from reelworks.training.observers.validations import Validations
 from reelworks.training.plan import compiled_graphs
@@ -50,13 +50,11 @@ EndReason = Literal["finished", "stage", "signal"]
 class Trainer:
     """Loop over steps: take a step, let observers look at it, count its clips, and save when that is due."""
 
-    def __init__(
-        self, training: Training, run: OpenRun, checkpoints: CheckpointManager, log: RunLogger, early: EarlyStop
-    ) -> None:
+    def __init__(self, training: Training, checkpoints: CheckpointManager, log: RunLogger, early: EarlyStop) -> None:
         data, model, world = training.data, training.model, training.world
         recipe = data.recipe
         self.data, self._recipe, self._world = data, recipe, world
-        self._run, self._checkpoints, self._log, self._early = run, checkpoints, log, early
+        self._folder, self._checkpoints, self._log, self._early = training.folder, checkpoints, log, early
         self._source, self._encoder, self._compiled = training.source, training.encoder, model.compiled
         timed = recipe.train.log_balance_every is not None and world.size > 1 and world.sequence is None
         times = ForwardTimes(world.device, timed and forward_times.can_time_forward(model.state.module))
@@ -75,6 +73,7 @@ class Trainer:
         )
         self._observers: list[StepObserver] = [
             log,
+            SlowSteps(training),
             SpikeReports(training),
             idle,
             CompiledGraphs(training),
@@ -93,24 +92,33 @@ class Trainer:
         """Train from a position to the end of the stage, and return where and why training stopped."""
         self._world.wait()  # a signal stops all ranks in the same way
         signals.begin_stage()
-        with ExitStack() as stack:
-            decoders = self._recipe.data.num_workers if self._encoder.decodes(self.data.table) else 0
-            pool = DecodePool(decoders, self._recipe.data.decode_timeout)
-            stack.callback(pool.close)
-            now = Pause(position, pool, lambda: self._is_done(position), stage.step is None, stage.begins)
-            if not now.is_new and not now.begins_stage:
-                self._each(lambda observer: observer.make_up(now))
-            is_done = self._is_done(position)
-            if is_done:
-                self._tell_that_nothing_is_left(now)
-            self._each(lambda observer: observer.begin(now))
-            if is_done:
-                return self._end_stage(position, pool, stage, signals)
-            return self._train_steps(position, pool, stage, signals)
+        decoders = self._recipe.data.num_workers if self._encoder.decodes(self.data.table) else 0
+        with contextlib.closing(DecodePool(decoders, self._recipe.data.decode_timeout)) as pool:
+            end, leaves = position, False
+            if self._catch_up(position, pool, stage):
+                end, leaves = self._train_steps(position, pool, signals)
+            reason: EndReason = "finished"
+            if leaves:
+                reason = "signal"
+            elif not stage.ends_run(end.global_step):
+                # A signal may have come to one rank since its last step began.
+                reason = "signal" if any(self._world.gather(bool(signals.received))) else "stage"
+            self._end(end, pool, reason)
+        return end, reason
 
-    def _train_steps(
-        self, position: DataPosition, pool: DecodePool, stage: Stage, signals: StopSignals
-    ) -> tuple[DataPosition, EndReason]:
+    def _catch_up(self, position: DataPosition, pool: DecodePool, stage: Stage) -> bool:
+        """Let observers measure what a signal left no time for, and begin; return whether a step is left to train."""
+        now = replace(self._pause(position, pool), is_new=stage.step is None, begins_stage=stage.begins)
+        if not now.is_new and not now.begins_stage:
+            self._each(lambda observer: observer.make_up(now))
+        is_done = now.is_over()
+        if is_done:
+            self._tell_that_nothing_is_left(now)
+        self._each(lambda observer: observer.begin(now))
+        return not is_done
+
+    def _train_steps(self, position: DataPosition, pool: DecodePool, signals: StopSignals) -> tuple[DataPosition, bool]:
+        """Train step after step; return where training stopped, and whether a signal asked for it."""
         batches = self._encoded_batches(position, pool)
         self._begin_segment(position)
         while not self._is_done(position):
@@ -127,10 +135,10 @@ class Trainer:
             # A signal to any rank stops all ranks after the same step.
             if flags.stop and not self._is_done(position):
                 self._save_and_leave(position, pool)
-                return self._stop(position, pool, "signal")
+                return position, True
             self._after_step(position, pool, flags)
         self._end_record(position)
-        return self._end_stage(position, pool, stage, signals)
+        return position, False
 
     def _each(self, call: Callable[[StepObserver], None]) -> None:
         for observer in self._observers:
@@ -160,33 +168,32 @@ class Trainer:
         """
         began = time.monotonic()
         step = position.global_step
-        self._world.mark("waiting for clips", step + 1, self._paths_at(position))
+        degree = self._world.sequence_degree
+        self._world.mark(
+            "waiting for clips", step + 1, lambda rank: self._source.paths(position, *divmod(rank, degree))
+        )
         if self._recipe.train.skips(step + 1):
             result = StepResult.skipped(self._train_step.set_rate(step))  # the source omits it too
         else:
             self._each(lambda observer: observer.before_step(step + 1))
             result = self._run_step(position, batches, self._checkpoints.flags(stop=stop))
         self._step_seconds = time.monotonic() - began
-        trained = TrainedStep(
-            position, result, self._failed_clips(result), self._step_seconds, batches.waited_seconds()
-        )
+        failed: list[FailedClip] = []
+        if result.failed:
+            of_ranks: list[Any] = self._world.gather(failures.failed_clips(result.batches))
+            failed = list(itertools.chain(*of_ranks))
+        trained = TrainedStep(position, result, failed, self._step_seconds, batches.waited_seconds())
         self._each(lambda observer: observer.after_step(trained))
-        position = _advance(position, result)
-        self._require_few_failures(position)
-        self._require_finite(position.global_step, result)
-        return position, result.flags
-
-    def _failed_clips(self, result: StepResult) -> list[FailedClip]:
-        """Return the clips of all ranks that could not be decoded in a step. Collective if there are any."""
-        if not result.failed:
-            return []
-        of_ranks: list[Any] = self._world.gather(failures.failed_clips(result.batches))
-        return list(itertools.chain(*of_ranks))
-
-    def _paths_at(self, position: DataPosition) -> Callable[[int], list[str]]:
-        """Return the paths of a rank's clips in the step at a position."""
-        degree = self._world.sequence_degree
-        return lambda rank: self._source.paths(position, *divmod(rank, degree))
+        after = _advance(position, result)
+        failures.require_few(
+            after.counts.failed,
+            after.counts.planned,
+            self._recipe.data.max_decode_failures,
+            field="data.max_decode_failures",
+            remedy=f"see {self._folder.coverage_folder} for files and reasons; repair them or raise the limit",
+        )
+        self._require_finite(after.global_step, result)
+        return after, result.flags
 
     def _run_step(self, position: DataPosition, batches: EncodePrefetcher, flags: StepFlags) -> StepResult:
         """Train the step at a position, and tell which micro-batch memory was too small for."""
@@ -198,7 +205,7 @@ class Trainer:
         except Exception as error:
             if batches.request is None or not out_of_memory.is_lack(error):
                 raise
-            bucket, file = self.data.table.buckets[batches.request.bucket], self._run.folder.snapshot_file(world.rank)
+            bucket, file = self.data.table.buckets[batches.request.bucket], self._folder.snapshot_file(world.rank)
             with out_of_memory.naming_bucket(bucket, world.device, file, what=f"a micro-batch of step {step + 1}"):
                 raise
 
@@ -266,31 +273,13 @@ class Trainer:
         if self._world.is_main and not position.at_end:
             self._log.records.end(position)
 
-    def _end_stage(
-        self, position: DataPosition, pool: DecodePool, stage: Stage, signals: StopSignals
-    ) -> tuple[DataPosition, EndReason]:
-        """Stop at the end of a stage. Collective, as a signal may have come to one rank since its last step began."""
-        if stage.ends_run(position.global_step):
-            return self._stop(position, pool, "finished")
-        return self._stop(position, pool, "signal" if any(self._world.gather(bool(signals.received))) else "stage")
-
-    def _stop(self, position: DataPosition, pool: DecodePool, reason: EndReason) -> tuple[DataPosition, EndReason]:
+    def _end(self, position: DataPosition, pool: DecodePool, reason: EndReason) -> None:
         self._each(lambda observer: observer.end(self._pause(position, pool)))
         self._log.event("stop", step=position.global_step, reason=reason)
         if reason == "signal":
             logger.info("stopped after step %d; the same command goes on", position.global_step)
         for line in exports_folder.how_to_use(self._checkpoints.exported) if reason == "finished" else ():
             logger.info(line)
-        return position, reason
-
-    def _require_few_failures(self, position: DataPosition) -> None:
-        failures.require_few(
-            position.counts.failed,
-            position.counts.planned,
-            self._recipe.data.max_decode_failures,
-            field="data.max_decode_failures",
-            remedy=f"see {self._run.folder.coverage_folder} for files and reasons; repair them or raise the limit",
-        )
 
     def _require_finite(self, step: int, result: StepResult) -> None:
         """Raise after too many consecutive steps whose loss or gradient was not finite."""

@@ -14,6 +14,7 @@ from reelworks.data.loader.step_source import StepSource
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.assembly.build import TrainedModel
+from reelworks.training.coverage.speed import Speed
 from reelworks.training.encoding.batch_encoder import BatchEncoder
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
@@ -41,6 +42,11 @@ class TrainedStep:
     def number(self) -> int:
         """Number of the step, from 1."""
         return self.position.global_step + 1
+
+    @property
+    def speed(self) -> Speed:
+        """Its clips that count, and its time."""
+        return Speed(self.result.clips if self.result.applied else 0, self.seconds, self.waited_seconds)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-import os
 import resource
+import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from reelworks.core import cores, files, launcher, log, openmp_wait_policy, units
+from reelworks.core import files, log, units
 from reelworks.core.log import logger
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import failures, step_source
@@ -39,14 +38,12 @@ from reelworks.training.observers.observer import StepObserver, TrainedStep
 from reelworks.training.observers.segment_records import RecordKeeper
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.step import progress
-from reelworks.training.step.nonfinite import NonFiniteCause
 from reelworks.training.step.step_sums import TIMESTEP_RANGES
 from reelworks.training.step.train_step import StepResult
 
 _LINE_EVERY_SECONDS = 10.0
 _MOST_OF_ERROR = 4000  # characters
 _SPEED_WINDOW = 50
-_FIRST_STEPS = 5
 _MEAN_STEPS = 10  # steps over which losses by bucket and by timestep are averaged for curves
 
 
@@ -76,8 +73,6 @@ class RunLogger(StepObserver):
         self._progress = _StepProgress(first_step, total_steps, data.recipe.train.log_every, world.device)
         self._parts: dict[str, list[float]] = {}  # losses of parts of the last steps, by name
         self._last_counts: Counts | None = None
-        self._has_warned_of_spinning = self._has_warned_of_waiting = False
-        self._speeds: deque[Speed] = deque(maxlen=_SPEED_WINDOW)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -136,13 +131,15 @@ class RunLogger(StepObserver):
         position, result, number, batches = step.position, step.result, step.number, step.result.batches
         buckets = self._data.table.buckets
         by_bucket = {buckets[i].name: loss for i, loss in result.loss_by_bucket.items()}
-        by_range = {_range(i): loss for i, loss in result.loss_by_range.items()}
+        width = NUM_TIMESTEPS // TIMESTEP_RANGES
+        by_range = {f"{i * width}-{(i + 1) * width}": loss for i, loss in result.loss_by_range.items()}
         names = list(by_bucket)
         planned = step_source.batches_of_step(position.plan, position.plan_step)
         # Before the step, which counts them: whoever is killed in between has no step whose clips are not told.
         recorded = self._failures(position, number, step.failed) if step.failed else []
         stream = batches[-1].stream if batches else StreamState()
-        event: dict[str, Any] = dict(
+        self.event(
+            "step",
             step=number,
             epoch=position.epoch,
             plan_step=position.plan_step,
@@ -164,20 +161,24 @@ class RunLogger(StepObserver):
             memory_bytes=_memory_bytes(self._world.device),
             **({"grad_norm_by_block": result.grad_norm_by_block} if result.grad_norm_by_block else {}),
         )
-        self.event("step", **event)
-        now = speed.of_step(event)
-        self.curves(number, _scalars_of(result, now))
+        now = step.speed
+        curves = {
+            "train/loss": result.loss,
+            "train/grad_norm": result.grad_norm,
+            "train/learning_rate": result.learning_rate,
+            "train/clips_per_second": now.clips_per_second or 0.0,
+            "train/data_wait_share": now.waited_share or 0.0,
+        }
+        self.curves(number, curves | {f"grad_norm/{name}": norm for name, norm in result.grad_norm_by_block.items()})
         self._write_parts(number, {"loss_by_bucket": by_bucket, "loss_by_timestep": by_range})
         label = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
         self._progress.step(number, result, label, now)
-        self._warn_of_spinning()
-        self._speeds.append(now)
-        if number % _SPEED_WINDOW == 0:
-            self._warn_of_waiting()
         if not result.applied:
             self._log_skipped(number, result)
         if result.blame is not None:
-            self._log_non_finite(number, result.blame)
+            origin = result.blame.origin
+            what, module = (origin.what, origin.path) if origin else (None, None)
+            self.event("non_finite", step=number, what=what, module=module, clips=list(result.blame.clips))
         self.records.step(position.plan_step, result.applied, recorded)
         if self._debug:
             self._log_clips(position, number, result, batches)
@@ -213,10 +214,6 @@ class RunLogger(StepObserver):
             self.curves(step, {name: sum(values) / len(values) for name, values in self._parts.items()})
             self._parts.clear()
 
-    def _log_non_finite(self, step: int, blame: NonFiniteCause) -> None:
-        what, module = (blame.origin.what, blame.origin.path) if blame.origin else (None, None)
-        self.event("non_finite", step=step, what=what, module=module, clips=list(blame.clips))
-
     def _log_skipped(self, step: int, result: StepResult) -> None:
         """Tell of a step that is skipped; those that the recipe skips after it are told with it."""
         train, last = self._data.recipe.train, step
@@ -231,29 +228,6 @@ class RunLogger(StepObserver):
         """Add values to the curves of trackers."""
         for tracker in self._trackers:
             tracker.log(step, values)
-
-    def _warn_of_spinning(self) -> None:
-        """Warn once if other processes keep the CPU busy and spinning threads make that worse."""
-        threads = torch.get_num_threads()
-        on_cpu = self._world.device.type == "cpu"
-        if self._has_warned_of_spinning or threads == 1 or not on_cpu or openmp_wait_policy.is_chosen():
-            return
-        if openmp_wait_policy.is_busy(threads * launcher.number("LOCAL_WORLD_SIZE"), share=1.0):
-            self._has_warned_of_spinning = True
-            logger.warning(
-                f"other processes keep this machine busy (load {os.getloadavg()[0]:.1f} on "
-                f"{cores.count()} cores), and threads that spin while they wait make steps many times slower: "
-                "stop with Ctrl-C, set OMP_WAIT_POLICY=passive, and give the same command again"
-            )
-
-    def _warn_of_waiting(self) -> None:
-        """Warn once if steps wait for clips too long, of a whole window of steps that are not the first."""
-        if self._has_warned_of_waiting or len(self._speeds) < _SPEED_WINDOW:
-            return
-        # The first clips are always waited for.
-        if advice := speed.total(itertools.islice(self._speeds, _FIRST_STEPS, None)).advice:
-            self._has_warned_of_waiting = True
-            logger.warning(advice)
 
     def _failures(self, position: DataPosition, step: int, clips: Sequence[FailedClip]) -> list[RecordedFailure]:
         """Log the clips that failed, and return the failures of first uses."""
@@ -327,7 +301,7 @@ class _StepProgress:
         seconds, steps = now - self._times[0], len(self._times) - 1
         recent = speed.total(self._speeds)
         parts = [
-            f"loss {units.loss(_mean(self._losses))}",
+            f"loss {units.loss(statistics.fmean(self._losses) if self._losses else math.nan)}",
             f"{recent.seconds / len(self._speeds):.2f} s/it",
             f"lr {units.learning_rate(result.learning_rate)}",
             f"{_memory_bytes(self._device) / 1e9:.1f} GB",
@@ -344,33 +318,12 @@ class _StepProgress:
         logger.info(f"step {step}{total}  {text}{eta}")
 
 
-def _scalars_of(result: StepResult, now: Speed) -> dict[str, float]:
-    return {
-        "train/loss": result.loss,
-        "train/grad_norm": result.grad_norm,
-        "train/learning_rate": result.learning_rate,
-        "train/clips_per_second": now.clips_per_second or 0.0,
-        "train/data_wait_share": now.waited_share or 0.0,
-        **{f"grad_norm/{block}": norm for block, norm in result.grad_norm_by_block.items()},
-    }
-
-
-def _mean(values: Collection[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
-
-
 def _memory_bytes(device: torch.device) -> int:
     """Return the largest memory so far, of the device or, without one, of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _range(index: int) -> str:
-    """Return the name of a range of timesteps, such as `300-400`."""
-    width = NUM_TIMESTEPS // TIMESTEP_RANGES
-    return f"{index * width}-{(index + 1) * width}"
 
 
 def _clock(seconds: float) -> str:
