@@ -52,7 +52,14 @@ class TrainRequest:
                 raise _not_a_recipe(self.recipe)
             for text in self.overrides:
                 if text.partition("=")[0].strip() == "stage":
-                    raise _one_stage(text)
+                    raise UserError(
+                        "training goes through all stages, and knows by the run which one is next",
+                        code="stage-chosen-for-training",
+                        field="overrides",
+                        value=text,
+                        remedy="leave it out; to train this stage alone, write a recipe without [[stage]] and with "
+                        "another output",
+                    )
             if self.profile is not None and self.profiled_steps is None:
                 raise UserError(
                     "not a first and a last step, counted from 1",
@@ -90,16 +97,6 @@ class TrainRequest:
         if self.max_steps is not None:
             changes.append(f"train.max_steps={self.max_steps}")
         return recipe_file.load(self.recipe, changes, self.data_path)
-
-
-def _one_stage(chosen: str) -> UserError:
-    return UserError(
-        "training goes through all stages, and knows by the run which one is next",
-        code="stage-chosen-for-training",
-        field="overrides",
-        value=chosen,
-        remedy="leave it out; to train this stage alone, write a recipe without [[stage]] and with another output",
-    )
 
 
 def _not_a_recipe(folder: Path) -> UserError:

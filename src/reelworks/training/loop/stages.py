@@ -81,7 +81,10 @@ def find(recipe: Recipe, step: int | None, world: World) -> Stage:
     if step is None:
         return _stage(recipe, 0, StageStart(recipe.stage[0].name), None)
     cursor = _cursor(recipe, step)
-    index = _index(recipe, cursor.stage.name, step)
+    known = [stage.name for stage in recipe.stage]
+    if cursor.stage.name not in known:
+        raise _unknown(known, cursor.stage.name, step)
+    index = known.index(cursor.stage.name)
     _require_order(recipe, index, step)
     stage = _stage(recipe, index, cursor.stage, step)
     if stage.ends_run(step) or not _is_over(stage.recipe, cursor, world):
@@ -127,13 +130,6 @@ def _stage(recipe: Recipe, index: int, start: StageStart, step: int | None, *, b
 def _cursor(recipe: Recipe, step: int) -> Cursor:
     path = CheckpointFolder(RunFolder(Path(recipe.output)).checkpoints_folder).path(step)
     return collectives.on_first(lambda: Cursor(**json.loads(load.read_extra(path, names.CURSOR))))
-
-
-def _index(recipe: Recipe, name: str, step: int) -> int:
-    known = [stage.name for stage in recipe.stage]
-    if name not in known:
-        raise _unknown(known, name, step)
-    return known.index(name)
 
 
 def _unknown(known: list[str], name: str, step: int) -> UserError:

@@ -61,17 +61,14 @@ def require_later_stages(stage: Stage, world: World, on_scan: Callable[[ScanProg
     Call it before `scan`: where two stages cut the same files in other ways, the catalog is to be that of this stage.
     """
     kept = RunFolder(Path(stage.recipe.output)).recipe_file
-    if world.is_main and not stage.is_last and not _holds(kept, recipe_file.dump(stage.whole)):
+    former = kept.read_text(encoding="utf-8", errors="replace") if kept.is_file() else None
+    if world.is_main and not stage.is_last and former != recipe_file.dump(stage.whole):
         names = [one.name for one in stage.whole.stage]
         later = range(names.index(stage.start.name) + 1, len(names))
         stage_data.require(
             stage.whole, later, lambda one: dataset.scan_recipe(one, on_scan), world.size, world.local_size
         )
     world.wait()
-
-
-def _holds(file: Path, text: str) -> bool:
-    return file.is_file() and file.read_text(encoding="utf-8", errors="replace") == text
 
 
 def plan(stage: Stage, folder_lock: FolderLock, world: World) -> tuple[OpenRun, RecipeData, PlanSpec]:

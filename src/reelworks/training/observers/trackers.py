@@ -154,13 +154,11 @@ class Wandb:
 
     def show(self, step: int, files: Sequence[Path], prompts: Sequence[str]) -> None:
         """Upload previews."""
-        shown = {f"samples/{path.stem}": self._media(path, text) for path, text in zip(files, prompts, strict=True)}
+        shown: dict[str, Any] = {}
+        for path, prompt in zip(files, prompts, strict=True):
+            kind, form = (self._wandb.Image, {}) if path.suffix == ".png" else (self._wandb.Video, {"format": "mp4"})
+            shown[f"samples/{path.stem}"] = kind(str(path), caption=prompt, **form)
         self._run.log({"step": step, **shown})
-
-    def _media(self, path: Path, prompt: str) -> Any:
-        if path.suffix == ".png":
-            return self._wandb.Image(str(path), caption=prompt)
-        return self._wandb.Video(str(path), caption=prompt, format="mp4")
 
     def close(self, *, failed: bool) -> None:
         """Upload what is left."""

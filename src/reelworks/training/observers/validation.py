@@ -5,6 +5,7 @@ It does not depend on the step, so two checkpoints, or two runs, can be compared
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,9 +113,11 @@ class Validator:
         example = validation_example(batch, self.encoder, objective, seed=self.recipe.seed, times=times)
         bucket = self.source.data.table.buckets[batch.request.bucket]
         at_once = self.times_at_once or max(bucket.batch_size, 1) * self.recipe.clips_per_place
-        starts = range(0, len(times), at_once)
-        parts = [Predicted.from_inputs(self.boundary, _part(example.inputs, i, at_once)) for i in starts]
-        return example.losses(Predicted.joined(parts)).double().cpu()
+        outputs = []
+        for first in range(0, len(times), at_once):
+            part = example.inputs.each(operator.itemgetter(slice(first, first + at_once)))
+            outputs.append(Predicted.from_inputs(self.boundary, part))
+        return example.losses(Predicted.joined(outputs)).double().cpu()
 
     def _requests(self) -> Iterator[MicroBatchRequest]:
         """Yield this rank's clips one by one; all ranks get the same number, filled up with fillers."""
@@ -123,10 +126,3 @@ class Validator:
             own = first + self.world.data_rank
             clip = self.held_out.take(np.array([min(own, clips - 1)]))
             yield self.source.build_request(clip, epoch=0, is_idle=own >= clips, augments=False)
-
-
-def _part(inputs: DenoiserInputs, first: int, count: int) -> DenoiserInputs:
-    """Return some of the clips of a micro-batch."""
-    if first == 0 and count >= len(inputs.time):
-        return inputs
-    return inputs.each(lambda value: value[first : first + count])

@@ -112,9 +112,17 @@ class CompiledBlocks:
         try:
             yield
         except Exception as error:
-            if self._on and _is_of_compiler(error):
-                raise _not_compiled(error) from error
-            raise
+            of_compiler: type[Exception] = torch._dynamo.exc.TorchDynamoException
+            if not self._on or not isinstance(error, of_compiler):
+                raise
+            reason = " ".join(str(error).split("Set TORCHDYNAMO_VERBOSE")[0].split())
+            raise UserError(
+                f"the blocks could not be compiled ({reason[:300]})",
+                code="not-compiled",
+                field="train.compile",
+                value=True,
+                remedy="install a C++ compiler such as gcc if there is none, or set it to false",
+            ) from error
         finally:
             self._on = False
 
@@ -157,39 +165,20 @@ class CompiledBlocks:
         if key not in self._allowed and len(self._allowed) < self._most_graphs:
             self._allowed.add(key)
         if key not in self._allowed:
-            self._warn(work.bucket)
+            if work.bucket not in self._warned:
+                self._warned.add(work.bucket)
+                logger.warning(
+                    f"{bucket.name} runs without compilation, since train.compile_graphs = "
+                    f"{self._most_graphs} leaves no graph for it"
+                )
             return False
         if key not in self._used:
             self._used.add(key)
             self._new.append(bucket.name)
         return True
 
-    def _warn(self, bucket: int) -> None:
-        if bucket not in self._warned:
-            self._warned.add(bucket)
-            logger.warning(
-                f"{self._table.buckets[bucket].name} runs without compilation, since train.compile_graphs = "
-                f"{self._most_graphs} leaves no graph for it"
-            )
-
 
 def _innermost(blocks: list[nn.Module]) -> list[nn.Module]:
     """Return the blocks that contain no other one: a pair of experts lists the whole networks too."""
     listed = {id(block) for block in blocks}
     return [b for b in blocks if not any(id(child) in listed for child in b.modules() if child is not b)]
-
-
-def _is_of_compiler(error: Exception) -> bool:
-    kind: type[Exception] = torch._dynamo.exc.TorchDynamoException
-    return isinstance(error, kind)
-
-
-def _not_compiled(error: Exception) -> UserError:
-    reason = " ".join(str(error).split("Set TORCHDYNAMO_VERBOSE")[0].split())
-    return UserError(
-        f"the blocks could not be compiled ({reason[:300]})",
-        code="not-compiled",
-        field="train.compile",
-        value=True,
-        remedy="install a C++ compiler such as gcc if there is none, or set it to false",
-    )

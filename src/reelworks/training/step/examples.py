@@ -42,9 +42,11 @@ class Predicted(NamedTuple):
         cls, boundary: DtypeBoundary[DenoiserInputs], inputs: DenoiserInputs, *, at_least: int = 0
     ) -> Predicted:
         """Run a network with at least so many clips: further ones are copies, whose outputs are dropped."""
-        count, filled = len(inputs.time), filled_up(inputs, at_least)
-        outputs = boundary.both(filled) if inputs.sound.shape[1] else (boundary(filled),)
-        return cls(*(output[:count] for output in outputs)) if count < at_least else cls(*outputs)
+        count = len(inputs.time)
+        if (missing := at_least - count) > 0:
+            inputs = inputs.each(lambda value: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])]))
+        outputs = boundary.both(inputs) if inputs.sound.shape[1] else (boundary(inputs),)
+        return cls(*(output[:count] for output in outputs)) if missing > 0 else cls(*outputs)
 
     @classmethod
     def joined(cls, parts: Sequence[Predicted]) -> Predicted:
@@ -56,14 +58,6 @@ class Predicted(NamedTuple):
         """Return the outputs of the first half of the clips, and those of the others."""
         first, others = zip(*(output.chunk(2) for output in self if output is not None), strict=True)
         return Predicted(*first), Predicted(*others)
-
-
-def filled_up(inputs: DenoiserInputs, count: int) -> DenoiserInputs:
-    """Return inputs of at least so many clips, of which further ones are copies of the last."""
-    missing = count - len(inputs.time)
-    if missing <= 0:
-        return inputs
-    return inputs.each(lambda value: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])]))
 
 
 @dataclass(frozen=True)
@@ -205,14 +199,6 @@ def fixed_example(
     return _example(encoded, encoder.encoders, config, fixed, *seeds)
 
 
-def _crop(request: MicroBatchRequest, config: ObjectiveConfig) -> Tensor:
-    """Return the input `crop` of each clip, `[B, 4]` float32."""
-    boxes = [[request.shape.height, request.shape.width, 0, 0]] * len(request.uids)
-    if config.crop_conditioning == "file" and request.crops:
-        boxes = [[c.original_height, c.original_width, c.top, c.left] for c in request.crops]
-    return torch.tensor(boxes, dtype=torch.float32)
-
-
 def _example(
     encoded: EncodedBatch,
     encoders: FrozenEncoders,
@@ -230,12 +216,8 @@ def _example(
     # Sources that are frames are noised and generated with the clip, and have no weight where it has a loss mask.
     source_frames = x0.shape[2] - drawn.frame_mask.shape[1]
     frame_mask = pad(to_device(torch.from_numpy(drawn.frame_mask), device), (source_frames, 0), value=True)
-    conditions = dict(encoded.conditions)
-    trained_frames = None if drawn.frame_mask.all() else frame_mask
-    if encoders.conditioning.frames_beside_noise:
-        shown = condition_latents(x0, frame_mask, conditions["first_frame"])
-        trained_frames = None
-        conditions |= {"condition": shown, "first_frame": x0[:, :0]}
+    is_noised_whole = drawn.frame_mask.all() or encoders.conditioning.frames_beside_noise
+    trained_frames = None if is_noised_whole else frame_mask
     time, noise = to_device(drawn.time, device), draws.normal(tuple(x0.shape[1:]), noise_seeds, device)
     inputs = DenoiserInputs(
         latent=objectives.from_config(config).noised(x0, noise, time, trained_frames),
@@ -247,7 +229,7 @@ def _example(
         frame_mask=frame_mask,
         drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
         **_sizes(batch.request, config, n, device),
-        **given(conditions, n),
+        **given(_conditions(encoded, encoders, x0, frame_mask), n),
         **({} if sound is None else sound.inputs),
     )
     valid_mask, weight = _valid(batch, encoders, n, trained_frames, source_frames)
@@ -270,13 +252,29 @@ def _example(
 
 def _sizes(request: MicroBatchRequest, config: ObjectiveConfig, n: int, device: torch.device) -> dict[str, Any]:
     """Return the inputs that tell rate, size and crop of `n` clips."""
-    fps = to_device(torch.tensor(request.fps, dtype=torch.float32), device)
+    crops = [[request.shape.height, request.shape.width, 0, 0]] * len(request.uids)
+    if config.crop_conditioning == "file" and request.crops:
+        crops = [[c.original_height, c.original_width, c.top, c.left] for c in request.crops]
     return {
-        "fps": fps.expand(n),
+        "fps": to_device(torch.tensor(request.fps, dtype=torch.float32), device).expand(n),
         "height": torch.full((n,), float(request.shape.height), device=device),
         "width": torch.full((n,), float(request.shape.width), device=device),
-        "crop": to_device(_crop(request, config), device).expand(n, -1),
+        "crop": to_device(torch.tensor(crops, dtype=torch.float32), device).expand(n, -1),
     }
+
+
+def _conditions(
+    encoded: EncodedBatch, encoders: FrozenEncoders, x0: Tensor, frame_mask_BN: Tensor
+) -> dict[str, Tensor]:
+    """Return the conditions of clips; a network that sees given frames beside the noise has them in its `condition`."""
+    if not encoders.conditioning.frames_beside_noise:
+        return dict(encoded.conditions)
+    shown, first_frame = x0, encoded.conditions["first_frame"]
+    if first_frame.shape[1] and x0.shape[2] > 1:
+        # A first frame that is given alone is encoded as a picture is.
+        is_alone = (frame_mask_BN[:, 1] & ~frame_mask_BN[:, 0]).view(-1, 1, 1, 1, 1)
+        shown = torch.cat([torch.where(is_alone, first_frame[:, :, :1], x0[:, :, :1]), x0[:, :, 1:]], dim=2)
+    return {**encoded.conditions, "condition": shown, "first_frame": x0[:, :0]}
 
 
 def _valid(
@@ -292,14 +290,6 @@ def _valid(
     # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
     weight_BT = weight.amax(dim=(2, 3))
     return valid_mask & (weight_BT if trained_frames is None else weight_BT * trained_frames).any(dim=1), weight
-
-
-def condition_latents(x0: Tensor, frame_mask_BN: Tensor, first_frame: Tensor) -> Tensor:
-    """Return the latents that condition frames are taken from: a first one alone is, if it is encoded so, a picture's."""
-    if not first_frame.shape[1] or x0.shape[2] == 1:
-        return x0
-    is_alone = (frame_mask_BN[:, 1] & ~frame_mask_BN[:, 0]).view(-1, 1, 1, 1, 1)
-    return torch.cat([torch.where(is_alone, first_frame[:, :, :1], x0[:, :, :1]), x0[:, :, 1:]], dim=2)
 
 
 class _Sound(NamedTuple):

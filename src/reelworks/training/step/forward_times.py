@@ -65,17 +65,12 @@ class ForwardTimes:
     def take(self, costs: Sequence[int]) -> RankNotes:
         """Return the notes and forget them; the device must be done with the passes. `costs` are planned ones of a clip."""
         noted, self._noted = self._noted, []
-        notes = [_note(work, costs, read) for work, read in noted]
+        notes = []
+        for work, read in noted:
+            clips = len(work.uids)
+            spent = (0, 0.0) if work.is_idle else (clips * costs[work.bucket], read())
+            notes.append(Note(work.bucket, clips, *spent))
         return RankNotes(socket.gethostname(), notes)
-
-
-def _note(work: MicroBatchRequest, costs: Sequence[int], read: Callable[[], float]) -> Note:
-    clips = len(work.uids)
-    return (
-        Note(work.bucket, clips, 0, 0.0)
-        if work.is_idle
-        else Note(work.bucket, clips, clips * costs[work.bucket], read())
-    )
 
 
 def can_time_forward(module: nn.Module) -> bool:

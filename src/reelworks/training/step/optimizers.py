@@ -226,18 +226,13 @@ def _shares_blocks(weight: Tensor) -> bool:
 
 def _adamw(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
     weights = [*inner, *others]
-    fused = _is_fused(weights)
+    fused = bool(weights) and all(weight.device.type in ("cpu", "cuda") for weight in weights)
 
     def begin(_: int, p: Tensor) -> dict[str, Any]:
         zeros = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq")}
         return {"step": torch.zeros((), device=p.device if fused else None), **zeros}
 
     return [_Part(torch.optim.AdamW(weights, **_settings(config), fused=fused or None), begin)] if weights else []
-
-
-def _is_fused(weights: list[nn.Parameter]) -> bool:
-    """Return whether AdamW updates all weights in one kernel."""
-    return bool(weights) and all(weight.device.type in ("cpu", "cuda") for weight in weights)
 
 
 def _adamw8bit(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:

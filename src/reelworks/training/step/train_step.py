@@ -285,7 +285,10 @@ class TrainStep:
     def _seed_model(self, request: MicroBatchRequest, step: int) -> None:
         """Seed the network's own draws by the step and the micro-batch, so that a resumed run draws the same."""
         where = (request.index, request.part) if request.part else (request.index,)
-        _seed(self.world.device, hash_rng.hash_int(self.recipe.seed, step, *where, Purpose.MODEL) >> 1)
+        seed, device = hash_rng.hash_int(self.recipe.seed, step, *where, Purpose.MODEL) >> 1, self.world.device
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` also asks for other kinds of devices
+        if device.type != "cpu":
+            torch.get_device_module(device).manual_seed(seed)
 
     def _forward_counts(self, plan: EpochPlan, plan_step: int) -> ForwardCounts:
         """Return how many clips the ranks compute at the same time, if their network takes a pass for each."""
@@ -328,10 +331,3 @@ def _clips(kept: list[KeptBatch]) -> list[SpikeClip]:
             SpikeClip(int(work.uids[i]), str(work.requests[i].path), losses[i]) for i in range(len(losses)) if counts[i]
         ]
     return clips
-
-
-def _seed(device: torch.device, seed: int) -> None:
-    """Seed the generators of the CPU and of this rank's device; `torch.manual_seed` also asks for all other kinds."""
-    torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(seed)
