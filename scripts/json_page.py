@@ -89,7 +89,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.training.encoding.precompute import encode
     from reelworks.training.loop import replay, trainer
     from reelworks.training.plan import plan_comparison, plan_forecast, rejections
-    from reelworks.training.preflight import check, stage_comparison, stage_forecast
+    from reelworks.training.preflight import check, stage_forecast
     from reelworks.training.tuning import refit, tune
 
     row = (Shape(listing.ListedCheckpoint),)
@@ -107,7 +107,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
             Shape(plan_comparison.PlanComparison, "--diff"),
             Shape(rejections.RecordedRejections, "RUN --rejected"),
             Shape(stage_forecast.RunForecast, "[[stage]]"),
-            Shape(stage_comparison.RunComparison, "[[stage]] and --diff"),
+            Shape(stage_forecast.RunComparison, "[[stage]] and --diff"),
         ),
         "check": (Shape(check.CheckReport),),
         "tune": (Shape(tune.Tuned), Shape(refit.Refit, "--from-run")),

@@ -15,7 +15,7 @@ from reelworks.core import named_code
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.models import factory
-from reelworks.training.observers import registry
+from reelworks.training.observers import observer
 from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.dataset import RecipeData
@@ -68,8 +68,8 @@ KIND = _Kind()
 
 @pytest.fixture
 def diary(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
-    registry.register("diary", f"{Path(__file__)}:KIND")
+    monkeypatch.setattr(observer, "_KINDS", dict(observer._KINDS))
+    observer.register("diary", f"{Path(__file__)}:KIND")
     # The file is run as a module of its own.
     calls = named_code.load(f"{Path(__file__)}:CALLS")
     calls.clear()

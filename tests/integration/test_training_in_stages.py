@@ -23,7 +23,7 @@ from reelworks.core import trust
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events, history
 from reelworks.data.run.folder import RunFolder
-from reelworks.training.preflight import stage_comparison, stage_forecast
+from reelworks.training.preflight import stage_forecast
 from reelworks.training.recipe import recipe_file
 
 BARE = {"buckets": {"aspect_ratios": ["1:1"], "upscale": True, "max_crop": 0.7}}
@@ -305,7 +305,7 @@ def test_they_train_what_their_plan_forecasts(staged: Any, tmp_path: Path) -> No
     other = recipe | {"stage": [{**recipe["stage"][0], "clips": 12}, recipe["stage"][1]]}
     before, after = (recipe_file.parse(each) for each in (recipe, other))
     shorter = stage_forecast.forecast(after, lambda one: None, world=1)
-    compared = stage_comparison.compare((before, found), (after, shorter))
+    compared = stage_forecast.compare((before, found), (after, shorter))
     assert {"stage.0.clips", "stage.2.name"} <= {change.key for change in compared.keys}
     steps_of = {stage.name: {one.name: (one.a, one.b) for one in stage.figures}["steps"] for stage in compared.stages}
     assert steps_of == {

@@ -84,7 +84,7 @@ def _stages(request: PlanRequest, recipes: list[Recipe], json: bool) -> None:
             remedy="write what this recipe trains as a [[stage]]",
         )
     with show.loading():
-        from reelworks.training.preflight import stage_comparison, stage_forecast
+        from reelworks.training.preflight import stage_forecast
 
     found = []
     for recipe in recipes:
@@ -94,7 +94,7 @@ def _stages(request: PlanRequest, recipes: list[Recipe], json: bool) -> None:
             world = max(request.world, recipe.parallel.group_size)
             found.append((recipe, stage_forecast.forecast(recipe, scan, world, request.epochs)))
     if request.diff:
-        compared = stage_comparison.compare(*found)
+        compared = stage_forecast.compare(*found)
         before, after = map(str, request.recipes)
         show.json(compared) if json else show_plan.difference_of_stages(compared, (before, after))
         return

@@ -16,8 +16,7 @@ from reelworks.training.plan.plan_forecast import Advice, LookAhead, PlanForecas
 from reelworks.training.plan.plan_report import PlanSummary
 
 if TYPE_CHECKING:
-    from reelworks.training.preflight.stage_comparison import RunComparison, StageComparison
-    from reelworks.training.preflight.stage_forecast import RunForecast
+    from reelworks.training.preflight.stage_forecast import RunComparison, RunForecast, StageComparison
 
 _FILES_SHOWN = 5
 _LABELS = {"seconds": "time", "memory_bytes": "memory", "checkpoint_bytes": "a checkpoint", "disk_bytes": "disk"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reelworks.core.errors import UserError
 from reelworks.training.loop.config import TrainConfig
 from reelworks.training.recipe import recipe_file
-from reelworks.training.step.lr_schedule import learning_rate
+from reelworks.training.step.progress import learning_rate
 
 RECIPE = {
     "version": 1,

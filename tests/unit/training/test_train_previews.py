@@ -24,7 +24,8 @@ from reelworks.data.run import events
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.inference.evaluate.measure import MetricResult
-from reelworks.inference.generate import defaults, preview_options, writers
+from reelworks.inference.generate import defaults, writers
+from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.inference.previews import previews
 from reelworks.inference.previews.previews import MetricReports, Previews
 from reelworks.models import factory, registry
@@ -89,7 +90,7 @@ def test_previews_are_as_what_is_trained_most_and_as_generate_makes_it(
 ) -> None:
     """Before a run begins, the size is that which `generate` later reads from its plan; clips go before pictures."""
     data = data_of(frames=frames)
-    made = preview_options.options(data)
+    made = GenerateOptions.of_previews(data)
     spec = data.plan_spec(1, 1)
     run = RunFolder(tmp_path / "told")
     run.plan_folder.mkdir(parents=True)
@@ -103,13 +104,13 @@ def test_previews_are_as_what_is_trained_most_and_as_generate_makes_it(
 
 def test_what_a_recipe_says_of_previews_wins(data_of: Any) -> None:
     """Each key by itself; the others stay as they are without it."""
-    said = preview_options.options(data_of(num_frames=1, guidance_scale=1.5, num_inference_steps=4))
+    said = GenerateOptions.of_previews(data_of(num_frames=1, guidance_scale=1.5, num_inference_steps=4))
     assert said.shape == Shape(1, 48, 32)
     assert (said.num_inference_steps, said.guidance_scale) == (4, 1.5)
-    assert preview_options.options(data_of(height=64)).shape == Shape(5, 64, 48)
-    assert preview_options.options(data_of(prompts=[])) is None
+    assert GenerateOptions.of_previews(data_of(height=64)).shape == Shape(5, 64, 48)
+    assert GenerateOptions.of_previews(data_of(prompts=[])) is None
     with pytest.raises(UserError, match=r"samples\.reference = 'none\.png': No such file or directory"):
-        preview_options.options(data_of(reference="none.png"))
+        GenerateOptions.of_previews(data_of(reference="none.png"))
 
 
 def test_sizes_fill_whole_patches_where_a_network_does_not_pad(data_of: Any, tmp_path: Path) -> None:
@@ -161,7 +162,9 @@ def test_previews_beyond_memory_end_no_training(
     at_end = Pause(replace(begins(fits), global_step=1), None, lambda: True)
     with to_terminal(), RunLogger(run, fits, ALONE, begins(fits), recipe_name="") as log:
         for data in (too_large, fits):
-            shown = Previews(Training(run, ALONE, data, model, None, None, log, None), preview_options.options(data))
+            shown = Previews(
+                Training(run, ALONE, data, model, None, None, log, None), GenerateOptions.of_previews(data)
+            )
             shown.after_save(at_end)
         (made,) = run.samples_folder.glob("step-000000001/*")
         shown.begin(at_end)

@@ -29,7 +29,7 @@ from reelworks.inference.evaluate.held_out import EvaluatedModel
 from reelworks.inference.evaluate.measure import MetricResult, PreviewMetrics
 from reelworks.inference.evaluate.request import EvalRequest
 from reelworks.inference.evaluate.training_clips import TrainingClips
-from reelworks.inference.generate import preview_options, vbench_files, writers
+from reelworks.inference.generate import vbench_files, writers
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import components
@@ -283,7 +283,7 @@ class _Series:
         """Open the data, and find out how clips are generated and measured; loads no network."""
         source = EvaluatedModel(recipe, run.path, step, "model" if request.raw_weights else "ema")
         data = source.data()
-        options = preview_options.options(data)
+        options = GenerateOptions.of_previews(data)
         assert options is not None, "there are prompts"
         if request.seed is not None:
             options = replace(options, seed=request.seed)

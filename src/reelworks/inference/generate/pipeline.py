@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +32,8 @@ from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.encoding import values
 from reelworks.training.encoding.conditioning import encode_conditioning
 from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.recipe import validation
+from reelworks.training.recipe.dataset import RecipeData
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,34 @@ class GenerateOptions:
     guided_channels: int | None = None  # latent channels to which iddpm applies guidance, the first; None guides all
     # Guidance by condition frames, for networks that get them beside the noise; None or 1 means none.
     image_guidance_scale: float | None = None
+
+    @classmethod
+    def of_previews(cls, data: RecipeData) -> GenerateOptions | None:
+        """Return the settings of the recipe's previews, with all their files read; None if it has no prompts."""
+        recipe, c = data.recipe, data.recipe.samples
+        if not c.prompts:
+            return None
+        num_frames, height, width = c.num_frames, c.height, c.width
+        if not (num_frames and height and width):  # take what is missing from the bucket that is trained most
+            most = defaults.shape_of(data, picture=num_frames == 1)
+            num_frames, height, width = num_frames or most.num_frames, height or most.height, width or most.width
+        shape = Shape(num_frames, height, width)
+        validation.require_given_frames(recipe.model, c.reference, c.last_frame, shape.num_frames)
+        sampled = defaults.sampled(recipe)
+        reference = None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "samples.reference")
+        last = None if c.last_frame is None else conditions.read(Path(c.last_frame), shape, 1, "samples.last_frame")
+        inpaint = None if c.inpaint is None else conditions.companion(Path(c.inpaint), shape, "samples.inpaint")
+        return cls(
+            shape,
+            defaults.fps(recipe),
+            sampled.num_inference_steps,
+            sampled.guidance_scale,
+            recipe.seed,
+            Conditions(reference, last_frame=last, inpaint=inpaint),
+            conditions.companions(c.companions, shape, "samples.", recipe),
+            guided_channels=sampled.guided_channels,
+            image_guidance_scale=sampled.image_guidance_scale,
+        )
 
     def __post_init__(self) -> None:
         if not 0 < self.fps <= defaults.MAX_FPS:

@@ -16,7 +16,7 @@ from reelworks.data.run import events
 from reelworks.inference.evaluate import registry
 from reelworks.inference.evaluate.measure import MetricResult, PreviewMetrics
 from reelworks.inference.evaluate.training_clips import TrainingClips
-from reelworks.inference.generate import diffusers_pipeline, preview_options, writers
+from reelworks.inference.generate import diffusers_pipeline, writers
 from reelworks.inference.generate.diffusers_pipeline import PipelineOutput
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.training.assembly import preview_model
@@ -83,7 +83,7 @@ class _Kind:
     def prepare(self, data: RecipeData) -> Callable[[Training], StepObserver] | None:
         """Read the files of previews, and refuse metrics that cannot be measured; None for a recipe without prompts."""
         metrics(data, torch.device("cpu"))
-        options = preview_options.options(data)
+        options = GenerateOptions.of_previews(data)
         return None if options is None else lambda training: Previews(training, options)
 
 

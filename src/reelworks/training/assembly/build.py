@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from reelworks.core import log
-from reelworks.data.distributed.layout import Layout
+from reelworks.data.distributed import layout
+from reelworks.data.distributed.layout import Layout, Needs
 from reelworks.models import components, factory, hub
+from reelworks.models.adapters import frozen
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
 from reelworks.models.attention.attention_audit import AttentionFault
 from reelworks.models.base_model import Base
@@ -25,15 +28,17 @@ from reelworks.models.sound.config import SoundConfig
 from reelworks.models.sound.encoder import SoundEncoder
 from reelworks.models.storage import weights
 from reelworks.models.vision import VisionEncoder
-from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.sound import SoundTrack
+from reelworks.training.encoding.encoders import FrozenEncoders, SoundTrack
 from reelworks.training.recipe import preview_model
 from reelworks.training.recipe.dataset import sound_spec
 from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import optimizer_names
 from reelworks.training.step.compiled_blocks import CompiledBlocks
 from reelworks.training.step.state import TrainState
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+# A trained weight has a gradient, an average and two moments of the optimizer beside itself, all in float32.
+_BYTES_BESIDE_A_TRAINED_WEIGHT = 16
 
 
 @dataclass(frozen=True)
@@ -180,3 +185,32 @@ def sound_track(recipe: Recipe, encoder: SoundEncoder) -> SoundTrack | None:
     """Return the sound of a recipe's clips with its encoder; None if it has none."""
     spec = sound_spec(recipe)
     return None if recipe.sound is None or spec is None else SoundTrack(encoder, spec, recipe.sound)
+
+
+def choose_layout(
+    recipe: Recipe, denoiser: Denoiser, *, ranks: int, local_ranks: int, device_bytes: int
+) -> tuple[Layout, str]:
+    """Return the layout of a recipe's network, which is not sharded yet, and the reason for it.
+
+    Raises:
+        UserError: The ranks cannot be divided as the recipe says, or the optimizer cannot work on shards.
+    """
+    needs = Needs(
+        is_lora=recipe.lora is not None,
+        state_bytes=state_bytes(denoiser),
+        device_bytes=device_bytes,
+        whole=optimizer_names.OPTIMIZERS[recipe.train.optimizer].whole,
+    )
+    chosen, reason = layout.choose(recipe.parallel, ranks, local_ranks, needs)
+    optimizer_names.require(recipe.train.optimizer, chosen)
+    return chosen, reason
+
+
+def state_bytes(denoiser: Denoiser) -> int:
+    """Return the bytes of one full copy of a network with its gradients, optimizer state and average."""
+    module = denoiser.module
+    held: list[Tensor] = [*module.parameters(), *module.buffers()]
+    held += [buffer for layer in frozen.quantized_layers(module) for buffer in layer.buffers()]
+    unique = {id(tensor): tensor.numel() * tensor.element_size() for tensor in held}
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return sum(unique.values()) + _BYTES_BESIDE_A_TRAINED_WEIGHT * trained

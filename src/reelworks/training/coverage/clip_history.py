@@ -82,7 +82,9 @@ def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs) -> dict[int, _S
         try:
             record = records.read(run, key, epoch.plans[number])
             catalog = catalogs.number_of(record)
-            outcome = _outcome(run, epoch, record)
+            # A segment that is under way or was killed has the outcome that the events tell.
+            num_steps = max((step.plan_step + 1 for step in epoch.steps.get(number, [])), default=0)
+            outcome = records.read_outcome(run, record.about.key) or epoch.outcome(number, num_steps)
         except RecordError as missing:
             steps = epoch.steps.get(number, [])
             failed = sum(len(epoch.failures.get(s.step, [])) for s in steps)
@@ -91,13 +93,6 @@ def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs) -> dict[int, _S
             continue
         segments[number] = _Segment(record, catalog, outcome)
     return segments
-
-
-def _outcome(run: RunFolder, epoch: Epoch, record: Record) -> Outcome:
-    """Return a segment's recorded outcome, or, if it is under way or was killed, its outcome by the events."""
-    number = record.about.segment
-    num_steps = max((step.plan_step + 1 for step in epoch.steps.get(number, [])), default=0)
-    return records.read_outcome(run, record.about.key) or epoch.outcome(number, num_steps)
 
 
 @dataclass

@@ -104,7 +104,8 @@ def words_of(table: ClipLosses) -> ClipWords:
         where = np.flatnonzero(known & (peers == group))
         others = np.flatnonzero(known) if group < 0 else where
         among = table.recent[others]
-        outlier[where], rank[where] = deviations(table.recent[where], among), _ranks(table.recent[where], among)
+        outlier[where] = deviations(table.recent[where], among)
+        rank[where] = np.searchsorted(np.sort(among), table.recent[where], side="left") / max(len(among) - 1, 1)
         fall[where] = deviations(drop[where], drop[others])
         far[where[table.shown[where] >= OFTEN * np.median(table.shown[others])]] = FAR / 2
     word = np.full(len(table), Word.LEARNT, np.int8)
@@ -115,7 +116,9 @@ def words_of(table: ClipLosses) -> ClipWords:
     # Many measurements make also a small gain surely less than the usual one; but a wrong caption raises a loss.
     word[(table.doubt() > DOUBT) & (table.gain < 0)] = Word.WITHOUT_EFFECT
     word[~known] = Word.TOO_EARLY
-    return ClipWords(word, outlier, drop + _course(table), rank)
+    course = table.about.course  # of the usual loss
+    usual_drop = float(np.log(course[-1][1] / course[0][1])) if course else 0.0
+    return ClipWords(word, outlier, drop + usual_drop, rank)
 
 
 def _peers(table: ClipLosses) -> I64:
@@ -139,23 +142,12 @@ def deviations(values: NDArray[np.floating], among: NDArray[np.floating]) -> F64
     return np.asarray(apart / np.maximum(NORMAL * scale, LEAST_RATIO / FAR), np.float64)
 
 
-def _ranks(values: NDArray[np.floating], among: NDArray[np.floating]) -> F64:
-    """Return the share of others with a lower value."""
-    return np.asarray(np.searchsorted(np.sort(among), values, side="left") / max(len(among) - 1, 1))
-
-
 def _falls(table: ClipLosses) -> NDArray[np.bool_]:
     """Return which clips' losses still fall: their own beside the usual one, and the usual one with the course of the run."""
     course = table.about.course
     last = [value for step, value in course if 2 * step >= table.about.step]
     usual = float(np.log(last[-1] / last[0])) if len(last) > 1 else 0.0
     return np.asarray(table.recent - table.longer + usual < -STILL_FALLING)
-
-
-def _course(table: ClipLosses) -> float:
-    """Return the logarithm of the ratio of the usual loss now to that at the start."""
-    course = table.about.course
-    return float(np.log(course[-1][1] / course[0][1])) if course else 0.0
 
 
 @dataclass(frozen=True)

@@ -73,12 +73,16 @@ def advise(points: Iterable[Point]) -> StopAdvice | None:
         return None
     since = known[first:]
     others = {"closeness": [p.closeness for p in since], "the held-out loss": [p.loss for p in since]}
-    rose = [_rose(name, [v for v in values if v is not None]) for name, values in others.items()]
-    if not any(rose):
+    rose = []
+    for name, measured in others.items():
+        values = [value for value in measured if value is not None]
+        if rises(values):
+            rose.append(f"{name} rose from {values[0]:.4g} to {values[-1]:.4g}")
+    if not rose:
         return None
     later = max(likeness[first + 1 :])
     flat = f"likeness has not risen in the {len(since) - 1} measurements since ({likeness[first]:.4g}, then at most {later:.4g})"
-    return StopAdvice(since[0].step, [flat, *filter(None, rose)])
+    return StopAdvice(since[0].step, [flat, *rose])
 
 
 def _plateau(values: Sequence[float]) -> int | None:
@@ -88,10 +92,6 @@ def _plateau(values: Sequence[float]) -> int | None:
         if max(values[first + 1 :]) <= values[first] + tolerance and not rising[first]:
             return first
     return None
-
-
-def _rose(name: str, values: Sequence[float]) -> str:
-    return f"{name} rose from {values[0]:.4g} to {values[-1]:.4g}" if rises(values) else ""
 
 
 def rises(values: Sequence[float]) -> bool:

@@ -74,8 +74,10 @@ def with_drawn_masks(
 def join(encoder: FrozenEncoders, latent_BCTHW: Tensor, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the same inputs, given what was encoded for them; a picture's first frame and image are zeros."""
     inputs = {name: encoded[name].to(encoder.device) for name in encoder.companion_latents if name in encoded}
-    if encoder.conditioning.sources_as_frames:
-        inputs = _inputs_with_sources(inputs)
+    if encoder.conditioning.sources_as_frames:  # they lie before the control as frames that are kept
+        control, pictures = inputs["control"], [inputs[name] for name in SOURCES if name in inputs]
+        frames = [pad(each, (0, 0, 0, 0, 0, 0, 0, control.shape[1] - each.shape[1])) for each in pictures]
+        inputs = {"control": torch.cat([*frames, control], dim=2)}
     if encoder.conditioning.first_frame is not None:
         first = encoded["first_frame"].to(encoder.device) if "first_frame" in encoded else latent_BCTHW[:, :, :0]
         inputs["first_frame"] = pad(first, (0, 0, 0, 0, 0, latent_BCTHW.shape[2] - first.shape[2]))
@@ -83,13 +85,6 @@ def join(encoder: FrozenEncoders, latent_BCTHW: Tensor, encoded: Mapping[str, Te
         blank_BNE = latent_BCTHW.new_zeros(len(latent_BCTHW), *image_shape(encoder))
         inputs["image"] = encoded["image"].to(encoder.device) if "image" in encoded else blank_BNE
     return no_companions(latent_BCTHW) | inputs
-
-
-def _inputs_with_sources(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Put sources before the control as frames that are kept; see `Conditioning.sources_as_frames`."""
-    control, pictures = inputs["control"], [inputs[name] for name in SOURCES if name in inputs]
-    frames = [pad(each, (0, 0, 0, 0, 0, 0, 0, control.shape[1] - each.shape[1])) for each in pictures]
-    return {"control": torch.cat([*frames, control], dim=2)}
 
 
 def prepend_sources(latent_BCTHW: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -7,7 +7,7 @@ hashes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ class EncodePrefetcher:
 
     def _prepare(self) -> None:
         """Fetch and encode the next micro-batch; an error in fetching it is raised when it is taken."""
-        with self._beside():
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             try:
                 self._next = self._fetch()
             except Exception as error:  # it concerns the next step: this one is finished first
@@ -107,9 +107,6 @@ class EncodePrefetcher:
         if batch is not None:
             self._waited_seconds += batch.stream.wait_seconds
         return batch
-
-    def _beside(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _join(self, batch: MicroBatch, encoded: EncodedBatch | None) -> None:
         """Let the current stream wait for the other one, and keep memory of that until this one has used it."""

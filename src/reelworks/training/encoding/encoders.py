@@ -12,13 +12,50 @@ from torch import Tensor
 
 from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.distributed import transfer
+from reelworks.data.media.sound import SoundSpec
 from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
 from reelworks.models.family import LEARNED, Conditioning
-from reelworks.training.encoding.lazy import LazyAutoencoder, LazyTextEncoder
-from reelworks.training.encoding.sound import SoundTrack
+from reelworks.models.sound.config import SoundConfig
+from reelworks.models.sound.encoder import SoundEncoder
+from reelworks.training.encoding.lazy import LazyAutoencoder, LazySoundEncoder, LazyTextEncoder
 
 _MOST_BYTES = 2_000_000_000  # 480 captions of 512 tokens, 4096 wide
 _ENTRY_BYTES = 2_000  # Python objects around an embedding
+_FULL_SCALE = 32768.0  # of a sample of sound
+
+
+@dataclass(frozen=True)
+class SoundTrack:
+    """A sound encoder, the samples that it takes, and how the sound is trained."""
+
+    encoder: SoundEncoder
+    spec: SoundSpec
+    config: SoundConfig
+
+    def loaded(self) -> SoundTrack:
+        """Return the same with the encoder in memory, if it was to be loaded at its first use."""
+        encoder = self.encoder
+        return replace(self, encoder=encoder.later.get()) if isinstance(encoder, LazySoundEncoder) else self
+
+    def at_rate(self, fps: float) -> SoundTrack:
+        """Return the same for clips of another frame rate."""
+        return replace(self, spec=replace(self.spec, frame_rate=fps))
+
+    def latent_shape(self, num_frames: int) -> tuple[int, int, int, int]:
+        """Return the shape of the latents of a clip with so many frames, `(F, N, 1, 1)`."""
+        return self.encoder.facts.features, self.spec.latents(num_frames), 1, 1
+
+    @torch.no_grad()
+    def latents(self, samples_BSK: Tensor, device: torch.device) -> Tensor:
+        """Encode int16 samples to float32 latents `[B, F, N, 1, 1]`, clip by clip, so that none depends on others."""
+        samples = transfer.to_device(samples_BSK, device).float() / _FULL_SCALE
+        return torch.cat([self.encoder.encode(one[None]).float() for one in samples])[..., None, None]
+
+    @torch.no_grad()
+    def samples(self, latent_BFN11: Tensor) -> tuple[Tensor, int]:
+        """Decode latents to int16 samples `[B, S, K]` on the CPU, and return their rate."""
+        samples, rate = self.encoder.decode(latent_BFN11.float().flatten(2))
+        return (samples.clamp(-1, 1) * (_FULL_SCALE - 1)).round().to(torch.int16).cpu(), rate
 
 
 class CaptionCache:

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ SCHEMA = pa.schema(
         pa.field("request", pa.string(), nullable=False),
     ]
 )
+_WANTED = tuple(field.name for field in fields(Wanted))
 _PLACE = ("key", "offset", "bytes", "dtype", "shape", "checksum")
 _DESCRIPTION = "reelworks"  # key of a shard's header under which its tensors are described
 _COMMIT_BYTES = 256_000_000
@@ -243,7 +244,8 @@ class EncodedStore:
             if self._shard_file(name).exists():
                 storage.unlink(self._shard_file(name))
         with self._lock:
-            self._reset()
+            self._added, self._maps = {}, OrderedDict()
+            self._load(sorted(self._index_files()))
         return freed
 
     def _copy(self, rows: list[dict[str, Any]], name: str) -> int:
@@ -251,10 +253,7 @@ class EncodedStore:
         values = []
         for row in rows:
             try:
-                wanted = Wanted(
-                    *(row[field] for field in ("key", "kind", "encoder", "fingerprint", "label", "request"))
-                )
-                values.append((wanted, self._read(_entry(row, name))))
+                values.append((Wanted(*(row[field] for field in _WANTED)), self._read(_entry(row, name))))
             except DamagedEntry:
                 continue  # it is of no use, and will be encoded again
         if not values:
@@ -311,10 +310,6 @@ class EncodedStore:
         self._words = words[self._position]
         self._parts = set(names)
 
-    def _reset(self) -> None:
-        self._added, self._maps = {}, OrderedDict()
-        self._load(sorted(self._index_files()))
-
     def _find(self, key: str) -> int:
         """Return the position of a key in the sorted index, -1 if it is not there."""
         high, low = key_words([key])[0]
@@ -370,9 +365,7 @@ def _shard(values: Iterable[tuple[Wanted, Tensor]]) -> tuple[list[dict[str, Any]
         raw = value.reshape(-1).view(torch.uint8).numpy()
         tensors[wanted.key] = value
         rows[wanted.key] = {
-            **{
-                field: getattr(wanted, field) for field in ("key", "kind", "encoder", "fingerprint", "label", "request")
-            },
+            **{field: getattr(wanted, field) for field in _WANTED},
             "bytes": value.nbytes,
             "dtype": str(value.dtype).removeprefix("torch."),
             "shape": list(value.shape),

@@ -29,7 +29,6 @@ from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest, val
 from reelworks.data.media import decode, decode_pool
 from reelworks.data.media.decode import MediaError, Request
 from reelworks.data.media.decode_pool import DecodePool
-from reelworks.data.media.sound import SoundRequest
 from reelworks.models.api import TextEmbedding
 from reelworks.training.encoding import conditioning, request_key, store, values
 from reelworks.training.encoding.batch_encoder import BatchEncoder, LiveBatchEncoder
@@ -157,7 +156,10 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
             except MediaError as error:  # what stands in is not cached, as the next use may read the file
                 if i not in batch.broken:
                     logger.warning(f"{seen[0].label}: a caption is embedded without its pictures: {error}")
-                rows.append(self._without_pictures(caption, is_broken=i in batch.broken))
+                    alone = self.encoders.text_encoder.encode([caption])
+                    rows.append(values.unpack(values.pack(alone)))
+                else:  # it is not trained
+                    rows.append(values.blank_text(self.encoders))
         return TextEmbedding(
             *(transfer.to_device(torch.cat(parts), self.encoders.device) for parts in zip(*rows, strict=True))
         )
@@ -171,12 +173,6 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
             if not seen or request_key.unchanged(self.source.data, batch.request, i, seen):
                 self.source.keep(wanted, packed)
         return values.unpack(packed)
-
-    def _without_pictures(self, caption: str, *, is_broken: bool) -> TextEmbedding:
-        """Return the embedding of a caption alone, or zeros for a clip that is not trained."""
-        if is_broken:
-            return values.blank_text(self.encoders)
-        return values.unpack(values.pack(self.encoders.text_encoder.encode([caption])))
 
     def _complete(self, batch: StoredBatch, i: int) -> None:
         """Compute the values that are missing of a clip, and store them unless its file failed or has changed."""
@@ -232,6 +228,10 @@ class _Item:
         for at, (_, kind, request) in enumerate(self.to_read[self._same_size :], start=self._same_size):
             companions.setdefault(kind, [None] * n)[at] = request
         clips = [i for i, _, _ in self.to_read]
+        sounds = (  # those that are missing, once for each clip
+            self.request.sounds[i] if kind == CLIP and request_key.SOUND not in self.found[i] else None
+            for i, kind, _ in self.to_read
+        )
         return replace(
             self.request,
             uids=self.request.uids[clips],
@@ -242,14 +242,10 @@ class _Item:
             captions=("",) * n,
             fps=(0.0,) * n,
             companions={kind: tuple(requests) for kind, requests in companions.items()},
-            sounds=tuple(self._sound(i, kind) for i, kind, _ in self.to_read) if self.request.sounds else (),
+            sounds=tuple(sounds) if self.request.sounds else (),
             target_is_base=(False,) * n,
             masks=(),
         )
-
-    def _sound(self, i: int, kind: str) -> SoundRequest | None:
-        """Return the request for the sound that is missing of a clip, once."""
-        return self.request.sounds[i] if kind == CLIP and request_key.SOUND not in self.found[i] else None
 
     def complete(self, read: MicroBatch) -> StoredBatch:
         """Return the micro-batch with what was decoded of it."""

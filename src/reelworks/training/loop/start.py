@@ -20,7 +20,7 @@ from reelworks.models.attention import attention
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.sequence import sequence_limits
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
-from reelworks.training.assembly import build, preview_model, weights_layout
+from reelworks.training.assembly import build, preview_model
 from reelworks.training.assembly.build import TrainedModel
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute.encode_worker import Progress
@@ -131,7 +131,7 @@ def build_model(
         raise fault
     attention.use(network, recipe.model.attention, world.device)
     wrong_kernels = kernels.require_right(network, encoders, data, world)
-    shards, reason = weights_layout.choose(
+    shards, reason = build.choose_layout(
         recipe, network, ranks=world.size, local_ranks=world.local_size, device_bytes=world.device_bytes
     )
     if world.size > 1 and world.is_main:

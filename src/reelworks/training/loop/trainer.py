@@ -31,7 +31,7 @@ from reelworks.training.loop.request import TrainRequest
 from reelworks.training.loop.stages import Stage
 from reelworks.training.loop.stop_signals import Stopped, StopSignals
 from reelworks.training.loop.training_loop import EndReason, Trainer
-from reelworks.training.observers import registry
+from reelworks.training.observers import observer
 from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.observers.observer import Training
 from reelworks.training.observers.profile import StepProfiler
@@ -178,8 +178,8 @@ def _train_stage(
         start.scan(stage.recipe, world, on_scan)
         this_run, data, spec = start.plan(stage, folder_lock, world)
         recipe, resumed = data.recipe, stage.step is not None
-        others = registry.prepare(data)
-        registry.require(recipe)
+        others = observer.prepare(data)
+        observer.require(recipe)
         sources = start.require_weights(recipe, resumed=resumed)
         stored, encoders = stack.enter_context(start.stored_latents(data, spec, world, on_encode))
 

@@ -28,13 +28,10 @@ from reelworks.training.loop.stages import Stage
 from reelworks.training.loop.stop_signals import StopSignals
 from reelworks.training.observers.balance import BalanceReports
 from reelworks.training.observers.clip_measure import ClipLossRounds
-from reelworks.training.observers.compiled_graphs import CompiledGraphs
 from reelworks.training.observers.early_stop import EarlyStop
-from reelworks.training.observers.idle_layers import IdleLayerReports
 from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
 from reelworks.training.observers.run_logger import RunLogger
-from reelworks.training.observers.slow_steps import SlowSteps
-from reelworks.training.observers.spike_reports import SpikeReports
+from reelworks.training.observers.step_reports import CompiledGraphs, IdleLayerReports, SlowSteps, SpikeReports
 from reelworks.training.observers.validations import Validations
 from reelworks.training.plan import compiled_graphs
 from reelworks.training.step import forward_times, out_of_memory, progress

@@ -219,7 +219,8 @@ def _largest(clip: Integers, value: F64 | Integers, count: int) -> I64:
 def _descending(value: F64 | Integers, count: int) -> I64:
     """Return the indices of the `count` largest values, descending and then by index, without values of about 0."""
     if count < len(value):
-        largest = [np.partition(part, -count)[-count:] if count < len(part) else part for part in _parts(value)]
+        parts = (value[where] for where in blocks.slices(len(value)))
+        largest = [np.partition(part, -count)[-count:] if count < len(part) else part for part in parts]
         least = np.partition(np.concatenate(largest), -count)[-count]
         candidates = np.flatnonzero(value >= least)
     else:
@@ -227,7 +228,3 @@ def _descending(value: F64 | Integers, count: int) -> I64:
     candidates = candidates[value[candidates] > _ROUNDING]
     order: I64 = candidates[np.argsort(-value[candidates], kind="stable")][:count]
     return order
-
-
-def _parts(value: F64 | Integers) -> Iterator[NDArray[Any]]:
-    yield from (value[where] for where in blocks.slices(len(value)))

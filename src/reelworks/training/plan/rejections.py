@@ -238,9 +238,10 @@ def _table(
     filtered = label == Reason.FILTERED.label
     duplicate = np.isin(label, [reason.label for reason in Reason if reason.is_duplicate])
     failed = pc.if_else(pa.array(filtered), notes, None)
+    # Plain texts in place of dictionaries can be sorted, and written as CSV.
     return pa.table(
         {
-            "dataset": _words(rows.column("dataset")),
+            "dataset": rows.column("dataset").cast(pa.string()),
             "path": rows.column("path"),
             "reason": pa.array(labels, type=pa.string()).take(pa.array(out.reason)),
             "first_frame": rows.column("first_frame"),
@@ -277,8 +278,3 @@ def _paths(catalog: Catalog, ordinal: NDArray[np.int32], wanted: NDArray[np.bool
     texts = pa.nulls(len(ordinal), pa.large_string())
     named = labels_of(catalog.columns(*LABEL_COLUMNS).take(pa.array(ordinal[wanted])))
     return pc.replace_with_mask(texts, pa.array(wanted), pa.array(named, type=pa.large_string()))
-
-
-def _words(column: Any) -> Any:
-    """Return a dictionary-encoded column as plain texts, which can be sorted and written as CSV."""
-    return column.cast(pa.string())

@@ -168,7 +168,14 @@ def _on_cluster(job: ClusterJob, parts: list[ClusterPart], cluster: Cluster) -> 
     except ray.exceptions.RayTaskError:
         raise  # an error of ours, with its traceback
     except ray.exceptions.RayError as error:
-        raise _broken(error) from error
+        raise UserError(
+            f"the Ray cluster ended the work: {str(error).strip().splitlines()[-1]}",
+            code="ray-failed",
+            field="--engine",
+            value="ray",
+            remedy="look at the state of the cluster (`ray status`) and at Ray's logs; the same command goes on where "
+            "it was",
+        ) from error
 
 
 class EncodeActor:
@@ -270,14 +277,4 @@ def _unseen(path: str, instead: str = "") -> UserError:
         field="--engine ray",
         value=path,
         remedy="mount the folders of data, catalog, store and recipe at the same place on every node",
-    )
-
-
-def _broken(error: Exception) -> UserError:
-    return UserError(
-        f"the Ray cluster ended the work: {str(error).strip().splitlines()[-1]}",
-        code="ray-failed",
-        field="--engine",
-        value="ray",
-        remedy="look at the state of the cluster (`ray status`) and at Ray's logs; the same command goes on where it was",
     )

@@ -27,7 +27,7 @@ from reelworks.models.attention.attention_audit import AttentionReport
 from reelworks.models.precision import audit
 from reelworks.models.precision.boundary import DtypeError
 from reelworks.models.sequence import sequence_limits
-from reelworks.training.assembly import build, preview_model, weights_layout
+from reelworks.training.assembly import build, preview_model
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.loop.config import no_end
 from reelworks.training.memory import dry_run, estimate, memory, meter
@@ -166,14 +166,18 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         audit.faults(denoiser, shapes, sharded=world > 1 or this_process.shards, units=units)
     )
     violations += _encoder_faults(encoder, table)
-    planned, reason = weights_layout.choose(
+    planned, reason = build.choose_layout(
         recipe, denoiser, ranks=world, local_ranks=local_ranks(world), device_bytes=this_process.device_bytes
     )
     compared = None
     if not violations:
         if this_process.device.type == "cuda":  # what needs a GPU may be checked without one
             attention.use(denoiser, recipe.model.attention, this_process.device)
-        compared = _compare_kernels(recipe, denoiser, encoder, table, this_process)
+        # A CPU takes long for all, and trains with kernels that were never found wrong.
+        buckets = largest_of_each(table) if this_process.device.type == "cpu" else table.buckets
+        logger.info("comparing attention kernels with exact attention")
+        inputs = kernels.examples(recipe, denoiser, encoder, buckets)
+        compared = kernels.run(recipe, denoiser, inputs, this_process)
         mesh.shard(
             denoiser.module, units, denoiser.contract, this_process, Layout.from_strategy("fsdp", this_process.size)
         )
@@ -203,16 +207,6 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
             *(kernels.replacement_lines(compared.faults) if compared else ()),
         ],
     )
-
-
-def _compare_kernels(
-    recipe: Recipe, denoiser: Denoiser, encoder: FrozenEncoders, table: BucketTable, world: World
-) -> AttentionReport:
-    # A CPU takes long for all, and trains with kernels that were never found wrong.
-    buckets = largest_of_each(table) if world.device.type == "cpu" else table.buckets
-    shapes = kernels.examples(recipe, denoiser, encoder, buckets)
-    logger.info("comparing attention kernels with exact attention")
-    return kernels.run(recipe, denoiser, shapes, world)
 
 
 def local_ranks(world: int) -> int:

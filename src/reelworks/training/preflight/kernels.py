@@ -42,7 +42,8 @@ def require_right(
     shapes = examples(data.recipe, denoiser, encoders, data.table.buckets)[world.rank :: world.size]
 
     def check() -> tuple[AttentionFault, ...]:
-        key = _key(data.recipe, denoiser, shapes, world)
+        about = f"{data.recipe.model.attention} {attention_audit.versions()} {attention.package_versions()}"
+        key = audited.key_of(denoiser, shapes, sharded=world.shards, units=denoiser.sharding().blocks, about=about)
         if (known := _read(audited.find(key))) is not None:
             return known
         with log.stage("comparing attention kernels with exact attention"):
@@ -110,11 +111,6 @@ def calls_of(denoiser: Denoiser, compute: torch.dtype | None, shapes: Sequence[D
     # Some networks leave out the mask of a micro-batch in which no caption is shorter than the longest.
     unmasked = [replace(call, mask=None) for call in calls if call.mask is not None and call.mask.shape[-2] == 1]
     return list(dict.fromkeys([*calls, *unmasked]))
-
-
-def _key(recipe: Recipe, denoiser: Denoiser, shapes: Sequence[DenoiserInputs], world: World) -> str | None:
-    about = f"{recipe.model.attention} {attention_audit.versions()} {attention.package_versions()}"
-    return audited.key_of(denoiser, shapes, sharded=world.shards, units=denoiser.sharding().blocks, about=about)
 
 
 def _read(text: str | None) -> tuple[AttentionFault, ...] | None:

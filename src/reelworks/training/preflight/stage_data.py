@@ -10,7 +10,7 @@ from reelworks.data.distributed import layout
 from reelworks.data.loader.dataset import companion_sources
 from reelworks.data.loader.position import next_epoch
 from reelworks.models.sequence import sequence_limits
-from reelworks.training.observers import registry
+from reelworks.training.observers import observer
 from reelworks.training.plan import plan_forecast
 from reelworks.training.recipe import recipe_file, stages
 from reelworks.training.recipe.dataset import RecipeData
@@ -38,5 +38,5 @@ def require(
             data = RecipeData.open(one)
             sequence_limits.require_buckets(one.model, data.table)
             trust.require(one.samples.metrics, "samples.metrics")
-            registry.require(one)
+            observer.require(one)
             next_epoch(data, plan_forecast.plan_spec(data, ranks), None)

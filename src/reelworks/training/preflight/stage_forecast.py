@@ -1,10 +1,11 @@
-"""Forecast the stages of a run one after the other: steps, clips, time, memory and disk of each."""
+"""Forecast the stages of a run: steps, clips, time, memory and disk of each; and compare those of two recipes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,14 @@ from reelworks.training.loop.config import TrainConfig
 from reelworks.training.memory import estimate
 from reelworks.training.memory.memory import Estimate
 from reelworks.training.plan import plan_forecast
+from reelworks.training.plan.plan_comparison import (
+    ChangedKey,
+    ComparedNumber,
+    changed_keys,
+    clips_left_out,
+    clips_of_buckets,
+    side_by_side,
+)
 from reelworks.training.plan.plan_forecast import PlanForecast
 from reelworks.training.recipe import recipe_file, stages
 from reelworks.training.recipe.dataset import RecipeData
@@ -108,7 +117,8 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
                 plan,
             )
         )
-        checkpoint_bytes.append(_checkpoint_bytes(one, of_network))
+        copies = 1 if one.train.ema_decay is None else 2  # the weights, and their average
+        checkpoint_bytes.append(4 * copies * of_network.trained_parameters + of_network.memory.optimizer)
         start = extent.end
     largest = max(checkpoint_bytes)
     return RunForecast(
@@ -191,14 +201,70 @@ def _seconds(data: RecipeData, plan: PlanForecast, of_network: Estimate, micro_b
     return seconds / ranks / max(1 - plan.imbalance, 1e-9)
 
 
-def _checkpoint_bytes(recipe: Recipe, of_network: Estimate) -> int:
-    copies = 1 if recipe.train.ema_decay is None else 2  # the weights, and their average
-    return 4 * copies * of_network.trained_parameters + of_network.memory.optimizer
-
-
 def _disk_bytes(recipe: Recipe, checkpoint_bytes: int, last_steps: Sequence[int]) -> int:
     """Return the most that checkpoints take at a time on a disk that is large enough; the last of each stage stays."""
     policy = recipe.checkpoints
     saved = sorted({*disk_space.saves(policy, 0, last_steps[-1]), *last_steps})
     peak_count = disk_space.forecast(checkpoint_bytes, policy, saved, 1 << 62).peak_count
     return checkpoint_bytes * (peak_count + len(last_steps) - 1)
+
+
+_OF_STAGE = ("steps", "epochs", "clips", "tokens", "seconds", "memory_bytes")
+_OF_RUN = ("steps", "clips", "tokens", "seconds", "memory_bytes", "checkpoint_bytes", "disk_bytes")
+
+
+@dataclass(frozen=True)
+class StageComparison:
+    """A stage of two recipes; a number that one of them lacks is 0.
+
+    Attributes:
+        figures: What it trains until its end.
+        buckets: Clips of each bucket over the planned epochs.
+        reasons: Clips that its first epoch leaves out, by reason.
+    """
+
+    name: str
+    figures: list[ComparedNumber]
+    buckets: list[ComparedNumber]
+    reasons: list[ComparedNumber]
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Two recipes with stages and their forecasts, for the same number of GPUs.
+
+    Attributes:
+        keys: Keys with different values.
+        figures: Sums over all stages, the most memory of one, and the disk of all.
+        stages: The stages of both by their names, those of the first recipe first.
+    """
+
+    keys: list[ChangedKey]
+    figures: list[ComparedNumber]
+    stages: list[StageComparison]
+
+
+def compare(before: tuple[Recipe, RunForecast], after: tuple[Recipe, RunForecast]) -> RunComparison:
+    """Compare two recipes by their forecasts for the same numbers of ranks and epochs."""
+    (recipe_a, a), (recipe_b, b) = before, after
+    of_a, of_b = ({stage.name: stage for stage in run.stages} for run in (a, b))
+    stages = []
+    for name in {**of_a, **of_b}:
+        both = of_a.get(name), of_b.get(name)
+        stages.append(
+            StageComparison(
+                name,
+                side_by_side(*(_numbers(one, _OF_STAGE) for one in both)),
+                side_by_side(*({} if one is None else clips_of_buckets(one.plan) for one in both)),
+                side_by_side(*({} if one is None else clips_left_out(one.plan) for one in both)),
+            )
+        )
+    return RunComparison(
+        changed_keys(recipe_a, recipe_b),
+        side_by_side(_numbers(a, _OF_RUN), _numbers(b, _OF_RUN)),
+        stages,
+    )
+
+
+def _numbers(forecast: StageForecast | RunForecast | None, names: tuple[str, ...]) -> dict[str, Any]:
+    return {} if forecast is None else {name: getattr(forecast, name) for name in names}

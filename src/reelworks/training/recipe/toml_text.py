@@ -88,18 +88,14 @@ def _update(table: Any, old: dict[str, Any], values: dict[str, Any]) -> None:
         elif key not in old and (isinstance(value, dict) or _are_tables(value)):
             table[key] = value
         elif key not in old or not _alike(old[key], value):
-            table[key] = tomlkit.value(_literal(key, value))
+            line = literal(value)
+            if isinstance(value, list) and len(key) + len(line) >= _WIDTH:
+                line = "\n".join(["[", *(f"    {literal(one)}," for one in value), "]"])
+            table[key] = tomlkit.value(line)
 
 
 def _are_tables(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
-
-
-def _literal(key: str, value: Any) -> str:
-    line = literal(value)
-    if not isinstance(value, list) or len(key) + len(line) < _WIDTH:
-        return line
-    return "\n".join(["[", *(f"    {literal(one)}," for one in value), "]"])
 
 
 def _alike(a: Any, b: Any) -> bool:

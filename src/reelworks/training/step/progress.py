@@ -1,6 +1,11 @@
-"""The end of training: by max_steps, max_epochs or max_clips, whichever comes first."""
+"""The course of training: its end, by max_steps, max_epochs or max_clips, whichever comes first, and its learning rate.
+
+Both are functions of the recipe and the position, so that a checkpoint holds no state of a scheduler.
+"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -53,3 +58,20 @@ def _steps_of_clips(clips: int, plan: EpochPlan, plan_step: int) -> int:
 def total_steps(train: TrainConfig, position: DataPosition) -> int | None:
     """Return `last_step` if it is known: in a later segment, the plan does not show how long an epoch is."""
     return train.max_steps if position.segment else last_step(train, position)
+
+
+def learning_rate(config: TrainConfig, step: int, first_step: int = 0) -> float:
+    """Return the learning rate of the step that follows `step` done ones: linear warm-up, then the schedule.
+
+    Both count from `first_step`, with which the stage began.
+    """
+    step -= first_step
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    if config.learning_rate_schedule == "constant":
+        return config.learning_rate
+    assert config.max_steps is not None
+    falls = config.max_steps - first_step - config.warmup_steps
+    done = min((step - config.warmup_steps) / max(falls, 1), 1.0)
+    left = 1 - done if config.learning_rate_schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * left

@@ -43,8 +43,8 @@ from reelworks.training.step.compiled_blocks import CompiledBlocks
 from reelworks.training.step.examples import Example, ExampleBuilder
 from reelworks.training.step.forward_times import ForwardTimes
 from reelworks.training.step.losses import Passes, PlainLoss, loss_of
-from reelworks.training.step.lr_schedule import learning_rate
 from reelworks.training.step.nonfinite import KeptBatch, NonFiniteCause
+from reelworks.training.step.progress import learning_rate
 from reelworks.training.step.spikes import Spike, SpikeClip
 from reelworks.training.step.state import TrainState
 from reelworks.training.step.step_sums import StepFlags, StepSums

@@ -79,7 +79,7 @@ def measure(recipe: Recipe, table: BucketTable, limits: Limits, on_trial: Callab
 
             def measure(batch_size: int, bucket: Bucket = bucket) -> Trial | None:
                 trial = process.trial(bucket, batch_size)
-                on_trial(trial or f"{bucket.name}, {_clips(batch_size)}: memory does not suffice")
+                on_trial(trial or f"{bucket.name}, {units.plural(batch_size, 'clip')}: memory does not suffice")
                 return trial
 
             size, own = search.largest_batch(measure, limits)
@@ -149,7 +149,3 @@ def _tuned(
     fitted = [replace(t, residual=r) for t, r in zip(trials, model.residuals(timings), strict=True)]
     errors = cost_fit.held_out_errors(timings)
     return Tuned(device, limits, batch_sizes, ms_per_clip, fitted, model, errors)
-
-
-def _clips(count: int) -> str:
-    return units.plural(count, "clip")

@@ -6,11 +6,14 @@ chunk. It keeps encoders and decoding processes until it is closed.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,7 +25,6 @@ from reelworks.data.media.decode_pool import DecodePool
 from reelworks.training.encoding import conditioning, request_key, values
 from reelworks.training.encoding.conditioning import CLIP
 from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.precompute.claims import Claims
 from reelworks.training.encoding.precompute.reachable import Chunk
 from reelworks.training.encoding.request_key import TEXT, Wanted
 from reelworks.training.encoding.stored_batches import StoredLatents, latent_dtype
@@ -230,3 +232,33 @@ def _drop(encoder: object) -> None:
         later.drop()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+class Claims:
+    """Claims of this process on parts of a job by name, as locks on bytes of a file: one process at a time holds each.
+
+    The system drops the locks of a process that dies, so that no claim outlives its holder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+
+    def take(self, name: str, *, wait: bool = False) -> bool:
+        """Claim a part, and return whether that succeeded; with `wait`, wait for another process to release it."""
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, _offset(name))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def release(self, name: str) -> None:
+        """Release a part."""
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _offset(name))
+
+    def close(self) -> None:
+        """Release all parts."""
+        os.close(self._fd)
+
+
+def _offset(name: str) -> int:
+    return int(name[:12], 16)
