@@ -30,7 +30,7 @@ PARTS = {
     "data": Part(("data",), 15_630, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 9_600, 8_600),
-    "training": Part(("training",), 12_145, 9_700),
+    "training": Part(("training",), 12_110, 9_700),
     "inference": Part(("inference",), 2_670, 2_400),
     "commands": Part(("commands",), 1_730, 1_200),
     "reports": Part(("reports",), 1_460, 1_250),

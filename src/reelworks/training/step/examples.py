@@ -42,11 +42,9 @@ class Predicted(NamedTuple):
         cls, boundary: DtypeBoundary[DenoiserInputs], inputs: DenoiserInputs, *, at_least: int = 0
     ) -> Predicted:
         """Run a network with at least so many clips: further ones are copies, whose outputs are dropped."""
-        count = len(inputs.time)
-        if (missing := at_least - count) > 0:
-            inputs = inputs.each(lambda value: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])]))
-        outputs = boundary.both(inputs) if inputs.sound.shape[1] else (boundary(inputs),)
-        return cls(*(output[:count] for output in outputs)) if missing > 0 else cls(*outputs)
+        count, filled = len(inputs.time), filled_up(inputs, at_least)
+        outputs = boundary.both(filled) if inputs.sound.shape[1] else (boundary(filled),)
+        return cls(*(output[:count] for output in outputs)) if count < at_least else cls(*outputs)
 
     @classmethod
     def joined(cls, parts: Sequence[Predicted]) -> Predicted:
@@ -58,6 +56,14 @@ class Predicted(NamedTuple):
         """Return the outputs of the first half of the clips, and those of the others."""
         first, others = zip(*(output.chunk(2) for output in self if output is not None), strict=True)
         return Predicted(*first), Predicted(*others)
+
+
+def filled_up(inputs: DenoiserInputs, count: int) -> DenoiserInputs:
+    """Return inputs of at least so many clips, of which further ones are copies of the last."""
+    missing = count - len(inputs.time)
+    if missing <= 0:
+        return inputs
+    return inputs.each(lambda value: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])]))
 
 
 @dataclass(frozen=True)
