@@ -1,18 +1,13 @@
-"""Configs of other trainers in tests/golden/imports, converted, and what their trainers do with tables of clips."""
+"""Configs of other trainers in tests/golden/imports, converted."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from reelworks.annexes.imports import files as config_files
 from reelworks.annexes.imports import importer
-from reelworks.annexes.imports.clip import Clip
-from reelworks.annexes.imports.files import ConfigFile
-from reelworks.annexes.imports.former import FormerEpoch
-from reelworks.annexes.imports.importer import TRAINERS, Imported
+from reelworks.annexes.imports.importer import Imported
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
 from reelworks.training.recipe import recipe_file
@@ -39,20 +34,3 @@ def remark(made: Imported, key: str) -> str:
 
 def settings_of(values: Any, prefix: str = "") -> set[str]:
     return set(config_files.flatten(values, prefix))
-
-
-def golden_clips(name: str) -> tuple[list[Clip], dict[str, Any]]:
-    """A table of clips, and the numbers that the trainer's own code gave for it."""
-    table = json.loads((GOLDEN / f"{name}-clips.json").read_text())
-    return [clip(*row) for row in table["clips"]], table
-
-
-def clip(dataset: int, path: str, width: int, height: int, frames: int, is_image: bool) -> Clip:
-    return Clip(dataset, path, width, height, frames, 0.0 if is_image else 24.0, is_image, "a caption")
-
-
-def epoch_of(trainer: str, clips: Sequence[Clip], *files: Path) -> FormerEpoch:
-    own = TRAINERS[trainer]
-    found = own.former_epoch(own.read([ConfigFile(path) for path in files]), clips)
-    assert found is not None
-    return found

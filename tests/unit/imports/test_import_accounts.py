@@ -10,9 +10,11 @@ import pytest
 from PIL import Image
 
 from reelworks.annexes.imports import importer
+from reelworks.annexes.imports.draft import Clip
 from reelworks.annexes.imports.importer import Imported
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
+from reelworks.annexes.imports.trainer import FormerBuckets
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
@@ -63,6 +65,24 @@ def test_samples_count_pictures_and_no_masks(tmp_path: Path) -> None:
     made, read = imported(tmp_path, onetrainer(concept(folder, balancing=8, balancing_strategy="SAMPLES")), ".json")
     assert made.clips is not None
     assert (read.dataset[0].repeats, made.clips.former_trained) == (2, 4)
+
+
+def test_the_rest_of_a_bucket_that_is_cut_to_whole_batches_is_counted(tmp_path: Path) -> None:
+    """Of seven pictures of one size, two batches of three are trained there in an epoch, and all seven here."""
+    made, _ = imported(tmp_path, onetrainer(concept(pictures(tmp_path / "mug", 7)), batch_size=3), ".json")
+    assert made.clips is not None
+    assert (made.clips.former_trained, made.clips.here_trained) == (7, 7)
+    assert list(made.clips.rest.values()) == [1]
+
+
+def test_clips_below_the_least_size_or_length_are_dropped() -> None:
+    rules = FormerBuckets(least_pixels=256 * 256, least_frames=33, enlarges=False)
+    clip = Clip(0, "a.mp4", 512, 288, 33, 24.0, False, "a cup")
+    assert rules.drops(clip) == ""
+    assert rules.drops(clip._replace(num_frames=32)) == "it has fewer than 33 frames"
+    assert rules.drops(clip._replace(width=200)) == "it has fewer than 65,536 pixels"
+    assert rules.drops(clip._replace(num_frames=1, is_image=True)) == ""
+    assert "smaller clips are trained at their own size" in rules.in_words()
 
 
 def test_an_empty_or_missing_folder_hides_no_other_one(tmp_path: Path) -> None:

@@ -5,17 +5,16 @@ Numbers are worked out by hand beside them, or come from ai-toolkit's own bucket
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from former_configs import GOLDEN, converted, epoch_of, fates, golden_clips, remark, settings_of
+from former_configs import GOLDEN, converted, fates, remark, settings_of
 from refused import refused
 
 from reelworks.annexes.imports import importer
-from reelworks.annexes.imports.ai_toolkit import clips, models
+from reelworks.annexes.imports.ai_toolkit import models
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
 from reelworks.models import registry
@@ -194,20 +193,3 @@ def test_a_job_without_a_process_is_refused(tmp_path: Path, text: str) -> None:
 def test_every_architecture_is_a_published_preset() -> None:
     named = {*models.PRESETS.values(), *(preset for pairs in models.BY_WEIGHTS.values() for _, preset in pairs)}
     assert all(registry.PRESETS[preset].release is not None for preset in named)
-
-
-def test_buckets_are_those_of_its_own_code() -> None:
-    for row in json.loads((GOLDEN / "ai-toolkit-buckets.json").read_text())["rows"]:
-        assert clips.bucket_of(*row[:4]) == tuple(row[4:]), row
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_an_epoch_has_the_uses_of_its_own_code(number: int) -> None:
-    table, golden = golden_clips(f"ai-toolkit-{number}")
-    epoch = epoch_of("ai-toolkit", table, (FIRST, SECOND)[number - 1])
-    uses = dict(zip((clip.path for clip in table), epoch.uses, strict=True))
-    assert sorted(path for path, use in uses.items() if use.times) == golden["trained"]
-    assert sum(use.times for use in uses.values()) == golden["total"]
-    for path, least in golden["least"].items():
-        assert uses[path].times >= least
-        assert bool(uses[path].reason) == (uses[path].times > least)

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 from hostile_configs import JUNK, spoiled
 from hypothesis import given
-from import_golden import FOLDER, converted, former_epoch, golden
+from import_golden import FOLDER, converted
 
 from reelworks.annexes.imports import importer
 from reelworks.annexes.imports.diffusion_pipe import models
@@ -84,24 +84,6 @@ def test_a_lokr_of_chroma_at_two_resolutions(tmp_path: Path) -> None:
     assert (fates["resolutions"], fates["lr_scheduler"]) == (Fate.TAKEN, Fate.NOT_POSSIBLE)
     # There, it falls over 12 epochs, and max_steps ends it before.
     assert (recipe.train.learning_rate_schedule, recipe.train.final_learning_rate) == ("cosine", 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "files"), [("diffusion-pipe-1", (MAIN_1, DATASET_1)), ("diffusion-pipe-2", (MAIN_2,))]
-)
-def test_each_clip_is_used_as_often_as_by_its_own_code(name: str, files: tuple[Path, ...]) -> None:
-    """The orders have fixed seeds: it is known which clips are left over in a bucket, and not only how many."""
-    expected = golden(name)
-    found = former_epoch("diffusion-pipe", expected.clips, *files)
-    assert [use.times for use in found.uses] == expected.times
-    assert all(use.reason for use in found.uses if not use.times)
-    assert {0} < set(expected.times)
-    if name == "diffusion-pipe-1":  # pictures: 4 × 2 of a step, videos: 2 × 2
-        pictures, videos = (
-            sum(t for t, clip in zip(expected.times, expected.clips, strict=True) if clip.is_image == kind)
-            for kind in (True, False)
-        )
-        assert pictures / 8 + videos / 4 == expected.steps
 
 
 @pytest.mark.parametrize(
@@ -204,9 +186,7 @@ def test_no_spoiled_config_ends_in_a_traceback(
     keys = flatten(parts[0]).keys() | (flatten(parts[1]).keys() if parts[1] else set())
     assert {key for key in keys if key} <= told(made).keys()
     assert len(made.keys) == len(told(made))
-    DIFFUSION_PIPE.former_epoch(
-        DIFFUSION_PIPE.read([ConfigFile(file) for file in files]), golden("diffusion-pipe-1").clips
-    )
+    DIFFUSION_PIPE.buckets(DIFFUSION_PIPE.read([ConfigFile(file) for file in files]), 0)
 
 
 def test_lengths_that_the_model_does_not_take_become_the_next_lower_ones(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from hostile_configs import spoiled
 from hypothesis import given
-from import_golden import FOLDER, converted, former_epoch, golden
+from import_golden import FOLDER, converted
 
 from reelworks.annexes.imports import importer
-from reelworks.annexes.imports.clip import Clip
 from reelworks.annexes.imports.files import ConfigFile, flatten
 from reelworks.annexes.imports.onetrainer import layers, models
 from reelworks.annexes.imports.onetrainer.onetrainer import ONETRAINER
@@ -94,24 +93,6 @@ def test_a_config_of_the_oldest_version(tmp_path: Path) -> None:
     assert recipe.model.gradient_checkpointing is True
     assert told(made)["learning_rate_scheduler"][0] == Fate.TO_FILL_IN
     assert "no such setting" not in str(made.keys)
-
-
-@pytest.mark.parametrize("name", ["onetrainer-1", "onetrainer-2"])
-def test_each_picture_is_used_as_often_as_by_its_own_code(name: str) -> None:
-    """Those of buckets that are smaller than a batch never; of others, the rest is drawn anew in each epoch."""
-    expected = golden(name)
-    found = former_epoch("onetrainer", expected.clips, FOLDER / f"{name}.json")
-    # The golden ones are means of 8,192 epochs.
-    assert [use.times for use in found.uses] == pytest.approx(expected.times, abs=0.03)
-    assert [use.times == 0 for use in found.uses] == [times == 0 for times in expected.times]
-    assert sum(use.times for use in found.uses) == pytest.approx(sum(expected.times), abs=0.05)
-    assert any(use.times == 0 and "fewer than a batch" in use.reason for use in found.uses)
-
-
-def test_an_account_of_many_pictures_takes_seconds() -> None:
-    clips = [Clip(0, f"{i}.png", 400 + i % 911, 400 + i % 577, 1, 0.0, True, "x") for i in range(4000)]
-    found = former_epoch("onetrainer", clips, CONFIG_2)
-    assert sum(use.times for use in found.uses) == pytest.approx(6000, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -233,4 +214,4 @@ def test_no_spoiled_config_ends_in_a_traceback(
     expected = {key for key in flatten(config) if key and not key.startswith("optimizer")}
     assert expected <= told(made).keys()
     assert len(made.keys) == len(told(made))
-    ONETRAINER.former_epoch(ONETRAINER.read([ConfigFile(file)]), golden("onetrainer-1").clips)
+    ONETRAINER.buckets(ONETRAINER.read([ConfigFile(file)]), 0)

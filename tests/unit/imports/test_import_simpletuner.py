@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from former_configs import GOLDEN, clip, converted, epoch_of, fates, golden_clips, remark, settings_of
+from former_configs import GOLDEN, converted, fates, remark, settings_of
 from refused import refused
 
 from reelworks.annexes.imports import importer
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
-from reelworks.annexes.imports.simpletuner import clips, models
+from reelworks.annexes.imports.simpletuner import models
 from reelworks.models import registry
 
 FIRST, SECOND = GOLDEN / "simpletuner-1.json", GOLDEN / "simpletuner-2.toml"
@@ -247,36 +247,6 @@ def test_values_that_a_recipe_cannot_have_are_told_and_left_out(tmp_path: Path) 
     for key in ("learning_rate", "train_batch_size", "lora_rank", "seed", "data.0.resolution", "data.0.repeats"):
         assert fates(made)[key] == Fate.TO_FILL_IN, key
     assert (recipe.train.max_steps, recipe.bucket[0].resolution) == (1000, "1024px")
-
-
-def test_sizes_are_those_of_its_own_code() -> None:
-    for width, height, kind, size, multiple, *target, ratio in json.loads(
-        (GOLDEN / "simpletuner-buckets.json").read_text()
-    )["rows"]:
-        found = clips.bucket_of(width, height, size, kind == "pixel", multiple)
-        assert [*found] == target, (width, height, kind, size)
-        assert round(found[0] / found[1], 2) == ratio
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_an_epoch_has_the_clips_of_its_own_code(number: int) -> None:
-    table, golden = golden_clips(f"simpletuner-{number}")
-    epoch = epoch_of("simpletuner", table, (FIRST, SECOND)[number - 1])
-    uses = dict(zip((each.path for each in table), epoch.uses, strict=True))
-    kept = {path for paths in golden["buckets"].values() for path in paths}
-    assert {path for path, use in uses.items() if use.times} == kept
-    assert all(use.reason for path, use in uses.items() if path not in kept)
-    if number == 1:  # twice each, and batches of 4 that are full
-        assert {uses[path].times for path in kept} == {2}
-    else:  # filled up for 2 processes, 2 accumulated batches of 2
-        assert sum(uses[path].times for path in kept) == sum(golden["split"].values())
-
-
-def test_a_bucket_of_fewer_clips_than_a_step_ends_its_run(tmp_path: Path) -> None:
-    options, backends = written(tmp_path, {"train_batch_size": 2, "gradient_accumulation_steps": 2})
-    shapes = [(0, f"{i}.png", 1024, 1024, 1, True) for i in range(8)] + [(0, "wide.png", 2048, 1024, 1, True)]
-    epoch = epoch_of("simpletuner", [clip(*shape) for shape in shapes], options, backends)
-    assert all(use.times == 0 and "ends with an error" in use.reason for use in epoch.uses)
 
 
 def test_nothing_of_simpletuner_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reelworks.annexes.imports import files as config_files
-from reelworks.annexes.imports.clip import Clip
+from reelworks.annexes.imports.draft import Clip
 from reelworks.core.errors import shown
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.query import captions, template

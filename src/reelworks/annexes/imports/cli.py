@@ -34,8 +34,8 @@ def import_config(
     They are read and never run; paths in them are looked for from the current folder, and beside the config.
 
     In the recipe, each value that comes from the config has its name there beside it. Prints what is to be done, what
-    became of each key, and, if the folders are there, the clips that the trainer leaves out or repeats by its own rules,
-    or shows with another caption, beside those here.
+    became of each key, and, if the folders are there, the clips that the trainer's buckets leave out, or that it shows with
+    another caption, beside those here.
     """
     ANNEX.require_packages()
     from reelworks.annexes.imports import importer
@@ -90,8 +90,8 @@ def _tell_clips(account: ClipAccount) -> None:
     show.line(f"{units.plural(account.clips, 'clip')} can be read")
     show.line(f"  {account.trainer} trains {account.former_trained} of them in an epoch")
     _tell_names("leaves out", account.left_out)
-    _tell_names("trains in only some epochs", account.in_part)
-    _tell_names("repeats", account.repeated)
+    for bucket, number in account.rest.items():
+        show.line(f"    leaves out {number} in each epoch: they fill no batch of {bucket}")
     _tell_names("has another caption for", account.other_captions)
     show.line(f"  this recipe trains {account.here_trained}")
     _tell_names("leaves out", account.here_left_out)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from reelworks.annexes.imports.clip import Clip
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.core import toml, toml_none
 from reelworks.core.errors import shown
@@ -16,6 +15,19 @@ from reelworks.training.recipe.toml_writer import Line
 
 _LONGEST = 60  # characters of a value in a comment
 _LISTS = ("dataset", "bucket")
+
+
+class Clip(NamedTuple):
+    """A picture or video that can be read, as a scan finds it."""
+
+    dataset: int  # number of its dataset in the recipe
+    path: str  # below the folder of the dataset
+    width: int
+    height: int
+    num_frames: int  # 1 of a picture
+    fps: float  # 0 of a picture
+    is_image: bool
+    caption: str | None
 
 
 @dataclass

@@ -1,19 +1,21 @@
-"""Account of what another trainer does with each clip of a folder in an epoch, beside what happens to it here."""
+"""Account of the clips of a folder that the buckets of another trainer drop, beside those that are left out here."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
+from reelworks.annexes.imports import captions
 from reelworks.annexes.imports import files as config_files
-from reelworks.annexes.imports.clip import Clip
+from reelworks.annexes.imports.draft import Clip, FormerSettings
+from reelworks.annexes.imports.trainer import FormerTrainer
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
@@ -24,35 +26,19 @@ from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 
 
-class Use(NamedTuple):
-    """A clip's share in one epoch."""
-
-    times: float  # how often it is trained; below 1 on average of many epochs
-    reason: str = ""  # why not at all, in only some epochs, or more often than the config's repeats say
-
-
-@dataclass(frozen=True)
-class FormerEpoch:
-    """An epoch of a trainer: a use for each clip, and the rules that it follows from, with their place in its source."""
-
-    uses: Sequence[Use]
-    rules: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class ClipAccount:
-    """Clips that a trainer leaves out or repeats by its own rules, beside those that are left out here.
+    """Clips that the buckets of a trainer leave out, beside those that are left out here.
 
     Attributes:
         trainer: Its name.
         clips: Number of pictures and videos that can be read.
-        former_trained: Number of clips that it trains in an epoch.
-        left_out: Clips that it leaves out, by reason.
-        in_part: Clips that it trains in only some epochs, by reason.
-        repeated: Clips that it trains more often than its config says, by reason.
+        former_trained: Number of clips that are large and long enough for it.
+        left_out: The others, by reason.
+        rest: Clips that it leaves out of an epoch since they fill no batch, by the bucket that they have here.
         here_trained: Number of clips that an epoch trains here.
         here_left_out: Clips that are left out here, by reason.
-        rules: The rules of the trainer that this follows from, with the place in its source.
+        rules: What its buckets do with clips, for each kind of dataset.
         other_captions: Clips that both train, with another caption each, by what the trainer does with it.
         not_told: Folders whose clips are not among these, with the reason.
     """
@@ -61,8 +47,7 @@ class ClipAccount:
     clips: int
     former_trained: int
     left_out: Mapping[str, list[str]]
-    in_part: Mapping[str, list[str]]
-    repeated: Mapping[str, list[str]]
+    rest: Mapping[str, int]
     here_trained: int
     here_left_out: Mapping[str, list[str]]
     rules: tuple[str, ...]
@@ -122,46 +107,39 @@ def plan(data: RecipeData) -> Plan:
 
 
 def account(
-    trainer: str,
-    scan: Scan,
-    data: RecipeData,
-    planned: Plan,
-    epoch: FormerEpoch,
-    other_captions: Mapping[str, list[str]],
-) -> ClipAccount:
-    """Compare the first epoch of a recipe with that of the former trainer."""
+    trainer: FormerTrainer, settings: FormerSettings, scan: Scan, data: RecipeData, planned: Plan
+) -> ClipAccount | None:
+    """Compare the first epoch of a recipe with what the trainer's buckets drop; None if that is not known."""
+    of_dataset = [trainer.buckets(settings, number) for number in range(1 + max(clip.dataset for clip in scan.clips))]
+    rules = [each for each in of_dataset if each is not None]
+    if len(rules) < len(of_dataset):
+        return None
+    rejected = {reason: planned.rejected.paths(reason) for reason in planned.rejected.by_reason()}
+    without = {name for names in rejected.values() for name in names}
+    # The filters of an imported recipe say what its trainer does not read.
+    unread = dict.fromkeys(rejected.get(Reason.FILTERED.label, ()), "dataset.filter leaves it out here too")
+    left_out: dict[str, list[str]] = defaultdict(list)
+    trained = []
+    for clip, name in zip(scan.clips, scan.names, strict=True):
+        if why := rules[clip.dataset].drops(clip) or unread.get(name, ""):
+            left_out[why].append(name)
+        else:
+            trained.append((clip, name))
+    datasets = data.dataset_by_name
+    by_both = ((clip, name, datasets[name.partition("/")[0]]) for clip, name in trained if name not in without)
+    batch = max(each.whole_batches for each in rules)
     return ClipAccount(
-        trainer=trainer,
+        trainer=trainer.name,
         clips=len(scan.clips),
-        former_trained=sum(use.times > 0 for use in epoch.uses),
-        left_out=_by_reason(scan.names, epoch.uses, lambda use: use.times == 0),
-        in_part=_by_reason(scan.names, epoch.uses, lambda use: 0 < use.times < 1 and bool(use.reason)),
-        repeated=_by_reason(scan.names, epoch.uses, lambda use: use.times >= 1 and bool(use.reason)),
+        former_trained=len(trained),
+        left_out=dict(sorted(left_out.items(), key=lambda item: (-len(item[1]), item[0]))),
+        rest={bucket: clips % batch for bucket, clips in planned.buckets.items() if batch and clips % batch},
         here_trained=len(np.unique(data.entries(0).uid)),  # a repeated clip is one
-        here_left_out={reason: planned.rejected.paths(reason) for reason in planned.rejected.by_reason()},
-        rules=epoch.rules,
-        other_captions=other_captions,
+        here_left_out=rejected,
+        rules=tuple(dict.fromkeys(told for each in rules for told in each.in_words())),
+        other_captions=captions.others(partial(trainer.caption, settings), by_both),
         not_told=tuple(scan.missing.values()),
     )
-
-
-def trained_by_both(
-    scan: Scan, data: RecipeData, planned: Plan, epoch: FormerEpoch
-) -> Iterator[tuple[Clip, str, DatasetConfig]]:
-    """Yield the clips that are trained there and here, with their names and datasets here."""
-    rejected = planned.rejected
-    without = {name for reason in rejected.by_reason() for name in rejected.paths(reason)}
-    for clip, name, use in zip(scan.clips, scan.names, epoch.uses, strict=True):
-        if use.times > 0 and name not in without:
-            yield clip, name, data.dataset_by_name[name.partition("/")[0]]
-
-
-def _by_reason(names: Sequence[str], uses: Sequence[Use], wanted: Callable[[Use], bool]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for name, use in zip(names, uses, strict=True):
-        if wanted(use):
-            found[use.reason].append(name)
-    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
 def _clips(rows: CatalogRows, datasets: Sequence[str]) -> list[Clip]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from reelworks.annexes.imports import captions, former, rates, stages
+from reelworks.annexes.imports import former, rates, stages
 from reelworks.annexes.imports.ai_toolkit.ai_toolkit import AI_TOOLKIT
 from reelworks.annexes.imports.diffusion_pipe.diffusion_pipe import DIFFUSION_PIPE
 from reelworks.annexes.imports.draft import ImportDraft
@@ -172,11 +171,7 @@ def _account(
             planned = former.plan(data)
             if rates.lacks_steps(made.draft):
                 made = _Converted.from_draft(trainer, ImportDraft(settings, request, scan.clips, planned.steps))
-            epoch = trainer.former_epoch(settings, scan.clips)
-            if epoch is None:
-                return made, None, _SILENT.format(trainer.name)
-            trained = former.trained_by_both(scan, data, planned, epoch)
-            other = captions.others(partial(trainer.caption, settings), trained)
-            return made, former.account(trainer.name, scan, data, planned, epoch, other), ""
+            account = former.account(trainer, settings, scan, data, planned)
+            return made, account, "" if account is not None else _SILENT.format(trainer.name)
         except UserError as error:
             return made, None, f"{error.problem}: {error.remedy}"

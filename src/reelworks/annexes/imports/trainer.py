@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from reelworks.annexes.imports.captions import Beside, FormerCaption
-from reelworks.annexes.imports.clip import Clip
-from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.draft import Clip, FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
-from reelworks.annexes.imports.former import FormerEpoch
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.quickstart import recipe_lines
+
+
+class FormerBuckets(NamedTuple):
+    """Rules by which the buckets of a trainer drop clips of a dataset: the four in which trainers differ.
+
+    Attributes:
+        whole_batches: Clips of a batch on all processes, if what a bucket has beyond whole ones is left out; 0 if it is not.
+        least_pixels: Area below which clips are left out.
+        least_frames: Frames below which videos are left out.
+        enlarges: Whether smaller clips are enlarged, and not trained at their own size.
+    """
+
+    whole_batches: int = 0
+    least_pixels: int = 0
+    least_frames: int = 0
+    enlarges: bool = True
+
+    def drops(self, clip: Clip) -> str:
+        """Return why a clip is left out before buckets are filled; "" if it is not."""
+        if not clip.is_image and clip.num_frames < self.least_frames:
+            return f"it has fewer than {self.least_frames} frames"
+        return f"it has fewer than {self.least_pixels:,} pixels" if clip.width * clip.height < self.least_pixels else ""
+
+    def in_words(self) -> Iterator[str]:
+        """Yield the rules that hold for a clip of any size and length, for people."""
+        if self.whole_batches:
+            yield f"a bucket is cut to whole batches of {self.whole_batches}, and clips beyond them are left out"
+        else:
+            yield "no clip is left out for its bucket's last batch"
+        yield "smaller clips are enlarged" if self.enlarges else "smaller clips are trained at their own size"
 
 
 class FormerTrainer(Protocol):
@@ -37,8 +65,8 @@ class FormerTrainer(Protocol):
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         """Fill the draft of a recipe, and yield what became of each setting, and of each default that differs here."""
 
-    def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
-        """Return what the trainer does with each clip in an epoch by its own rules; None if its source does not tell."""
+    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
+        """Return what its buckets drop of a dataset; None if its source does not tell, or the settings make no sense."""
 
     def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
         """Return the captions that it shows with a clip; None if that is not known."""

@@ -9,12 +9,11 @@ from reelworks.annexes.imports import files as config_files
 from reelworks.annexes.imports import settle, sizes, trainer
 from reelworks.annexes.imports.ai_toolkit import clips, keys, model_keys, models
 from reelworks.annexes.imports.captions import Beside, FormerCaption
-from reelworks.annexes.imports.clip import Clip
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
-from reelworks.annexes.imports.former import FormerEpoch
 from reelworks.annexes.imports.rules import ImportedKey
 from reelworks.annexes.imports.sizes import Sizes
+from reelworks.annexes.imports.trainer import FormerBuckets
 from reelworks.core.errors import UserError
 
 _TRAIN = ("sd_trainer", "diffusion_trainer", "ui_trainer", "fine_tune")
@@ -71,8 +70,8 @@ class _AiToolkit:
         converted = trainer.convert_by_rules(draft, keys.RULES, keys.defaults(draft.settings), keys.FIRST)
         yield from settle.settle(draft, converted)
 
-    def former_epoch(self, settings: FormerSettings, clips_found: Sequence[Clip]) -> FormerEpoch | None:
-        return clips.epoch(settings, clips_found)
+    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
+        return clips.buckets(settings, dataset)
 
     def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
         return clips.caption(settings, beside)

@@ -1,4 +1,4 @@
-"""Models of ai-toolkit: the presets that its names mean, and the multiples of its bucket sizes."""
+"""Models of ai-toolkit: the presets that its names mean."""
 
 from __future__ import annotations
 
@@ -48,12 +48,6 @@ _SWITCHES = {
     **{"is_v2": "sd2", "is_v3": "sd3", "is_xl": "sdxl", "is_pixart": "pixart", "is_pixart_sigma": "pixart_sigma"},
     **{"is_auraflow": "auraflow", "is_flux": "flux", "is_lumina2": "lumina2", "is_vega": "vega", "is_ssd": "ssd"},
 }
-_MULTIPLES = {
-    **dict.fromkeys(("chroma", "ltx2", "ltx2.3", "ltx2.5", "minimax_h3", "wan22_5b"), 32),
-    **dict.fromkeys(("qwen_image", "qwen_image_edit", "qwen_image_edit_plus"), 32),
-    **dict.fromkeys(("sdxl", "sd1", "sd2"), 8),
-}
-_REST = 16
 _TRANSFORMERLESS = ("sd1", "sd2", "sdxl", "vega", "ssd")
 
 
@@ -68,11 +62,6 @@ def architecture(settings: FormerSettings) -> str:
 def is_transformer(settings: FormerSettings) -> bool:
     """Whether the network is a transformer, whose LoRAs ai-toolkit scales by 1 whatever alpha says."""
     return architecture(settings) not in _TRANSFORMERLESS
-
-
-def bucket_multiple(settings: FormerSettings) -> int:
-    """Return the number that divides the sides of all its buckets."""
-    return _MULTIPLES.get(architecture(settings), _REST)
 
 
 def choose(draft: ImportDraft) -> None:

@@ -8,14 +8,12 @@ from typing import Any, final
 
 from reelworks.annexes.imports import datasets, settle
 from reelworks.annexes.imports.captions import Beside, FormerCaption
-from reelworks.annexes.imports.clip import Clip
 from reelworks.annexes.imports.diffusion_pipe import buckets, clips, data, keys, models, objective, optimizer
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile, existing, flatten, parse_arguments, plain
-from reelworks.annexes.imports.former import FormerEpoch
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.script import Command
-from reelworks.annexes.imports.trainer import convert_by_rules
+from reelworks.annexes.imports.trainer import FormerBuckets, convert_by_rules
 from reelworks.core.errors import UserError
 
 _PLACEHOLDER = "data"
@@ -69,8 +67,8 @@ class _DiffusionPipe:
         # Of two lines of a setting, the later one knows more.
         yield from settle.settle(draft, {key.key: key for key in _convert(draft)}.values())
 
-    def former_epoch(self, settings: FormerSettings, clips_: Sequence[Clip]) -> FormerEpoch | None:
-        return clips.former_epoch(settings, clips_)
+    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
+        return clips.buckets(settings, dataset)
 
     def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
         return clips.caption(settings, beside)

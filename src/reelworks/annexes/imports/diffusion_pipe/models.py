@@ -15,7 +15,6 @@ class DiffusionPipeModel(NamedTuple):
         presets: Patterns of the names of its weights, each with the preset that they mean; the first that is found wins.
         weights: Keys of `[model]` with its weights, of which the first that is set is taken.
         fps: Frame rate to which clips are brought; None if it takes pictures only.
-        multiple: Divisor of heights and widths.
         frames: Step of frame counts, which are a multiple of it plus `first`.
         first: See `frames`.
         format: Convention of the LoRAs that it writes.
@@ -24,7 +23,6 @@ class DiffusionPipeModel(NamedTuple):
     presets: tuple[tuple[str, str], ...]
     weights: tuple[str, ...] = ("diffusion_model",)
     fps: float | None = None
-    multiple: int = 16
     frames: int = 4
     first: int = 1
     format: str = "comfyui"
@@ -87,7 +85,6 @@ MODELS = {
         ((r"(?i)13b", "ltx-video-13b"), (_ANY, "ltx-video-2b")),
         ("single_file_path", "diffusers_path"),
         fps=25.0,
-        multiple=32,
         frames=8,
     ),
     # Only version 2.3 is supported there.
@@ -106,7 +103,7 @@ def former_model(settings: FormerSettings) -> DiffusionPipeModel | None:
     """Return the model of some settings; None for one that is not here."""
     known = MODELS.get(str(settings.get("model.type")))
     if known is not None and "wan-2.2-5b" in preset_names(settings):
-        return known._replace(fps=24.0, multiple=32)
+        return known._replace(fps=24.0)
     return known
 
 

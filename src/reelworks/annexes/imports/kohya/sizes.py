@@ -34,7 +34,6 @@ class Sizing:
         batch_size: Clips of a batch on one process.
         frames: Lengths of videos.
         each_length: Whether a video is trained at each of them that it has.
-        path: The dataset's folder.
     """
 
     is_video: bool
@@ -44,7 +43,6 @@ class Sizing:
     no_upscale: bool
     batch_size: int
     frames: tuple[int, ...]
-    path: str
     each_length: bool = False
 
     @property

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import final
 
 from reelworks.annexes.imports.captions import Beside, FormerCaption
-from reelworks.annexes.imports.clip import Clip
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
-from reelworks.annexes.imports.former import FormerEpoch
 from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes
 from reelworks.annexes.imports.kohya import datasets as dataset_rules
 from reelworks.annexes.imports.kohya.convert import convert
@@ -20,7 +18,7 @@ from reelworks.annexes.imports.musubi import clips as former_clips
 from reelworks.annexes.imports.musubi import keys, models
 from reelworks.annexes.imports.musubi.musubi_datasets import FOLDERS, datasets_of, is_video, lengths_of
 from reelworks.annexes.imports.rules import Fate, ImportedKey
-from reelworks.annexes.imports.trainer import choose_model
+from reelworks.annexes.imports.trainer import FormerBuckets, choose_model
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 
@@ -83,8 +81,8 @@ class _Musubi:
         defaults = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if draft.get("lora.type") else {})}
         yield from convert(draft, rules, defaults)
 
-    def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
-        return former_clips.epoch(settings, clips)
+    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
+        return former_clips.buckets(settings, dataset)
 
     def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
         return former_clips.caption(settings, beside)
@@ -134,7 +132,6 @@ def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
     videos = is_video(settings, dataset)
     # Videos are sorted into buckets whatever the config says; pictures only where it says so.
     bucketed = videos or is_on(dataset.get(settings, "enable_bucket", False))
-    source = next((value.value for name in FOLDERS if (value := dataset.find(settings, name)) is not None), "")
     makes_clips = not registry.PRESETS[draft.get("model.name")].config.pictures_only
     longer = tuple(each for each in lengths_of(settings, dataset) if each > 1)
     return Sizing(
@@ -145,7 +142,6 @@ def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
         no_upscale=bucketed and not videos and is_on(dataset.get(settings, "bucket_no_upscale", False)),
         batch_size=sizes.batch_of(dataset.get(settings, "batch_size", 1)),
         frames=longer or (5,),
-        path=str(source),
         each_length=dataset.get(settings, "frame_extraction", "head") == "head",
     )
 

@@ -13,7 +13,7 @@ _MOST_FRAMES = 1025
 def datasets_of(settings: FormerSettings) -> list[FormerDataset]:
     """Return the datasets that musubi-tuner trains, which are tables with a folder or a list of repeats from 1."""
     found = [
-        FormerDataset((f"datasets.{number}.", "general."), group=number)
+        FormerDataset((f"datasets.{number}.", "general."))
         for number in range(settings.count("datasets"))
         if any(settings.get(f"datasets.{number}.{name}") for name in FOLDERS)
     ]

@@ -113,7 +113,6 @@ OTHERS = {
     "ERNIE": "ernie-image",
     "IDEOGRAM_4": "ideogram-4",
 }
-MULTIPLE = 64  # of heights and widths, for all models that are here
 
 
 def names_of(model_type: str, *weights: str) -> list[str]:

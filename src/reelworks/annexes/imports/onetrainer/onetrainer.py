@@ -7,13 +7,11 @@ from typing import Any, final
 
 from reelworks.annexes.imports import settle, values
 from reelworks.annexes.imports.captions import Beside, FormerCaption
-from reelworks.annexes.imports.clip import Clip
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile, flatten
-from reelworks.annexes.imports.former import FormerEpoch
 from reelworks.annexes.imports.onetrainer import clips, concepts, keys, migrations, models
 from reelworks.annexes.imports.rules import Fate, ImportedKey
-from reelworks.annexes.imports.trainer import convert_by_rules
+from reelworks.annexes.imports.trainer import FormerBuckets, convert_by_rules
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
@@ -65,8 +63,8 @@ class _OneTrainer:
         # Of two lines of a setting, the later one knows more.
         yield from settle.settle(draft, {key.key: key for key in _convert(draft)}.values())
 
-    def former_epoch(self, settings: FormerSettings, clips_: Sequence[Clip]) -> FormerEpoch | None:
-        return clips.former_epoch(settings, clips_)
+    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
+        return clips.buckets(settings, dataset)
 
     def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
         return clips.caption(settings, beside)

@@ -11,13 +11,11 @@ from functools import partial
 from typing import Any, final
 
 from reelworks.annexes.imports.captions import Beside, FormerCaption
-from reelworks.annexes.imports.clip import Clip
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
-from reelworks.annexes.imports.former import FormerEpoch
 from reelworks.annexes.imports.opensora import keys, literals
 from reelworks.annexes.imports.rules import Fate, ImportedKey
-from reelworks.annexes.imports.trainer import apply_rule
+from reelworks.annexes.imports.trainer import FormerBuckets, apply_rule
 from reelworks.core.errors import UserError, nearest
 from reelworks.data.buckets.opensora import parse
 
@@ -76,7 +74,7 @@ class _OpenSora:
             draft.set("autoencoder.name", "pixel", "a placeholder")
             draft.set("autoencoder.stride", _stride(table, meaning), "divides every size of the table")
 
-    def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
+    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
         return None
 
     def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:

@@ -1,96 +1,30 @@
-"""An epoch of sd-scripts, picture by picture, by its source of February 2026 (commit 48d368fa)."""
+"""Rules by which the buckets of sd-scripts drop clips, and the captions that they show."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import random
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from reelworks.annexes.imports import captions
 from reelworks.annexes.imports.captions import Beside, Caption, FormerCaption
-from reelworks.annexes.imports.clip import Clip
-from reelworks.annexes.imports.draft import FormerSettings
-from reelworks.annexes.imports.former import FormerEpoch, Use
-from reelworks.annexes.imports.kohya import areas, sizes
-from reelworks.annexes.imports.kohya.areas import AspectBuckets, Size
+from reelworks.annexes.imports.draft import Clip, FormerSettings
 from reelworks.annexes.imports.kohya.levels import FormerDataset
-from reelworks.annexes.imports.kohya.values import is_on, whole_of
+from reelworks.annexes.imports.kohya.values import is_on
 from reelworks.annexes.imports.sd_scripts import folders
 from reelworks.annexes.imports.sd_scripts.folders import is_picture, usable
+from reelworks.annexes.imports.trainer import FormerBuckets
 
 _FACE_PARTS = 5
 _MOST_CHOICES = 256
-_VIDEO = "videos are not read"
-_BELOW = "folders in a folder are not searched"
-_FORMAT = "this kind of file is not read"
-_ZERO = "a side is shorter than bucket_reso_steps: training stops at it"
-_SPARE = "regularisation pictures beyond the number of the others are not used"
-_HELD_OUT = "held out for validation"
-_BALANCED = "regularisation pictures are repeated until they are as many as the others"
-_RULES = (
-    "a bucket of fewer pictures than a batch is one smaller batch: none is left out (library/train_util.py:make_buckets)",
-    "pictures of any size get the size nearest in shape, and are enlarged or cropped to it "
-    "(library/train_util.py:BucketManager.select_bucket)",
-    "only .png, .jpg, .jpeg, .webp and .bmp in the folder itself are read (library/train_util.py:glob_images)",
-    "regularisation pictures are taken in order until there are as many as others, and else repeated "
-    "(library/train_util.py:DreamBoothDataset.__init__)",
-)
 
 
-def resolutions(area: Size, least: int, most: int, step: int) -> tuple[Size, ...]:
-    """Return the sizes of an area whose sides are multiples of a step within bounds, as `make_bucket_resolutions` does."""
-    pixels = area[0] * area[1]
-    square = int(math.sqrt(pixels) // step) * step
-    found = {(square, square)}
-    for width in range(least, most + 1, step):
-        height = min(most, pixels // width // step * step)
-        if height >= least:
-            found |= {(width, height), (height, width)}
-    return tuple(sorted(found))
-
-
-def buckets_of(settings: FormerSettings, dataset: FormerDataset) -> AspectBuckets:
-    """Return the sizes of a dataset."""
-    found = dataset.find(settings, "resolution")
-    area = (sizes.resolution_of(found.value) if found else None) or (1024, 1024)
-    if not is_on(dataset.get(settings, "enable_bucket", False)):
-        return areas.one_size(area)
-    step = max(int(dataset.get(settings, "bucket_reso_steps", 64)), 1)
-    if is_on(dataset.get(settings, "bucket_no_upscale", False)):
-        return AspectBuckets((area,), step, area[0] * area[1], keeps_small=True, keeps_shape=True)
-    least = int(dataset.get(settings, "min_bucket_reso", 256)) // step * step
-    most = -(-int(dataset.get(settings, "max_bucket_reso", 1024)) // step) * step
-    chosen = resolutions(area, max(least, step), min(most, 65536), step)
-    return AspectBuckets(chosen, step, area[0] * area[1], prefers_exact=True)
-
-
-def epoch(settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch:
-    """Return the use of each clip, and the number of batches of an epoch."""
-    datasets = usable(settings).used
-    uses: list[Use] = [Use(1.0)] * len(clips)
-    chosen: dict[int, Size] = {}
-    owned = areas.by_dataset(clips)
-    for number, dataset in enumerate(datasets):
-        own = owned[number]
-        is_list = any(dataset.find(settings, name) is not None for name in ("metadata_file", "in_json"))
-        buckets = buckets_of(settings, dataset)
-        got = areas.choose_all(buckets, [(clips[i].width, clips[i].height) for i in own])
-        times = _repeats(settings, dataset)
-        for i, size in zip(own, got, strict=True):
-            reason = _unread(clips[i], is_list=is_list) or ("" if size is not None else _ZERO)
-            uses[i] = Use(0.0, reason) if reason else Use(times)
-            if size is not None:
-                chosen[i] = size
-    groups: dict[int, list[int]] = defaultdict(list)
-    for number, dataset in enumerate(datasets):
-        groups[dataset.group].append(number)
-        _hold_out(settings, dataset, owned[number], clips, uses)
-    for numbers in groups.values():
-        _balance(settings, {number: datasets[number] for number in numbers}, owned, clips, uses)
-    return FormerEpoch(uses, (_count(settings, datasets, clips, uses, chosen), *_RULES))
+def buckets(settings: FormerSettings, dataset: int) -> FormerBuckets:
+    """Return the rules of its buckets, whose last batch may be smaller (library/train_util.py)."""
+    own = usable(settings).used[dataset]
+    keeps_size = all(is_on(own.get(settings, name, False)) for name in ("enable_bucket", "bucket_no_upscale"))
+    return FormerBuckets(enlarges=not keeps_size)
 
 
 def caption(settings: FormerSettings, beside: Beside) -> FormerCaption:
@@ -162,85 +96,6 @@ def _shuffled(settings: FormerSettings, dataset: FormerDataset, text: str) -> Ca
     return captions.plain(", ".join([*head, *tags, *tail]))
 
 
-def _repeats(settings: FormerSettings, dataset: FormerDataset) -> float:
-    found = dataset.find(settings, "num_repeats")
-    try:
-        return 1.0 if found is None else float(max(whole_of(found.value), 1))
-    except (TypeError, ValueError):
-        return 1.0
-
-
-def _unread(clip: Clip, *, is_list: bool) -> str:
-    if not clip.is_image:
-        return _VIDEO
-    if "/" in clip.path and not is_list:
-        return _BELOW
-    return "" if is_picture(clip.path) else _FORMAT
-
-
-def _hold_out(
-    settings: FormerSettings, dataset: FormerDataset, owned: Sequence[int], clips: Sequence[Clip], uses: list[Use]
-) -> None:
-    """Hold out the share of a dataset; without a seed of its own, another part at each start."""
-    share = float(dataset.get(settings, "validation_split", 0.0))
-    if not 0 < share <= 1 or is_on(dataset.get(settings, "is_reg", False)):
-        return
-    order = sorted((i for i in owned if uses[i].times), key=lambda i: clips[i].path)
-    seed = dataset.find(settings, "validation_seed")
-    random.Random(0 if seed is None or not isinstance(seed.value, int) else seed.value).shuffle(order)
-    for i in order[math.ceil(len(order) * (1 - share)) :]:
-        uses[i] = Use(0.0, _HELD_OUT)
-
-
-def _balance(
-    settings: FormerSettings,
-    datasets: Mapping[int, FormerDataset],
-    owned: Mapping[int, Sequence[int]],
-    clips: Sequence[Clip],
-    uses: list[Use],
-) -> None:
-    """Use regularisation pictures of a dataset until they are as many as the others."""
-    regular = [n for n, dataset in datasets.items() if is_on(dataset.get(settings, "is_reg", False))]
-    wanted = sum(int(uses[i].times) for n in datasets if n not in regular for i in owned[n])
-    order = [i for n in regular for i in sorted(owned[n], key=lambda i: clips[i].path) if uses[i].times]
-    if not order:
-        return
-    own = {i: int(uses[i].times) for i in order}
-    used: dict[int, int] = {}
-    total = 0
-    for i in order:
-        if total >= wanted:
-            break
-        used[i] = own[i]
-        total += own[i]
-    if total < wanted:
-        rounds, rest = divmod(wanted - total, len(order))
-        for place, i in enumerate(order):
-            used[i] += rounds + (place < rest)
-    for i in order:
-        times = used.get(i, 0)
-        uses[i] = Use(float(times), _SPARE if not times else _BALANCED if times > own[i] else "")
-
-
-def _count(
-    settings: FormerSettings,
-    datasets: Sequence[FormerDataset],
-    clips: Sequence[Clip],
-    uses: Sequence[Use],
-    chosen: dict[int, Size],
-) -> str:
-    """Tell the batches of an epoch on one process, for each of the trainer's datasets by itself."""
-    shown: dict[int, dict[Size, float]] = defaultdict(lambda: defaultdict(float))
-    for i, size in chosen.items():
-        shown[datasets[clips[i].dataset].group][size] += uses[i].times
-    steps, used = 0, 0
-    for dataset in datasets:
-        counts = {size: times for size, times in shown.pop(dataset.group, {}).items() if times}
-        steps += areas.batches(counts, sizes.batch_of(dataset.get(settings, "batch_size", 1)))
-        used += len(counts)
-    return f"an epoch is {steps} batches of {used} sizes on one process (library/train_util.py:make_buckets)"
-
-
 def count_pictures(
     settings: FormerSettings, datasets: Sequence[FormerDataset], clips: Sequence[Clip]
 ) -> list[int] | None:
@@ -249,7 +104,11 @@ def count_pictures(
     None if one of the folders is not there.
     """
     is_list = [any(each.find(settings, name) is not None for name in ("metadata_file", "in_json")) for each in datasets]
-    read = [clip.dataset for clip in clips if not _unread(clip, is_list=is_list[clip.dataset])]
+    read = [
+        clip.dataset
+        for clip in clips
+        if clip.is_image and is_picture(clip.path) and (is_list[clip.dataset] or "/" not in clip.path)
+    ]
     if clips:
         return [read.count(number) for number in range(len(datasets))]
     counted = [folders.count_pictures(str(dataset.get(settings, "image_dir", ""))) for dataset in datasets]

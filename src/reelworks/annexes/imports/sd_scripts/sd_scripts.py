@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from reelworks.annexes.imports.captions import Beside, FormerCaption
-from reelworks.annexes.imports.clip import Clip
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
-from reelworks.annexes.imports.former import FormerEpoch
 from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes
 from reelworks.annexes.imports.kohya import datasets as dataset_rules
 from reelworks.annexes.imports.kohya.convert import convert
@@ -21,7 +19,7 @@ from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.sd_scripts import clips as former_clips
 from reelworks.annexes.imports.sd_scripts import gui, keys, models
 from reelworks.annexes.imports.sd_scripts.folders import repeated_folders, usable
-from reelworks.annexes.imports.trainer import choose_model
+from reelworks.annexes.imports.trainer import FormerBuckets, choose_model
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 
@@ -82,8 +80,8 @@ class _SdScripts:
         defaults = _defaults(draft, is_adapter=is_adapter)
         yield from convert(draft, rules, defaults)
 
-    def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
-        return former_clips.epoch(settings, clips)
+    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
+        return former_clips.buckets(settings, dataset)
 
     def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
         return former_clips.caption(settings, beside)
@@ -129,7 +127,6 @@ def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
         no_upscale=bucketed and is_on(dataset.get(settings, "bucket_no_upscale", False)),
         batch_size=sizes.batch_of(dataset.get(settings, "batch_size", 1)),
         frames=(1,),
-        path=str(dataset.get(settings, "image_dir", "")),
     )
 
 

@@ -7,13 +7,12 @@ from typing import final
 
 from reelworks.annexes.imports import settle, sizes, trainer
 from reelworks.annexes.imports.captions import Beside, FormerCaption
-from reelworks.annexes.imports.clip import Clip
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
-from reelworks.annexes.imports.former import FormerEpoch
 from reelworks.annexes.imports.rules import ImportedKey
 from reelworks.annexes.imports.simpletuner import clips, files, keys, models, train_keys
 from reelworks.annexes.imports.sizes import Sizes
+from reelworks.annexes.imports.trainer import FormerBuckets
 from reelworks.core.errors import UserError
 
 
@@ -51,8 +50,8 @@ class _SimpleTuner:
         converted = trainer.convert_by_rules(draft, keys.RULES, keys.defaults(draft.settings), keys.FIRST)
         yield from settle.settle(draft, converted)
 
-    def former_epoch(self, settings: FormerSettings, clips_found: Sequence[Clip]) -> FormerEpoch | None:
-        return clips.epoch(settings, clips_found)
+    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
+        return clips.buckets(settings, dataset)
 
     def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
         return clips.caption(settings, beside)

@@ -115,10 +115,13 @@ function clipLists(account) {
     Object.entries(byReason).map(([reason, names]) =>
       h("li", `${verb} ${names.length}: ${reason}: ${names.slice(0, 3).join(", ")}${names.length > 3 ? ", …" : ""}`),
     );
+  const rest = Object.entries(account.rest).map(([bucket, number]) =>
+    h("li", t`leaves out ${number} in each epoch: they fill no batch of ${bucket}`),
+  );
   return h(
     "div",
     h("p", t`${account.trainer} trains ${account.former_trained} of ${plural(account.clips, "clip")} in an epoch`),
-    h("ul", lists(t`leaves out`, account.left_out), lists(t`repeats`, account.repeated)),
+    h("ul", lists(t`leaves out`, account.left_out), rest),
     h("p", t`This recipe trains ${account.here_trained}`),
     h("ul", lists(t`leaves out`, account.here_left_out)),
   );
