@@ -7,6 +7,7 @@ from dataclasses import replace
 import children
 import numpy as np
 import pytest
+import tiny_recipe
 import torch
 from PIL import Image
 from refused import refused
@@ -58,18 +59,14 @@ def test_previews_and_generate_add_the_lora_to_the_other_model(lora, tmp_path):
 
 def flux(**values):
     return recipe_file.parse(
-        {
-            "version": 1,
-            "output": "unused",
-            "dataset": [{"path": "unused"}],
-            "bucket": [{"resolution": "512px", "num_frames": 1}],
-            "model": {"name": "flux-dev", "weights": "black-forest-labs/FLUX.1-dev"},
-            "autoencoder": {"name": "flux", "weights": "black-forest-labs/FLUX.1-dev"},
-            "text_encoder": {"name": "flux", "weights": "black-forest-labs/FLUX.1-dev"},
-            "lora": {"rank": 2},
-            "objective": {"timestep_shift": 3.0},
-            "train": {"max_steps": 1},
-        }
+        tiny_recipe.least(
+            bucket=[{"resolution": "512px", "num_frames": 1}],
+            model={"name": "flux-dev", "weights": "black-forest-labs/FLUX.1-dev"},
+            autoencoder={"name": "flux", "weights": "black-forest-labs/FLUX.1-dev"},
+            text_encoder={"name": "flux", "weights": "black-forest-labs/FLUX.1-dev"},
+            lora={"rank": 2},
+            objective={"timestep_shift": 3.0},
+        )
         | values
     )
 

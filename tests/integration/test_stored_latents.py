@@ -16,6 +16,7 @@ import encode_child
 import numpy as np
 import pytest
 import tiny_families
+import tiny_recipe
 import torch
 import transformers
 
@@ -142,18 +143,17 @@ def test_given_frames_and_their_embeddings_come_from_the_store_too(
     for i in range(4):
         writers.write_video(folder / f"{i}.mp4", generator.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8), 24.0)
         (folder / f"{i}.txt").write_text(f"clip {i}")
-    values: Recipe = {
-        "version": 1,
-        "dataset": [{"path": str(folder)}],
-        "bucket": [{"resolution": "32x32", "num_frames": 5, "batch_size": 2}],
-        "data": FIXED,
-        "model": {"name": "wan-flf2v-tiny", "image_encoder": str(vision)},
-        "autoencoder": {"name": "wan-2.1", "weights": str(vision)},
-        "text_encoder": {"dim": 16, "max_length": 6},
-        "precision": {"compute": "float32"},
-        "train": {"max_steps": 4, "threads": 1},
-        "validation": {"split": 0.0},
-    }
+    values: Recipe = tiny_recipe.least(
+        dataset=[{"path": str(folder)}],
+        bucket=[{"resolution": "32x32", "num_frames": 5, "batch_size": 2}],
+        data=FIXED,
+        model={"name": "wan-flf2v-tiny", "image_encoder": str(vision)},
+        autoencoder={"name": "wan-2.1", "weights": str(vision)},
+        text_encoder={"dim": 16, "max_length": 6},
+        precision={"compute": "float32"},
+        train={"max_steps": 4, "threads": 1},
+        validation={"split": 0.0},
+    )
     live = losses(values | {"output": str(tmp_path / "live")})
     stores = {"store": True, "dtype": dtype, "folder": str(tmp_path / "encoded")}
     stored = losses(values | {"output": str(tmp_path / "stored"), "encode": stores})

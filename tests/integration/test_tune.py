@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_recipe
 from refused import refused
 from typer.testing import CliRunner
 
@@ -15,19 +16,16 @@ from reelworks.data.buckets import tuned
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.training.recipe import measured, recipe_file
 
-RECIPE = {
-    "version": 1,
-    "output": "unused",
-    "dataset": [{"path": "not-there"}],
-    "bucket": [
+RECIPE = tiny_recipe.least(
+    bucket=[
         {"resolution": "32px", "num_frames": [1, 5], "batch_size": "auto"},
         {"resolution": "2048px", "num_frames": 17, "batch_size": "auto"},
     ],
-    "buckets": {"aspect_ratios": ["1:1"]},
-    "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-    "text_encoder": {"dim": 16, "max_length": 6},
-    "train": {"max_steps": 1, "threads": 1},
-}
+    buckets={"aspect_ratios": ["1:1"]},
+    model={"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+    text_encoder={"dim": 16, "max_length": 6},
+    train={"max_steps": 1, "threads": 1},
+)
 
 
 def run(*arguments: str) -> Any:

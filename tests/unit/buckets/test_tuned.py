@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
@@ -61,14 +62,11 @@ def test_each_entry_has_the_most_clips_within_both_bounds(
 def test_a_run_keeps_the_numbers_in_place_of_the_bound(tmp_path: Path) -> None:
     file = written(tmp_path, dict.fromkeys(TOKENS, 100))
     recipe = recipe_file.parse(
-        {
-            "version": 1,
-            "output": "unused",
-            "dataset": [{"path": "not-there"}],
-            "bucket": [{"resolution": "480p", "num_frames": [1, 81], "batch_size": "auto"}],
-            "buckets": {"tuned": str(file)},
-            "train": {"max_steps": 1, "step_seconds": 3.0},
-        }
+        tiny_recipe.least(
+            bucket=[{"resolution": "480p", "num_frames": [1, 81], "batch_size": "auto"}],
+            buckets={"tuned": str(file)},
+            train={"max_steps": 1, "step_seconds": 3.0},
+        )
     )
     made = measured.with_numbers(recipe)
     # 20 + b · 83.56 ms, and one clip of 2645 ms.
@@ -91,16 +89,12 @@ def test_a_file_without_times_is_named(tmp_path: Path, lost: str) -> None:
 
 
 def shared(file: Path, **changes: Any) -> Recipe:
-    values = {
-        "version": 1,
-        "output": "unused",
-        "dataset": [{"path": "not-there"}],
-        "bucket": [{"resolution": "480p", "num_frames": [1, 81], "batch_size": "auto"}],
-        "buckets": {"tuned": str(file)},
-        "model": {"name": "stdit3-xl"},
-        "parallel": {"sequence_degree": "auto"},
-        "train": {"max_steps": 1},
-    }
+    values = tiny_recipe.least(
+        bucket=[{"resolution": "480p", "num_frames": [1, 81], "batch_size": "auto"}],
+        buckets={"tuned": str(file)},
+        model={"name": "stdit3-xl"},
+        parallel={"sequence_degree": "auto"},
+    )
     return recipe_file.parse(values | changes)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_recipe
 import torch
 from checkpoint_helpers import write_plain
 from refused import refused
@@ -26,14 +27,7 @@ from reelworks.data.run.folder import RunFolder
 from reelworks.training.recipe import recipe_file
 
 POLICY = CheckpointsConfig(keep_last=2, keep_best=KeepBest(metric="loss"))
-RECIPE = {
-    "version": 1,
-    "output": "unused",
-    "dataset": [{"path": "unused"}],
-    "bucket": [{"resolution": "32x32", "num_frames": 1}],
-    "train": {"max_steps": 4},
-    "checkpoints": {"keep_last": 2, "keep_best": {"metric": "loss"}},
-}
+RECIPE = tiny_recipe.least(train={"max_steps": 4}, checkpoints={"keep_last": 2, "keep_best": {"metric": "loss"}})
 
 
 @pytest.fixture

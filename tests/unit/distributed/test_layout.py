@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tiny_recipe
 from refused import refused
 
 from reelworks.data.distributed import layout
@@ -69,14 +70,10 @@ def test_ranks_that_cannot_be_divided_are_refused() -> None:
 
 
 def test_a_shard_size_without_use_is_refused() -> None:
-    recipe = {
-        "version": 1,
-        "output": "run",
-        "dataset": [{"path": "data"}],
-        "bucket": [{"resolution": "48px", "num_frames": 1}],
-        "model": {"name": "stdit3-tiny"},
-        "train": {"max_steps": 9},
-        "parallel": {"strategy": "fsdp", "shard_size": 2},
-    }
+    recipe = tiny_recipe.least(
+        bucket=[{"resolution": "48px", "num_frames": 1}],
+        train={"max_steps": 9},
+        parallel={"strategy": "fsdp", "shard_size": 2},
+    )
     with refused("shard-size-without-use", "parallel.shard_size"):
         recipe_file.parse(recipe)

@@ -15,6 +15,7 @@ import media_makers
 import numpy as np
 import pytest
 import tiny_families
+import tiny_recipe
 import torch
 from PIL import Image
 
@@ -53,17 +54,15 @@ def recipe(tmp_path: Path) -> dict[str, Any]:
     for i in range(2):
         media_makers.write(folder / f"c{i}.mkv", generator.integers(0, 256, (9, 32, 48, 3), dtype=np.uint8), rate=10)
         (folder / f"c{i}.txt").write_text(f"clip {i}")
-    return {
-        "version": 1,
-        "output": str(tmp_path / "run"),
-        "dataset": [{"path": str(folder)}],
-        "bucket": [{"resolution": "32px", "num_frames": [1, 3], "batch_size": 2}],
-        "data": {"num_workers": 0},
-        "model": {"name": "stdit3-tiny"},
-        "text_encoder": {"dim": 16, "max_length": 6},
-        "encode": {"store": True},
-        "train": {"max_epochs": 2},
-    }
+    return tiny_recipe.least(
+        output=str(tmp_path / "run"),
+        dataset=[{"path": str(folder)}],
+        bucket=[{"resolution": "32px", "num_frames": [1, 3], "batch_size": 2}],
+        data={"num_workers": 0},
+        text_encoder={"dim": 16, "max_length": 6},
+        encode={"store": True},
+        train={"max_epochs": 2},
+    )
 
 
 def prepared(recipe: dict[str, Any]) -> tuple[Encoding, StoredLatents, RecipeData]:

@@ -23,17 +23,14 @@ from reelworks.training.assembly import build
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step.state import TrainState
 
-RECIPE: dict[str, Any] = {
-    "version": 1,
-    "output": "unused",
-    "dataset": [{"path": "unused"}],
-    "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
-    "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-    "lora": {"rank": 2, "targets": ["final_layer.linear"]},
-    "text_encoder": {"dim": 16, "max_length": 6},
-    "precision": {"compute": "float32"},
-    "train": {"max_steps": 4},
-}
+RECIPE: dict[str, Any] = tiny_recipe.least(
+    bucket=[{"resolution": "32x32", "num_frames": [1, 4]}],
+    model={"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+    lora={"rank": 2, "targets": ["final_layer.linear"]},
+    text_encoder={"dim": 16, "max_length": 6},
+    precision={"compute": "float32"},
+    train={"max_steps": 4},
+)
 TRAINED, AVERAGED = 0.2, -0.1  # all numbers of the LoRA
 SIZES: dict[str, Any] = {"height": 16, "width": 24, "num_inference_steps": 1}
 

@@ -7,6 +7,7 @@ import diffusers
 import numpy as np
 import pytest
 import tiny_families
+import tiny_recipe
 import torch
 from refused import refused
 
@@ -53,15 +54,10 @@ def recipe_for(name, place, **tables):
     if name.startswith("sdxl"):
         values.setdefault("objective", {"name": "epsilon"})
     return recipe_file.parse(
-        {
-            "version": 1,
-            "output": "-",
-            "dataset": [{"path": "-"}],
-            "bucket": [{"resolution": "64px", "num_frames": 1, "batch_size": 1}],
-            "train": {"max_steps": 1},
-            "precision": {"compute": "float32"},
-            **values,
-        }
+        tiny_recipe.least(
+            bucket=[{"resolution": "64px", "num_frames": 1, "batch_size": 1}], precision={"compute": "float32"}
+        )
+        | values
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import plan_summaries
 import pytest
+import tiny_recipe
 import torch
 from PIL import Image
 from refused import refused
@@ -33,16 +34,13 @@ from reelworks.training.recipe import recipe_file
 from reelworks.training.step import progress
 from reelworks.training.step.state import TrainState
 
-RECIPE = {
-    "version": 1,
-    "output": "unused",
-    "dataset": [{"path": "unused"}],
-    "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
-    "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-    "text_encoder": {"dim": 16, "max_length": 6},
-    "precision": {"compute": "float32"},
-    "train": {"max_steps": 4},
-}
+RECIPE = tiny_recipe.least(
+    bucket=[{"resolution": "32x32", "num_frames": [1, 4]}],
+    model={"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+    text_encoder={"dim": 16, "max_length": 6},
+    precision={"compute": "float32"},
+    train={"max_steps": 4},
+)
 OPTIONS = GenerateOptions(Shape(1, 16, 24), 24.0, 1, 2.0, 0)
 
 

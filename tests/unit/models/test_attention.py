@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tiny_recipe
 import torch
 from refused import refused
 
@@ -115,14 +116,11 @@ def test_names_in_diffusers_exist() -> None:
 def test_an_unknown_name_is_refused() -> None:
     from reelworks.training.recipe import recipe_file
 
-    recipe = {
-        "version": 1,
-        "output": "run",
-        "dataset": [{"path": "data"}],
-        "bucket": [{"resolution": "48px", "num_frames": 1}],
-        "model": {"name": "stdit3-tiny", "attention": "flahs"},
-        "train": {"max_steps": 9},
-    }
+    recipe = tiny_recipe.least(
+        bucket=[{"resolution": "48px", "num_frames": 1}],
+        model={"name": "stdit3-tiny", "attention": "flahs"},
+        train={"max_steps": 9},
+    )
     for table, key, value in (
         ("model", "attention", "flahs"),
         ("train", "optimizer", "adanw"),

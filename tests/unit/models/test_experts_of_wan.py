@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import tiny_families
+import tiny_recipe
 import torch
 from refused import refused
 
@@ -26,15 +27,10 @@ def recipe_of(place, **tables):
     for key, changes in tables.items():
         values[key] = {**values.get(key, {}), **changes}
     return recipe_file.parse(
-        {
-            "version": 1,
-            "output": "-",
-            "dataset": [{"path": "-"}],
-            "bucket": [{"resolution": "32px", "num_frames": 1, "batch_size": 1}],
-            "train": {"max_steps": 1},
-            "precision": {"compute": "float32"},
-            **values,
-        }
+        tiny_recipe.least(
+            bucket=[{"resolution": "32px", "num_frames": 1, "batch_size": 1}], precision={"compute": "float32"}
+        )
+        | values
     )
 
 

@@ -8,6 +8,7 @@ import warnings
 import gguf
 import numpy as np
 import pytest
+import tiny_recipe
 import torch
 from refused import refused
 from torch import nn
@@ -255,15 +256,11 @@ def test_estimates_know_the_sizes_of_a_files_codes(tmp_path):
 
     def recipe(base=None, **model):
         return recipe_file.parse(
-            {
-                "version": 1,
-                "output": "unused",
-                "dataset": [{"path": "not-there"}],
-                "bucket": [{"resolution": "64px", "num_frames": 1}],
-                "model": {"name": "z-image-tiny"} | model,
-                "precision": {"compute": "float32"},
-                "train": {"max_steps": 1},
-            }
+            tiny_recipe.least(
+                bucket=[{"resolution": "64px", "num_frames": 1}],
+                model={"name": "z-image-tiny"} | model,
+                precision={"compute": "float32"},
+            )
             | ({"lora": {"rank": 2, "base": base}} if base else {})
         )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import diffusers
 import pytest
+import tiny_recipe
 import torch
 from diffusers.loaders import lora_conversion_utils as converters
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
@@ -390,15 +391,11 @@ def test_zeros_of_a_fresh_lora_come_back(tmp_path):
 @pytest.mark.parametrize("format", ["comfyui", "kohya"])
 def test_dora_is_refused_at_once_where_its_meaning_would_change(format):
     """A recipe that would write such files is refused before anything is read."""
-    values = {
-        "version": 1,
-        "output": "run",
-        "dataset": [{"path": "."}],
-        "bucket": [{"resolution": "64px", "num_frames": [1], "batch_size": [1]}],
-        "train": {"max_steps": 1},
-        "lora": {"dora": True},
-        "exports": {"formats": ["diffusers", format]},
-    }
+    values = tiny_recipe.least(
+        bucket=[{"resolution": "64px", "num_frames": [1], "batch_size": [1]}],
+        lora={"dora": True},
+        exports={"formats": ["diffusers", format]},
+    )
     with pytest.raises(UserError, match=rf"exports.formats = '{format}': ComfyUI scales"):
         recipe_file.parse(copy.deepcopy(values))
     assert recipe_file.parse(values | {"exports": {"formats": ["diffusers"]}}).lora.dora

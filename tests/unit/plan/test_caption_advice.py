@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import tiny_recipe
 from catalog_rows import BAD, rows
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,16 +162,15 @@ def test_each_line_counts_where_a_recipe_draws_lines():
 
 def test_a_recipe_tells_the_text_encoder_and_the_template(tmp_path: Path):
     recipe = recipe_file.parse(
-        {
-            "version": 1,
-            "train": {"max_epochs": 1},
-            "model": {"name": "wan-2.1-1.3b"},
-            "autoencoder": {"name": "wan-2.1", "weights": "-"},
-            "text_encoder": {"name": "wan", "weights": "owner/name"},
-            "dataset": [{"path": str(tmp_path / "data"), "caption": "rwmug, {text}", "captions": "lines"}],
-            "bucket": [{"resolution": "480p", "num_frames": 17, "batch_size": 1}],
-            "output": str(tmp_path / "run"),
-        }
+        tiny_recipe.least(
+            train={"max_epochs": 1},
+            model={"name": "wan-2.1-1.3b"},
+            autoencoder={"name": "wan-2.1", "weights": "-"},
+            text_encoder={"name": "wan", "weights": "owner/name"},
+            dataset=[{"path": str(tmp_path / "data"), "caption": "rwmug, {text}", "captions": "lines"}],
+            bucket=[{"resolution": "480p", "num_frames": 17, "batch_size": 1}],
+            output=str(tmp_path / "run"),
+        )
     )
     needs = caption_needs.find("rwmug", None, recipe)
     assert needs.encoder is not None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_recipe
 import torch
 import transformers
 from metric_networks import TINY, save_classifier
@@ -160,15 +161,12 @@ def test_a_classifier_gives_a_column_for_each_of_its_labels_and_a_recipe_filters
     catalog: Path, weights: Path, decoded: list[str]
 ) -> None:
     recipe = recipe_file.parse(
-        {
-            "version": 1,
-            "output": str(catalog.parent / "run"),
-            "dataset": [{"path": str(catalog.parent / "data"), "filter": "watermark >= 0.0", "missing_caption": "a"}],
-            "bucket": [{"resolution": "16px", "num_frames": 1, "batch_size": 2}],
-            "data": {"measures": [f"classes={weights / 'marks'}"]},
-            "model": {"name": "stdit3-tiny"},
-            "train": {"max_steps": 1},
-        }
+        tiny_recipe.least(
+            output=str(catalog.parent / "run"),
+            dataset=[{"path": str(catalog.parent / "data"), "filter": "watermark >= 0.0", "missing_caption": "a"}],
+            bucket=[{"resolution": "16px", "num_frames": 1, "batch_size": 2}],
+            data={"measures": [f"classes={weights / 'marks'}"]},
+        )
     )
     recipe_dataset.scan_recipe(recipe)
     data = RecipeData.open(recipe)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import tiny_recipe
 from pydantic import BaseModel
 from refused import refused
 
@@ -13,14 +14,7 @@ from reelworks.models import registry
 from reelworks.training.recipe import errors, recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
-RECIPE = {
-    "version": 1,
-    "output": "unused",
-    "dataset": [{"path": "unused"}],
-    "bucket": [{"resolution": "32px", "num_frames": 1}],
-    "model": {"name": "stdit3-tiny"},
-    "train": {"max_steps": 9},
-}
+RECIPE = tiny_recipe.least(bucket=[{"resolution": "32px", "num_frames": 1}], train={"max_steps": 9})
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_recipe
 from pydantic import BaseModel
 from refused import refused
 
@@ -20,15 +21,12 @@ from reelworks.data.distributed import mesh
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
-GOOD = {
-    "version": 1,
-    "output": "o",
-    "dataset": [{"path": "x"}],
-    "bucket": [{"resolution": "32px", "num_frames": [1], "batch_size": [2]}],
-    "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-    "autoencoder": {"stride": 8},
-    "text_encoder": {"dim": 16, "max_length": 6},
-}
+GOOD = tiny_recipe.least(
+    bucket=[{"resolution": "32px", "num_frames": [1], "batch_size": [2]}],
+    model={"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+    autoencoder={"stride": 8},
+    text_encoder={"dim": 16, "max_length": 6},
+)
 ODD = (
     *(math.nan, math.inf, -math.inf, 1e300, -1, 0, 2**70, -(2**70), 16**9000, True, None),
     *("", "\x00", "nan", "../..", "\ud800", "x" * 100_000, "a b " * 30_000),

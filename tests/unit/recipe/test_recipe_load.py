@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
@@ -80,19 +81,16 @@ def test_what_is_written_reads_back_equal(
     path: str, seed: int, rate: float, prompts: list[str], clip: float | None, every: int | None, frames: list[int]
 ) -> None:
     recipe = Recipe.model_validate(
-        {
-            "version": 1,
-            "output": "run",
-            "seed": seed,
-            "dataset": [{"path": path}, {"path": "more", "name": "more", "repeats": 2}],
-            "bucket": [{"resolution": "64px", "num_frames": frames}],
-            "model": {"name": "stdit3-tiny"},
-            "train": {"max_epochs": 2, "learning_rate": rate, "max_grad_norm": clip},
-            "validation": {"every_steps": every},
-            "samples": {"prompts": prompts},
-            "checkpoints": {"every_steps": every, "keep_best": None if every else {"metric": "loss"}},
-            "objective": {"timestep_shift": "none", "mask_ratios": {"image_head": 0.25}},
-        }
+        tiny_recipe.least(
+            seed=seed,
+            dataset=[{"path": path}, {"path": "more", "name": "more", "repeats": 2}],
+            bucket=[{"resolution": "64px", "num_frames": frames}],
+            train={"max_epochs": 2, "learning_rate": rate, "max_grad_norm": clip},
+            validation={"every_steps": every},
+            samples={"prompts": prompts},
+            checkpoints={"every_steps": every, "keep_best": None if every else {"metric": "loss"}},
+            objective={"timestep_shift": "none", "mask_ratios": {"image_head": 0.25}},
+        )
     )
     written = recipe_file.dump(recipe)
     again = recipe_file.parse(tomllib.loads(written))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
@@ -20,16 +21,8 @@ ENTRY = {"resolution": "64x64", "num_frames": 1, "batch_size": 4}
 
 
 def values(*stages: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {
-        "version": 1,
-        "output": "run",
-        "dataset": [{"path": "footage"}],
-        "bucket": [ENTRY],
-        "model": {"name": "stdit3-tiny"},
-        "train": {"learning_rate": 1e-4, "warmup_steps": 3},
-        "stage": list(stages),
-        **changes,
-    }
+    footage, train = [{"path": "footage"}], {"learning_rate": 1e-4, "warmup_steps": 3}
+    return tiny_recipe.least(dataset=footage, bucket=[ENTRY], train=train, stage=list(stages)) | changes
 
 
 LOW: dict[str, Any] = {"name": "low", "steps": 10}

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+import tiny_recipe
 from PIL import Image
 from refused import refused
 
@@ -76,17 +77,15 @@ def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(found, folder, 
 
 
 def recipe(folder, **changes):
-    values = {
-        "version": 1,
-        "output": str(folder / "run"),
-        "catalog": str(folder / "catalog"),
-        "dataset": [{"path": str(folder / "data")}],
-        "bucket": [{"resolution": "48px", "num_frames": [1, 9], "batch_size": [3, 2]}],
-        "buckets": {"aspect_ratios": ["4:3", "3:4"], "max_crop": 0.8},
-        "model": {"name": "stdit3-tiny"},
-        "train": {"max_epochs": 1},
-        "validation": {"split": 0.0},
-    }
+    values = tiny_recipe.least(
+        output=str(folder / "run"),
+        catalog=str(folder / "catalog"),
+        dataset=[{"path": str(folder / "data")}],
+        bucket=[{"resolution": "48px", "num_frames": [1, 9], "batch_size": [3, 2]}],
+        buckets={"aspect_ratios": ["4:3", "3:4"], "max_crop": 0.8},
+        train={"max_epochs": 1},
+        validation={"split": 0.0},
+    )
     made = recipe_file.parse(values | changes)
     dataset.scan_recipe(made)
     return made

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import tiny_recipe
 from parsed import Page
 from PIL import Image
 from refused import refused
@@ -28,16 +29,14 @@ def told(tmp_path_factory):
         for i, size in enumerate(sizes):
             Image.new("L", size, i).save(root / name / f"<i>{i}.png")
             (root / name / f"<i>{i}.txt").write_text("a picture")
-    values = {
-        "version": 1,
-        "output": str(root / "run"),
-        "dataset": [{"path": str(root / "cats"), "repeats": 2}, {"path": str(root / "dogs & <b>")}],
-        "bucket": [{"resolution": "48px", "num_frames": 1, "batch_size": 3}],
-        "buckets": {"aspect_ratios": ["4:3", "3:4"], "incomplete_batch": "pad"},
-        "model": {"name": "stdit3-tiny"},
-        "train": {"max_epochs": 1},
-        "validation": {"split": 0.0},
-    }
+    values = tiny_recipe.least(
+        output=str(root / "run"),
+        dataset=[{"path": str(root / "cats"), "repeats": 2}, {"path": str(root / "dogs & <b>")}],
+        bucket=[{"resolution": "48px", "num_frames": 1, "batch_size": 3}],
+        buckets={"aspect_ratios": ["4:3", "3:4"], "incomplete_batch": "pad"},
+        train={"max_epochs": 1},
+        validation={"split": 0.0},
+    )
     recipe = recipe_file.parse(values)
     dataset.scan_recipe(recipe)
     return plan_forecast.forecast(recipe, 9, epochs=2)

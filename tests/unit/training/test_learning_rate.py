@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tiny_recipe
 import torch
 from diffusers.optimization import get_scheduler
 from hypothesis import given
@@ -13,12 +14,7 @@ from reelworks.training.loop.config import TrainConfig
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step.progress import learning_rate
 
-RECIPE = {
-    "version": 1,
-    "output": "unused",
-    "dataset": [{"path": "unused"}],
-    "bucket": [{"resolution": "32px", "num_frames": 1}],
-}
+RECIPE = tiny_recipe.least(bucket=[{"resolution": "32px", "num_frames": 1}])
 
 
 def rates(**keys: object) -> list[float]:

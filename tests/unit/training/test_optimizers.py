@@ -7,6 +7,7 @@ import importlib.util
 import tomllib
 
 import pytest
+import tiny_recipe
 import torch
 from refused import refused
 from torch import Tensor, nn
@@ -196,14 +197,9 @@ def test_each_has_its_own_defaults_and_refuses_what_it_lacks() -> None:
 
 def recipe(name: str, **keys: object) -> Recipe:
     return recipe_file.parse(
-        {
-            "version": 1,
-            "output": "unused",
-            "dataset": [{"path": "unused"}],
-            "bucket": [{"resolution": "32px", "num_frames": 1}],
-            "model": {"name": "stdit3-tiny"},
-            "train": {"max_steps": 9, "optimizer": name, **keys},
-        }
+        tiny_recipe.least(
+            bucket=[{"resolution": "32px", "num_frames": 1}], train={"max_steps": 9, "optimizer": name, **keys}
+        )
     )
 
 
@@ -255,14 +251,9 @@ def test_the_average_of_schedule_free_weights_is_that_of_the_library() -> None:
     ],
 )
 def test_what_schedule_free_replaces_is_refused(keys: dict[str, object], code: str) -> None:
-    recipe = {
-        "version": 1,
-        "output": "run",
-        "dataset": [{"path": "data"}],
-        "bucket": [{"resolution": "48px", "num_frames": 1}],
-        "model": {"name": "stdit3-tiny"},
-        "train": {"max_steps": 9, "optimizer": "schedulefree", **keys},
-    }
+    recipe = tiny_recipe.least(
+        bucket=[{"resolution": "48px", "num_frames": 1}], train={"max_steps": 9, "optimizer": "schedulefree", **keys}
+    )
     with refused(code, f"train.{next(iter(keys))}"):
         recipe_file.parse(recipe)
 

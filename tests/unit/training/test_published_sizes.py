@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny_recipe
 
 from reelworks.data.buckets import table
 from reelworks.models import registry
@@ -24,17 +25,13 @@ def recipe(name: str, **changes: object) -> Recipe:
     known, release = registry.PRESETS[name], registry.release_of(name)
     rule = geometry(ModelConfig(name=name), AutoencoderConfig(name=known.parts.autoencoder, weights="unused"))
     frames = 1 if known.sound is None else rule.nearest_frames(release.num_frames * 3 // 4)
-    values: dict[str, object] = {
-        "version": 1,
-        "output": "unused",
-        "dataset": [{"path": "unused"}],
-        "bucket": [{"resolution": f"{release.side * 3 // 4}px", "num_frames": frames}],
-        "buckets": {"aspect_ratios": ["1:1"], "batch_size": 3},
-        "model": {"name": name},
-        "objective": {"name": release.objective},
-        "lora": {},
-        "train": {"max_steps": 1},
-    }
+    values: dict[str, object] = tiny_recipe.least(
+        bucket=[{"resolution": f"{release.side * 3 // 4}px", "num_frames": frames}],
+        buckets={"aspect_ratios": ["1:1"], "batch_size": 3},
+        model={"name": name},
+        objective={"name": release.objective},
+        lora={},
+    )
     if known.release is not None:
         values["autoencoder"] = {"name": known.parts.autoencoder, "weights": "unused"}
         values["text_encoder"] = {"name": known.parts.text, "weights": "unused"}

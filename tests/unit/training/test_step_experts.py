@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tiny_recipe
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,14 +16,10 @@ from reelworks.training.recipe import recipe_file
 from reelworks.training.step import draws
 
 RECIPE = recipe_file.parse(
-    {
-        "version": 1,
-        "output": "-",
-        "dataset": [{"path": "-"}],
-        "bucket": [{"resolution": r, "num_frames": 1, "batch_size": 1} for r in ("64px", "512px")],
-        "model": {"name": "wan-2.2-tiny", "experts": "both"},
-        "train": {"max_steps": 1},
-    }
+    tiny_recipe.least(
+        bucket=[{"resolution": r, "num_frames": 1, "batch_size": 1} for r in ("64px", "512px")],
+        model={"name": "wan-2.2-tiny", "experts": "both"},
+    )
 )
 GEOMETRY = components.geometry(RECIPE.model, RECIPE.autoencoder)
 TABLE = table.build(RECIPE.bucket, RECIPE.buckets, GEOMETRY)

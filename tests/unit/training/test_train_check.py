@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tiny_families
+import tiny_recipe
 import torch
 import transformers
 from planted_attention import Arguments, Results, exact, planted
@@ -24,19 +25,15 @@ from reelworks.training.memory import dry_run
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step.state import TrainState
 
-RECIPE = {
-    "version": 1,
-    "output": "unused",
-    "dataset": [{"path": "not-there"}],
-    "bucket": [
+RECIPE = tiny_recipe.least(
+    bucket=[
         {"resolution": "32px", "num_frames": [1, 4], "batch_size": [4, 2]},
         {"resolution": "64px", "num_frames": 1, "batch_size": 2},
     ],
-    "buckets": {"aspect_ratios": ["3:2", "1:1"]},
-    "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-    "text_encoder": {"dim": 16, "max_length": 6},
-    "train": {"max_steps": 1},
-}
+    buckets={"aspect_ratios": ["3:2", "1:1"]},
+    model={"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+    text_encoder={"dim": 16, "max_length": 6},
+)
 
 
 @functools.cache

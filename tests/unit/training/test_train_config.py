@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tiny_recipe
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from refused import refused
@@ -13,14 +14,7 @@ from reelworks.training.recipe import recipe_file
 
 
 def recipe(**tables: object) -> dict[str, object]:
-    return {
-        "version": 1,
-        "output": "unused",
-        "dataset": [{"path": "unused"}],
-        "bucket": [{"resolution": "64x64", "num_frames": 1}],
-        "train": {"max_steps": 9},
-        **tables,
-    }
+    return tiny_recipe.least(bucket=[{"resolution": "64x64", "num_frames": 1}], train={"max_steps": 9}) | tables
 
 
 @pytest.mark.parametrize("pair", [[3, 2], [0, 2], [3], [1, 2, 3]])
@@ -28,14 +22,9 @@ def test_steps_to_skip_are_pairs_from_first_to_last(pair: list[int]) -> None:
     """The error names the pair that is none, not the whole table."""
     with pytest.raises(UserError) as caught:
         recipe_file.parse(
-            {
-                "version": 1,
-                "output": "run",
-                "dataset": [{"path": "data"}],
-                "bucket": [{"resolution": "48px", "num_frames": 1}],
-                "model": {"name": "stdit3-tiny"},
-                "train": {"max_steps": 9, "skip_steps": [[1, 1], pair]},
-            }
+            tiny_recipe.least(
+                bucket=[{"resolution": "48px", "num_frames": 1}], train={"max_steps": 9, "skip_steps": [[1, 1], pair]}
+            )
         )
     assert (caught.value.field, caught.value.value) == ("train.skip_steps", pair)
     assert caught.value.remedy

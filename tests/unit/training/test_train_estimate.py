@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import diffusers
 import pytest
+import tiny_recipe
 import torch
 import transformers
 from hypothesis import given
@@ -40,17 +41,13 @@ def resize(monkeypatch: pytest.MonkeyPatch, name: str, **sizes: int) -> None:
 
 
 def recipe(name: str, resolution: str = "256px", **changes) -> tuple[Recipe, BucketTable]:
-    values = {
-        "version": 1,
-        "output": "unused",
-        "dataset": [{"path": "not-there"}],
-        "bucket": [{"resolution": resolution, "num_frames": 1}],
-        "buckets": {"aspect_ratios": ["1:1"], "batch_size": 2},
-        "model": {"name": name},
-        "lora": {"rank": 4},
-        "precision": {"compute": "float32"},
-        "train": {"max_steps": 1},
-    }
+    values = tiny_recipe.least(
+        bucket=[{"resolution": resolution, "num_frames": 1}],
+        buckets={"aspect_ratios": ["1:1"], "batch_size": 2},
+        model={"name": name},
+        lora={"rank": 4},
+        precision={"compute": "float32"},
+    )
     made = recipe_file.parse(values | changes)
     return made, table.build(made.bucket, made.buckets, geometry(made.model, made.autoencoder))
 
@@ -331,17 +328,13 @@ def test_weights_in_cpu_memory_cost_the_time_in_which_they_are_moved() -> None:
 
 def test_stored_latents_leave_no_encoder_in_memory() -> None:
     """Previews keep the autoencoder; besides, what encoding needs beyond the memory of training counts."""
-    values = {
-        "version": 1,
-        "output": "r",
-        "dataset": [{"path": "p"}],
-        "bucket": [{"resolution": "64px", "num_frames": 1}],
-        "model": {"name": "wan-tiny"},
-        "autoencoder": {"name": "wan-2.1", "weights": "-"},
-        "text_encoder": {"name": "wan", "weights": "-"},
-        "lora": {"rank": 4},
-        "train": {"max_steps": 1},
-    }
+    values = tiny_recipe.least(
+        bucket=[{"resolution": "64px", "num_frames": 1}],
+        model={"name": "wan-tiny"},
+        autoencoder={"name": "wan-2.1", "weights": "-"},
+        text_encoder={"name": "wan", "weights": "-"},
+        lora={"rank": 4},
+    )
 
     def parsed(**changes: object) -> Recipe:
         return recipe_file.parse({**values, **changes})

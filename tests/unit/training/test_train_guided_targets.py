@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
+import tiny_recipe
 import torch
 from examples import training_example
 from refused import refused
@@ -62,15 +63,7 @@ def test_the_target_is_guided_by_the_base_without_caption(stepper, monkeypatch, 
 
 def test_what_cannot_be_guided_is_refused():
     """All weights in training have no base; IDDPM's variance has no guidance."""
-    values = {
-        "version": 1,
-        "output": "unused",
-        "dataset": [{"path": "d"}],
-        "bucket": [{"resolution": "32x32", "num_frames": 1}],
-        "model": {"name": "stdit3-tiny"},
-        "train": {"max_steps": 1},
-        "objective": {"target_guidance_scale": 3.0},
-    }
+    values = tiny_recipe.least(objective={"target_guidance_scale": 3.0})
     with refused("guided-target-invalid", "objective.target_guidance_scale", says="without a LoRA"):
         recipe_file.parse(values)
     with refused("guided-target-invalid", "objective.target_guidance_scale", says="IDDPM"):

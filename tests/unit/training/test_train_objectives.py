@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tiny_recipe
 import torch
 from examples import training_example, validation_example
 
@@ -19,17 +20,13 @@ CPU = torch.device("cpu")
 
 def recipe_of(model, objective):
     return recipe_file.parse(
-        {
-            "version": 1,
-            "output": "unused",
-            "dataset": [{"path": "unused"}],
-            "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
-            "model": {"name": model, "hidden_size": 48, "depth": 1, "num_heads": 2},
-            "text_encoder": {"dim": 16, "max_length": 6},
-            "objective": {"name": objective, "mask_ratios": {"image_head": 0.5}},
-            "precision": {"compute": "float32"},
-            "train": {"max_steps": 1},
-        }
+        tiny_recipe.least(
+            bucket=[{"resolution": "32x32", "num_frames": [1, 4]}],
+            model={"name": model, "hidden_size": 48, "depth": 1, "num_heads": 2},
+            text_encoder={"dim": 16, "max_length": 6},
+            objective={"name": objective, "mask_ratios": {"image_head": 0.5}},
+            precision={"compute": "float32"},
+        )
     )
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import fields, replace
 
 import pytest
+import tiny_recipe
 import torch
 from examples import training_example, validation_example
 from refused import refused
@@ -120,15 +121,7 @@ def test_held_out_clips_are_measured_without_their_rejected_ones(preferring):
     ],
 )
 def test_what_cannot_be_preferred_is_refused(changes, says):
-    values = {
-        "version": 1,
-        "output": "unused",
-        "dataset": [{"path": "a", "rejected": "worse"}],
-        "bucket": [{"resolution": "32x32", "num_frames": 1}],
-        "model": {"name": "stdit3-tiny"},
-        "lora": {},
-        "train": {"max_steps": 1},
-    }
+    values = tiny_recipe.least(dataset=[{"path": "a", "rejected": "worse"}], lora={})
     assert recipe_file.parse(values).clips_per_place == 2
     with refused("preferences-invalid", "dataset.rejected", says=says):
         recipe_file.parse({key: value for key, value in (values | changes).items() if value is not None})

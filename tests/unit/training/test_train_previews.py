@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_recipe
 import torch
 from PIL import Image
 from plan_summaries import bucket, summary
@@ -65,18 +66,16 @@ def data_of(footage: Path, tmp_path: Path) -> Any:
     """Data of a tiny recipe whose `[samples]` is given."""
 
     def make(model: str = "stdit3-tiny", frames: tuple[int, ...] = (1, 5), **said: Any) -> RecipeData:
-        values = {
-            "version": 1,
-            "output": str(tmp_path / "run"),
-            "dataset": [{"path": str(footage)}],
-            "bucket": [{"resolution": "40px", "num_frames": list(frames), "batch_size": 2}],
-            "buckets": {"upscale": True},
-            "model": {"name": model},
-            "text_encoder": {"dim": 16, "max_length": 6},
-            "train": {"max_steps": 1},
-            "validation": {"split": 0.0},
-            "samples": {"prompts": ["a kite"]} | said,
-        }
+        values = tiny_recipe.least(
+            output=str(tmp_path / "run"),
+            dataset=[{"path": str(footage)}],
+            bucket=[{"resolution": "40px", "num_frames": list(frames), "batch_size": 2}],
+            buckets={"upscale": True},
+            model={"name": model},
+            text_encoder={"dim": 16, "max_length": 6},
+            validation={"split": 0.0},
+            samples={"prompts": ["a kite"]} | said,
+        )
         recipe = recipe_file.parse(values)
         dataset.scan_recipe(recipe)
         return RecipeData.open(recipe)

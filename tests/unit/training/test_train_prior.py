@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import tiny_recipe
 import torch
 from examples import training_example
 from refused import refused
@@ -106,14 +107,9 @@ def test_learning_from_them_alone_leads_back_to_the_base(adapted):
 )
 def test_what_cannot_work_is_refused(lora, datasets, problem):
     """All weights in training have no base, and a LoRA of nothing but the base is none."""
-    values = {
-        "version": 1,
-        "output": "unused",
-        "dataset": [{"path": f"d{i}", "prior_prediction": on} for i, on in enumerate(datasets)],
-        "bucket": [{"resolution": "32x32", "num_frames": 1}],
-        "model": {"name": "stdit3-tiny"},
-        "train": {"max_steps": 1},
-    } | ({} if lora is None else {"lora": lora})
+    values = tiny_recipe.least(dataset=[{"path": f"d{i}", "prior_prediction": on} for i, on in enumerate(datasets)]) | (
+        {} if lora is None else {"lora": lora}
+    )
     with pytest.raises(UserError, match=problem) as caught:
         recipe_file.parse(values)
     assert caught.value.field == "dataset.prior_prediction"

@@ -9,6 +9,7 @@ from pathlib import Path
 import examples
 import numpy as np
 import pytest
+import tiny_recipe
 import torch
 from examples import training_example
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,17 +45,14 @@ def stepper():
 
     def make(**train: object) -> TrainStep:
         recipe = recipe_file.parse(
-            {
-                "version": 1,
-                "output": "unused",
-                "dataset": [{"path": "unused"}],
-                "objective": {"caption_dropout": 0.3},
-                "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
-                "model": MODEL.model_dump(exclude_none=True),
-                "text_encoder": {"dim": 16, "max_length": 6},
-                "precision": {"compute": "float32"},
-                "train": {"max_steps": 1, "max_grad_norm": "none", "learning_rate": 1e-3, **train},
-            }
+            tiny_recipe.least(
+                objective={"caption_dropout": 0.3},
+                bucket=[{"resolution": "32x32", "num_frames": [1, 4]}],
+                model=MODEL.model_dump(exclude_none=True),
+                text_encoder={"dim": 16, "max_length": 6},
+                precision={"compute": "float32"},
+                train={"max_steps": 1, "max_grad_norm": "none", "learning_rate": 1e-3, **train},
+            )
         )
         torch.manual_seed(3)
         denoiser = build.denoiser(recipe, CPU)

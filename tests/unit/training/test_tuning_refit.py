@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_recipe
 from refused import refused
 from typer.testing import CliRunner
 
@@ -21,16 +22,13 @@ from reelworks.training.tuning.request import TuneRequest
 
 WORLD, PER_STEP = 2, 4
 TRUE = CostModel(per_batch=5.0, per_clip=2.0, per_token=0.3, per_token_squared=0.002)
-RECIPE: dict[str, Any] = {
-    "version": 1,
-    "output": "unused",
-    "dataset": [{"path": "not-there"}],
-    "bucket": [{"resolution": "64px", "num_frames": [1, 5, 9, 17], "batch_size": [4, 2, 2, 1]}],
-    "buckets": {"aspect_ratios": ["1:1"]},
-    "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-    "autoencoder": {"stride": 8},
-    "train": {"max_steps": 1, "threads": 1},
-}
+RECIPE: dict[str, Any] = tiny_recipe.least(
+    bucket=[{"resolution": "64px", "num_frames": [1, 5, 9, 17], "batch_size": [4, 2, 2, 1]}],
+    buckets={"aspect_ratios": ["1:1"]},
+    model={"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+    autoencoder={"stride": 8},
+    train={"max_steps": 1, "threads": 1},
+)
 TOKENS = {1: 16, 5: 80, 9: 144, 17: 272}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_recipe
 
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
@@ -20,15 +21,7 @@ OLD, NEW = "owner/name@" + "a" * 40, "owner/name@" + "b" * 40
 
 
 def recipe(**lora: Any) -> Any:
-    values = {
-        "version": 1,
-        "output": "unused",
-        "dataset": [{"path": "unused"}],
-        "bucket": [{"resolution": "64px", "num_frames": 1}],
-        "model": {"name": "wan-tiny"},
-        "lora": lora,
-        "train": {"max_steps": 1},
-    }
+    values = tiny_recipe.least(bucket=[{"resolution": "64px", "num_frames": 1}], model={"name": "wan-tiny"}, lora=lora)
     return recipe_file.parse(values)
 
 
