@@ -25,7 +25,7 @@ STEPS = 200
 _WINDOW_STEPS = 30
 # Everything is imported once; each training is a fork of the process that did.
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["reelworks.training.loop.trainer", "torch._dynamo", "drills._crash_training", "frozen"])
+_SERVER.set_forkserver_preload(["drills._crash_training", "preloaded"])
 _LIMIT_SECONDS = 120
 
 

@@ -23,27 +23,6 @@ import tomli_w
 
 Json = dict[str, Any]
 REPOSITORY = Path(__file__).parents[2]
-# What a training imports only when it first needs it, which would be most of a tiny one's time.
-PRELOAD = [
-    "reelworks.training.loop.trainer",
-    "faults",
-    "drills._histories.watch",
-    "torch._dynamo",
-    "torch.profiler._cupti_monitor",
-    "torch.utils.serialization.config",
-    "numpy.ma",
-    "pyarrow.csv",
-    "pyarrow.dataset",
-    "pyarrow.json",
-    "av.subtitles.stream",
-    "PIL.BmpImagePlugin",
-    "PIL.GifImagePlugin",
-    "PIL.JpegImagePlugin",
-    "PIL.PngImagePlugin",
-    "PIL.PpmImagePlugin",
-    "rich._emoji_codes",
-    "frozen",
-]
 BAD_INPUT, REQUEUE = 2, 75
 _LIMIT_SECONDS = 180.0
 _GRACE_SECONDS = 1.0  # as the launcher's
@@ -110,7 +89,7 @@ class Ended:
 
 def serve() -> None:
     """Prepare the server that starts fork from, for a process of its own; tests have theirs."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["drills._histories.watch", "preloaded"])
 
 
 def run(start: Start) -> Ended:

@@ -18,16 +18,11 @@ from typing import Any
 
 HANGS_AFTER = 300.0  # seconds; four ranks on two busy cores take 100 where there is much to import and compute
 SERVER = multiprocessing.get_context("forkserver")
-# With what a training only imports when it first needs it, which would be most of a tiny one's time: an
-# optimizer needs torch's compiler.
+# With the libraries of adapters, of optimizers and of the networks that are trained most.
 SERVER.set_forkserver_preload(
     [
-        "reelworks.training.loop.trainer",
-        "faults",
-        "torch._dynamo",
-        "torch.profiler._cupti_monitor",
-        "torch.utils.serialization.config",
         "peft",
+        "peft.tuners.lora.bnb",
         "bitsandbytes",
         "prodigyopt",
         "schedulefree",
@@ -35,16 +30,7 @@ SERVER.set_forkserver_preload(
         "diffusers.models.transformers.transformer_flux",
         "diffusers.models.transformers.transformer_flux2",
         "diffusers.models.transformers.transformer_wan",
-        "numpy.ma",
-        "pyarrow.dataset",
-        "av.subtitles.stream",
-        "PIL.BmpImagePlugin",
-        "PIL.GifImagePlugin",
-        "PIL.JpegImagePlugin",
-        "PIL.PngImagePlugin",
-        "PIL.PpmImagePlugin",
-        "rich._emoji_codes",
-        "frozen",
+        "preloaded",
     ]
 )
 
