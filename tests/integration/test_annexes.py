@@ -1,9 +1,10 @@
-"""An annex of another package: its command, its observer of trainings and its route of the page, found by its entry point."""
+"""An annex of another package: its command, its table of recipes, its observer of trainings and its route of the page, found by its entry point."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,53 +21,8 @@ from reelworks.core import annexes
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.training.recipe import recipe_file
 
-PACKAGE = '''
-from typing import Annotated
-from fastapi import APIRouter
-from typer import Option
-from reelworks.commands import show
-from reelworks.core.annexes import Annex, AnnexCommand
-from reelworks.training.observers.observer import StepObserver
-
-routes = APIRouter()
-
-
-@routes.get("/wheels")
-def wheels():
-    return {"wheels": 2}
-
-
-def ride(wheels: Annotated[int, Option(help="Number of wheels.")] = 2) -> None:
-    """Ride a bicycle."""
-    show.line(f"riding on {wheels} wheels")
-
-
-class Odometer(StepObserver):
-    def __init__(self, training):
-        self.log, self.turns = training.log, 0
-
-    def after_step(self, step):
-        self.turns += step.result.clips
-
-    def metrics(self, now):
-        return {"bicycle/turns": float(self.turns)}
-
-
-class Kind:
-    def require(self, recipe):
-        pass
-
-    def prepare(self, data):
-        return Odometer
-
-
-KIND = Kind()
-ANNEX = Annex(
-    commands=(AnnexCommand("ride", "bicycle_annex:ride", "riding"),),
-    observers=("bicycle_annex:KIND",),
-    routes=("bicycle_annex:routes",),
-)
-'''
+_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-an-annex.md"
+PACKAGE = _PAGE.read_text().partition("```python\n")[2].partition("```")[0]
 
 
 @contextmanager
@@ -106,9 +62,32 @@ def test_its_command_is_one_of_the_command_line() -> None:
 
 @pytest.mark.usefixtures("bicycle")
 def test_its_observer_sees_trainings(tiny: Any, tmp_path: Path) -> None:
-    rw.train(recipe_file.parse(tiny(train={"max_steps": 2}, validation={"split": 0.0})))
-    info = CheckpointFolder(tmp_path / "run" / "checkpoints").info(2)
-    assert info.metrics["bicycle/turns"] > 0
+    values = tiny(train={"max_steps": 2}, validation={"split": 0.0}, annex={"bicycle": {"turns_per_clip": 0.5}})
+    rw.train(recipe_file.parse(values))
+    metrics = CheckpointFolder(tmp_path / "run" / "checkpoints").info(2).metrics
+    kept = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
+    assert metrics["bicycle/turns"] > 0
+    assert kept["annex"] == {"bicycle": {"turns_per_clip": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "code", "field"),
+    [
+        ("bicycle", {"turns": 1.0}, "unknown-key", "annex.bicycle.turns"),
+        ("bicycle", {"turns_per_clip": "many"}, "wrong-type", "annex.bicycle.turns_per_clip"),
+        ("bicycle", 3, "wrong-type", "annex.bicycle"),
+        ("bicycles", {}, "annex-unknown", "annex.bicycles"),
+    ],
+)
+@pytest.mark.usefixtures("bicycle")
+def test_its_table_of_recipes_is_checked(tiny: Any, name: str, table: Any, code: str, field: str) -> None:
+    with refused(code, field):
+        recipe_file.parse(tiny(annex={name: table}))
+
+
+def test_a_table_of_a_package_that_is_not_installed_is_refused(tiny: Any) -> None:
+    with refused("annex-unknown", "annex.bicycle"):
+        recipe_file.parse(tiny(annex={"bicycle": {}}))
 
 
 @pytest.mark.usefixtures("bicycle")

@@ -47,7 +47,7 @@ class Commands(TyperGroup):
         return [*super().list_commands(ctx), *self._from_outside()]
 
     def _from_outside(self) -> dict[str, Any]:
-        commands = [command for annex in annexes.from_outside() for command in annex.commands]
+        commands = [command for annex in annexes.from_outside().values() for command in annex.commands]
         return {command.name: _as_group(command) for command in commands}
 
 

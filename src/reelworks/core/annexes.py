@@ -42,6 +42,7 @@ class Annex:
     Attributes:
         observers: Places of `training.observers.observer.ObserverKind`s, which every training has.
         routes: Places of FastAPI's `APIRouter`s, which the page serves below `/api`.
+        table: Place of the `Config` of its table in recipes, which is `[annex.NAME]` by the name of its entry point.
         measures: Place of the function that measures the clips of a catalog (`data.measures`).
         extra: Extra of this distribution that installs what it needs beside the program.
         packages: Names of these packages, as they are imported.
@@ -50,6 +51,7 @@ class Annex:
     commands: tuple[AnnexCommand, ...] = ()
     observers: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
+    table: str | None = None
     measures: str | None = None
     extra: str = ""
     packages: tuple[str, ...] = ()
@@ -73,14 +75,14 @@ def of_house() -> tuple[Annex, ...]:
 
 
 @functools.cache
-def from_outside() -> tuple[Annex, ...]:
-    """Return the annexes of other installed packages; looking for them takes a tenth of a second.
+def from_outside() -> dict[str, Annex]:
+    """Return the annexes of other installed packages, by name; looking for them takes a tenth of a second.
 
     Raises:
         UserError: One cannot be loaded.
     """
     points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
-    return tuple(map(_loaded, points))
+    return {point.name: _loaded(point) for point in points}
 
 
 def _loaded(point: importlib.metadata.EntryPoint) -> Annex:

@@ -42,6 +42,8 @@ def _plain(value: Any) -> Any:
         return to_toml(value)
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
     return value
 
 

@@ -182,5 +182,5 @@ def prepare(data: RecipeData) -> list[Callable[[Training], StepObserver]]:
 
 
 def _kinds() -> list[ObserverKind]:
-    places = [place for annex in (*annexes.of_house(), *annexes.from_outside()) for place in annex.observers]
+    places = [place for annex in (*annexes.of_house(), *annexes.from_outside().values()) for place in annex.observers]
     return [cast(ObserverKind, named_code.load(place)) for place in (*_KINDS.values(), *places)]

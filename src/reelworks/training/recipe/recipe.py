@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, Literal, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, field_validator, model_validator
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
@@ -27,6 +27,7 @@ from reelworks.models.precision.config import PrecisionConfig
 from reelworks.models.sound.config import SoundConfig
 from reelworks.training.encoding.config import EncodeConfig
 from reelworks.training.loop.config import SamplesConfig, TrainConfig, ValidationConfig
+from reelworks.training.recipe import annex_tables
 from reelworks.training.recipe.stages import StageConfig
 
 
@@ -81,6 +82,7 @@ class Recipe(Config):
     exports: ExportsConfig = ExportsConfig()
     coverage: CoverageConfig = CoverageConfig()
     logging: LoggingConfig = LoggingConfig()
+    annex: dict[str, Any] = Field(default={}, description="tables of annexes of other packages, by the annexes' names")
     stage: list[StageConfig] = Field(
         default=[], description="parts of the run that follow each other; the keys of the recipe are those of the first"
     )
@@ -99,6 +101,11 @@ class Recipe(Config):
             measured_columns.in_catalog(catalog),
         ):
             return handler(values)
+
+    @field_validator("annex", mode="before")
+    @classmethod
+    def _parse_tables_of_annexes(cls, tables: Any) -> Any:
+        return annex_tables.parse(tables) if isinstance(tables, Mapping) else tables
 
     @model_validator(mode="after")
     def _has_end(self) -> Self:
