@@ -115,7 +115,7 @@ def _named(given: str) -> ReadingEncoder:
         )
     most = getattr(tokenizer, "model_max_length", None)
     return ReadingEncoder(
-        str(given), most if most is not None and most < _NO_LIMIT else None, None, _counting(tokenizer)
+        str(given), most if most is not None and most < _NO_LIMIT else None, None, functools.partial(_count, tokenizer)
     )
 
 
@@ -128,7 +128,9 @@ def _of_config(config: TextEncoderConfig) -> ReadingEncoder:
     tokenizer = None
     if config.weights is not None and (folder := Path(config.weights).expanduser()).is_dir():
         tokenizer = _tokenizer(folder, None if known is None else known.tokenizer)
-    return ReadingEncoder(name, most, kinds <= _ENGLISH, None if tokenizer is None else _counting(tokenizer))
+    return ReadingEncoder(
+        name, most, kinds <= _ENGLISH, None if tokenizer is None else functools.partial(_count, tokenizer)
+    )
 
 
 def _tokenizer(folder: Path, part: str | None = None) -> Any:
@@ -149,10 +151,6 @@ def _tokenizer(folder: Path, part: str | None = None) -> Any:
             value=str(places[0]),
             remedy="name a folder in diffusers' layout, or leave it out: words are counted then",
         ) from error
-
-
-def _counting(tokenizer: Any) -> CountTokens:
-    return functools.partial(_count, tokenizer)
 
 
 def _count(tokenizer: Any, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -104,7 +104,10 @@ def measure_catalog(
         files.writing("catalog", path),
         lock.hold(folder / ".lock", doing="measuring", field="catalog", remedy=_REMEDY),
     ):
-        if _is_done(catalog := Catalog.open(path), measures):
+        catalog = Catalog.open(path)
+        wanted = _columns_of(measures, part_files.identity(catalog.parts))
+        # If nothing is missing, no clip is looked at, which takes a minute for millions.
+        if wanted.items() <= kept_measures.written_columns(path).items():
             measured, changed, failed, notes = 0, 0, [], _notes(catalog, measures)
         else:
             rows, kept = _readable(catalog.live()), KeptMeasures(path)
@@ -139,12 +142,6 @@ def _columns_of(measures: Mapping[str, type[Any]], complete_in: str) -> dict[str
         for entry, kind in measures.items()
         for column, label in registry.column_labels(kind).items()
     }
-
-
-def _is_done(catalog: Catalog, measures: Mapping[str, type[Any]]) -> bool:
-    """Return whether nothing is missing: for millions of clips, looking at each takes a minute."""
-    wanted = _columns_of(measures, part_files.identity(catalog.parts))
-    return wanted.items() <= kept_measures.written_columns(catalog.path).items()
 
 
 def _remember(before: Catalog | None, after: Catalog, measures: Mapping[str, type[Any]], *, is_complete: bool) -> None:

@@ -469,14 +469,10 @@ class ToRgb:
 
 
 def _crop(frame: Frames, request: Request) -> Frames:
-    if request.whole:
-        return _on_white(frame, request.shape)
-    top, left = request.crop_offsets(*frame.shape[:2])
-    return frame[top : top + request.shape.height, left : left + request.shape.width]
-
-
-def _on_white(frame: Frames, shape: Shape) -> Frames:
-    """Place a frame in the middle of a white one."""
+    shape = request.shape
+    if not request.whole:
+        top, left = request.crop_offsets(*frame.shape[:2])
+        return frame[top : top + shape.height, left : left + shape.width]
     (height, width), placed = frame.shape[:2], np.full((shape.height, shape.width, 3), WHITE, np.uint8)
     top, left = (shape.height - height) // 2, (shape.width - width) // 2
     placed[top : top + height, left : left + width] = frame

@@ -188,7 +188,7 @@ def _of_video(opened: OpenVideo) -> Probe:
         color_matrix=display.matrix_name(frame),
         full_range=display.is_full_range(frame),
         hdr=display.hdr(frame),
-        sound=_sound(opened.container),
+        sound=next((track.codec_context.name for track in opened.container.streams.audio), ""),
         notes=_notes(opened, times, headers),
         **timing._asdict(),
         **_upright(display.orientation(frame), height, width),
@@ -251,10 +251,6 @@ class HeaderWatch:
             return len({(frame.height, frame.width, decoder.sample_aspect_ratio) for frame in again.frames()}) > 1
 
 
-def _sound(opened: av.container.InputContainer) -> str:
-    return next((track.codec_context.name for track in opened.streams.audio), "")
-
-
 def _upright(orientation: int, height: int, width: int) -> dict[str, Any]:
     """Return the measures that depend on an EXIF orientation, for a file of this stored size."""
     rotation = _CLOCKWISE.get(orientation, 0)
@@ -273,8 +269,10 @@ def _picture(path: MediaPath) -> Probe:
             has_alpha |= image.has_transparency_data
         if image.mode in ("I", "F"):
             raise ProbeError(f"pixels of 32 bits ({image.mode}) have no known range, to be stored with 8 or 16 bits")
-        orientation = pictures.orientation(image)
-        timing = _timing(milliseconds) if len(frames) > 1 else FrameTiming(0.0, 0.0, False)
+        orientation, timing = pictures.orientation(image), FrameTiming(0.0, 0.0, False)
+        if len(frames) > 1:
+            ticks = np.round(np.asarray(milliseconds) * 1000).astype(np.int64)
+            timing = measure(len(ticks), np.cumsum(ticks) - ticks, int(ticks[-1]), Fraction(1, 1_000_000), None)
         return Probe(
             kind="video" if len(frames) > 1 else "image",
             num_frames=len(frames),
@@ -287,10 +285,3 @@ def _picture(path: MediaPath) -> Probe:
             **timing._asdict(),
             **_upright(orientation, image.height, image.width),
         )
-
-
-def _timing(milliseconds: Sequence[float]) -> FrameTiming:
-    """Measure the timing of an animation by how long each frame is shown."""
-    ticks = np.round(np.asarray(milliseconds) * 1000).astype(np.int64)
-    starts = np.cumsum(ticks) - ticks
-    return measure(len(ticks), starts.tolist(), int(ticks[-1]), Fraction(1, 1_000_000), None)

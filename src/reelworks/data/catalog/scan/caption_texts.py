@@ -116,7 +116,11 @@ def _names_of(folder: Path, changed_ns: int) -> CaptionNames:
 def _part(media: MediaPath, file: str | Range) -> str | Raw | None:
     name = file.name if isinstance(file, Range) else caption_names.name_of(file, posixpath.basename(media.name))
     try:
-        data = _bytes(media, file, name)
+        if isinstance(file, Range):
+            assert isinstance(media, Location)
+            data = media.bytes_at(file.start, file.size, user_files.CAPTION)
+        else:
+            data = location.read_bytes(media.with_name(name), user_files.CAPTION)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -128,13 +132,6 @@ def _part(media: MediaPath, file: str | Range) -> str | Raw | None:
 def _differ(one: str | Raw, other: str | Raw | None) -> bool:
     a, b = (part.data if isinstance(part, Raw) else part for part in (one, other))
     return b is not None and a != b
-
-
-def _bytes(media: MediaPath, file: str | Range, name: str) -> bytes:
-    if isinstance(file, Range):
-        assert isinstance(media, Location)
-        return media.bytes_at(file.start, file.size, user_files.CAPTION)
-    return location.read_bytes(media.with_name(name), user_files.CAPTION)
 
 
 def _caption(text: str, name: str) -> str | None:
@@ -200,12 +197,9 @@ class Waiting(Generic[T]):
         for key, clips in remarks.items():
             if clips:
                 what, remedy = _REMARKS[key]
-                self.notes.append(f"{self._place}: {_clips(len(clips))} {what}; the first is {clips[0]}: {remedy}")
+                having = "1 clip has" if len(clips) == 1 else f"{len(clips)} clips have"
+                self.notes.append(f"{self._place}: {having} {what}; the first is {clips[0]}: {remedy}")
 
 
 def _are(number: int) -> str:
     return "1 caption is" if number == 1 else f"{number} captions are"
-
-
-def _clips(number: int) -> str:
-    return "1 clip has" if number == 1 else f"{number} clips have"

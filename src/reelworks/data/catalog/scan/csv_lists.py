@@ -38,28 +38,20 @@ def read(opened: Opener, usual: str) -> tuple[Any, bool]:
     with opened() as file:
         head = file.read(_HEAD_BYTES).removeprefix(_MARK)
     if named := re.match(rb'"?sep=(.)"?\r?\n', head):  # the first line of lists for Excel
-        opened, usual, head = _after(opened, named.end()), named[1].decode(), head[named.end() :]
+        with opened() as file:
+            rest = file.read().removeprefix(_MARK)[named.end() :]
+        opened, usual, head = (lambda: io.BytesIO(rest)), named[1].decode(), head[named.end() :]
     header = next((line for line in head.decode(errors="replace").splitlines() if line.strip()), "")
-    separator = _separator(header, usual)
-    names = next(csv.reader([header], delimiter=separator), [])
+    # The usual sign, unless only another one gives the header a column of paths.
+    columns = {sign: next(csv.reader([header], delimiter=sign), []) for sign in (usual, *_SEPARATORS)}
+    separator = next((sign for sign, names in columns.items() if PATH in renamed(names)), usual)
+    names = columns[separator]
     if PATH not in renamed(names) and any(map(formats.kind_of, names)):
         raise ValueError(f"its first line names a file and no columns: write path{separator}text above it")
     odd = not _is_well_quoted(opened, separator) and _in_standard_form(opened, separator)
     skipped: list[Any] = []
     table = _parsed((lambda: io.BytesIO(odd)) if odd else opened, separator, names, skipped)
     return table, separator == "," and not (odd or named or skipped)
-
-
-def _after(opened: Opener, start: int) -> Opener:
-    with opened() as file:
-        rest = file.read().removeprefix(_MARK)[start:]
-    return lambda: io.BytesIO(rest)
-
-
-def _separator(header: str, usual: str) -> str:
-    """Return what separates the columns of a header: the usual sign, unless only another one gives it a column of paths."""
-    signs = (usual, *_SEPARATORS)
-    return next((sign for sign in signs if PATH in renamed(next(csv.reader([header], delimiter=sign), []))), usual)
 
 
 def _parsed(opened: Opener, separator: str, names: Sequence[str], skipped: list[Any]) -> Any:

@@ -26,7 +26,9 @@ def read(opened: Callable[[], Any], *, is_lines: bool) -> tuple[Any, bool]:
         try:
             with opened() as file:
                 table = pa.json.read_json(file)
-            if not any(map(_lost_digits, table.schema)):
+            # A date, and numbers that are captions, such as 1.50, are no longer as they were written.
+            texts = (is_text(field.name) and pa.types.is_floating(field.type) for field in table.schema)
+            if not any(texts) and not any(pa.types.is_temporal(field.type) for field in table.schema):
                 return table, True
         except pa.ArrowException:
             pass  # values of several kinds, NaN, an array, or longer than a block
@@ -39,11 +41,6 @@ def read(opened: Callable[[], Any], *, is_lines: bool) -> tuple[Any, bool]:
         if not is_lines and not _is_object(lines[0]):
             raise
     return _table(_objects([_line(i, line) for i, line in enumerate(lines, 1) if line.strip()])), True
-
-
-def _lost_digits(field: Any) -> bool:
-    """Return whether a column is no longer as it was written: a date, or numbers that are captions, such as 1.50."""
-    return pa.types.is_temporal(field.type) or (pa.types.is_floating(field.type) and is_text(field.name))
 
 
 def _is_object(line: str) -> bool:
@@ -95,20 +92,16 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 def _column(name: str, values: list[Any]) -> Any:
     kinds = {type(value) for value in values if value is not None}
     if is_text(name) and kinds != {dict}:
-        return _texts(name, values, has_lists=list in kinds)
+        if list not in kinds:
+            return pa.array([_text(name, value) for value in values], TEXT)
+        lists = [value if isinstance(value, list | None) else [value] for value in values]
+        return pa.array([one and [_text(name, each) for each in one] for one in lists], pa.list_(TEXT))
     if kinds <= {int, float} or len(kinds) == 1:
         try:
             return pa.array(values)
         except (pa.ArrowException, OverflowError):
             pass
     return pa.array([value if isinstance(value, str | None) else json.dumps(value) for value in values], TEXT)
-
-
-def _texts(name: str, values: list[Any], *, has_lists: bool) -> Any:
-    if has_lists:
-        lists = [value if isinstance(value, list | None) else [value] for value in values]
-        return pa.array([one and [_text(name, each) for each in one] for one in lists], pa.list_(TEXT))
-    return pa.array([_text(name, value) for value in values], TEXT)
 
 
 def _text(name: str, value: Any) -> str | None:

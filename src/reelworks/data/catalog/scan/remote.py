@@ -6,6 +6,7 @@ import hashlib
 import posixpath
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -104,10 +105,16 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
     """
     fs, root = location.filesystem(url)
     prefix = root.rstrip("/") + "/"
-    found = {} if _is_web(url) else _find(fs, root, name, url)
+    is_web = url.startswith(("http://", "https://"))
+    found = {} if is_web else _find(fs, root, name, url)
 
     def info_of(path: str) -> dict[str, Any] | None:
-        return _info(fs, prefix + path) if _is_web(url) else found.get(prefix + path)
+        if not is_web:
+            return found.get(prefix + path)
+        with suppress(FileNotFoundError), location.reached():
+            info: dict[str, Any] = fs.info(prefix + path)
+            return info
+        return None
 
     def members(path: str) -> list[SourceFile] | None:
         info = info_of(path)
@@ -139,19 +146,6 @@ def current(file: MediaPath) -> MediaPath:
         info = fs.info(path)
     user_files.require_size(file, int(info.get("size") or 0), user_files.LIST)
     return replace(file, version=changed_ns(info))
-
-
-def _is_web(url: str) -> bool:
-    return url.startswith(("http://", "https://"))
-
-
-def _info(fs: Any, path: str) -> dict[str, Any] | None:
-    try:
-        with location.reached():
-            info: dict[str, Any] = fs.info(path)
-    except FileNotFoundError:
-        return None
-    return info
 
 
 def _unreadable(path: str, error: OSError) -> SourceFile:

@@ -90,7 +90,9 @@ class Update:
         If a list has the captions, rows of unchanged files are brought up to date at once. If videos are `cut`,
         unchanged ones are replaced by their clips.
         """
-        if outdated := self._outdated(dataset):
+        source = self.catalog.source(dataset)
+        outdated = source is not None and source.get("reader") != str(probe.VERSION)
+        if outdated:
             self.outdated.add(dataset)
         if cut:
             former = self._live.take(np.zeros(0, dtype=np.int64)) if outdated else self._live
@@ -124,11 +126,6 @@ class Update:
         if files.captions is not None:
             self._update_listed(listed, np.flatnonzero(~look))
         return listed
-
-    def _outdated(self, dataset: str) -> bool:
-        """Return whether an earlier version has measured the videos of a dataset."""
-        source = self.catalog.source(dataset)
-        return source is not None and source.get("reader") != str(probe.VERSION)
 
     def _update_listed(self, listed: Listed, number: NDArray[np.int64]) -> None:
         """Update the rows of files that need no examination, where the list differs from them."""
