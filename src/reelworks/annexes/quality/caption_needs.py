@@ -95,24 +95,17 @@ def _named(given: str) -> ReadingEncoder:
     if given in text_encoder_names():
         return _of_config(TextEncoderConfig(name=given, weights=None if given == OWN_TEXT_ENCODERS[0] else "-"))
     folder = Path(given).expanduser()
-    if not folder.is_dir():
-        names = ", ".join(("clip", *text_encoder_names()))
-        raise UserError(
-            f"this is neither a text encoder that is known nor a folder; known: {names}",
-            code="text-encoder-unknown",
-            field="--text-encoder",
-            value=given,
-            remedy="name one of these, or the folder of a pipeline or a tokenizer",
-        )
-    tokenizer = _tokenizer(folder)
+    tokenizer = _tokenizer(folder) if folder.is_dir() else None
     if tokenizer is None:
-        raise UserError(
+        problem, remedy = (
             "there is no tokenizer in this folder",
-            code="text-encoder-unknown",
-            field="--text-encoder",
-            value=given,
-            remedy="name a folder with tokenizer.json, or with tokenizer/ in it",
+            "name a folder with tokenizer.json, or with tokenizer/ in it",
         )
+        if not folder.is_dir():
+            names = ", ".join(("clip", *text_encoder_names()))
+            problem = f"this is neither a text encoder that is known nor a folder; known: {names}"
+            remedy = "name one of these, or the folder of a pipeline or a tokenizer"
+        raise UserError(problem, code="text-encoder-unknown", field="--text-encoder", value=given, remedy=remedy)
     most = getattr(tokenizer, "model_max_length", None)
     return ReadingEncoder(
         str(given), most if most is not None and most < _NO_LIMIT else None, None, functools.partial(_count, tokenizer)

@@ -91,11 +91,6 @@ def read_list(path: Path) -> tuple[tuple[Part, ...], int]:
     Raises:
         UserError: The list is damaged, or has the format of another version of Reelworks.
     """
-
-    def refused(problem: str, *, code: str, remedy: str) -> UserError:
-        problem = f"the catalog has format {stored['format']}, {problem}"
-        return UserError(problem, code=code, field="catalog", value=str(path), remedy=remedy)
-
     try:
         stored = user_files.read_json(path / "catalog.json")
         newer = stored["format"] > FORMAT_VERSION
@@ -106,11 +101,21 @@ def read_list(path: Path) -> tuple[tuple[Part, ...], int]:
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise integrity.damaged(path, f"catalog.json cannot be read: {error}") from error
     if stored["format"] < FORMAT_VERSION:
-        remedy = "delete the folder and scan again: reelworks scan DIR -o CATALOG"
-        raise refused("which lacks measures that this version reads", code="catalog-too-old", remedy=remedy)
+        raise UserError(
+            f"the catalog has format {stored['format']}, which lacks measures that this version reads",
+            code="catalog-too-old",
+            field="catalog",
+            value=str(path),
+            remedy="delete the folder and scan again: reelworks scan DIR -o CATALOG",
+        )
     if newer:
-        problem = f"this version reads up to {FORMAT_VERSION}"
-        raise refused(problem, code="catalog-too-new", remedy="update Reelworks")
+        raise UserError(
+            f"the catalog has format {stored['format']}, this version reads up to {FORMAT_VERSION}",
+            code="catalog-too-new",
+            field="catalog",
+            value=str(path),
+            remedy="update Reelworks",
+        )
     return parts, compacted
 
 
