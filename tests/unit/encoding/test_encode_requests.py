@@ -26,7 +26,7 @@ from reelworks.data.media.augment import Augmentation
 from reelworks.data.media.config import PREFETCH_BYTES
 from reelworks.data.media.decode import AtRate, Request, Spot
 from reelworks.data.media.decode_pool import DecodePool
-from reelworks.data.media.resize_filters import FILTERS
+from reelworks.data.media.framing import FILTERS
 from reelworks.training.encoding import request_key, upkeep
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute import reachable

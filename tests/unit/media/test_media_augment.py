@@ -14,9 +14,8 @@ from PIL import Image
 
 from reelworks.core.shape import Shape
 from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
-from reelworks.data.media.crop_box import crop_box
 from reelworks.data.media.decode import Request, load
-from reelworks.data.media.resize_filters import FILTERS
+from reelworks.data.media.framing import FILTERS
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def test_a_flip_mirrors_what_is_read(folder, down, across):
     flipped = replace(plain, augmentation=Augmentation(flip=True))
     assert np.array_equal(load(flipped), load(plain)[:, :, ::-1])
     source = Shape(1, 96, 160)
-    box, mirrored = crop_box(plain, source), crop_box(flipped, source)
+    box, mirrored = plain.crop_box(source), flipped.crop_box(source)
     assert mirrored.left == box.resized_width - 96 - box.left
     assert mirrored.top == box.top
 
@@ -159,7 +158,7 @@ def test_filters_differ(folder):
 def test_the_crop_box_of_a_rotated_clip_has_its_middle(folder, draw):
     """The place of an upright crop of the same size, in the frame as resized for the rotation."""
     asked = request(folder / "noise.png", crop_draw=draw, augmentation=Augmentation(degrees=10.0))
-    box = crop_box(asked, Shape(1, 96, 160))
+    box = asked.crop_box(Shape(1, 96, 160))
     read = asked.augmentation.read_shape(PICTURE)
     top, left = replace(asked, shape=read).crop_offsets(box.resized_height, box.resized_width)
     assert box.top + PICTURE.height / 2 == pytest.approx(top + read.height / 2, abs=1)
@@ -167,5 +166,5 @@ def test_the_crop_box_of_a_rotated_clip_has_its_middle(folder, draw):
     assert (box.original_height, box.original_width) == (96, 160)
     assert 0 <= box.top <= box.resized_height - 64
     assert 0 <= box.left <= box.resized_width - 96
-    unturned = crop_box(replace(asked, augmentation=NO_AUGMENTATION), Shape(1, 96, 160))
+    unturned = replace(asked, augmentation=NO_AUGMENTATION).crop_box(Shape(1, 96, 160))
     assert box.resized_height > unturned.resized_height

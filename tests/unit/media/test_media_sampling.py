@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reelworks.core.shape import Shape
-from reelworks.data.media import decode
+from reelworks.data.media import decode, framing
 from reelworks.data.media.config import DataConfig
 from reelworks.data.media.decode import Request, Spot
 from reelworks.data.media.frame_times import FrameTimes
@@ -70,13 +70,13 @@ def test_the_draw_reaches_every_first_frame_evenly() -> None:
 def test_a_frame_is_resized_to_just_cover_and_cut_inside(
     height: int, width: int, target_height: int, target_width: int, draw: float
 ) -> None:
-    h, w = decode.cover(height, width, target_height, target_width)
+    h, w = framing.cover(height, width, target_height, target_width)
     assert h == target_height or w == target_width
     assert h >= target_height
     assert w >= target_width
     assert abs(h / height - w / width) <= 1 / min(height, width) + 1e-9
     for size, target in ((h, target_height), (w, target_width)):
-        assert 0 <= decode.crop_offset(size, target, draw) <= size - target
+        assert 0 <= framing.crop_offset(size, target, draw) <= size - target
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_decoding_begins_with_the_nearest_key_frame(first: int, interlaced: bool
 
 
 def test_a_crop_of_half_is_the_centre() -> None:
-    assert [decode.crop_offset(20, 10, draw) for draw in (0, 0.5, 0.999)] == [0, 5, 10]
+    assert [framing.crop_offset(20, 10, draw) for draw in (0, 0.5, 0.999)] == [0, 5, 10]
 
 
 def test_one_rate_only() -> None:

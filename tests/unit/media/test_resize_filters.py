@@ -16,11 +16,11 @@ from pydantic import ValidationError
 import reelworks as rw
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.data.media import resize_filters
+from reelworks.data.media import framing
 from reelworks.data.media.config import DataConfig
 from reelworks.data.media.decode import Request, load
 from reelworks.data.media.decode_pool import DecodePool
-from reelworks.data.media.resize_filters import FILTERS, ResizeFilter
+from reelworks.data.media.framing import FILTERS, ResizeFilter
 from reelworks.testing import sample_catalog, sample_dataset, sample_folder
 
 SMALL = Shape(1, 24, 40)
@@ -29,7 +29,7 @@ SMALL = Shape(1, 24, 40)
 @pytest.fixture
 def linear() -> Iterator[ResizeFilter]:
     added = ResizeFilter("linear", "BILINEAR", "BILINEAR")
-    resize_filters.register(added)
+    framing.register_filter(added)
     yield added
     del FILTERS[added.name]
 
@@ -69,7 +69,7 @@ def test_a_recipe_may_name_it(linear: ResizeFilter) -> None:
 
 def test_names_are_free_or_refused(linear: ResizeFilter) -> None:
     with pytest.raises(UserError, match="two filters of resizing have the name 'linear'"):
-        resize_filters.register(linear)
+        framing.register_filter(linear)
     with pytest.raises(UserError, match="'bicubic', 'lanczos' or 'area'"):
         DataConfig(resize="liner")
     with pytest.raises(ValidationError):

@@ -15,7 +15,7 @@ from refused import refused
 
 from reelworks.annexes.quality import caption_advice, caption_needs
 from reelworks.annexes.quality.caption_needs import CaptionNeeds, ReadingEncoder
-from reelworks.annexes.quality.caption_words import frequent_phrases, is_near
+from reelworks.annexes.quality.caption_texts import frequent_phrases, is_near
 from reelworks.training.plan import data_advice
 from reelworks.training.recipe import recipe_file
 

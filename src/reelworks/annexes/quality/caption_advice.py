@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reelworks.annexes.quality.caption_needs import CLIP_TOKENS, CaptionNeeds
-from reelworks.annexes.quality.caption_texts import Texts
-from reelworks.annexes.quality.caption_words import frequent_phrases, is_near, words_of
+from reelworks.annexes.quality.caption_texts import Texts, frequent_phrases, is_near, words_of
 from reelworks.core import units
 from reelworks.data.catalog.query import template
 from reelworks.data.catalog.store.rows import CatalogRows

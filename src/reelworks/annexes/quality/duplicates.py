@@ -56,6 +56,8 @@ def _resampled(start: float, end: float) -> NDArray[np.float32]:
     return matrix
 
 
+# Signs of a hash that mirroring turns.
+_MIRRORED_BITS = np.packbits(np.tile(np.arange(_HASHED) % 2 == 1, _HASHED)).view(">u8")[0].astype(np.uint64)
 # Parts of the height or width that a copy may show: all, or without 3 % or 6 % at the beginning, the end or both.
 _SPANS = [(0.0, 1.0)] + [
     (a, 1 - b) for cut in (0.03, 0.06) for a, b in ((cut, 0), (0, cut), (cut, cut), (cut / 2, cut / 2))
@@ -138,7 +140,10 @@ def near_duplicates(frames_N2XX: NDArray[np.uint8], contrast_N2: NDArray[np.floa
     frames = frames_N2XX[usable]
     if len(frames) < 2:
         return np.zeros((0, 2), dtype=np.int64)
-    pairs = _candidates(frames)
+    found = np.zeros(0, dtype=np.int64)
+    for some in _candidates(frames):
+        found = np.union1d(found, _coded(np.sort(some, axis=1), len(frames)))
+    pairs: Pairs = np.stack(np.divmod(found, len(frames)), axis=1)
     return usable[pairs[_in_parts(pairs, lambda some: _alike(frames, some))]]
 
 
@@ -156,26 +161,13 @@ def _hashes(
     return hashes
 
 
-def _mirrored_bits() -> np.uint64:
-    odd = np.tile(np.arange(_HASHED) % 2 == 1, _HASHED)
-    return np.uint64(int.from_bytes(np.packbits(odd).tobytes(), "big"))
-
-
-def _candidates(frames_N2XX: NDArray[np.uint8]) -> Pairs:
-    """Return the pairs of clips that look alike in one of a few parts, by their hashes and then by that part."""
-    found = np.zeros(0, dtype=np.int64)
-    for pairs in _all_candidates(frames_N2XX):
-        found = np.union1d(found, _coded(np.sort(pairs, axis=1), len(frames_N2XX)))
-    return np.stack(np.divmod(found, len(frames_N2XX)), axis=1)
-
-
 def _coded(pairs: Pairs, count: int) -> NDArray[np.int64]:
     """Return each pair once, as a number."""
     return np.unique(pairs[:, 0] * count + pairs[:, 1])
 
 
-def _all_candidates(frames_N2XX: NDArray[np.uint8]) -> Iterator[Pairs]:
-    """Yield the candidates by part of the frame, each a clip and one whose part it may show."""
+def _candidates(frames_N2XX: NDArray[np.uint8]) -> Iterator[Pairs]:
+    """Yield the pairs of clips that look alike in a part of the frame, by their hashes and then by that part."""
     count = len(frames_N2XX)
     bits = min(max(math.ceil(math.log2(count)), 7), 21)
     whole, cosines = _resampled(0, 1), _cosines(_COMPARED)
@@ -186,7 +178,7 @@ def _all_candidates(frames_N2XX: NDArray[np.uint8]) -> Iterator[Pairs]:
             found = []
             for frame in range(2):
                 cut = _hashes(frames_N2XX[:, frame], *part)
-                for other in (cut, cut ^ _mirrored_bits()):
+                for other in (cut, cut ^ _MIRRORED_BITS):
                     found += [_in_band(plain[frame], other, at * bits, (1 << bits) - 1) for at in range(63 // bits)]
             pairs = np.stack(np.divmod(_coded(np.concatenate(found), count), count), axis=1)
             for begin in range(0, len(pairs), _PAIRS):

@@ -23,9 +23,9 @@ from reelworks.core.shape import Shape
 from reelworks.data.media import decode, display, location, sound
 from reelworks.data.media.decode import MediaError, Request
 from reelworks.data.media.formats import kind_of
+from reelworks.data.media.framing import FILTERS
 from reelworks.data.media.location import MediaPath
 from reelworks.data.media.pictures import upright
-from reelworks.data.media.resize_filters import FILTERS
 
 MOST_FRAMES, RUNS = 600, 12
 STILLS = 3

@@ -23,10 +23,9 @@ from reelworks.data.loader.dataset import Dataset
 from reelworks.data.loader.part_masks import PartMask
 from reelworks.data.media import decode, frame_index
 from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
-from reelworks.data.media.crop_box import CropBox, crop_box
 from reelworks.data.media.decode import AtRate, FrameReader, MediaError, Request
+from reelworks.data.media.framing import FILTERS, CropBox
 from reelworks.data.media.pictures import WHITE
-from reelworks.data.media.resize_filters import FILTERS
 from reelworks.data.media.sound import SoundRequest
 
 _AUGMENTS = ("flip", "rotate_degrees", "jitter_brightness", "jitter_contrast", "jitter_saturation", "jitter_hue")
@@ -203,7 +202,7 @@ def crop_boxes(data: Dataset, rows: NDArray[np.int64], requests: Sequence[Reques
     """Return the size of each clip's file and the place of its crop."""
     r = data.rows
     sources = (Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) for row in rows.tolist())
-    return tuple(crop_box(request, source) for request, source in zip(requests, sources, strict=True))
+    return tuple(request.crop_box(source) for request, source in zip(requests, sources, strict=True))
 
 
 def shown_fps(data: Dataset, row: int) -> float:

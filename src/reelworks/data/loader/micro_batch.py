@@ -13,8 +13,8 @@ from torch import Tensor
 
 from reelworks.core.shape import Shape
 from reelworks.data.loader.part_masks import PartMask
-from reelworks.data.media.crop_box import CropBox
 from reelworks.data.media.decode import Request
+from reelworks.data.media.framing import CropBox
 from reelworks.data.media.sound import SoundRequest
 from reelworks.data.schedule import plan as planning
 

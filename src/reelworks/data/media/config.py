@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from reelworks.core import units
 from reelworks.core.config import PublicConfig, open_set
 from reelworks.core.errors import UserError
-from reelworks.data.media.resize_filters import FILTERS
+from reelworks.data.media.framing import FILTERS
 
 _PREFETCH = "2GB"
 PREFETCH_BYTES = units.size_bytes(_PREFETCH, "data.prefetch_bytes")

@@ -15,13 +15,13 @@ from PIL import Image
 
 from reelworks.core import retry
 from reelworks.core.shape import Shape
-from reelworks.data.media import display, frame_times, location, pictures, tone_map, video
+from reelworks.data.media import display, frame_times, framing, location, pictures, tone_map, video
 from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.data.media.formats import ProbeError, kind_of
 from reelworks.data.media.frame_times import FrameTimes
+from reelworks.data.media.framing import BICUBIC, CropBox, ResizeFilter
 from reelworks.data.media.location import MediaPath
 from reelworks.data.media.pictures import WHITE, Color, displayed, over, upright
-from reelworks.data.media.resize_filters import BICUBIC, ResizeFilter
 from reelworks.data.media.video import OpenVideo, progressive
 
 if TYPE_CHECKING:  # processes that only decode start in two thirds of the time without the library of configs
@@ -80,23 +80,6 @@ def frame_indices(
         position %= available
     indices: NDArray[np.int64] = span[position] + start
     return indices
-
-
-def cover(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
-    """Return the size, height and width, to which a frame is resized so that it just covers the target."""
-    scale = max(target_height / height, target_width / width)
-    return max(round(height * scale), target_height), max(round(width * scale), target_width)
-
-
-def inside(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
-    """Return the size, height and width, to which a frame is resized so that all of it just fits into the target."""
-    scale = min(target_height / height, target_width / width)
-    return max(int(height * scale), 1), max(int(width * scale), 1)
-
-
-def crop_offset(size: int, target: int, draw: float) -> int:
-    """Return the first pixel of a crop along one axis; a draw of 0.5 is the centre."""
-    return min(int(draw * (size - target + 1)), size - target)
 
 
 Frames = NDArray[np.uint8]
@@ -178,12 +161,23 @@ class Request:
             listed = "{1} × {0}".format(*self.size)
             raise MediaError(f"the file has {width} × {height} pixels, but was scanned or listed with {listed}")
         size = (height, width) if self.measures is None else (self.measures.height, self.measures.width)
-        return (inside if self.whole else cover)(*size, self.shape.height, self.shape.width)
+        return (framing.inside if self.whole else framing.cover)(*size, self.shape.height, self.shape.width)
 
     def crop_offsets(self, height: int, width: int) -> tuple[int, int]:
         """Return the first row and column of the crop in a resized frame of this size."""
         down, across = self.crop_draw
-        return crop_offset(height, self.shape.height, down), crop_offset(width, self.shape.width, across)
+        rows = framing.crop_offset(height, self.shape.height, down)
+        return rows, framing.crop_offset(width, self.shape.width, across)
+
+    def crop_box(self, source: Shape) -> CropBox:
+        """Return where the crop of a file of the size of `source` lies."""
+        shape, read = self.shape, self.augmentation.read_shape(self.shape)
+        height, width = framing.cover(source.height, source.width, read.height, read.width)
+        top = framing.crop_offset(height, read.height, self.crop_draw[0]) + (read.height - shape.height) // 2
+        left = framing.crop_offset(width, read.width, self.crop_draw[1]) + (read.width - shape.width) // 2
+        if self.augmentation.flip:
+            left = width - shape.width - left
+        return CropBox(source.height, source.width, height, width, top, left)
 
 
 def load(request: Request) -> Frames:

@@ -11,7 +11,6 @@ from reelworks.core.hash_rng import Purpose, hash64
 from reelworks.core.shape import Shape
 from reelworks.data.loader import decode_requests
 from reelworks.data.media import decode
-from reelworks.data.media.crop_box import crop_box
 from reelworks.data.media.decode import Frames, MediaError, Request
 from reelworks.data.media.decode_pool import load
 from reelworks.data.schedule.plan import Samples
@@ -141,7 +140,7 @@ def placed(request: Request, source: Shape) -> tuple[int, tuple[int, int, int, i
         The first frame's number; (top, left, height, width) of the crop in the resized frame; and the shape of the
         resized frames without the crop.
     """
-    shape, box = request.shape, crop_box(request, source)
+    shape, box = request.shape, request.crop_box(source)
     indices = decode.frame_indices(source.num_frames, shape.num_frames, request.step, request.first_frame_draw)
     window = (box.top, box.left, shape.height, shape.width)
     first = request.first_frame + int(indices[0])
