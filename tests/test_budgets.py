@@ -27,7 +27,7 @@ class Part(NamedTuple):
 PARTS = {
     # What a loop of one's own needs.
     "core": Part(("core",), 2_280, 1_600),
-    "data": Part(("data",), 15_630, 12_400),
+    "data": Part(("data",), 15_620, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 9_600, 8_600),
     "training": Part(("training",), 12_130, 9_700),
@@ -39,7 +39,7 @@ PARTS = {
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 2_030, 1_450),
     "captions": Part(("annexes/captions",), 1_790, 1_350),
-    "quality": Part(("annexes/quality",), 2_100, 1_950),
+    "quality": Part(("annexes/quality",), 2_080, 1_950),
     "hub": Part(("annexes/hub",), 720, 580),
     "imports": Part(("annexes/imports",), 10_050, 4_850),
     "page": Part(("annexes/page",), 3_050, 2_700),

@@ -26,8 +26,9 @@ from reelworks.core.hash_rng import U64
 from reelworks.core.ray_cluster import Engine, RayPool
 from reelworks.core.worker_pool import WorkerPool
 from reelworks.data.catalog.scan import probe_pool, scan
-from reelworks.data.catalog.store import companions, kept_measures, measured_columns, part_files
+from reelworks.data.catalog.store import companions, kept_measures, part_files
 from reelworks.data.catalog.store.kept_measures import KeptMeasures, WrittenColumn
+from reelworks.data.catalog.store.measured_columns import Column
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import location
@@ -58,6 +59,14 @@ class ColumnSummary:
     low: float | None
     median: float | None
     high: float | None
+
+    @classmethod
+    def of_rows(cls, rows: CatalogRows, column: Column) -> ColumnSummary:
+        """Summarise a column over rows."""
+        values = _former(rows, column.name)
+        present = values[~np.isnan(values)]
+        low, median, high = np.quantile(present, (0.1, 0.5, 0.9)).tolist() if len(present) else (None, None, None)
+        return cls(column.name, column.unit, column.meaning, len(present), low, median, high)
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,7 @@ def measure_catalog(
         measured=measured,
         changed=changed,
         failed=tuple(failed),
-        columns=tuple(_summary(live, column) for kind in measures.values() for column in kind.columns),
+        columns=tuple(ColumnSummary.of_rows(live, column) for kind in measures.values() for column in kind.columns),
         version=catalog.version,
         notes=tuple(notes),
     )
@@ -344,7 +353,7 @@ class _NotComparedError(Exception):
 def _columns(entry: str, kind: type[Any], rows: CatalogRows, keys: U64, kept: KeptMeasures) -> NDArray[np.float64]:
     """Return the values of one measure for all rows, `[N, columns]`; NaN where they are missing."""
     if not registry.compares(kind):
-        return kept.values(registry.labels(kind), keys)[0]
+        return kept.values(registry.labels(kind), keys)
     features, has = kept.features(registry.labels(kind)[0], keys)
     values = np.full((len(rows), len(kind.columns)), np.nan)
     former = np.stack([_former(rows, column.name)[has] for column in kind.columns], axis=1)
@@ -365,10 +374,3 @@ def _source(catalog: Catalog, rows: CatalogRows, name: str, of_list: frozenset[s
     """Return a dataset's entry among the sources of the new part, from which a later scan learns what is of its list."""
     known = catalog.source(name) or {"root": rows.root[int(np.flatnonzero(rows.of_datasets([name]))[0])].as_py()}
     return known | {"name": name, "scores": " ".join(sorted(of_list))}
-
-
-def _summary(rows: CatalogRows, column: measured_columns.Column) -> ColumnSummary:
-    values = _former(rows, column.name)
-    present = values[~np.isnan(values)]
-    low, median, high = np.quantile(present, (0.1, 0.5, 0.9)).tolist() if len(present) else (None, None, None)
-    return ColumnSummary(column.name, column.unit, column.meaning, len(present), low, median, high)

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from reelworks.core import files, ray_cluster
 from reelworks.core.errors import UserError
@@ -68,23 +68,17 @@ class MeasureProgress(ScanProgress):
 class ScanResult:
     """Result of a scan; `found` = `new` + `changed` + `unchanged`."""
 
-    JSON_KEYS: ClassVar = ("found", "new", "changed", "unchanged", "removed", "bad", "bad_files", "version", "notes")
-
     found: int  # number of files but for captions and sidecars, and of rows of lists
     new: int
     changed: int  # number of files whose content, caption, scores or folder differ from their former row
     unchanged: int
     removed: int  # number of rows whose file has vanished
+    bad: int  # number of files that cannot be trained on
     # Path and reason of each file that cannot be trained on, known ones included.
     bad_files: tuple[tuple[str, str], ...]
     version: int  # of the catalog after the scan
     # Messages about the columns used and ignored of each list, the sidecars in each folder, captions, and odd files.
     notes: tuple[str, ...] = ()
-
-    @property
-    def bad(self) -> int:
-        """Number of files that cannot be trained on."""
-        return len(self.bad_files)
 
 
 @dataclass(frozen=True)
@@ -155,6 +149,7 @@ def _scan(
         changed=update.changed,
         unchanged=update.unchanged,
         removed=len(retired) - update.changed,
+        bad=len(update.bad_files),
         bad_files=tuple(update.bad_files),
         version=catalog.version,
         notes=(*(listing.note for listing in listings if listing.note is not None), *notes, *update.notes()),

@@ -101,14 +101,14 @@ class KeptMeasures:
         """Return the files of segments in their order; copies that other programs name after them are none."""
         return sorted(path for path in self._folder.glob("*.parquet") if path.stem.isdecimal())
 
-    def values(self, labels: Sequence[str], keys: U64) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return the values of one measure by key, `[N, labels]`, and a mask of the keys that have them."""
+    def values(self, labels: Sequence[str], keys: U64) -> NDArray[np.float64]:
+        """Return the values of one measure by key, `[N, labels]`, NaN for a key that has none."""
         values = np.full((len(keys), len(labels)), np.nan)
         table, at, has = self._find(labels, keys)
         if table is not None:
             for i, name in enumerate(labels):
                 values[has, i] = as_numpy(table.column(name).combine_chunks())[at[has]]
-        return values, has
+        return values
 
     def has(self, labels: Sequence[str], keys: U64) -> NDArray[np.bool_]:
         """Return a mask of the keys that have a value under all these labels."""
@@ -237,7 +237,7 @@ def carried(
         column[former] = live.scores[name][source[former]]
         missing = np.flatnonzero(free & np.isnan(column))
         if len(missing) and labels.get(name, "").endswith(f":{name}"):  # else features, which are no values
-            column[missing] = kept.values([labels[name]], keys[missing])[0][:, 0]
+            column[missing] = kept.values([labels[name]], keys[missing])[:, 0]
         at = rows.schema.get_field_index(SCORE + name)
         field = pa.field(SCORE + name, pa.float64())
         array = pa.array(column, from_pandas=True)
