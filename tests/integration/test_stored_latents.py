@@ -48,7 +48,7 @@ def checksums(folder: Path) -> dict[str, str]:
 
 
 def start(recipe: Recipe) -> Any:
-    process = children.SERVER.Process(target=encode_child.encode, args=(recipe,))
+    process = children.process(encode_child.encode, recipe)
     process.start()
     return process
 

@@ -6,20 +6,24 @@ nothing. Faults are injected in the child, around the real functions.
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
 import shutil
 import signal
 import socket
+import sys
 from collections.abc import Callable
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 HANGS_AFTER = 300.0  # seconds; four ranks on two busy cores take 100 where there is much to import and compute
-SERVER = multiprocessing.get_context("forkserver")
+_CONTEXT = multiprocessing.get_context("forkserver")
 # With the libraries of adapters, of optimizers and of the networks that are trained most.
-SERVER.set_forkserver_preload(
+_CONTEXT.set_forkserver_preload(
     [
         "peft",
         "peft.tuners.lora.bnb",
@@ -43,26 +47,42 @@ def train(recipe: dict[str, Any], *, fault: tuple[str, int] | None = None, world
     return on_ranks(_child, recipe, fault, options, world=world)
 
 
+def process(target: Callable[..., None], *args: Any) -> BaseProcess:
+    """Return a process that begins as a fork of the server and calls a function, once it is started."""
+    _serve()
+    return _CONTEXT.Process(target=target, args=args)
+
+
+@functools.cache
+def _serve() -> None:
+    """Start the server where it finds the modules beside this one, of whose path Python does not tell it."""
+    import pytest
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        forkserver.ensure_running()
+
+
 def on_ranks(target: Callable[..., None], recipe: dict[str, Any], *args: Any, world: int) -> list[int]:
     """Run a function of a recipe in fresh processes that know each other; returns exit codes by rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [SERVER.Process(target=_rank, args=(rank, world, port, target, recipe, *args)) for rank in range(world)]
+    ranks = [process(_rank, rank, world, port, target, recipe, *args) for rank in range(world)]
     _log(recipe).unlink(missing_ok=True)
     return ended(ranks)
 
 
-def ended(ranks: list[Any]) -> list[int]:
+def ended(ranks: list[BaseProcess]) -> list[int]:
     """Start processes of the server and wait for their ends; returns their exit codes."""
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(HANGS_AFTER)
-        if process.exitcode is None:
-            process.kill()
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(HANGS_AFTER)
+        if rank.exitcode is None:
+            rank.kill()
             raise TimeoutError("a rank hangs")
-    return [int(process.exitcode or 0) for process in ranks]
+    return [int(rank.exitcode or 0) for rank in ranks]
 
 
 def _rank(rank: int, world: int, port: int, target: Callable[..., None], *args: Any) -> None:
@@ -109,10 +129,10 @@ def train_and_exit(recipe: dict[str, Any]) -> None:
 
 def in_child(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> int:
     """Run a function of a recipe in a fresh process."""
-    process = SERVER.Process(target=_told, args=(target, recipe, *args))
-    process.start()
-    process.join(HANGS_AFTER)
-    return int(process.exitcode if process.exitcode is not None else -signal.SIGKILL)
+    child = process(_told, target, recipe, *args)
+    child.start()
+    child.join(HANGS_AFTER)
+    return int(child.exitcode if child.exitcode is not None else -signal.SIGKILL)
 
 
 def output(recipe: dict[str, Any]) -> str:
@@ -134,6 +154,7 @@ def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> No
         import second_device
 
         second_device.use(pytest.MonkeyPatch())
+    assert "preloaded" in sys.modules, "each training would import for seconds what the server should have"
     target(recipe, *args)
 
 

@@ -16,7 +16,7 @@ import reelworks as rw
 
 
 def run_ranks(folder: Path, world_size: int) -> list[dict[str, object]]:
-    ranks = [children.SERVER.Process(target=main, args=(rank, world_size, folder)) for rank in range(world_size)]
+    ranks = [children.process(main, rank, world_size, folder) for rank in range(world_size)]
     assert children.ended(ranks) == [0] * world_size
     return [json.loads((folder / f"told-{world_size}-{rank}.json").read_text()) for rank in range(world_size)]
 

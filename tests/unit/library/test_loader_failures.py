@@ -154,7 +154,7 @@ def rank_of_two(rank: int, folder: Path) -> None:
 def test_the_process_group_counts(footage: Path, tmp_path: Path) -> None:
     dataset_of(footage)
     damage(footage)
-    ranks = [children.SERVER.Process(target=rank_of_two, args=(rank, tmp_path)) for rank in (0, 1)]
+    ranks = [children.process(rank_of_two, rank, tmp_path) for rank in (0, 1)]
     assert children.ended(ranks) == [0, 0]
     told, failed = zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)), strict=True)
     assert failed == (2, 2)

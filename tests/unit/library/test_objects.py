@@ -116,7 +116,7 @@ def test_another_process_gets_the_dataset(tmp_path: Path) -> None:
     loader = a_loader()
     steps_of(loader, 2)
     sent = pickle.dumps((loader.dataset, loader))
-    assert children.ended([children.SERVER.Process(target=tell, args=(sent, tmp_path / "told"))]) == [0]
+    assert children.ended([children.process(tell, sent, tmp_path / "told")]) == [0]
     assert (tmp_path / "told").read_text() == f"{loader.dataset.digest} {[n for n, *_ in steps_of(loader)]}"
 
 
