@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from catalog_rows import rows
 from hypothesis import given
 from hypothesis import strategies as st
 from media_makers import write_picture, write_video
@@ -13,7 +14,7 @@ from refused import refused
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan.scan import scan_sources
 from reelworks.data.catalog.store import companions
-from reelworks.data.catalog.store.companions import Problem
+from reelworks.data.catalog.store.companions import CompanionMatches, Problem
 from reelworks.data.catalog.store.store import Catalog
 
 
@@ -111,3 +112,13 @@ def test_matching_is_what_a_dictionary_does(wanted, stems):
     assert [stems[i] if i >= 0 else None for i in place] == [w if w in stems else None for w in wanted]
     assert several.tolist() == [stems.count(w) > 1 for w in wanted]
     assert place.dtype == np.int64
+
+
+def test_as_many_sources_as_a_clip_needs_at_least_are_enough():
+    """A clip with fewer is told of each that it lacks."""
+    clips, found = rows({}, {}, {}), []
+    for has in (np.array([0, 1, -1]), np.array([0, -1, -1])):
+        problem = np.where(has < 0, Problem.MISSING, Problem.NONE).astype(np.int8)
+        found.append(CompanionMatches("source", {}, clips, has, problem, np.zeros(3, np.int64)))
+    companions.excuse(clips, found, {"data": 1})
+    assert [each.problem.tolist() for each in found] == [[Problem.NONE, Problem.NONE, Problem.MISSING]] * 2

@@ -433,3 +433,14 @@ def test_companions_of_long_videos_have_their_place_too(long: Path, tmp_path: Pa
         shown = load(clip).astype(int)[..., 0].mean((1, 2)) + load(mask).astype(int)[..., 0].mean((1, 2))
         assert np.abs(shown - 275).max() < 4, "a mask shows the same moment as its clip"
     assert len({mask.spot for mask in masks if mask is not None}) > 3
+
+
+@pytest.mark.parametrize("end", range(3, 6))
+def test_a_range_lasts_until_the_frame_behind_it_is_shown(end: int) -> None:
+    """Also where that is the file's last frame; the last one of all lasts as long as most do."""
+    shown_ms = [0, 40, 500, 540, 1700, 1740]
+    times = FrameTimes(np.array(shown_ms), np.array([0]), 0.001, None, timed=True)
+    found = clip_ranges._measured(times, 0, end)
+    assert found.num_frames == end
+    assert found.duration_seconds == pytest.approx(shown_ms[end] / 1000)
+    assert clip_ranges._measured(times, 0, 6).duration_seconds == pytest.approx(1.78)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import threading
@@ -19,6 +20,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import manifest
 from reelworks.data.checkpoint.config import MirrorConfig
 from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.mirror import files
 from reelworks.data.checkpoint.mirror import mirror as mirrors
 from reelworks.data.checkpoint.mirror.remote import ABANDONED, RemoteFilesystem, folder_of
 from reelworks.data.checkpoint.verify import verify
@@ -334,6 +336,18 @@ def test_the_mirror_of_another_run_is_left_alone(tmp_path: Path) -> None:
     before = content(tmp_path / "mirror")
     told = copy(second, place_at(tmp_path / "mirror"), 900)
     assert told.events == [("unmirrored", {"step": 900, "reason": "the mirror belongs to another run"})]
+    assert content(tmp_path / "mirror") == before
+
+
+def test_the_mirror_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run", 100)
+    copy(run, place_at(tmp_path / "mirror"), 100)
+    index = tmp_path / "mirror" / files.INDEX
+    values = json.loads(index.read_text())
+    index.write_text(json.dumps(values | {"format": values["format"] + 1}))
+    before = content(tmp_path / "mirror")
+    (told,) = copy(run, place_at(tmp_path / "mirror"), 100).events
+    assert "this version of Reelworks reads up to" in told[1]["reason"]
     assert content(tmp_path / "mirror") == before
 
 

@@ -169,3 +169,11 @@ def test_a_metric_from_elsewhere_reads_the_training_clips_and_names_one() -> Non
     using = Settings(training=training_of(grey))
     (found,), _ = measure([Brighter], [MeasuredClip("a", grey[1] + 7)], None, using)
     assert (found.value, found.nearest) == (7.0, {"a": "t1"})
+
+
+def test_a_distance_is_that_of_the_vectors() -> None:
+    """0 of one direction, and 2 of opposite ones."""
+    a, b = np.random.default_rng(0).normal(size=(2, 5, 7))
+    a, b = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (a, b))
+    np.testing.assert_allclose(likeness.distances((a * b).sum(axis=1)), np.linalg.norm(a - b, axis=1))
+    np.testing.assert_allclose(likeness.distances(np.array([1.0, -1.0])), [0, 2])

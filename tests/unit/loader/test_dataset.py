@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,18 @@ def test_held_out_clips_are_the_same_in_every_epoch(folder: Path) -> None:
     assert RecipeData.open(few).held_out().uid.tolist() == held.uid[:1].tolist()
     assignment, _ = data.assignment(0)
     assert (assignment.reason == Reason.HELD_OUT).sum() == 2 * len(held)
+
+
+def test_the_next_epoch_goes_on_from_the_one_before(folder: Path) -> None:
+    """With all that the run has counted, and as often begun again as before."""
+    data = RecipeData.open(files.recipe(folder))
+    spec = data.plan_spec(1, 1)
+    first, skipped = position.next_epoch(data, spec, None, data_restarts=2, first=3)
+    assert (first.key, first.clips, skipped) == ((2, 3, 0), 0, [])
+    done = replace(first, counts=first.counts.add(5, 1, 0, 0), global_step=7)
+    after, skipped = position.next_epoch(data, spec, done)
+    assert (after.key, after.plan_step, after.global_step, after.clips, skipped) == ((2, 4, 0), 0, 7, 5, [])
+    assert (after.counts.planned, after.counts.trained) == (after.plan.planned, 0)
 
 
 def test_plans_are_made_once(folder: Path) -> None:

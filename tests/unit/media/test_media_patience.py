@@ -122,3 +122,17 @@ def test_a_verdict_on_the_file_is_given_at_once(
 def test_which_errors_may_pass(code: int | None, may: bool) -> None:
     assert retry.is_transient(OSError(code, "storage says")) == may
     assert not retry.is_transient(ValueError(code))
+
+
+def test_each_attempt_waits_as_long_as_it_is_told() -> None:
+    """And what ends a wait ends the attempts."""
+    waited: list[float] = []
+
+    def fails() -> None:
+        raise OSError(errno.EIO, "broken")
+
+    with pytest.raises(OSError, match="broken"):
+        retry.with_retries(fails, waits_seconds=(0.5, 2.0), wait=waited.append)
+    assert waited == [0.5, 2.0]
+    with pytest.raises(ZeroDivisionError):
+        retry.with_retries(fails, waits_seconds=(0.5, 2.0), wait=lambda seconds: 1 / 0)

@@ -297,3 +297,14 @@ def test_waiting_of_ranks_is_weighed_by_the_time_that_a_comparison_covers():
     assert found.ms_per_clip == {"480p": 3.0}
     assert [(row.rank, row.host, row.factor, row.times) for row in found.stragglers] == [(1, "there", 1.5, 1)]
     assert run_facts.balance_of_ranks(told()) is None
+
+
+def test_names_of_stages_lie_within_the_plot():
+    """To the right of lines in its left half, to the left of others."""
+    stages = [{"name": name, "step": at} for name, at in (("early", 2), ("late", 7))]
+    starts = [{"kind": "start", "resumed_from": stage["step"], "stage": stage} for stage in stages]
+    lines = plots._resume_lines(told(*starts, *map(step, range(1, 11))))
+    assert [(line["x0"], line["label"]["text"], line["label"]["xanchor"]) for line in lines] == [
+        (2, "early", "left"),
+        (7, "late", "right"),
+    ]

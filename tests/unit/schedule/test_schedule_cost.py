@@ -38,6 +38,10 @@ def test_only_ratios_between_buckets_matter(unit: float, measured_ms: dict[str, 
     assert large / medium == pytest.approx(10, rel=0.01)
 
 
+def test_a_cost_is_the_nearest_whole_number() -> None:
+    assert costs_us(NAMES[:2], TOKENS[:2], CostConfig(), dict(zip(NAMES, (0.1507, 0.2003), strict=False))) == (151, 200)
+
+
 def test_nothing_is_free() -> None:
     """What differs by more than numbers can hold costs at least one."""
     assert costs_us(NAMES, TOKENS, CostConfig(), {"small": 1e-20, "large": 1e7})[0] == 1

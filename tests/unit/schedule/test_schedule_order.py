@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
-from reelworks.data.schedule import plan
+from reelworks.data.schedule import micro_batches, plan
 from reelworks.data.schedule.plan import by_bucket_and_hash
 
 
@@ -53,3 +53,16 @@ def test_many_ties_over_many_blocks(bits: int, monkeypatch: pytest.MonkeyPatch) 
 def test_no_clips_have_an_order() -> None:
     none = np.zeros(0, dtype=np.int64)
     assert len(by_bucket_and_hash(none.astype(np.uint64), none, none, seed=0, epoch=0)) == 0
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 5), st.booleans())
+def test_a_step_that_lacks_a_micro_batch_is_the_last_whatever_its_window(
+    counts: list[int], seed: int, several: bool
+) -> None:
+    bucket = np.repeat(np.arange(len(counts)), counts)
+    window = np.arange(len(bucket))[::-1] // 3 * several
+    sizes, costs = {"micro_batches_per_step": 2, "same_bucket_run": 2}, np.ones(len(bucket), np.int64)
+    steps = micro_batches.group_into_steps(bucket, costs, **sizes, seed=seed, epoch=0, window=window)
+    assert sorted(steps[steps >= 0].tolist()) == list(range(len(bucket)))
+    assert (steps[:-1] >= 0).all()
+    assert (steps[-1] < 0).sum() == len(bucket) % 2
