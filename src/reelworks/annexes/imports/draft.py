@@ -88,17 +88,22 @@ class ImportDraft:
         self.key, self.is_default = key, is_default
         self.numbers = tuple(int(part) for part in key.split(".") if part.isdecimal())
 
+    def numbered(self, key: str) -> str:
+        """Return a key with the first number of the setting's own name in place of the `*` of "dataset.*"."""
+        return key.replace("*", str(self.numbers[0]), 1) if key.startswith("dataset.*") else key
+
     def add(self, lines: Iterable[Line]) -> None:
         """Add lines that come from no setting; those of a key that is there already replace it."""
         for line in lines:
             self._lines[line.table, line.number, line.key] = line
 
     def set(self, key: str, value: Any, why: str | None = None) -> str:
-        """Set a dotted key, such as "dataset.0.path", and return the assignment as text; None is written as "none".
+        """Set a dotted key, such as "dataset.0.path" or "dataset.*.path" of the setting's own number, and return the assignment as text; None is written as "none".
 
         The comment beside it is the name of the setting that is being converted, with its value if that is another one,
         or else `why`.
         """
+        key = self.numbered(key)
         value = toml_none.WORD if value is None else list(value) if isinstance(value, tuple) else value
         place, text = _place(key), toml_writer.literal(value)  # raises TypeError for what TOML cannot hold
         reason = _printable(self._source(value) if why is None else why)
@@ -108,7 +113,7 @@ class ImportDraft:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a dotted key; the default if it was not set."""
-        line = self._lines.get(_place(key))
+        line = self._lines.get(_place(self.numbered(key)))
         return default if line is None else line.value
 
     def remove(self, key: str) -> None:

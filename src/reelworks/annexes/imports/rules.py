@@ -1,13 +1,25 @@
-"""Kinds of rules for a key of another trainer, each of which fills a part of the recipe and tells what became of the key."""
+"""Kinds of rules for a setting of another trainer, and the tables that say which rule each setting has.
+
+Tables are TOML files beside each trainer. A section that is named as a kind of rule lists settings by that kind's one argument, such
+as `[without_meaning]`, where the reasons are; `[rules]` has one setting each: first the kind with its first argument, and then the
+others by their names. `code = "steps"` means the function `_steps` of the trainer, which is a rule itself, or makes one of the
+other arguments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from inspect import isfunction
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.values import flag, is_on, number, number_of, text, whole, whole_of
+from reelworks.core import toml
 
 
 class Fate(StrEnum):
@@ -33,6 +45,40 @@ class ImportedKey:
 
 Outcome = tuple[Fate, str]
 Rule = Callable[[Any, ImportDraft], Outcome]
+_OFF: tuple[Any, ...] = (None, False, 0, "", [])
+
+
+def table(folder: str, name: str) -> dict[str, Any]:
+    """Return the table of this name in a trainer's folder."""
+    return toml.parse((Path(__file__).parent / folder / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return defaults as a table has them, in which "none" stands for None."""
+    return {key: None if value == "none" else value for key, value in given.items()}
+
+
+def read(folder: str, name: str, *modules: ModuleType) -> dict[str, Rule]:
+    """Return the rules of a table by setting; `code` in it means functions of some modules."""
+    code = {key.lstrip("_"): value for module in modules for key, value in vars(module).items() if isfunction(value)}
+    content = table(folder, name)
+    found: dict[str, Rule] = {}
+
+    def made(spec: Mapping[str, Any]) -> Rule:
+        (kind, first), *rest = spec.items()
+        more = {key: made(value) if key == "rule" else value for key, value in rest}
+        if kind == "code":
+            rule: Rule = code[first](**more) if more else code[first]
+            return rule
+        if kind == "impossible" and not more and "off" in content:
+            more = {"unless": content["off"], "null": True}
+        rule = _KINDS[kind](first, **more)
+        return rule
+
+    for kind in content.keys() - {"off", "rules"}:
+        for first, settings in content[kind].items():
+            found |= dict.fromkeys(settings, made({kind: first}))
+    return found | {setting: made(spec) for setting, spec in content.get("rules", {}).items()}
 
 
 def to(target: str, none: Any = None) -> Rule:
@@ -40,11 +86,7 @@ def to(target: str, none: Any = None) -> Rule:
 
     In a target, `*` stands for the number in the key's own name, such as that of a dataset.
     """
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        return Fate.TAKEN, draft.set(numbered(target, draft), none if none is not None and not value else value)
-
-    return handle
+    return lambda value, draft: (Fate.TAKEN, draft.set(target, none if none is not None and not value else value))
 
 
 def by_name(target: str, names: Mapping[Any, Any], otherwise: Any, why: str) -> Rule:
@@ -52,19 +94,16 @@ def by_name(target: str, names: Mapping[Any, Any], otherwise: Any, why: str) -> 
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
         if isinstance(value, str | bool | int | float | None) and value in names:
-            return Fate.TAKEN, draft.set(numbered(target, draft), names[value])
-        return Fate.NOT_POSSIBLE, f"{why}; {draft.set(numbered(target, draft), otherwise)} replaces it"
+            return Fate.TAKEN, draft.set(target, names[value])
+        return Fate.NOT_POSSIBLE, f"{why}; {draft.set(target, otherwise)} replaces it"
 
     return handle
 
 
-def only(accepted: tuple[Any, ...], as_here: str, else_: str) -> Rule:
-    """Report `as_here` for values that match the fixed behaviour, and `else_` for others."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        return (Fate.DEFAULT, as_here) if value in accepted else (Fate.NOT_POSSIBLE, else_)
-
-    return handle
+def only(accepted: Sequence[Any], here: str, other: str, *, null: bool = False) -> Rule:
+    """Report `here` for values that match the fixed behaviour, and `other` for others."""
+    known = [*accepted, *([None] if null else [])]
+    return lambda value, draft: (Fate.DEFAULT, here) if value in known else (Fate.NOT_POSSIBLE, other)
 
 
 def without_meaning(why: str) -> Rule:
@@ -77,24 +116,145 @@ def read_with(key: str) -> Rule:
     return without_meaning(f"read with {key}")
 
 
-def switch(target: str, value: Any) -> Rule:
+def taken(remark: str) -> Rule:
+    """Report a key that is taken with others."""
+    return lambda value, draft: (Fate.TAKEN, remark)
+
+
+def together(name: str) -> Rule:
+    """Report a setting that is read with another one, whose line tells what both are."""
+    return taken(f"together with {name}")
+
+
+def to_fill_in(remark: str) -> Rule:
+    """Report a value that only the user knows."""
+    return lambda value, draft: (Fate.TO_FILL_IN, remark)
+
+
+def switched(on: str, off: str) -> Rule:
+    """Report a switch that says what is read of the config."""
+    return lambda value, draft: (Fate.TAKEN, on if value else off)
+
+
+def told_if_on(remark: str) -> Rule:
+    """Report a switch that is read with other keys, if it is on."""
+    return lambda value, draft: (Fate.TAKEN, remark) if value else (Fate.DEFAULT, "off")
+
+
+def set_if_on(target: str, value: Any) -> Rule:
     """Set a key to a value if the switch is on."""
-
-    def handle(own: Any, draft: ImportDraft) -> Outcome:
-        return (Fate.TAKEN, draft.set(numbered(target, draft), value)) if own else (Fate.DEFAULT, "off")
-
-    return handle
+    return lambda own, draft: (Fate.TAKEN, draft.set(target, value)) if own else (Fate.DEFAULT, "off")
 
 
-def impossible(what_to_do: str, unless: tuple[Any, ...] = (None, False, 0, "", [])) -> Rule:
+def if_given(target: str, otherwise: str, *, number: bool = False) -> Rule:
+    """Copy a text, or a number, if there is one."""
+    kind = float if number else str
+    return lambda value, draft: (Fate.TAKEN, draft.set(target, kind(value))) if value else (Fate.DEFAULT, otherwise)
+
+
+def guidance(target: str) -> Rule:
+    """Copy a guidance scale; less than 1 is none."""
+    return lambda value, draft: (Fate.TAKEN, draft.set(target, max(float(value), 1.0)))
+
+
+def impossible(what_to_do: str, unless: Sequence[Any] | None = None, *, null: bool = False) -> Rule:
     """Report a feature that is not there, with what to do instead, unless it is off."""
+    off = _OFF if unless is None else [*unless, *([None] if null else [])]
+    return lambda value, draft: (Fate.DEFAULT, "off") if value in off else (Fate.NOT_POSSIBLE, what_to_do)
+
+
+def amount(target: str, low: float = 0.0, high: float = math.inf, none: Any = None) -> Rule:
+    """Take a number within a range; None and 0 become `none` if that is given."""
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
-        return (Fate.DEFAULT, "off") if value in unless else (Fate.NOT_POSSIBLE, what_to_do)
+        taken = none if none is not None and value in (None, 0) else number(value, low, high)
+        return Fate.TAKEN, draft.set(target, taken)
 
     return handle
 
 
-def numbered(target: str, draft: ImportDraft) -> str:
-    """Return a target with the first number of the key's own name in place of `*`."""
-    return target.replace("*", str(draft.numbers[0])) if "*" in target else target
+def count(target: str, low: int = 1, none: Any = None) -> Rule:
+    """Take a whole number, likewise."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        taken = none if none is not None and value in (None, 0) else whole(value, low)
+        return Fate.TAKEN, draft.set(target, taken)
+
+    return handle
+
+
+def switch(target: str, on: Any = True, off: Any = False) -> Rule:
+    """Take a switch, which is `on` or `off` here."""
+    return lambda value, draft: (Fate.TAKEN, draft.set(target, on if flag(value) else off))
+
+
+def passes(target: str) -> Rule:
+    """Take the passes over the data, without which a recipe has no end unless it has steps."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        try:
+            return Fate.TAKEN, draft.set(target, whole(value))
+        except (TypeError, ValueError):
+            return Fate.TO_FILL_IN, f"set the passes over the data: {draft.set(target, 1, 'to fill in')}"
+
+    return handle
+
+
+def place(target: str) -> Rule:
+    """Take a path or an address; without one, nothing is set."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        return (Fate.DEFAULT, "none") if value in (None, "") else (Fate.TAKEN, draft.set(target, text(value)))
+
+    return handle
+
+
+def within(target: str, least: float = 0, most: float = math.inf, *, above: bool = False, whole: bool = False) -> Rule:
+    """Copy a number within bounds, `above` the lowest if that is not one of them; others are not possible."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        found = whole_of(value) if whole else number_of(value)
+        if not least <= found <= most or (above and found == least):
+            return Fate.NOT_POSSIBLE, f"{draft.numbered(target)} takes no such number, and keeps its default"
+        return Fate.TAKEN, draft.set(target, found)
+
+    return handle
+
+
+def counted(target: str) -> Rule:
+    """Copy a whole number from 1; none is set for None and 0."""
+    copy = within(target, 1, whole=True)
+    return lambda value, draft: (Fate.DEFAULT, "not set") if value in (None, 0, "") else copy(value, draft)
+
+
+def turned(target: str, on: Any = True, off: Any = None) -> Rule:
+    """Set a value for a switch that is on in any spelling, and another one, if it has one, for one that is off."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        if is_on(value):
+            return Fate.TAKEN, draft.set(target, on)
+        return (Fate.DEFAULT, "off") if off is None else (Fate.TAKEN, draft.set(target, off))
+
+    return handle
+
+
+def word(target: str) -> Rule:
+    """Copy a text, also one that is a number; an empty one is not set."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        if value in (None, ""):
+            return Fate.DEFAULT, "not set"
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise TypeError
+        return Fate.TAKEN, draft.set(target, str(value))
+
+    return handle
+
+
+_KINDS: dict[str, Callable[..., Rule]] = {
+    kind.__name__: kind
+    for kind in (
+        *(to, by_name, only, without_meaning, read_with, taken, together, to_fill_in, switched, told_if_on, set_if_on),
+        *(if_given, guidance, impossible, amount, count, switch, passes, place, within, counted, turned, word),
+    )
+}

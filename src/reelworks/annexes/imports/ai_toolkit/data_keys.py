@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from reelworks.annexes.imports import datasets, rules, sizes
-from reelworks.annexes.imports.ai_toolkit import train_keys
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.annexes.imports.sizes import Sizes
@@ -83,14 +82,14 @@ def _extension(value: Any, draft: ImportDraft) -> Outcome:
 
 def _default_caption(value: Any, draft: ImportDraft) -> Outcome:
     text = value if isinstance(value, str) else ""
-    return Fate.TAKEN, draft.set(f"dataset.{draft.numbers[0]}.missing_caption", text)
+    return Fate.TAKEN, draft.set("dataset.*.missing_caption", text)
 
 
 def _trigger(value: Any, draft: ImportDraft) -> Outcome:
     if not isinstance(value, str) or not value.strip():
         if not draft.numbers or draft.settings.get("trigger_word"):
             return Fate.DEFAULT, "none"
-        return Fate.TAKEN, f"{draft.set(f'dataset.{draft.numbers[0]}.trigger', '')}: [trigger] and [name] are taken out"
+        return Fate.TAKEN, f"{draft.set('dataset.*.trigger', '')}: [trigger] and [name] are taken out"
     mine = draft.numbers[:1] or tuple(
         number
         for number in range(draft.settings.count("datasets"))
@@ -105,7 +104,7 @@ def _trigger(value: Any, draft: ImportDraft) -> Outcome:
 def _kept(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.get(f"datasets.{draft.numbers[0]}.shuffle_tokens") is True:
         return Fate.NO_MEANING, "shuffle_tokens puts all tags into another order"
-    return Fate.TAKEN, draft.set(f"dataset.{draft.numbers[0]}.keep_tags", int(value or 0))
+    return Fate.TAKEN, draft.set("dataset.*.keep_tags", int(value or 0))
 
 
 def _control(value: Any, draft: ImportDraft) -> Outcome:
@@ -214,7 +213,7 @@ def _sound(value: Any, draft: ImportDraft) -> Outcome:
 def _masks(value: Any, draft: ImportDraft) -> Outcome:
     if not value:
         return Fate.DEFAULT, "none"
-    return Fate.TAKEN, draft.set(f"dataset.{draft.numbers[0]}.loss_mask", str(value))
+    return Fate.TAKEN, draft.set("dataset.*.loss_mask", str(value))
 
 
 def _of_masks(what_to_do: str) -> Rule:
@@ -239,7 +238,7 @@ def _mirrored(value: Any, draft: ImportDraft) -> Outcome:
     _, remark = _uses(draft, draft.numbers[0])
     return (
         Fate.TAKEN,
-        f"{draft.set(f'dataset.{draft.numbers[0]}.flip', 0.5)}, {remark}: ai-toolkit adds a mirrored copy of each",
+        f"{draft.set('dataset.*.flip', 0.5)}, {remark}: ai-toolkit adds a mirrored copy of each",
     )
 
 
@@ -252,103 +251,7 @@ def _regularises(value: Any, draft: ImportDraft) -> Outcome:
     )
 
 
-_AUGMENTED = "set dataset.jitter_brightness, jitter_contrast, jitter_saturation, jitter_hue or rotate_degrees"
-
-_ADAPTER = "adapters of this kind (IP-Adapter, ControlNet, T2I) are not trained: leave it out"
-_STORE = ("encode.store", True)
-
-RULES: dict[str, Rule] = {
-    "datasets.*.folder_path": _folder,
-    "datasets.*.dataset_path": _folder,
-    "datasets.*.type": rules.only(("image",), "pictures and videos", "this kind of dataset is not there"),
-    "datasets.*.batch_size": rules.impossible("batch sizes belong to [[bucket]]s: set batch_size there"),
-    "datasets.*.default_caption": _default_caption,
-    "datasets.*.trigger_word": _trigger,
-    "trigger_word": _trigger,
-    "datasets.*.caption_ext": _extension,
-    "datasets.*.caption_type": _extension,
-    "datasets.*.random_triggers": rules.impossible("write the words into the captions"),
-    "datasets.*.random_triggers_max": rules.without_meaning("it belongs to random_triggers"),
-    "datasets.*.resolution": _resolution,
-    "datasets.*.num_repeats": _repeats,
-    "datasets.*.num_frames": _num_frames,
-    "datasets.*.auto_frame_count": lambda value, draft: (
-        (Fate.TAKEN, "[[bucket]] num_frames: each clip goes to the longest that it fills")
-        if value
-        else (Fate.DEFAULT, "off")
-    ),
-    "datasets.*.shrink_video_to_frames": rules.read_with("num_frames"),
-    "datasets.*.trim_auto_frame_count_tail": rules.without_meaning("the rest of a clip is cut away"),
-    "datasets.*.fps": _rate,
-    "datasets.*.do_i2v": _first_frame,
-    "datasets.*.do_audio": _sound,
-    "datasets.*.audio_preserve_pitch": rules.without_meaning("sound is not stretched"),
-    "datasets.*.audio_normalize": rules.impossible("sound keeps its volume"),
-    "datasets.*.caption_dropout_rate": _dropout,
-    "datasets.*.token_dropout_rate": rules.to("dataset.*.tag_dropout", none=0.0),
-    "datasets.*.shuffle_tokens": rules.to("dataset.*.shuffle_tags", none=False),
-    "datasets.*.keep_tokens": _kept,
-    "datasets.*.use_short_captions": rules.impossible("captions.txt has one caption: write the short one there"),
-    "datasets.*.replacements": rules.impossible("change the caption files"),
-    "datasets.*.flip_x": _mirrored,
-    "datasets.*.flip_y": rules.impossible("clips are not turned upside down"),
-    "datasets.*.random_crop": _any_flag("random_crop", "data.crop", "random"),
-    "datasets.*.random_scale": rules.impossible('sizes are not drawn; data.crop = "random" draws the part of a frame'),
-    "datasets.*.square_crop": _square,
-    "datasets.*.scale": rules.only(
-        (1, 1.0), "as the files are", "clips are not resized before buckets: resize the files"
-    ),
-    "datasets.*.buckets": rules.only((True,), "always", "clips always go to buckets"),
-    "datasets.*.bucket_tolerance": rules.without_meaning("the model fixes the multiple, there too"),
-    "datasets.*.is_reg": _regularises,
-    "datasets.*.prior_reg": rules.to("dataset.*.prior_prediction", none=False),
-    "datasets.*.network_weight": rules.only((1, 1.0), "1", "the LoRA has the same weight for all clips"),
-    "datasets.*.loss_multiplier": rules.only((1, 1.0), "1", "set dataset.repeats instead: 2 for twice the weight"),
-    "datasets.*.augments": rules.impossible(_AUGMENTED),
-    "datasets.*.augmentations": rules.impossible(_AUGMENTED),
-    "datasets.*.augmentations.*": rules.impossible(_AUGMENTED, ()),
-    "datasets.*.shuffle_augmentations": rules.without_meaning("each draw is independent"),
-    "datasets.*.control_path": _control,
-    **{f"datasets.*.control_path_{number}": _control for number in (1, 2, 3)},
-    "datasets.*.control_from_same_folder": rules.impossible("give a folder of sources, with the names of the clips"),
-    "datasets.*.num_controls_from_same_folder": rules.without_meaning("it belongs to control_from_same_folder"),
-    "datasets.*.control_transparent_color": rules.without_meaning("data.alpha_color is the background of all pictures"),
-    "datasets.*.full_size_control_images": rules.without_meaning("sources have the size of their clip's bucket"),
-    "datasets.*.replay_transforms": rules.without_meaning("sources are always cropped and flipped with their clip"),
-    "datasets.*.inpaint_path": rules.impossible("set dataset.mask for a model that takes one (VACE)"),
-    "datasets.*.alpha_mask": rules.impossible(
-        "write the alpha channels as pictures into a folder, and set dataset.loss_mask"
-    ),
-    "datasets.*.mask_path": _masks,
-    "datasets.*.invert_mask": _of_masks("invert the files of dataset.loss_mask"),
-    "datasets.*.mask_min_value": _of_masks("black areas of dataset.loss_mask do not count: make them grey"),
-    "datasets.*.unconditional_path": rules.impossible(train_keys.OTHER_LOSS),
-    "datasets.*.guidance_type": rules.without_meaning("it belongs to unconditional_path"),
-    "datasets.*.poi": rules.impossible("it is no longer there in ai-toolkit either"),
-    "datasets.*.clip_image_path": rules.impossible(_ADAPTER),
-    "datasets.*.clip_image_from_same_folder": rules.impossible(_ADAPTER),
-    "datasets.*.clip_image_augmentations": rules.impossible(_ADAPTER),
-    "datasets.*.clip_image_shuffle_augmentations": rules.without_meaning("it belongs to clip_image_path"),
-    "datasets.*.controls": rules.impossible("make the control pictures once, and set dataset.control"),
-    "datasets.*.extra_values": rules.impossible("it is not there"),
-    "datasets.*.standardize_images": rules.impossible("pixels are normalised as the autoencoder expects"),
-    "datasets.*.cache_latents": _any_flag("cache_latents", *_STORE),
-    "datasets.*.cache_latents_to_disk": _any_flag("cache_latents_to_disk", *_STORE),
-    "datasets.*.cache_text_embeddings": _any_flag("cache_text_embeddings", *_STORE),
-    "datasets.*.cache_tensors_to_disk": rules.without_meaning(
-        "frames are decoded from the files, or stored as latents"
-    ),
-    "datasets.*.cache_clip_vision_to_disk": rules.without_meaning("encode.store stores these too"),
-    "datasets.*.load_image_when_caching_latents": rules.without_meaning("no step needs the pixels then"),
-    "datasets.*.num_workers": lambda value, draft: (
-        (Fate.TAKEN, draft.set("data.num_workers", value))
-        if draft.numbers[0] == 0
-        else (Fate.NO_MEANING, "that of the first dataset")
-    ),
-    "datasets.*.prefetch_factor": rules.without_meaning("data.prefetch_bytes decides"),
-    "datasets.*.cache_latents_num_workers": rules.without_meaning("data.num_workers decides"),
-    "datasets.*.fast_image_size": rules.without_meaning("sizes are read exactly"),
-    "datasets.*.debug": rules.without_meaning("`reelworks contact-sheet` shows the frames"),
-    "datasets.*.diff_output_preservation": rules.impossible(train_keys.PRIOR),
-    "datasets.*.diff_output_preservation_class": rules.without_meaning("it belongs to diff_output_preservation"),
-}
+def _num_workers(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.numbers[0] != 0:
+        return Fate.NO_MEANING, "that of the first dataset"
+    return Fate.TAKEN, draft.set("data.num_workers", value)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.ai_toolkit import data_keys, model_keys, run_keys, train_keys
 from reelworks.annexes.imports.draft import FormerSettings
-from reelworks.annexes.imports.rules import Rule
 
 _DEFAULTS: dict[str, Any] = {
     "save.save_every": 1000,
@@ -40,7 +40,7 @@ FIRST = (
     "sample.samples.*.prompt",
 )
 
-RULES: dict[str, Rule] = {**run_keys.RULES, **model_keys.RULES, **data_keys.RULES, **train_keys.RULES}
+RULES = rules.read("ai_toolkit", "keys", run_keys, model_keys, data_keys, train_keys)
 # A whole table may be null.
 RULES |= {name[:-2]: rule for name, rule in RULES.items() if name.endswith(".*") and name[:-2] not in RULES}
 

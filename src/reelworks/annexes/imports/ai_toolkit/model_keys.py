@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from reelworks.annexes.imports import rules
-from reelworks.annexes.imports.ai_toolkit import models, train_keys
+from reelworks.annexes.imports.ai_toolkit import models
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 
 _BITS = {"8": "float8", "4": "nf4", "3": "nf4", "2": "nf4", "5": "float8", "6": "float8", "7": "float8"}
 
@@ -79,10 +78,6 @@ def _layers(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, f"{draft.set('lora.targets', targets)}: complete names of layers, or their last parts"
 
 
-def _from_lora(value: Any, draft: ImportDraft) -> Outcome:
-    return (Fate.TAKEN, draft.set("lora.weights", str(value))) if value else (Fate.DEFAULT, "none")
-
-
 def _quantised(value: Any, draft: ImportDraft) -> Outcome:
     if not value:
         return Fate.DEFAULT, "off"
@@ -103,10 +98,6 @@ def _quantised(value: Any, draft: ImportDraft) -> Outcome:
     )
 
 
-def _offloaded(value: Any, draft: ImportDraft) -> Outcome:
-    return (Fate.TAKEN, draft.set("parallel.offload", True)) if value else (Fate.DEFAULT, "off")
-
-
 def _experts(value: Any, draft: ImportDraft) -> Outcome:
     high, low = (draft.settings.get(f"model.model_kwargs.train_{which}_noise", True) for which in ("high", "low"))
     if draft.get("model.experts") is None:
@@ -121,137 +112,21 @@ def _weights_named(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, f'model.name = "{draft.get("model.name")}", model.weights = "{weights}"'
 
 
-def _component(target: str) -> Rule:
-    return lambda value, draft: (
-        (Fate.TAKEN, draft.set(target, str(value))) if value else (Fate.DEFAULT, "the release's own")
-    )
-
-
 def has_network(settings: FormerSettings) -> bool:
     """Whether a LoRA is trained, and not all weights."""
     return any(key == "network" or key.startswith("network.") for key in settings.values)
 
 
-RULES: dict[str, Rule] = {
-    "network": rules.impossible("give it the rank, as in linear: 16"),
-    "network.type": _network,
-    "network.rank": _rank,
-    "network.linear": _rank,
-    "network.alpha": _alpha,
-    "network.linear_alpha": _alpha,
-    "network.conv": _convolutions,
-    "network.conv_alpha": rules.without_meaning("convolutions are not adapted"),
-    "network.dropout": rules.to("lora.dropout", none=0.0),
-    "network.network_kwargs.only_if_contains": _layers,
-    "network.network_kwargs.ignore_if_contains": _layers,
-    "network.network_kwargs.*": rules.impossible("it is not there: leave it out"),
-    "network.network_kwargs": rules.without_meaning("empty"),
-    "network.lorm.*": rules.impossible("LoRM is not there"),
-    "network.transformer_only": rules.only(
-        (True,), "layers of the blocks", "layers outside the blocks are not adapted"
-    ),
-    "network.lokr_full_rank": rules.read_with("network.type"),
-    "network.lokr_factor": _factor,
-    "network.old_lokr_format": rules.without_meaning("exports.formats decides on the file"),
-    "network.split_multistage_loras": rules.without_meaning("each network of a pair has its own file"),
-    "network.layer_offloading": rules.impossible("the LoRA stays on the GPU"),
-    "network.pretrained_lora_path": _from_lora,
-    "network.all_layers": rules.impossible("norms and embeddings are not trained with a LoRA"),
-    "model.arch": lambda value, draft: (Fate.TAKEN, f'model.name = "{draft.get("model.name")}"'),
-    "model.name_or_path": _weights_named,
-    **{
-        f"model.{switch}": lambda value, draft: (
-            (Fate.TAKEN, f'model.name = "{draft.get("model.name")}"') if value else (Fate.DEFAULT, "off")
-        )
-        for switch in (
-            *(
-                "is_v2",
-                "is_v3",
-                "is_xl",
-                "is_pixart",
-                "is_pixart_sigma",
-                "is_auraflow",
-                "is_flux",
-                "is_lumina2",
-                "is_vega",
-            ),
-            "is_ssd",
-        )
-    },
-    "model.is_v_pred": lambda value, draft: (
-        (Fate.TAKEN, draft.set("objective.name", "v-prediction")) if value else (Fate.DEFAULT, "off")
-    ),
-    "model.dtype": rules.without_meaning("train.dtype decides, there too"),
-    "model.vae_path": _component("autoencoder.weights"),
-    "model.te_name_or_path": _component("text_encoder.weights"),
-    "model.extras_name_or_path": lambda value, draft: (
-        (Fate.TAKEN, f"{draft.set('autoencoder.weights', str(value))}, {draft.set('text_encoder.weights', str(value))}")
-        if value
-        else (Fate.DEFAULT, "the release's own")
-    ),
-    "model.unet_path": rules.impossible("point model.weights to the file of the denoiser"),
-    "model.unet_sample_size": rules.without_meaning("sizes come from [[bucket]]s"),
-    "model.refiner_name_or_path": rules.impossible("there is no refiner"),
-    "model.refiner_start_at": rules.without_meaning("there is no refiner"),
-    "model.lora_path": rules.impossible("merge that LoRA into the weights, and point model.weights to them"),
-    "model.assistant_lora_path": lambda value, draft: (
-        (Fate.TAKEN, draft.set("lora.training_adapter", str(value))) if value else (Fate.DEFAULT, "none")
-    ),
-    "model.inference_lora_path": rules.impossible(
-        "previews have the trained LoRA alone; samples.model shows it on another base"
-    ),
-    "model.unconditional_lora_path": rules.impossible(train_keys.OTHER_LOSS),
-    "model.latent_space_version": rules.without_meaning("stored latents are found by their request"),
-    "model.use_flux_cfg": rules.impossible(train_keys.OTHER_LOSS),
-    "model.use_text_encoder_1": rules.only((True,), "all text encoders", "all text encoders are used"),
-    "model.use_text_encoder_2": rules.only((True,), "all text encoders", "all text encoders are used"),
-    "model.experimental_xl": rules.without_meaning("the weights decide"),
-    "model.text_encoder_bits": rules.only((16,), "16", "set encode.store, which needs no text encoder in memory"),
-    "model.quantize": _quantised,
-    "model.qtype": rules.read_with("model.quantize"),
-    "model.quantize_te": rules.impossible(
-        'text encoders are not quantised: set encode.store = true or text_encoder.device = "cpu" to save memory'
-    ),
-    "model.qtype_te": rules.without_meaning("text encoders are not quantised"),
-    "model.quantize_kwargs.*": rules.impossible("the linear layers of all blocks are quantised"),
-    "model.quantize_kwargs": rules.without_meaning("empty"),
-    "model.accuracy_recovery_adapter": rules.impossible("weights are quantised without such an adapter"),
-    "model.low_vram": rules.without_meaning(
-        "weights are quantised on their way to the GPU; parallel.offload saves more"
-    ),
-    "model.auto_memory": _offloaded,
-    "model.layer_offloading": _offloaded,
-    "model.layer_offloading_transformer_percent": rules.without_meaning("parallel.offload is for all blocks"),
-    "model.layer_offloading_text_encoder_percent": rules.without_meaning(
-        'text_encoder.device = "cpu" is for all of it'
-    ),
-    "model.attn_masking": rules.impossible("the padding of captions is not masked, as in the release"),
-    "model.ignore_if_contains": rules.impossible("all layers are trained, or those of lora.targets"),
-    "model.only_if_contains": rules.impossible("all layers are trained, or those of lora.targets"),
-    "model.split_model_over_gpus": rules.impossible(
-        'parallel.strategy = "fsdp" with torchrun shares weights between GPUs'
-    ),
-    "model.split_model_other_module_param_count_scale": rules.without_meaning("it belongs to split_model_over_gpus"),
-    "model.compile": rules.to("train.compile", none=False),
-    "model.block_compile": rules.without_meaning("train.compile compiles blocks"),
-    "model.compile_mode": rules.without_meaning("train.compile_backend decides"),
-    "model.compile_fullgraph": rules.without_meaning("blocks are compiled as whole graphs where they can be"),
-    "model.compile_dynamic": rules.without_meaning("train.compile_graphs limits the number of graphs"),
-    "model.cache_size_limit": rules.without_meaning("train.compile_graphs limits the number of graphs"),
-    "model.model_kwargs.train_high_noise": _experts,
-    "model.model_kwargs.train_low_noise": _experts,
-    "model.model_kwargs.match_target_res": rules.without_meaning("sources have the size of their clip's bucket"),
-    "model.model_kwargs.*": rules.impossible("it is not there"),
-    "model.model_kwargs": rules.without_meaning("empty"),
-    "model.model_paths.*": rules.impossible(
-        "point model.weights, autoencoder.weights and text_encoder.weights to the files"
-    ),
-    "model.model_paths": rules.without_meaning("empty"),
-    "model.in_context": rules.impossible("set dataset.source for a model that takes it"),
-    "model.vae_device": rules.without_meaning("encode.store leaves the autoencoder out of memory"),
-    "model.vae_dtype": rules.by_name("autoencoder.dtype", train_keys.DTYPES, "float32", "this dtype is not there"),
-    "model.te_device": rules.by_name(
-        "text_encoder.device", {"cpu": "cpu"}, "auto", "it is on the model's device, or on the CPU"
-    ),
-    "model.te_dtype": rules.without_meaning("text encoders compute as in their release"),
-}
+def _chosen(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, f'model.name = "{draft.get("model.name")}"'
+
+
+def _chosen_by_switch(value: Any, draft: ImportDraft) -> Outcome:
+    return _chosen(value, draft) if value else (Fate.DEFAULT, "off")
+
+
+def _extras(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "the release's own"
+    parts = [draft.set(f"{part}.weights", str(value)) for part in ("autoencoder", "text_encoder")]
+    return Fate.TAKEN, ", ".join(parts)

@@ -16,7 +16,6 @@ from reelworks.annexes.imports.draft import FormerSettings
 _MOST_BUCKETS = 1000
 _DIGITS = 3  # to which aspect ratios and sides are rounded
 # Settings that fix the buckets, beside resolutions.
-SHAPES = ("enable_ar_bucket", "min_ar", "max_ar", "num_ar_buckets", "ar_buckets", "frame_buckets", "size_buckets")
 
 
 @dataclass(frozen=True)

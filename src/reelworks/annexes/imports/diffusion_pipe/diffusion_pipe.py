@@ -6,9 +6,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from reelworks.annexes.imports import datasets, settle
+from reelworks.annexes.imports import datasets, rules, settle
 from reelworks.annexes.imports.captions import Beside, FormerCaption
-from reelworks.annexes.imports.diffusion_pipe import buckets, clips, data, keys, models, objective, optimizer
+from reelworks.annexes.imports.diffusion_pipe import (
+    buckets,
+    clips,
+    data,
+    directories,
+    keys,
+    models,
+    objective,
+    optimizer,
+)
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile, existing, flatten, parse_arguments, plain
 from reelworks.annexes.imports.rules import Fate, ImportedKey
@@ -17,6 +26,7 @@ from reelworks.annexes.imports.trainer import FormerBuckets, convert_by_rules
 from reelworks.core.errors import UserError
 
 _PLACEHOLDER = "data"
+_RULES = rules.read("diffusion_pipe", "keys", keys, optimizer, objective, directories)
 
 
 @final
@@ -78,7 +88,7 @@ DIFFUSION_PIPE = _DiffusionPipe()
 
 
 def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
-    yield from convert_by_rules(draft, keys.RULES, _defaults(draft), keys.FIRST)
+    yield from convert_by_rules(draft, _RULES, _defaults(draft), keys.FIRST)
     draft.begin("directory")
     count = draft.settings.count("directory")
     if not count:
@@ -86,8 +96,7 @@ def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
         remark = f"the dataset TOML was not found: give it too, or --data DIR in place of the placeholder {placeholder}"
         yield ImportedKey("dataset", draft.settings.get("dataset"), Fate.TO_FILL_IN, remark)
     try:
-        directories = data.directories(draft.settings)
-        if remark := buckets.fill(draft, directories):
+        if remark := buckets.fill(draft, data.directories(draft.settings)):
             given = [
                 key for key in draft.settings.values if key.rpartition(".")[2] in ("frame_buckets", "size_buckets")
             ]

@@ -7,19 +7,14 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from reelworks.annexes.imports import datasets, rules, values
-from reelworks.annexes.imports.diffusion_pipe import data, directories, models, objective, optimizer
+from reelworks.annexes.imports.diffusion_pipe import data, models, objective
 from reelworks.annexes.imports.diffusion_pipe.models import DiffusionPipeModel
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.annexes.imports.trainer import choose_model, find_model
-from reelworks.core.toml_none import WORD as NONE
 from reelworks.models import registry
 
-_OF_RELEASE = rules.without_meaning("the autoencoder and text encoder of the release are taken")
-_SPEED = rules.without_meaning("it only affects speed and memory")
-_NO_VALIDATION = rules.without_meaning("there are no evaluation datasets here")
 _DTYPES = {"bfloat16": "bfloat16", "float32": "float32"}
-_SAVED = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
 _BASES = {
     "float8": "float8",
     "float8_e4m3fn": "float8",
@@ -235,100 +230,5 @@ def _stages(value: Any, draft: ImportDraft) -> Outcome:
     )
 
 
-_EVALUATION = rules.impossible(
-    "clips are held out of the datasets: set validation.split, and add this dataset's directories if they may be trained"
-)
-
-
-RULES: dict[str, Rule] = {
-    "output_dir": _output,
-    "dataset": rules.without_meaning("it is read too"),
-    "eval_datasets": _EVALUATION,
-    "eval_datasets.*": _EVALUATION,
-    "max_steps": values.count("train.max_steps"),
-    "pipeline_stages": _stages,
-    "gradient_accumulation_steps": values.count("train.gradient_accumulation_steps"),
-    "gradient_clipping": values.amount("train.max_grad_norm", none=NONE),
-    "warmup_steps": values.count("train.warmup_steps", 0),
-    "blocks_to_swap": _swap,
-    "pseudo_huber_c": rules.impossible("the trainer does not read it; for a Huber loss set objective.loss"),
-    **dict.fromkeys(("eval_every_n_epochs", "eval_every_n_steps", "eval_every_n_examples"), _NO_VALIDATION),
-    **dict.fromkeys(("eval_before_first_step", "eval_gradient_accumulation_steps"), _NO_VALIDATION),
-    **dict.fromkeys(("eval_micro_batch_size_per_gpu", "eval_image_micro_batch_size_per_gpu"), _NO_VALIDATION),
-    **dict.fromkeys(("image_eval_micro_batch_size_per_gpu", "disable_block_swap_for_eval"), _NO_VALIDATION),
-    "save_every_n_epochs": _save_epochs,
-    "save_every_n_steps": values.count("checkpoints.every_steps"),
-    "save_every_n_examples": _save_examples,
-    "checkpoint_every_n_epochs": _checkpoint_epochs,
-    "checkpoint_every_n_minutes": values.amount("checkpoints.every_minutes", 1e-3),
-    "activation_checkpointing": _checkpointing,
-    **dict.fromkeys(("reentrant_activation_checkpointing", "caching_batch_size", "map_num_proc"), _SPEED),
-    **dict.fromkeys(("partition_method", "partition_split"), rules.without_meaning("a model is not split into stages")),
-    "save_dtype": rules.by_name("exports.dtype", _SAVED, "bfloat16", "exports have no such dtype"),
-    "compile": values.switch("train.compile"),
-    **dict.fromkeys(("steps_per_print", "logging_steps"), rules.without_meaning("train.log_every is for the terminal")),
-    "video_clip_mode": _clip_mode,
-    "x_axis_examples": rules.without_meaning("curves have steps"),
-    **dict.fromkeys(("resume_from_checkpoint", "regenerate_cache"), rules.without_meaning("a run resumes by itself")),
-    "uncond_fraction": values.amount("objective.caption_dropout", 0, 1),
-    "model.type": _model_type,
-    "model.dtype": _dtype,
-    **dict.fromkeys(("model.transformer_dtype", "model.diffusion_model_dtype"), _base),
-    "model.guidance": rules.only((1, 1.0), "as here", "networks with guidance as an input are trained at 1"),
-    "model.lumina_shift": rules.without_meaning("it belongs to another model"),
-    **dict.fromkeys((f"model.{key}" for key in ("transformer_path", "diffusion_model", "single_file_path")), _weights),
-    **dict.fromkeys((f"model.{key}" for key in ("checkpoint_path", "ckpt_path", "diffusers_path")), _weights),
-    **dict.fromkeys((f"model.{key}" for key in ("vae", "vae_path", "llm_path", "clip_path", "t5_path")), _OF_RELEASE),
-    **dict.fromkeys(
-        (f"model.{key}" for key in ("byt5_path", "llama3_path", "text_encoder", "text_encoder_path")), _OF_RELEASE
-    ),
-    **dict.fromkeys(("model.text_encoders.*", "model.llama3_4bit", "model.text_encoder_nf4"), _OF_RELEASE),
-    **dict.fromkeys(("model.text_encoder_fp8", "model.cache_text_embeddings"), _SPEED),
-    "model.audio_vae": rules.impossible("sound is not trained by this model: --model minimax-h3-sound trains it"),
-    **dict.fromkeys(("model.max_sequence_length", "model.max_llama3_sequence_length"), _OF_RELEASE),
-    "model.bypass_guidance_embedding": rules.impossible("guidance stays an input of the network"),
-    "model.unet_lr": values.amount("train.learning_rate", 1e-300),
-    "model.llm_adapter_path": _OF_RELEASE,
-    "model.multiscale_loss_weight": rules.impossible("the loss has one scale"),
-    "model.merge_adapters": _merged,
-    "adapter.type": _adapter_type,
-    "adapter.rank": _rank,
-    "adapter.alpha": rules.without_meaning("the trainer refuses it; alpha is the rank"),
-    "adapter.dtype": rules.only(("float32",), "as here", "adapters are trained in float32"),
-    "adapter.dropout": _dropout,
-    "adapter.decompose_factor": _factor,
-    "adapter.rank_dropout": rules.impossible("only inputs are dropped: set lora.dropout"),
-    "adapter.exclude_modules": rules.impossible("name the layers to adapt: lora.targets"),
-    "adapter.init_from_existing": _existing,
-    "adapter.fuse_adapters": rules.impossible("merge it into the weights first"),
-    "adapter.fuse_adapters.*": rules.impossible("merge it into the weights first"),
-    "optimizer.gradient_release": rules.impossible("gradients are kept until the step: set parallel.offload = true"),
-    "optimizer.stabilize": rules.impossible("gradients are clipped by train.max_grad_norm"),
-    **dict.fromkeys(
-        ("optimizer.muon", "optimizer.adamuon", "optimizer.normuon"), rules.without_meaning("optimizer.type tells")
-    ),
-    "optimizer.*": rules.impossible("the optimizer has no such setting here"),
-    "monitoring.enable_wandb": _tracker,
-    "monitoring.wandb_tracker_name": _tracker_text("logging.project"),
-    "monitoring.wandb_run_name": _tracker_text("logging.name"),
-    "monitoring.wandb_api_key": rules.without_meaning("`wandb login` or WANDB_API_KEY gives it"),
-    "num_gpus": _processes,
-    "directory.*.path": lambda value, draft: (
-        Fate.TAKEN,
-        datasets.place(draft, draft.numbers[0], values.text(value)),
-    ),
-    "directory.*.mask_path": values.place("dataset.*.loss_mask"),
-    "directory.*.default_mask_file": rules.impossible("clips without a mask count as a whole"),
-    "subsample_ratio": rules.impossible("use dataset.repeats below 1, which takes other clips in each epoch"),
-    **dict.fromkeys(
-        (
-            *("deepspeed", "deepspeed_config", "config", "local_rank", "master_port", "reset_dataloader"),
-            *("reset_optimizer", "reset_optimizer_params", "cache_only", "trust_cache", "i_know_what_i_am_doing"),
-            *("dump_dataset", "test_sample", "num_nodes", "include", "exclude", "hostfile", "master_addr"),
-        ),
-        rules.without_meaning("an option of the command"),
-    ),
-    **optimizer.RULES,
-    **objective.RULES,
-    **directories.RULES,
-}
+def _path(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, datasets.place(draft, draft.numbers[0], values.text(value))

@@ -33,7 +33,7 @@ def _timesteps(value: Any, draft: ImportDraft) -> Outcome:
 def _sigmoid_scale(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("objective.timestep_sampling") != "logit-normal":
         return Fate.NO_MEANING, "timesteps are not logit-normal"
-    return values.amount("objective.logit_std", 1e-3, 10)(value, draft)
+    return rules.amount("objective.logit_std", 1e-3, 10)(value, draft)
 
 
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
@@ -133,20 +133,3 @@ def _distance(name: str) -> Rule:
         return Fate.TAKEN, draft.set("objective.huber_delta", values.number(value, 1e-6, 10))
 
     return handle
-
-
-RULES: dict[str, Rule] = {
-    "huber_delta": _distance("huber"),
-    "smooth_l1_beta": _distance("smooth-l1"),
-    "model.timestep_sample_method": _timesteps,
-    "model.sigmoid_scale": _sigmoid_scale,
-    "model.shift": _shift,
-    "model.image_shift": _image_shift,
-    "model.flux_shift": _flux_shift,
-    **dict.fromkeys(("model.min_t", "model.max_t"), _bound),
-    "model.v_pred": _v_prediction,
-    "model.min_snr_gamma": _min_snr,
-    "model.debiased_estimation_loss": _debiased,
-    "model.first_frame_conditioning_p": _first_frame,
-    "model.cfg": _cfg,
-}

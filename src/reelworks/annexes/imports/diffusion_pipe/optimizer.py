@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from reelworks.annexes.imports import rules, values
@@ -53,7 +53,7 @@ def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, f"there is no {value} here: {nearest}{rate}"
 
 
-def _of_optimizer(key: str, position: int, set_one: Callable[[Any, ImportDraft], Outcome]) -> Rule:
+def _of_optimizer(key: str, position: int, rule: Rule) -> Rule:
     """Take a number of the optimizer, or its default there."""
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
@@ -67,7 +67,7 @@ def _of_optimizer(key: str, position: int, set_one: Callable[[Any, ImportDraft],
         default = _OF_OPTIMIZERS.get(name, (None, None, None, 0.0))[position]
         if value is None and default is None:
             return Fate.DEFAULT, "ours"
-        return set_one(default if value is None else value, draft)
+        return rule(default if value is None else value, draft)
 
     return handle
 
@@ -108,22 +108,4 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
 def _epochs(value: Any, draft: ImportDraft) -> Outcome:
     if value is None and draft.settings.get("max_steps") is not None:
         return Fate.DEFAULT, "max_steps decides"
-    return values.passes(value, draft)
-
-
-_RATES = rules.impossible("all layers have one rate, train.learning_rate: leave layers out with lora.targets")
-_TEXT_RATES = rules.impossible("text encoders are not trained", unless=(None, 0))
-
-
-RULES: dict[str, Rule] = {
-    "epochs": _epochs,
-    "force_constant_lr": _constant_rate,
-    "lr_scheduler": _schedule,
-    **dict.fromkeys((*RATES_OF_TEXTS, "model.llm_adapter_lr"), _TEXT_RATES),
-    **dict.fromkeys((f"model.{key}_lr" for key in ("self_attn", "cross_attn", "mlp", "mod")), _RATES),
-    "optimizer.type": _optimizer,
-    "optimizer.lr": _of_optimizer("learning_rate", 0, values.amount("train.learning_rate", 1e-300)),
-    "optimizer.betas": _of_optimizer("betas", 1, _betas),
-    "optimizer.eps": _of_optimizer("eps", 2, _eps),
-    "optimizer.weight_decay": _of_optimizer("weight_decay", 3, values.amount("train.weight_decay")),
-}
+    return rules.passes("train.max_epochs")(value, draft)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import lycoris, reading
-from reelworks.annexes.imports.kohya.training import impossible
-from reelworks.annexes.imports.kohya.values import is_on, number, number_of, text, whole_of
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.values import is_on, number_of, whole_of
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.models.adapters.config import LoraConfig
@@ -28,9 +26,6 @@ _ALGORITHMS = {
     "oft_flux": "oft",
 }
 _FULL = 100_000  # of LyCORIS's dimension from which on a LoKr's factor is a full matrix
-_ONE_RANK = "all layers have one rank: lora.rank"
-_CONVOLUTIONS = "convolutions are not adapted, linear layers alone"
-_TEXT = "text encoders keep their weights"
 
 
 def trains_adapter(draft: ImportDraft, script: str) -> bool:
@@ -82,7 +77,7 @@ def _rank(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, "the blocks of OFT have one size: lora.block_size"
     if value is None:
         value = 4
-    return number("lora.rank", 1, _FULL, whole=True)(value, draft)
+    return rules.within("lora.rank", 1, _FULL, whole=True)(value, draft)
 
 
 def _alpha(value: Any, draft: ImportDraft) -> Outcome:
@@ -95,7 +90,7 @@ def _alpha(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.TAKEN, "0 is the rank, as by default"
     if is_on(draft.settings.get("network_args.rs_lora")):
         alpha *= math.sqrt(whole_of(draft.get("lora.rank", 4)))
-    return number("lora.alpha", above=True)(alpha, draft)
+    return rules.within("lora.alpha", above=True)(alpha, draft)
 
 
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
@@ -105,7 +100,7 @@ def _dropout(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "off"
     if _is(draft, "oft"):
         return Fate.NOT_POSSIBLE, "OFT has no dropout"
-    return number("lora.dropout", 0, 0.99)(value, draft)
+    return rules.within("lora.dropout", 0, 0.99)(value, draft)
 
 
 def _of_lokr(rule: Rule) -> Rule:
@@ -141,7 +136,7 @@ def _dora(value: Any, draft: ImportDraft) -> Outcome:
 def _weights(value: Any, draft: ImportDraft) -> Outcome:
     if value and draft.get("model.experts") == "both":
         return Fate.NOT_POSSIBLE, "a LoRA belongs to one of two networks: train them one by one, with model.experts"
-    return _no_adapter(draft) or text("lora.weights")(value, draft)
+    return _no_adapter(draft) or rules.word("lora.weights")(value, draft)
 
 
 def _lycoris_preset(value: Any, draft: ImportDraft) -> Outcome:
@@ -149,58 +144,6 @@ def _lycoris_preset(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NO_MEANING, "only LyCORIS has presets"
     remark, missing = f"lora.targets = {draft.get('lora.targets')!r}", lycoris.adapted(draft).missing
     return (Fate.NOT_POSSIBLE, f"{remark}; {missing}") if missing else (Fate.TAKEN, remark)
-
-
-RULES: Mapping[str, Rule] = {
-    "network_dim": _rank,
-    "network_alpha": _alpha,
-    "network_dropout": _dropout,
-    "network_weights": _weights,
-    "dim_from_weights": impossible("set lora.rank to that of the file"),
-    "scale_weight_norms": impossible("norms of updates are not limited; train.weight_decay keeps them small"),
-    "base_weights": impossible("merge these files into the model first, and give it as model.weights"),
-    "base_weights_multiplier": impossible("merge these files into the model first"),
-    "network_args.algo": rules.without_meaning("lora.type has it"),
-    "network_args.preset": _lycoris_preset,
-    "network_args.dropout": _dropout,
-    "network_args.factor": _of_lokr(_factor),
-    "network_args.decompose_both": _of_lokr(_both),
-    "network_args.full_matrix": _of_lokr(_full_matrix),
-    "network_args.unbalanced_factorization": _of_lokr(impossible("factors are as LyCORIS chooses them by default")),
-    "network_args.dora_wd": _dora,
-    "network_args.wd_on_output": rules.only(
-        (True, "True", None), "of each row, as here", "magnitudes are those of rows"
-    ),
-    "network_args.rs_lora": rules.without_meaning("lora.alpha has it"),
-    "network_args.rank_dropout": impossible("lora.dropout drops inputs of a layer"),
-    "network_args.module_dropout": impossible("lora.dropout drops inputs of a layer"),
-    "network_args.rank_dropout_scale": impossible("lora.dropout drops inputs of a layer"),
-    "network_args.conv_dim": impossible(_CONVOLUTIONS),
-    "network_args.conv_alpha": impossible(_CONVOLUTIONS),
-    "network_args.use_tucker": rules.without_meaning(_CONVOLUTIONS),
-    "network_args.use_cp": rules.without_meaning(_CONVOLUTIONS),
-    "network_args.use_conv_cp": rules.without_meaning(_CONVOLUTIONS),
-    "network_args.bypass_mode": rules.without_meaning("it changes no result"),
-    "network_args.use_scalar": impossible("updates have no further scale"),
-    "network_args.block_size": impossible(_ONE_RANK),
-    "network_args.train_norm": impossible("norms keep their weights"),
-    "network_args.constraint": impossible("rotations are not bounded"),
-    "network_args.constrain": impossible("rotations are not bounded"),
-    "network_args.rescaled": impossible("rotations are not rescaled"),
-    "network_args.verbose": rules.without_meaning("it only prints"),
-    "network_args.split_qkv": rules.without_meaning("queries, keys and values have updates of their own here"),
-    "network_args.train_t5xxl": impossible(_TEXT),
-    "network_args.train_blocks": rules.only((None, "all"), "all blocks", "name these blocks in lora.targets"),
-    **dict.fromkeys(
-        (f"network_args.{name}" for name in ("exclude_patterns", "include_patterns", "only_if_contains")),
-        impossible("name the layers in lora.targets"),
-    ),
-    **dict.fromkeys(
-        (f"network_args.loraplus_{name}" for name in ("lr_ratio", "unet_lr_ratio", "text_encoder_lr_ratio")),
-        impossible("both matrices of a LoRA have one rate"),
-    ),
-    "network_args.*": impossible(_ONE_RANK),
-}
 
 
 def finish(draft: ImportDraft) -> None:

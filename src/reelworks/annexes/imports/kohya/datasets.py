@@ -9,10 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.kohya.values import number_of, whole_of
 from reelworks.annexes.imports.rules import Fate, Outcome
+from reelworks.annexes.imports.values import number_of, whole_of
 
 PLACEHOLDER = "pictures"
 _MOST_LINES = 1_000_000
@@ -23,7 +22,7 @@ def path(value: Any, draft: ImportDraft) -> Outcome:
     """Take the path of a folder or list."""
     if not isinstance(value, str) or not value or "\0" in value:
         return Fate.TO_FILL_IN, "this is no path: set dataset.path"
-    return Fate.TAKEN, draft.set(rules.numbered("dataset.*.path", draft), value)
+    return Fate.TAKEN, draft.set("dataset.*.path", value)
 
 
 def list_of_files(value: Any, draft: ImportDraft) -> Outcome:
@@ -36,7 +35,7 @@ def list_of_files(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.TO_FILL_IN, f"{found[1]}; set dataset.root to a folder that contains all files of the list"
     return (
         Fate.TAKEN,
-        f"{found[1]}, {draft.set(rules.numbered('dataset.*.root', draft), root, 'contains the files of the list')}",
+        f"{found[1]}, {draft.set('dataset.*.root', root, 'contains the files of the list')}",
     )
 
 
@@ -60,7 +59,7 @@ def repeats(value: Any, draft: ImportDraft) -> Outcome:
     times = whole_of(value)
     if times < 1:
         return Fate.TAKEN, "the folder is left out, as there"
-    return Fate.TAKEN, draft.set(rules.numbered("dataset.*.repeats", draft), times)
+    return Fate.TAKEN, draft.set("dataset.*.repeats", times)
 
 
 def caption_extension(value: Any, draft: ImportDraft) -> Outcome:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.kohya.values import number_of, whole_of
 from reelworks.annexes.imports.rules import Fate, Outcome
+from reelworks.annexes.imports.values import number_of, whole_of
 from reelworks.core import toml, user_files
 from reelworks.models import components
 from reelworks.models.config import ModelConfig

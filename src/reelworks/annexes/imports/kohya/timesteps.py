@@ -11,8 +11,8 @@ import re
 from typing import Any
 
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.kohya.values import is_on, number_of
 from reelworks.annexes.imports.rules import Fate, Outcome
+from reelworks.annexes.imports.values import is_on, number_of
 from reelworks.core.toml_none import WORD as NONE
 
 # Shifts that grow with the size of a clip: tokens and exponents at two sizes, and pixels of a token's side.

@@ -12,10 +12,8 @@ from typing import Any
 
 from reelworks.annexes.imports import rates, rules
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.kohya import previews
-from reelworks.annexes.imports.kohya.values import count, is_on, number, number_of, switch, text, whole_of
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
-from reelworks.core.toml_none import WORD as NONE
+from reelworks.annexes.imports.values import is_on, number_of, whole_of
 
 _OPTIMIZERS = {
     "adamw": "adamw",
@@ -42,12 +40,6 @@ _SCHEDULES = {
 }
 _PRECISIONS = {"bf16": "bfloat16", "no": "float32"}
 _FLOAT8 = ("fp8_base", "fp8_scaled", "fp8_base_unet")
-_SAVED_AS = {"bf16": "bfloat16", "fp16": "float16", "float": "float32", "fp32": "float32"}
-_SPEED = "it affects speed or memory only"
-_ATTENTION = "attention is torch's own: model.attention chooses another kernel"
-_HUB = "nothing is uploaded while training: upload the files of exports/"
-_HEADER = "the header of exported files tells what they are"
-_RESUMES = "the same command resumes, and every checkpoint has the whole state"
 
 
 def steps_of(draft: ImportDraft) -> int | None:
@@ -63,7 +55,7 @@ def steps_of(draft: ImportDraft) -> int | None:
 def _steps(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.get("max_train_epochs") is not None:
         return Fate.NO_MEANING, "max_train_epochs decides"
-    return number("train.max_steps", 1, whole=True)(value, draft)
+    return rules.within("train.max_steps", 1, whole=True)(value, draft)
 
 
 def optimizer_of(draft: ImportDraft) -> str:
@@ -98,8 +90,9 @@ def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
     return (Fate.NOT_POSSIBLE, f"{why}; {remark} replaces it") if why else (Fate.TAKEN, remark)
 
 
-def _rate(value: Any, draft: ImportDraft) -> Outcome:
-    rate, name = number_of(value), optimizer_of(draft)
+def rate(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the learning rate of the network, where the optimizer does not find it."""
+    own, name = number_of(value), optimizer_of(draft)
     if draft.key == "learning_rate" and draft.settings.get("unet_lr") is not None:
         return Fate.NO_MEANING, "unet_lr decides"
     if (
@@ -113,9 +106,9 @@ def _rate(value: Any, draft: ImportDraft) -> Outcome:
         )
     ):
         return Fate.NO_MEANING, f"relative_step finds the rate: {draft.set('train.learning_rate', 0.01)} bounds it"
-    if draft.get("train.optimizer") == "prodigy" and rate < 0.01:
+    if draft.get("train.optimizer") == "prodigy" and own < 0.01:
         return Fate.NOT_POSSIBLE, f"this optimizer multiplies the rate that it finds by it; {_factor(draft)}"
-    return number("train.learning_rate", above=True)(value, draft)
+    return rules.within("train.learning_rate", above=True)(value, draft)
 
 
 def _factor(draft: ImportDraft) -> str:
@@ -168,7 +161,7 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.get("lr_scheduler", "constant") == "constant":
         return Fate.NO_MEANING, "a constant rate has no warm-up there: constant_with_warmup has one"
     if steps >= 1:
-        return number("train.warmup_steps", 0, whole=True)(round(steps), draft)
+        return rules.within("train.warmup_steps", 0, whole=True)(round(steps), draft)
     if (of := steps_of(draft)) is not None:
         return Fate.TAKEN, f"{draft.set('train.warmup_steps', int(steps * of))}, a share of {of}"
     return Fate.TAKEN, rates.share(draft, steps)
@@ -237,7 +230,7 @@ def _of_tracker(target: str) -> Rule:
     def handle(value: Any, draft: ImportDraft) -> Outcome:
         if draft.settings.get("log_with") not in ("wandb", "all"):
             return Fate.NO_MEANING, "there is no tracker beside TensorBoard"
-        return text(target)(value, draft)
+        return rules.word(target)(value, draft)
 
     return handle
 
@@ -268,10 +261,6 @@ def float8(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("lora.base", "float8")
 
 
-def _licence(value: Any, draft: ImportDraft) -> Outcome:
-    return text("model.license")(value, draft)
-
-
 def _dataset_config(value: Any, draft: ImportDraft) -> Outcome:
     if not value:
         return Fate.DEFAULT, "not set"
@@ -284,138 +273,6 @@ def impossible(what_to_do: str) -> Rule:
     """Report a feature that is not there, with what to do instead, unless it is off in any spelling."""
     return rules.impossible(what_to_do, (None, False, 0, "", [], "false", "False", "none", "None"))
 
-
-RULES: Mapping[str, Rule] = {
-    "optimizer_type": _optimizer,
-    "use_8bit_adam": rules.without_meaning("train.optimizer has it"),
-    "use_lion_optimizer": rules.without_meaning("train.optimizer has it"),
-    "optimizer_args.weight_decay": number("train.weight_decay"),
-    "optimizer_args.betas": _betas,
-    "optimizer_args.eps": lambda value, draft: (
-        (Fate.NO_MEANING, "Adafactor has its own")
-        if draft.get("train.optimizer") == "adafactor" or isinstance(value, list)
-        else number("train.eps", above=True)(value, draft)
-    ),
-    "optimizer_args.scale_parameter": rules.without_meaning("train.optimizer has it"),
-    "optimizer_args.relative_step": rules.without_meaning("train.learning_rate has it"),
-    "optimizer_args.warmup_init": impossible("train.warmup_steps warms up"),
-    "optimizer_args.*": impossible("this optimizer has no such setting here"),
-    "learning_rate": _rate,
-    "lr_scheduler": _schedule,
-    "lr_scheduler_type": impossible("this schedule is not there: train.learning_rate_schedule"),
-    "lr_scheduler_args.*": impossible("schedules have no such setting here"),
-    "lr_warmup_steps": _warmup,
-    "lr_decay_steps": impossible("a rate falls from the warm-up to the end here"),
-    "lr_scheduler_num_cycles": rules.only((1, None), "one fall", "a rate falls once here"),
-    "lr_scheduler_power": rules.only((1, None), "a straight line", "only straight lines and cosines are there"),
-    "lr_scheduler_timescale": impossible("there is no such schedule"),
-    "lr_scheduler_min_lr_ratio": _least_rate,
-    "max_grad_norm": lambda value, draft: (
-        (Fate.TAKEN, draft.set("train.max_grad_norm", NONE))
-        if not number_of(value)
-        else number("train.max_grad_norm", above=True)(value, draft)
-    ),
-    "max_train_steps": _steps,
-    "max_train_epochs": lambda value, draft: (
-        (Fate.DEFAULT, "not set") if value is None else number("train.max_epochs", 1, whole=True)(value, draft)
-    ),
-    "gradient_accumulation_steps": number("train.gradient_accumulation_steps", 1, whole=True),
-    "gradient_checkpointing": switch("model.gradient_checkpointing"),
-    "cpu_offload_checkpointing": rules.without_meaning(_SPEED),
-    "gradient_checkpointing_cpu_offload": rules.without_meaning(_SPEED),
-    "mixed_precision": _precision,
-    "accelerate.mixed_precision": _accelerate_precision,
-    "full_fp16": impossible("trained weights are kept in float32"),
-    "full_bf16": impossible("trained weights are kept in float32"),
-    "fp8_base": float8,
-    "fp8_scaled": float8,
-    "blocks_to_swap": _swap,
-    "block_swap_h2d_only": rules.without_meaning(_SPEED),
-    "block_swap_ring_size": rules.without_meaning(_SPEED),
-    "block_swap_optimizer_patch_params": rules.without_meaning(_SPEED),
-    "use_pinned_memory_for_block_swap": rules.without_meaning(_SPEED),
-    "img_in_txt_in_offloading": rules.without_meaning(_SPEED),
-    "disable_numpy_memmap": rules.without_meaning(_SPEED),
-    "disable_mmap_load_safetensors": rules.without_meaning(_SPEED),
-    "mem_eff_save": rules.without_meaning(_SPEED),
-    "fused_backward_pass": rules.without_meaning(_SPEED),
-    "seed": number("seed", 0, 2**62, whole=True),
-    "max_data_loader_n_workers": number("data.num_workers", 0, 64, whole=True),
-    "persistent_data_loader_workers": rules.without_meaning("decoding processes live as long as the run"),
-    **dict.fromkeys(("sdpa", "xformers", "split_attn", "mem_eff_attn", "attn_mode"), rules.without_meaning(_ATTENTION)),
-    **dict.fromkeys(("flash_attn", "flash3", "sage_attn"), rules.without_meaning(_ATTENTION)),
-    "torch_compile": switch("train.compile"),
-    "compile": switch("train.compile"),
-    "dynamo_backend": rules.without_meaning("train.compile and train.compile_backend decide"),
-    "dynamo_*": rules.without_meaning(_SPEED),
-    **dict.fromkeys(("dynamo_mode", "dynamo_fullgraph", "dynamo_dynamic"), rules.without_meaning(_SPEED)),
-    **dict.fromkeys(
-        ("compile_backend", "compile_mode", "compile_dynamic", "compile_fullgraph", "compile_cache_size_limit"),
-        rules.without_meaning(_SPEED),
-    ),
-    **dict.fromkeys(("cuda_allow_tf32", "cuda_cudnn_benchmark"), rules.without_meaning(_SPEED)),
-    "ddp_timeout": rules.without_meaning("parallel.step_seconds and parallel.join_seconds are limits of waiting"),
-    **dict.fromkeys(("ddp_gradient_as_bucket_view", "ddp_static_graph"), rules.without_meaning(_SPEED)),
-    "output_dir": _output,
-    "output_name": _output_name,
-    "save_precision": rules.by_name("exports.dtype", _SAVED_AS, "float32", "this dtype is not supported"),
-    "save_model_as": rules.only((None, "safetensors"), "exports are .safetensors", "exports are .safetensors"),
-    "save_every_n_epochs": _save_epochs,
-    "save_every_n_steps": count("checkpoints.every_steps"),
-    "save_last_n_epochs": count("exports.keep_last"),
-    "save_last_n_epochs_state": count("checkpoints.keep_last"),
-    "save_last_n_steps": _kept_steps("exports.keep_last"),
-    "save_last_n_steps_state": _kept_steps("checkpoints.keep_last"),
-    "save_state": rules.without_meaning(_RESUMES),
-    "save_state_on_train_end": rules.without_meaning(_RESUMES),
-    "resume": rules.without_meaning(_RESUMES),
-    "logging_dir": rules.without_meaning("logs are in the run folder"),
-    "log_with": _tracker,
-    "log_prefix": rules.without_meaning("logs are in the run folder"),
-    "log_tracker_name": _of_tracker("logging.project"),
-    "wandb_run_name": _of_tracker("logging.name"),
-    "wandb_api_key": rules.without_meaning("`wandb login` or WANDB_API_KEY has it; recipes hold no keys"),
-    "log_tracker_config": rules.without_meaning("logging has the settings of trackers"),
-    "log_config": rules.without_meaning("a run keeps its recipe"),
-    **dict.fromkeys(
-        ("huggingface_repo_id", "huggingface_repo_type", "huggingface_path_in_repo", "huggingface_repo_visibility"),
-        impossible(_HUB),
-    ),
-    **dict.fromkeys(
-        ("save_state_to_huggingface", "resume_from_huggingface", "async_upload"),
-        impossible("checkpoints.mirror keeps a copy elsewhere"),
-    ),
-    "huggingface_token": rules.without_meaning("HF_TOKEN or `hf auth login` has it; recipes hold no keys"),
-    "no_metadata": rules.without_meaning(_HEADER),
-    "training_comment": rules.without_meaning(_HEADER),
-    "metadata_license": _licence,
-    **dict.fromkeys(
-        (
-            *("metadata_title", "metadata_author", "metadata_description", "metadata_tags", "metadata_reso"),
-            *("metadata_arch", "metadata_usage_hint", "metadata_thumbnail", "metadata_merged_from"),
-            *("metadata_trigger_phrase", "metadata_preprocessor", "metadata_is_negative_embedding"),
-        ),
-        rules.without_meaning(_HEADER),
-    ),
-    "sample_prompts": previews.prompts,
-    "sample_every_n_steps": count("samples.every_steps"),
-    "sample_every_n_epochs": previews.every_epochs,
-    "sample_at_first": impossible("previews begin after the first steps: `reelworks generate` shows the base"),
-    "sample_sampler": impossible("previews use the sampler of the model"),
-    **dict.fromkeys(
-        ("network_args", "optimizer_args", "lr_scheduler_args"), rules.without_meaning("there is none in it")
-    ),
-    "network_module": rules.without_meaning("this script trains all weights"),
-    "config_file": rules.without_meaning("it is read"),
-    "dataset_config": _dataset_config,
-    "accelerate.num_processes": _processes,
-    "accelerate.num_machines": rules.only((None, 1), "one machine", "start `torchrun` on each machine"),
-    "accelerate.*": rules.without_meaning("torchrun starts the processes"),
-    "preparation.*": rules.without_meaning(
-        "latents and embeddings are stored by the run itself, or `reelworks encode`"
-    ),
-    "another run.*": impossible("a recipe is one run: import the other with --command"),
-}
 
 DEFAULTS: Mapping[str, Any] = {
     "optimizer_type": "AdamW",
@@ -457,3 +314,21 @@ def finish(draft: ImportDraft) -> None:
         draft.remove("train.final_learning_rate")
     if not draft.get("samples.prompts"):
         draft.remove("samples.every_steps")
+
+
+def _eps(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.get("train.optimizer") == "adafactor" or isinstance(value, list):
+        return Fate.NO_MEANING, "Adafactor has its own"
+    return rules.within("train.eps", above=True)(value, draft)
+
+
+def _clipping(value: Any, draft: ImportDraft) -> Outcome:
+    if not number_of(value):
+        return Fate.TAKEN, draft.set("train.max_grad_norm", None)
+    return rules.within("train.max_grad_norm", above=True)(value, draft)
+
+
+def _epochs(value: Any, draft: ImportDraft) -> Outcome:
+    if value is None:
+        return Fate.DEFAULT, "not set"
+    return rules.within("train.max_epochs", 1, whole=True)(value, draft)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from reelworks.annexes.imports import captions
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings
-from reelworks.annexes.imports.kohya.values import is_on
 from reelworks.annexes.imports.musubi import musubi_datasets
 from reelworks.annexes.imports.trainer import FormerBuckets
+from reelworks.annexes.imports.values import is_on
 
 _NO_CAPTION = "pictures without a caption file are left out"
 _VIDEO_WITHOUT = "a video without a caption file stops the caching of captions"

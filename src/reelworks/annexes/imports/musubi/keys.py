@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.kohya import adapters, datasets, timesteps, training
-from reelworks.annexes.imports.kohya.training import impossible
-from reelworks.annexes.imports.kohya.values import whole_of
+from reelworks.annexes.imports.kohya import adapters, datasets, previews, timesteps, training
 from reelworks.annexes.imports.musubi import models
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
+from reelworks.annexes.imports.values import whole_of
 from reelworks.models import components
 from reelworks.models.config import ModelConfig
 
-_PARTS = "the text encoders and the autoencoder of the release are used: text_encoder.weights, autoencoder.weights"
-_SPEED = "it affects speed or memory only"
-_OTHER_MODEL = "of a model that is not here"
-_FRAME_PACK = "only FramePack and training of single frames have it"
 DEFAULT_SHIFT = 1.0
 
 
@@ -46,71 +42,6 @@ def _stratified(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, "each timestep is drawn by itself, from the same density"
 
 
-RULES: Mapping[str, Rule] = {
-    **training.RULES,
-    **adapters.RULES,
-    **dict.fromkeys(
-        ("task", "model_version", "edit", "edit_plus", "is_edit"), rules.without_meaning("model.name has it")
-    ),
-    **dict.fromkeys(
-        (
-            *("vae", "t5", "clip", "byt5", "image_encoder", "text_encoder", "text_encoder1", "text_encoder2"),
-            *("text_encoder_dtype", "vae_dtype", "dit_dtype", "fp8_t5", "fp8_llm", "fp8_vl", "fp8_text_encoder"),
-        ),
-        rules.without_meaning(_PARTS),
-    ),
-    **dict.fromkeys(
-        (
-            *("vae_tiling", "vae_chunk_size", "vae_spatial_tile_sample_min_size", "vae_cache_cpu", "vae_sample_size"),
-            *("vae_enable_patch_conv", "offload_inactive_dit", "use_32bit_attention", "turbo_dit_cache", "bulk_decode"),
-            *("offload_dit_during_sampling", "no_vae_load", "debug_dataset", "show_timesteps"),
-        ),
-        rules.without_meaning(_SPEED),
-    ),
-    "dit_in_channels": rules.without_meaning("the model has them"),
-    "dit_high_noise": rules.without_meaning("this model has one network"),
-    "timestep_boundary": rules.without_meaning("model.experts has the release's"),
-    "force_v2_1_time_embedding": impossible("the time of each token is as in the release"),
-    "one_frame": impossible("training of single frames is not there: a [[bucket]] of 1 frame takes pictures"),
-    "turbo_dit": impossible("samples.weights shows a LoRA on another model"),
-    "num_layers": impossible("all layers are kept"),
-    "remove_first_image_from_target": impossible("layers of pictures are not there"),
-    "timestep_sampling": _sampling,
-    "weighting_scheme": timesteps.weighting,
-    **dict.fromkeys(("discrete_flow_shift", "sigmoid_scale", "logit_mean", "logit_std", "mode_scale"), _of_density),
-    "preserve_distribution_shape": rules.without_meaning("bounds never change the density here"),
-    "num_timestep_buckets": _stratified,
-    "min_timestep": _bound,
-    "max_timestep": _bound,
-    "guidance_scale": rules.only((None, 1, 1.0), "guidance is 1 in training", "guidance is 1 in training"),
-    "trainable_modules": impossible("all weights are trained, or a LoRA with lora.targets"),
-    **dict.fromkeys(
-        (
-            *("self_flow", "self_flow_gamma", "self_flow_gamma_warmup_steps", "mask_ratio", "student_feature_layer"),
-            *("teacher_feature_layer", "self_flow_teacher_coupling_prob", "self_flow_teacher_coupling_decay"),
-            *("self_flow_teacher_coupling_decay_steps", "self_flow_teacher_mismatch_ratio", "network_weights_ema"),
-            "network_weights_proj",
-        ),
-        impossible("self-flow is not there: the plain loss is trained"),
-    ),
-    "ema_decay": impossible("self-flow is not there; train.ema_decay is the average of the weights"),
-    **dict.fromkeys(
-        (
-            *("latent_window_size", "f1", "model_type", "noise_scale_start", "noise_scale_end", "noise_clip_std"),
-            *("skip_t2i_visual_dummy", "unconditional_dit", "use_unconditional_dit_for_lora_sampling"),
-            *("sampler_preset", "initial_sigma", "log_loss_stats", "ideogram4_timestep_mu", "ideogram4_timestep_std"),
-            *("validate_caption_structure", "warn_on_caption_issues", "override_dit", "text_encoder_qwen"),
-            *("text_encoder_clip", "scheduler_scale", "i2v_mode", "force_nabla_attention", "nabla_P", "nabla_wT"),
-            *("nabla_wH", "nabla_wW", "nabla_method", "nabla_add_sta", "no_nabla_add_sta"),
-            *(f"dino_loss_{name}" for name in ("weight", "backend", "model_type", "layer", "feature_mode", "resize")),
-            *(f"dino_loss_{name}" for name in ("use_gram", "no_norm", "every_n_steps")),
-        ),
-        rules.without_meaning(_OTHER_MODEL),
-    ),
-    "datasets": lambda value, draft: (Fate.TO_FILL_IN, "there is no dataset in it: set dataset.path"),
-    "general": rules.without_meaning("there is no setting in it"),
-}
-
 DEFAULTS: Mapping[str, Any] = {**training.DEFAULTS, "timestep_sampling": "sigma"}
 OF_ADAPTERS: Mapping[str, Any] = {"network_dim": 4, "network_alpha": 1}
 
@@ -125,7 +56,7 @@ def _control(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, "this model takes no pictures beside the caption"
     return (
         Fate.TAKEN,
-        f"{draft.set(rules.numbered(f'dataset.*.{kind}', draft), str(value))}; several pictures of a clip, name_0 and "
+        f"{draft.set(f'dataset.*.{kind}', str(value))}; several pictures of a clip, name_0 and "
         "name_1, are in a folder each here",
     )
 
@@ -151,7 +82,7 @@ def _extraction(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _sample(value: Any, draft: ImportDraft) -> Outcome:
-    key = rules.numbered("dataset.*.repeats", draft)
+    key = "dataset.*.repeats"
     place = draft.key.rpartition(".")[0]
     if draft.settings.get(f"{place}.frame_extraction") != "uniform":
         return Fate.NO_MEANING, "only frame_extraction = uniform has it"
@@ -169,32 +100,11 @@ def _rate(value: Any, draft: ImportDraft) -> Outcome:
     )
 
 
-DATASETS: Mapping[str, Rule] = {
-    "image_directory": datasets.path,
-    "image_jsonl_file": datasets.list_of_files,
-    "video_directory": datasets.path,
-    "video_jsonl_file": datasets.list_of_files,
-    "num_repeats": datasets.repeats,
-    "caption_extension": datasets.caption_extension,
-    "cache_directory": rules.without_meaning("encode.folder holds what is stored, and no two runs can mix it up"),
-    "control_directory": _control,
-    "frame_extraction": _extraction,
-    "frame_sample": _sample,
-    "frame_stride": rules.without_meaning("each use begins at another frame"),
-    "source_fps": _rate,
-    "multiple_target": impossible("layers of pictures are not there"),
-    **dict.fromkeys(
-        ("fp_latent_window_size", "fp_1f_clean_indices", "fp_1f_target_index", "fp_1f_no_post"),
-        rules.without_meaning(_FRAME_PACK),
-    ),
-    **dict.fromkeys(
-        ("no_resize_control", "flux_kontext_no_resize_control", "qwen_image_edit_no_resize_control"),
-        impossible("sources have the size of their clip"),
-    ),
-    **dict.fromkeys(
-        ("control_resolution", "qwen_image_edit_control_resolution"), impossible("sources have the size of their clip")
-    ),
-}
 SIZES = ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale")
 LENGTHS = ("target_frames", "max_frames")
 DATASET_DEFAULTS: Mapping[str, Any] = {}
+
+RULES = rules.read("kohya", "keys", training, adapters, previews) | rules.read(
+    "musubi", "keys", training, timesteps, sys.modules[__name__]
+)
+DATASETS = rules.read("musubi", "datasets", datasets, sys.modules[__name__])

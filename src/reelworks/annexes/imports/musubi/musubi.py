@@ -13,12 +13,12 @@ from reelworks.annexes.imports.kohya import datasets as dataset_rules
 from reelworks.annexes.imports.kohya.convert import convert
 from reelworks.annexes.imports.kohya.levels import FormerDataset, Told
 from reelworks.annexes.imports.kohya.sizes import Sizing
-from reelworks.annexes.imports.kohya.values import is_on
 from reelworks.annexes.imports.musubi import clips as former_clips
 from reelworks.annexes.imports.musubi import keys, models
 from reelworks.annexes.imports.musubi.musubi_datasets import FOLDERS, datasets_of, is_video, lengths_of
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.trainer import FormerBuckets, choose_model
+from reelworks.annexes.imports.values import is_on
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reelworks.annexes.imports.draft import FormerSettings
 from reelworks.annexes.imports.kohya.levels import FormerDataset
-from reelworks.annexes.imports.kohya.values import whole_of
+from reelworks.annexes.imports.values import whole_of
 
 FOLDERS = ("image_directory", "video_directory", "image_jsonl_file", "video_jsonl_file")
 _MOST_FRAMES = 1025

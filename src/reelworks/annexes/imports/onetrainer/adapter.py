@@ -51,13 +51,13 @@ def _full_matrix(value: Any, draft: ImportDraft) -> Outcome:
 def _lokr_rank(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.get("lokr_full_matrix") is True:
         return Fate.NO_MEANING, "lokr_full_matrix decides"
-    return values.count("lora.rank")(value, draft)
+    return rules.count("lora.rank")(value, draft)
 
 
 def _factor(value: Any, draft: ImportDraft) -> Outcome:
     if value == -1:
         return Fate.DEFAULT, "as even as possible"
-    return values.count("lora.decompose_factor")(value, draft)
+    return rules.count("lora.decompose_factor")(value, draft)
 
 
 def _decompose(value: Any, draft: ImportDraft) -> Outcome:
@@ -108,26 +108,3 @@ def _format(value: Any, draft: ImportDraft) -> Outcome:
     if wanted in known:
         return Fate.TAKEN, draft.set("exports.formats", [wanted])
     return Fate.NOT_POSSIBLE, f"the nearest: {draft.set('exports.formats', [known[0]])}"
-
-
-_LOW_RANK = ("lora", "loha")
-
-
-RULES: dict[str, Rule] = {
-    "output_model_format": _format,
-    "dropout_probability": _dropout,
-    "layer_filter": _filter,
-    "layer_filter_preset": _filter_preset,
-    "peft_type": _peft,
-    "lora_rank": _adapter(_LOW_RANK, values.count("lora.rank")),
-    "lora_alpha": _adapter((*_LOW_RANK, "lokr"), values.amount("lora.alpha", 1e-6)),
-    "lora_decompose": _adapter(("lora",), _decompose),
-    "oft_block_size": _adapter(("oft",), values.count("lora.block_size", 2)),
-    "oft_block_share": _adapter(("oft",), rules.impossible("each block has a rotation of its own")),
-    "oft_scaled": _adapter(("oft",), rules.impossible("rotations have no scale")),
-    "lokr_dim": _adapter(("lokr",), _lokr_rank),
-    "lokr_decompose_both": _adapter(("lokr",), values.switch("lora.decompose_both")),
-    "lokr_decompose_factor": _adapter(("lokr",), _factor),
-    "lokr_weight_decompose": _adapter(("lokr",), rules.impossible("lora.dora is for the type lora")),
-    "lokr_full_matrix": _adapter(("lokr",), _full_matrix),
-}

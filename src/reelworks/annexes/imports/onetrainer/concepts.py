@@ -65,20 +65,12 @@ def _of_concept(rule: Callable[[Any, ImportDraft, int], Outcome]) -> Rule:
     return handle
 
 
-def _set(key: str, take: Callable[[Any], Any], off: tuple[Any, ...] = ()) -> Rule:
-    def rule(value: Any, draft: ImportDraft, number: int) -> Outcome:
-        if value in off:
-            return Fate.DEFAULT, "off"
-        return Fate.TAKEN, draft.set(f"dataset.{number}.{key}", take(value))
-
-    return _of_concept(rule)
-
-
 def _own(draft: ImportDraft, key: str, default: Any = None) -> Any:
     """Return another setting of the concept whose setting is being converted."""
     return draft.settings.get(f"concepts.{draft.numbers[0]}.{key}", default)
 
 
+@_of_concept
 def _path(value: Any, draft: ImportDraft, number: int) -> Outcome:
     return Fate.TAKEN, datasets.place(draft, number, values.text(value))
 
@@ -94,6 +86,7 @@ def _type(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set(f"dataset.{number}.prior_prediction", True)
 
 
+@_of_concept
 def _variations(value: Any, draft: ImportDraft, number: int) -> Outcome:
     if draft.settings.get("latent_caching", True) is not True:
         return Fate.NO_MEANING, "nothing is stored"
@@ -101,6 +94,7 @@ def _variations(value: Any, draft: ImportDraft, number: int) -> Outcome:
     return Fate.TAKEN, draft.set("encode.variants", taken)
 
 
+@_of_concept
 def _balancing(value: Any, draft: ImportDraft, number: int) -> Outcome:
     amount, is_samples = balancing_of(draft.settings, draft.numbers[0])
     if not amount:
@@ -139,15 +133,18 @@ def _count(draft: ImportDraft, concept: int, number: int) -> int:
     return sum(is_picture(path) and not is_below(draft.settings, concept, path) for path in paths)
 
 
+@_of_concept
 def _weight(value: Any, draft: ImportDraft, number: int) -> Outcome:
     return rules.only((1, 1.0), "as here", "a dataset has no weight in the loss: use dataset.repeats")(value, draft)
 
 
+@_of_concept
 def _crop(value: Any, draft: ImportDraft, number: int) -> Outcome:
     crop = "random" if values.flag(value) or draft.get("data.crop") == "random" else "center"
     return Fate.TAKEN, draft.set("data.crop", crop)
 
 
+@_of_concept
 def _flip(value: Any, draft: ImportDraft, number: int) -> Outcome:
     if not values.flag(value):
         return Fate.DEFAULT, "off"
@@ -168,12 +165,14 @@ def _augmentation(strength: str, key: str, factor: float = 1.0, most: float = 1.
     return _of_concept(rule)
 
 
+@_of_concept
 def _override(value: Any, draft: ImportDraft, number: int) -> Outcome:
     if not values.flag(value):
         return Fate.DEFAULT, "off"
     return Fate.TAKEN, "dataset.resolutions"
 
 
+@_of_concept
 def _source(value: Any, draft: ImportDraft, number: int) -> Outcome:
     """Take captions of files, a line at a time; those of one file for all only if it has one line."""
     if value == "sample":
@@ -207,6 +206,7 @@ def _lines(path: str) -> list[str]:
         return []
 
 
+@_of_concept
 def _tag_dropout(value: Any, draft: ImportDraft, number: int) -> Outcome:
     share = values.number(_own(draft, "text.tag_dropout_probability", 0.0), 0, 1)
     if not values.flag(value) or not share:
@@ -223,6 +223,7 @@ def _tag_dropout(value: Any, draft: ImportDraft, number: int) -> Outcome:
     )
 
 
+@_of_concept
 def _kept(value: Any, draft: ImportDraft, number: int) -> Outcome:
     used = _own(draft, "text.enable_tag_shuffling") is True or _own(draft, "text.tag_dropout_enable") is True
     if not used:
@@ -230,55 +231,11 @@ def _kept(value: Any, draft: ImportDraft, number: int) -> Outcome:
     return Fate.TAKEN, draft.set(f"dataset.{number}.keep_tags", values.whole(value, 0))
 
 
+@_of_concept
 def _delimiter(value: Any, draft: ImportDraft, number: int) -> Outcome:
     return Fate.TAKEN, draft.set(f"dataset.{number}.tag_separator", values.text(value))
 
 
-_STRENGTHS = values.together("its switch")
-_FIXED = rules.impossible("pictures are changed at random alone: change the files")
-_SPECIAL = rules.impossible("tags are all treated alike, apart from keep_tags", unless=(None, False, 0, "", "NONE"))
-_CONCEPT: dict[str, Rule] = {
-    "__version": rules.without_meaning("the version of the concept"),
-    **dict.fromkeys(("image", "text"), rules.without_meaning("it is empty")),
-    "name": _of_concept(lambda value, draft, number: (Fate.TAKEN, f"dataset.{number}.name")),
-    "path": _of_concept(_path),
-    "seed": rules.without_meaning("seed is for all random choices"),
-    "enabled": lambda value, draft: (Fate.TAKEN, "it is trained" if value else "it is left out"),
-    "type": _type,
-    "validation_concept": _type,
-    "include_subdirectories": values.together("dataset.filter"),
-    **dict.fromkeys(("image_variations", "text_variations"), _of_concept(_variations)),
-    **dict.fromkeys(("balancing", "repeats"), _of_concept(_balancing)),
-    "balancing_strategy": values.together("balancing"),
-    "loss_weight": _of_concept(_weight),
-    **dict.fromkeys(("concept_stats", "concept_stats.*"), rules.without_meaning("figures of the window")),
-    "image.enable_crop_jitter": _of_concept(_crop),
-    **dict.fromkeys(("image.enable_random_flip", "image.enable_fixed_flip"), _of_concept(_flip)),
-    "image.enable_random_rotate": _augmentation("random_rotate_max_angle", "rotate_degrees", most=45.0),
-    "image.enable_random_brightness": _augmentation("random_brightness_max_strength", "jitter_brightness"),
-    "image.enable_random_contrast": _augmentation("random_contrast_max_strength", "jitter_contrast"),
-    "image.enable_random_saturation": _augmentation("random_saturation_max_strength", "jitter_saturation"),
-    # There, a strength of 1 is half of the circle to both sides.
-    "image.enable_random_hue": _augmentation("random_hue_max_strength", "jitter_hue", 0.5, 0.5),
-    **{f"image.enable_fixed_{name}": _FIXED for name in ("rotate", "brightness", "contrast", "saturation", "hue")},
-    "image.random_rotate_max_angle": _STRENGTHS,
-    **{f"image.random_{name}_max_strength": _STRENGTHS for name in ("brightness", "contrast", "saturation", "hue")},
-    "image.enable_resolution_override": _of_concept(_override),
-    "image.resolution_override": values.together("enable_resolution_override"),
-    "image.enable_random_circular_mask_shrink": rules.impossible("masks are used as they are"),
-    "image.enable_random_mask_rotate_crop": rules.impossible("masks are used as they are"),
-    **dict.fromkeys(("image.__version", "text.__version"), rules.without_meaning("the version of the table")),
-    "text.prompt_source": _of_concept(_source),
-    "text.prompt_path": values.together("prompt_source"),
-    "text.enable_tag_shuffling": _set("shuffle_tags", values.flag, off=(False,)),
-    "text.tag_delimiter": _of_concept(_delimiter),
-    "text.keep_tags_count": _of_concept(_kept),
-    "text.tag_dropout_enable": _of_concept(_tag_dropout),
-    **dict.fromkeys(("text.tag_dropout_mode", "text.tag_dropout_probability"), _STRENGTHS),
-    **{f"text.tag_dropout_special_tags{end}": _SPECIAL for end in ("", "_mode", "_regex")},
-    "text.caps_randomize_enable": rules.impossible("captions keep their capitals"),
-    **{f"text.caps_randomize_{name}": _STRENGTHS for name in ("mode", "probability", "lowercase")},
-}
 _DEFAULTS: dict[str, Any] = {
     "image.enable_crop_jitter": True,
     "text.prompt_source": "sample",
@@ -341,35 +298,6 @@ def _scale(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("samples.guidance_scale", max(values.number(value), 1.0))
 
 
-_SAMPLE: dict[str, Rule] = {
-    "__version": rules.without_meaning("the version of the sample"),
-    "enabled": lambda value, draft: (Fate.TAKEN, "it is shown" if value else "it is left out"),
-    "prompt": _prompt,
-    "negative_prompt": rules.impossible("previews have no negative prompt"),
-    "height": _side(0, "height"),
-    "width": _side(1, "width"),
-    "diffusion_steps": _of_first(values.count("samples.num_inference_steps")),
-    "cfg_scale": _of_first(_scale),
-    **dict.fromkeys(("frames", "length"), rules.without_meaning("this model takes pictures")),
-    **dict.fromkeys(("seed", "random_seed"), rules.without_meaning("each preview keeps its noise")),
-    "noise_scheduler": rules.without_meaning("the objective decides"),
-    **dict.fromkeys(
-        (
-            *("text_encoder_1_layer_skip", "text_encoder_1_sequence_length", "text_encoder_2_layer_skip"),
-            *("text_encoder_2_sequence_length", "text_encoder_3_layer_skip", "text_encoder_4_layer_skip"),
-            *("transformer_attention_mask", "force_last_timestep"),
-        ),
-        rules.without_meaning("captions are encoded as the release does"),
-    ),
-    "sample_inpainting": rules.impossible("set samples.inpaint and samples.mask, for a model that takes a mask"),
-    **dict.fromkeys(("base_image_path", "mask_image_path"), values.together("sample_inpainting")),
-}
-RULES: dict[str, Rule] = {
-    **{f"concepts.*.{name}": rule for name, rule in _CONCEPT.items()},
-    **{f"samples.*.{name}": rule for name, rule in _SAMPLE.items()},
-}
-
-
 def defaults(settings: FormerSettings) -> dict[str, Any]:
     """Return the defaults of all concepts that are trained."""
     return {f"concepts.{concept}.{key}": value for concept in numbers(settings) for key, value in _DEFAULTS.items()}
@@ -427,3 +355,15 @@ def _ratios(draft: ImportDraft) -> list[str]:
     if draft.settings.get("aspect_ratio_bucketing", True) is not True:
         return ["1:1"]
     return [f"{ratio:g}:1" for ratio in reversed(RATIOS)] + [f"1:{ratio:g}" for ratio in RATIOS[1:]]
+
+
+@_of_concept
+def _name_of_concept(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    return Fate.TAKEN, f"dataset.{number}.name"
+
+
+@_of_concept
+def _shuffle(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    if value in (False,):
+        return Fate.DEFAULT, "off"
+    return Fate.TAKEN, draft.set(f"dataset.{number}.shuffle_tags", values.flag(value))

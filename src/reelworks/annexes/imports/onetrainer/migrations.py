@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from reelworks.annexes.imports import rules, values
 from reelworks.annexes.imports.onetrainer import models
-from reelworks.annexes.imports.rules import Rule
 
 _NAMES = {
     "unet_learning_rate": "unet.learning_rate",
@@ -30,26 +28,6 @@ _NAMES = {
     "lora_layers": "layer_filter",
     "lora_layer_preset": "layer_filter_preset",
     "lora_layers_regex": "layer_filter_regex",
-}
-_OTHERS = (
-    *("train_unet_epochs", "train_text_encoder_epochs", "train_text_encoder_2_epochs", "train_prior_epochs"),
-    *("effnet_encoder_model_name", "effnet_encoder_weight_dtype", "decoder_model_name", "decoder_weight_dtype"),
-    *("decoder_text_encoder_weight_dtype", "decoder_vqgan_weight_dtype", "embedding_model_names", "token_count"),
-    *(
-        "initial_embedding_text",
-        "enable_activation_offloading",
-        "enable_async_offloading",
-        "embeddings",
-        "embeddings.*",
-    ),
-)
-RULES: dict[str, Rule] = {
-    **{old: values.together(new) for old, new in _NAMES.items()},
-    **dict.fromkeys(_OTHERS, rules.without_meaning("later versions have no such setting")),
-    "min_snr_gamma": values.together("loss_weight_fn"),
-    **dict.fromkeys(
-        ("gradient_checkpointing", "layer_offload_fraction"), values.together("the settings of the network")
-    ),
 }
 _WITH_PRIOR = ("STABLE_CASCADE_1", "WUERSTCHEN_2")
 

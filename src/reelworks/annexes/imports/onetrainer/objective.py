@@ -9,7 +9,7 @@ from typing import Any
 from reelworks.annexes.imports import values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import parts
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 
 
 def _distribution(value: Any, draft: ImportDraft) -> Outcome:
@@ -168,14 +168,3 @@ def _v_prediction(value: Any, draft: ImportDraft) -> Outcome:
     if parts.is_rectified_flow(draft):
         return Fate.NO_MEANING, "this model predicts velocities"
     return Fate.TAKEN, draft.set("objective.name", "v-prediction")
-
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(("mse_strength", "mae_strength", "log_cosh_strength", "huber_strength"), _loss),
-    "loss_weight_fn": _weighting,
-    "force_v_prediction": _v_prediction,
-    "timestep_distribution": _distribution,
-    **dict.fromkeys(("min_noising_strength", "max_noising_strength"), _strength),
-    "timestep_shift": _shift,
-    "dynamic_timestep_shifting": _dynamic,
-}

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from reelworks.annexes.imports import settle, values
+from reelworks.annexes.imports import rules, settle
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile, flatten
-from reelworks.annexes.imports.onetrainer import clips, concepts, keys, migrations, models
+from reelworks.annexes.imports.onetrainer import (
+    adapter,
+    clips,
+    concepts,
+    keys,
+    migrations,
+    models,
+    objective,
+    parts,
+    rates,
+)
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.trainer import FormerBuckets, convert_by_rules
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
-_RULES = migrations.RULES | keys.RULES | concepts.RULES
+_RULES = rules.read("onetrainer", "keys", keys, parts, objective, adapter, rates, concepts) | parts.of_parts()
 _LISTS = {"concepts": "concept_file_name", "samples": "sample_definition_file_name"}
 
 
@@ -76,7 +86,7 @@ ONETRAINER = _OneTrainer()
 def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
     # Version 0 has the settings of the optimizer among the others.
     old = {
-        key: values.together(f"optimizer.{key[10:]}") for key in draft.settings.values if key.startswith("optimizer_")
+        key: rules.together(f"optimizer.{key[10:]}") for key in draft.settings.values if key.startswith("optimizer_")
     }
     yield from convert_by_rules(
         draft, old | _RULES, keys.defaults(draft) | concepts.defaults(draft.settings), keys.FIRST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from reelworks.annexes.imports import datasets, rules, values
@@ -143,40 +144,15 @@ def _embedding(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NO_MEANING, "no embedding is trained"
 
 
-_PART_FIELDS = (
-    *("model_name", "include", "train", "stop_training_after", "stop_training_after_unit", "learning_rate"),
-    *("weight_dtype", "dropout_probability", "train_embedding", "attention_mask", "guidance_scale"),
-    *("gradient_checkpointing", "offload_fraction", "activation_offloading"),
-)
-_EMPTY = rules.without_meaning("it is empty")
-_NO_PART = "it is no part of this model"
-_STOP = rules.impossible("the network is trained to the end", unless=(None, 0, "NEVER"))
-_OF_DENOISER: dict[str, Rule] = {
-    "model_name": _base_model,
-    "include": rules.without_meaning("the network is always there"),
-    "train": rules.only((True,), "it is trained", "the network is trained"),
-    "stop_training_after": values.together("stop_training_after_unit"),
-    "stop_training_after_unit": _STOP,
-    "learning_rate": _rate_of_part,
-    "weight_dtype": _weight_dtype,
-    "dropout_probability": rules.without_meaning("it is for text encoders"),
-    "train_embedding": _embedding,
-    "attention_mask": rules.without_meaning("captions are masked as the release was trained"),
-    "guidance_scale": _guidance,
-    "gradient_checkpointing": values.switch("model.gradient_checkpointing"),
-    "offload_fraction": _offload,
-    "activation_offloading": rules.impossible("activations stay on the GPU: set model.gradient_checkpointing = true"),
-}
+_NO_PART = rules.without_meaning("it is no part of this model")
 _OF_TEXT = {"train": _text_trained, "dropout_probability": _caption_dropout, "model_name": _OF_RELEASE}
+_OF_DENOISER = rules.read("onetrainer", "parts", sys.modules[__name__])
 
 
-def _part_rules() -> dict[str, Rule]:
-    found: dict[str, Rule] = {}
-    for part in PARTS:
-        for field in _PART_FIELDS:
-            found[f"{part}.{field}"] = _of_part(part, field)
-        found[f"{part}.__version"] = rules.without_meaning("the version of the table")
-    return found
+def of_parts() -> dict[str, Rule]:
+    """Return the rules of what a config says of each part."""
+    found = {f"{part}.{field}": _of_part(part, field) for part in PARTS for field in _OF_DENOISER}
+    return found | {f"{part}.__version": rules.without_meaning("the version of the table") for part in PARTS}
 
 
 def _of_part(part: str, field: str) -> Rule:
@@ -186,17 +162,6 @@ def _of_part(part: str, field: str) -> Rule:
             return _OF_DENOISER[field](value, draft)
         if part in model.texts and field in _OF_TEXT:
             return _OF_TEXT[field](value, draft)
-        return (_OF_RELEASE if part in (*model.texts, "vae") else rules.without_meaning(_NO_PART))(value, draft)
+        return (_OF_RELEASE if part in (*model.texts, "vae") else _NO_PART)(value, draft)
 
     return handle
-
-
-RULES: dict[str, Rule] = {
-    "base_model_name": _base_model,
-    **_part_rules(),
-    **{f"text_encoder{n}_sequence_length": _OF_RELEASE for n in ("", "_2")},
-    **dict.fromkeys(("embedding_learning_rate", "preserve_embedding_norm", "embedding_weight_dtype"), _embedding),
-    "embedding.*": _embedding,
-    "bundle_additional_embeddings": _embedding,
-    **dict.fromkeys((*PARTS, "optimizer", "embedding", "quantization", "secrets", "cloud"), _EMPTY),
-}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import rates, rules, values
+from reelworks.annexes.imports import rates, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import optimizers, parts
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 
 
 def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
@@ -100,24 +100,3 @@ def _remembered(value: Any, draft: ImportDraft) -> Outcome:
     if draft.key.startswith(f"optimizer_defaults.{optimizers.name_of(draft.settings)}."):
         return Fate.NO_MEANING, "what optimizer.* leaves out"
     return Fate.NO_MEANING, "of an optimizer that is not used"
-
-
-_SETTINGS_OF_OPTIMIZERS = rules.impossible(
-    "the optimizer has no such setting here", unless=(None, False, 0, "", [], {}, float("inf"), "inf")
-)
-
-
-RULES: dict[str, Rule] = {
-    "learning_rate_scheduler": _schedule,
-    "learning_rate": _learning_rate,
-    "learning_rate_warmup_steps": _warmup,
-    "learning_rate_scaler": _scaler,
-    "ema": _ema,
-    "optimizer.optimizer": _optimizer,
-    **dict.fromkeys(("optimizer.beta1", "optimizer.beta2"), _betas),
-    "optimizer.eps": _eps,
-    "optimizer.weight_decay": _decay,
-    "optimizer.fused_back_pass": _fused,
-    "optimizer.*": _SETTINGS_OF_OPTIMIZERS,
-    **dict.fromkeys(("optimizer_defaults", "optimizer_defaults.*"), _remembered),
-}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,15 +33,7 @@ _SUPPORTED = {
     "clip": {"text_embedder": ("flux", _TEXTS_2_0)},
 }
 # Sizes of 2.0's network that the preset has under the same names.
-_SIZES_OF_2_0 = (
-    *("in_channels", "vec_in_dim", "context_in_dim", "hidden_size", "mlp_ratio", "num_heads"),
-    *("depth", "depth_single_blocks", "axes_dim", "theta", "qkv_bias"),
-)
 # Settings of 2.0's autoencoders with one value here.
-_AUTOENCODERS_OF_2_0 = {
-    **{"in_channels": 3, "out_channels": 3, "layers_per_block": 2, "latent_channels": 16},
-    **{"spatial_tile_size": 256, "temporal_tile_size": 32, "tile_overlap_factor": 0.25},
-}
 _FRAMES_OF_A_CHUNK = 17
 _PLACEHOLDER = "meta.csv"
 _CHANNELS = 4  # of the latents of 1.1 and 1.2
@@ -57,11 +50,7 @@ _OBJECTIVES = {"rflow": "rectified-flow", "iddpm": "iddpm"}
 # Keys that iddpm does not have.
 _OF_RECTIFIED_FLOW = tuple(f"scheduler.{key}" for key in ("use_timestep_transform", "sample_method", "loc", "scale"))
 _SHIFTS = {True: "auto", False: NONE}
-_SAMPLINGS = {"logit-normal": "logit-normal", "uniform": "uniform"}
-_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-_STRATEGIES = {"zero1": "fsdp", "zero2": "fsdp", "ddp": "replicated"}
 _MOTION = "{text} {score_vmafmotion:.0f} motion score."
-_KEPT_BY_PYTORCH = "attention and norms are PyTorch's own"
 
 
 def flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -136,15 +125,12 @@ def _preset_of_2_0(draft: ImportDraft) -> str:
     return "opensora2-dc-ae" if patch == 1 else "opensora2"
 
 
-def _size(field: str) -> Rule:
+def _size(value: Any, draft: ImportDraft) -> Outcome:
     """Compare a size of 2.0's network with that of the preset."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        wanted = registry.PRESETS[_preset_of_2_0(draft)].config.model_dump()[field]
-        wanted = list(wanted) if isinstance(wanted, tuple) else wanted
-        return rules.only((wanted,), "the preset has the same value", f"the preset has {wanted}")(value, draft)
-
-    return handle
+    field = draft.key.rpartition(".")[2].replace("patch_size", "patch")
+    wanted = registry.PRESETS[_preset_of_2_0(draft)].config.model_dump()[field]
+    wanted = list(wanted) if isinstance(wanted, tuple) else wanted
+    return rules.only((wanted,), "the preset has the same value", f"the preset has {wanted}")(value, draft)
 
 
 def _temporal_tiles(value: Any, draft: ImportDraft) -> Outcome:
@@ -176,14 +162,6 @@ def _model_type(value: Any, draft: ImportDraft) -> Outcome:
         if draft.settings.get("dropout_ratio") is None:
             draft.set("objective.caption_dropout", 0.0)
     return Fate.TAKEN, remark
-
-
-def _text_type(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, 'text_encoder.name = "flux", which is T5 and CLIP together'
-
-
-def _text_length(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("text_encoder.max_length", value)
 
 
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
@@ -302,118 +280,13 @@ _NOT_POSSIBLE = {
     "scheduler": "the objective has no such key",
 }
 
-_KEYS: dict[str, Rule] = {
-    "seed": rules.to("seed"),
-    "outputs": lambda value, draft: (
-        Fate.TAKEN,
-        draft.set("output", f"{str(value).rstrip('/')}/{draft.request.path.stem}"),
-    ),
-    "bucket_config": lambda value, draft: (Fate.TAKEN, "buckets.opensora"),
-    "mask_ratios": _mask_ratios,
-    "dtype": rules.by_name("precision.compute", _DTYPES, "bfloat16", "this dtype is not supported"),
-    "plugin": rules.by_name("parallel.strategy", _STRATEGIES, "fsdp", "this strategy is not supported"),
-    "sp_size": rules.only((None, 1), "each rank has its own clips", "sequence parallelism is not supported"),
-    "num_workers": rules.to("data.num_workers"),
-    "epochs": rules.to("train.max_epochs"),
-    "log_every": rules.to("train.log_every"),
-    "ckpt_every": rules.to("checkpoints.every_steps", none=NONE),
-    "keep_n_latest": _keep,
-    "ema_decay": rules.to("train.ema_decay", none=0.0),
-    "lr": rules.to("train.learning_rate"),
-    "weight_decay": rules.to("train.weight_decay"),
-    "adam_eps": rules.to("train.eps"),
-    "grad_clip": rules.to("train.max_grad_norm", none=NONE),
-    "warmup_steps": rules.to("train.warmup_steps", none=0),
-    "use_cosine_scheduler": _cosine,
-    "accumulation_steps": rules.to("train.gradient_accumulation_steps", none=1),
-    "grad_checkpoint": rules.to("model.gradient_checkpointing", none=False),
-    "dataset.data_path": _data_path,
-    "dataset.vmaf": _vmaf,
-    "dataset.frame_interval": rules.to("data.frame_interval", none=1),
-    "dataset.fps_max": _fps_max,
-    "dataset.type": rules.only(("VariableVideoTextDataset", "video_text"), "clips of every shape are read", _FEATURES),
-    "dataset.transform_name": rules.by_name("data.crop", {"resize_crop": "center"}, "center", "no such transform"),
-    "dataset.num_frames": rules.without_meaning("the bucket decides"),
-    "dataset.image_size": rules.without_meaning("the bucket decides"),
-    "model.type": _model_type,
-    "model.strict_load": rules.without_meaning("weights must fit"),
-    "model.guidance_embed": rules.only((False,), "guidance takes two passes", "the preset has no guidance input"),
-    "model.fused_qkv": rules.only((False,), "as released", "queries, keys and values have weights of their own"),
-    "model.use_liger_rope": rules.only((True,), "as released", "rotated pairs are half a head apart"),
-    "model.cond_embed": rules.without_meaning("the layer of conditions is always there, and begins as zeros"),
-    "model.grad_ckpt_settings": rules.without_meaning("all blocks are alike"),
-    "model.patch_size": _size("patch"),
-    **{f"model.{name}": _size(name) for name in _SIZES_OF_2_0},
-    "dropout_ratio": _dropout,
-    "condition_config": _conditions,
-    "sigma_min": rules.only((1e-5,), "0.00001 of the noise is far below rounding", "no noise is left at timestep 0"),
-    "no_i2v_ref_loss": rules.only((False,), "all frames count", "condition frames count too"),
-    "is_causal_vae": rules.without_meaning("the autoencoder decides"),
-    "patch_size": _size("patch"),
-    "ae_spatial_compression": rules.without_meaning("the autoencoder decides"),
-    "grad_ckpt_settings": rules.without_meaning("all blocks are alike"),
-    "eps": rules.without_meaning("optim.eps decides"),
-    "model.from_pretrained": _weights,
-    "model.qk_norm": rules.only((True,), "queries and keys are normalised", "they are always normalised"),
-    "model.qk_norm_legacy": rules.only(
-        (True,), "positions enter before the norm, as published", "they always enter before the norm"
-    ),
-    "model.input_sq_size": rules.only((512,), "the preset has the same value", "the preset has 512"),
-    "model.class_dropout_prob": rules.to("objective.caption_dropout"),
-    "model.enable_flash_attn": rules.without_meaning(_KEPT_BY_PYTORCH),
-    "model.enable_layernorm_kernel": rules.without_meaning(_KEPT_BY_PYTORCH),
-    "model.freeze_y_embedder": rules.only((False,), "it is trained", "the caption projection is trained too"),
-    "scheduler.type": _scheduler_type,
-    "scheduler.timestep_respacing": rules.only(("",), "all steps are trained", "all 1000 steps are trained"),
-    "scheduler.use_timestep_transform": rules.by_name("objective.timestep_shift", _SHIFTS, NONE, "no such shift"),
-    "scheduler.sample_method": rules.by_name(
-        "objective.timestep_sampling", _SAMPLINGS, "uniform", "this sampling is not supported"
-    ),
-    "scheduler.loc": rules.to("objective.logit_mean"),
-    "scheduler.scale": rules.to("objective.logit_std"),
-    "scheduler.cfg_channel": _cfg_channel,
-    "vae.type": _type("vae", "autoencoder"),
-    "ae.type": _type("ae", "autoencoder"),
-    "ae.from_pretrained": _published_or("autoencoder.weights"),
-    **{
-        f"ae.{key}": rules.only((value,), "as published", f"the autoencoder has {value}")
-        for key, value in _AUTOENCODERS_OF_2_0.items()
-    },
-    "ae.model_name": rules.only(("dc-ae-f32t4c128",), "as published", "the autoencoder is dc-ae-f32t4c128"),
-    "ae.from_scratch": rules.without_meaning("autoencoder.weights decides"),
-    "ae.scaling_factor": _spread,
-    "ae.use_spatial_tiling": rules.only((True,), "as here", "pictures above 256 pixels are encoded in tiles"),
-    "ae.use_temporal_tiling": _temporal_tiles,
-    "t5.type": _text_type,
-    "t5.from_pretrained": rules.without_meaning(f"text_encoder.weights holds both: {_TEXTS_2_0}"),
-    "t5.cache_dir": rules.without_meaning("HF_HUB_CACHE is the folder of downloads"),
-    "t5.max_length": _text_length,
-    "t5.shardformer": rules.without_meaning("it only affects speed"),
-    "clip.type": _text_type,
-    "clip.from_pretrained": rules.without_meaning(f"text_encoder.weights holds both: {_TEXTS_2_0}"),
-    "clip.cache_dir": rules.without_meaning("HF_HUB_CACHE is the folder of downloads"),
-    "clip.max_length": rules.only((77,), "CLIP's own limit", "CLIP has 77"),
-    "vae.from_pretrained": _published_or("autoencoder.weights"),
-    "vae.micro_frame_size": _chunk,
-    "vae.micro_batch_size": rules.without_meaning("it only affects memory"),
-    "text_encoder.type": _type("text_encoder", "text_encoder"),
-    "text_encoder.from_pretrained": _published_or("text_encoder.weights"),
-    "text_encoder.model_max_length": rules.to("text_encoder.max_length"),
-    "text_encoder.shardformer": rules.without_meaning("it only affects speed"),
-    "optim.cls": rules.only(("HybridAdam", "AdamW"), "AdamW is the default", "AdamW replaces it"),
-    "optim.adamw_mode": rules.only((True,), "AdamW is the default", "AdamW replaces it"),
-    "optim.lr": rules.to("train.learning_rate"),
-    "optim.eps": rules.to("train.eps"),
-    "optim.weight_decay": rules.to("train.weight_decay"),
-    "optim.betas": rules.to("train.betas"),
-    "batch_size": rules.without_meaning("the bucket decides"),
-    "num_bucket_build_workers": rules.without_meaning("clips are assigned to buckets in one pass"),
-    "load": rules.only((None,), "a run resumes by itself", "give another run's checkpoint with `train --load`"),
-    "restart_data": rules.only((False,), "a run resumes by itself", "give `train --restart-data`"),
-    "load_video_features": rules.only((False,), "clips are read", _FEATURES),
-    "load_text_features": rules.only((False,), "captions are read", _FEATURES),
-    "wandb": rules.only(
-        (False,), "TensorBoard is always written", 'for Weights & Biases set logging.trackers = ["wandb"]'
-    ),
-    "_base_": rules.without_meaning("the base config is read too"),
-}
+
+def _output(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, draft.set("output", f"{str(value).rstrip('/')}/{draft.request.path.stem}")
+
+
+def _shift(value: Any, draft: ImportDraft) -> Outcome:
+    return rules.by_name("objective.timestep_shift", _SHIFTS, NONE, "no such shift")(value, draft)
+
+
+_KEYS = rules.read("opensora", "keys", sys.modules[__name__])

@@ -11,10 +11,10 @@ from reelworks.annexes.imports import captions
 from reelworks.annexes.imports.captions import Beside, Caption, FormerCaption
 from reelworks.annexes.imports.draft import Clip, FormerSettings
 from reelworks.annexes.imports.kohya.levels import FormerDataset
-from reelworks.annexes.imports.kohya.values import is_on
 from reelworks.annexes.imports.sd_scripts import folders
 from reelworks.annexes.imports.sd_scripts.folders import is_picture, usable
 from reelworks.annexes.imports.trainer import FormerBuckets
+from reelworks.annexes.imports.values import is_on
 
 _FACE_PARTS = 5
 _MOST_CHOICES = 256

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from reelworks.annexes.imports.draft import FormerSettings
 from reelworks.annexes.imports.kohya import reading
 from reelworks.annexes.imports.kohya.levels import FormerDataset, Found
-from reelworks.annexes.imports.kohya.values import whole_of
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.sd_scripts.keys import ALSO
+from reelworks.annexes.imports.values import whole_of
 
 _FOR_VALIDATION: Outcome = (
     Fate.NOT_POSSIBLE,

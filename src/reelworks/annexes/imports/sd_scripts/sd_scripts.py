@@ -14,12 +14,12 @@ from reelworks.annexes.imports.kohya import datasets as dataset_rules
 from reelworks.annexes.imports.kohya.convert import convert
 from reelworks.annexes.imports.kohya.levels import FormerDataset, Told
 from reelworks.annexes.imports.kohya.sizes import Sizing
-from reelworks.annexes.imports.kohya.values import is_on
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.sd_scripts import clips as former_clips
 from reelworks.annexes.imports.sd_scripts import gui, keys, models
 from reelworks.annexes.imports.sd_scripts.folders import repeated_folders, usable
 from reelworks.annexes.imports.trainer import FormerBuckets, choose_model
+from reelworks.annexes.imports.values import is_on
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reelworks.annexes.imports import datasets, rules, sizes
+from reelworks.annexes.imports import datasets, sizes
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.simpletuner import models
 from reelworks.annexes.imports.sizes import Sizes
 
@@ -223,7 +223,7 @@ def _repeats(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "once in an epoch"
     return (
         Fate.TAKEN,
-        f"{draft.set(f'dataset.{draft.numbers[0]}.repeats', int(value) + 1)}: repeats are added to the first time there",
+        f"{draft.set('dataset.*.repeats', int(value) + 1)}: repeats are added to the first time there",
     )
 
 
@@ -321,119 +321,13 @@ def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("objective.mask_ratios.image_head", share)
 
 
-_EVALUATED = "set validation.split, which keeps clips back and tells their loss"
+def _kind_of_store(value: Any, draft: ImportDraft) -> Outcome:
+    if value in ("local", "aws"):
+        return Fate.TAKEN, "dataset.path"
+    return Fate.TO_FILL_IN, "such a store is not read: save its clips into a folder"
 
-_KIND = {
-    "text_embeds": "captions are embedded once, and kept with encode.store",
-    "image_embeds": "latents are kept with encode.store",
-    "conditioning_image_embeds": "embeddings of pictures are kept with encode.store",
-    "conditioning": "read with conditioning_data of the dataset",
-    "disabled": "left out there, too",
-}
 
-RULES: dict[str, Rule] = {
-    "ltx_i2v_prob": _first_frame,
-    **{
-        key: rules.without_meaning("read with each data backend")
-        for key in (
-            *("resolution", "resolution_type", "minimum_image_size", "caption_strategy", "instance_prompt"),
-            *("prepend_instance_prompt", "only_instance_prompt", "disable_multiline_split", "aspect_bucket_alignment"),
-        )
-    },
-    "data.*.id": _identity,
-    "data.*.type": lambda value, draft: (
-        (Fate.TAKEN, "dataset.path")
-        if value in ("local", "aws")
-        else (Fate.TO_FILL_IN, "such a store is not read: save its clips into a folder")
-    ),
-    "data.*.dataset_type": rules.without_meaning("[[bucket]] num_frames decides"),
-    "data.*.instance_data_dir": _folder,
-    "data.*.instance_data_root": _folder,
-    "data.*.aws_data_prefix": _folder,
-    "data.*.aws_bucket_name": rules.read_with("aws_data_prefix"),
-    "data.*.dataset_name": _hub,
-    "data.*.huggingface.dataset_name": _hub,
-    "data.*.caption_strategy": _captions,
-    "data.*.instance_prompt": rules.read_with("caption_strategy"),
-    "data.*.prepend_instance_prompt": rules.read_with("caption_strategy"),
-    "data.*.only_instance_prompt": rules.read_with("caption_strategy"),
-    "data.*.disable_multiline_split": rules.read_with("caption_strategy"),
-    "data.*.resolution": _resolution,
-    "data.*.resolution_type": rules.read_with("resolution"),
-    "data.*.minimum_image_size": _limits,
-    "data.*.minimum_aspect_ratio": _limits,
-    "data.*.maximum_aspect_ratio": _limits,
-    "data.*.video.num_frames": _frames,
-    "data.*.video.min_frames": _limits,
-    "data.*.video.max_frames": _limits,
-    "data.*.video.is_i2v": _first_frame,
-    "data.*.video.bucket_strategy": rules.without_meaning("each clip goes to the longest [[bucket]] that it fills"),
-    "data.*.video.frame_interval": rules.without_meaning("the frames of [[bucket]] decide"),
-    "data.*.video.*": rules.impossible("it is not there: leave it out"),
-    "data.*.repeats": _repeats,
-    "data.*.probability": rules.only(
-        (1, 1.0), "1", "set dataset.repeats, which says how often a clip is trained in an epoch"
-    ),
-    "data.*.crop": _crop,
-    "data.*.crop_aspect": _crop_aspect,
-    "data.*.crop_style": _crop_style,
-    "data.*.crop_aspect_buckets": _crop_shapes,
-    "data.*.crop_aspect_buckets.*": _crop_shapes,
-    "data.*.maximum_image_size": rules.without_meaning("clips are always resized to their bucket before a crop"),
-    "data.*.target_downsample_size": rules.without_meaning("clips are always resized to their bucket before a crop"),
-    "data.*.max_upscale_threshold": rules.impossible("set buckets.upscale = false, which leaves smaller clips out"),
-    "data.*.max_num_samples": rules.impossible(
-        "set dataset.repeats to the share of the clips, such as 0.25: others are drawn in each epoch"
-    ),
-    "data.*.train_batch_size": rules.impossible("batch sizes belong to [[bucket]]s: set batch_size there"),
-    "data.*.conditioning_data": _companion,
-    "data.*.conditioning": _generated,
-    "data.*.conditioning.*": _generated,
-    "data.*.conditioning_config.*": _generated,
-    "data.*.caption_shuffle.enable": rules.switch("dataset.*.shuffle_tags", True),
-    "data.*.caption_shuffle.position_start": rules.to("dataset.*.keep_tags", none=0),
-    "data.*.caption_shuffle.split_on": rules.by_name(
-        "dataset.*.tag_separator", {"comma": ",", "space": " ", "period": "."}, ",", "tags are not split there"
-    ),
-    "data.*.caption_shuffle.*": rules.without_meaning("each use of a clip draws an order"),
-    "data.*.is_regularisation_data": rules.switch("dataset.*.prior_prediction", True),
-    "data.*.is_regularization_data": rules.switch("dataset.*.prior_prediction", True),
-    "data.*.audio.*": lambda value, draft: (
-        (Fate.TAKEN, f'model.name = "{draft.get("model.name")}"')
-        if draft.get("sound.name")
-        else (Fate.NOT_POSSIBLE, "the model is trained without sound")
-    ),
-    "data.*.timestep_sampling_offset": rules.impossible(
-        "all clips have the same timesteps: objective.logit_mean moves them"
-    ),
-    "data.*.slider_strength": rules.impossible("sliders are not trained"),
-    "data.*.grounding.*": rules.impossible("boxes are not trained"),
-    "data.*.s2v_datasets": rules.impossible("speech is not trained with a clip's pictures"),
-    "data.*.parquet.*": rules.impossible(
-        "give a list (.csv, .parquet, .jsonl) with the columns path and text as dataset.path"
-    ),
-    "data.*.parquet": rules.impossible(
-        "give a list (.csv, .parquet, .jsonl) with the columns path and text as dataset.path"
-    ),
-    "data.*.start_epoch": rules.only(
-        (1, None), "from the start", "all datasets are trained from the start: `--set` and resume changes them"
-    ),
-    "data.*.start_step": rules.only((0, None), "from the start", "all datasets are trained from the start"),
-    "data.*.end_epoch": rules.impossible("all datasets are trained to the end"),
-    "data.*.end_step": rules.impossible("all datasets are trained to the end"),
-    "data.*.caption_filter_list": rules.impossible("change the caption files"),
-    "data.*.delete_unwanted_images": rules.impossible(
-        "no file of yours is deleted: clips are left out, and a report names them"
-    ),
-    "data.*.delete_problematic_images": rules.impossible(
-        "no file of yours is deleted: clips are left out, and a report names them"
-    ),
-    "data.*.delete_nsfw_images": rules.impossible("pictures are not judged: leave them out with exclude_file"),
-    "data.*.*": rules.without_meaning("how it stores or reads files, or a cache of it"),
-    **{f"{kind}.*": rules.without_meaning(why) for kind, why in _KIND.items()},
-    "eval.*": rules.impossible(_EVALUATED, ()),
-    "caption.*": rules.impossible("captions without clips are not trained", ()),
-    "audio.*": rules.impossible("sound is trained with the clips that have it", ()),
-    "grounding.*": rules.impossible("boxes are not trained", ()),
-    "distillation_cache.*": rules.impossible("models are not distilled", ()),
-}
+def _sound(value: Any, draft: ImportDraft) -> Outcome:
+    if not draft.get("sound.name"):
+        return Fate.NOT_POSSIBLE, "the model is trained without sound"
+    return Fate.TAKEN, f'model.name = "{draft.get("model.name")}"'

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import FormerSettings
-from reelworks.annexes.imports.rules import Rule
 from reelworks.annexes.imports.simpletuner import data_keys, lora_keys, models, options, run_keys, train_keys
 
 _MAIN_DEFAULTS: dict[str, Any] = {
@@ -50,12 +50,6 @@ def defaults(settings: FormerSettings) -> dict[str, Any]:
     return found
 
 
-RULES: dict[str, Rule] = {
-    **options.RULES,
-    **lora_keys.RULES,
-    **train_keys.RULES,
-    **run_keys.RULES,
-    **data_keys.RULES,
-}
+RULES = rules.read("simpletuner", "keys", options, lora_keys, train_keys, run_keys, data_keys)
 # A whole table may be null.
 RULES |= {name[:-2]: rule for name, rule in RULES.items() if name.endswith(".*") and name[:-2] not in RULES}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.annexes.imports.simpletuner import options
@@ -172,58 +171,23 @@ def _chosen(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, f'model.name = "{draft.get("model.name")}", model.weights = "{draft.get("model.weights")}"'
 
 
-RULES: dict[str, Rule] = {
-    "model_family": _chosen,
-    "model_flavour": _chosen,
-    "pretrained_model_name_or_path": _chosen,
-    "pretrained_transformer_model_name_or_path": _chosen,
-    "pretrained_unet_model_name_or_path": _chosen,
-    "model_type": _model_type,
-    "pretrained_vae_model_name_or_path": lambda value, draft: (
-        (Fate.TAKEN, draft.set("autoencoder.weights", str(value)))
-        if value and value != "None"
-        else (Fate.DEFAULT, "the release's")
-    ),
-    "lora_type": _lora_type,
-    "lora_rank": _of_lora(rules.to("lora.rank")),
-    "lora_alpha": _of_lora(
-        lambda value, draft: (
-            (Fate.TAKEN, draft.set("lora.alpha", float(value))) if value is not None else (Fate.DEFAULT, "the rank")
-        )
-    ),
-    "lora_dropout": _of_lora(rules.to("lora.dropout", none=0.0)),
-    "use_dora": _of_lora(rules.switch("lora.dora", True)),
-    "init_lora": lambda value, draft: (
-        (Fate.TAKEN, draft.set("lora.weights", str(value)))
-        if value and draft.get("lora.type")
-        else (Fate.DEFAULT, "none")
-    ),
-    "flux_lora_target": _of_lora(_layers),
-    "peft_lora_target_modules": _of_lora(_layers),
-    "assistant_lora_path": _assistant,
-    "lycoris_config": rules.without_meaning("read as lycoris.*"),
-    "lycoris.algo": _algorithm,
-    "lycoris.linear_dim": _lycoris(_lycoris_rank),
-    "lycoris.linear_alpha": _lycoris(_lycoris_alpha),
-    "lycoris.factor": _lycoris(_factor),
-    "lycoris.decompose_both": _lycoris(
-        lambda value, draft: (
-            (Fate.TAKEN, draft.set("lora.decompose_both", True))
-            if value and draft.get("lora.type") == "lokr"
-            else (Fate.DEFAULT, "off")
-        )
-    ),
-    "lycoris.dropout": _lycoris(rules.to("lora.dropout", none=0.0)),
-    "lycoris.multiplier": rules.only((1, 1.0), "1", "the adapter has its full strength"),
-    "lycoris.bypass_mode": rules.without_meaning("it only affects how the update is computed"),
-    "lycoris.full_matrix": rules.without_meaning("lora.rank decides"),
-    "lycoris.use_tucker": rules.without_meaning("convolutions are not adapted"),
-    "lycoris.dora_wd": rules.read_with("lycoris.algo"),
-    "lycoris.weight_decompose": rules.read_with("lycoris.algo"),
-    "lycoris.apply_preset.target_module": _target_module,
-    "lycoris.apply_preset.*": rules.impossible(
-        "all layers have the same settings: lora.targets decides which there are", ()
-    ),
-    "lycoris.*": rules.impossible("it is not there: leave it out"),
-    "base_model_precision": _base,
-}
+def _autoencoder(value: Any, draft: ImportDraft) -> Outcome:
+    if not value or value == "None":
+        return Fate.DEFAULT, "the release's"
+    return Fate.TAKEN, draft.set("autoencoder.weights", str(value))
+
+
+def _alpha(value: Any, draft: ImportDraft) -> Outcome:
+    return (Fate.DEFAULT, "the rank") if value is None else (Fate.TAKEN, draft.set("lora.alpha", float(value)))
+
+
+def _first_weights(value: Any, draft: ImportDraft) -> Outcome:
+    if not value or not draft.get("lora.type"):
+        return Fate.DEFAULT, "none"
+    return Fate.TAKEN, draft.set("lora.weights", str(value))
+
+
+def _both_factors(value: Any, draft: ImportDraft) -> Outcome:
+    if not value or draft.get("lora.type") != "lokr":
+        return Fate.DEFAULT, "off"
+    return Fate.TAKEN, draft.set("lora.decompose_both", True)

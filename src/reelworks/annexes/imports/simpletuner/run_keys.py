@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import datasets, rules
+from reelworks.annexes.imports import datasets
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
-from reelworks.core.toml_none import WORD as NONE
 
 PREVIEW_DEFAULTS: dict[str, Any] = {
     **{"validation_step_interval": 100, "validation_guidance": 7.5, "validation_num_inference_steps": 30},
@@ -93,40 +92,14 @@ def _shared_tokens(value: Any, draft: ImportDraft) -> Outcome:
     )
 
 
-RULES: dict[str, Rule] = {
-    "output_dir": lambda value, draft: (Fate.TAKEN, draft.set("output", str(value))),
-    "seed": _seed,
-    "data_backend_config": lambda value, draft: (
-        (Fate.TAKEN, "[[dataset]]")
-        if draft.settings.count("data")
-        else (
-            Fate.TO_FILL_IN,
-            "the list of data backends is not found: give it too, or replace the placeholder of [[dataset]]",
-        )
-    ),
-    "dynamo_backend": _compiled,
-    "validation_prompt": _prompts,
-    "validation_step_interval": _if_previewed(rules.to("samples.every_steps", none=NONE)),
-    "validation_guidance": _if_previewed(
-        lambda value, draft: (Fate.TAKEN, draft.set("samples.guidance_scale", max(float(value), 1.0)))
-    ),
-    "validation_num_inference_steps": _if_previewed(rules.to("samples.num_inference_steps")),
-    "validation_resolution": _if_previewed(_preview_size),
-    "validation_num_video_frames": _if_previewed(_preview_frames),
-    "framerate": _if_previewed(
-        lambda value, draft: (
-            (Fate.TAKEN, draft.set("samples.fps", float(value))) if value else (Fate.DEFAULT, "that of the model")
-        )
-    ),
-    "validation_disable": rules.read_with("validation_prompt"),
-    "checkpoint_step_interval": rules.to("checkpoints.every_steps", none=NONE),
-    "checkpoint_epoch_interval": rules.switch("checkpoints.at_epoch_end", True),
-    "checkpoints_total_limit": rules.to("checkpoints.save_total_limit", none=NONE),
-    "report_to": _reported,
-    "fsdp_enable": rules.switch("parallel.strategy", "fsdp"),
-    **{
-        key: rules.switch("parallel.offload", True)
-        for key in ("ramtorch", "enable_group_offload", "musubi_blocks_to_swap", "fsdp_cpu_offload")
-    },
-    "context_parallel_size": _shared_tokens,
-}
+def _output(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, draft.set("output", str(value))
+
+
+def _backends(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.settings.count("data"):
+        return Fate.TAKEN, "[[dataset]]"
+    return (
+        Fate.TO_FILL_IN,
+        "the list of data backends is not found: give it too, or replace the placeholder of [[dataset]]",
+    )

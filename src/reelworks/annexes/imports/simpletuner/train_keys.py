@@ -7,7 +7,7 @@ from typing import Any
 
 from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.simpletuner import optimizers
 from reelworks.core.toml_none import WORD as NONE
 
@@ -188,49 +188,11 @@ def _dtype(value: Any, draft: ImportDraft) -> Outcome:
     return rules.by_name("precision.compute", _DTYPES, "bfloat16", "this dtype is not there")(value, draft)
 
 
-RULES: dict[str, Rule] = {
-    "max_train_steps": _steps,
-    "num_train_epochs": _epochs,
-    "train_batch_size": rules.to("buckets.batch_size"),
-    "gradient_accumulation_steps": rules.to("train.gradient_accumulation_steps", none=1),
-    "gradient_checkpointing": rules.to("model.gradient_checkpointing", none=False),
-    "learning_rate": _learning_rate,
-    "lr_scale": rules.read_with("learning_rate"),
-    "lr_scale_sqrt": rules.read_with("learning_rate"),
-    "lr_scheduler": _schedule,
-    "lr_warmup_steps": _warmup,
-    "lr_end": rules.read_with("lr_scheduler"),
-    "lr_power": rules.read_with("lr_scheduler"),
-    "lr_num_cycles": rules.only((1,), "1", "the rate falls once"),
-    "optimizer": _optimizer,
-    "optimizer_config": _optimizer_config,
-    "optimizer_beta1": _betas,
-    "optimizer_beta2": _betas,
-    "max_grad_norm": _clipping,
-    "grad_clip_method": rules.read_with("max_grad_norm"),
-    "use_ema": _average,
-    "ema_decay": rules.read_with("use_ema"),
-    "ema_device": rules.read_with("use_ema"),
-    "ema_cpu_only": rules.read_with("use_ema"),
-    "mixed_precision": _dtype,
-    "caption_dropout_probability": lambda value, draft: (
-        Fate.TAKEN,
-        draft.set("objective.caption_dropout", float(value or 0)),
-    ),
-    "flow_schedule_shift": _shift,
-    "flow_schedule_auto_shift": _auto_shift,
-    "flow_sigmoid_scale": _density,
-    "flow_use_uniform_schedule": _density,
-    "flow_use_beta_schedule": _density,
-    "flow_beta_schedule_alpha": rules.read_with("flow_use_beta_schedule"),
-    "flow_beta_schedule_beta": rules.read_with("flow_use_beta_schedule"),
-    "loss_type": _loss,
-    "huber_c": rules.read_with("loss_type"),
-    "huber_schedule": rules.read_with("loss_type"),
-    "snr_gamma": _snr,
-    "prediction_type": lambda value, draft: (
-        (Fate.TAKEN, draft.set("objective.name", "v-prediction"))
-        if value == "v_prediction" and not is_flow(draft)
-        else (Fate.DEFAULT, "that of the model")
-    ),
-}
+def _caption_dropout(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, draft.set("objective.caption_dropout", float(value or 0))
+
+
+def _prediction(value: Any, draft: ImportDraft) -> Outcome:
+    if value != "v_prediction" or is_flow(draft):
+        return Fate.DEFAULT, "that of the model"
+    return Fate.TAKEN, draft.set("objective.name", "v-prediction")
