@@ -1,17 +1,16 @@
 """Each family's loss as diffusers' own training scripts put it: the network called directly, packed by the pipeline.
 
-`plain.LOSSES[family](module, x0, noise, inputs)` is the mean squared error of one batch.
+`plain.LOSSES[family](module, x0, noise, inputs)` is the mean squared error of one batch. Pipelines are imported by the losses that
+need them: it takes seconds, and each process of a test run imports this module.
 """
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-import diffusers
 import torch
-from diffusers.modular_pipelines.flux3 import before_denoise
-from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3_layout
 
+from reelworks.core.optional_imports import from_diffusers
 from reelworks.testing import contract
 
 
@@ -73,7 +72,7 @@ def _picture(x0, noise, i):
 def chroma(module, x0, noise, i):
     x_t, target = _picture(x0, noise, i)
     B, C, H, W = x_t.shape
-    pipeline = diffusers.ChromaPipeline
+    pipeline = from_diffusers("ChromaPipeline")
     mask = pipeline._prepare_attention_mask(None, B, H // 2 * (W // 2), torch.float32, i.text_mask)
     out = module(
         hidden_states=pipeline._pack_latents(x_t, B, C, H, W),
@@ -89,7 +88,7 @@ def chroma(module, x0, noise, i):
 def flux(module, x0, noise, i, beside=None, behind=()):
     x_t, target = _picture(x0, noise, i)
     B, C, H, W = x_t.shape
-    pipeline = diffusers.FluxKontextPipeline
+    pipeline = from_diffusers("FluxKontextPipeline")
     tokens = pipeline._pack_latents(x_t, B, C, H, W)
     places = pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", torch.float32)
     if beside is not None:
@@ -121,7 +120,7 @@ def flux_kontext(module, x0, noise, i):
 
 def flux2(module, x0, noise, i):
     x_t, target = _picture(x0, noise, i)
-    pipeline = diffusers.Flux2Pipeline
+    pipeline = from_diffusers("Flux2Pipeline")
     sources = [source[:, :, 0] for source in i.sources]
     places = [pipeline._prepare_image_ids([s[:1] for s in sources]).expand(len(x_t), -1, -1)] if sources else []
     out = module(
@@ -138,6 +137,8 @@ def flux2(module, x0, noise, i):
 
 def flux3(module, x0, noise, i):
     """One caption at a time, since each has a window of its own."""
+    from diffusers.modular_pipelines.flux3 import before_denoise
+
     x_t, target = _picture(x0, noise, i)
     B, _, H, W = x_t.shape
     places = before_denoise._prepare_image_ids(H, W, image_rope_scale=0.5)
@@ -167,7 +168,7 @@ def flux3(module, x0, noise, i):
 def qwen_image(module, x0, noise, i):
     x_t, target = _picture(x0, noise, i)
     B, C, H, W = x_t.shape
-    pipeline = diffusers.QwenImageEditPipeline
+    pipeline = from_diffusers("QwenImageEditPipeline")
     tokens, shapes = pipeline._pack_latents(x_t, B, C, H, W), [(1, H // 2, W // 2)]
     for source in i.sources:
         *_, h, w = source.shape
@@ -187,7 +188,8 @@ def qwen_image21(module, x0, noise, i):
     """One caption at a time; places of the sources, one for four tokens, precede the text."""
     x_t, target = _picture(x0, noise, i)
     *_, C, H, W = x_t.shape
-    pack, losses = diffusers.QwenImage21Pipeline._pack_latents, []
+    pipeline, losses = from_diffusers("QwenImage21Pipeline"), []
+    pack = pipeline._pack_latents
     for row, wanted in enumerate(target):
         pictures = [*[source[row : row + 1, :, 0].contiguous() for source in i.sources], x_t[row : row + 1]]
         slots = sum(source[0, 0].numel() // 4 for source in i.sources)
@@ -199,12 +201,14 @@ def qwen_image21(module, x0, noise, i):
             img_shapes=[[(1, *each.shape[2:]) for each in pictures]],
             img_mask=torch.tensor([[True] * slots + [False] * len(text) + [True] * (H * W // 4)]),
         ).sample[:, -H * W :]
-        losses.append(_mse(diffusers.QwenImage21Pipeline._unpack_latents(out, H * 16, W * 16, 16)[0, :, 0], wanted))
+        losses.append(_mse(pipeline._unpack_latents(out, H * 16, W * 16, 16)[0, :, 0], wanted))
     return torch.stack(losses).mean()
 
 
 def minimax_h3(module, x0, noise, i):
     """One clip at a time; time 1 is clean, velocities point towards the data, and the left sound precedes the right."""
+    from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3_layout
+
     x_t, of_sound = _blend(x0, noise, i.time), contract.sound_noise(i)
     heard, N, losses = _blend(i.sound, of_sound, i.sound_time), i.sound.shape[2], []
     for row, (seen, target) in enumerate(zip(x_t, x0 - noise, strict=True)):
@@ -236,7 +240,7 @@ def minimax_h3(module, x0, noise, i):
 def krea2(module, x0, noise, i):
     x_t, target = _picture(x0, noise, i)
     B, C, H, W = x_t.shape
-    pipeline = diffusers.Krea2Pipeline
+    pipeline = from_diffusers("Krea2Pipeline")
     two = SimpleNamespace(patch_size=2, vae_scale_factor=8)
     layers = module.config.num_text_layers
     out = module(
@@ -258,7 +262,7 @@ def z_image(module, x0, noise, i):
 
 def with_references(x_t, i, places):
     """Tokens, times and places of a clip, and behind them those of clean clips that are spread over its area."""
-    pack, (*_, T, H, W) = diffusers.LTXPipeline._pack_latents, x_t.shape
+    pack, (*_, T, H, W) = from_diffusers("LTXPipeline")._pack_latents, x_t.shape
     tokens, times, coords = [pack(x_t)], [(i.time[:, None] * i.frame_mask).repeat_interleave(H * W, 1)], [places(x_t)]
     for source in i.sources:
         tokens.append(pack(source))
@@ -279,7 +283,7 @@ def ltx_places(latent):
 def ltx(module, x0, noise, i):
     x_t = _blend(x0, noise, i.time)
     _, _, T, H, W = x_t.shape
-    pipeline = diffusers.LTXPipeline
+    pipeline = from_diffusers("LTXPipeline")
     clip, count = {"hidden_states": pipeline._pack_latents(x_t), "timestep": i.time}, None
     if i.sources:
         clip, count = with_references(x_t, i, ltx_places)
@@ -304,7 +308,7 @@ def ltx2(module, x0, noise, i):
     """Sound of any length is there, and apart."""
     x_t = _blend(x0, noise, i.time)
     B, _, T, H, W = x_t.shape
-    pipeline = diffusers.LTX2Pipeline
+    pipeline = from_diffusers("LTX2Pipeline")
     clip, count = {"hidden_states": pipeline._pack_latents(x_t), "timestep": i.time}, None
     if i.sources:
         clip, count = with_references(x_t, i, ltx2_places(module))
@@ -330,7 +334,7 @@ def ltx2_sound(module, x0, noise, i):
     """Both are generated, each at a time of its own, and read their own halves of the texts."""
     x_t = _blend(x0, noise, i.time)
     _, _, T, H, W = x_t.shape
-    pipeline = diffusers.LTX2Pipeline
+    pipeline = from_diffusers("LTX2Pipeline")
     of_sound = contract.sound_noise(i)
     heard = _blend(i.sound, of_sound, i.sound_time)
     text, of_sound_text = i.text.chunk(2, dim=2)
@@ -385,7 +389,7 @@ def hunyuan_video15(module, x0, noise, i):
 
 def sdxl(module, x0, noise, i):
     """Noise is predicted, on the schedule of diffusers."""
-    scheduler = diffusers.DDPMScheduler(
+    scheduler = from_diffusers("DDPMScheduler")(
         beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", num_train_timesteps=1000
     )
     x_t = scheduler.add_noise(x0[:, :, 0], noise[:, :, 0], i.time.long())
