@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from reelworks.annexes.lora import base_network, output
@@ -132,7 +131,11 @@ def _edits(
     edits: dict[str, list[_Edit | _Difference]] = defaultdict(list)
     notes = []
     for file, strength in adapters:
-        network = _network_of(file, weights, model)
+        network = None
+        if any(layer.folded not in weights for layer in file.layers if layer.text_encoder is None):
+            # Another convention may join layers, or name them otherwise.
+            found = base_network.closest_to(file, model)
+            network = base_network.resolve(found, file) if found.is_whole else None
         for name, edit in _edits_of(file, strength, weights, base.facts, network):
             edits[name].append(edit)
         if encoders := sum(layer.text_encoder is not None for layer in file.layers):
@@ -156,14 +159,6 @@ def _edits(
                 remedy="apply one file, and the next one to the result",
             )
     return edits, notes
-
-
-def _network_of(file: AdapterFile, weights: Mapping[str, str], model: str | None) -> BaseNetwork | None:
-    """Return the network of a file whose layers have other names than the weights; None if all have the same."""
-    if all(layer.folded in weights for layer in file.layers if layer.text_encoder is None):
-        return None
-    found = base_network.closest_to(file, model)  # another convention may join layers, or name them otherwise
-    return base_network.resolve(found, file) if found.is_whole else None
 
 
 def _differences_of(
@@ -204,7 +199,14 @@ def _edits_of(
         for place in places:
             columns = math.prod(facts[place.weight].shape[1:])
             if layer.shape not in ((place.update_rows, columns), (0, columns)):
-                raise _misfit(file, layer, place, columns)
+                raise UserError(
+                    f"of another network: the update of {layer.stem} has {list(layer.shape)}, and {place.weight} needs "
+                    f"{[place.update_rows, columns]}",
+                    code="lora-does-not-fit",
+                    field="files",
+                    value=file.source,
+                    remedy="name a file that was trained on this base",
+                )
             yield place.weight, _Edit(file, strength, layer, place.rows)
     if lost:
         raise UserError(
@@ -214,17 +216,6 @@ def _edits_of(
             value=file.source,
             remedy="name a base that has all layers, or the folder of the network with --part",
         )
-
-
-def _misfit(file: AdapterFile, layer: StoredLayer, place: _Place, columns: int) -> UserError:
-    return UserError(
-        f"of another network: the update of {layer.stem} has {list(layer.shape)}, and {place.weight} needs "
-        f"{[place.update_rows, columns]}",
-        code="lora-does-not-fit",
-        field="files",
-        value=file.source,
-        remedy="name a file that was trained on this base",
-    )
 
 
 def _places(
@@ -266,8 +257,9 @@ def _write(
     request: ApplyLorasRequest,
 ) -> list[Path]:
     """Write shards, an index and the base's config to a temporary folder that then takes its place."""
+    # Weights in codes, whose type is none of torch's, were refused when they were opened.
     entries = safetensors_header.ordered(
-        TensorRange(name, _dtype(tensor), tensor.shape) for name, tensor in base.facts.items()
+        TensorRange(name, dtype, shape) for name, (dtype, shape) in base.facts.items() if dtype is not None
     )
     values = (_value(base, entry.name, edits.get(entry.name, ()), layers) for entry in entries)
     name = _SHARD.sub("", base.files[0].stem) if base.files[0].is_file() else "diffusion_pytorch_model"
@@ -288,11 +280,6 @@ def _write(
         finally:
             storage.rmtree_if_possible(temporary)
     return [target / path.name for path in written]
-
-
-def _dtype(tensor: TensorFacts) -> torch.dtype:
-    assert tensor.dtype is not None, "refused when it was opened"
-    return tensor.dtype
 
 
 def _config(base: FullWeights) -> bytes | None:

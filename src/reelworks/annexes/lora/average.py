@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio
 from reelworks.core import files, log, requests, results, toml
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import listing, load, read_lock, state_file, verify
-from reelworks.data.checkpoint.config import Weights
 from reelworks.data.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.data.checkpoint.state_file import StoredState
 from reelworks.data.run import history
@@ -27,10 +26,12 @@ from reelworks.models.adapters import inject, key_mapping, low_rank
 from reelworks.models.adapters.adapter_types.adapter_type import AdapterType
 from reelworks.models.adapters.adapter_types.registry import TYPES
 from reelworks.models.export import export
+from reelworks.models.export.config import Weights
 from reelworks.models.export.export import CheckpointTensor
 from reelworks.models.export.lora import LoraFile, lora_base_of, lora_file_of
 
 _FAR, _MANY = 0.2, 10.0
+ReadT = TypeVar("ReadT")
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,7 @@ class _Checkpoint(NamedTuple):
     def read(self, name: str) -> Tensor:
         """Return a tensor, which is compared with its digest."""
         key = self.tensors[name].key
-        with verify.bad_told(self.path):
-            return load.read_tensors(self.path, self.state, {key})[key]
+        return _read(self.path, lambda path: load.read_tensors(path, self.state, {key})[key])
 
 
 @requests.telling(AverageRunRequest)
@@ -90,14 +90,27 @@ def average(request: AverageRunRequest) -> RunAverage:
     good, notes = _good_checkpoints(run, request)
     newest = good[-1]
     recipes = history.recipes_of(run, [info.step for info in good])
-    recipe, decays = recipes[newest.step], [_decay(recipes[info.step]) for info in good]
-    lora = _lora_file(recipe, request)
+    resolved = [toml.parse(recipes[info.step].read_text(encoding="utf-8")) for info in good]
+    given = [values.get("train", {}).get("ema_decay") for values in resolved]
+    # Averages without this key have another profile.
+    decays = [float(decay) if isinstance(decay, int | float) else None for decay in given]
+    recipe = recipes[newest.step]
+    lora = lora_file_of(recipe, request.format or "diffusers")
+    if lora is None and request.format is not None:
+        raise UserError(
+            "the run trained full weights, and only LoRA files have several conventions",
+            code="lora-format-without-lora",
+            field="format",
+            value=request.format,
+            remedy="leave it out",
+        )
     with ExitStack() as stack:
         for info in good:
             stack.enter_context(read_lock.reading(info.path))
-        states = [_state_of(info.path) for info in good]
+        states = [_read(info.path, state_file.read) for info in good]
         kind = _what(request.of, states, decays)
-        began = [_since(info.path) if kind == "ema" else 0 for info in good]
+        # Steps since which averages are kept: starts of a stage that began them anew, or of the run.
+        began = [_read(info.path, load.average_step) if kind == "ema" else 0 for info in good]
         notes += _begun_anew(good, began, request)
         checkpoints = [
             _Checkpoint(info.step, info.path, state, export.stored_weights(info.path, state, kind))
@@ -132,10 +145,10 @@ def _good_checkpoints(run: RunFolder, request: AverageRunRequest) -> tuple[list[
     return good, [f"left out: step {step}, which is damaged: {damage}" for step, damage in damaged.items()]
 
 
-def _since(path: Path) -> int:
-    """Return the step since which a checkpoint's average is kept: the start of a stage that began it anew, or of the run."""
+def _read(path: Path, read: Callable[[Path], ReadT]) -> ReadT:
+    """Return what is read of a checkpoint, of which damage is told."""
     with verify.bad_told(path):
-        return load.average_step(path)
+        return read(path)
 
 
 def _begun_anew(good: Sequence[CheckpointInfo], began: Sequence[int], request: AverageRunRequest) -> list[str]:
@@ -153,30 +166,6 @@ def _begun_anew(good: Sequence[CheckpointInfo], began: Sequence[int], request: A
         )
     steps = f"step {earlier[0]}" if len(earlier) == 1 else f"steps {', '.join(earlier)}"
     return [f"left out: {steps}, since a stage began a new average after step {began[-1]}"]
-
-
-def _lora_file(recipe: Path, request: AverageRunRequest) -> LoraFile | None:
-    lora = lora_file_of(recipe, request.format or "diffusers")
-    if lora is None and request.format is not None:
-        raise UserError(
-            "the run trained full weights, and only LoRA files have several conventions",
-            code="lora-format-without-lora",
-            field="format",
-            value=request.format,
-            remedy="leave it out",
-        )
-    return lora
-
-
-def _state_of(path: Path) -> StoredState:
-    with verify.bad_told(path):
-        return state_file.read(path)
-
-
-def _decay(recipe: Path) -> float | None:
-    """Return `train.ema_decay` of a resolved recipe; None if its averages have another profile."""
-    value = toml.parse(recipe.read_text(encoding="utf-8")).get("train", {}).get("ema_decay")
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _what(asked: Weights | None, states: Sequence[StoredState], decays: Sequence[float | None]) -> Weights:
@@ -265,11 +254,19 @@ def _write(
     layers: list[LayerResult] = []
 
     def read(name: str) -> Tensor:
+        """Return the weighted sum of a tensor, in float32; of whole numbers, those of the newest checkpoint."""
         done.append(name)
-        value = _average(name, checkpoints, combined.weights)
-        if lora is None:
-            layers.append(_rounding(name, value, export.DTYPES[request.dtype]))
-        return value
+        total = newest.read(name)
+        if total.is_floating_point():
+            total = total.float() * combined.weights[-1]
+            for each, weight in zip(checkpoints[:-1], combined.weights[:-1], strict=True):
+                total.add_(each.read(name).float(), alpha=weight)
+        if lora is None:  # tell how far a tensor of full weights is from its average as it is written
+            exact, rounded = total.double(), total.to(export.DTYPES[request.dtype]).double()
+            error = float((exact - rounded).norm()) if total.is_floating_point() else 0.0
+            norm = float(exact.norm())
+            layers.append(LayerResult(name, "full", None, norm, ratio(error, norm)))
+        return total
 
     told = {
         **about,
@@ -285,25 +282,6 @@ def _write(
         if lora is not None:
             layers = [*_layers(checkpoints, combined.weights, lora)]
     return written, layers
-
-
-def _rounding(name: str, value: Tensor, dtype: torch.dtype) -> LayerResult:
-    """Return how far a tensor of full weights is from its average as it is written."""
-    exact = value.double()
-    norm = float(exact.norm())
-    error = float((exact - value.to(dtype).double()).norm()) if value.is_floating_point() else 0.0
-    return LayerResult(name, "full", None, norm, ratio(error, norm))
-
-
-def _average(name: str, checkpoints: Sequence[_Checkpoint], weights: Sequence[float]) -> Tensor:
-    """Return the weighted sum of a tensor, in float32; of whole numbers, those of the newest checkpoint."""
-    total = checkpoints[-1].read(name)
-    if not total.is_floating_point():
-        return total
-    total = total.float() * weights[-1]
-    for each, weight in zip(checkpoints[:-1], weights[:-1], strict=True):
-        total.add_(each.read(name).float(), alpha=weight)
-    return total
 
 
 def _layers(checkpoints: Sequence[_Checkpoint], weights: Sequence[float], lora: LoraFile) -> Iterator[LayerResult]:

@@ -12,10 +12,10 @@ from reelworks.annexes.lora import base_network, output
 from reelworks.annexes.lora.adapter_file import AdapterFile, open_adapter
 from reelworks.annexes.lora.base_network import BaseNetwork
 from reelworks.annexes.lora.contents import StoredLayer
-from reelworks.annexes.lora.output import NewAdapterFile, WrittenLayer, new_adapter_file
+from reelworks.annexes.lora.output import NewAdapterFile, WrittenLayer, rewriting
 from reelworks.annexes.lora.request import ConvertLoraRequest
 from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio
-from reelworks.core import log, requests
+from reelworks.core import requests
 from reelworks.core.errors import UserError
 from reelworks.core.units import plural
 from reelworks.models.adapters import fit, key_mapping, release_layers, text_encoders
@@ -36,21 +36,15 @@ def convert(request: ConvertLoraRequest) -> LoraResult:
     Raises:
         UserError: The file is damaged, its network is not known, or the convention cannot hold its updates.
     """
-    dtype = None if request.dtype is None else export.DTYPES[request.dtype]
-    with (
-        new_adapter_file(request.output, request.overwrite) as new,
-        open_adapter(str(request.file), "file") as file,
-    ):
-        return write_as(file, new, CONVENTIONS[request.to], request.model, dtype)
+    with rewriting(request) as new, open_adapter(str(request.file), "file") as file:
+        return write_as(file, new, CONVENTIONS[request.to], request.model)
 
 
-def write_as(
-    file: AdapterFile, new: NewAdapterFile, convention: Convention, model: str | None, dtype: torch.dtype | None
-) -> LoraResult:
-    """Write an open file in a convention, in a dtype or else in that of each layer."""
+def write_as(file: AdapterFile, new: NewAdapterFile, convention: Convention, model: str | None) -> LoraResult:
+    """Write an open file in a convention."""
     network = base_network.require(file, model) if file.has_network else None
-    conversion = _Conversion(file, new, convention, network, dtype)
-    with log.stage("converting", lambda: f"{len(conversion.results)} of {len(file.layers)} layers"):
+    conversion = _Conversion(file, new, convention, network)
+    with new.stage("converting", len(file.layers)):
         for group in conversion.groups():
             conversion.add(group)
         encoders = [layer for layer in file.layers if layer.text_encoder]
@@ -64,24 +58,17 @@ def write_as(
             remedy="use the file as it is",
         )
     header = output.header_of(file.header, new.layers) | {"modelspec.usage_hint": convention.usage}
-    written = new.finish(header | conversion.peft_settings())
     notes = [f"left out: {plural(left_out, 'layer')} of text encoders, {_NAMELESS}"] if left_out else []
-    return LoraResult.of_layers(written, convention.name, conversion.results, [*notes, *file.left_out()])
+    return new.finish(header | conversion.peft_settings(), convention, [*notes, *file.left_out()])
 
 
 class _Conversion:
-    """A file that is being written in another convention; `results` are those of the layers that are done."""
+    """A file that is being written in another convention."""
 
     def __init__(
-        self,
-        file: AdapterFile,
-        new: NewAdapterFile,
-        convention: Convention,
-        network: BaseNetwork | None,
-        dtype: torch.dtype | None,
+        self, file: AdapterFile, new: NewAdapterFile, convention: Convention, network: BaseNetwork | None
     ) -> None:
-        self._file, self._new, self._convention, self._base, self._dtype = file, new, convention, network, dtype
-        self.results: list[LayerResult] = []
+        self._file, self._new, self._convention, self._base = file, new, convention, network
         # Of those with diffusers' names, the shapes of tensors by kind.
         self._own: dict[AdapterType, dict[str, dict[str, torch.Size]]] = defaultdict(dict)
 
@@ -148,7 +135,7 @@ class _Conversion:
         for stem, named in by_stem.items():
             ranks = [each.rank for each, _ in apart.values() if each.rank is not None]
             about = WrittenLayer(layer.type, sum(ranks) if len(by_stem) == 1 and ranks else layer.rank)
-            self._new.add_layer(stem, named, about, self._dtype_of(layer))
+            self._new.add_layer(stem, named, about, self._new.dtype_of(layer.dtype))
 
     def add_of_text_encoder(self, layer: StoredLayer) -> bool:
         """Write a layer of a text encoder; returns whether the convention has a name for it."""
@@ -162,23 +149,20 @@ class _Conversion:
 
     def _rounded(self, layer: StoredLayer) -> dict[str, Tensor]:
         """Return the update of a layer as it is written, and note how far it is from the exact one."""
-        kinds, dtype = self._file.read(layer), self._dtype_of(layer)
+        kinds, dtype = self._file.read(layer), self._new.dtype_of(layer.dtype)
         rounded = {kind: export.cast(layer.keys.get(kind, layer.stem), value, dtype) for kind, value in kinds.items()}
         values = {kind: value.float() for kind, value in rounded.items()}
         norm = layer.type.norm(kinds)
         is_exact = all(torch.equal(values[kind], value) for kind, value in kinds.items())
         error = 0.0 if is_exact else ratio(layer.type.distance(kinds, values), norm)
-        self.results.append(LayerResult(layer.stem, layer.type.name, layer.rank, norm, error))
+        self._new.results.append(LayerResult(layer.stem, layer.type.name, layer.rank, norm, error))
         return rounded
-
-    def _dtype_of(self, layer: StoredLayer) -> torch.dtype:
-        return self._dtype or layer.dtype
 
     def _write(self, layer: StoredLayer, stem: str, kinds: Mapping[str, Tensor]) -> None:
         kind, shaped = layer.type, layer.type.with_kernel(kinds, layer.kernel)
         named = kind.named(stem, shaped, self._convention, layer.rank)
         about = WrittenLayer(kind, kind.rank_of(kinds), kind.depends_on_weight(kinds))
-        self._new.add_layer(stem, named, about, self._dtype_of(layer))
+        self._new.add_layer(stem, named, about, self._new.dtype_of(layer.dtype))
 
     def _require_writable(self, layer: StoredLayer, *, joins: bool) -> None:
         """Refuse an update that the convention's readers would take for another one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from reelworks.annexes.lora import output
 from reelworks.annexes.lora.base_network import BaseNetwork
 from reelworks.annexes.lora.full_weights import FullWeights, bare_names, open_weights
-from reelworks.annexes.lora.output import NewAdapterFile, new_adapter_file
+from reelworks.annexes.lora.output import NewAdapterFile, rewriting
 from reelworks.annexes.lora.request import ExtractLoraRequest
 from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio, share
 from reelworks.core import log, requests, results
@@ -25,7 +24,6 @@ from reelworks.models.adapters import low_rank
 from reelworks.models.adapters.adapter_types.adapter_type import Adapter
 from reelworks.models.adapters.adapter_types.registry import LORA
 from reelworks.models.adapters.conventions import CONVENTIONS, Convention
-from reelworks.models.export import export
 
 _ROWS = 1024  # that are subtracted at once
 
@@ -76,7 +74,7 @@ def extract(request: ExtractLoraRequest) -> Extraction:
         UserError: The weights are damaged, in codes, of different networks, or equal.
     """
     with (
-        new_adapter_file(request.output, request.overwrite) as new,
+        rewriting(request) as new,
         open_weights(request.base, "base", request.part) as base,
         open_weights(request.tuned, "tuned", request.part) as tuned,
     ):
@@ -86,7 +84,7 @@ def extract(request: ExtractLoraRequest) -> Extraction:
         with log.stage("decomposing differences", lambda: f"{found.done} of {len(names)} tensors"):
             for bare, (own, theirs) in names.items():
                 # No name for the difference, which would live until the next one is there.
-                dtype = base.facts[own].dtype or torch.float32
+                dtype = new.dtype_of(base.facts[own].dtype or torch.float32)
                 found.add(bare, _difference(base.read(own), tuned.read(theirs)), dtype)
         return found.finish(request)
 
@@ -147,14 +145,12 @@ class _Differences:
 
     def __init__(self, new: NewAdapterFile, network: BaseNetwork | None, request: ExtractLoraRequest) -> None:
         self._new, self._network, self._rank = new, network, request.rank
-        self._dtype = None if request.dtype is None else export.DTYPES[request.dtype]
         self.done, self._equal = 0, 0
-        self._layers: list[LayerResult] = []
         self._others: dict[str, list[float]] = defaultdict(list)
         self._convention: Convention = CONVENTIONS["diffusers"]
 
     def add(self, name: str, difference: Tensor, dtype: torch.dtype) -> None:
-        """Write the difference of a tensor that has a dtype, or note that it is not held."""
+        """Write the difference of a tensor in a dtype, or note that it is not held."""
         self.done += 1
         norm = float(difference.norm())
         if not math.isfinite(norm):
@@ -163,27 +159,20 @@ class _Differences:
                 code="weights-unreadable",
                 remedy="download or export the weights again",
             )
-        layer = name.removesuffix(".weight")
-        is_linear = layer != name and difference.ndim == 2 and self._is_linear(layer)
+        layer, network = name.removesuffix(".weight"), self._network
+        is_linear = layer != name and difference.ndim == 2
+        if is_linear and network is not None:
+            is_linear = any(isinstance(network.layers[t.layer], nn.Linear) for t in network.targets_of(layer))
         if norm == 0:
             self._equal += is_linear
         elif is_linear:
-            self._layers.append(self._add_layer(layer, difference, norm, self._dtype or dtype))
+            product, stem = low_rank.approximate(difference, min(self._rank, *difference.shape)), self._stem(layer)
+            written = self._new.add_product(stem, product, dtype, self._convention)
+            error = float(difference.addmm_(written.B, written.A, alpha=-1).norm())
+            self._new.results.append(LayerResult(stem, LORA.name, written.rank, norm, ratio(error, norm)))
         else:
             kinds = {0: "norms and biases", 1: "norms and biases", 2: "others", 3: "others"}
             self._others[kinds.get(difference.ndim, "convolutions")].append(norm)
-
-    def _is_linear(self, layer: str) -> bool:
-        if self._network is None:
-            return True
-        return any(isinstance(self._network.layers[t.layer], nn.Linear) for t in self._network.targets_of(layer))
-
-    def _add_layer(self, layer: str, difference: Tensor, norm: float, dtype: torch.dtype) -> LayerResult:
-        product = low_rank.approximate(difference, min(self._rank, *difference.shape))
-        stem = self._stem(layer)
-        written = self._new.add_product(stem, product, dtype, self._convention)
-        error = float(difference.addmm_(written.B, written.A, alpha=-1).norm())
-        return LayerResult(stem, LORA.name, written.rank, norm, ratio(error, norm))
 
     def _stem(self, layer: str) -> str:
         """Return the name of a layer in the convention whose layers the weights have."""
@@ -197,8 +186,9 @@ class _Differences:
     def finish(self, request: ExtractLoraRequest) -> Extraction:
         """Write the file and return what is told of it."""
         others = {kind: math.hypot(*norms) for kind, norms in self._others.items()}
-        whole = math.hypot(*others.values(), *(layer.norm or 0.0 for layer in self._layers))
-        if not self._layers:
+        layers = self._new.results
+        whole = math.hypot(*others.values(), *(layer.norm or 0.0 for layer in layers))
+        if not layers:
             raise UserError(
                 "its linear layers are equal to those of the base"
                 + (f", and {', '.join(others)} differ, which a LoRA does not hold" if others else ""),
@@ -211,18 +201,15 @@ class _Differences:
         notes = (
             [] if model else ["the network is not known: layers have the names of the weights, as in diffusers' files"]
         )
-        result = LoraResult.of_layers(
-            self._new.finish(self._header(request, model)), self._convention.name, self._layers, notes
-        )
+        rank = max(layer.rank or 1 for layer in layers)
+        about = lora_files.release_header(model or "unknown", self._convention, Adapter(rank=rank, alpha=rank), None)
+        remark = f"extracted: {Path(request.tuned).name} minus {Path(request.base).name}"
+        header = output.header_of({**about, "ss_sd_model_name": Path(request.base).name}, self._new.layers, remark)
+        if self._convention.is_peft:
+            header |= output.peft_settings(self._new.layers)
+        result = self._new.finish(header, self._convention, notes)
         not_held = [
             NotHeld(kind, len(self._others[kind]), norm, ratio(norm**2, whole**2)) for kind, norm in others.items()
         ]
         lacking = math.hypot(share(result.norm, result.relative_error) or 0.0, *others.values())
         return Extraction(result, model, self._equal, not_held, whole, ratio(lacking, whole))
-
-    def _header(self, request: ExtractLoraRequest, model: str | None) -> Mapping[str, str]:
-        rank = max(layer.rank or 1 for layer in self._layers)
-        about = lora_files.release_header(model or "unknown", self._convention, Adapter(rank=rank, alpha=rank), None)
-        remark = f"extracted: {Path(request.tuned).name} minus {Path(request.base).name}"
-        header = output.header_of({**about, "ss_sd_model_name": Path(request.base).name}, self._new.layers, remark)
-        return header | (output.peft_settings(self._new.layers) if self._convention.is_peft else {})

@@ -6,27 +6,27 @@ from these thin matrices too; the whole matrix is never built.
 
 from __future__ import annotations
 
-import math
+import functools
 import tempfile
 from collections import defaultdict
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from reelworks.annexes.lora import base_network, convert, output
+from reelworks.annexes.lora import base_network, convert
 from reelworks.annexes.lora.adapter_file import AdapterFile, open_adapter
 from reelworks.annexes.lora.contents import StoredLayer, written_dtype
-from reelworks.annexes.lora.output import NewAdapterFile, new_adapter_file
+from reelworks.annexes.lora.output import NewAdapterFile, rewriting
 from reelworks.annexes.lora.request import MergeLorasRequest
-from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio
-from reelworks.core import files, log, requests
+from reelworks.annexes.lora.results import LoraResult
+from reelworks.core import files, requests
 from reelworks.core.errors import UserError, first_few
 from reelworks.models.adapters import low_rank, other_tensors
 from reelworks.models.adapters.adapter_types.registry import LORA
 from reelworks.models.adapters.low_rank import LowRank
-from reelworks.models.export import export
 
 
 class _Weighted(NamedTuple):
@@ -53,19 +53,24 @@ def merge(request: MergeLorasRequest) -> LoraResult:
     Raises:
         UserError: A file is damaged, the files are of different networks, or an update has no sum.
     """
-    with new_adapter_file(request.output, request.overwrite) as new, ExitStack() as stack:
+    with rewriting(request) as new, ExitStack() as stack:
         notes: list[str] = []
         weighted = _opened(request, stack, notes)
-        first = weighted[0].file
-        dtype = None if request.dtype is None else export.DTYPES[request.dtype]
-        results: list[LayerResult] = []
         layers = _layers(weighted, request.model)
-        with log.stage("adding", lambda: f"{len(results)} of {len(layers)} layers"):
+        with new.stage("adding", len(layers)):
             for terms in layers:
-                results.append(_merged(terms, new, request.rank, dtype))
-        notes += _bases(weighted) + _add_differences(weighted, new, dtype)
+                _add_sum(terms, new, request.rank)
+        first, *others = (file for file, _ in weighted)
+        notes += [
+            f"{file.source} was trained on another base than {first.source}, by their headers"
+            for file in others
+            if base_network.describes_another(first, file)
+        ]
+        notes += _add_differences(weighted, new)
         remark = "merged: " + ", ".join(f"{Path(each.path).name}={each.weight:g}" for each in request.weighted)
-        return output.finish(new, first, results, remark=remark, notes=notes, former=_common_header(weighted))
+        common = {key: value for key, value in first.header.items() if all(o.header.get(key) == value for o in others)}
+        names = ", ".join(Path(file.source).name for file, _ in weighted)
+        return new.finish_as(first, remark, notes, common | {"modelspec.merged_from": names})
 
 
 def _opened(request: MergeLorasRequest, stack: ExitStack, notes: list[str]) -> list[_Weighted]:
@@ -107,19 +112,19 @@ def _converted(
     with files.writing("output", request.output):
         request.output.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=request.output.parent, prefix=".merge-")))
-    with new_adapter_file(folder / "converted.safetensors", overwrite=False) as new:
-        try:
-            converted = convert.write_as(other, new, first.convention, request.model, torch.float32)
-            notes += converted.notes
-            (path,) = converted.files
-        except UserError as error:
-            raise UserError(
-                f"it has another convention than {first.source}, and cannot be converted: {error.problem}",
-                code=error.code,
-                field="model" if error.field == "model" else "files",
-                value=other.source,
-                remedy=error.remedy,
-            ) from error
+    new = NewAdapterFile(folder / "converted.safetensors", torch.float32, stack)
+    try:
+        converted = convert.write_as(other, new, first.convention, request.model)
+    except UserError as error:
+        raise UserError(
+            f"it has another convention than {first.source}, and cannot be converted: {error.problem}",
+            code=error.code,
+            field="model" if error.field == "model" else "files",
+            value=other.source,
+            remedy=error.remedy,
+        ) from error
+    notes += converted.notes
+    (path,) = converted.files
     return stack.enter_context(open_adapter(str(path), "files"))
 
 
@@ -166,22 +171,20 @@ def _require_one_network(weighted: list[_Weighted], by_name: dict[str, list[_Ter
         )
 
 
-def _merged(terms: list[_Term], new: NewAdapterFile, rank: int | None, dtype: torch.dtype | None) -> LayerResult:
+def _add_sum(terms: list[_Term], new: NewAdapterFile, rank: int | None) -> None:
+    """Write a sum under the name that the first file has for the layer, in a type that holds the numbers of all."""
     exact = low_rank.add([_factors(term) for term in terms])
     product, missing = exact, 0.0
     if rank is not None and rank < exact.rank:
         spectrum = low_rank.spectrum(exact)
         product, missing = spectrum.truncate(rank), spectrum.left_out(rank)
-    first = terms[0]
-    stem, kernel = first.file.stem_of(first.layer), max((term.layer.kernel for term in terms), key=len)
-    written_as = dtype or _widest([term.layer.dtype for term in terms])
-    written = new.add_product(stem, product, written_as, first.file.names, kernel)
-    norm = exact.norm()
-    error = ratio(math.hypot(missing, product.distance(written)), norm)
-    return LayerResult(stem, LORA.name, written.rank, norm, error)
+    file, _, layer = terms[0]
+    kernel = max((term.layer.kernel for term in terms), key=len)
+    widest = functools.reduce(torch.promote_types, (term.layer.dtype for term in terms))
+    new.add_update(file, replace(layer, kernel=kernel, dtype=widest), product, norm=exact.norm(), missing=missing)
 
 
-def _add_differences(weighted: list[_Weighted], new: NewAdapterFile, dtype: torch.dtype | None) -> list[str]:
+def _add_differences(weighted: list[_Weighted], new: NewAdapterFile) -> list[str]:
     """Write the sums of differences of weights and biases, and return notes on these, and on other tensors without a sum.
 
     A difference of a weight that has an update too is left out: readers take one of the two.
@@ -197,7 +200,8 @@ def _add_differences(weighted: list[_Weighted], new: NewAdapterFile, dtype: torc
         facts = [each.file.facts[key] for each, key in each_term]
         if len({fact.shape for fact in facts}) == 1:
             values = [each.weight * each.file.read_other(key).float() for each, key in each_term]
-            new.add(name, sum(values[1:], values[0]), dtype or written_dtype({fact.dtype for fact in facts}))
+            dtype = new.dtype_of(written_dtype({fact.dtype for fact in facts}))
+            new.add(name, sum(values[1:], values[0]), dtype)
             held |= {(id(each.file), key) for each, key in each_term}
     notes = []
     for file, _ in weighted:
@@ -223,24 +227,3 @@ def _factors(term: _Term) -> LowRank:
             remedy="make a LoRA of it first with `reelworks lora resize`",
         )
     return product.scaled(term.weight)
-
-
-def _widest(dtypes: list[torch.dtype]) -> torch.dtype:
-    widest = dtypes[0]
-    for dtype in dtypes[1:]:
-        widest = torch.promote_types(widest, dtype)
-    return widest
-
-
-def _bases(weighted: list[_Weighted]) -> list[str]:
-    """Return a note for each file whose header names other base weights than that of the first."""
-    first = weighted[0].file
-    others = [file for file, _ in weighted[1:] if base_network.describes_another(first, file)]
-    return [f"{file.source} was trained on another base than {first.source}, by their headers" for file in others]
-
-
-def _common_header(weighted: list[_Weighted]) -> dict[str, str]:
-    """Return the fields that the headers of all files have alike, and the names of the files for ModelSpec."""
-    first, *others = (file.header for file, _ in weighted)
-    common = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
-    return common | {"modelspec.merged_from": ", ".join(Path(file.source).name for file, _ in weighted)}

@@ -1,22 +1,27 @@
-"""Write the file of an adapter layer by layer, whole or not at all."""
+"""Rewrite files of adapters: layers are read one after the other, changed, compared, and written, whole or not at all.
+
+The tools differ in what they do with a layer; opening, progress, results, header and writing are theirs together.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from reelworks.annexes.lora.adapter_file import AdapterFile
-from reelworks.annexes.lora.results import LayerResult, LoraResult
-from reelworks.core import files
+from reelworks.annexes.lora.contents import StoredLayer
+from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio
+from reelworks.core import files, log
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import safetensors_header
 from reelworks.data.checkpoint.safetensors_header import TensorRange
@@ -26,10 +31,27 @@ from reelworks.models.adapters.conventions import Convention
 from reelworks.models.adapters.key_mapping import METADATA
 from reelworks.models.adapters.low_rank import LowRank
 from reelworks.models.export import export, safetensors_file
+from reelworks.models.export.config import Dtype
 
 _FIELD = "output"
 # Fields of a header that are true of one file only.
 _OF_THE_FILE = ("sshs_model_hash", "sshs_legacy_hash", "modelspec.hash_sha256", METADATA, "format")
+
+
+class RewriteRequest(Protocol):
+    """A request for a file of an adapter."""
+
+    @property
+    def output(self) -> Path:
+        """The file to write."""
+
+    @property
+    def overwrite(self) -> bool:
+        """Whether it may replace one that is there."""
+
+    @property
+    def dtype(self) -> Dtype | None:
+        """Data type of its numbers; None for that of each layer in the input."""
 
 
 class WrittenLayer(NamedTuple):
@@ -41,12 +63,26 @@ class WrittenLayer(NamedTuple):
 
 
 class NewAdapterFile:
-    """A file that is being written; its tensors wait in an unnamed file on the same disk, since a header comes first."""
+    """A file that is being written; its tensors wait in an unnamed file on the same disk, since a header comes first.
 
-    def __init__(self, target: Path, stack: ExitStack) -> None:
-        self.target, self._stack = target, stack
+    Attributes:
+        layers: Layers that were written, by what the names of their tensors begin with.
+        results: How far they are from their exact updates, by layer of the input.
+    """
+
+    def __init__(self, target: Path, dtype: torch.dtype | None, stack: ExitStack) -> None:
+        self.target, self._dtype, self._stack = target, dtype, stack
         self._entries: dict[str, tuple[TensorRange, int]] = {}
-        self.layers: dict[str, WrittenLayer] = {}  # by what the names of their tensors begin with
+        self.layers: dict[str, WrittenLayer] = {}
+        self.results: list[LayerResult] = []
+
+    def stage(self, doing: str, count: int) -> AbstractContextManager[None]:
+        """Tell in the block how many of so many layers have a result."""
+        return log.stage(doing, lambda: f"{len(self.results)} of {count} layers")
+
+    def dtype_of(self, own: torch.dtype) -> torch.dtype:
+        """Return the type that numbers are written in: the one asked for, or else the layer's own."""
+        return self._dtype or own
 
     @cached_property
     def _spool(self) -> IO[bytes]:
@@ -81,14 +117,36 @@ class NewAdapterFile:
         self.add_layer(stem, LORA.named(stem, shaped, convention), WrittenLayer(LORA, product.rank), dtype)
         return LowRank(kinds["B"].float(), kinds["A"].float())
 
-    def finish(self, header: Mapping[str, str]) -> list[Path]:
-        """Write the file, replacing one that is there, and return its path."""
+    def add_update(
+        self, file: AdapterFile, layer: StoredLayer, product: LowRank, *, norm: float, missing: float = 0.0
+    ) -> None:
+        """Add the update of a layer of a file likewise, and note how far it is from the exact one.
+
+        `norm` is that of the exact update, and `missing` that of what the product lacks of it.
+        """
+        stem = file.stem_of(layer)
+        written = self.add_product(stem, product, self.dtype_of(layer.dtype), file.names, layer.kernel)
+        # What is left out and what is rounded are at right angles, but for products of two roundings.
+        error = ratio(math.hypot(missing, product.distance(written)), norm)
+        self.results.append(LayerResult(stem, LORA.name, product.rank, norm, error))
+
+    def finish(self, header: Mapping[str, str], convention: Convention | None, notes: Sequence[str]) -> LoraResult:
+        """Write the file, replacing one that is there, and return the result."""
         entries = safetensors_header.ordered(entry for entry, _ in self._entries.values())
         with files.writing(_FIELD, self.target):
             self._spool.flush()
-            return safetensors_file.write(
-                self.target, entries, map(self._read, entries), {"format": "pt"} | dict(header)
-            )
+            values, about = map(self._read, entries), {"format": "pt", **header}
+            written = safetensors_file.write(self.target, entries, values, about)
+        return LoraResult.of_layers(written, None if convention is None else convention.name, self.results, notes)
+
+    def finish_as(
+        self, file: AdapterFile, remark: str, notes: Sequence[str], former: Mapping[str, str] | None = None
+    ) -> LoraResult:
+        """Finish a file of LoRAs in the convention of an open one, which has most of the header unless `former` has."""
+        header = header_of(file.header if former is None else former, self.layers, remark)
+        if file.convention is not None and file.convention.is_peft:
+            header |= peft_settings(self.layers)
+        return self.finish(header, file.convention, notes)
 
     def _read(self, entry: TensorRange) -> Tensor:
         if not entry.num_bytes:
@@ -98,11 +156,11 @@ class NewAdapterFile:
 
 
 @contextmanager
-def new_adapter_file(target: Path, overwrite: bool) -> Iterator[NewAdapterFile]:
-    """Begin a file; refuses one that exists unless it may be overwritten, and tells of a disk that is full."""
-    require_target(target, overwrite)
+def rewriting(request: RewriteRequest) -> Iterator[NewAdapterFile]:
+    """Begin the file of a request; refuses one that exists unless it may be overwritten."""
+    require_target(request.output, request.overwrite)
     with ExitStack() as stack:
-        yield NewAdapterFile(target, stack)
+        yield NewAdapterFile(request.output, request.dtype and export.DTYPES[request.dtype], stack)
 
 
 def _close(spool: IO[bytes]) -> None:
@@ -134,23 +192,6 @@ def exists_already(target: Path) -> UserError:
         value=str(target),
         remedy="give --overwrite to replace it, or name another one",
     )
-
-
-def finish(
-    new: NewAdapterFile,
-    file: AdapterFile,
-    layers: Sequence[LayerResult],
-    *,
-    remark: str,
-    notes: Sequence[str] = (),
-    former: Mapping[str, str] | None = None,
-) -> LoraResult:
-    """Write the header, of which a file of LoRAs in the convention of an open one has most, and return the result."""
-    header = header_of(file.header if former is None else former, new.layers, remark)
-    if file.convention is not None and file.convention.is_peft:
-        header |= peft_settings(new.layers)
-    name = None if file.convention is None else file.convention.name
-    return LoraResult.of_layers(new.finish(header), name, layers, notes)
 
 
 def header_of(former: Mapping[str, str], layers: Mapping[str, WrittenLayer], remark: str = "") -> dict[str, str]:

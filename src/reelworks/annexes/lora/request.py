@@ -10,7 +10,8 @@ from typing import NamedTuple
 from reelworks.core import requests, units
 from reelworks.core.errors import UserError
 from reelworks.core.requests import arg
-from reelworks.data.checkpoint.config import Dtype, LoraFormat, Weights
+from reelworks.models.adapters.conventions import LoraFormat
+from reelworks.models.export.config import Dtype, Weights
 
 _FILE = "A LoRA, LoKr, LoHa or OFT as .safetensors, or its place on the hub: owner/name/file.safetensors."
 _OUTPUT = "The .safetensors file to write."
