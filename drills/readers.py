@@ -33,10 +33,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.data.checkpoint.config import LoraFormat
 from reelworks.models import registry
 from reelworks.models.adapters import inject, release_layers
 from reelworks.models.adapters.config import AdapterName, LoraConfig
+from reelworks.models.adapters.conventions import LoraFormat
 from reelworks.models.export.lora import LoraFile
 from reelworks.models.family import FamilyConfig
 from reelworks.testing import contract

@@ -81,6 +81,7 @@ TORCH_FREE_MODULES = (
     "inference.generate.defaults",
     "inference.generate.request",
     "models.components",
+    "models.export.config",
     "models.family",
     "models.registry",
     "models.storage.stored_codes",

@@ -16,9 +16,9 @@ from diffusers_readers import NOT_TAKEN, misread, through_adapter, through_path,
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.data.checkpoint.config import LoraFormat
 from reelworks.models import registry
 from reelworks.models.adapters.config import AdapterName, LoraConfig
+from reelworks.models.adapters.conventions import LoraFormat
 from reelworks.testing import contract
 
 # Those of diffusers with one network; of two experts, each has a file of its own.

@@ -17,10 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from reelworks.data.checkpoint.config import LoraFormat
 from reelworks.models import registry
 from reelworks.models.adapters import inject
 from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.adapters.conventions import LoraFormat
 from reelworks.models.export.lora import LoraFile
 from reelworks.testing import contract
 

@@ -19,10 +19,10 @@ from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import safetensors_header
 from reelworks.data.checkpoint import save as commit
-from reelworks.data.checkpoint.config import ExportsConfig
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.folder import RunFolder
 from reelworks.models.export import export, exports_folder, safetensors_file
+from reelworks.models.export.config import ExportsConfig
 from reelworks.models.storage import weights as weight_files
 
 RECIPE = '[model]\nname = "tiny"\nlicense = "apache-2.0"\n'

@@ -12,13 +12,14 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from reelworks.commands import checkpoints
-from reelworks.data.checkpoint.config import ExportsConfig, LoraFormat, registered_lora_formats
 from reelworks.data.run.folder import RunFolder
 from reelworks.models.adapters import conventions, files, inject
 from reelworks.models.adapters.adapter_types import registry
 from reelworks.models.adapters.adapter_types.adapter_type import AdapterType
 from reelworks.models.adapters.config import AdapterName, LoraConfig
+from reelworks.models.adapters.conventions import LoraFormat
 from reelworks.models.export import exports_folder
+from reelworks.models.export.config import ExportsConfig
 from reelworks.models.export.lora import LoraFile
 from reelworks.testing import contract
 
@@ -90,7 +91,6 @@ def dashes() -> Iterator[str]:
     conventions.register(Dashes())
     yield "dashes"
     del conventions.CONVENTIONS["dashes"]
-    registered_lora_formats.remove("dashes")
 
 
 def trained(settings: LoraConfig) -> Any:

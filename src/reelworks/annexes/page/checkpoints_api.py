@@ -20,11 +20,12 @@ from reelworks.annexes.page.workspace import text_of
 from reelworks.core import digests, results
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import disk_space, listing, retention
-from reelworks.data.checkpoint.config import CheckpointsConfig, LoraFormat
+from reelworks.data.checkpoint.config import CheckpointsConfig
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import lock
 from reelworks.data.run.folder import RunFolder
 from reelworks.inference.generate import defaults
+from reelworks.models.adapters.conventions import LoraFormat
 from reelworks.reports.previews import MEDIA
 from reelworks.training.plan import plan_report
 from reelworks.training.recipe import preview_model, recipe_file

@@ -1,21 +1,16 @@
-"""`[checkpoints]` and `[exports]` of a recipe: when to save, what to keep, which weights to export."""
+"""`[checkpoints]` of a recipe: when to save, and what to keep."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from reelworks.core import units
-from reelworks.core.config import Config, PublicConfig, open_set
+from reelworks.core.config import Config, PublicConfig
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import mixture
-
-Weights = Literal["ema", "model"]
-Dtype = Literal["bfloat16", "float16", "float32"]
-LoraFormat = Literal["diffusers", "comfyui", "kohya"]
-registered_lora_formats: set[str] = set()  # those of `models.adapters.conventions`
 
 # Names of file system options that hold credentials: key, secret, token, password, account_key, ...
 _SECRET = re.compile("key|secret|token|passw|credential|connection_string", re.IGNORECASE)
@@ -179,22 +174,3 @@ class CheckpointsConfig(Retention):
                 remedy=f"set a multiple of {self.every_steps}, or change every_steps",
             )
         return self
-
-
-class ExportsConfig(Config):
-    """Weights for inference, written to `exports/` as .safetensors along with checkpoints; no run can resume from them.
-
-    Attributes:
-        weights: Which weights to write: the average ("ema") or the trained weights ("model"); None writes none.
-        dtype: Data type of the written weights; tensors that are not floating point keep theirs.
-        formats: Key conventions to write a LoRA in, one file each: "diffusers", "comfyui", "kohya".
-        every_n_saves: Write weights with every n-th save.
-        keep_last: How many exports stay; None keeps all. "auto" keeps all of a LoRA, which are small, as long as a tenth
-            of the disk is free, and three of full weights. Other files in the folder are never touched.
-    """
-
-    weights: Weights | None = None
-    dtype: Dtype = "bfloat16"
-    formats: list[Annotated[LoraFormat, open_set(registered_lora_formats)]] = Field(default=["diffusers"], min_length=1)
-    every_n_saves: int = Field(default=1, ge=1)
-    keep_last: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"

@@ -10,10 +10,10 @@ from reelworks.core import arguments, log
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import listing, locate
-from reelworks.data.checkpoint.config import Dtype, LoraFormat, Weights
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import history
-from reelworks.models.adapters.conventions import CONVENTIONS
+from reelworks.models.adapters.conventions import CONVENTIONS, LoraFormat
+from reelworks.models.export.config import Dtype, Weights
 from reelworks.models.export.export import describe_run, export_checkpoint, export_state_dict, require_free_file
 from reelworks.models.export.lora import lora_file_of
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
-from reelworks.data.checkpoint.config import registered_lora_formats
 from reelworks.models.adapters import text_encoders
 from reelworks.models.family import Network
+
+LoraFormat = Literal["diffusers", "comfyui", "kohya"]  # the conventions of the package, for the schema
 
 
 class Convention:
@@ -115,7 +116,6 @@ def register(convention: Convention) -> None:
     """Let exports write a convention under its name, and LoRA files with its names be read."""
     assert convention.name not in CONVENTIONS, convention.name
     CONVENTIONS[convention.name] = convention
-    registered_lora_formats.add(convention.name)
 
 
 for _convention in (_Diffusers(), _ComfyUI(), _Kohya()):

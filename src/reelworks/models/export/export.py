@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 from reelworks.core import digests, storage, toml, version
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import disk_space, load, read_lock, safetensors_header, state_file, tree, verify
-from reelworks.data.checkpoint.config import Dtype, Weights
 from reelworks.data.checkpoint.safetensors_header import TensorRange
 from reelworks.data.checkpoint.state_file import StoredState
 from reelworks.data.distributed import collectives
 from reelworks.models.export import safetensors_file
+from reelworks.models.export.config import Dtype, Weights
 from reelworks.models.export.lora import LoraFile, lora_base_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -77,7 +77,8 @@ def export_checkpoint(
         state = state_file.read(path)
         stored = stored_weights(path, state, weights)
         entries = _entries(stored, dtype)
-        read = _read(path, state, [stored[entry.name] for entry in entries])
+        keys = (stored[entry.name].key for entry in entries)
+        read = (tensor for key in keys for tensor in load.read_tensors(path, state, {key}).values())
         if lora is not None:
             lora = lora._replace(base=lora_base_of(path))
         with raising_export_failed(target):
@@ -109,11 +110,6 @@ def stored_weights(path: Path, state: StoredState, weights: Weights) -> dict[str
             remedy="export the trained weights with --weights" if missing == "ema" else "choose another checkpoint",
         )
     return parts["model"] | parts["ema"] if weights == "ema" else parts["model"]
-
-
-def _read(path: Path, state: StoredState, wanted: Sequence[CheckpointTensor]) -> Iterator[Tensor]:
-    for weight in wanted:
-        yield from load.read_tensors(path, state, {weight.key}).values()
 
 
 def export_state_dict(

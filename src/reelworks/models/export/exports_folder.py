@@ -16,11 +16,11 @@ from safetensors import SafetensorError, safe_open
 from reelworks.core import storage, units
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import names
-from reelworks.data.checkpoint.config import ExportsConfig, Weights
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.folder import RunFolder
 from reelworks.models.adapters.conventions import CONVENTIONS
 from reelworks.models.export import export
+from reelworks.models.export.config import ExportsConfig, Weights
 from reelworks.models.export.lora import lora_file_of
 from reelworks.models.export.safetensors_file import INDEX_SUFFIX
 

@@ -14,7 +14,7 @@ from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig, Buck
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.catalog.store import measured_columns
-from reelworks.data.checkpoint.config import CheckpointsConfig, ExportsConfig
+from reelworks.data.checkpoint.config import CheckpointsConfig
 from reelworks.data.distributed.config import ParallelConfig
 from reelworks.data.media.config import DataConfig
 from reelworks.data.run.config import CoverageConfig, LoggingConfig
@@ -22,6 +22,7 @@ from reelworks.data.schedule.cost import CostConfig
 from reelworks.models import components, registry
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.export.config import ExportsConfig
 from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.precision.config import PrecisionConfig
 from reelworks.models.sound.config import SoundConfig
