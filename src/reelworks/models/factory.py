@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -83,8 +83,8 @@ def build_denoiser(
         lora: Low-rank updates, the only trained parameters then, and how the base weights are stored.
         sound: Sound encoder of a model that is trained with sound; it fixes the features of its latents.
     """
-    stored: BaseStorage = "float32" if lora is None else lora.exact_base(name_of(compute))
-    contract = denoiser_contract(storage, compute, reduction, stored)
+    base = None if lora is None else lora.exact_base(name_of(compute))
+    contract = denoiser_contract(storage, compute, reduction, base or "float32")
     check_contract(contract)
     preset, channels = family_config(model), latent_channels(autoencoder)
     family = registry.load_network(registry.family_of(model.name))
@@ -92,8 +92,69 @@ def build_denoiser(
         learns_variance = family.learns_variance(preset, model.weights, channels)
     config = resolve_denoiser(model, autoencoder=autoencoder, text=text, learns_variance=learns_variance, sound=sound)
     device = torch.device(device)
-    base = None if lora is None else stored
-    networks = _build(family, config, model, device, seed, base)
+    networks = build_base(family, config, model, device=device, seed=seed, base=base)
+    experts = [family.denoiser(network, contract, config, channels) for network in networks]
+    denoiser = experts[0]
+    if len(experts) == 2:
+        high, low, switch = *experts, switch_timestep(model)
+        assert switch is not None, "the recipe was checked"
+        assert isinstance(high, FamilyDenoiser)
+        assert isinstance(low, FamilyDenoiser)
+        denoiser = ExpertPairDenoiser(high, low, switch)
+    if lora is None:
+        nn.Module.to(denoiser.module, device, storage)
+    else:
+        adapt(denoiser, experts, lora, config, model, device=device, seed=seed)
+    return denoiser
+
+
+def build_base(
+    family: FamilyNetwork,
+    config: FamilyConfig,
+    model: ModelConfig,
+    *,
+    device: torch.device,
+    seed: int,
+    base: BaseStorage | None,
+) -> list[nn.Module]:
+    """Build a network or both experts with weights on the CPU, drawn without a file, or without values on `meta`.
+
+    With the `base` of a LoRA, parameters of a diffusers network are memory-mapped tensors of the file, in its dtypes.
+    """
+    parts = [*PARTS.values()] if model.experts == "both" else [PARTS.get(model.experts or "")]
+    mapped = base is not None and model.weights is not None and family.keeps_file_tensors
+
+    def build_all() -> list[nn.Module]:
+        return [family.build(config, gradient_checkpointing=model.gradient_checkpointing) for _ in parts]
+
+    def load() -> None:
+        try:
+            for network, part in zip(networks, parts, strict=True):
+                family.load(network, config, model.weights, part)
+        except weights.ShapeMismatch as misfit:
+            raise identify.explain(misfit, model.name) from misfit
+
+    if device.type == "meta":
+        with meta_init.build_on_meta():
+            networks = build_all()
+        if mapped and base == "gguf":  # the file tells the sizes of its codes
+            load()
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds those of GPUs too, which are not kept
+            with optional_imports.without_weights() if mapped else contextlib.nullcontext():
+                networks = build_all()
+            load()
+        if model.weights is not None and len(networks) == 2:
+            pairs = zip(*(network.parameters() for network in networks), strict=True)
+            if all(torch.equal(*(stored_weights.value(weight).float() for weight in pair)) for pair in pairs):
+                raise UserError(
+                    "only one network was found, and both experts would get its weights",
+                    code="expert-missing",
+                    field="model.weights",
+                    value=model.weights,
+                    remedy="set it to the folder or hub id that holds transformer and transformer_2",
+                )
     parameters = [parameter for each in networks for parameter in each.parameters()]
     if base == "gguf" and not any(isinstance(stored_weight(p), GgufWeight) for p in parameters):
         raise UserError(
@@ -103,89 +164,33 @@ def build_denoiser(
             value=base,
             remedy="point model.weights to a GGUF file of a model of diffusers, or choose another base",
         )
-    denoisers = [family.denoiser(network, contract, config, channels) for network in networks]
-    denoiser = denoisers[0] if len(denoisers) == 1 else _pair(model, *denoisers)
-    if lora is None:
-        nn.Module.to(denoiser.module, device, storage)
-        return denoiser
-    has_values = device.type != "meta"
+    return networks
+
+
+def adapt(
+    denoiser: Denoiser,
+    experts: Sequence[Denoiser],
+    lora: LoraConfig,
+    config: FamilyConfig,
+    model: ModelConfig,
+    *,
+    device: torch.device,
+    seed: int,
+) -> None:
+    """Freeze a denoiser's weights, stored as its contract says, and add the layers of a LoRA, which alone are trained."""
+    compute, has_values = denoiser.contract.compute, device.type != "meta"
     if has_values:
         denoiser.base = Base(model.name, model.weights, digest(denoiser.module.state_dict(keep_vars=True)))
-    blocks = [block for each in denoisers for block in each.sharding().blocks]
-    frozen.store(denoiser.module, blocks, stored, compute=compute, device=device)
+    blocks = [block for each in experts for block in each.sharding().blocks]
+    frozen.store(denoiser.module, blocks, lora.exact_base(name_of(compute)), compute=compute, device=device)
     if lora.training_adapter is not None and denoiser.base is not None:
         adapter = TrainingAdapter.read(lora.training_adapter)
-        for each in denoisers:
+        for each in experts:
             adapter.attach(each.module, config)
         denoiser.base = denoiser.base._replace(training_adapter=adapter.digest())
     inject.inject(denoiser, lora, seed=seed)
     if lora.weights is not None and has_values:
         files.load_into(denoiser.module, lora, config)
-    return denoiser
-
-
-def _pair(model: ModelConfig, high: Denoiser, low: Denoiser) -> ExpertPairDenoiser:
-    switch = switch_timestep(model)
-    assert switch is not None, "the recipe was checked"
-    assert isinstance(high, FamilyDenoiser)
-    assert isinstance(low, FamilyDenoiser)
-    return ExpertPairDenoiser(high, low, switch)
-
-
-def _build(
-    family: FamilyNetwork,
-    config: FamilyConfig,
-    model: ModelConfig,
-    device: torch.device,
-    seed: int,
-    base: BaseStorage | None,
-) -> list[nn.Module]:
-    """Build a network or both experts with weights on the CPU, drawn without a file, or without values on `meta`.
-
-    With the base of a LoRA, parameters of a diffusers network are memory-mapped tensors of the file, in its dtypes.
-    """
-    parts = PARTS.values() if model.experts == "both" else [PARTS.get(model.experts or "")]
-
-    def build_all() -> list[nn.Module]:
-        return [family.build(config, gradient_checkpointing=model.gradient_checkpointing) for _ in parts]
-
-    mapped = base is not None and model.weights is not None and family.keeps_file_tensors
-    if device.type == "meta":
-        with meta_init.build_on_meta():
-            networks = build_all()
-        if mapped and base == "gguf":  # the file tells the sizes of its codes
-            _load(family, networks, config, model, list(parts))
-        return networks
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds those of GPUs too, which are not kept
-        with optional_imports.without_weights() if mapped else contextlib.nullcontext():
-            networks = build_all()
-        _load(family, networks, config, model, list(parts))
-    if model.weights is not None and len(networks) == 2:
-        pairs = zip(*(network.parameters() for network in networks), strict=True)
-        if all(torch.equal(*(stored_weights.value(weight).float() for weight in pair)) for pair in pairs):
-            raise UserError(
-                "only one network was found, and both experts would get its weights",
-                code="expert-missing",
-                field="model.weights",
-                value=model.weights,
-                remedy="set it to the folder or hub id that holds transformer and transformer_2",
-            )
-    return networks
-
-
-def _load(
-    family: FamilyNetwork,
-    networks: list[nn.Module],
-    config: FamilyConfig,
-    model: ModelConfig,
-    parts: list[str | None],
-) -> None:
-    try:
-        for network, part in zip(networks, parts, strict=True):
-            family.load(network, config, model.weights, part)
-    except weights.ShapeMismatch as misfit:
-        raise identify.explain(misfit, model.name) from misfit
 
 
 def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
@@ -193,7 +198,11 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
     require_known("autoencoder.name", config.name, autoencoder_names())
     try:
         if config.name in registry.AUTOENCODERS:
-            return _family_autoencoder(config)
+            module = registry.AUTOENCODERS[config.name].module
+            if not module:
+                return DiffusersAutoencoder(config)
+            built: Autoencoder = importlib.import_module(module).build(config)
+            return built
         own: dict[str, Callable[[AutoencoderConfig], Autoencoder]] = {
             "pixel": PixelAutoencoder,
             "pca": pca.build,
@@ -201,14 +210,6 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
         return own.get(config.name, opensora.build)(config)
     except weights.ShapeMismatch as misfit:
         raise identify.explain(misfit) from misfit
-
-
-def _family_autoencoder(config: AutoencoderConfig) -> Autoencoder:
-    module = registry.AUTOENCODERS[config.name].module
-    if not module:
-        return DiffusersAutoencoder(config)
-    built: Autoencoder = importlib.import_module(module).build(config)
-    return built
 
 
 def build_sound_encoder(config: SoundConfig) -> SoundEncoder:

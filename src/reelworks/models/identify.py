@@ -82,7 +82,7 @@ def is_lora(names: Mapping[str, object]) -> bool:
 
 def closest(shapes: Shapes) -> BestMatch:
     """Find the presets that fit best, with the keys of diffusers, of a release, or behind a prefix."""
-    bare = _bare(shapes)
+    bare = {bare_name(key): shape for key, shape in shapes.items()}
     firsts = {name: first_alike(name) for name in registry.PRESETS}
     if equal := tuple(name for name, first in firsts.items() if _own(first) == bare):
         return BestMatch(equal, len(bare), len(bare))
@@ -93,11 +93,6 @@ def closest(shapes: Shapes) -> BestMatch:
         counts[first] = fitting, max(len(shapes), len(own))
     best = max(counts.values(), key=lambda count: count[0] / count[1])
     return BestMatch(tuple(name for name, first in firsts.items() if counts[first] == best), *best)
-
-
-def _bare(shapes: Shapes) -> Shapes:
-    """Return shapes by names without the prefixes of wrappers."""
-    return {bare_name(key): shape for key, shape in shapes.items()}
 
 
 def bare_name(key: str) -> str:

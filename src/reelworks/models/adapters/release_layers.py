@@ -87,8 +87,10 @@ def trained(stacked: Tensor, targets: list[TargetLayer]) -> list[TargetLayer]:
 
 def split_layer(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
     """Split one stored layer into the target layers. Empty if some rows belong to layers without an adapter."""
-    _refuse_columns(kinds)
-    place = targets[0].place
+    lengths, place = kinds.get("magnitude_vector"), targets[0].place
+    # Of a square weight, magnitudes of columns are as many as those of rows.
+    if lengths is not None and is_by_columns(lengths.shape):
+        raise refusal_of_columns()
     values = {k: v.flatten() if k == "magnitude_vector" else v for k, v in kinds.items()}
     if place.heights == (1,):
         if place.swapped:
@@ -112,13 +114,6 @@ def split_layer(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int)
         if lengths is not None:
             result[target.layer]["magnitude_vector"] = torch.split(lengths, heights)[target.place.part]
     return result
-
-
-def _refuse_columns(kinds: Mapping[str, Tensor]) -> None:
-    """Refuse a DoRA with a magnitude for each column of a weight: of a square one it has as many as there are rows."""
-    lengths = kinds.get("magnitude_vector")
-    if lengths is not None and is_by_columns(lengths.shape):
-        raise refusal_of_columns()
 
 
 def is_by_columns(shape: Sequence[int]) -> bool:

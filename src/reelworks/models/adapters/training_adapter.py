@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +40,9 @@ class TrainingAdapter(NamedTuple):
     def read(cls, source: str) -> TrainingAdapter:
         """Read a file: a path, a hub id of a repository with one file, or `owner/name/file` on the hub."""
         path = str(weights.require_file(source, _FIELD))
-        try:
+        with weights.errors_name(_FIELD, source):
             tensors = files.updates_in(weights.read(path, field=_FIELD), source, _FIELD)
             return cls(source, tensors, files.header(path))
-        except UserError as error:
-            raise UserError(error.problem, code=error.code, field=_FIELD, value=source, remedy=error.remedy) from error
 
     def digest(self) -> str:
         """Return a digest of its tensors."""
@@ -56,30 +54,24 @@ class TrainingAdapter(NamedTuple):
         Raises:
             UserError: A tensor fits no layer; nothing is attached then.
         """
-        layers = {name: module.get_submodule(name) for name in inject.linear_layers(module)}
+        layers: dict[str, Any] = {name: module.get_submodule(name) for name in inject.linear_layers(module)}
         # The rank of the settings decides how joined layers are split, and the products are the same either way.
         updates, unknown = key_mapping.place_tensors(self.tensors, layers, LoraConfig(), family, self.header)
-        unknown += [name for name, kinds in updates.items() if not _fits(layers[name], kinds)]
+        for name, kinds in updates.items():
+            own, update = layers[name], (kinds["A"].shape[-1], kinds["B"].shape[0])
+            if "magnitude_vector" in kinds or update != (own.in_features, own.out_features):
+                unknown.append(name)
         if unknown or not updates:
-            raise self._misfit(unknown)
+            raise UserError(
+                f"not an adapter of this model: {len(unknown):,} of its {len(self.tensors):,} tensors fit none of its "
+                f"linear layers, such as {first_few(sorted(unknown)) or 'all'}",
+                code="training-adapter-does-not-fit",
+                field=_FIELD,
+                value=self.source,
+                remedy="name a LoRA for this model, of two low-rank matrices for each layer",
+            )
         for name, kinds in updates.items():
             _add(layers[name], kinds)
-
-    def _misfit(self, unknown: list[str]) -> UserError:
-        return UserError(
-            f"not an adapter of this model: {len(unknown):,} of its {len(self.tensors):,} tensors fit none of its "
-            f"linear layers, such as {first_few(sorted(unknown)) or 'all'}",
-            code="training-adapter-does-not-fit",
-            field=_FIELD,
-            value=self.source,
-            remedy="name a LoRA for this model, of two low-rank matrices for each layer",
-        )
-
-
-def _fits(layer: nn.Module, kinds: Mapping[str, Tensor]) -> bool:
-    assert isinstance(layer, nn.Linear)
-    wanted = (layer.in_features, layer.out_features)
-    return "magnitude_vector" not in kinds and (kinds["A"].shape[-1], kinds["B"].shape[0]) == wanted
 
 
 def _add(layer: nn.Module, kinds: Mapping[str, Tensor]) -> None:

@@ -281,13 +281,20 @@ class OpenSoraAutoencoder:
         return self
 
 
+_CURRENT_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+
 def build(config: AutoencoderConfig, sizes: OpenSoraSizes = OpenSoraSizes()) -> OpenSoraAutoencoder:
     """Build the autoencoder with the weights that the recipe names."""
     field = "autoencoder.weights"
     assert config.weights is not None, "the recipe was checked"
     if config.name == "opensora-1.1":
         config_of(config)
-        state = _current_names(weights.read(config.weights, field))
+        # Files that diffusers wrote before release 0.17 have other names of attention layers.
+        state = {
+            ".".join(_CURRENT_NAMES.get(part, part) for part in key.split(".")): value
+            for key, value in weights.read(config.weights, field).items()
+        }
         spatial = Spatial(optional_imports.from_diffusers("AutoencoderKL")(**sizes.spatial))
         weights.load_into(spatial.module, state, config.weights, field)
         return OpenSoraAutoencoder(config, spatial)
@@ -295,11 +302,3 @@ def build(config: AutoencoderConfig, sizes: OpenSoraSizes = OpenSoraSizes()) -> 
     network = VideoNetwork(sizes)
     weights.load_into(network, state, config.weights, field)
     return OpenSoraAutoencoder(config, network)
-
-
-_CURRENT_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
-
-
-def _current_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the attention layers of files that diffusers wrote before release 0.17."""
-    return {".".join(_CURRENT_NAMES.get(part, part) for part in key.split(".")): value for key, value in state.items()}

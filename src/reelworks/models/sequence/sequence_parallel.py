@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from reelworks.data.distributed.mesh import World
@@ -114,8 +113,15 @@ class _OfDiffusers:
     def __init__(self, module: Any, split: SequenceSplit, config: Any) -> None:
         self._module, self._config = module, config
         self._hooks: Any = importlib.import_module("diffusers.hooks.context_parallel")
-        self._plan = _plan(module, split)
-        self._attentions = list(_self_attentions(module, split))
+        family: Any = importlib.import_module(split.plan) if split.plan else None
+        # Where tokens are divided and gathered, by module; and the attentions among shared tokens.
+        self._plan: dict[str, Any] = module._cp_plan if family is None else family.plan(module)
+        self._attentions: list[Any] = [
+            child
+            for path, child in module.named_modules()
+            if hasattr(getattr(child, "processor", None), "_parallel_config")
+            and (family is None or re.fullmatch(family.ATTENTIONS, path))
+        ]
 
     def start(self) -> None:
         for attention in self._attentions:
@@ -143,18 +149,3 @@ def _diffusers_config(world: World, degree: int) -> Any:
     config = parallel.ParallelConfig(context_parallel_config=ulysses)
     config.setup(world.rank, world.size, world.device, mesh=mesh)
     return config
-
-
-def _self_attentions(network: nn.Module, split: SequenceSplit) -> Iterator[Any]:
-    """Yield the attentions among shared tokens."""
-    family: Any = importlib.import_module(split.plan) if split.plan else None
-    for path, module in network.named_modules():
-        exchanges = hasattr(getattr(module, "processor", None), "_parallel_config")
-        if exchanges and (family is None or re.fullmatch(family.ATTENTIONS, path)):
-            yield module
-
-
-def _plan(network: Any, split: SequenceSplit) -> dict[str, Any]:
-    """Return where tokens are divided and gathered, by module."""
-    plan: dict[str, Any] = importlib.import_module(split.plan).plan(network) if split.plan else network._cp_plan
-    return plan

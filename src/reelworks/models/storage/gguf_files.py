@@ -39,10 +39,11 @@ class GgufWeight(StoredWeight):
 def read(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file, memory-mapped; weights in codes are tensors on `meta`, see `stored_weights`."""
     file = _package().GGUFReader(path, "c")  # a private copy of each page that is written, which is none
-    unknown = sorted({t.tensor_type.name for t in file.tensors if not _is_read(t)})
+    read = ("F16", "BF16", *_types())
+    unknown = {t.tensor_type.name for t in file.tensors if t.data.dtype.kind not in "fi"}.difference(read)
     if unknown:
         raise UserError(
-            f"weights of these types are not read: {first_few(unknown)}",
+            f"weights of these types are not read: {first_few(sorted(unknown))}",
             code="weights-quantised",
             remedy="choose a file in Q4_0 to Q8_0, Q2_K to Q6_K, F16 or BF16",
         )
@@ -70,10 +71,6 @@ def _types() -> dict[str, tuple[Any, int, int]]:
     known: Any = importlib.import_module("diffusers.quantizers.gguf.utils").dequantize_functions
     sizes: Any = _package().GGML_QUANT_SIZES
     return {type.name: (function, *sizes[type]) for type, function in known.items() if type.name != "BF16"}
-
-
-def _is_read(tensor: Any) -> bool:
-    return tensor.tensor_type.name in ("F16", "BF16", *_types()) or tensor.data.dtype.kind in "fi"
 
 
 def _tensor(tensor: Any) -> Tensor:

@@ -42,23 +42,17 @@ def read(
     and `file` their file if the source is a folder or repository that has it beside those of other models. The weights
     of GGUF files become float32; if `keep_codes`, they are on `meta`, see `stored_weights`.
     """
-    state = _read(source, field, part, file)
-    return state if keep_codes else stored_weights.values(state)
-
-
-def _read(source: str, field: str, part: str | None, file: str | None) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
-    with _errors_name(field, source):
-        if file is not None and (found := _file(source, file)) is not None:
-            return _read_file(found)
-        for path in _files_of(source, part):
+    with errors_name(field, source):
+        found = None if file is None else _locate(source, [file]) / file
+        for path in [found] if found is not None and found.is_file() else _files_of(source, part):
             state.update(_read_file(path))
-    return state
+    return state if keep_codes else stored_weights.values(state)
 
 
 def files_of(source: str, field: str, part: str | None = None) -> list[Path]:
     """Return the files of weights in a folder, file or hub id, those that `read` reads."""
-    with _errors_name(field, source):
+    with errors_name(field, source):
         return _files_of(source, part)
 
 
@@ -70,7 +64,8 @@ def _files_of(source: str, part: str | None) -> list[Path]:
 
 
 @contextmanager
-def _errors_name(field: str, source: str) -> Iterator[None]:
+def errors_name(field: str, source: str) -> Iterator[None]:
+    """Let errors in the block name a field, with the source as its value."""
     try:
         yield
     except UserError as error:
@@ -82,7 +77,7 @@ def require_there(source: str, field: str) -> Path:
 
     It refuses a source that is neither local nor on the hub; libraries would retry for a minute or two.
     """
-    with _errors_name(field, source):
+    with errors_name(field, source):
         return _locate(source, ["*.json"])
 
 
@@ -91,7 +86,7 @@ def require_file(source: str, field: str) -> Path:
 
     On the hub it is `owner/name/file`, or `owner/name` if the repository has one such file; `@revision` follows the name.
     """
-    with _errors_name(field, source):
+    with errors_name(field, source):
         path, (owner, _, rest) = Path(source).expanduser(), source.partition("/")
         name, _, file = rest.partition("/")
         if not path.exists() and path.suffix == ".safetensors" and file and hub.is_id(f"{owner}/{name}"):
@@ -121,7 +116,7 @@ def config(source: str, field: str, part: str) -> dict[str, Any] | None:
 def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors of one `.safetensors` file, of which only the header is read."""
     path = Path(source).expanduser()
-    with _errors_name(field, source), opened(path) as file:
+    with errors_name(field, source), opened(path) as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
@@ -158,13 +153,6 @@ def _locate(source: str, patterns: list[str]) -> Path:
         code="weights-not-found",
         remedy="check the path",
     )
-
-
-def _file(source: str, name: str) -> Path | None:
-    """Return the file of this name in a folder or on the hub; None if the source is a file, or has no such one."""
-    place = _locate(source, [name])
-    found = place / name
-    return found if found.is_file() else None
 
 
 def _part(source: str, place: Path, part: str) -> Path:

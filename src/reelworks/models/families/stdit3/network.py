@@ -60,7 +60,12 @@ class STDiTNetwork:
             state[_EMPTY_CAPTION] = torch.cat([rows[: config.model_max_length], rows[-1:].expand(missing, -1)])
         if isinstance(module, STDiT3) and _FIRST_WEIGHT in state and state[_FIRST_WEIGHT].ndim == 4:
             self.init(module, config)
-            state = _from_pixart(state) | {key: value for key, value in module.state_dict().items() if _is_fresh(key)}
+            fresh = {
+                key: value
+                for key, value in module.state_dict().items()
+                if key.startswith(_NOT_IN_PICTURE_WEIGHTS) or key.endswith(_NORMS)
+            }
+            state = _from_pixart(state) | fresh
         weights.load_into(module, state, source)
 
     @torch.no_grad()
@@ -97,10 +102,6 @@ class STDiTNetwork:
     def denoiser(self, module: nn.Module, contract: Contract, config: STDiT3Config, channels: int) -> FamilyDenoiser:
         """Wrap a network for the trainer."""
         return FamilyDenoiser(module, contract, config, channels, self.predict)
-
-
-def _is_fresh(key: str) -> bool:
-    return key.startswith(_NOT_IN_PICTURE_WEIGHTS) or key.endswith(_NORMS)
 
 
 def _from_pixart(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -18,14 +18,10 @@ def predict(module: Any, inputs: DenoiserInputs, config: ZImageConfig) -> Tensor
     Its times run from 0 (noise) to 1 (data), and its velocity points towards the data. It takes texts without
     padding.
     """
-    texts = [_without_padding(text, mask) for text, mask in zip(inputs.text, inputs.text_mask, strict=True)]
+    # On `meta` there are no mask values; all tokens are kept, since only shapes matter.
+    texts = [text if text.is_meta else text[mask] for text, mask in zip(inputs.text, inputs.text_mask, strict=True)]
     out = module(list(inputs.latent), 1 - inputs.time / PURE_NOISE, texts, return_dict=False)[0]
     return torch.stack(out)
-
-
-def _without_padding(text_LD: Tensor, mask_L: Tensor) -> Tensor:
-    # On `meta` there are no mask values; all tokens are kept, since only shapes matter.
-    return text_LD if text_LD.is_meta else text_LD[mask_L]
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
