@@ -16,7 +16,7 @@ from reelworks.data.distributed import mesh
 from reelworks.data.distributed.layout import Layout
 from reelworks.models import factory, registry
 from reelworks.models.adapters.config import LoraConfig
-from reelworks.models.api import DenoiserInputs, given, no_companions
+from reelworks.models.api import DenoiserInputs
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
@@ -105,7 +105,6 @@ def inputs(args: argparse.Namespace, device: torch.device, channels: int) -> Den
         height=8.0 * H * one,
         width=8.0 * W * one,
         drop_text=torch.zeros(1, dtype=torch.bool, device=device),
-        **given(no_companions(latent), 1),
     )
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from benchmarks import _pictures
 from benchmarks._results import AT_START, keep
 from reelworks.core import log
-from reelworks.models.api import DenoiserInputs, given, no_companions
+from reelworks.models.api import DenoiserInputs
 from reelworks.training.assembly import build
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.loop.trainer import run
@@ -87,7 +87,6 @@ def _inputs(latent: Tensor, time: Tensor, text: Any, ones: Tensor) -> DenoiserIn
         width=width * ones,
         crop=torch.zeros(len(latent), 4),
         drop_text=torch.zeros(len(latent), dtype=torch.bool),
-        **given(no_companions(latent), len(latent)),
     )
 
 

@@ -65,7 +65,7 @@ def features(name: str) -> Features:
     def feels(**changes: Any) -> bool:
         return not torch.equal(answer, denoiser.predict(dataclasses.replace(inputs, **changes)))
 
-    given = inputs.frame_mask.clone()
+    given, heard = inputs.frame_mask.clone(), inputs.sound
     given[:, 0] = ~given[:, 0]
     return Features(
         clips=inputs.latent.shape[2] > 1,
@@ -75,10 +75,10 @@ def features(name: str) -> Features:
         shown=tuple(
             key
             for key in ("control", "first_frame", "image")
-            if (value := getattr(inputs, key)).shape[1] and feels(**{key: -value})
+            if (value := getattr(inputs, key)) is not None and feels(**{key: -value})
         )
         + (("source",) if feels(sources=tuple(-value for value in inputs.sources)) else ())
-        + (("sound",) if inputs.sound.shape[1] and feels(sound=-inputs.sound) else ()),
+        + (("sound",) if heard is not None and feels(sound=dataclasses.replace(heard, latent=-heard.latent)) else ()),
     )
 
 

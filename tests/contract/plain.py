@@ -209,21 +209,25 @@ def minimax_h3(module, x0, noise, i):
     """One clip at a time; time 1 is clean, velocities point towards the data, and the left sound precedes the right."""
     from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3_layout
 
-    x_t, of_sound = _blend(x0, noise, i.time), contract.sound_noise(i)
-    heard, N, losses = _blend(i.sound, of_sound, i.sound_time), i.sound.shape[2], []
+    x_t, of_sound, sound_time = _blend(x0, noise, i.time), torch.zeros(len(x0), 4, 0, 1, 1), i.time
+    clean = heard = of_sound
+    if i.sound is not None:
+        clean, of_sound, sound_time = i.sound.latent, contract.sound_noise(i.sound), i.sound.time
+        heard = _blend(clean, of_sound, sound_time)
+    N, losses = clean.shape[2], []
     for row, (seen, target) in enumerate(zip(x_t, x0 - noise, strict=True)):
         text = i.text[row, i.text_mask[row]]
         layout = h3_layout.MiniMaxH3PrepareLayoutStep.build_packed_sequence(
             torch.ones(len(text)), *seen.shape[1:], N, (1, 2, 2), 2, 2, 0
         )
         positions, tags, video, audio, words, *_ = layout
-        sides = [s[row, :, :, 0, 0].chunk(2) for s in (heard, i.sound - of_sound)]
+        sides = [s[row, :, :, 0, 0].chunk(2) for s in (heard, clean - of_sound)]
         sound, sound_target = (torch.cat([side.T for side in pair]) for pair in sides)
         out = module(
             hidden_states=h3_layout.patchify_video_latents(seen[None], (1, 2, 2))[None],
             audio_hidden_states=sound.reshape(1, -1, module.config.audio_in_channels),
             encoder_hidden_states=text[None],
-            timestep=1 - torch.stack([i.time[row], i.sound_time[row]]) / 1000,
+            timestep=1 - torch.stack([i.time[row], sound_time[row]]) / 1000,
             timestep_indices=(tags == 2).long(),
             token_tags=tags,
             position_ids=positions,
@@ -335,8 +339,8 @@ def ltx2_sound(module, x0, noise, i):
     x_t = _blend(x0, noise, i.time)
     _, _, T, H, W = x_t.shape
     pipeline = from_diffusers("LTX2Pipeline")
-    of_sound = contract.sound_noise(i)
-    heard = _blend(i.sound, of_sound, i.sound_time)
+    clean, of_sound = i.sound, contract.sound_noise(i.sound)
+    heard = _blend(clean.latent, of_sound, clean.time)
     text, of_sound_text = i.text.chunk(2, dim=2)
     clip, count = {"hidden_states": pipeline._pack_latents(x_t), "timestep": i.time}, None
     if i.sources:
@@ -346,19 +350,19 @@ def ltx2_sound(module, x0, noise, i):
         audio_hidden_states=pipeline._pack_audio_latents(heard[..., 0]),
         encoder_hidden_states=text,
         audio_encoder_hidden_states=of_sound_text,
-        audio_timestep=i.sound_time,
+        audio_timestep=clean.time,
         sigma=i.time,
-        audio_sigma=i.sound_time,
+        audio_sigma=clean.time,
         encoder_attention_mask=i.text_mask,
         audio_encoder_attention_mask=i.text_mask,
         num_frames=T,
         height=H,
         width=W,
         fps=24.0,
-        audio_num_frames=i.sound.shape[2],
+        audio_num_frames=clean.latent.shape[2],
         use_cross_timestep=True,
     )
-    target = pipeline._pack_audio_latents((of_sound - i.sound)[..., 0])
+    target = pipeline._pack_audio_latents((of_sound - clean.latent)[..., 0])
     return _mse(out.sample[:, :count], pipeline._pack_latents(noise - x0)) + _mse(out.audio_sample, target)
 
 
@@ -372,7 +376,7 @@ def hunyuan_video15(module, x0, noise, i):
     x_t = _blend(x0, noise, i.time)
     B = len(x_t)
     first, mask, image = torch.zeros_like(x_t), torch.zeros_like(x_t[:, :1]), torch.zeros(B, 3, 16)
-    if i.first_frame.shape[1]:
+    if i.first_frame is not None:
         first, image = i.first_frame, i.image
         mask[:, :, 0] = 1
     out = module(

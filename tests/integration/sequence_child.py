@@ -55,7 +55,7 @@ def loss_and_gradients(
 
 def example(config: Any, channels: int, text: Any, draw: torch.Generator) -> Any:
     from reelworks.data.catalog.sources import SOURCES
-    from reelworks.models.api import DenoiserInputs, given, no_companions
+    from reelworks.models.api import DenoiserInputs, given
 
     # 9 tokens a frame, which no group shares equally, where the network pads.
     B, T, side = 2, 1 if config.pictures_only else 3, 3 * config.patch_size[-1] if config.network.sequence.pads else 8
@@ -65,7 +65,7 @@ def example(config: Any, channels: int, text: Any, draw: torch.Generator) -> Any
     frame_mask = torch.ones(B, T, dtype=torch.bool)
     if config.conditioning.frames and T > 1:
         frame_mask[1, 0] = False
-    values = no_companions(latent)
+    values = {}
     wants = config.conditioning
     sources = SOURCES[: wants.most_sources] if "source" in wants.takes else ()
     for companion in (*(("control",) if "control" in wants.takes else ()), *sources):

@@ -7,7 +7,7 @@ N image tokens or latent frames of sound, E image width, F features of sound. La
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,14 +18,24 @@ from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.distributed.contract import Contract, Role
 from reelworks.models.adapters.config import Targets
 from reelworks.models.base_model import Base
+from reelworks.models.precision import tensors
 from reelworks.models.recompute import Recompute
 
 PURE_NOISE = 1000.0  # timestep at which no signal is left
 
 
 @dataclass(frozen=True)
+class SoundInputs:
+    """The sound of a micro-batch, for networks that predict it beside the picture."""
+
+    latent: Tensor  # `[B, F, N, 1, 1]` noised latents
+    time: Tensor  # `[B]` timesteps in [0, 1000]
+    mask: Tensor  # `[B, N]` True where the sound is generated, False where it is given
+
+
+@dataclass(frozen=True)
 class DenoiserInputs:
-    """One micro-batch of inputs to a denoiser."""
+    """One micro-batch of inputs to a denoiser; those with a default are None where the family's `Conditioning` has none."""
 
     latent: Tensor  # `[B, C, T, H, W]` noised latents
     time: Tensor  # `[B]` timesteps in [0, 1000], 1000 is pure noise
@@ -38,72 +48,41 @@ class DenoiserInputs:
     height: Tensor  # `[B]` height in pixels
     width: Tensor  # `[B]` width in pixels
     drop_text: Tensor  # `[B]` True where the empty caption, learned or fixed, replaces the text
-    # `[B, C, T, H, W]` latents of the control clip, or its parts one after the other (`Conditioning.control_parts`); C is
-    # 0 if there is none, also in the next one.
-    control: Tensor
+    # `[B, C, T, H, W]` latents of the control clip, or its parts one after the other (`Conditioning.control_parts`).
+    control: Tensor | None = None
     # `[B, C, T, H, W]` latents of the first frame of a clip alone, or of its first and last frames with grey ones between
     # them; unused for a picture.
-    first_frame: Tensor
-    # `[B, N, E]` image embeddings of the first frame, then of the last if given; N is 0 if there are none.
-    image: Tensor
+    first_frame: Tensor | None = None
+    image: Tensor | None = None  # `[B, N, E]` image embeddings of the first frame, then of the last if given
     # Latents `[B, C, T, H, W]` of the sources of an edit in order, each with its own sizes, perhaps none; their number
     # and sizes are the same for all clips.
     sources: tuple[Tensor, ...] = ()
-    # `[B, 4]` height and width of the file before resizing, and top and left of the crop after it, in pixels; by
-    # default those of a file that is neither resized nor cropped.
-    crop: Tensor = None  # type: ignore[assignment]
-    # `[B, C, T, H, W]` clean latents, of which the network sees the condition frames; C is 0 if there are none.
-    condition: Tensor = None  # type: ignore[assignment]
-    # `[B, F, N, 1, 1]` noised latents of the sound, its `[B]` timesteps, and `[B, N]` True where it is generated; by
-    # default F is 0, as there is no sound.
-    sound: Tensor = None  # type: ignore[assignment]
-    sound_time: Tensor = None  # type: ignore[assignment]
-    sound_mask: Tensor = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        if self.condition is None:
-            object.__setattr__(self, "condition", self.latent[:, :0])
-        if self.sound is None:
-            B = len(self.latent)
-            object.__setattr__(self, "sound", self.latent.new_zeros(B, 0, 0, 1, 1))
-            object.__setattr__(self, "sound_time", self.time)
-            object.__setattr__(self, "sound_mask", self.frame_mask[:, :0])
-        if self.crop is None:
-            zeros = torch.zeros_like(self.height)
-            object.__setattr__(self, "crop", torch.stack([self.height, self.width, zeros, zeros], dim=1))
+    # `[B, 4]` height and width of the file before resizing, and top and left of the crop after it, in pixels; None for
+    # files that are neither resized nor cropped.
+    crop: Tensor | None = None
+    # `[B, C, T, H, W]` clean latents, of which the network sees the condition frames.
+    condition: Tensor | None = None
+    sound: SoundInputs | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by name; sources have the names in `data.catalog.sources`."""
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return values | dict(zip(SOURCES, values.pop("sources"), strict=False))
+        sources = iter(SOURCES)
+        return {next(sources) if name == "sources" else name: value for name, value in tensors.named(self)}
 
     def each(self, change: Callable[[Tensor], Tensor]) -> DenoiserInputs:
         """Return the inputs with every tensor changed."""
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, value in values.items():
-            values[name] = tuple(map(change, value)) if isinstance(value, tuple) else change(value)
-        return DenoiserInputs(**values)
+        return tensors.mapped(self, lambda _name, value: change(value))
 
     def followed_by(self, other: DenoiserInputs) -> DenoiserInputs:
         """Return the clips of both; those of the other one have the same sizes, and come last."""
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, own in values.items():
-            others = getattr(other, name)
-            is_tuple = isinstance(own, tuple)
-            values[name] = (
-                tuple(map(torch.cat, zip(own, others, strict=True))) if is_tuple else torch.cat([own, others])
-            )
-        return DenoiserInputs(**values)
-
-
-def no_companions(latent_BCTHW: Tensor) -> dict[str, Tensor]:
-    """Return empty values of the inputs of a control and a first frame, for clips that have neither; see `given`."""
-    none, image = latent_BCTHW[:, :0], latent_BCTHW.new_zeros(len(latent_BCTHW), 0, 0)
-    return {"control": none, "first_frame": none, "image": image}
+        others = [value for _, value in tensors.named(other)]
+        both = self.each(lambda own: torch.cat([own, others.pop(0)]))
+        assert not others, "they have the same inputs"
+        return both
 
 
 def given(values: Mapping[str, Tensor], count: int) -> dict[str, Any]:
-    """Return the last inputs of a denoiser for `count` clips: control, first frame, its embedding, and the sources.
+    """Return the inputs of a denoiser that tell companions and frames of `count` clips.
 
     `values` are those by name, sources under the names in `data.catalog.sources`; one row is repeated for all clips.
     """
@@ -119,7 +98,7 @@ INPUT_ROLES: dict[str, Role] = {
     **dict.fromkeys(("text_mask", "frame_mask", "drop_text"), Role.MASK),
     **dict.fromkeys(("guidance", "fps", "height", "width", "crop"), Role.GEOMETRY),
     **dict.fromkeys(("control", "first_frame", "image", "condition", "sources"), Role.CONDITION),
-    "sound": Role.LATENT,
+    "sound_latent": Role.LATENT,
     "sound_time": Role.TIME,
     "sound_mask": Role.MASK,
 }

@@ -21,7 +21,7 @@ from reelworks.models import components, factory, registry
 from reelworks.models.adapters import frozen, inject
 from reelworks.models.adapters.adapter_types.registry import TYPES
 from reelworks.models.adapters.config import BaseStorage, LoraConfig, Targets
-from reelworks.models.api import Denoiser, DenoiserInputs, given, no_companions
+from reelworks.models.api import Denoiser, DenoiserInputs, SoundInputs, given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import IMAGE_ENCODERS
@@ -128,24 +128,21 @@ def example(
         width=torch.full((batch,), float(W)),
         drop_text=torch.zeros(batch, dtype=torch.bool),
         **given(_companions(latent, name, g) | beside, batch),
-        **_sound(batch, T, name, g),
+        sound=_sound(batch, T, name, g),
     )
 
 
-def _sound(batch: int, frames: int, name: str, g: torch.Generator) -> dict[str, Any]:
+def _sound(batch: int, frames: int, name: str, g: torch.Generator) -> SoundInputs | None:
     if not components.conditioning(ModelConfig(name=name)).sound:
-        return {}
-    return {
-        "sound": torch.randn(batch, SOUND_FEATURES, frames + 1, 1, 1, generator=g),
-        "sound_time": torch.linspace(800.0, 200.0, batch),
-        "sound_mask": torch.ones(batch, frames + 1, dtype=torch.bool),
-    }
+        return None
+    latent = torch.randn(batch, SOUND_FEATURES, frames + 1, 1, 1, generator=g)
+    return SoundInputs(latent, torch.linspace(800.0, 200.0, batch), torch.ones(batch, frames + 1, dtype=torch.bool))
 
 
 def _output(denoiser: Denoiser, inputs: DenoiserInputs) -> Tensor:
     """Return the prediction; with sound, those of picture and sound as one row for each clip."""
     boundary = DtypeBoundary(denoiser)
-    if not inputs.sound.shape[1]:
+    if inputs.sound is None:
         return boundary(inputs)
     return torch.cat([out.flatten(1) for out in boundary.both(inputs)], dim=1)
 
@@ -156,7 +153,7 @@ def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tens
     sources = SOURCES[: wants.most_sources] if "source" in wants.takes and not wants.sources_as_frames else ()
     kinds = [*(["control"] if "control" in wants.takes else []), *sources]
     kinds += ["first_frame"] if wants.first_frame else []
-    inputs = no_companions(latent) | {key: torch.randn(latent.shape, generator=g) for key in kinds}
+    inputs = {key: torch.randn(latent.shape, generator=g) for key in kinds}
     inputs |= {name: inputs[name].mT for name in sources[1::2]}  # those of other sizes than the picture
     if wants.control_parts:
         channels = 2 * latent.shape[1] + math.prod(components.autoencoder_geometry(AUTOENCODER).stride[1:])
@@ -349,16 +346,17 @@ def _distance(one: Tensor, other: Tensor) -> float:
 def loss(denoiser: Denoiser, objective: Objective, clean: DenoiserInputs, noise: Tensor) -> Tensor:
     """Return the training loss of a micro-batch with equal weights; `clean.latent` holds the clean latents."""
     x_t = objective.noised(clean.latent, noise, clean.time, clean.frame_mask)
-    if not clean.sound.shape[1]:
+    if clean.sound is None:
         output = DtypeBoundary(denoiser)(dataclasses.replace(clean, latent=x_t))
         return objective.losses(output, x_t, clean.latent, noise, clean.time, clean.frame_mask).mean()
-    of_sound = sound_noise(clean)
-    heard = objective.noised(clean.sound, of_sound, clean.sound_time, clean.sound_mask)
-    picture, sound = DtypeBoundary(denoiser).both(dataclasses.replace(clean, latent=x_t, sound=heard))
+    shown, of_sound = clean.sound, sound_noise(clean.sound)
+    heard = objective.noised(shown.latent, of_sound, shown.time, shown.mask)
+    noised = dataclasses.replace(clean, latent=x_t, sound=dataclasses.replace(shown, latent=heard))
+    picture, sound = DtypeBoundary(denoiser).both(noised)
     losses = objective.losses(picture, x_t, clean.latent, noise, clean.time, clean.frame_mask)
-    return (losses + objective.losses(sound, heard, clean.sound, of_sound, clean.sound_time, clean.sound_mask)).mean()
+    return (losses + objective.losses(sound, heard, shown.latent, of_sound, shown.time, shown.mask)).mean()
 
 
-def sound_noise(clean: DenoiserInputs) -> Tensor:
+def sound_noise(clean: SoundInputs) -> Tensor:
     """Return noise for the sound of a micro-batch, the same in all calls."""
-    return torch.randn(clean.sound.shape, generator=torch.Generator().manual_seed(4))
+    return torch.randn(clean.latent.shape, generator=torch.Generator().manual_seed(4))

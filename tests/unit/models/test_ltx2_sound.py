@@ -9,6 +9,7 @@ import torch
 from diffusers.pipelines import ltx2 as pipelines
 from refused import refused
 
+from reelworks.models.api import SoundInputs
 from reelworks.models.families.ltx2 import sound
 from reelworks.models.family import PublishedSound
 from reelworks.testing import contract
@@ -97,22 +98,22 @@ def test_what_is_given_has_time_0_and_is_seen_by_the_other(given):
     if given == "picture":
         i = dataclasses.replace(i, time=none, frame_mask=torch.zeros_like(i.frame_mask))
     elif given == "sound":
-        i = dataclasses.replace(i, sound_time=none, sound_mask=torch.zeros_like(i.sound_mask))
+        i = dataclasses.replace(i, sound=SoundInputs(i.sound.latent, none, torch.zeros_like(i.sound.mask)))
     elif given == "beginning":
-        frames, heard = i.frame_mask.clone(), i.sound_mask.clone()
+        frames, heard = i.frame_mask.clone(), i.sound.mask.clone()
         frames[:, 0], heard[:, :2] = False, False
-        i = dataclasses.replace(i, frame_mask=frames, sound_mask=heard)
+        i = dataclasses.replace(i, frame_mask=frames, sound=dataclasses.replace(i.sound, mask=heard))
     picture, heard = denoiser.predict_both(i)
     text, of_sound = i.text.chunk(2, dim=2)
     out = denoiser.module(
         hidden_states=i.latent.flatten(2).transpose(1, 2),
-        audio_hidden_states=i.sound.flatten(2).transpose(1, 2),
+        audio_hidden_states=i.sound.latent.flatten(2).transpose(1, 2),
         encoder_hidden_states=text,
         audio_encoder_hidden_states=of_sound,
         timestep=(i.frame_mask * i.time[:, None]).repeat_interleave(16, dim=1),
-        audio_timestep=i.sound_mask * i.sound_time[:, None],
+        audio_timestep=i.sound.mask * i.sound.time[:, None],
         sigma=i.time,
-        audio_sigma=i.sound_time,
+        audio_sigma=i.sound.time,
         encoder_attention_mask=i.text_mask,
         audio_encoder_attention_mask=i.text_mask,
         num_frames=5,
@@ -124,7 +125,7 @@ def test_what_is_given_has_time_0_and_is_seen_by_the_other(given):
     )
     torch.testing.assert_close(picture.flatten(2).transpose(1, 2), -out.sample)
     torch.testing.assert_close(heard.flatten(2).transpose(1, 2), -out.audio_sample)
-    other = dataclasses.replace(i, sound=i.sound + 1, latent=i.latent)
+    other = dataclasses.replace(i, sound=dataclasses.replace(i.sound, latent=i.sound.latent + 1))
     assert not torch.allclose(denoiser.predict_both(other)[0], picture, atol=1e-3)
     other = dataclasses.replace(i, latent=i.latent + 1)
     assert not torch.allclose(denoiser.predict_both(other)[1], heard, atol=1e-3)

@@ -9,7 +9,7 @@ import torch
 from closeness import relative
 from safetensors.torch import load_file, save_file
 
-from reelworks.models.api import DenoiserInputs, no_companions
+from reelworks.models.api import DenoiserInputs
 from reelworks.models.families.opensora2 import network
 from reelworks.models.families.opensora2.model import MMDiT
 from reelworks.models.families.opensora2.spec import OpenSora2Config
@@ -52,7 +52,6 @@ def inputs_of(tensors, name):
         width=torch.full((n,), 32.0),
         drop_text=torch.zeros(n, dtype=torch.bool),
         condition=case["condition"],
-        **no_companions(latent),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tiny_families
 import torch
@@ -9,7 +11,6 @@ import transformers
 from PIL import Image
 
 from reelworks.models import factory
-from reelworks.models.api import DenoiserInputs
 from reelworks.models.config import TextEncoderConfig
 from reelworks.models.families.qwen_image21 import network
 from reelworks.testing import contract
@@ -52,11 +53,9 @@ def pictures_of(count):
 def inputs_of(made, count):
     """Inputs with the pictures' latents, four elements for each of the text encoder's places."""
     whole = contract.example(contract.shapes("qwen-image-2.1-edit-tiny")[0], "qwen-image-2.1-edit-tiny", batch=1)
-    values = whole.tensors()
-    values = {k: v for k, v in values.items() if not k.startswith("source")}
     g = torch.Generator().manual_seed(1)
     sources = tuple(torch.randn(1, 3, 1, h // 16, w // 16, generator=g) for h, w in SIDES[:count])
-    return DenoiserInputs(**values | {"text": made.tokens, "text_mask": made.mask, "sources": sources})
+    return replace(whole, text=made.tokens, text_mask=made.mask, sources=sources)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -9,7 +9,7 @@ from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from reelworks.models import factory
-from reelworks.models.api import DenoiserInputs, no_companions
+from reelworks.models.api import DenoiserInputs
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 
@@ -48,7 +48,6 @@ def inputs(B=2, T=3, H=4, W=5, **changes):
         height=torch.full((B,), 8.0),
         width=torch.full((B,), 10.0),
         drop_text=torch.zeros(B, dtype=torch.bool),
-        **no_companions(torch.zeros(B, 12, T, H, W)),
     )
     return dataclasses.replace(values, **changes)
 

@@ -9,9 +9,9 @@ from refused import refused
 from reelworks.core.errors import UserError
 from reelworks.data.distributed.contract import Contract
 from reelworks.models import factory
-from reelworks.models.api import INPUT_ROLES, DenoiserInputs, no_companions
+from reelworks.models.api import INPUT_ROLES, DenoiserInputs, SoundInputs
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-from reelworks.models.precision import boundary
+from reelworks.models.precision import boundary, tensors
 from reelworks.models.precision.audit import audit, guard
 from reelworks.models.precision.boundary import DtypeBoundary, DtypeError
 
@@ -49,17 +49,18 @@ def inputs(B=2, T=2, H=4, W=6):
         height=torch.full((B,), 480),
         width=torch.full((B,), 854),
         drop_text=torch.zeros(B, dtype=torch.bool),
-        **no_companions(torch.zeros(B, 12, T, H, W)),
     )
 
 
 def test_casting_by_role():
-    example = dataclasses.replace(inputs(), sources=(torch.zeros(2, 12, 1, 2, 2),))
-    tensors = {f.name: getattr(example, f.name) for f in dataclasses.fields(DenoiserInputs)}
-    cast = boundary.cast_inputs(tensors, contract())
-    cast["sources"] = cast["sources"][0]
+    latent = torch.zeros(2, 12, 1, 2, 2)
+    given = dict.fromkeys(("control", "first_frame", "image", "condition"), latent) | {"crop": torch.zeros(2, 4)}
+    sound = SoundInputs(latent, torch.zeros(2), torch.ones(2, 1))
+    example = dataclasses.replace(inputs(), sources=(latent,), sound=sound, **given)
+    cast = {name: boundary.cast_input(name, value, contract()) for name, value in tensors.named(example)}
+    assert cast.keys() == INPUT_ROLES.keys()
     assert {name for name, value in cast.items() if value.dtype == BF16} == {
-        "latent", "text", "pooled", "control", "sources", "first_frame", "image", "condition", "sound",
+        "latent", "text", "pooled", "control", "sources", "first_frame", "image", "condition", "sound_latent",
     }  # fmt: skip
     assert {name for name, value in cast.items() if value.dtype == F32} == {
         "time", "guidance", "fps", "height", "width", "crop", "sound_time",
@@ -71,12 +72,12 @@ def test_casting_by_role():
 
 def test_an_input_without_a_role_is_refused():
     with refused("dtype-mismatch", "depth", says="depth: this input has no role"):
-        boundary.cast_inputs({"depth": torch.zeros(1)}, contract())
+        boundary.cast_input("depth", torch.zeros(1), contract())
 
 
 def test_a_time_that_is_already_rounded_is_refused():
     with refused("dtype-mismatch", "time", says="time: an input of role time arrives as bfloat16, already rounded"):
-        boundary.cast_inputs({"time": torch.tensor([999.0], dtype=BF16)}, contract())
+        boundary.cast_input("time", torch.tensor([999.0], dtype=BF16), contract())
 
 
 @pytest.mark.parametrize("storage", [BF16, F32])

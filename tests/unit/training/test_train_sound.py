@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from reelworks.core import hash_rng
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.media.sound import SoundSpec
+from reelworks.models.api import SoundInputs
 from reelworks.models.objectives import timesteps
 from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.sound.config import SoundConfig
@@ -78,12 +79,12 @@ def test_the_loss_is_the_sum_over_what_is_generated(given, weighting):
     if given == "picture":
         i = dataclasses.replace(i, time=none, frame_mask=torch.zeros_like(i.frame_mask))
     if given == "sound":
-        i = dataclasses.replace(i, sound_time=none, sound_mask=torch.zeros_like(i.sound_mask))
+        i = dataclasses.replace(i, sound=SoundInputs(i.sound.latent, none, torch.zeros_like(i.sound.mask)))
     x0, noise = torch.randn_like(i.latent), torch.randn_like(i.latent)
-    target = SoundTarget(torch.randn_like(i.sound), torch.randn_like(i.sound), loss_weight=0.25)
+    target = SoundTarget(torch.randn_like(i.sound.latent), torch.randn_like(i.sound.latent), loss_weight=0.25)
     config = ObjectiveConfig(loss_weighting=weighting)
     example = Example(None, config, i, x0, noise, torch.ones(2), torch.ones(2).bool(), i.frame_mask, sound=target)
-    out = Predicted(torch.randn_like(i.latent).requires_grad_(), torch.randn_like(i.sound).requires_grad_())
+    out = Predicted(torch.randn_like(i.latent).requires_grad_(), torch.randn_like(i.sound.latent).requires_grad_())
     losses = example.losses(out)
     torch.autograd.backward(losses.sum())
     assert bool(out.picture.grad.any()) == (given != "picture")
@@ -94,4 +95,4 @@ def test_the_loss_is_the_sum_over_what_is_generated(given, weighting):
         picture = (out.picture - (x0 - noise)).square().mean((1, 2, 3, 4)) * (given != "picture")
         heard = (out.sound - (target.x0 - target.noise)).square().mean((1, 2, 3, 4)) * (given != "sound")
         torch.testing.assert_close(losses, picture + 0.25 * heard)
-    assert sound_inputs.trained_times(i).tolist() == (i.sound_time if given == "picture" else i.time).tolist()
+    assert sound_inputs.trained_times(i).tolist() == (i.sound.time if given == "picture" else i.time).tolist()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from reelworks.data.catalog.sources import SOURCES
 from reelworks.inference.generate import conditions, defaults
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.writers import Sound
-from reelworks.models.api import DenoiserInputs, given
+from reelworks.models.api import DenoiserInputs, SoundInputs, given
 from reelworks.models.objectives import rectified_flow, timesteps
 from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.objectives.objectives import PREDICTIONS
@@ -267,24 +267,27 @@ class _Generation:
     ) -> tuple[Tensor, Tensor]:
         """Predict a picture and its sound."""
         every = torch.ones(len(sound_2B), sound_2B.shape[2], dtype=torch.bool, device=self._device)
-        heard: dict[str, Any] = {"sound": sound_2B, "sound_time": sound_t_2B.float(), "sound_mask": every}
-        return self._boundary.both(self._inputs(z_2B, t_2B, mask_2B, **heard))
+        heard = SoundInputs(sound_2B, sound_t_2B.float(), every)
+        return self._boundary.both(self._inputs(z_2B, t_2B, mask_2B, sound=heard))
 
     def _hearing(self, heard: Tensor) -> flow.Network:
         """Return the network for a picture of which the sound is given: clean, at timestep 0."""
 
         def picture(z_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> Tensor:
-            of_both: dict[str, Any] = {
-                "sound": heard.expand(len(z_2B), -1, -1, -1, -1),
-                "sound_time": torch.zeros(len(z_2B), device=self._device),
-                "sound_mask": torch.zeros(len(z_2B), heard.shape[2], dtype=torch.bool, device=self._device),
-            }
-            return self._boundary.both(self._inputs(z_2B, t_2B, mask_2B, **of_both))[0]
+            time = torch.zeros(len(z_2B), device=self._device)
+            mask = torch.zeros(len(z_2B), heard.shape[2], dtype=torch.bool, device=self._device)
+            sound = SoundInputs(heard.expand(len(z_2B), -1, -1, -1, -1), time, mask)
+            return self._boundary.both(self._inputs(z_2B, t_2B, mask_2B, sound=sound))[0]
 
         return picture
 
     def _inputs(
-        self, z_B: Tensor, t_B: Tensor, frame_mask_BN: Tensor | None, rows: slice = slice(None), **sound: Any
+        self,
+        z_B: Tensor,
+        t_B: Tensor,
+        frame_mask_BN: Tensor | None,
+        rows: slice = slice(None),
+        sound: SoundInputs | None = None,
     ) -> DenoiserInputs:
         n, options, device = len(z_B), self._options, self._device
         every = torch.ones(n, z_B.shape[2], dtype=torch.bool, device=device)
@@ -301,7 +304,7 @@ class _Generation:
             width=torch.full((n,), float(options.shape.width), device=device),
             drop_text=self._without_text[rows],
             **given(self._conditioning, n),
-            **sound,
+            sound=sound,
         )
 
 

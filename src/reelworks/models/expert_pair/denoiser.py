@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import final
 
 import torch
@@ -44,7 +45,7 @@ class ExpertPairDenoiser:
             return self._high.predict(inputs) + self._low.predict(inputs)
         is_high_B = inputs.time >= self.switch_timestep
         sides = [(self._high, is_high_B.nonzero()[:, 0]), (self._low, (~is_high_B).nonzero()[:, 0])]
-        outputs = [expert.predict(_rows(inputs, index)) for expert, index in sides if len(index)]
+        outputs = [expert.predict(inputs.each(itemgetter(index))) for expert, index in sides if len(index)]
         return torch.cat(outputs)[torch.cat([index for _, index in sides]).argsort()]
 
     def sharding(self) -> ShardingPlan:
@@ -56,7 +57,3 @@ class ExpertPairDenoiser:
         """Name the linear layers of the attentions, or of the blocks, of both experts."""
         experts = {"transformer": self._high, "transformer_2": self._low}
         return [f"{name}.{target}" for name, expert in experts.items() for target in expert.lora_targets(of)]
-
-
-def _rows(inputs: DenoiserInputs, index: Tensor) -> DenoiserInputs:
-    return inputs.each(lambda value: value[index])

@@ -17,9 +17,9 @@ from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from reelworks.data.distributed.contract import Contract, name_of
+from reelworks.models.precision import tensors
 from reelworks.models.precision.boundary import DtypeBoundary, DtypeError, InputsT, InputsT_contra, Predictor
 from reelworks.models.precision.repeats import Repeats, layout
 from reelworks.models.precision.trace import Trace
@@ -156,7 +156,7 @@ class _Traced(Generic[InputsT_contra]):
         self.module, self.contract = self.inner.module, self.inner.contract
 
     def predict(self, inputs: InputsT_contra) -> Tensor:
-        self.trace.follow({f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)})
+        self.trace.follow(tensors.named(inputs))
         return self.inner.predict(inputs)
 
 
@@ -176,8 +176,7 @@ def shadow_of(denoiser: Predictor[InputsT], compute: torch.dtype | None) -> Pred
 
 def on_meta(example: InputsT) -> InputsT:
     """Return inputs without their values."""
-    values = {f.name: getattr(example, f.name) for f in dataclasses.fields(example)}
-    return dataclasses.replace(example, **pytree.tree_map_only(Tensor, lambda tensor: tensor.to("meta"), values))
+    return tensors.mapped(example, lambda _name, value: value.to("meta"))
 
 
 def _run_repeats_once(root: nn.Module) -> list[dict[Hashable, Any]]:

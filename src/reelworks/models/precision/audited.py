@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from reelworks.core import user_state
+from reelworks.models.precision import tensors
 from reelworks.models.precision.boundary import InputsT, Predictor
 from reelworks.models.precision.repeats import layout
 
@@ -74,7 +75,7 @@ def key_of(
         return None
     digest = hashlib.sha256("\n".join([*lines, repr(others)]).encode())
     for example in examples:
-        digest.update(repr(layout(list(vars(example).values()))).encode())
+        digest.update(repr(layout(tensors.named(example))).encode())
     for file in _code(root, denoiser):
         stat = Path(file).stat()
         digest.update(f"{file} {stat.st_mtime_ns} {stat.st_size}\n".encode())

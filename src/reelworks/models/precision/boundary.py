@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
-from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from reelworks.core.errors import UserError
 from reelworks.data.distributed.contract import Contract, Role, name_of
+from reelworks.models.precision import tensors
+from reelworks.models.precision.tensors import TensorFields
 
 # Wider dtypes hold all values of narrower ones. float16 is absent: its range needs a loss scaler.
 _WIDTH = {torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
@@ -36,12 +36,6 @@ class DtypeError(UserError):
     ) -> None:
         self.found, self.declared = found, declared
         super().__init__(problem, code="dtype-mismatch", field=field, remedy=remedy)
-
-
-class TensorFields(Protocol):
-    """Any dataclass whose fields are tensors, or tuples of them."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 InputsT = TypeVar("InputsT", bound=TensorFields)
@@ -105,36 +99,28 @@ def _require(contract: Contract, table: str, wide: str, narrow: str, why: str) -
         )
 
 
-def cast_inputs(
-    inputs: Mapping[str, Tensor | tuple[Tensor, ...]], contract: Contract
-) -> dict[str, Tensor | tuple[Tensor, ...]]:
+def cast_input(name: str, value: Tensor, contract: Contract) -> Tensor:
     """Cast latents, text and conditions to the compute dtype, times and geometry to float32, masks to bool.
 
     Refuses an input without a role, and a time or size that arrives already rounded.
     """
-    lowered: dict[str, Tensor | tuple[Tensor, ...]] = {}
-    for name, value in inputs.items():
-        if name not in contract.roles:
-            raise DtypeError(
-                f"this input has no role; roles are declared for {', '.join(contract.roles)}",
-                field=name,
-                remedy="declare its role in the model's adapter",
-            )
-        role = contract.roles[name]
-        if isinstance(value, tuple):
-            lowered[name] = tuple(part.to(contract.dtype_of(role)) for part in value)
-            continue
-        if role in (Role.TIME, Role.GEOMETRY) and value.dtype in (torch.bfloat16, torch.float16):
-            # Casting up cannot restore the lost precision: 999 is already 1000.
-            raise DtypeError(
-                f"an input of role {role} arrives as {name_of(value.dtype)}, already rounded",
-                field=name,
-                remedy="create it in float32 or as an integer, and let the boundary cast it",
-                found=value.dtype,
-                declared=torch.float32,
-            )
-        lowered[name] = value.to(contract.dtype_of(role))
-    return lowered
+    if name not in contract.roles:
+        raise DtypeError(
+            f"this input has no role; roles are declared for {', '.join(contract.roles)}",
+            field=name,
+            remedy="declare its role in the model's adapter",
+        )
+    role = contract.roles[name]
+    if role in (Role.TIME, Role.GEOMETRY) and value.dtype in (torch.bfloat16, torch.float16):
+        # Casting up cannot restore the lost precision: 999 is already 1000.
+        raise DtypeError(
+            f"an input of role {role} arrives as {name_of(value.dtype)}, already rounded",
+            field=name,
+            remedy="create it in float32 or as an integer, and let the boundary cast it",
+            found=value.dtype,
+            declared=torch.float32,
+        )
+    return value.to(contract.dtype_of(role))
 
 
 class JointPredictor(Protocol[InputsT_contra]):
@@ -173,9 +159,9 @@ class DtypeBoundary(Generic[InputsT]):
         return self._checked(picture), self._checked(sound)
 
     def _cast(self, inputs: InputsT) -> tuple[InputsT, torch.device]:
-        tensors: dict[str, Any] = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
-        lowered = dataclasses.replace(inputs, **cast_inputs(tensors, self.denoiser.contract))
-        return lowered, next(iter(tensors.values())).device
+        contract = self.denoiser.contract
+        lowered = tensors.mapped(inputs, lambda name, value: cast_input(name, value, contract))
+        return lowered, tensors.named(inputs)[0][1].device
 
     def _checked(self, out: Tensor) -> Tensor:
         contract = self.denoiser.contract

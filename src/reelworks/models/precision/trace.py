@@ -8,7 +8,7 @@ fall below the compute dtype. Rounding alone is no fault: an exact value may rep
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -64,11 +64,10 @@ class Trace(TorchFunctionMode):
         self._contract, self._where = contract, where
         self._followed: dict[int, _Followed] = {}
 
-    def follow(self, inputs: Mapping[str, Tensor | tuple[Tensor, ...]]) -> None:
-        """Start a pass with these inputs."""
+    def follow(self, inputs: Iterable[tuple[str, Tensor]]) -> None:
+        """Start a pass with these inputs, each with its name."""
         roles = self._contract.roles
-        parts = [(name, part) for name, value in inputs.items() for part in _tensors([value])]
-        self._followed = {id(part): _Followed(weakref.ref(part), roles[name]) for name, part in parts}
+        self._followed = {id(value): _Followed(weakref.ref(value), roles[name]) for name, value in inputs}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -16,7 +16,6 @@ from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.distributed.transfer import to_device
 from reelworks.data.loader.part_masks import WHITE, PartMask
 from reelworks.data.media.decode import BLACK
-from reelworks.models.api import no_companions
 from reelworks.training.encoding.encoders import FrozenEncoders
 
 _GREY = 127.5  # 0 in [-1, 1]
@@ -84,12 +83,13 @@ def join(encoder: FrozenEncoders, latent_BCTHW: Tensor, encoded: Mapping[str, Te
     if encoder.image_encoder is not None:
         blank_BNE = latent_BCTHW.new_zeros(len(latent_BCTHW), *image_shape(encoder))
         inputs["image"] = encoded["image"].to(encoder.device) if "image" in encoded else blank_BNE
-    return no_companions(latent_BCTHW) | inputs
+    return inputs
 
 
 def prepend_sources(latent_BCTHW: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the latents of clips behind those of the sources that their control begins with, perhaps none."""
-    control, count = inputs["control"], inputs["control"].shape[2] - latent_BCTHW.shape[2]
+    control = inputs.get("control", latent_BCTHW)
+    count = control.shape[2] - latent_BCTHW.shape[2]
     return torch.cat([control[:, : latent_BCTHW.shape[1], :count], latent_BCTHW], dim=2) if count else latent_BCTHW
 
 
@@ -172,7 +172,7 @@ def blank(encoder: FrozenEncoders, latent_BCTHW: Tensor) -> dict[str, Tensor]:
         inputs["first_frame"] = torch.zeros_like(latent_BCTHW)
     if encoder.image_encoder is not None:
         inputs["image"] = latent_BCTHW.new_zeros(len(latent_BCTHW), *image_shape(encoder))
-    return no_companions(latent_BCTHW) | inputs
+    return inputs
 
 
 def weights(mask_BTHWC: Tensor, geometry: Geometry) -> Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.data.distributed import collectives
 from reelworks.data.distributed.mesh import World
-from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder, given
+from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, SoundInputs, TextEncoder, given
 from reelworks.models.precision import audit, audited
 from reelworks.models.precision.boundary import DtypeError, Predictor
 from reelworks.training.encoding import conditioning
@@ -129,14 +129,14 @@ def blank(encoder: FrozenEncoders, bucket: Bucket, batch: int, device: torch.dev
         width=full(batch, value=float(bucket.shape.width)),
         drop_text=torch.zeros(batch, dtype=torch.bool, device=device),
         **given(conditions, batch),
-        **_sound(encoder, bucket, latent),
+        sound=_sound(encoder, bucket, latent),
     )
 
 
-def _sound(encoder: FrozenEncoders, bucket: Bucket, latent: torch.Tensor) -> dict[str, Any]:
+def _sound(encoder: FrozenEncoders, bucket: Bucket, latent: torch.Tensor) -> SoundInputs | None:
     if encoder.sound is None:
-        return {}
+        return None
     shape = encoder.sound.latent_shape(bucket.shape.num_frames)
     sound = latent.new_zeros(len(latent), *shape)
     every = torch.ones(len(latent), shape[1], dtype=torch.bool, device=latent.device)
-    return {"sound": sound, "sound_time": latent.new_full((len(latent),), 500.0), "sound_mask": every}
+    return SoundInputs(sound, latent.new_full((len(latent),), 500.0), every)

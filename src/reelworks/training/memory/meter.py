@@ -85,9 +85,10 @@ def run_pass(denoiser: Denoiser, inputs: DenoiserInputs) -> None:
 
 def _loss(denoiser: Denoiser, inputs: DenoiserInputs) -> Tensor:
     """Return a loss that holds what a step does: clean latents and noise, the error, and the error of generated frames."""
-    boundary, latents = DtypeBoundary(denoiser), [inputs.latent, *([inputs.sound] if inputs.sound.shape[1] else [])]
+    boundary, heard = DtypeBoundary(denoiser), inputs.sound
+    latents = [inputs.latent] if heard is None else [inputs.latent, heard.latent]
     targets = [torch.empty_like(latent) for latent in latents for _ in range(2)]
-    outputs = boundary.both(inputs) if len(latents) > 1 else (boundary(inputs),)
+    outputs = (boundary(inputs),) if heard is None else boundary.both(inputs)
     errors = [output.float() - torch.empty_like(output, dtype=torch.float32) for output in outputs]
     counted = [torch.where(torch.ones_like(error[:1, :1], dtype=torch.bool), error, 0.0) for error in errors]
     loss = torch.stack([each.square().mean() for each in counted]).sum()

@@ -18,7 +18,7 @@ from reelworks.data.buckets.table import BucketTable
 from reelworks.data.distributed.transfer import to_device
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.schedule.plan import EpochPlan
-from reelworks.models.api import DenoiserInputs, given
+from reelworks.models.api import DenoiserInputs, SoundInputs, given
 from reelworks.models.objectives import objectives
 from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.precision.boundary import DtypeBoundary
@@ -43,7 +43,7 @@ class Predicted(NamedTuple):
     ) -> Predicted:
         """Run a network with at least so many clips: further ones are copies, whose outputs are dropped."""
         count, filled = len(inputs.time), filled_up(inputs, at_least)
-        outputs = boundary.both(filled) if inputs.sound.shape[1] else (boundary(filled),)
+        outputs = (boundary(filled),) if inputs.sound is None else boundary.both(filled)
         return cls(*(output[:count] for output in outputs)) if count < at_least else cls(*outputs)
 
     @classmethod
@@ -105,10 +105,10 @@ class Example:
         losses_B = objective.losses(
             output.picture, i.latent, self.x0, self.noise, self._times(), self.trained_frames, self.loss_weight
         )
-        if self.sound is None or output.sound is None:
+        if i.sound is None or self.sound is None or output.sound is None:
             return losses_B
-        time, target = sound_inputs.loss_times(i.sound_time, i.sound_mask), self.sound
-        of_sound_B = objective.losses(output.sound, i.sound, target.x0, target.noise, time, i.sound_mask)
+        heard, target, time = i.sound, self.sound, sound_inputs.loss_times(i.sound.time, i.sound.mask)
+        of_sound_B = objective.losses(output.sound, heard.latent, target.x0, target.noise, time, heard.mask)
         return losses_B + target.loss_weight * of_sound_B
 
     def _times(self) -> Tensor:
@@ -128,10 +128,10 @@ class Example:
         i, objective = self.inputs, objectives.from_config(self.objective)
         difference = output.picture.float() - base.picture.float()
         losses_B = objective.of_error(difference, self._times(), self.trained_frames, self.loss_weight)
-        if self.sound is None or output.sound is None or base.sound is None:
+        if i.sound is None or self.sound is None or output.sound is None or base.sound is None:
             return losses_B
-        time = sound_inputs.loss_times(i.sound_time, i.sound_mask)
-        of_sound_B = objective.of_error(output.sound.float() - base.sound.float(), time, i.sound_mask)
+        time = sound_inputs.loss_times(i.sound.time, i.sound.mask)
+        of_sound_B = objective.of_error(output.sound.float() - base.sound.float(), time, i.sound.mask)
         return losses_B + self.sound.loss_weight * of_sound_B
 
 
@@ -236,12 +236,12 @@ def _example(
         drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
         **_sizes(batch.request, config, n, device),
         **given(_conditions(encoded, encoders, x0, frame_mask), n),
-        **({} if sound is None else sound.inputs),
+        sound=None if sound is None else sound.inputs,
     )
     valid_mask, weight = _valid(batch, encoders, n, trained_frames, source_frames)
     share = torch.ones(n, device=device) if trained_frames is None else trained_frames.float().mean(dim=1)
     if sound is not None:
-        share = torch.where(share > 0, share, inputs.sound_mask.float().mean(dim=1))
+        share = torch.where(share > 0, share, sound.inputs.mask.float().mean(dim=1))
     return Example(
         encoded,
         config,
@@ -275,12 +275,13 @@ def _conditions(
     """Return the conditions of clips; a network that sees given frames beside the noise has them in its `condition`."""
     if not encoders.conditioning.frames_beside_noise:
         return dict(encoded.conditions)
-    shown, first_frame = x0, encoded.conditions["first_frame"]
-    if first_frame.shape[1] and x0.shape[2] > 1:
+    conditions = dict(encoded.conditions)
+    shown, first_frame = x0, conditions.pop("first_frame", None)
+    if first_frame is not None and x0.shape[2] > 1:
         # A first frame that is given alone is encoded as a picture is.
         is_alone = (frame_mask_BN[:, 1] & ~frame_mask_BN[:, 0]).view(-1, 1, 1, 1, 1)
         shown = torch.cat([torch.where(is_alone, first_frame[:, :, :1], x0[:, :, :1]), x0[:, :, 1:]], dim=2)
-    return {**encoded.conditions, "condition": shown, "first_frame": x0[:, :0]}
+    return conditions | {"condition": shown}
 
 
 def _valid(
@@ -302,7 +303,7 @@ class _Sound(NamedTuple):
     """The part of an example that is about sound."""
 
     drawn: RandomDraws  # with pictures that are given
-    inputs: dict[str, Any]
+    inputs: SoundInputs
     target: SoundTarget
 
 
@@ -333,7 +334,7 @@ def _sound(
     time = to_device(torch.where(sound_B, time_B, none), device)
     x0 = latent_BFN11.expand(n, -1, -1, -1, -1)
     noise = draws.normal(tuple(x0.shape[1:]), seeds, device)
-    inputs = {"sound": objective.noised(x0, noise, time, mask), "sound_time": time, "sound_mask": mask}
+    inputs = SoundInputs(objective.noised(x0, noise, time, mask), time, mask)
     drawn = replace(
         drawn,
         time=torch.where(picture_B, drawn.time, none),

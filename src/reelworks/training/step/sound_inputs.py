@@ -104,6 +104,6 @@ def loss_times(time_B: Tensor, mask_BT: Tensor) -> Tensor:
 
 def trained_times(inputs: DenoiserInputs) -> Tensor:
     """Return the timestep of each clip that it counts for in reports: the picture's, or the sound's if that is given."""
-    if not inputs.sound.shape[1]:
+    if inputs.sound is None:
         return inputs.time
-    return torch.where(inputs.frame_mask.any(dim=1), inputs.time, inputs.sound_time)
+    return torch.where(inputs.frame_mask.any(dim=1), inputs.time, inputs.sound.time)

@@ -32,6 +32,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
     positions = pad(grid(H // 2, W // 2, device=inputs.latent.device), (1, 0))
     count = len(positions)
     if config.companion == "control":
+        assert inputs.control is not None
         tokens = torch.cat([tokens, pack(inputs.control[:, :, 0])], dim=2)
     for source in inputs.sources:
         tokens = torch.cat([tokens, pack(source[:, :, 0])], dim=1)

@@ -28,6 +28,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -
     first, mask = torch.zeros_like(latent), torch.zeros_like(latent[:, :1])
     image = latent.new_zeros(B, _IMAGE_TOKENS, config.image_embed_dim)
     if config.first_frame and latent.shape[2] > 1:
+        assert inputs.first_frame is not None
+        assert inputs.image is not None
         first, image = inputs.first_frame, inputs.image
         mask[:, :, 0] = 1
     clip_time, text_time = module.time_embed.time_proj, module.context_embedder.time_text_embed.time_proj
@@ -88,10 +90,6 @@ def pipeline_arguments(
     return values
 
 
-def _settings(_config: HunyuanVideo15Config, guidance_scale: float) -> dict[str, Any]:
-    return {"guider": optional_imports.from_diffusers("ClassifierFreeGuidance")(guidance_scale=guidance_scale)}
-
-
 def _no_pipeline(module: nn.Module) -> str | None:
     if any(p.is_floating_point() and p.dtype != torch.float32 for p in module.parameters()):
         return "the family's pipeline would round latents to the dtype of the stored base"
@@ -102,6 +100,8 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"hunyuan-video-1.5": encode_text},
     pipeline_arguments=pipeline_arguments,
-    pipeline_settings=_settings,
+    pipeline_settings=lambda _config, scale: {
+        "guider": optional_imports.from_diffusers("ClassifierFreeGuidance")(guidance_scale=scale)
+    },
     no_pipeline=_no_pipeline,
 )

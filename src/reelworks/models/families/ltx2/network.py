@@ -22,7 +22,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
 
     Condition frames have time 0. So have sources, whose tokens follow those of the clip at the same positions.
     """
-    if inputs.sound.shape[1]:
+    if inputs.sound is not None:
         return predict_both(module, inputs, config)[0]
     latent = inputs.latent
     B = len(latent)
@@ -42,15 +42,17 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
 
 def predict_both(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> tuple[Tensor, Tensor]:
     """Return the velocities of picture and sound. What is given, a frame or all of a modality, has time 0."""
-    sound_BNF = inputs.sound.flatten(2).transpose(1, 2)
-    sound_time_BN = torch.where(inputs.sound_mask, inputs.sound_time[:, None], inputs.time.new_zeros(()))
+    heard = inputs.sound
+    assert heard is not None
+    sound_BNF = heard.latent.flatten(2).transpose(1, 2)
+    sound_time_BN = torch.where(heard.mask, heard.time[:, None], inputs.time.new_zeros(()))
     picture, sound = module(
         **_picture(module, inputs),
         encoder_hidden_states=inputs.text[:, :, : config.text_width],
         audio_hidden_states=sound_BNF,
         audio_encoder_hidden_states=inputs.text[:, :, config.text_width :],
         audio_timestep=sound_time_BN,
-        audio_sigma=inputs.sound_time,
+        audio_sigma=heard.time,
         audio_encoder_attention_mask=inputs.text_mask,
         audio_num_frames=sound_BNF.shape[1],
         # LTX-2 modulates the attention between modalities by its own times, LTX-2.3 by the other's.

@@ -41,19 +41,20 @@ def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int)
     _, T, H, W = latent_CTHW.shape
     text = inputs.text[row]
     text = text if text.is_meta else text[inputs.text_mask[row]]
-    sound_FN, N = inputs.sound[row, :, :, 0, 0], inputs.sound.shape[2]
-    # One channel after the other; each has its own features.
     heard = latent_CTHW.new_zeros(0, config.audio_in_channels)
-    if N:
-        heard = sound_FN.reshape(K, -1, N).transpose(1, 2).flatten(0, 1)
+    N, sound_time, of_sound = 0, inputs.time, inputs.frame_mask.new_zeros(0, dtype=torch.int64)
+    if (given := inputs.sound) is not None:
+        N, sound_time = given.latent.shape[2], given.time
+        # One channel after the other; each has its own features.
+        heard = given.latent[row, :, :, 0, 0].reshape(K, -1, N).transpose(1, 2).flatten(0, 1)
+        of_sound = torch.where(given.mask[row], _OF_SOUND, _CLEAN).repeat(K)
     layout: Any = importlib.import_module(f"{_STEPS}.before_denoise").MiniMaxH3PrepareLayoutStep
     tags = torch.full((len(text),), _TEXT, device="cpu")
     positions, tags, *indices, _, _ = layout.build_packed_sequence(
         tags, T, H, W, N, config.patch_size, K, _SOUND, _VIDEO
     )
     tokens = pack(latent_CTHW.transpose(0, 1))
-    time, sound_time = (1 - t[row] / PURE_NOISE for t in (inputs.time, inputs.sound_time))
-    of_sound = torch.where(inputs.sound_mask[row], _OF_SOUND, _CLEAN).repeat(K)
+    time, sound_time = (1 - t[row] / PURE_NOISE for t in (inputs.time, sound_time))
     of_picture = torch.where(inputs.frame_mask[row], _OF_PICTURE, _CLEAN).repeat_interleave(tokens.shape[1])
     video, audio, words = (each.to(device) for each in indices)
     picture, sound = module(
@@ -71,7 +72,7 @@ def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int)
     )
     velocity = unpack(picture[0].unflatten(0, tokens.shape[:2]), H, W).transpose(0, 1)[None]
     if not N:
-        return velocity, inputs.sound[row : row + 1]
+        return velocity, velocity.new_zeros(1, 0, 0, 1, 1)
     return velocity, sound[0].unflatten(0, (K, N)).transpose(1, 2).reshape(1, -1, N, 1, 1)
 
 

@@ -77,7 +77,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: OpenSora2Config) -> Ten
 def _condition(inputs: DenoiserInputs) -> Tensor:
     """Return `[B, 1 + C, T, H, W]`: 1 where a frame is given, and the latents of given frames; zeros elsewhere."""
     given = (~inputs.frame_mask)[:, None, :, None, None]
-    latent = inputs.condition if inputs.condition.shape[1] else torch.zeros_like(inputs.latent)
+    latent = torch.zeros_like(inputs.latent) if inputs.condition is None else inputs.condition
     mask = given.to(latent.dtype).expand(-1, -1, -1, *latent.shape[3:])
     return torch.cat([mask, torch.where(given, latent, latent.new_zeros(()))], dim=1)
 

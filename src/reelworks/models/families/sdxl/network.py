@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, pooled_guidance_arguments
@@ -19,13 +20,14 @@ def predict(module: Any, inputs: DenoiserInputs, config: SDXLConfig) -> Tensor:
     published weights (Podell et al. 2023, section 2.2). Padding tokens of texts are attended to, likewise.
     """
     size_B2 = torch.stack([inputs.height, inputs.width], dim=1)
+    crop_B4 = pad(size_B2, (0, 2)) if inputs.crop is None else inputs.crop
     out: Tensor = module(
         inputs.latent[:, :, 0],
         inputs.time,
         inputs.text,
         added_cond_kwargs={
             "text_embeds": inputs.pooled,
-            "time_ids": torch.cat([inputs.crop, size_B2], dim=1),
+            "time_ids": torch.cat([crop_B4, size_B2], dim=1),
         },
         return_dict=False,
     )[0]

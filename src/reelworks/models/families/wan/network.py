@@ -29,10 +29,10 @@ def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
         latent = torch.cat([latent, *inputs.sources], dim=1)
     image = None
     if config.image_dim is not None:
+        assert inputs.image is not None
         image = inputs.image
-        if (
-            config.pos_embed_seq_len is not None
-        ):  # it adds positions to the tokens of both frames, and takes them in rows
+        if config.pos_embed_seq_len is not None:
+            # It adds positions to the tokens of both frames, and takes them in rows.
             image = image.reshape(2 * len(image), -1, image.shape[2])
         text_BLD = pad(text_BLD, (0, 0, 0, _TEXT_TOKENS - text_BLD.shape[1]))
     control = {"control_hidden_states": inputs.control} if config.conditioning.control_parts else {}
@@ -48,6 +48,7 @@ def _with_given_frames(inputs: DenoiserInputs, config: WanConfig) -> Tensor:
         mask[:, :, 0] = 1
         if config.last_frame:  # the last of those that its latent frame covers
             mask[:, -1, -1] = 1
+    assert inputs.first_frame is not None
     return torch.cat([latent, mask, inputs.first_frame], dim=1)
 
 
