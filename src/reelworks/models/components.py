@@ -72,7 +72,7 @@ def source_multiple(model: ModelConfig, autoencoder: AutoencoderConfig) -> tuple
 
 def whole_patches(model: ModelConfig) -> bool:
     """Whether latent sizes must be multiples of the patch, since the network does not pad them."""
-    return not family_config(model).network.pads_patches
+    return not family_config(model).network.passes.pads_patches
 
 
 def conditioning(model: ModelConfig) -> Conditioning:

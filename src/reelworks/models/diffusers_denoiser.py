@@ -51,7 +51,7 @@ class FamilyDenoiser:
     ) -> None:
         assert dict(contract.roles) == INPUT_ROLES
         self.module, self.contract, self.config = module, contract, config
-        self.latent_channels, self.runs_on_meta = channels, config.network.shape_only
+        self.latent_channels, self.runs_on_meta = channels, config.network.passes.shape_only
         self._predict, self._predict_both = predict, predict_both
         self.base: Base | None = None
         frozen, names = config.network.without_gradient, config.network.blocks
@@ -62,7 +62,7 @@ class FamilyDenoiser:
         groups = zip(*lists, strict=True) if config.network.alternates else lists
         self._sharding = ShardingPlan(blocks=[block for blocks in groups for block in blocks])
         trained = [name for name in inject.linear_layers(module) if not f"{name}.".startswith(frozen)]
-        further = config.network.attention_layers
+        further = config.network.lora.attention
         self._lora_targets: dict[Targets, list[str]] = {
             # A module whose name has a word that begins with "att" holds them.
             "default": [
@@ -104,7 +104,7 @@ def _check(latent_BCTHW: Tensor, config: FamilyConfig) -> None:
             remedy="use 1",
         )
     for key, size, patch in zip(("num_frames", "height", "width"), sizes, config.patch_size, strict=True):
-        if size % patch and not config.network.pads_patches:
+        if size % patch and not config.network.passes.pads_patches:
             raise UserError(
                 f"the size is {size} latent elements, and this model takes multiples of {patch}",
                 code="size-not-a-multiple",
@@ -178,7 +178,7 @@ class DiffusersNetwork:
         """
         if source is None:
             return
-        part_there = part or config.network.folder or config.network.part
+        part_there = part or config.network.files.folder or config.network.part
         state = weights.read(source, part=part_there, keep_codes=True)
         is_mapped = any(parameter.is_meta for parameter in module.parameters())
         if not is_mapped and nf4_files.has_any(state):
@@ -201,7 +201,7 @@ class DiffusersNetwork:
             renamed = self.rename_keys(module, config, state)
             if len(own & renamed.keys()) > len(own & state.keys()):
                 state = renamed
-        if (name := config.network.widened) is not None and name in state:
+        if (name := config.network.files.widened) is not None and name in state:
             missing = module.get_parameter(name).shape[1] - state[name].shape[1]
             state[name] = pad(state[name], (0, max(missing, 0)))
         return state
@@ -212,7 +212,7 @@ class DiffusersNetwork:
         loadable = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)
         # A file with ComfyUI's prefix may hold other parts of the model too.
         state = {key: value for key, value in state.items() if key.startswith(_COMFYUI)} or state
-        for old, new in config.network.renamed_keys.items():
+        for old, new in config.network.files.renamed_keys.items():
             state = {key.replace(old, new): value for key, value in state.items()}
         if loadable is not None:
             # A file of another model raises any of these; `load_into` then reports the keys that differ.

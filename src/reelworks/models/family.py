@@ -96,41 +96,58 @@ class SequenceSplit:
 
 
 @dataclass(frozen=True)
-class Network:
-    """Names of a network's class, blocks, parameters and files."""
+class NetworkFiles:
+    """Describes the files of a network's weights."""
 
-    name: str
-    blocks: tuple[str, ...]  # names of its lists of blocks, in order of use
-    part: str = "transformer"  # name of the network in a pipeline, and its folder
-    folder: str | None = None  # its folder, if a repository has several networks; None if `part` is it
-    # Name prefixes of parameters that no loss can reach, or that the release was trained without changing.
-    without_gradient: tuple[str, ...] = ()
+    folder: str | None = None  # its folder, if a repository has several networks; None if it is that of its part
+    file: str | None = None  # name of its file in a repository that has files of several models
+    # Replacements in the keys of released weights that diffusers' own conversion misses.
+    renamed_keys: Mapping[str, str] = field(default_factory=dict)
     # Parameter whose columns for companions are zeros if weights lack them, so that a network trained without
     # companions can be trained further with them.
     widened: str | None = None
-    shape_only: bool = True  # whether it runs on the meta device, since no step of its forward pass depends on values
-    # Rules for layers with other names in the original release, which LoRA files use.
-    release_layers: tuple[KeyRule, ...] = ()
-    # Rules for names of layers that other trainers' LoRA files have, and that are read only.
-    trainers_layers: tuple[KeyRule, ...] = ()
-    # Whether ComfyUI's LoRA files use the names of the release or of diffusers.
-    comfyui_layers: Literal["release", "diffusers"] = "release"
+
+
+@dataclass(frozen=True)
+class LoraNames:
+    """Names of a network's layers in LoRA files."""
+
+    release: tuple[KeyRule, ...] = ()  # rules for layers with other names in the original release
+    trainers: tuple[KeyRule, ...] = ()  # rules for names that other trainers' files have, and that are read only
+    comfyui: Literal["release", "diffusers"] = "release"  # whose names ComfyUI's files have
     # Whether ComfyUI maps diffusers' names of layers that are parts of one layer of the release to rows of it.
     comfyui_maps_parts: bool = False
-    # Replacements in the keys of released weights that diffusers' own conversion misses.
-    renamed_keys: Mapping[str, str] = field(default_factory=dict)
-    file: str | None = None  # name of its file in a repository that has files of several models
-    # Pattern of linear layers of attention whose modules' names do not tell it, for LoRAs.
-    attention_layers: str | None = None
+    attention: str | None = None  # pattern of linear layers of attention whose modules' names do not tell it
+
+
+@dataclass(frozen=True)
+class PassRules:
+    """Describes what a pass of a network depends on."""
+
+    shape_only: bool = True  # whether it runs on the meta device, since no step of its forward pass depends on values
     # Whether it takes a pass for each clip of a micro-batch, at least for captions of several lengths. If weights are
     # sharded it must then do so for any.
     clip_by_clip: bool = False
-    alternates: bool = False  # whether the first blocks of all lists are used before the second ones
     pads_patches: bool = False  # whether it pads sizes that are not multiples of the patch
     # Whether blocks see heights and widths, as convolutions do, and not only the number of tokens.
     blocks_see_shapes: bool = False
     # Blocks see captions at their own length, rounded up to a multiple of this; 0 if all have one length.
     caption_multiple: int = 0
+
+
+@dataclass(frozen=True)
+class Network:
+    """Names of a network's class, blocks and parameters, and what its files, LoRAs, passes and ranks need to know."""
+
+    name: str
+    blocks: tuple[str, ...]  # names of its lists of blocks, in order of use
+    part: str = "transformer"  # name of the network in a pipeline, and its folder
+    alternates: bool = False  # whether the first blocks of all lists are used before the second ones
+    # Name prefixes of parameters that no loss can reach, or that the release was trained without changing.
+    without_gradient: tuple[str, ...] = ()
+    files: NetworkFiles = NetworkFiles()
+    lora: LoraNames = LoraNames()
+    passes: PassRules = PassRules()
     sequence: SequenceSplit | None = None  # None if ranks cannot share tokens
 
 

@@ -20,6 +20,7 @@ from reelworks.models import components
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.api import Denoiser
 from reelworks.models.config import ModelConfig
+from reelworks.models.family import Network, PassRules
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 from reelworks.training.step.compiled_blocks import CompiledBlocks
@@ -121,8 +122,8 @@ class Block(nn.Module):
 
 
 def small(most_graphs: int, backend: Any, *, caption_multiple: int = 0) -> tuple[Block, CompiledBlocks, BucketTable]:
-    geometry, network = of("stdit2-tiny")
-    network = type(network)("", (), caption_multiple=caption_multiple)
+    geometry, _ = of("stdit2-tiny")
+    network = Network("", (), passes=PassRules(caption_multiple=caption_multiple))
     buckets = buckets_of(geometry, "16px", [1, 2, 3], batch_size=2, max_crop=0.6)
     block = Block()
     return block, CompiledBlocks([block], network, buckets, geometry, most_graphs, backend), buckets

@@ -29,7 +29,7 @@ class Convention:
 
     def names_parts(self, network: Network) -> bool:
         """Whether files name each layer of a network, and none that joins several."""
-        return all(len(rule.parts.split()) == 1 for rule in network.release_layers)
+        return all(len(rule.parts.split()) == 1 for rule in network.lora.release)
 
     def has_release_names(self, network: Network) -> bool:
         """Whether layers have the names of a network's first release, and not those of diffusers."""
@@ -77,11 +77,11 @@ class _ComfyUI(Convention):
         return super().has_stem(stem) or text_encoders.is_named_by_comfyui(stem)
 
     def names_parts(self, network: Network) -> bool:
-        names_parts = network.comfyui_maps_parts or not self.has_release_names(network)
+        names_parts = network.lora.comfyui_maps_parts or not self.has_release_names(network)
         return names_parts or super().names_parts(network)
 
     def has_release_names(self, network: Network) -> bool:
-        return network.comfyui_layers == "release"
+        return network.lora.comfyui == "release"
 
     def part_stem(self, layer: str) -> str:
         return f"transformer.{layer}"

@@ -40,7 +40,7 @@ def _place(patterns: _Patterns, layer: str) -> Place:
 
 
 def _patterns_of(config: FamilyConfig | None) -> _Patterns:
-    return [] if config is None else _patterns(config.network.release_layers)
+    return [] if config is None else _patterns(config.network.lora.release)
 
 
 @functools.cache
@@ -70,7 +70,7 @@ def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[
     """Return the network's layers that each layer name in a file may hold, in the order of their rows."""
     names: dict[str, dict[TargetLayer, None]] = defaultdict(dict)
     patterns = _patterns_of(family)
-    of_trainers = [] if family is None else _patterns(family.network.trainers_layers)
+    of_trainers = [] if family is None else _patterns(family.network.lora.trainers)
     for layer in layers:
         for placed_at in (Place(layer), _place(patterns, layer), _place(of_trainers, layer)):
             for spelling in (placed_at.layer, placed_at.layer.replace(".", "_")):

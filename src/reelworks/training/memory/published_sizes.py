@@ -175,13 +175,13 @@ def preset_digest(name: str) -> str:
     """Return the digest of all that sizes of a preset's network depend on."""
     preset = registry.PRESETS[name]
     config, network, parts = preset.config, preset.config.network, preset.parts
-    layers = (network.name, network.blocks, network.without_gradient, network.attention_layers, network.alternates)
+    layers = (network.name, network.blocks, network.without_gradient, network.lora.attention, network.alternates)
     components = (registry.AUTOENCODERS.get(parts.autoencoder), registry.TEXT_ENCODERS.get(parts.text))
     widths: list[Any] = [(a.channels, a.stride) for a in components[:1] if a is not None]
     widths += [(t.dim, t.max_length, t.pooled_dim) for t in components[1:] if t is not None]
     if preset.release is None or preset.sound is not None:
         widths += _usual_shapes(name)
-    facts = (config.model_dump(), layers, network.shape_only, config.conditioning, widths)
+    facts = (config.model_dump(), layers, network.passes.shape_only, config.conditioning, widths)
     return digests.digest_bytes(repr(facts).encode())[:16]
 
 

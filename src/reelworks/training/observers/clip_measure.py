@@ -177,7 +177,7 @@ class ClipLossRounds(StepObserver):
         words_B = hash_rng.hash64(recipe.seed, "clip_losses", request.uids, times)
         time_B = np.full(len(picked), self._time(request))
         example = fixed_example(batch, self.training.encoder, objective, words_B, time_B, guided=True)
-        at_least = most if components.family_config(recipe.model).network.clip_by_clip else 0
+        at_least = most if components.family_config(recipe.model).network.passes.clip_by_clip else 0
         # One pass of both: that of a small network takes as long for twice the clips, and without gradients these need
         # less memory than those of a step.
         both = example.inputs.followed_by(example.uncaptioned())

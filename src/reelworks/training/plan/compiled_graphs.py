@@ -59,7 +59,7 @@ class PlannedGraphs:
 def choose(data: RecipeData, plan: EpochPlan) -> Graphs:
     """Choose the graphs that a run compiles for a plan."""
     full = np.bincount(_full_micro_batches(data, plan), minlength=len(data.table.buckets)).tolist()
-    by_shape = components.family_config(data.recipe.model).network.blocks_see_shapes
+    by_shape = components.family_config(data.recipe.model).network.passes.blocks_see_shapes
     return graphs.choose(data.table, full, data.geometry, data.recipe.train.compile_graphs, by_shape=by_shape)
 
 
@@ -68,7 +68,7 @@ def of_plan(data: RecipeData, plan: EpochPlan) -> PlannedGraphs:
     chosen, table = choose(data, plan), data.table
     bucket, _ = epoch_stats.micro_batches(plan)
     full = _full_micro_batches(data, plan)
-    multiple = components.family_config(data.recipe.model).network.caption_multiple
+    multiple = components.family_config(data.recipe.model).network.passes.caption_multiple
     return PlannedGraphs(
         compile=data.recipe.train.compile,
         graphs=len(chosen.compiled),

@@ -97,7 +97,7 @@ class CompiledBlocks:
 
     def prefer(self, keys: Sequence[Key]) -> None:
         """Reserve graphs for these keys, first ones first, as far as graphs are left."""
-        if not self._network.caption_multiple:  # else keys depend on captions too
+        if not self._network.passes.caption_multiple:  # else keys depend on captions too
             free = [key for key in keys if key not in self._allowed]
             self._allowed.update(free[: self._most_graphs - len(self._allowed)])
 
@@ -158,8 +158,8 @@ class CompiledBlocks:
         clips = len(work.uids)
         if clips < bucket.batch_size:  # it may come once in an epoch
             return False
-        key = graphs.key(bucket, clips, self._geometry, by_shape=self._network.blocks_see_shapes)
-        if multiple := self._network.caption_multiple:
+        key = graphs.key(bucket, clips, self._geometry, by_shape=self._network.passes.blocks_see_shapes)
+        if multiple := self._network.passes.caption_multiple:
             rounded = {-(-length // multiple) for length in text_mask_BL.sum(1).tolist()}
             key += (max(rounded), len(rounded))
         if key not in self._allowed and len(self._allowed) < self._most_graphs:

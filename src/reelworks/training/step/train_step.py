@@ -292,7 +292,7 @@ class TrainStep:
 
     def _forward_counts(self, plan: EpochPlan, plan_step: int) -> ForwardCounts:
         """Return how many clips the ranks compute at the same time, if their network takes a pass for each."""
-        if self.world.size == 1 or not components.family_config(self.recipe.model).network.clip_by_clip:
+        if self.world.size == 1 or not components.family_config(self.recipe.model).network.passes.clip_by_clip:
             return ForwardCounts((), 1)
         return ForwardCounts.from_step(plan, plan_step, self.world.data_size, self.table.parts())
 

@@ -31,7 +31,7 @@ class ChromaConfig(Config):
         "ChromaTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),
         without_gradient=(f"{_APPROXIMATOR}.",),
-        release_layers=_RELEASE_LAYERS,
+        lora=family.LoraNames(_RELEASE_LAYERS),
     )
 
     in_channels: int = 64

@@ -31,9 +31,8 @@ class FluxConfig(Config):
     network: ClassVar[family.Network] = family.Network(
         "FluxTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),
-        widened="x_embedder.weight",
-        release_layers=_RELEASE_LAYERS,
-        comfyui_maps_parts=True,
+        files=family.NetworkFiles(widened="x_embedder.weight"),
+        lora=family.LoraNames(_RELEASE_LAYERS, comfyui_maps_parts=True),
         sequence=family.SequenceSplit(attentions=("num_layers", "num_single_layers"), captions=True),
     )
 

@@ -27,8 +27,7 @@ class Flux2Config(Config):
     network: ClassVar[family.Network] = family.Network(
         "Flux2Transformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),
-        release_layers=_RELEASE_LAYERS,
-        comfyui_maps_parts=True,
+        lora=family.LoraNames(_RELEASE_LAYERS, comfyui_maps_parts=True),
         sequence=family.SequenceSplit(attentions=("num_layers", "num_single_layers"), captions=True),
     )
 

@@ -70,8 +70,8 @@ class Flux3Config(Config):
             "Flux3Transformer2DModel",
             ("txt_mode_blocks", "mode_blocks.image", *sources, "single_transformer_blocks"),
             without_gradient=unused,
-            release_layers=_RELEASE_LAYERS,
-            caption_multiple=80,
+            lora=family.LoraNames(_RELEASE_LAYERS),
+            passes=family.PassRules(caption_multiple=80),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:

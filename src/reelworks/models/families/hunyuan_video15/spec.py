@@ -94,8 +94,7 @@ class HunyuanVideo15Config(Config):
             "HunyuanVideo15Transformer3DModel",
             ("transformer_blocks",),
             without_gradient=tuple(unused),
-            release_layers=_RELEASE_LAYERS,
-            trainers_layers=_TRAINERS_LAYERS,
+            lora=family.LoraNames(_RELEASE_LAYERS, _TRAINERS_LAYERS),
             sequence=family.SequenceSplit(pads=True, divided=f"{__package__}.divided_tokens"),
         )
 

@@ -47,7 +47,7 @@ class Krea2Config(Config):
     network: ClassVar[family.Network] = family.Network(
         "Krea2Transformer2DModel",
         ("text_fusion.layerwise_blocks", "text_fusion.refiner_blocks", "transformer_blocks"),
-        release_layers=_RELEASE_LAYERS,
+        lora=family.LoraNames(_RELEASE_LAYERS),
     )
 
     in_channels: int = 64

@@ -25,7 +25,7 @@ class LTXConfig(Config):
     network: ClassVar[family.Network] = family.Network(
         "LTXVideoTransformer3DModel",
         ("transformer_blocks",),
-        release_layers=_RELEASE_LAYERS,
+        lora=family.LoraNames(_RELEASE_LAYERS),
         sequence=family.SequenceSplit(plan="reelworks.models.sequence.shared_tokens"),
     )
 

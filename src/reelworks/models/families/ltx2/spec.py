@@ -85,11 +85,13 @@ class LTX2Config(Config):
         return family.Network(
             "LTX2VideoTransformer3DModel",
             ("transformer_blocks",),
-            folder=self.folder,
             # Pipelines add this embedding to single frames in the midst of a clip only.
             without_gradient=("keyframes_abs_pos_embedding", *(() if self.sound else of_sound)),
-            release_layers=_RELEASE_LAYERS,
-            renamed_keys={"prompt_adaln_single": "prompt_adaln"},  # in LTX-2.3
+            files=family.NetworkFiles(
+                folder=self.folder,
+                renamed_keys={"prompt_adaln_single": "prompt_adaln"},  # in LTX-2.3
+            ),
+            lora=family.LoraNames(_RELEASE_LAYERS),
             sequence=None if self.sound else family.SequenceSplit(plan="reelworks.models.sequence.shared_tokens"),
         )
 

@@ -78,10 +78,9 @@ class MiniMaxH3Config(Config):
         return family.Network(
             "MiniMaxH3Transformer3DModel",
             ("token_refiner.refiner_blocks", "transformer_blocks"),
-            release_layers=_RELEASE_LAYERS,
             without_gradient=() if self.sound else ("audio_proj_",),
-            caption_multiple=1,
-            clip_by_clip=True,
+            lora=family.LoraNames(_RELEASE_LAYERS),
+            passes=family.PassRules(caption_multiple=1, clip_by_clip=True),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:

@@ -41,7 +41,7 @@ class OpenSora2Network:
         """
         if source is None:
             return
-        state = weights.read(source, file=config.network.file)
+        state = weights.read(source, file=config.network.files.file)
         if config.cond_embed and not any(key.startswith(_CONDITIONS) for key in state):
             fresh = {key: value for key, value in module.state_dict().items() if key.startswith(_CONDITIONS)}
             state |= {key: torch.zeros(value.shape) for key, value in fresh.items()}

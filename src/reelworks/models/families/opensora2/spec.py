@@ -36,9 +36,11 @@ class OpenSora2Config(Config):
         return family.Network(
             "MMDiT",
             ("double_blocks", "single_blocks"),
-            file="Open_Sora_v2.safetensors" if self.patch == 2 else "Open_Sora_v2_Video_DC_AE.safetensors",
+            files=family.NetworkFiles(
+                file="Open_Sora_v2.safetensors" if self.patch == 2 else "Open_Sora_v2_Video_DC_AE.safetensors"
+            ),
             # Projections of attention lie in the single blocks themselves.
-            attention_layers=r"single_blocks\.\d+\.(q_proj|k_proj|v_mlp|linear2)",
+            lora=family.LoraNames(attention=r"single_blocks\.\d+\.(q_proj|k_proj|v_mlp|linear2)"),
             sequence=family.SequenceSplit("num_heads", ("depth", "depth_single_blocks"), pads=True),
         )
 

@@ -26,9 +26,8 @@ class QwenImage21Config(Config):
     network: ClassVar[family.Network] = family.Network(
         "QwenImage21Transformer2DModel",
         ("transformer_blocks",),
-        release_layers=_RELEASE_LAYERS,
-        caption_multiple=1,
-        clip_by_clip=True,
+        lora=family.LoraNames(_RELEASE_LAYERS),
+        passes=family.PassRules(caption_multiple=1, clip_by_clip=True),
     )
 
     in_channels: int = 64

@@ -68,8 +68,7 @@ class SD3Config(Config):
             "SD3Transformer2DModel",
             ("transformer_blocks",),
             without_gradient=(own + "attn.add_q_proj", own + "attn.norm_added_q"),  # of texts, whose results are unused
-            release_layers=(last_norm, *_RELEASE_LAYERS),
-            comfyui_maps_parts=True,
+            lora=family.LoraNames((last_norm, *_RELEASE_LAYERS), comfyui_maps_parts=True),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:

@@ -56,8 +56,8 @@ class SDXLConfig(Config):
             "UNet2DConditionModel",
             ("down_blocks", "up_blocks"),
             part="unet",
-            blocks_see_shapes=True,
-            release_layers=(*_OUTSIDE_BLOCKS, *self._release_blocks()),
+            lora=family.LoraNames((*_OUTSIDE_BLOCKS, *self._release_blocks())),
+            passes=family.PassRules(blocks_see_shapes=True),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:

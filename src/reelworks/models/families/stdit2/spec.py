@@ -18,7 +18,10 @@ class STDiT2Config(STDiT3Config):
     """
 
     network: ClassVar[family.Network] = family.Network(
-        "STDiT2", ("blocks",), pads_patches=True, sequence=family.SequenceSplit("num_heads", ("depth",), pads=True)
+        "STDiT2",
+        ("blocks",),
+        passes=family.PassRules(pads_patches=True),
+        sequence=family.SequenceSplit("num_heads", ("depth",), pads=True),
     )
 
     model_max_length: int = Field(default=200, gt=0)

@@ -20,7 +20,7 @@ class STDiT3Config(Config):
         "STDiT3",
         ("spatial_blocks", "temporal_blocks"),
         alternates=True,
-        pads_patches=True,
+        passes=family.PassRules(pads_patches=True),
         sequence=family.SequenceSplit("num_heads", ("depth",), pads=True),
     )
 

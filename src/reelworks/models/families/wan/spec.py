@@ -58,7 +58,7 @@ class WanConfig(Config):
     network: ClassVar[family.Network] = family.Network(
         "WanTransformer3DModel",
         ("blocks",),
-        release_layers=_RELEASE_LAYERS,
+        lora=family.LoraNames(_RELEASE_LAYERS),
         sequence=family.SequenceSplit(pads=True, divided=f"{__package__}.divided_tokens"),
     )
 
@@ -113,7 +113,7 @@ class WanVaceConfig(WanConfig):
     """
 
     network: ClassVar[family.Network] = family.Network(
-        "WanVACETransformer3DModel", ("vace_blocks", "blocks"), release_layers=_VACE_LAYERS
+        "WanVACETransformer3DModel", ("vace_blocks", "blocks"), lora=family.LoraNames(_VACE_LAYERS)
     )
 
     vace_layers: tuple[int, ...] = tuple(range(0, 30, 2))

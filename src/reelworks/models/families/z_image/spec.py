@@ -27,9 +27,8 @@ class ZImageConfig(Config):
     network: ClassVar[family.Network] = family.Network(
         "ZImageTransformer2DModel",
         ("noise_refiner", "context_refiner", "layers"),
-        release_layers=_RELEASE_LAYERS,
-        comfyui_layers="diffusers",
-        caption_multiple=32,
+        lora=family.LoraNames(_RELEASE_LAYERS, comfyui="diffusers"),
+        passes=family.PassRules(caption_multiple=32),
     )
 
     in_channels: int = 16
