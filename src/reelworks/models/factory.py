@@ -96,7 +96,8 @@ def build_denoiser(
     experts = [family.denoiser(network, contract, config, channels) for network in networks]
     denoiser = experts[0]
     if len(experts) == 2:
-        high, low, switch = *experts, switch_timestep(model)
+        high, low = experts
+        switch = switch_timestep(model)
         assert switch is not None, "the recipe was checked"
         assert isinstance(high, FamilyDenoiser)
         assert isinstance(low, FamilyDenoiser)

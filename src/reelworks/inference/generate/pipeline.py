@@ -259,7 +259,7 @@ class _Generation:
         output = self._boundary(self._inputs(z_2B, t_2B, ~self._given_1N.expand(2, -1)))
         if (scale := self._options.image_guidance_scale or 1.0) == 1.0:
             return output
-        without_both = self._boundary(self._inputs(z_2B[1:], t_2B[1:], None, slice(1, None)))
+        without_both = self._boundary(self._inputs(z_2B[1:], t_2B[1:], None, first=1))
         return flow.guided_by_frames(output, without_both, scale)
 
     def _both(
@@ -282,27 +282,22 @@ class _Generation:
         return picture
 
     def _inputs(
-        self,
-        z_B: Tensor,
-        t_B: Tensor,
-        frame_mask_BN: Tensor | None,
-        rows: slice = slice(None),
-        sound: SoundInputs | None = None,
+        self, z_B: Tensor, t_B: Tensor, mask_BN: Tensor | None, first: int = 0, sound: SoundInputs | None = None
     ) -> DenoiserInputs:
         n, options, device = len(z_B), self._options, self._device
         every = torch.ones(n, z_B.shape[2], dtype=torch.bool, device=device)
         return DenoiserInputs(
             latent=z_B,
             time=t_B.float(),
-            text=self._text.tokens[rows],
-            text_mask=self._text.mask[rows],
-            pooled=self._text.pooled[rows],
-            guidance=self._guidance[rows],
-            frame_mask=every if frame_mask_BN is None else frame_mask_BN,
+            text=self._text.tokens[first:],
+            text_mask=self._text.mask[first:],
+            pooled=self._text.pooled[first:],
+            guidance=self._guidance[first:],
+            frame_mask=every if mask_BN is None else mask_BN,
             fps=torch.full((n,), options.fps, device=device),
             height=torch.full((n,), float(options.shape.height), device=device),
             width=torch.full((n,), float(options.shape.width), device=device),
-            drop_text=self._without_text[rows],
+            drop_text=self._without_text[first:],
             **given(self._conditioning, n),
             sound=sound,
         )

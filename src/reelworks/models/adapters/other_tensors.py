@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 # What tensors are, by patterns of their names; the first that is found wins.
@@ -52,11 +53,7 @@ def kind_of(name: str) -> str:
 
 def counts_of(names: Iterable[str]) -> dict[str, int]:
     """Return the numbers of tensors by what they are."""
-    counts: dict[str, int] = {}
-    for name in names:
-        what = kind_of(name)
-        counts[what] = counts.get(what, 0) + 1
-    return counts
+    return Counter(map(kind_of, names))
 
 
 def describe(counts: Mapping[str, int]) -> str:

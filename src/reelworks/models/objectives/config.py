@@ -165,13 +165,12 @@ class ObjectiveConfig(Config):
     @model_validator(mode="after")
     def _keys_belong_to_the_objective(self) -> Self:
         for key in () if self.name == "rectified-flow" else _RECTIFIED_FLOW_KEYS:
-            value, default = getattr(self, key), type(self).model_fields[key].default
-            if value != default:
+            if self._is_set(key):
                 raise UserError(
                     f"this key belongs to rectified flow and has no meaning for {self.name}",
                     code="key-of-another-objective",
                     field=f"objective.{key}",
-                    value=value,
+                    value=getattr(self, key),
                     remedy='leave it out, or set objective.name = "rectified-flow"',
                 )
         return self
@@ -179,20 +178,23 @@ class ObjectiveConfig(Config):
     @model_validator(mode="after")
     def _keys_belong_to_the_chosen_values(self) -> Self:
         for key, (chooser, choices) in _BELONGS_TO.items():
-            value, chosen = getattr(self, key), getattr(self, chooser)
-            if value != type(self).model_fields[key].default and chosen not in choices:
+            chosen = getattr(self, chooser)
+            if self._is_set(key) and chosen not in choices:
                 names = " or ".join(f'"{choice}"' for choice in choices)
                 raise UserError(
                     f'it has no effect with {chooser} = "{chosen}"',
                     code="key-without-effect",
                     field=f"objective.{key}",
-                    value=value,
+                    value=getattr(self, key),
                     remedy=f"leave it out, or set objective.{chooser} = {names}",
                 )
         return self
 
+    def _is_set(self, key: str) -> bool:
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
+
     @model_validator(mode="after")
-    def _targets_can_be_guided(self) -> Self:
+    def _fits_the_objective(self) -> Self:
         if self.name == "iddpm" and self.target_guidance_scale is not None:
             raise UserError(
                 "IDDPM's networks were not distilled, and their variance has no guidance",
@@ -201,23 +203,16 @@ class ObjectiveConfig(Config):
                 value=self.target_guidance_scale,
                 remedy="leave it out",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _the_loss_fits_the_objective(self) -> Self:
-        if self.name == "rectified-flow":
-            return self
-        for key in _LOSS_KEYS:
-            value, default = getattr(self, key), type(self).model_fields[key].default
-            if value != default and self.name == "iddpm":
+        for key in _LOSS_KEYS if self.name == "iddpm" else ():
+            if self._is_set(key):
                 raise UserError(
                     "IDDPM's loss is a squared error and a bound on the likelihood, which belong together",
                     code="loss-of-another-objective",
                     field=f"objective.{key}",
-                    value=value,
+                    value=getattr(self, key),
                     remedy='leave it out, or set objective.name to another objective, such as "v-prediction"',
                 )
-        if self.loss_weighting in _FLOW_WEIGHTINGS:
+        if self.name != "rectified-flow" and self.loss_weighting in _FLOW_WEIGHTINGS:
             raise UserError(
                 f"this weight is defined for rectified flow, and not for {self.name}",
                 code="loss-of-another-objective",

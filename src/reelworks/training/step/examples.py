@@ -334,10 +334,7 @@ def _sound(
     time = to_device(torch.where(sound_B, time_B, none), device)
     x0 = latent_BFN11.expand(n, -1, -1, -1, -1)
     noise = draws.normal(tuple(x0.shape[1:]), seeds, device)
-    inputs = SoundInputs(objective.noised(x0, noise, time, mask), time, mask)
-    drawn = replace(
-        drawn,
-        time=torch.where(picture_B, drawn.time, none),
-        frame_mask=drawn.frame_mask & chosen.picture[:, None],
-    )
-    return _Sound(drawn, inputs, SoundTarget(x0, noise, track.config.loss_weight))
+    frame_mask = drawn.frame_mask & chosen.picture[:, None]
+    drawn = replace(drawn, time=torch.where(picture_B, drawn.time, none), frame_mask=frame_mask)
+    noised = SoundInputs(objective.noised(x0, noise, time, mask), time, mask)
+    return _Sound(drawn, noised, SoundTarget(x0, noise, track.config.loss_weight))
