@@ -1,4 +1,4 @@
-"""Terms of a training loss by name: the distance of prediction and target, and the weight of a timestep.
+"""Terms of a training loss: the distance of prediction and target and the weight of a timestep, by name, and preferences.
 
 Noised latents are data · x0 + noise · ε. For rectified flow the factors are 1 − t/1000 and t/1000, for diffusion in
 1000 steps the square roots of the variances; the signal-to-noise ratio (SNR) is (data / noise)². An error e of the
@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from reelworks.models.objectives.config import NUM_TIMESTEPS, ObjectiveConfig
 
@@ -72,3 +73,16 @@ def weights(config: ObjectiveConfig, data_B: Tensor, noise_B: Tensor, predicted:
     if name == "cosmap":
         return 2 / (math.pi * (1 - 2 * noise_B + 2 * noise_B.square()))
     return ((-2 * (noise_B - 0.5).square()).exp() - _BELL_EDGE).clamp(min=0) / _BELL_MEAN
+
+
+def dpo_loss(losses_2B: Tensor, reference_2B: Tensor, beta: float) -> Tensor:
+    """Return the loss of each pair, `[B]`, for the mean squared errors L of the network and of the reference.
+
+    Both hold those of the preferred clips w and, after them, those of the rejected ones l. The loss is
+    `-log sigmoid(-beta / 2 * ((L_w - L_w_ref) - (L_l - L_l_ref)))`, which is log 2 for the reference itself: that of
+    Diffusion-DPO (arXiv 2311.12908), and, with the velocity as the target, of Flow-DPO (arXiv 2501.13918) with a constant
+    beta. A network is rewarded for a smaller error than a frozen reference has on the preferred clip, compared with the
+    same difference on the rejected one; both clips have the same noise and timestep.
+    """
+    preferred_B, rejected_B = (losses_2B - reference_2B).chunk(2)
+    return -functional.logsigmoid(-0.5 * beta * (preferred_B - rejected_B))

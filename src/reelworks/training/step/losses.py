@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from reelworks.data.distributed.transfer import to_device
 from reelworks.models.adapters import inject
 from reelworks.models.api import DenoiserInputs
-from reelworks.models.objectives import objectives, preference
+from reelworks.models.objectives import loss_terms, objectives
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.encoding import conditioning
 from reelworks.training.recipe.recipe import Recipe
@@ -113,7 +113,7 @@ class PreferenceLoss(PlainLoss):
         pairs = _pairs(example)
         reference_2B = pairs.losses(self.passes.base(pairs.inputs, 2 * at_least))
         losses_2B = pairs.losses(self.passes.trained(pairs.inputs, 2 * at_least))
-        return preference.dpo_loss(losses_2B, reference_2B, example.objective.dpo_beta)
+        return loss_terms.dpo_loss(losses_2B, reference_2B, example.objective.dpo_beta)
 
 
 def loss_of(recipe: Recipe, passes: Passes) -> PlainLoss:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -205,3 +206,23 @@ class AdapterType(ABC):
             code="adapter-not-writable",
             remedy="`reelworks lora resize` makes a LoRA of it, which can be converted",
         )
+
+
+class LycorisType(AdapterType, ABC):
+    """Base of LoKr, LoHa and OFT: their files are peft's for diffusers, or have LyCORIS's names.
+
+    peft's layers of these types draw a random number in each pass, which breaks compiled graphs, and build the whole update of
+    a LoKr; the forward passes here keep peft's parameters.
+    """
+
+    needs_alpha = True
+
+    def peft_settings(self, adapter: Adapter, layers: Mapping[str, Collection[str]]) -> dict[str, Any]:
+        """Return peft's settings for the header of a file."""
+        names = {"peft_type": self.name.upper(), "target_modules": sorted(layers)}
+        return names | {"r": adapter.rank, "alpha": adapter.rank}
+
+    def header(self, adapter: Adapter) -> dict[str, str]:
+        """Return what the header of a file says of the type, in kohya's terms."""
+        arguments = {"algo": self.name, "factor": adapter.decompose_factor or -1}
+        return {"ss_network_module": "lycoris.kohya", "ss_network_args": json.dumps(arguments)}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from reelworks.models.adapters.adapter_types.adapter_type import NAME, AdapterSettings
-from reelworks.models.adapters.adapter_types.lycoris import LycorisType
+from reelworks.models.adapters.adapter_types.adapter_type import NAME, AdapterSettings, LycorisType
 
 if TYPE_CHECKING:
     import torch

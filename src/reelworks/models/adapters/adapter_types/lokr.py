@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from reelworks.core.errors import UserError
-from reelworks.models.adapters.adapter_types.adapter_type import NAME, Adapter, AdapterSettings
-from reelworks.models.adapters.adapter_types.lycoris import LycorisType
+from reelworks.models.adapters.adapter_types.adapter_type import NAME, Adapter, AdapterSettings, LycorisType
 
 if TYPE_CHECKING:
     import torch
