@@ -57,7 +57,7 @@ def points(preset: str) -> list[Point]:
 def companions(preset: str) -> list[tuple[str, ...]]:
     """Return the companions that passes are measured with: what the network needs, and one of all that it takes."""
     conditioning = registry.PRESETS[preset].config.conditioning
-    return list(dict.fromkeys((conditioning.needs, conditioning.takes)))
+    return list(dict.fromkeys((conditioning.companions.needs, conditioning.companions.takes)))
 
 
 def recipe_of(preset: str, given: Sequence[str], checkpointing: bool = False, base: str | None = None) -> Recipe:
@@ -81,7 +81,7 @@ def recipe_of(preset: str, given: Sequence[str], checkpointing: bool = False, ba
         "lora": {"base": base} if base else {},
         "train": {"max_steps": 1},
     }
-    if components.conditioning(ModelConfig(name=preset)).image_encoder is not None:
+    if components.conditioning(ModelConfig(name=preset)).shown.encoder is not None:
         values["model"] |= {"image_encoder": "unused"}
     if known.switch_timestep is not None:
         values["model"] |= {"experts": "high"}

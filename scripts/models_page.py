@@ -108,7 +108,7 @@ def page() -> str:
 
 def _is_told(wants: Conditioning, found: Features) -> bool:
     """Whether `objective.mask_ratios` has an effect: on the frame mask, or on the control that is told in parts."""
-    return (wants.frames and found.given_frames) or (wants.control_parts and "control" in found.shown)
+    return (wants.frames and found.given_frames) or (wants.companions.control_parts and "control" in found.shown)
 
 
 def _rates(presets: list[str]) -> str:
@@ -142,7 +142,7 @@ def _presets(name: str) -> list[str]:
 
 def _kind(name: str) -> tuple[object, ...]:
     wants = components.conditioning(ModelConfig(name=name))
-    told = wants.takes, wants.most_sources, wants.first_frame, wants.last_frame, wants.sound
+    told = wants.companions.takes, wants.companions.most_sources, wants.shown.first, wants.shown.last, wants.sound
     return type(registry.PRESETS[name].config), *told
 
 
@@ -151,19 +151,19 @@ def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[
     cells = []
     for key in found:
         if key == "image":
-            told = [p for p in presets if wants[p].image_encoder]
+            told = [p for p in presets if wants[p].shown.encoder]
             names = "" if told == presets else f" ({_listed(told)})"
-            what = "both" if wants[told[0]].last_frame else "it"
-            cells.append(f"{_ENCODERS[wants[told[0]].image_encoder]} of {what}{names}")
+            what = "both" if wants[told[0]].shown.last else "it"
+            cells.append(f"{_ENCODERS[wants[told[0]].shown.encoder]} of {what}{names}")
         elif key == "first_frame":
-            cells.append("its first and last frames" if wants[presets[0]].last_frame else "its first frame")
+            cells.append("its first and last frames" if wants[presets[0]].shown.last else "its first frame")
         else:
-            most = wants[presets[0]].most_sources if key == "source" else 1
+            most = wants[presets[0]].companions.most_sources if key == "source" else 1
             name = f"`{key}`" + f" × {most}" * (most > 1)
-            cells.append(name if key in (*wants[presets[0]].needs, "sound") else f"({name})")
-    if wants[presets[0]].sources_as_frames:
-        cells.append(f"(`source` × {wants[presets[0]].most_sources})")
-    if "mask" in wants[presets[0]].takes:
+            cells.append(name if key in (*wants[presets[0]].companions.needs, "sound") else f"({name})")
+    if wants[presets[0]].companions.sources_as_frames:
+        cells.append(f"(`source` × {wants[presets[0]].companions.most_sources})")
+    if "mask" in wants[presets[0]].companions.takes:
         cells.append("(`mask`)")
     return ", ".join(cells) or "no"
 

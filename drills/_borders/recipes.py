@@ -49,7 +49,7 @@ def cases() -> list[Case]:
 def problems(case: Case) -> list[str]:
     """Write the recipe of a case in the current folder, which has the footage, and plan it; returns what is wrong."""
     known = registry.PRESETS[case.preset]
-    beside = dict.fromkeys(map(str, known.config.conditioning.needs), f"beside-{case.kind}")
+    beside = dict.fromkeys(map(str, known.config.conditioning.companions.needs), f"beside-{case.kind}")
     weights = "some/where" if known.release and known.release.weights is None else None
     path, taken = Path(f"{case}.toml"), _taken(case)
     request: dict[str, Any] = {

@@ -184,7 +184,7 @@ def encoder_of(name):
         factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),
         wants,
-        Shades() if wants.image_encoder else None,
+        Shades() if wants.shown.encoder else None,
     )
 
 
@@ -209,16 +209,18 @@ def test_generates(name):
     def make(shade):
         frames = np.full((shape.num_frames, shape.height, shape.width, 3), shade, np.uint8)
         given = Conditions(
-            frames[:1] if wants.first_frame else None,
-            last_frame=frames[:1] if wants.last_frame else None,
-            inpaint=frames if wants.control_parts else None,
+            frames[:1] if wants.shown.first else None,
+            last_frame=frames[:1] if wants.shown.last else None,
+            inpaint=frames if wants.companions.control_parts else None,
         )
-        shown = dict.fromkeys(wants.takes, frames) | ({"source": frames[:1]} if wants.sources_as_frames else {})
+        shown = dict.fromkeys(wants.companions.takes, frames) | (
+            {"source": frames[:1]} if wants.companions.sources_as_frames else {}
+        )
         options = GenerateOptions(shape, 24.0, 2, 3.0, 5, given, shown)
         return pipeline.generate(boundary, encoder, objective_of(name), ["waves"], options)[0]
 
     made = [make(40), make(40)]
-    if wants.takes or wants.first_frame:
+    if wants.companions.takes or wants.shown.first:
         assert not np.array_equal(made[0], make(200))
     assert made[0].shape == (shape.num_frames, shape.height, shape.width, 3)
     assert made[0].dtype == np.uint8

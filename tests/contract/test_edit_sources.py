@@ -16,7 +16,9 @@ from reelworks.testing import contract
 
 def _takes_several(name):
     wants = registry.PRESETS[name].config.conditioning
-    return wants.most_sources > 1 and not wants.sources_as_frames  # which are frames of all that the network gets
+    return (
+        wants.companions.most_sources > 1 and not wants.companions.sources_as_frames
+    )  # which are frames of all that the network gets
 
 
 SEVERAL = [name for name in plain.LOSSES if _takes_several(name)]
@@ -32,7 +34,7 @@ def case(name, count):
 @pytest.mark.parametrize("name", SEVERAL)
 def test_the_loss_is_that_of_a_plain_script_for_any_number_of_sources(name, count):
     """Also without a source, where the model can do without; the second one has other sizes than the picture."""
-    if count == 0 and registry.PRESETS[name].config.conditioning.needs:
+    if count == 0 and registry.PRESETS[name].config.conditioning.companions.needs:
         pytest.skip("it needs a source")
     denoiser, (inputs, noise) = contract.build(name), case(name, count)
     assert len(inputs.sources) == count

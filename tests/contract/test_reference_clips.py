@@ -19,7 +19,9 @@ from reelworks.testing import contract
 def _takes_clips(name):
     config = registry.PRESETS[name].config
     wants = config.conditioning
-    in_tokens = "source" in wants.takes and not (wants.needs or wants.sources_as_frames)
+    in_tokens = "source" in wants.companions.takes and not (
+        wants.companions.needs or wants.companions.sources_as_frames
+    )
     return in_tokens and not config.pictures_only
 
 

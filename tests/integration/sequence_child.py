@@ -67,13 +67,13 @@ def example(config: Any, channels: int, text: Any, draw: torch.Generator) -> Any
         frame_mask[1, 0] = False
     values = {}
     wants = config.conditioning
-    sources = SOURCES[: wants.most_sources] if "source" in wants.takes else ()
-    for companion in (*(("control",) if "control" in wants.takes else ()), *sources):
+    sources = SOURCES[: wants.companions.most_sources] if "source" in wants.companions.takes else ()
+    for companion in (*(("control",) if "control" in wants.companions.takes else ()), *sources):
         values[companion] = torch.randn(latent.shape, generator=draw)
-    if config.conditioning.first_frame:
+    if config.conditioning.shown.first:
         values["first_frame"] = torch.randn(latent.shape, generator=draw)
-    if config.conditioning.image_dim:
-        values["image"] = torch.randn(B, 257 * (1 + wants.last_frame), wants.image_dim, generator=draw)
+    if config.conditioning.shown.width:
+        values["image"] = torch.randn(B, 257 * (1 + wants.shown.last), wants.shown.width, generator=draw)
     return DenoiserInputs(
         latent=latent,
         time=torch.tensor([300.0, 800.0]),

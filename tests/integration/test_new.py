@@ -221,7 +221,7 @@ def test_the_recipe_of_every_published_model_is_sound(preset):
     clips = registry.release_of(preset).lines > 0
     if clips and not sound:
         found = FolderSurvey(found.pictures, np.array([[130, 720, 1280], [40, 480, 854]]), showings=22)
-    companions = dict.fromkeys(registry.PRESETS[preset].config.conditioning.needs, "c")
+    companions = dict.fromkeys(registry.PRESETS[preset].config.conditioning.companions.needs, "c")
     lines = recipe_lines.lora_table(preset, [DatasetConfig(path="p", **companions)], found)
     made = recipe_file.parse({"output": "r", **tomllib.loads(toml_writer.write("", lines))})
     assert made.model.weights == registry.release_of(preset).weights

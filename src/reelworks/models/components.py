@@ -66,7 +66,7 @@ def source_multiple(model: ModelConfig, autoencoder: AutoencoderConfig) -> tuple
     They do if a model takes several, unless they are frames of the clip.
     """
     wants = conditioning(model)
-    own_sizes = wants.most_sources > 1 and not wants.sources_as_frames
+    own_sizes = wants.companions.most_sources > 1 and not wants.companions.sources_as_frames
     return geometry(model, autoencoder).multiple if own_sizes else None
 
 

@@ -10,35 +10,15 @@ from reelworks.core.errors import UserError
 
 
 @dataclass(frozen=True)
-class Conditioning:
-    """Conditioning of a network on captions, frames and companions."""
+class Companions:
+    """Companions of a clip that a network takes as inputs."""
 
-    # "learned": the network has its own empty caption; "encoded": it gets the embedding of an empty text.
-    empty_caption: Literal["learned", "encoded"] = "encoded"
-    # "classifier-free": a second pass without caption; "embedded": the scale is an input of the distilled network.
-    guidance: Literal["classifier-free", "embedded"] = "classifier-free"
-    # Whether the network knows which frames are conditions, so that it can learn to continue clips.
-    frames: bool = False
-    # Whether it gets condition frames in channels of their own, and noise in all frames of the latents, also in these.
-    # All frames then count in the loss.
-    frames_beside_noise: bool = False
-    objectives: tuple[str, ...] = ("rectified-flow",)  # names of objectives that published weights were trained with
-    # Companions of a clip that the network takes as inputs: "control", "source", "mask".
     takes: tuple[Literal["control", "source", "mask"], ...] = ()
+    needs: tuple[Literal["control", "source"], ...] = ()  # those among them that it cannot run without
     most_sources: int = 1  # number of sources of a clip that it takes if it takes any
-    needs: tuple[Literal["control", "source"], ...] = ()  # companions in `takes` that it cannot run without
     # Whether its control is in parts: what is kept of the clip where the mask is black, the control where it is white, and
     # the mask, whose pixels are channels. Without a mask all is white, and without a control it is grey there.
     control_parts: bool = False
-    # How the network gets a clip's first frame besides the noise: "grey": encoded with grey frames after it; "alone":
-    # encoded alone, with zeros after it; None: not at all. With `frames`, it is one of the conditions, as `generate`
-    # shows a picture; an autoencoder that is not causal encodes the frames after it into the clip's first latents too.
-    first_frame: Literal["grey", "alone"] | None = None
-    last_frame: bool = False  # whether the last frame stands behind the grey ones, and is embedded beside the first
-    # Encoder whose embedding of the first frame, and of the last if given, is an input; None if there is none.
-    image_encoder: Literal["clip", "siglip"] | None = None
-    image_dim: int = 0  # width of that embedding
-    sound: bool = False  # whether it is trained with the sound of clips
 
     @property
     def sources_as_frames(self) -> bool:
@@ -49,13 +29,46 @@ class Conditioning:
         """
         return self.control_parts and "source" in self.takes
 
+
+@dataclass(frozen=True)
+class ShownFrames:
+    """The ends of a clip that a network gets besides the noise."""
+
+    # How it gets the first frame: "grey": encoded with grey frames after it; "alone": encoded alone, with zeros after it;
+    # None: not at all. With `Conditioning.frames`, it is one of the conditions, as `generate` shows a picture; an
+    # autoencoder that is not causal encodes the frames after it into the clip's first latents too.
+    first: Literal["grey", "alone"] | None = None
+    last: bool = False  # whether the last frame stands behind the grey ones, and is embedded beside the first
+    # Encoder whose embedding of the first frame, and of the last if given, is an input; None if there is none.
+    encoder: Literal["clip", "siglip"] | None = None
+    width: int = 0  # of that embedding
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """Conditioning of a network on captions, frames, companions and sound."""
+
+    # "learned": the network has its own empty caption; "encoded": it gets the embedding of an empty text.
+    empty_caption: Literal["learned", "encoded"] = "encoded"
+    # "classifier-free": a second pass without caption; "embedded": the scale is an input of the distilled network.
+    guidance: Literal["classifier-free", "embedded"] = "classifier-free"
+    objectives: tuple[str, ...] = ("rectified-flow",)  # names of objectives that published weights were trained with
+    # Whether the network knows which frames are conditions, so that it can learn to continue clips.
+    frames: bool = False
+    # Whether it gets condition frames in channels of their own, and noise in all frames of the latents, also in these.
+    # All frames then count in the loss.
+    frames_beside_noise: bool = False
+    shown: ShownFrames = ShownFrames()
+    companions: Companions = Companions()
+    sound: bool = False  # whether it is trained with the sound of clips
+
     @property
     def needs_first_frame(self) -> bool:
         """Whether each clip is generated from a first frame, which must be given."""
-        return self.first_frame is not None and not self.frames
+        return self.shown.first is not None and not self.frames
 
 
-EDITS = Conditioning(takes=("source",), needs=("source",), most_sources=4)
+EDITS = Conditioning(companions=Companions(("source",), ("source",), most_sources=4))
 LEARNED = Conditioning(empty_caption="learned", frames=True, objectives=("rectified-flow", "iddpm"))
 
 
@@ -317,7 +330,7 @@ class PublishedImage(NamedTuple):
     parameters: int
 
 
-# Keys are those of `Conditioning.image_encoder`: a ViT-H/14 at 224 pixels and a SO400M/14 at 384.
+# Keys are those of `ShownFrames.encoder`: a ViT-H/14 at 224 pixels and a SO400M/14 at 384.
 IMAGE_ENCODERS = {"clip": PublishedImage(257, 630_766_080), "siglip": PublishedImage(729, 428_225_600)}
 
 

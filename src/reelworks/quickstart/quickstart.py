@@ -287,7 +287,7 @@ def _left_out(preset: str, found: FolderSurvey) -> list[str]:
 def _with_companions(
     preset: str, datasets: list[DatasetConfig], given: Mapping[str, str | list[str]]
 ) -> list[DatasetConfig]:
-    for kind in registry.PRESETS[preset].config.conditioning.needs:
+    for kind in registry.PRESETS[preset].config.conditioning.companions.needs:
         if kind not in given:
             raise UserError(
                 f"{preset} needs a {kind} for each clip",

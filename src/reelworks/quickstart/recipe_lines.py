@@ -178,7 +178,7 @@ def model_lines(preset: str, known: Release, weights: str | None) -> list[Line]:
         )
     parts = registry.PRESETS[preset].parts
     lines += [Line("[model]", "weights", source), checkpointing]
-    if components.conditioning(ModelConfig(name=preset)).image_encoder is not None:
+    if components.conditioning(ModelConfig(name=preset)).shown.encoder is not None:
         lines += [Line("[model]", "image_encoder", pipeline, "encodes a clip's first frame for the network")]
     if (sound := registry.PRESETS[preset].sound) is not None:
         lines += [Line("[sound]", "name", sound, "the one that the model was trained with")]
@@ -197,10 +197,10 @@ def model_lines(preset: str, known: Release, weights: str | None) -> list[Line]:
 def _parts_of_fresh(preset: str, weights: str | None) -> list[Line]:
     """Return the lines of a model that was never published: its own weights, if any, and the encoder of its family."""
     lines = [Line("[model]", "weights", weights)] if weights else []
-    kind = components.conditioning(ModelConfig(name=preset)).image_encoder
+    kind = components.conditioning(ModelConfig(name=preset)).shown.encoder
     if kind is not None:
         relatives = registry.family_of(preset).presets.items()
-        of_release = next(p.release.weights for _, p in relatives if p.release and p.config.conditioning.image_encoder)
+        of_release = next(p.release.weights for _, p in relatives if p.release and p.config.conditioning.shown.encoder)
         lines.append(Line("[model]", "image_encoder", of_release, "encodes a clip's first frame for the network"))
     return lines
 
@@ -266,7 +266,7 @@ def _files(known: Release, found: FolderSurvey) -> list[Line]:
 def _previews(preset: str, datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: str | None) -> list[Line]:
     """Return the lines of previews, unless the model needs more than a prompt for each."""
     wants = components.conditioning(ModelConfig(name=preset))
-    if wants.needs or wants.needs_first_frame:
+    if wants.companions.needs or wants.needs_first_frame:
         return []
     added = trigger if trigger is not None and not 0 < found.triggered == found.clips - found.uncaptioned else None
     subject = trigger or next((d.missing_caption for d in datasets if d.missing_caption), None)

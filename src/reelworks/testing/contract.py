@@ -149,18 +149,19 @@ def _output(denoiser: Denoiser, inputs: DenoiserInputs) -> Tensor:
 
 def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tensor]:
     wants = components.conditioning(ModelConfig(name=name))
+    taken, shown = wants.companions, wants.shown
     # Sources that are frames of the control are frames of any latents here.
-    sources = SOURCES[: wants.most_sources] if "source" in wants.takes and not wants.sources_as_frames else ()
-    kinds = [*(["control"] if "control" in wants.takes else []), *sources]
-    kinds += ["first_frame"] if wants.first_frame else []
+    sources = SOURCES[: taken.most_sources] if "source" in taken.takes and not taken.sources_as_frames else ()
+    kinds = [*(["control"] if "control" in taken.takes else []), *sources]
+    kinds += ["first_frame"] if shown.first else []
     inputs = {key: torch.randn(latent.shape, generator=g) for key in kinds}
     inputs |= {name: inputs[name].mT for name in sources[1::2]}  # those of other sizes than the picture
-    if wants.control_parts:
+    if taken.control_parts:
         channels = 2 * latent.shape[1] + math.prod(components.autoencoder_geometry(AUTOENCODER).stride[1:])
         inputs["control"] = torch.randn(len(latent), channels, *latent.shape[2:], generator=g)
-    if wants.image_encoder:
+    if shown.encoder:
         # A network that is given two pictures has a position for each token.
-        tokens = 2 * IMAGE_ENCODERS[wants.image_encoder].tokens if wants.last_frame else _IMAGE_TOKENS
+        tokens = 2 * IMAGE_ENCODERS[shown.encoder].tokens if shown.last else _IMAGE_TOKENS
         inputs["image"] = torch.randn(len(latent), tokens, IMAGE_DIM, generator=g)
     return inputs
 

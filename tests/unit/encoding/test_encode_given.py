@@ -74,7 +74,7 @@ def encoder_of(model, autoencoder, place, image=None, companions=()):
         factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),
         wants,
-        None if image is None else VisionEncoder(wants.image_encoder, str(image)),
+        None if image is None else VisionEncoder(wants.shown.encoder, str(image)),
         companions,
     )
 

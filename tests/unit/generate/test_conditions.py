@@ -17,7 +17,7 @@ from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.inference.generate.writers import Sound
 from reelworks.models import registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
-from reelworks.models.family import LEARNED, Conditioning
+from reelworks.models.family import LEARNED, Companions, Conditioning, ShownFrames
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
 from reelworks.training.recipe import recipe_file
@@ -213,12 +213,12 @@ def test_a_model_that_takes_no_end_or_parts_is_not_given_them(given, field):
     with pytest.raises(UserError, match=field):
         given.check(geometry, OPTIONS.shape, Conditioning())
     with refused("condition-invalid", "--last-frame"):
-        Conditions(frames(1)).check(geometry, OPTIONS.shape, Conditioning(first_frame="grey", last_frame=True))
+        Conditions(frames(1)).check(geometry, OPTIONS.shape, Conditioning(shown=ShownFrames("grey", last=True)))
 
 
 def test_parts_of_a_clip_are_kept():
     """The clip and its mask hold the given frames at both ends; without a mask all else is made anew."""
-    shape, parts = OPTIONS.shape, Conditioning(control_parts=True)
+    shape, parts = OPTIONS.shape, Conditioning(companions=Companions(control_parts=True))
     given = Conditions(last_frame=frames(1, seed=1))
     given.check(Geometry((1, 8, 8), (1, 2, 2)), shape, parts)
     clip, mask = conditions.kept(given, frames(2), None, shape)

@@ -133,7 +133,7 @@ class Card:
         """Task of the model, as the hub names it."""
         conditioning = components.conditioning(self.recipe.model)
         result = "image" if components.family_config(self.recipe.model).pictures_only else "video"
-        if conditioning.needs:
+        if conditioning.companions.needs:
             return "image-to-image" if result == "image" else "video-to-video"
         return f"image-to-{result}" if conditioning.needs_first_frame else f"text-to-{result}"
 

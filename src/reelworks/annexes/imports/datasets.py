@@ -71,7 +71,7 @@ def side_of(value: Any) -> int:
 
 def needed(draft: ImportDraft) -> Iterator[ImportedKey]:
     """Put a placeholder where the model needs pictures beside the clips and a dataset has none; yield a line for each."""
-    kinds = conditioning_of(draft).needs if draft.get("model.name") is not None else ()
+    kinds = conditioning_of(draft).companions.needs if draft.get("model.name") is not None else ()
     for number in range(draft.count("dataset")):
         for kind in kinds:
             if draft.get(f"dataset.{number}.{kind}") is not None:

@@ -173,8 +173,8 @@ def _model(name: str, preset: Preset) -> Json:
         "num_frames": release.num_frames,
         "fps": preset.fps,
         "distilled": release.distilled,
-        "needs": list(conditioning.needs),
-        "takes": list(conditioning.takes),
+        "needs": list(conditioning.companions.needs),
+        "takes": list(conditioning.companions.takes),
         "sound": preset.sound is not None,
     }
 

@@ -50,7 +50,7 @@ class Conditions:
     def check(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
         """Refuse condition frames that leave nothing to generate or whose latents do not fit those of the clip."""
         self._check_joined()
-        if conditioning.control_parts:
+        if conditioning.companions.control_parts:
             self._check_parts(shape)
             return
         if self.inpaint is not None:
@@ -95,7 +95,7 @@ class Conditions:
             )
 
     def _check_last_frame(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
-        needed = conditioning.last_frame and shape.num_frames > 1
+        needed = conditioning.shown.last and shape.num_frames > 1
         if self.last_frame is None:
             if needed:
                 raise UserError(
@@ -175,7 +175,7 @@ def companions(files: Mapping[str, str], shape: Shape, prefix: str, recipe: Reci
     several; or they are single pictures that are shown whole on white, if it takes them as frames.
     """
     multiple = components.source_multiple(recipe.model, recipe.autoencoder)
-    as_frames = components.conditioning(recipe.model).sources_as_frames
+    as_frames = components.conditioning(recipe.model).companions.sources_as_frames
     found = {}
     for kind, file in files.items():
         path, option = Path(file), prefix + kind.partition("-")[0]

@@ -110,7 +110,8 @@ def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: Ge
         return f"pipelines of the family do not know the objective {recipe.objective.name}"
     if recipe.objective.prediction != "velocity":
         return "pipelines expect the network to predict a velocity"
-    if conditioning.first_frame is not None or conditioning.needs or conditioning.control_parts or options.companions:
+    own = conditioning.companions
+    if conditioning.shown.first is not None or own.needs or own.control_parts or options.companions:
         return "the model takes more conditions than text"
     c = options.conditions
     if c.reference is not None or c.last_frame is not None or c.loop > 1:

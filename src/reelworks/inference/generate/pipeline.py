@@ -197,7 +197,8 @@ class _Generation:
         self._device = device = encoder.device
         self._generator = generator_of(options, device)
         # Sources that are frames are generated with the clip, and cut off.
-        self._sources = len(values.sources_in(options.companions)) if encoder.conditioning.sources_as_frames else 0
+        as_frames = encoder.conditioning.companions.sources_as_frames
+        self._sources = len(values.sources_in(options.companions)) if as_frames else 0
         self._of_clip = encoder.autoencoder.geometry.latent(options.shape)
         self._companions = {name: torch.from_numpy(np.array(f))[None] for name, f in options.companions.items()}
         pictures = [self._companions[name][:, 0].expand(2, -1, -1, -1) for name in SOURCES if name in self._companions]
@@ -218,7 +219,7 @@ class _Generation:
         blank = np.zeros((1, shape.height, shape.width, 3), np.uint8)
         ends = [blank if each is None else each[:1] for each in (reference, last)]
         frames = torch.from_numpy(np.stack(ends, axis=1))
-        if encoder.conditioning.control_parts:
+        if encoder.conditioning.companions.control_parts:
             clip, mask = conditions.kept(options.conditions, reference, options.companions.get("mask"), shape)
             frames, companions = torch.from_numpy(clip)[None], companions | {"mask": torch.from_numpy(mask)[None]}
         self._conditioning |= encode_conditioning(encoder, start, companions, frames, shape.num_frames)

@@ -21,14 +21,14 @@ FieldsT = TypeVar("FieldsT", bound=TensorFields)
 def mapped(inputs: FieldsT, change: Callable[[str, Tensor], Tensor], group: str = "") -> FieldsT:
     """Return inputs with every tensor changed, given its name; in a group this is that of the group and its own."""
 
-    def of(name: str, value: Any) -> Any:
+    def changed(name: str, value: Any) -> Any:
         if value is None:
             return None
         if isinstance(value, tuple):
             return tuple(change(name, part) for part in value)
         return change(name, value) if isinstance(value, Tensor) else mapped(value, change, f"{name}_")
 
-    return replace(inputs, **{f.name: of(group + f.name, getattr(inputs, f.name)) for f in fields(inputs)})
+    return replace(inputs, **{f.name: changed(group + f.name, getattr(inputs, f.name)) for f in fields(inputs)})
 
 
 def named(inputs: TensorFields) -> list[tuple[str, Tensor]]:

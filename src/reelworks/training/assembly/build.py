@@ -144,7 +144,7 @@ def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -
 def encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
     """Build the recipe's autoencoder, its text encoder, and the image encoder if the model has one."""
     conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
-    kind, names = conditioning.image_encoder, (recipe.autoencoder.name, recipe.text_encoder.name)
+    kind, names = conditioning.shown.encoder, (recipe.autoencoder.name, recipe.text_encoder.name)
     with log.stage("loading the autoencoder {} and the text encoder {}".format(*names), at_once=True):
         return FrozenEncoders(
             autoencoder(recipe, device),

@@ -98,9 +98,9 @@ def _sample_view(
         upright = replace(request.augmentation, degrees=0.0)
         frames, whole = load(request), load(replace(request, shape=resized, augmentation=upright))[0]
         wants = components.conditioning(data.recipe.model)
-        if wants.first_frame is not None and len(frames) > 1:
+        if wants.shown.first is not None and len(frames) > 1:
             beside.append(CompanionFrames("first_frame", "", frames[:1]))
-            if wants.last_frame:
+            if wants.shown.last:
                 beside.append(CompanionFrames("last_frame", "", frames[-1:]))
         for kind, companion in companions.items():
             if companion is not None:

@@ -43,13 +43,13 @@ def condition_values(
     used, so that there may be fewer than `num_frames`, unless a control is told in parts. A picture (`num_frames` is 1)
     is its own first frame, so that none is encoded for it.
     """
-    if encoder.conditioning.control_parts:
+    if encoder.conditioning.companions.control_parts:
         encoded = {"control": control_parts(encoder, {CLIP: frames_BTHWC, **companions})}
     else:
         encoded = {}
     alone = [name for name in encoder.companion_latents if name in companions and name not in encoded]
     encoded |= {name: encoder.latents(companions[name]) for name in alone}
-    if encoder.conditioning.first_frame == "grey" or (encoder.conditioning.first_frame is not None and num_frames > 1):
+    if encoder.conditioning.shown.first == "grey" or (encoder.conditioning.shown.first is not None and num_frames > 1):
         encoded["first_frame"] = first_frame_latents(encoder, frames_BTHWC, num_frames)
     if encoder.image_encoder is not None and num_frames > 1:
         encoded["image"] = image_embeddings(encoder, frames_BTHWC)
@@ -73,11 +73,11 @@ def with_drawn_masks(
 def join(encoder: FrozenEncoders, latent_BCTHW: Tensor, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the same inputs, given what was encoded for them; a picture's first frame and image are zeros."""
     inputs = {name: encoded[name].to(encoder.device) for name in encoder.companion_latents if name in encoded}
-    if encoder.conditioning.sources_as_frames:  # they lie before the control as frames that are kept
+    if encoder.conditioning.companions.sources_as_frames:  # they lie before the control as frames that are kept
         control, pictures = inputs["control"], [inputs[name] for name in SOURCES if name in inputs]
         frames = [pad(each, (0, 0, 0, 0, 0, 0, 0, control.shape[1] - each.shape[1])) for each in pictures]
         inputs = {"control": torch.cat([*frames, control], dim=2)}
-    if encoder.conditioning.first_frame is not None:
+    if encoder.conditioning.shown.first is not None:
         first = encoded["first_frame"].to(encoder.device) if "first_frame" in encoded else latent_BCTHW[:, :, :0]
         inputs["first_frame"] = pad(first, (0, 0, 0, 0, 0, latent_BCTHW.shape[2] - first.shape[2]))
     if encoder.image_encoder is not None:
@@ -99,12 +99,12 @@ def first_frame_latents(encoder: FrozenEncoders, frames_BTHWC: Tensor, num_frame
     Those of a picture are the latents of a grey one.
     """
     first_B1HWC = frames_BTHWC[:, :1].float()
-    if encoder.conditioning.first_frame != "grey":
+    if encoder.conditioning.shown.first != "grey":
         return encoder.latents(first_B1HWC)
     shown_BTHWC = torch.full_like(first_B1HWC, _GREY).repeat(1, num_frames, 1, 1, 1)
     if num_frames > 1:
         shown_BTHWC[:, :1] = first_B1HWC
-        if encoder.conditioning.last_frame:
+        if encoder.conditioning.shown.last:
             shown_BTHWC[:, -1] = frames_BTHWC[:, -1].float()
     return encoder.latents(shown_BTHWC)
 
@@ -112,14 +112,14 @@ def first_frame_latents(encoder: FrozenEncoders, frames_BTHWC: Tensor, num_frame
 def image_embeddings(encoder: FrozenEncoders, frames_BTHWC: Tensor) -> Tensor:
     """Return the image embeddings of the first frame, and behind them those of the last one if it is given."""
     assert encoder.image_encoder is not None
-    ends = (0, -1) if encoder.conditioning.last_frame else (0,)
+    ends = (0, -1) if encoder.conditioning.shown.last else (0,)
     return torch.cat([encoder.image_encoder.encode(frames_BTHWC[:, i]) for i in ends], dim=1)
 
 
 def image_shape(encoder: FrozenEncoders) -> tuple[int, int]:
     """Return the number and the width of a clip's image embeddings."""
     assert encoder.image_encoder is not None
-    pictures = 2 if encoder.conditioning.last_frame else 1
+    pictures = 2 if encoder.conditioning.shown.last else 1
     return pictures * encoder.image_encoder.tokens, encoder.image_encoder.dim
 
 
@@ -158,17 +158,17 @@ def companion_channels(encoder: FrozenEncoders) -> int:
     """Return the channels of each input that is made of companions."""
     _, h, w = encoder.autoencoder.geometry.stride
     channels = encoder.autoencoder.latent_channels
-    return 2 * channels + h * w if encoder.conditioning.control_parts else channels
+    return 2 * channels + h * w if encoder.conditioning.companions.control_parts else channels
 
 
 def blank(encoder: FrozenEncoders, latent_BCTHW: Tensor) -> dict[str, Tensor]:
     """Return the same inputs filled with zeros, in the shapes of training."""
     channels = companion_channels(encoder)
     names, frames = encoder.companion_latents, latent_BCTHW[:, :1]
-    if encoder.conditioning.sources_as_frames:
+    if encoder.conditioning.companions.sources_as_frames:
         names, frames = names[:1], pad(frames, (0, 0, 0, 0, len(names) - 1, 0))
     inputs = {name: frames.expand(-1, channels, -1, -1, -1) * 0 for name in names}
-    if encoder.conditioning.first_frame is not None:
+    if encoder.conditioning.shown.first is not None:
         inputs["first_frame"] = torch.zeros_like(latent_BCTHW)
     if encoder.image_encoder is not None:
         inputs["image"] = latent_BCTHW.new_zeros(len(latent_BCTHW), *image_shape(encoder))

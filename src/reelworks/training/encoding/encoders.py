@@ -107,7 +107,7 @@ class FrozenEncoders:
     @property
     def companion_latents(self) -> tuple[str, ...]:
         """Names of the inputs that are made of companions."""
-        if not self.conditioning.control_parts:
+        if not self.conditioning.companions.control_parts:
             return self.given
         return ("control", *(name for name in SOURCES if name in self.given))
 

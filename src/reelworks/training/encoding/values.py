@@ -50,7 +50,7 @@ def encode(
         assert encoder.sound is not None
         assert samples_BSK is not None
         return encoder.sound.latents(samples_BSK, encoder.device)
-    if name == CONTROL and encoder.conditioning.control_parts:
+    if name == CONTROL and encoder.conditioning.companions.control_parts:
         return conditioning.control_parts(encoder, frames)
     (frames_BTHWC,) = frames.values()
     if name == FIRST_FRAME:
@@ -106,9 +106,9 @@ def value_shape(encoder: FrozenEncoders, name: str, shape: Shape) -> tuple[int, 
         assert encoder.sound is not None
         return encoder.sound.latent_shape(shape.num_frames)
     t, h, w = encoder.autoencoder.geometry.latent(shape)
-    if name == FIRST_FRAME and encoder.conditioning.first_frame != "grey":
+    if name == FIRST_FRAME and encoder.conditioning.shown.first != "grey":
         t = 1
-    if name in SOURCES and encoder.conditioning.sources_as_frames:
+    if name in SOURCES and encoder.conditioning.companions.sources_as_frames:
         t = 1
     channels = conditioning.companion_channels(encoder) if name == CONTROL else encoder.autoencoder.latent_channels
     return channels, t, h, w

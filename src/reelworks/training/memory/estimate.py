@@ -81,8 +81,8 @@ def encoder_sizes(recipe: Recipe) -> FrozenEncoders:
     )
     text: Any = recipe.text_encoder
     image: Any = None
-    if (kind := conditioning.image_encoder) is not None:
-        image = SimpleNamespace(tokens=IMAGE_ENCODERS[kind].tokens, dim=conditioning.image_dim)
+    if (kind := conditioning.shown.encoder) is not None:
+        image = SimpleNamespace(tokens=IMAGE_ENCODERS[kind].tokens, dim=conditioning.shown.width)
     sound: Any = None
     if recipe.sound is not None:
         sound = build.sound_track(recipe, PcmSound(components.sound_facts(recipe.sound)))

@@ -222,7 +222,7 @@ def _encoder_bytes(recipe: Recipe) -> tuple[int, int]:
     autoencoders = _PARAMETERS | {name: each.parameters for name, each in registry.AUTOENCODERS.items()}
     texts = _PARAMETERS | {name: each.parameters for name, each in registry.TEXT_ENCODERS.items()}
     images = (4 if recipe.autoencoder.dtype == "float32" else 2) * autoencoders[recipe.autoencoder.name]
-    if (kind := components.conditioning(recipe.model).image_encoder) is not None:
+    if (kind := components.conditioning(recipe.model).shown.encoder) is not None:
         images += 4 * IMAGE_ENCODERS[kind].parameters
     if recipe.sound is not None:
         images += 4 * components.sound_facts(recipe.sound).parameters

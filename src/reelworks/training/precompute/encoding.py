@@ -36,15 +36,15 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
     """Return the identities of a recipe's encoders; digests of large files are remembered in the store's folder."""
     known = FileDigests(folder / "digests.json")
     conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
-    kind, text = conditioning.image_encoder, registry.TEXT_ENCODERS.get(recipe.text_encoder.name)
+    kind, text = conditioning.shown.encoder, registry.TEXT_ENCODERS.get(recipe.text_encoder.name)
     return EncoderIds(
         autoencoder=request_key.encoder_id(recipe.autoencoder, "autoencoder.weights", known, part="vae"),
         text=request_key.encoder_id(recipe.text_encoder, "text_encoder.weights", known),
         image=None if kind is None or image is None else request_key.image_encoder_id(kind, image, known),
-        first_frame=conditioning.first_frame,
-        last_frame=conditioning.last_frame,
+        first_frame=conditioning.shown.first,
+        last_frame=conditioning.shown.last,
         given=(*recipe.given_companions, *((REJECTED,) if recipe.learns_preferences else ())),
-        control_parts=conditioning.control_parts,
+        control_parts=conditioning.companions.control_parts,
         text_sees_pictures=text is not None and text.sees_pictures,
         latent_dtype=recipe.encode.dtype,
         sound=None if recipe.sound is None else _sound_id(recipe.sound, known),
@@ -65,7 +65,7 @@ def open_store(data: RecipeData) -> StoredLatents:
 def lazy_encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
     """Return the recipe's encoders, each of which is loaded when it is first used."""
     conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
-    text, kind = recipe.text_encoder, conditioning.image_encoder
+    text, kind = recipe.text_encoder, conditioning.shown.encoder
     known = registry.TEXT_ENCODERS.get(text.name)
     autoencoder: Any = LazyAutoencoder(
         components.autoencoder_geometry(recipe.autoencoder),
@@ -83,7 +83,7 @@ def lazy_encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
     if kind is not None and image is not None:
         tokens = IMAGE_ENCODERS[kind].tokens
         make = partial(build.image_encoder, kind, image, device)
-        image_encoder = LazyImageEncoder(tokens, conditioning.image_dim, make)
+        image_encoder = LazyImageEncoder(tokens, conditioning.shown.width, make)
     sound = None
     if recipe.sound is not None:
         facts = components.sound_facts(recipe.sound)
@@ -97,7 +97,7 @@ def drawn_settings(recipe: Recipe) -> list[str]:
     """Return the keys of a recipe by which a clip's frames or caption are drawn anew at each use."""
     conditioning = components.conditioning(recipe.model)
     crop = ["data.crop"] if recipe.data.crop == "random" else []
-    masks = ["objective.mask_ratios"] if conditioning.control_parts and recipe.objective.mask_ratios else []
+    masks = ["objective.mask_ratios"] if conditioning.companions.control_parts and recipe.objective.mask_ratios else []
     plain = DatasetConfig(path="-")
     drawn = DRAWN & {
         key for d in recipe.dataset for key in DRAWN if getattr(d, key) not in (getattr(plain, key), "first")

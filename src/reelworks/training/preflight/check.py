@@ -276,7 +276,7 @@ def _components(recipe: Recipe, denoiser: Denoiser, encoder: FrozenEncoders, dev
         _component("text encoder", recipe.text_encoder.name, text.contract, dry_run.networks(text), text_device),
     ]
     if image is not None:
-        name = str(encoder.conditioning.image_encoder)
+        name = str(encoder.conditioning.shown.encoder)
         reports.append(_component("image encoder", name, image.contract, dry_run.networks(image), device))
     return reports
 

@@ -185,10 +185,10 @@ def _spec(recipe: Recipe) -> DataSpec:
         recipe.seed,
         recipe.data,
         *limits,
-        whole_sources=wants.sources_as_frames,
+        whole_sources=wants.companions.sources_as_frames,
         sound=sound_spec(recipe),
         exchange=measured.exchange(recipe),
-        mask_ratios=recipe.objective.mask_ratios if wants.control_parts else {},
+        mask_ratios=recipe.objective.mask_ratios if wants.companions.control_parts else {},
     )
 
 

@@ -169,7 +169,7 @@ class Recipe(Config):
     @property
     def given_companions(self) -> tuple[str, ...]:
         """Kinds of companions that the model gets as inputs; clips may lack some of the sources."""
-        takes = components.conditioning(self.model).takes
+        takes = components.conditioning(self.model).companions.takes
         kinds = {kind for dataset in self.dataset for kind in dataset.companions}
         names = [*(["control"] if "control" in takes else []), *(SOURCES if "source" in takes else [])]
         names += ["mask"] if "mask" in takes else []

@@ -46,7 +46,7 @@ def require_objective(recipe: Recipe) -> None:
             remedy=f'write "{wants.objectives[0]}"',
         )
     drawn = {name for name, ratio in mask_ratios.items() if ratio and name != "identity"}
-    if wants.control_parts or not drawn or (wants.frames and drawn.isdisjoint(frame_masks.AREAS)):
+    if wants.companions.control_parts or not drawn or (wants.frames and drawn.isdisjoint(frame_masks.AREAS)):
         return
     what, remedy = "frames", "leave it out, or choose a model that does (docs/reference/models.md)"
     if wants.frames:
@@ -111,22 +111,22 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
     wants = conditioning(model)
     for name in COMPANIONS:
         count = sum(name in names for names in given)
-        if count and name.partition("-")[0] not in wants.takes:
+        if count and name.partition("-")[0] not in wants.companions.takes:
             takers = [
                 preset
                 for preset, known in registry.PRESETS.items()
-                if name in known.config.conditioning.takes and not preset.endswith("-tiny")
+                if name in known.config.conditioning.companions.takes and not preset.endswith("-tiny")
             ]
             problem = f"{model.name} does not take a {name}"
             remedy = f"leave it out, or choose a model that does: {', '.join(takers)}"
-        elif name in SOURCES and count and SOURCES.index(name) >= wants.most_sources:
-            problem = f"{model.name} takes {wants.most_sources} source{'s' * (wants.most_sources > 1)} of a clip"
+        elif name in SOURCES and count and SOURCES.index(name) >= wants.companions.most_sources:
+            problem = f"{model.name} takes {wants.companions.most_sources} source{'s' * (wants.companions.most_sources > 1)} of a clip"
             remedy = "leave the others out, or choose a model that takes more (docs/reference/models.md)"
-        elif 0 < count < len(given) and (name in ("control", "mask") or name in wants.needs):
+        elif 0 < count < len(given) and (name in ("control", "mask") or name in wants.companions.needs):
             why = ", and a batch cannot mix clips with and without one" if name in ("control", "mask") else ""
             problem = f"only {count} of {len(given)} have a {name}{why}"
-            remedy = f"give all of them a {name}" + (", or none" if name not in wants.needs else "")
-        elif not count and name in wants.needs:
+            remedy = f"give all of them a {name}" + (", or none" if name not in wants.companions.needs else "")
+        elif not count and name in wants.companions.needs:
             problem, remedy = f"{model.name} needs a {name}", f"set {prefix}{name}"
         else:
             continue
@@ -137,7 +137,7 @@ def require_dataset_companions(recipe: Recipe) -> None:
     """Refuse companions of datasets that the network does not take, and clips without a source that it needs."""
     require_companions(recipe.model, [dataset.companions for dataset in recipe.dataset], "dataset.")
     for dataset in recipe.dataset:
-        if dataset.min_sources == 0 and "source" in conditioning(recipe.model).needs:
+        if dataset.min_sources == 0 and "source" in conditioning(recipe.model).companions.needs:
             raise UserError(
                 f"{recipe.model.name} needs a source for each clip",
                 code="companion-mismatch",
@@ -150,8 +150,8 @@ def require_dataset_companions(recipe: Recipe) -> None:
 def require_given_frames(model: ModelConfig, reference: str | None, last_frame: str | None, num_frames: int) -> None:
     """Refuse previews without a first or last frame that the network needs, or with one that it does not support."""
     wants = conditioning(model)
-    first, last = (num_frames > 1 and takes for takes in (wants.needs_first_frame, wants.last_frame))
-    others = wants.frames or wants.control_parts
+    first, last = (num_frames > 1 and takes for takes in (wants.needs_first_frame, wants.shown.last))
+    others = wants.frames or wants.companions.control_parts
     for field, which, value, needs, takes in (
         ("samples.reference", "first", reference, first, first or others),
         ("samples.last_frame", "last", last_frame, last, last or (others and num_frames > 1)),
@@ -180,7 +180,7 @@ def require_inpainted(mask: bool, inpainted: bool, prefix: str) -> None:
 def require_image_encoder(recipe: Recipe) -> None:
     """Refuse a missing image encoder that the model needs, and one that it does not use."""
     model = recipe.model
-    kind = conditioning(model).image_encoder
+    kind = conditioning(model).shown.encoder
     if (kind is None) != (model.image_encoder is None):
         raise UserError(
             f"{model.name} has no image encoder" if kind is None else f"{model.name} needs an image encoder ({kind})",
@@ -225,7 +225,7 @@ def _bases(name: str) -> list[str]:
         and not known.release.distilled
         and known.parts == preset.parts
         and _layers(known.config) == _layers(preset.config)
-        and known.config.conditioning.takes == preset.config.conditioning.takes
+        and known.config.conditioning.companions.takes == preset.config.conditioning.companions.takes
         and known.config.conditioning.sound == preset.config.conditioning.sound
     ]
 

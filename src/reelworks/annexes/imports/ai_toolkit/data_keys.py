@@ -113,7 +113,7 @@ def _control(value: Any, draft: ImportDraft) -> Outcome:
     own = draft.settings.get(f"datasets.{number}.control_path")
     numbered = [draft.settings.get(f"datasets.{number}.control_path_{i}") for i in (1, 2, 3)]
     folders = [folder for folder in (numbered if any(numbered) else own if isinstance(own, list) else [own]) if folder]
-    takes = datasets.conditioning_of(draft).takes
+    takes = datasets.conditioning_of(draft).companions.takes
     if not folders:
         return Fate.DEFAULT, "none"
     if "source" in takes:

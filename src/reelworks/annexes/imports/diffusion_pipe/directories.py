@@ -10,7 +10,7 @@ from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 
 
 def _control(value: Any, draft: ImportDraft) -> Outcome:
-    takes = datasets.conditioning_of(draft).takes
+    takes = datasets.conditioning_of(draft).companions.takes
     if "source" not in takes:
         return Fate.NOT_POSSIBLE, "this model takes no pictures to edit: choose one that does with --model"
     return Fate.TAKEN, draft.set("dataset.*.source", values.text(value))

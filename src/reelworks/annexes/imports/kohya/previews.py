@@ -34,7 +34,7 @@ def prompts(value: Any, draft: ImportDraft) -> Outcome:
     if not value:
         return Fate.DEFAULT, "no previews"
     wants = components.conditioning(ModelConfig(name=draft.get("model.name")))
-    if wants.needs or wants.needs_first_frame:
+    if wants.companions.needs or wants.needs_first_frame:
         return (
             Fate.TO_FILL_IN,
             "this model needs a picture with each prompt: set samples.prompts and samples.reference or source",

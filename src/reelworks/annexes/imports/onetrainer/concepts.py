@@ -259,7 +259,7 @@ def _prompt(value: Any, draft: ImportDraft) -> Outcome:
     wants = datasets.conditioning_of(draft)
     if not _is_shown(draft) or not value:
         return Fate.NO_MEANING, "the sample is off"
-    if wants.needs or wants.needs_first_frame:
+    if wants.companions.needs or wants.needs_first_frame:
         return Fate.NOT_POSSIBLE, "previews of this model need a picture too: set samples.source"
     prompts = draft.get("samples.prompts", [])
     draft.set("samples.prompts", [*prompts, values.text(value)], "samples")

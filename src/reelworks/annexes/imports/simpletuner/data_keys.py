@@ -281,7 +281,7 @@ def _companion(value: Any, draft: ImportDraft) -> Outcome:
     number, settings = draft.numbers[0], draft.settings
     wanted = value if isinstance(value, list) else [value]
     found: dict[str, list[str]] = {"source": [], "control": [], "loss_mask": []}
-    takes = datasets.conditioning_of(draft).takes
+    takes = datasets.conditioning_of(draft).companions.takes
     for other in range(settings.count("conditioning")):
         folder = settings.get(f"conditioning.{other}.instance_data_dir")
         if settings.get(f"conditioning.{other}.id") not in wanted or not isinstance(folder, str) or not folder:

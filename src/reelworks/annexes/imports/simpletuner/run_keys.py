@@ -20,7 +20,7 @@ def _prompts(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.get("validation_disable") is True or not found:
         return Fate.DEFAULT, "no previews"
     wants = datasets.conditioning_of(draft)
-    if wants.needs_first_frame or wants.needs:
+    if wants.needs_first_frame or wants.companions.needs:
         return (
             Fate.NOT_POSSIBLE,
             "previews need a picture: set samples.prompts with samples.reference or samples.source",

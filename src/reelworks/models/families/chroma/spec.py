@@ -46,9 +46,8 @@ class ChromaConfig(Config):
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
-        return self.model_copy(
-            update={"in_channels": 4 * components.latent_channels, "joint_attention_dim": components.text_dim}
-        )
+        widths = {"in_channels": 4 * components.latent_channels, "joint_attention_dim": components.text_dim}
+        return self.model_copy(update=widths)
 
 
 FAMILY = family_file.read(__package__, ChromaConfig)

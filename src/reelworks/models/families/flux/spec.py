@@ -53,8 +53,10 @@ class FluxConfig(Config):
         """Conditioning of the network; a distilled one takes the guidance scale."""
         return family.Conditioning(
             guidance="embedded" if self.guidance_embeds else "classifier-free",
-            takes=() if self.companion is None else (self.companion,),
-            needs=("control",) if self.companion == "control" else (),
+            companions=family.Companions(
+                takes=() if self.companion is None else (self.companion,),
+                needs=("control",) if self.companion == "control" else (),
+            ),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:

@@ -45,15 +45,13 @@ class Flux2Config(Config):
         """Conditioning of the network; a distilled one takes the guidance scale."""
         return family.Conditioning(
             guidance="embedded" if self.guidance_embeds else "classifier-free",
-            takes=("source",),
-            most_sources=4,
+            companions=family.Companions(("source",), most_sources=4),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
-        return self.model_copy(
-            update={"in_channels": components.latent_channels, "joint_attention_dim": components.text_dim}
-        )
+        widths = {"in_channels": components.latent_channels, "joint_attention_dim": components.text_dim}
+        return self.model_copy(update=widths)
 
 
 FAMILY = family_file.read(__package__, Flux2Config)

@@ -80,7 +80,8 @@ class HunyuanVideo15Config(Config):
         """Conditioning of the network; empty captions are encoded."""
         if not self.first_frame:
             return family.Conditioning()
-        return family.Conditioning(first_frame="alone", image_encoder="siglip", image_dim=self.image_embed_dim)
+        shown = family.ShownFrames("alone", encoder="siglip", width=self.image_embed_dim)
+        return family.Conditioning(shown=shown)
 
     @property
     def network(self) -> family.Network:
@@ -101,9 +102,8 @@ class HunyuanVideo15Config(Config):
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         channels = components.latent_channels
-        return self.model_copy(
-            update={"in_channels": 2 * channels + 1, "out_channels": channels, "text_embed_dim": components.text_dim}
-        )
+        widths = {"in_channels": 2 * channels + 1, "out_channels": channels, "text_embed_dim": components.text_dim}
+        return self.model_copy(update=widths)
 
 
 FAMILY = family_file.read(__package__, HunyuanVideo15Config)

@@ -21,7 +21,9 @@ class LTXConfig(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
     pictures_only: ClassVar[bool] = False
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning(frames=True, takes=("source",))
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning(
+        frames=True, companions=family.Companions(("source",))
+    )
     network: ClassVar[family.Network] = family.Network(
         "LTXVideoTransformer3DModel",
         ("transformer_blocks",),
@@ -40,9 +42,8 @@ class LTXConfig(Config):
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         channels = components.latent_channels
-        return self.model_copy(
-            update={"in_channels": channels, "out_channels": channels, "caption_channels": components.text_dim}
-        )
+        widths = {"in_channels": channels, "out_channels": channels, "caption_channels": components.text_dim}
+        return self.model_copy(update=widths)
 
 
 FAMILY = family_file.read(__package__, LTXConfig)

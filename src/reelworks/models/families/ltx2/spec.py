@@ -68,7 +68,7 @@ class LTX2Config(Config):
     @property
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network."""
-        return family.Conditioning(frames=True, sound=self.sound, takes=("source",))
+        return family.Conditioning(frames=True, companions=family.Companions(("source",)), sound=self.sound)
 
     @property
     def text_width(self) -> int:

@@ -58,7 +58,7 @@ class OpenSora2Config(Config):
         return family.Conditioning(
             frames=self.cond_embed,
             frames_beside_noise=self.cond_embed,
-            first_frame="alone" if self.cond_embed and self.patch == 1 else None,
+            shown=family.ShownFrames("alone" if self.cond_embed and self.patch == 1 else None),
         )
 
     @property

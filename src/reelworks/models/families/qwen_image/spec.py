@@ -34,7 +34,7 @@ class QwenImageConfig(Config):
         """Conditioning of the network; empty captions are encoded."""
         if not self.most_sources:
             return family.Conditioning()
-        return family.Conditioning(takes=("source",), needs=("source",), most_sources=self.most_sources)
+        return family.Conditioning(companions=family.Companions(("source",), ("source",), self.most_sources))
 
     @property
     def network(self) -> family.Network:
@@ -52,9 +52,8 @@ class QwenImageConfig(Config):
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         channels = components.latent_channels
-        return self.model_copy(
-            update={"in_channels": 4 * channels, "out_channels": channels, "joint_attention_dim": components.text_dim}
-        )
+        widths = {"in_channels": 4 * channels, "out_channels": channels, "joint_attention_dim": components.text_dim}
+        return self.model_copy(update=widths)
 
 
 FAMILY = family_file.read(__package__, QwenImageConfig)

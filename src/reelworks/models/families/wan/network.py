@@ -35,7 +35,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
             # It adds positions to the tokens of both frames, and takes them in rows.
             image = image.reshape(2 * len(image), -1, image.shape[2])
         text_BLD = pad(text_BLD, (0, 0, 0, _TEXT_TOKENS - text_BLD.shape[1]))
-    control = {"control_hidden_states": inputs.control} if config.conditioning.control_parts else {}
+    control = {"control_hidden_states": inputs.control} if config.conditioning.companions.control_parts else {}
     out: Tensor = module(latent, time, text_BLD, encoder_hidden_states_image=image, return_dict=False, **control)[0]
     return -out
 

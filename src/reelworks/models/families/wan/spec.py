@@ -83,13 +83,15 @@ class WanConfig(Config):
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network; empty captions are encoded."""
         if self.source:
-            return family.Conditioning(takes=("source",), needs=("source",))
+            return family.Conditioning(companions=family.Companions(("source",), ("source",)))
         return family.Conditioning(
             frames=self.expand_timesteps,
-            first_frame="grey" if self.first_frame else None,
-            last_frame=self.last_frame,
-            image_encoder=None if self.image_dim is None else "clip",
-            image_dim=self.image_dim or 0,
+            shown=family.ShownFrames(
+                first="grey" if self.first_frame else None,
+                last=self.last_frame,
+                encoder=None if self.image_dim is None else "clip",
+                width=self.image_dim or 0,
+            ),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:
@@ -122,7 +124,8 @@ class WanVaceConfig(WanConfig):
     @property
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network; empty captions are encoded."""
-        return family.Conditioning(takes=("control", "source", "mask"), most_sources=4, control_parts=True)
+        taken = family.Companions(("control", "source", "mask"), most_sources=4, control_parts=True)
+        return family.Conditioning(companions=taken)
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
