@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
-import signal
-import sys
 from pathlib import Path
 
 import children
+import faults
 import pytest
 import torch
 
@@ -211,18 +209,10 @@ def test_a_run_that_began_with_load_goes_on_with_its_data(tiny, tmp_path, traine
 
 def _preempted(recipe: dict) -> None:
     """Train until a scheduler asks to leave, in the first step; the second one is the last."""
-    from reelworks.training.loop.request import TrainRequest
-    from reelworks.training.loop.trainer import run
     from reelworks.training.step.state import TrainState
 
-    original = TrainState.update_ema
-
-    def update_ema(self, step, decay):
-        original(self, step, decay)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    TrainState.update_ema = update_ema
-    sys.exit(run(recipe_file.parse(recipe), TrainRequest(restart_data=True)))
+    faults.at_call(TrainState, "update_ema", 1, faults.ask_to_leave)
+    children.train_here(recipe, restart_data=True)
 
 
 def test_keys_are_compared_with_those_that_the_checkpoint_was_trained_by(tiny, tmp_path):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections import Counter
 from pathlib import Path
 
 import children
+import faults
 import numpy as np
 import pytest
 
@@ -125,23 +125,10 @@ def test_sigterm_saves_and_leaves_and_the_same_command_goes_on(tiny, tmp_path):
 
 
 def _train_with_sigterm(recipe: dict) -> None:
-    import os
-
-    from reelworks.training.loop.request import TrainRequest
-    from reelworks.training.loop.trainer import run
-    from reelworks.training.recipe import recipe_file
     from reelworks.training.step.state import TrainState
 
-    original, calls = TrainState.update_ema, []
-
-    def update_ema(self, *args):
-        original(self, *args)
-        calls.append(1)
-        if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    TrainState.update_ema = update_ema
-    os._exit(run(recipe_file.parse(recipe), TrainRequest()))
+    faults.at_call(TrainState, "update_ema", 3, faults.ask_to_leave)
+    children.train_here(recipe)
 
 
 SWITCHES = [

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import children
+import faults
 import pytest
 
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -56,20 +57,12 @@ def test_going_back_to_a_step_sets_the_later_ones_aside(tiny, tmp_path, capsys):
 def _fill_the_disk(recipe: dict) -> None:
     """Train while the second save finds no space."""
     from reelworks.data.checkpoint import disk_space
-    from reelworks.training.loop.request import TrainRequest
-    from reelworks.training.loop.trainer import run
-    from reelworks.training.recipe import recipe_file
 
-    original, calls = disk_space.require, []
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
 
-    def require(*args):
-        calls.append(1)
-        if len(calls) == 2:
-            raise OSError(errno.ENOSPC, "no space left on device")
-        return original(*args)
-
-    disk_space.require = require
-    run(recipe_file.parse(recipe), TrainRequest())
+    faults.at_call(disk_space, "require", 2, fail)
+    children.train_here(recipe)
 
 
 def test_a_full_disk_costs_one_checkpoint_and_not_the_run(tiny, tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import children
+import faults
 import pytest
 
 from reelworks.data.run import events
@@ -41,8 +42,6 @@ def losses(run: Path) -> list[float]:
 
 def _die_on(recipe: dict[str, Any], rank: int, point: str, call: int) -> None:
     """Train, and on one rank die at a point, after noting the time."""
-    import faults
-
     if int(os.environ["RANK"]) == rank:
         die = os.kill
 
@@ -52,7 +51,7 @@ def _die_on(recipe: dict[str, Any], rank: int, point: str, call: int) -> None:
 
         faults.os.kill = note_and_die
         faults.kill_at(point, call)
-    children._child(recipe, None, {})
+    children.train_here(recipe)
 
 
 def kill(killed: dict[str, Any], rank: int, point: str, call: int, world: int = 3) -> None:
@@ -96,19 +95,14 @@ def _fail_on(recipe: dict[str, Any], rank: int, what: str) -> None:
     """Train, and fail or hang on one rank, within its second step."""
     from reelworks.training.step.losses import PlainLoss
 
-    original, calls = PlainLoss.of_clips, []
-
-    def losses_of(self: Any, *args: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            if what == "hang":
-                time.sleep(100)
-            raise ValueError("a weight is missing")
-        return original(self, *args)
+    def fail() -> None:
+        if what == "hang":
+            time.sleep(100)
+        raise ValueError("a weight is missing")
 
     if int(os.environ["RANK"]) == rank:
-        PlainLoss.of_clips = losses_of  # type: ignore[method-assign]
-    children._child(recipe, None, {})
+        faults.at_call(PlainLoss, "of_clips", 2, fail)
+    children.train_here(recipe)
 
 
 @pytest.mark.slow

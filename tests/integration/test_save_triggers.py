@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import time
 from functools import partial
 from pathlib import Path
 
 import children
+import faults
 import numpy as np
 import pytest
 from safetensors.numpy import load, load_file
@@ -72,23 +72,16 @@ def _slow_disk(recipe: dict) -> None:
 
 def _asked_to_leave(recipe: dict, dies: bool) -> None:
     """Get a signal in step 1, so that step 2 is the last, where a validation is due; `dies` ends this process when that begins."""
-    from reelworks.training.loop.request import TrainRequest
-    from reelworks.training.loop.trainer import run
     from reelworks.training.observers.validation import Validator
-    from reelworks.training.recipe import recipe_file
     from reelworks.training.step.state import TrainState
 
-    update = TrainState.update_ema
+    def ask() -> None:
+        faults.ask_to_leave()
+        if dies:
+            faults.at_call(Validator, "run", 1, lambda: os._exit(9))
 
-    def update_ema(self, step, decay):
-        update(self, step, decay)
-        if step == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-            if dies:
-                Validator.run = lambda self, pool: os._exit(9)
-
-    TrainState.update_ema = update_ema
-    os._exit(run(recipe_file.parse(recipe), TrainRequest()))
+    faults.at_call(TrainState, "update_ema", 1, ask)
+    children.train_here(recipe)
 
 
 def test_a_signal_saves_before_it_validates_and_what_it_cut_short_is_measured_by_the_next_start(tiny, tmp_path):
@@ -177,20 +170,10 @@ def test_a_file_asks_for_a_save(tiny, tmp_path):
 
 
 def _with_save_file(recipe: dict) -> None:
-    from reelworks.training.loop.request import TrainRequest
-    from reelworks.training.loop.trainer import run
-    from reelworks.training.recipe import recipe_file
     from reelworks.training.step.state import TrainState
 
-    original = TrainState.update_ema
-
-    def update_ema(self, step, *args):
-        original(self, step, *args)
-        if step == 0:
-            RunFolder(Path(recipe["output"])).save_file.touch()
-
-    TrainState.update_ema = update_ema
-    os._exit(run(recipe_file.parse(recipe), TrainRequest()))
+    faults.at_call(TrainState, "update_ema", 1, RunFolder(Path(recipe["output"])).save_file.touch)
+    children.train_here(recipe)
 
 
 def _asked(recipe: dict, until_step: int, *, full: bool) -> None:

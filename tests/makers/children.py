@@ -101,14 +101,19 @@ def _rank(rank: int, world: int, port: int, target: Callable[..., None], *args: 
 def _child(recipe: dict[str, Any], fault: tuple[str, int] | None, options: dict[str, Any]) -> None:
     import faults
 
-    from reelworks.training.loop.request import TrainRequest
-    from reelworks.training.loop.trainer import run
-    from reelworks.training.recipe import recipe_file
-
     if fault is not None:
         faults.kill_at(*fault)
     if options.get("load"):
         options["load"] = Path(options["load"])
+    train_here(recipe, **options)
+
+
+def train_here(recipe: dict[str, Any], **options: Any) -> None:
+    """Run a recipe in this process, which ends with the code of the command line."""
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import run
+    from reelworks.training.recipe import recipe_file
+
     os._exit(run(recipe_file.parse(recipe), TrainRequest(**options)))
 
 

@@ -44,21 +44,26 @@ POINTS: Points = {**IN_A_STEP, **IN_A_SAVE, **AROUND_A_COMMIT}
 def kill_at(point: str, call: int) -> None:
     """Arm a fault: this process dies at the `call`-th pass (from 1) of a point."""
     owner, name, when = POINTS[point]
-    original = getattr(owner, name)
-    setattr(owner, name, _deadly(original, when, call))
+    at_call(owner, name, call, lambda: os.kill(os.getpid(), signal.SIGKILL), when=when)
 
 
-def _deadly(original: Callable[..., Any], when: str, call: int) -> Callable[..., Any]:
-    passed = 0
+def ask_to_leave() -> None:
+    """Send this process the signal of a scheduler that needs its machine."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def at_call(owner: Any, name: str, call: int, do: Callable[[], object], *, when: str = "before") -> None:
+    """Do something, such as to raise an error, before or after the `call`-th call (from 1) of a real function."""
+    original, passed = getattr(owner, name), 0
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         nonlocal passed
         passed += 1
         if when == "before" and passed == call:
-            os.kill(os.getpid(), signal.SIGKILL)
+            do()
         result = original(*args, **kwargs)
         if when == "after" and passed == call:
-            os.kill(os.getpid(), signal.SIGKILL)
+            do()
         return result
 
-    return wrapped
+    setattr(owner, name, wrapped)
