@@ -117,7 +117,7 @@ def measure_catalog(
         wanted = _columns_of(measures, part_files.identity(catalog.parts))
         # If nothing is missing, no clip is looked at, which takes a minute for millions.
         if wanted.items() <= kept_measures.written_columns(path).items():
-            measured, changed, failed, notes = 0, 0, [], _notes(catalog, measures)
+            measured, changed, failed = 0, 0, []
         else:
             rows, kept = _readable(catalog.live()), KeptMeasures(path)
             pending = _pending(rows, measures, kept)
@@ -131,7 +131,7 @@ def measure_catalog(
                 compared = {entry: kind for entry, kind in measures.items() if entry not in not_compared}
                 before = catalog if newest.parts == catalog.parts else None  # or a scan found other clips meanwhile
                 _remember(before, written, compared, is_complete=not failed)
-            catalog, notes = written, _notes(written, measures)
+            catalog = written
             failed += [("all clips", problem) for problem in not_compared.values()]
     live = _readable(catalog.live())
     return MeasureResult(
@@ -141,7 +141,7 @@ def measure_catalog(
         failed=tuple(failed),
         columns=tuple(ColumnSummary.of_rows(live, column) for kind in measures.values() for column in kind.columns),
         version=catalog.version,
-        notes=tuple(notes),
+        notes=tuple(_notes(catalog, measures)),
     )
 
 

@@ -34,6 +34,7 @@ class FileRequest(NamedTuple):
     cut: str = ""  # how to cut the file into clips
     clip: str = ""  # text of the only clip that is wanted of it; "" for all
     size_bytes: int = 0
+    mtime_ns: int = 0
 
 
 class Finding(NamedTuple):

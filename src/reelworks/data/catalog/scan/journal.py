@@ -13,13 +13,13 @@ import time
 from array import array
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from reelworks.core import digests
 from reelworks.data.catalog.scan.clip_ranges import ClipRange
-from reelworks.data.catalog.scan.examine import Finding
+from reelworks.data.catalog.scan.examine import FileRequest, Finding
 from reelworks.data.media.frame_index import PackedTimes
 from reelworks.data.media.probe import MEASURES, VERSION, Probe
 
@@ -29,25 +29,10 @@ _SECONDS_BETWEEN_WRITES = 1.0
 _BUFFER_BYTES = 1 << 20
 
 
-class FileState(NamedTuple):
-    """A file as a scan's listing found it.
-
-    Attributes:
-        known: Fingerprint of the content at the last scan.
-        cut, clip: How to cut the file into clips, and the text of the only one that is wanted.
-    """
-
-    file: str
-    size_bytes: int
-    mtime_ns: int
-    known: str
-    cut: str
-    clip: str
-
-    @property
-    def key(self) -> str:
-        """16 hexadecimal digits that differ for another state."""
-        return digests.digest_json(self)[:16]
+def _key(request: FileRequest) -> str:
+    """Return 16 hexadecimal digits that differ for another state of the file, and for another cut."""
+    state = (request.size_bytes, request.mtime_ns, request.known, request.cut, request.clip)
+    return digests.digest_json([str(request.file), *state])[:16]
 
 
 class ScanJournal:
@@ -83,18 +68,18 @@ class ScanJournal:
         self._reader = self._path.open("rb")
         self._written = time.monotonic()
 
-    def get(self, state: FileState) -> dict[str, Any] | None:
+    def get(self, request: FileRequest) -> dict[str, Any] | None:
         """Return what an earlier scan found in a file, as fields of a `examine.Finding`; None if nothing."""
-        if not self.known:
+        if not self.known or not request.open or request.stated is not None:
             return None
-        key = np.uint64(int(state.key, 16))
+        key = np.uint64(int(_key(request), 16))
         at = int(np.searchsorted(self._keys, key))
         if at == self.known or self._keys[at] != key:
             return None
         self._reader.seek(int(self._offsets[at]))
         with suppress(ValueError, TypeError, KeyError):  # a damaged line is as good as none
             found = json.loads(self._reader.readline()[16:])
-            if found.pop("file") == state.file:
+            if found.pop("file") == str(request.file):
                 probe, times = found["probe"], found["times"]
                 found["probe"] = None if probe is None else Probe(*probe)
                 found["clips"] = tuple(ClipRange(*clip) for clip in found["clips"])
@@ -104,18 +89,18 @@ class ScanJournal:
                 return dict(found)
         return None
 
-    def add(self, state: FileState, finding: Finding) -> None:
+    def add(self, request: FileRequest, finding: Finding) -> None:
         """Keep what was found in a file; it is written within a second or so."""
         measures, times = finding.probe, finding.times
         found = {
-            "file": state.file,
+            "file": str(request.file),
             "fingerprint": finding.fingerprint,
             "error": finding.error,
             "probe": None if measures is None else list(measures.values().values()),
             "times": times and [base64.b64encode(t).decode() for t in times[:2]] + [times.tick_seconds],
             "clips": finding.clips,
         }
-        self._file.write(f"{state.key}{json.dumps(found)}\n".encode())
+        self._file.write(f"{_key(request)}{json.dumps(found)}\n".encode())
         if time.monotonic() - self._written >= _SECONDS_BETWEEN_WRITES:
             self._file.flush()
             self._written = time.monotonic()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import keyword
 import math
 import os
-from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from reelworks.data.catalog.scan import list_files, list_tables
 from reelworks.data.catalog.scan.list_columns import CAPTION_NAMES, PATH, RANGES, TEXT
 from reelworks.data.catalog.scan.source_files import Listing, SourceFile
 from reelworks.data.catalog.store.integrity import OUTSIDE, is_text
-from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import SCHEMA, as_numpy
 from reelworks.data.media import formats, probe
 
@@ -287,39 +285,3 @@ def _why_no_score(column: Any) -> str:
     if bad < 0 or not pc.any(pc.and_(is_number, column.is_valid())).as_py():
         return "no numbers"
     return f"row {bad + 1} has {column[bad].as_py()!r}, which is not a number"
-
-
-Scores = Mapping[str, NDArray[np.float64]]
-Indices = NDArray[np.int64]
-
-
-def same_scores(
-    live: CatalogRows, row: Indices, scores: Scores, number: Indices, names: Collection[str]
-) -> NDArray[np.bool_]:
-    """Return a mask of the `row`s of `live` that have exactly the scores of the rows `number` of a list.
-
-    `names` are those that the list gives or gave; others were measured.
-    """
-    same = np.ones(len(row), dtype=np.bool_)
-    for name in names:
-        was, now = (
-            column[name][at] if name in column else np.full(len(at), np.nan)
-            for column, at in ((live.scores, row), (scores, number))
-        )
-        same &= (was == now) | (np.isnan(was) & np.isnan(now))
-    return same
-
-
-def same_words(live: CatalogRows, row: Indices, captions: Any, root: str) -> NDArray[np.bool_]:
-    """Return a mask of the rows that have these captions (null for none) and this root."""
-    was = live.caption.take(pa.array(row))
-    both_missing = pc.and_(pc.is_null(was), pc.is_null(captions))
-    same = pc.fill_null(pc.equal(was, captions), both_missing)
-    same_root = pc.equal(live.root.take(pa.array(row)).cast(pa.string()), root)
-    return as_numpy(pc.and_(same, same_root))
-
-
-def retold(live: CatalogRows, row: Indices, captions: Any, root: str, scores: Scores) -> Any:
-    """Return rows with new captions, root and scores and their former measures, as a table."""
-    roots = pa.DictionaryArray.from_arrays(np.zeros(len(row), dtype=np.int32), [root])
-    return live.take(row).replaced(scores, caption=captions, root=roots).to_table()

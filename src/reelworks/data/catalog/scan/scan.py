@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from reelworks.core import files, ray_cluster
 from reelworks.core.errors import UserError
@@ -164,12 +164,6 @@ def _listing(source: Source) -> Listing:
     return list_folder(source.name, source.root.resolve())
 
 
-def _known(task: Task, journal: ScanJournal) -> dict[str, Any] | None:
-    if not journal.known or not task.request.open or task.request.stated is not None:
-        return None
-    return journal.get(task.state)
-
-
 def _apply_all(
     update: Update,
     listed: Sequence[Listed],
@@ -183,7 +177,7 @@ def _apply_all(
     """
     waiting = {files.dataset: Waiting[tuple[Task, Finding]](files.root) for files in listed}
     tasks = (task for files in listed for task in update.tasks(files))
-    to_apply, to_examine = itertools.tee((task, _known(task, journal)) for task in tasks)
+    to_apply, to_examine = itertools.tee((task, journal.get(task.request)) for task in tasks)
     requests = (task.request if known is None else task.request._replace(open=False) for task, known in to_examine)
     findings = find_all(requests, sum(int(files.open.sum()) for files in listed) - journal.known)
     total, reported = sum(int(files.look.sum()) for files in listed), time.monotonic()
@@ -193,7 +187,7 @@ def _apply_all(
         if known is not None and finding.error is None:
             finding = finding._replace(**known)
         elif finding.fingerprint and task.request.stated is None:  # a file that could not be read is tried again
-            journal.add(task.state, finding)
+            journal.add(task.request, finding)
         if isinstance(finding.caption, Unsettled):
             clip = task.listed.files.entries[task.number].path
             waiting[task.listed.dataset].add((task, finding), clip, finding.caption)

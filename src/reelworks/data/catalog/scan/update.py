@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from reelworks.core import hash_rng, units
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.scan import clip_ranges, lists
+from reelworks.data.catalog.scan import clip_ranges
 from reelworks.data.catalog.scan.caption_names import NO_FILES
 from reelworks.data.catalog.scan.examine import FileRequest, Finding
-from reelworks.data.catalog.scan.journal import FileState
 from reelworks.data.catalog.scan.source_files import Listing, SourceFile
 from reelworks.data.catalog.store import integrity, kept_measures
 from reelworks.data.catalog.store.schema import SCORE, as_numpy, with_scores
@@ -48,13 +47,6 @@ class Task(NamedTuple):
     listed: Listed
     number: int
     request: FileRequest
-
-    @property
-    def state(self) -> FileState:
-        """The file as the listing found it, by which a journal knows it."""
-        entry = self.listed.files.entries[self.number]
-        r = self.request
-        return FileState(str(r.file), entry.size_bytes, entry.mtime_ns, r.known, r.cut, r.clip)
 
 
 class Update:
@@ -120,12 +112,32 @@ class Update:
         open_[known] = ~is_current
         self._of_lists[dataset] = self.catalog.list_scores(dataset) | files.scores.keys()
         same_scores = np.zeros(len(entries), dtype=np.bool_)
-        same_scores[known] = lists.same_scores(self._live, row, files.scores, known, self._of_lists[dataset])
+        same_scores[known] = self._same_scores(row, files.scores, known, self._of_lists[dataset])
         look = open_ if files.captions is not None else np.ones(len(entries), dtype=np.bool_)
         listed = Listed(dataset, root, files, uid, position, open_, look, same_scores)
         if files.captions is not None:
             self._update_listed(listed, np.flatnonzero(~look))
         return listed
+
+    def _same_scores(
+        self,
+        row: NDArray[np.int64],
+        scores: Mapping[str, NDArray[np.float64]],
+        number: NDArray[np.int64],
+        names: Collection[str],
+    ) -> NDArray[np.bool_]:
+        """Return a mask of the live rows `row` that have exactly the scores of the rows `number` of a list.
+
+        `names` are those that the list gives or gave; others were measured.
+        """
+        same = np.ones(len(row), dtype=np.bool_)
+        for name in names:
+            was, now = (
+                column[name][at] if name in column else np.full(len(at), np.nan)
+                for column, at in ((self._live.scores, row), (scores, number))
+            )
+            same &= (was == now) | (np.isnan(was) & np.isnan(now))
+        return same
 
     def _update_listed(self, listed: Listed, number: NDArray[np.int64]) -> None:
         """Update the rows of files that need no examination, where the list differs from them."""
@@ -133,14 +145,19 @@ class Update:
         error = self._live.error.take(pa.array(row))
         for i in np.flatnonzero(error.is_valid()).tolist():
             self.bad_files.append((f"{listed.root}/{files.entries[number[i]].path}", error[i].as_py()))
-        captions = files.captions.take(pa.array(number))
-        same = listed.same_scores[number] & lists.same_words(self._live, row, captions, listed.root)
+        captions, was = files.captions.take(pa.array(number)), self._live.caption.take(pa.array(row))
+        both_missing = pc.and_(pc.is_null(was), pc.is_null(captions))
+        same_captions = pc.fill_null(pc.equal(was, captions), both_missing)
+        same_root = pc.equal(self._live.root.take(pa.array(row)).cast(pa.string()), listed.root)
+        same = listed.same_scores[number] & as_numpy(pc.and_(same_captions, same_root))
         self.unchanged += int(same.sum())
         differs = np.flatnonzero(~same)
         if len(differs):
             scores = {name: score[number[differs]] for name, score in files.scores.items()}
             captions = captions.take(pa.array(differs))
-            self._batches.append(lists.retold(self._live, row[differs], captions, listed.root, scores))
+            roots = pa.DictionaryArray.from_arrays(np.zeros(len(differs), dtype=np.int32), [listed.root])
+            retold = self._live.take(row[differs]).replaced(scores, caption=captions, root=roots)
+            self._batches.append(retold.to_table())
             self._replaced[row[differs]] = True
             self.changed += len(differs)
 
@@ -156,7 +173,7 @@ class Update:
             file = location.below(listed.root, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
             captions = entry.captions if read_captions else NO_FILES
             state = f"{entry.size_bytes:x}-{entry.mtime_ns:x}" + (f"-{entry.start:x}" if entry.start >= 0 else "")
-            stated = (entry.stated, state, entry.cut, entry.clip, entry.size_bytes)
+            stated = (entry.stated, state, entry.cut, entry.clip, entry.size_bytes, entry.mtime_ns)
             yield Task(listed, i, FileRequest(file, captions, opened, known, entry.problem, *stated))
 
     def apply(self, task: Task, finding: Finding) -> None:
