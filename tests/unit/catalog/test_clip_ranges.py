@@ -355,11 +355,13 @@ def test_frames_of_long_videos_are_found_without_reading_the_file(long: Path, mo
         for step, draw in ((1.0, 0.0), (2.5, 0.7), (1.0, 0.99))
     ]
     expected = [load(request) for request in requests]
-    placed = [replace(request, spot=decode.spot(request, times, interlaced=False)) for request in requests]
+    placed = [replace(request, frame_ticks=decode.find_ticks(request, times, interlaced=False)) for request in requests]
     with monkeypatch.context() as patch:
         patch.setattr(frame_times, "of_video", None)  # to read all packets would fail
         assert all(np.array_equal(load(request), frames) for request, frames in zip(placed, expected, strict=True))
-    elsewhere = replace(placed[0], spot=decode.Spot(tuple(tick + 1 for tick in placed[0].spot.ticks), (0,)))
+    elsewhere = replace(
+        placed[0], frame_ticks=decode.FrameTicks(tuple(tick + 1 for tick in placed[0].frame_ticks.ticks), (0,))
+    )
     assert np.array_equal(load(elsewhere), expected[0]), "frames that are not where the index says are looked for"
 
 
@@ -403,12 +405,12 @@ def test_requests_of_long_videos_have_their_place(long: Path) -> None:
     data, first = Dataset(catalog, table), np.zeros(1, np.int64)
     words = decode_requests.clip_hash(data, first, first, epoch=0)
     (request,) = decode_requests.decode_requests(data, first, words, 0)
-    assert request.spot is not None
-    assert np.array_equal(load(request), load(replace(request, spot=None)))
+    assert request.frame_ticks is not None
+    assert np.array_equal(load(request), load(replace(request, frame_ticks=None)))
     for file in (long.parent / "of-dataset").glob("times-*.parquet"):
         file.write_bytes(b"damaged")
     (request,) = decode_requests.decode_requests(Dataset(catalog, table), first, words, 0)
-    assert request.spot is None
+    assert request.frame_ticks is None
 
 
 def test_companions_of_long_videos_have_their_place_too(long: Path, tmp_path: Path) -> None:
@@ -428,11 +430,11 @@ def test_companions_of_long_videos_have_their_place_too(long: Path, tmp_path: Pa
     masks = decode_requests.companion_requests(data, rows, own)["loss_mask"]
     for clip, mask in zip(own, masks, strict=True):
         assert mask is not None
-        assert mask.spot is not None
-        assert np.array_equal(load(mask), load(replace(mask, spot=None)))
+        assert mask.frame_ticks is not None
+        assert np.array_equal(load(mask), load(replace(mask, frame_ticks=None)))
         shown = load(clip).astype(int)[..., 0].mean((1, 2)) + load(mask).astype(int)[..., 0].mean((1, 2))
         assert np.abs(shown - 275).max() < 4, "a mask shows the same moment as its clip"
-    assert len({mask.spot for mask in masks if mask is not None}) > 3
+    assert len({mask.frame_ticks for mask in masks if mask is not None}) > 3
 
 
 @pytest.mark.parametrize("end", range(3, 6))

@@ -24,7 +24,7 @@ from reelworks.core.shape import Shape
 from reelworks.data.loader.micro_batch import MicroBatch
 from reelworks.data.media.augment import Augmentation
 from reelworks.data.media.config import PREFETCH_BYTES
-from reelworks.data.media.decode import AtRate, Request, Spot
+from reelworks.data.media.decode import AtRate, FrameTicks, Request
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.media.framing import FILTERS
 from reelworks.training.encoding import request_key, upkeep
@@ -169,7 +169,12 @@ def test_every_field_of_a_request_is_part_of_its_key() -> None:
     request = Request(Path("a"), False, Shape(3, 32, 32), measures=Shape(9, 32, 48))
     other: dict[str, Any] = {"short_clips": "loop", "is_image": True, "nearest": True, "measures": None}
     other |= {"size": (32, 48), "resize": FILTERS["area"], "augmentation": Augmentation(flip=True)}
-    other |= {"decoder": "another", "num_frames": 3, "spot": Spot((0, 1, 2), (0, 1, 2)), "at_rate": AtRate(16.0, 9)}
+    other |= {
+        "decoder": "another",
+        "num_frames": 3,
+        "frame_ticks": FrameTicks((0, 1, 2), (0, 1, 2)),
+        "at_rate": AtRate(16.0, 9),
+    }
     key, _ = request_key.of_request("latent", "e", request, "f")
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)
@@ -184,7 +189,7 @@ def test_every_field_of_a_request_is_part_of_its_key() -> None:
         else:
             changed = value + 0.5
         differs = request_key.of_request("latent", "e", dataclasses.replace(request, **{field.name: changed}), "f")[0]
-        assert (differs != key) == (field.name not in ("path", "spot")), field.name
+        assert (differs != key) == (field.name not in ("path", "frame_ticks")), field.name
     for arguments in (("image", "e", request, "f"), ("latent", "x", request, "f"), ("latent", "e", request, "x")):
         assert request_key.of_request(*arguments)[0] != key
 

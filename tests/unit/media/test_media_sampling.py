@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reelworks.core.shape import Shape
 from reelworks.data.media import decode, framing
 from reelworks.data.media.config import DataConfig
-from reelworks.data.media.decode import Request, Spot
+from reelworks.data.media.decode import FrameTicks, Request
 from reelworks.data.media.frame_times import FrameTimes
 
 draws = st.floats(0, 1, exclude_max=True)
@@ -87,7 +87,7 @@ def test_decoding_begins_with_the_nearest_key_frame(first: int, interlaced: bool
     times = FrameTimes(10 * np.arange(36), np.array([0, 12, 24]), 0.1, None, True)
     request = Request(Path("a.mp4"), False, Shape(2, 8, 8), first_frame=first, num_frames=2)
     around = tuple(range(10 * key, 10 * (first + 3), 10))
-    assert decode.spot(request, times, interlaced=interlaced) == Spot((10 * first, 10 * first + 10), around)
+    assert decode.find_ticks(request, times, interlaced=interlaced) == FrameTicks((10 * first, 10 * first + 10), around)
 
 
 def test_a_crop_of_half_is_the_centre() -> None:

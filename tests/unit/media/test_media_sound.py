@@ -72,8 +72,8 @@ def test_a_range_of_a_file_and_a_known_place_begin_with_their_frames(tmp_path):
     whole, part = sound.load(request(path, 240)), sound.load(asked)
     # Each reading begins at a whole sample of the new rate, at most half of one beside the other's: 2300 of this tone.
     assert np.abs(whole[2 * RATE : 4 * RATE].astype(int) - part).max() < 2300
-    spot = decode.spot(asked.clip, read_times(path), interlaced=False)
-    known = request(path, 48, first_frame=48, num_frames=48, spot=spot)
+    ticks = decode.find_ticks(asked.clip, read_times(path), interlaced=False)
+    known = request(path, 48, first_frame=48, num_frames=48, frame_ticks=ticks)
     assert np.array_equal(sound.load(known), part)
 
 

@@ -96,7 +96,7 @@ def _with_spot(data: Dataset, rows: CatalogRows, row: int, request: Request) -> 
     if times is None:
         return request
     try:
-        return replace(request, spot=decode.spot(request, times, interlaced=bool(rows.interlaced[row])))
+        return replace(request, frame_ticks=decode.find_ticks(request, times, interlaced=bool(rows.interlaced[row])))
     except MediaError:
         return request  # decoding reports it
 
@@ -143,7 +143,7 @@ def _of_companion(data: Dataset, companions: CompanionMatches, row: int, own: Re
     if own.at_rate is not None:
         clock = replace(own.at_rate, clock=own.path, clock_id=data.rows.fingerprint[row].as_py())
         own = replace(own, at_rate=clock)
-    own = replace(own, path=companions.rows.file(at), is_image=is_image, size=size, spot=None)
+    own = replace(own, path=companions.rows.file(at), is_image=is_image, size=size, frame_ticks=None)
     if companions.kind in SOURCES and data.spec.whole_sources:
         own = _whole(own)
     if (ratio := int(companions.ratio[row])) != ALIGNED:

@@ -113,7 +113,7 @@ class AtRate:
     clock_id: str = ""
 
 
-class Spot(NamedTuple):
+class FrameTicks(NamedTuple):
     """Frames in a file, by their times in ticks."""
 
     ticks: tuple[int, ...]  # of the frames to return, in their order
@@ -148,7 +148,8 @@ class Request:
     whole: bool = False  # whether the whole frame is shown, with white at two sides, in place of a crop
     at_rate: AtRate | None = None  # for a clip of variable rate, in place of `step`
     thinned: int = 0  # frames of which only as many as `shape` has are read, evenly spread; 0 reads all
-    spot: Spot | None = None  # place of the frames, if the catalog knows it; otherwise all packets are read to find it
+    # Place of the frames, if the catalog knows it; otherwise all packets are read to find it.
+    frame_ticks: FrameTicks | None = None
 
     @property
     def resize_filter(self) -> ResizeFilter:
@@ -308,11 +309,11 @@ def _seconds(path: MediaPath) -> NDArray[np.float64]:
         return pictures.starts_seconds(opened)
 
 
-def spot(request: Request, times: FrameTimes, *, interlaced: bool) -> Spot:
+def find_ticks(request: Request, times: FrameTimes, *, interlaced: bool) -> FrameTicks:
     """Find the frames of a request in a file with these frame times; raise `MediaError` if it has too few."""
     indices = _chosen(request, len(times.ticks), lambda: times.seconds)
     (key, last), *_ = _sought([_span(indices)], times, interlaced=interlaced)
-    return Spot(tuple(times.sought_at[indices].tolist()), tuple(times.sought_at[key : last + 2].tolist()))
+    return FrameTicks(tuple(times.sought_at[indices].tolist()), tuple(times.sought_at[key : last + 2].tolist()))
 
 
 def _span(indices: NDArray[np.int64]) -> range:
@@ -322,8 +323,8 @@ def _span(indices: NDArray[np.int64]) -> range:
 def _load_video(request: Request) -> Frames:
     convert = ToRgb(request)
     converted: dict[int, Frames] = {}
-    if request.spot is not None:
-        found = _at_spot(request.path, request.spot, convert)
+    if request.frame_ticks is not None:
+        found = _at_ticks(request.path, request.frame_ticks, convert)
         if found is not None:
             return found
 
@@ -338,8 +339,8 @@ def _load_video(request: Request) -> Frames:
     return np.stack([converted[number] for number in numbers])
 
 
-def _at_spot(path: MediaPath, place: Spot, convert: ToRgb) -> Frames | None:
-    """Return the frames of a spot; None if they are not there."""
+def _at_ticks(path: MediaPath, place: FrameTicks, convert: ToRgb) -> Frames | None:
+    """Return the frames at these ticks; None if they are not there."""
     converted: dict[int, Frames] = {}
     ticks = np.array(place.around, dtype=np.int64)
     with contextlib.suppress(_WrongTimesError, av.error.FFmpegError), video.opened(path) as opened:

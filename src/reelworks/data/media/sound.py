@@ -134,8 +134,8 @@ def _start_seconds(clip: Request) -> float | None:
         if not opened.container.streams.audio:
             return None
         tick = opened.stream.time_base
-        if clip.spot is not None and clip.at_rate is None and tick is not None:
-            return float(min(clip.spot.ticks) * tick)
+        if clip.frame_ticks is not None and clip.at_rate is None and tick is not None:
+            return float(min(clip.frame_ticks.ticks) * tick)
         times = frame_times.of_video(opened)
         if not times.timed:
             raise MediaError("its frames have no times, by which the sound would be found")

@@ -179,7 +179,7 @@ def of_sound(encoder: str, request: SoundRequest, fingerprint: str, *extra: Any)
 # Fields of a clip's request that say where its sound begins.
 _OF_SOUND = ("step", "at_rate", "first_frame_draw", "short_clips", "first_frame", "num_frames")
 # The content counts, wherever the file lies and its frames are found.
-_COUNTED = tuple(field.name for field in dataclasses.fields(Request) if field.name not in ("path", "spot"))
+_COUNTED = tuple(field.name for field in dataclasses.fields(Request) if field.name not in ("path", "frame_ticks"))
 # A picture has one frame, whatever is drawn, and one decoder.
 _OF_PICTURES = {"step": 1.0, "at_rate": None, "first_frame_draw": 0.0, "short_clips": "reject", "decoder": None}
 
