@@ -15,7 +15,7 @@ from reelworks.commands.options import EngineOption, Html, Json, load_recipe
 if TYPE_CHECKING:
     from reelworks.annexes.quality.inspect import Inspection
     from reelworks.annexes.quality.run import MeasureResult
-    from reelworks.reports.columns import ColumnLimits, Loss
+    from reelworks.reports.columns import ColumnLimits
 
 _FAILED_SHOWN = 20
 _FILES_SHOWN = 3
@@ -169,10 +169,8 @@ def _print_columns(columns: Sequence[ColumnLimits]) -> None:
         for _, same in itertools.groupby(column.percentiles, key=lambda one: one.value):
             first, *others = same
             label = f"{first.percentile} to {others[-1].percentile}" if others else str(first.percentile)
-            cells = [text for limit, loss in first.limits for text in (limit, _loss(loss))]
+            cells: list[str] = []
+            for limit, loss in first.limits:
+                cells += limit, f"{loss.clips}, {loss.hours:.2f} h, {loss.tokens}" if loss.clips else "–"
             table.add_row(label, *cells, first.files[0])
         show.print_table(table)
-
-
-def _loss(loss: Loss) -> str:
-    return f"{loss.clips}, {loss.hours:.2f} h, {loss.tokens}" if loss.clips else "–"

@@ -142,7 +142,9 @@ def _sample(clip: MeasureRequest, whole: Request, reads: frozenset[str]) -> Samp
     numbers = np.zeros(0, dtype=np.int64)
     if not reads.isdisjoint(("stills", "runs")):
         runs = _runs(clip) if "runs" in reads else []
-        stills = _spread(clip, STILLS) if "stills" in reads else []
+        count, length = min(STILLS, clip.num_frames), clip.num_frames
+        middles = [clip.first_frame + (2 * i + 1) * length // (2 * count) for i in range(count)]  # of equal parts
+        stills = middles if "stills" in reads else []
         if clip.is_image:
             frames = [decode.load(whole)[0]] if stills else []
         elif kind_of(clip.path.name) == "image":
@@ -169,12 +171,6 @@ def _sample(clip: MeasureRequest, whole: Request, reads: frozenset[str]) -> Samp
     )
 
 
-def _spread(clip: MeasureRequest, count: int) -> list[int]:
-    """Return the numbers in the file of evenly spaced frames, each in the middle of its part of the clip."""
-    count = min(count, clip.num_frames)
-    return [clip.first_frame + (2 * i + 1) * clip.num_frames // (2 * count) for i in range(count)]
-
-
 def _runs(clip: MeasureRequest) -> list[range]:
     """Return the runs of frames that are read at the small size, by their numbers in the file."""
     first, count = clip.first_frame, clip.num_frames
@@ -183,12 +179,6 @@ def _runs(clip: MeasureRequest) -> list[range]:
     length = MOST_FRAMES // RUNS
     starts = [first + (count - length) * i // (RUNS - 1) for i in range(RUNS)]
     return [range(start, start + length) for start in starts]
-
-
-def _joined(runs: Sequence[range], stills: Sequence[int]) -> list[range]:
-    """Return runs of all these frames, so that each is sought once."""
-    alone = [range(n, n + 1) for n in stills if not any(n in run for run in runs)]
-    return sorted([*runs, *alone], key=lambda run: run.start)
 
 
 def _video(
@@ -205,7 +195,8 @@ def _video(
         if number in wanted:
             large[number] = to_rgb(frame, shown)
 
-    decode.visit(clip.path, _joined(runs, stills), use)
+    alone = [range(n, n + 1) for n in stills if n not in in_runs]  # so that each is sought once
+    decode.visit(clip.path, sorted([*runs, *alone], key=lambda run: run.start), use)
     numbers = np.array(sorted(small), dtype=np.int64)
     stacked = np.stack([small[n] for n in numbers.tolist()]).astype(np.float32) if small else _NO_FRAMES
     return [np.ascontiguousarray(large[n]) for n in stills], stacked, numbers

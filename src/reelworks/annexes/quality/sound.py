@@ -33,8 +33,6 @@ class SoundLevel:
         by_window = np.add.reduceat(power, np.arange(0, len(power), window))
         by_window /= np.diff([*range(0, len(power), window), len(power)])
         full = np.abs(samples.astype(np.int32)) >= _FULL_SCALE
-        return _decibel(float(power.mean())), float((by_window < 10 ** (_SILENCE_DB / 10)).mean()), float(full.mean())
-
-
-def _decibel(power: float) -> float:
-    return max(10 * math.log10(power), _QUIETEST_DB) if power > 0 else _QUIETEST_DB
+        mean = float(power.mean())
+        level_db = max(10 * math.log10(mean), _QUIETEST_DB) if mean > 0 else _QUIETEST_DB
+        return level_db, float((by_window < 10 ** (_SILENCE_DB / 10)).mean()), float(full.mean())

@@ -146,7 +146,8 @@ def _odd(opened: OpenVideo, packets: Packets) -> FrameTimes:
     """Return the frame times of a video in which packets and frames may differ."""
     stamps = np.array([_NEVER if pts is None else pts for pts in packets.pts], dtype=np.int64)
     is_key, is_shown = np.array(packets.is_key, dtype=np.bool_), np.array(packets.is_shown, dtype=np.bool_)
-    if _is_joined(opened, packets) or _lack_times(stamps, is_key) or _has_equal(stamps[is_shown]):
+    shown = np.sort(stamps[is_shown & (stamps != _NEVER)])
+    if _is_joined(opened, packets) or _lack_times(stamps, is_key) or (shown[1:] == shown[:-1]).any():
         return _counted(opened, packets)
     is_lost = _lost(opened, stamps, is_key, is_shown)
     is_shown &= ~is_lost
@@ -209,11 +210,6 @@ def _lack_times(stamps: Ticks, is_key: Mask) -> bool:
     """Return whether packets have no time other than those at the start whose frames were cut off."""
     begun = stamps > stamps[np.argmax(is_key)]
     return bool((stamps[int(np.argmax(begun)) if begun.any() else 0 :] == _NEVER).any())
-
-
-def _has_equal(stamps: Ticks) -> bool:
-    ordered = np.sort(stamps[stamps != _NEVER])
-    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _is_joined(opened: OpenVideo, packets: Packets) -> bool:

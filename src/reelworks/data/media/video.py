@@ -57,7 +57,11 @@ class OpenVideo(NamedTuple):
 
         Packets before the first frame that refer to others which are not there are passed over, as players do.
         """
-        decoder, began = self._decoder(), False
+        decoder: Any = self.stream.codec_context
+        if self.has_alpha:
+            decoder = av.CodecContext.create(_WITH_ALPHA[decoder.name], "r")
+            _prepare(decoder)
+        began = False
         cropped = None if self.crop is None else _Cropping(self.crop)
         for packet in self.container.demux(self.stream) if packets is None else packets:
             if not packet.size and packet.dts is not None:  # a frame that was dropped, which would end the decoding
@@ -73,13 +77,6 @@ class OpenVideo(NamedTuple):
                 if frame.format.name == "pal8" and self.stream.codec_context.name not in _ALPHA_IN_PALETTE:
                     frame = frame.reformat(format="rgb24", threads=1)
                 yield frame if cropped is None else cropped(frame)
-
-    def _decoder(self) -> Any:
-        if not self.has_alpha:
-            return self.stream.codec_context
-        decoder = av.CodecContext.create(_WITH_ALPHA[self.stream.codec_context.name], "r")
-        _prepare(decoder)
-        return decoder
 
     def seek(self, tick: int) -> None:
         """Go to the key frame at or before a time, as far as the container finds it."""
