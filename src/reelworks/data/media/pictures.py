@@ -117,18 +117,13 @@ def color_profile(image: Image.Image) -> ImageCms.ImageCmsProfile | None:
     data = image.info.get("icc_profile")
     if not data:
         return None
+    is_grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
+    channels = "CMYK" if image.mode == "CMYK" else "GRAY" if is_grey else "RGB"  # as ICC calls them
     with suppress(ImageCms.PyCMSError, OSError, ValueError):
         profile = ImageCms.ImageCmsProfile(BytesIO(data))
-        if profile.profile.xcolor_space.strip() == _channels(image):
+        if profile.profile.xcolor_space.strip() == channels:
             return profile
     return None
-
-
-def _channels(image: Image.Image) -> str:
-    """Return the ICC name of the colour space in which a picture's pixels are."""
-    if image.mode == "CMYK":
-        return "CMYK"
-    return "GRAY" if image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16") else "RGB"
 
 
 def profile_name(profile: ImageCms.ImageCmsProfile | None) -> str:

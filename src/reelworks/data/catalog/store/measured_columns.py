@@ -145,11 +145,8 @@ def names_in_filters(named: Set[str]) -> frozenset[str] | None:
     if _any_name.get():
         return None
     catalog = _catalog.get()
-    return names() if catalog is None or named <= names() else _names_with(catalog)
-
-
-def _names_with(catalog: Path) -> frozenset[str] | None:
-    """Return the names of known columns and of those that a catalog has; None if it cannot be read, which is told later."""
+    if catalog is None or named <= names():
+        return names()
     import pyarrow.parquet as pq  # most recipes are read without it
 
     from reelworks.data.catalog.store.schema import SCORE
@@ -157,7 +154,7 @@ def _names_with(catalog: Path) -> frozenset[str] | None:
     try:
         columns = [name for file in catalog.glob("*.parquet") for name in pq.read_schema(file).names]
     except (OSError, ValueError):
-        return None
+        return None  # the catalog cannot be read, which is told later
     return names() | {name.removeprefix(SCORE) for name in columns if name.startswith(SCORE)}
 
 
