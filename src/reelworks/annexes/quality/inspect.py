@@ -18,7 +18,7 @@ from reelworks.data.buckets import propose
 from reelworks.data.buckets.propose import Proposal
 from reelworks.data.catalog.store import measured_columns
 from reelworks.data.catalog.store.rows import CatalogRows
-from reelworks.data.catalog.store.summary import Histogram, Summary, summarise
+from reelworks.data.catalog.store.summary import Histogram, Summary, classes, summarise
 from reelworks.data.loader.dataset import Dataset
 from reelworks.reports import columns, page
 from reelworks.reports.columns import ColumnLimits, Counted
@@ -90,8 +90,8 @@ def inspect_rows(rows: CatalogRows, data: Dataset | None = None, needs: CaptionN
     counted = Counted.of_rows(rows, proposal) if data is None else Counted.of_recipe(data)
     return Inspection(
         summary=summarise(rows),
-        duration=_classes(good.duration_seconds[video], _SECONDS, "{:g}"),
-        caption_tokens=_classes(_caption_tokens(good), _TOKENS, "{:d}"),
+        duration=_histogram(good.duration_seconds[video], _SECONDS, "{:g}"),
+        caption_tokens=_histogram(_caption_tokens(good), _TOKENS, "{:d}"),
         pictures_by_folder=by_folder[:_FOLDERS],
         folders=len(by_folder),
         sizes=list(zip(good.width[chosen].tolist(), good.height[chosen].tolist(), strict=True)),
@@ -102,16 +102,12 @@ def inspect_rows(rows: CatalogRows, data: Dataset | None = None, needs: CaptionN
     )
 
 
-def _classes(values: NDArray[Any], edges: tuple[Any, ...], number: str) -> Histogram:
+def _histogram(values: NDArray[Any], edges: tuple[Any, ...], number: str) -> Histogram:
     """Count values in classes, each from its lower edge up to the next class's edge (exclusive)."""
     integer = isinstance(edges[0], int)
     labels = [f"{number.format(a)}–{number.format(b - 1 if integer else b)}" for a, b in pairwise(edges)]
     labels.append(f"{number.format(edges[-1])} and more")
-    if integer:
-        labels.insert(0, "none")
-    place = np.searchsorted(edges, values, side="right") - (not integer)
-    counts = np.bincount(place, minlength=len(labels)).tolist()
-    return [(label, count) for label, count in zip(labels, counts, strict=True) if count]
+    return classes(values, (0, *edges), ["none", *labels]) if integer else classes(values, edges, labels)
 
 
 def _caption_tokens(rows: CatalogRows) -> NDArray[np.int64]:

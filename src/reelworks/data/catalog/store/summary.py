@@ -65,10 +65,10 @@ def summarise(rows: CatalogRows) -> Summary:
         captions_empty=pc.sum(pc.equal(good.caption, "")).as_py() or 0,
         size_bytes=_size_bytes(good),
         duration_seconds=float(good.duration_seconds.sum()),
-        resolution=_classes(np.minimum(good.height, good.width), (0, *_SHORT_SIDES), _SIDE_LABELS),
-        num_frames=_classes(good.num_frames, _FRAME_EDGES, _FRAME_LABELS),
-        fps=_classes(good.fps[good.is_video], _FPS_EDGES, _FPS_LABELS),
-        aspect_ratio=_classes(np.log(good.width / good.height), (-np.inf, *middles), aspect_labels),
+        resolution=classes(np.minimum(good.height, good.width), (0, *_SHORT_SIDES), _SIDE_LABELS),
+        num_frames=classes(good.num_frames, _FRAME_EDGES, _FRAME_LABELS),
+        fps=classes(good.fps[good.is_video], _FPS_EDGES, _FPS_LABELS),
+        aspect_ratio=classes(np.log(good.width / good.height), (-np.inf, *middles), aspect_labels),
         scores={n: histogram(s) for n, s in good.scores.items() if not np.isnan(s).all()},
     )
 
@@ -105,7 +105,7 @@ def _edges(low: float, high: float) -> list[float]:
     return [float(f"{width * i:.6g}") for i in range(math.floor(low / width), math.floor(high / width) + 3)]
 
 
-def _classes(values: NDArray[Any], lower_edges: Any, labels: Any) -> Histogram:
+def classes(values: NDArray[Any], lower_edges: Any, labels: Any) -> Histogram:
     """Count values by class, from its lower edge to below that of the next class."""
     counts = np.bincount(np.searchsorted(lower_edges, values, side="right") - 1, minlength=len(labels))
     return _present([(label, int(count)) for label, count in zip(labels, counts, strict=True)])
