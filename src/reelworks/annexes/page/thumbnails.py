@@ -222,12 +222,10 @@ def reduce_request(request: Request, long_px: int, frames: int) -> Request:
     scale = min(1.0, long_px / max(shape.height, shape.width))
     small = Shape(number, max(round(shape.height * scale), 1), max(round(shape.width * scale), 1))
     request = replace(request, shape=small, thinned=shape.num_frames)
-    if request.frame_ticks is None:
+    if (found := request.frame_ticks) is None:
         return request
     chosen = np.linspace(0, shape.num_frames - 1, number).round().astype(int).tolist()
-    return replace(
-        request, frame_ticks=request.frame_ticks._replace(ticks=tuple(request.frame_ticks.ticks[i] for i in chosen))
-    )
+    return replace(request, frame_ticks=found._replace(ticks=tuple(found.ticks[i] for i in chosen)))
 
 
 def milliseconds_of(clips: ClipView, row: int, request: Request) -> int:
