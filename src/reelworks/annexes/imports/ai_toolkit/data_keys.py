@@ -10,14 +10,6 @@ from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.annexes.imports.sizes import Sizes
 from reelworks.data.catalog.scan import caption_names
 
-DATASET_DEFAULTS: dict[str, Any] = {
-    "resolution": 512,
-    "num_frames": 1,
-    "caption_dropout_rate": 0.0,
-    "default_caption": None,
-    "trigger_word": None,
-}
-
 
 def sizes_of(settings: FormerSettings, number: int) -> list[Any]:
     """Return the resolutions of a dataset, each of which ai-toolkit makes a dataset of its own."""

@@ -5,49 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from reelworks.annexes.imports import trainer
+from reelworks.annexes.imports import rules, trainer
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.models import registry
 
 # The architecture alone, if the weights' own name does not tell more.
-PRESETS = {
-    "chroma": "chroma1-hd",
-    "flux": "flux-dev",
-    "flux2": "flux2-dev",
-    "flux2_klein_4b": "flux2-klein-base-4b",
-    "flux2_klein_9b": "flux2-klein-base-9b",
-    "flux_kontext": "flux-kontext",
-    "krea2": "krea2-raw",
-    "ltx2": "ltx-2",
-    "ltx2.3": "ltx-2.3",
-    "ltx2.5": "ltx-2.5",
-    "minimax_h3": "minimax-h3",
-    "qwen_image": "qwen-image",
-    "qwen_image_edit": "qwen-image-edit",
-    "qwen_image_edit_plus": "qwen-image-edit-2509",
-    "sd3": "sd3.5-large",
-    "sdxl": "sdxl",
-    "wan21": "wan-2.1-1.3b",
-    "wan21_i2v": "wan-2.1-i2v-14b",
-    "wan22_14b": "wan-2.2-14b",
-    "wan22_14b_i2v": "wan-2.2-i2v-14b",
-    "wan22_5b": "wan-2.2-5b",
-    "zimage": "z-image",
-}
+_TABLE = rules.table("ai_toolkit", "models")
+PRESETS: dict[str, str] = _TABLE["presets"]
 # Architectures that other models share, which the name of the weights tells apart, with what a name contains.
-BY_WEIGHTS = {
-    "flux": (("schnell", "flux-schnell"), ("kontext", "flux-kontext")),
-    "qwen_image": (("2512", "qwen-image-2512"),),
-    "qwen_image_edit_plus": (("2511", "qwen-image-edit-2511"),),
-    "sd3": (("medium", "sd3.5-medium"), ("stable-diffusion-3-", "sd3-medium")),
-    "wan21": (("14b", "wan-2.1-14b"),),
-    "zimage": (("turbo", "z-image-turbo"),),
-    "krea2": (("turbo", "krea2-turbo"),),
-}
-_SWITCHES = {
-    **{"is_v2": "sd2", "is_v3": "sd3", "is_xl": "sdxl", "is_pixart": "pixart", "is_pixart_sigma": "pixart_sigma"},
-    **{"is_auraflow": "auraflow", "is_flux": "flux", "is_lumina2": "lumina2", "is_vega": "vega", "is_ssd": "ssd"},
-}
+BY_WEIGHTS: dict[str, list[list[str]]] = _TABLE["by_weights"]
 _TRANSFORMERLESS = ("sd1", "sd2", "sdxl", "vega", "ssd")
 
 
@@ -56,7 +22,7 @@ def architecture(settings: FormerSettings) -> str:
     arch = settings.get("model.arch")
     if isinstance(arch, str) and arch:
         return arch.partition(":")[0].replace("flex1", "flex")
-    return next((name for switch, name in _SWITCHES.items() if settings.get(f"model.{switch}") is True), "sd1")
+    return next((name for switch, name in _TABLE["switches"].items() if settings.get(f"model.{switch}") is True), "sd1")
 
 
 def is_transformer(settings: FormerSettings) -> bool:

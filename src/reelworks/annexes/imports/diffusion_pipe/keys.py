@@ -22,29 +22,9 @@ _BASES = {
     "bfloat16": "bfloat16",
     "float32": "float32",
 }
-DEFAULTS: dict[str, Any] = {
-    "epochs": None,
-    "gradient_clipping": 1.0,
-    "warmup_steps": 0,
-    "uncond_fraction": 0.0,
-    "video_clip_mode": "single_beginning",
-    "activation_checkpointing": False,
-    "model.timestep_sample_method": "logit_normal",
-    "model.sigmoid_scale": 1.0,
-    "model.shift": None,
-    "optimizer.type": "adamw",
-    "optimizer.lr": None,
-    "optimizer.betas": None,
-    "optimizer.eps": None,
-    "optimizer.weight_decay": None,
-    "optimizer.gradient_release": False,
-    "adapter.dropout": 0.0,
-}
-FIRST = (
-    *("model.type", "adapter.type", "optimizer.type", "model.dtype", "model.transformer_dtype"),
-    *("model.diffusion_model_dtype", "model.timestep_sample_method"),
-    *("optimizer.lr", "model.unet_lr"),
-)
+_TABLE = rules.table("diffusion_pipe", "defaults")
+FIRST: list[str] = _TABLE["first"]
+DEFAULTS = rules.defaults(_TABLE["all"])
 
 
 def _model_type(value: Any, draft: ImportDraft) -> Outcome:

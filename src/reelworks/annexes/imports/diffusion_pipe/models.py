@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import FormerSettings
 
 
@@ -20,8 +22,8 @@ class DiffusionPipeModel(NamedTuple):
         format: Convention of the LoRAs that it writes.
     """
 
-    presets: tuple[tuple[str, str], ...]
-    weights: tuple[str, ...] = ("diffusion_model",)
+    presets: Sequence[Sequence[str]]
+    weights: Sequence[str] = ("diffusion_model",)
     fps: float | None = None
     frames: int = 4
     first: int = 1
@@ -32,68 +34,7 @@ class DiffusionPipeModel(NamedTuple):
         return max((frames - self.first) // self.frames * self.frames + self.first, 1)
 
 
-_ANY = ""
-_DIFFUSERS = ("transformer_path", "diffusers_path")
-_WAN = (
-    (r"(?i)skyreels", "SkyReels"),
-    (r"(?i)vace.*1\.3b", "wan-2.1-vace-1.3b"),
-    (r"(?i)vace", "wan-2.1-vace-14b"),
-    (r"(?i)flf2v", "wan-2.1-flf2v-14b"),
-    (r"(?i)(ti2v|2[._]2.*5b)", "wan-2.2-5b"),
-    (r"(?i)2[._]2.*i2v", "wan-2.2-i2v-14b"),
-    (r"(?i)2[._]2", "wan-2.2-14b"),
-    (r"(?i)i2v", "wan-2.1-i2v-14b"),
-    (r"(?i)1[._]3b", "wan-2.1-1.3b"),
-    (r"(?i)14b", "wan-2.1-14b"),
-)
-MODELS = {
-    "flux": DiffusionPipeModel(
-        ((r"(?i)kontext", "flux-kontext"), (r"(?i)schnell", "flux-schnell"), (_ANY, "flux-dev")),
-        _DIFFUSERS,
-        format="diffusers",
-    ),
-    "sdxl": DiffusionPipeModel(((_ANY, "sdxl"),), ("checkpoint_path",), format="kohya"),
-    "chroma": DiffusionPipeModel(((r"(?i)base", "chroma1-base"), (_ANY, "chroma1-hd")), ("transformer_path",)),
-    "sd3": DiffusionPipeModel(
-        ((r"(?i)large", "sd3.5-large"), (r"(?i)(?<![\d.])3-medium", "sd3-medium"), (_ANY, "sd3.5-medium")),
-        _DIFFUSERS,
-        format="diffusers",
-    ),
-    "qwen_image": DiffusionPipeModel(
-        (
-            (r"(?i)edit.?2511", "qwen-image-edit-2511"),
-            (r"(?i)edit.?(2509|plus)", "qwen-image-edit-2509"),
-            (r"(?i)edit", "qwen-image-edit"),
-            (r"2512", "qwen-image-2512"),
-            (_ANY, "qwen-image"),
-        ),
-        _DIFFUSERS,
-    ),
-    "z_image": DiffusionPipeModel(((r"(?i)turbo", "z-image-turbo"), (_ANY, "z-image"))),
-    "flux2": DiffusionPipeModel(
-        (
-            (r"(?i)klein.*base.*9b", "flux2-klein-base-9b"),
-            (r"(?i)klein.*base", "flux2-klein-base-4b"),
-            (r"(?i)klein.*9b", "flux2-klein-9b"),
-            (r"(?i)klein", "flux2-klein-4b"),
-            (_ANY, "flux2-dev"),
-        )
-    ),
-    "krea2": DiffusionPipeModel(((r"(?i)turbo", "krea2-turbo"), (_ANY, "krea2-raw"))),
-    "wan": DiffusionPipeModel(_WAN, ("transformer_path",), fps=16.0),
-    "ltx-video": DiffusionPipeModel(
-        ((r"(?i)13b", "ltx-video-13b"), (_ANY, "ltx-video-2b")),
-        ("single_file_path", "diffusers_path"),
-        fps=25.0,
-        frames=8,
-    ),
-    # Only version 2.3 is supported there.
-    "ltx2": DiffusionPipeModel(((_ANY, "ltx-2.3"),), fps=24.0, frames=8),
-    "hunyuan_video_15": DiffusionPipeModel(
-        ((r"(?i)i2v", "hunyuan-video-1.5-i2v"), (_ANY, "hunyuan-video-1.5")), fps=24.0
-    ),
-    "minimax_h3": DiffusionPipeModel(((_ANY, "minimax-h3"),), fps=24.0, frames=17, first=0),
-}
+MODELS = {name: DiffusionPipeModel(**found) for name, found in rules.table("diffusion_pipe", "models").items()}
 _TYPES = (*MODELS, "cosmos", "cosmos_predict2", "anima", "lumina_2", "hidream", "omnigen2", "hunyuan_image")
 TYPES = frozenset((*_TYPES, "hunyuan-video", "auraflow", "ernie_image", "ideogram4"))
 _PATHS = ("transformer_path", "diffusion_model", "single_file_path", "checkpoint_path", "ckpt_path", "diffusers_path")

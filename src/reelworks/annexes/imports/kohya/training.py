@@ -274,24 +274,9 @@ def impossible(what_to_do: str) -> Rule:
     return rules.impossible(what_to_do, (None, False, 0, "", [], "false", "False", "none", "None"))
 
 
-DEFAULTS: Mapping[str, Any] = {
-    "optimizer_type": "AdamW",
-    "learning_rate": 2e-6,
-    "max_train_steps": 1600,
-    "save_precision": "float",
-}
-
-FIRST = (
-    "optimizer_type",
-    "learning_rate",
-    "unet_lr",
-    "output_dir",
-    "lr_warmup_steps",
-    "lr_scheduler",
-    "network_module",
-    "timestep_sampling",
-    "weighting_scheme",
-)
+_TABLE = rules.table("kohya", "defaults")
+FIRST: list[str] = _TABLE["first"]
+DEFAULTS: Mapping[str, Any] = _TABLE["all"]
 
 
 WITHOUT_ARGUMENTS = ImportedKey(

@@ -236,11 +236,7 @@ def _delimiter(value: Any, draft: ImportDraft, number: int) -> Outcome:
     return Fate.TAKEN, draft.set(f"dataset.{number}.tag_separator", values.text(value))
 
 
-_DEFAULTS: dict[str, Any] = {
-    "image.enable_crop_jitter": True,
-    "text.prompt_source": "sample",
-    "text.keep_tags_count": 1,
-}
+_DEFAULTS: dict[str, Any] = rules.table("onetrainer", "defaults")["concept"]
 
 
 def _is_shown(draft: ImportDraft) -> bool:

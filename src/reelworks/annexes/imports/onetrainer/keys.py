@@ -14,40 +14,16 @@ from reelworks.models import registry
 
 _DTYPES = {"BFLOAT_16": "bfloat16", "FLOAT_32": "float32", "TFLOAT_32": "float32"}
 _MINUTES = {"SECOND": 1 / 60, "MINUTE": 1.0, "HOUR": 60.0}
-_DEFAULTS: dict[str, Any] = {
-    "training_method": "FINE_TUNE",
-    "model_type": "STABLE_DIFFUSION_15",
-    "learning_rate": 3e-6,
-    "learning_rate_warmup_steps": 200.0,
-    "epochs": 100,
-    "gradient_accumulation_steps": 1,
-    "ema": "OFF",
-    "train_dtype": "FLOAT_16",
-    "output_dtype": "FLOAT_32",
-    "clip_grad_norm": 1.0,
-    "timestep_distribution": "UNIFORM",
-    "timestep_shift": 1.0,
-    "latent_caching": True,
-    "backup_after": 30,
-    "save_every": 0,
-    "optimizer.optimizer": "ADAMW",
-    "optimizer.beta1": None,
-    "optimizer.eps": None,
-    "optimizer.weight_decay": None,
-}
-_OF_LORA: dict[str, Any] = {"peft_type": "LORA", "lora_rank": 16, "lora_alpha": 1.0, "layer_filter": None}
-FIRST = (
-    *("model_type", "training_method", "optimizer.optimizer", "train_dtype", "peft_type", "learning_rate"),
-    *("unet.learning_rate", "transformer.learning_rate", "prior.learning_rate"),
-)
+_TABLE = rules.table("onetrainer", "defaults")
+FIRST: list[str] = _TABLE["first"]
 
 
 def defaults(draft: ImportDraft) -> dict[str, Any]:
     """Return the defaults that differ here, of the parts of the model and of what is trained."""
     model = parts.model_of(draft)
-    found = _DEFAULTS | {f"{part}.train": True for part in model.texts}
+    found = rules.defaults(_TABLE["all"]) | {f"{part}.train": True for part in model.texts}
     found |= {f"{model.part}.gradient_checkpointing": True, f"{model.part}.weight_dtype": "FLOAT_32"}
-    found |= _OF_LORA if parts.trains_adapter(draft) else {}
+    found |= rules.defaults(_TABLE["lora"]) if parts.trains_adapter(draft) else {}
     return found | ({"sample_after": 10} if draft.settings.count("samples") else {})
 
 

@@ -5,30 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.onetrainer import models
 
-_NAMES = {
-    "unet_learning_rate": "unet.learning_rate",
-    "unet_weight_dtype": "unet.weight_dtype",
-    "text_encoder_learning_rate": "text_encoder.learning_rate",
-    "text_encoder_weight_dtype": "text_encoder.weight_dtype",
-    "text_encoder_2_learning_rate": "text_encoder_2.learning_rate",
-    "text_encoder_2_weight_dtype": "text_encoder_2.weight_dtype",
-    "train_unet": "unet.train",
-    "train_text_encoder": "text_encoder.train",
-    "train_text_encoder_2": "text_encoder_2.train",
-    "train_prior": "prior.train",
-    "prior_model_name": "prior.model_name",
-    "prior_learning_rate": "prior.learning_rate",
-    "prior_weight_dtype": "prior.weight_dtype",
-    "vae_model_name": "vae.model_name",
-    "vae_weight_dtype": "vae.weight_dtype",
-    "save_after": "save_every",
-    "save_after_unit": "save_every_unit",
-    "lora_layers": "layer_filter",
-    "lora_layer_preset": "layer_filter_preset",
-    "lora_layers_regex": "layer_filter_regex",
-}
+_NAMES: dict[str, str] = rules.table("onetrainer", "names")
 _WITH_PRIOR = ("STABLE_CASCADE_1", "WUERSTCHEN_2")
 
 

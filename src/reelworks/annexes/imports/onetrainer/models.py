@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from reelworks.annexes.imports import rules
 from reelworks.models import registry
 
 
@@ -22,10 +23,10 @@ class OneTrainerModel(NamedTuple):
         filters: Layer filters by the names that the window gives them.
     """
 
-    presets: tuple[tuple[str, str], ...]
-    texts: tuple[str, ...] = ("text_encoder",)
+    presets: Sequence[Sequence[str]]
+    texts: Sequence[str] = ("text_encoder",)
     part: str = "transformer"
-    line: tuple[float, float, float, float] | None = None
+    line: Sequence[float] | None = None
     filters: Mapping[str, Sequence[str]] = {}
 
     def shift(self, side: float) -> float | None:
@@ -36,83 +37,9 @@ class OneTrainerModel(NamedTuple):
         return math.exp(low + (high - low) * ((side / 16) ** 2 - least) / (most - least))
 
 
-_FLUX_LINE = (256, 0.5, 4096, 1.15)
-_ATTENTION_MLP = {
-    "attn-mlp": ("attn", "ff.net", "proj_mlp"),
-    "attn-only": ("attn",),
-    "blocks": ("transformer_block",),
-    "full": ("",),
-}
-_TWO, _THREE = ("text_encoder", "text_encoder_2"), ("text_encoder", "text_encoder_2", "text_encoder_3")
-_BLOCKS_ONLY = {"attn-only": ("attn",), "blocks": ("transformer_block",), "full": ("",)}
-MODELS: Mapping[str, OneTrainerModel] = {
-    "FLUX_DEV_1": OneTrainerModel(
-        ((r"(?i)schnell", "flux-schnell"), (r"(?i)kontext", "flux-kontext"), ("", "flux-dev")),
-        _TWO,
-        line=_FLUX_LINE,
-        filters=_ATTENTION_MLP,
-    ),
-    "FLUX_2": OneTrainerModel(
-        (
-            (r"(?i)klein.*base.*9b", "flux2-klein-base-9b"),
-            (r"(?i)klein.*base", "flux2-klein-base-4b"),
-            (r"(?i)klein.*9b", "flux2-klein-9b"),
-            (r"(?i)klein", "flux2-klein-4b"),
-            ("", "flux2-dev"),
-        ),
-        line=_FLUX_LINE,
-        filters={"blocks": ("transformer_block",), "full": ("",)},
-    ),
-    "CHROMA_1": OneTrainerModel(((r"(?i)chroma1?-base", "chroma1-base"), ("", "chroma1-hd")), filters=_ATTENTION_MLP),
-    "QWEN": OneTrainerModel(
-        ((r"2512", "qwen-image-2512"), ("", "qwen-image")),
-        line=(256, 0.5, 8192, 0.9),
-        filters={**_BLOCKS_ONLY, "attn-mlp": ("attn", "img_mlp", "txt_mlp")},
-    ),
-    "KREA_2": OneTrainerModel(
-        ((r"(?i)turbo", "krea2-turbo"), ("", "krea2-raw")),
-        line=_FLUX_LINE,
-        filters={**_BLOCKS_ONLY, "attn-mlp": ("attn", "ff"), "blocks": ("transformer_blocks",)},
-    ),
-    "Z_IMAGE": OneTrainerModel(
-        ((r"(?i)(?<!de-)(?<!de)turbo", "z-image-turbo"), ("", "z-image")),
-        line=_FLUX_LINE,
-        filters={
-            "attn-mlp": ("^(?=.*attention)(?!.*refiner).*", "^(?=.*feed_forward)(?!.*refiner).*"),
-            "attn-only": ("^(?=.*attention)(?!.*refiner).*",),
-            "blocks": ("layers",),
-            "full": ("",),
-        },
-    ),
-    "STABLE_DIFFUSION_3": OneTrainerModel((("", "sd3-medium"),), _THREE, filters=_BLOCKS_ONLY),
-    "STABLE_DIFFUSION_35": OneTrainerModel(
-        ((r"(?i)large", "sd3.5-large"), ("", "sd3.5-medium")), _THREE, filters=_BLOCKS_ONLY
-    ),
-    "STABLE_DIFFUSION_XL_10_BASE": OneTrainerModel(
-        (("", "sdxl"),),
-        _TWO,
-        part="unet",
-        filters={"attn-mlp": ("attentions",), "attn-only": ("attn",), "full": ("",)},
-    ),
-}
+MODELS = {name: OneTrainerModel(**found) for name, found in rules.table("onetrainer", "models").items()}
 # Those that are not here, by the names under which people know them.
-OTHERS = {
-    **{f"STABLE_DIFFUSION_{kind}": "stable-diffusion-1.5" for kind in ("15", "15_INPAINTING")},
-    **{f"STABLE_DIFFUSION_{kind}": "stable-diffusion-2" for kind in ("20", "20_BASE", "20_INPAINTING", "20_DEPTH")},
-    **{f"STABLE_DIFFUSION_{kind}": "stable-diffusion-2" for kind in ("21", "21_BASE")},
-    "STABLE_DIFFUSION_XL_10_BASE_INPAINTING": "sdxl-inpainting",
-    "WUERSTCHEN_2": "wuerstchen-2",
-    "STABLE_CASCADE_1": "stable-cascade",
-    "PIXART_ALPHA": "pixart-alpha",
-    "PIXART_SIGMA": "pixart-sigma",
-    "FLUX_FILL_DEV_1": "flux-fill-dev",
-    "ANIMA": "anima",
-    "SANA": "sana",
-    "HUNYUAN_VIDEO": "hunyuanvideo",
-    "HI_DREAM_FULL": "hidream",
-    "ERNIE": "ernie-image",
-    "IDEOGRAM_4": "ideogram-4",
-}
+OTHERS: dict[str, str] = rules.table("onetrainer", "others")
 
 
 def names_of(model_type: str, *weights: str) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, final
 
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
@@ -19,24 +20,7 @@ from reelworks.annexes.imports.trainer import FormerBuckets, apply_rule
 from reelworks.core.errors import UserError, nearest
 from reelworks.data.buckets.opensora import parse
 
-_DEFAULTS: dict[str, Any] = {
-    "seed": 1024,
-    "outputs": "outputs",
-    "dtype": "bf16",
-    "plugin": "zero2",
-    "num_workers": 4,
-    "epochs": 1000,
-    "log_every": 1,
-    "ckpt_every": 0,
-    "ema_decay": 0.9999,
-    "grad_clip": 0,
-    "warmup_steps": None,
-    "grad_checkpoint": False,
-    "dataset.data_path": None,
-    "scheduler.use_timestep_transform": False,
-    "scheduler.sample_method": "uniform",
-    "optim.betas": (0.9, 0.999),
-}
+_DEFAULTS: dict[str, Any] = rules.defaults(rules.table("opensora", "defaults")) | {"optim.betas": (0.9, 0.999)}
 # With the name that version 2.0 gives it in `optim`.
 _OPTIMIZER = {"lr": ("lr", 1e-4), "weight_decay": ("weight_decay", 0.0), "adam_eps": ("eps", 1e-8)}
 _MEANINGS: tuple[parse.Meaning, ...] = ("opensora-1.2", "opensora-2.0", "downgrade")

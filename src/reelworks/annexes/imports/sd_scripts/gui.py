@@ -4,43 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from reelworks.annexes.imports import rules
+
 _MARKS = ("LoRA_type", "max_resolution", "epoch", "flux1_checkbox")
-_NAMES = {
-    "epoch": "max_train_epochs",
-    "max_resolution": "resolution",
-    "optimizer": "optimizer_type",
-    "max_data_loader_n_workers": "max_data_loader_n_workers",
-    "flux1_t5xxl": "t5xxl",
-    "flux1_clip_l": "clip_l",
-    "sd3_clip_l": "clip_l",
-    "sd3_clip_g": "clip_g",
-    "sd3_t5xxl": "t5xxl",
-    "flux1_cache_text_encoder_outputs": "cache_text_encoder_outputs",
-    "flux1_cache_text_encoder_outputs_to_disk": "cache_text_encoder_outputs_to_disk",
-    "sdxl_cache_text_encoder_outputs": "cache_text_encoder_outputs",
-    "sdxl_no_half_vae": "no_half_vae",
-    "sample_every_n_epochs": "sample_every_n_epochs",
-    "LyCORIS_preset": "network_args.preset",
-    "max_train_steps": "max_train_steps",
-    "seed": "seed",
-}
-_TYPES = {
-    "Standard": ("networks.lora", None),
-    "Flux1": ("networks.lora_flux", None),
-    "Kohya LoCon": ("networks.lora", None),
-    "Kohya DyLoRA": ("networks.dylora", None),
-    "LoRA-FA": ("networks.lora_fa", None),
-    "Flux1 OFT": ("networks.oft_flux", None),
-    "LyCORIS/LoCon": ("lycoris.kohya", "locon"),
-    "LyCORIS/LoHa": ("lycoris.kohya", "loha"),
-    "LyCORIS/LoKr": ("lycoris.kohya", "lokr"),
-    "LyCORIS/Diag-OFT": ("lycoris.kohya", "diag-oft"),
-    "LyCORIS/BOFT": ("lycoris.kohya", "boft"),
-    "LyCORIS/DyLoRA": ("lycoris.kohya", "dylora"),
-    "LyCORIS/GLoRA": ("lycoris.kohya", "glora"),
-    "LyCORIS/iA3": ("lycoris.kohya", "ia3"),
-    "LyCORIS/Native Fine-Tuning": ("lycoris.kohya", "full"),
-}
+_TABLE = rules.table("sd_scripts", "gui")
 _OF_LYCORIS = (
     *("conv_dim", "conv_alpha", "factor", "decompose_both", "bypass_mode", "dora_wd", "use_tucker", "use_cp"),
     *("use_scalar", "rank_dropout", "module_dropout", "train_norm", "constrain", "rescaled", "unit", "full_matrix"),
@@ -54,7 +21,9 @@ def translate(values: dict[str, Any]) -> dict[str, Any]:
         return values
     found: dict[str, Any] = {}
     kind = values.get("LoRA_type")
-    module, algorithm = _TYPES.get(kind, ("networks.lora", None)) if isinstance(kind, str) else (None, None)
+    module, algorithm = (
+        (*_TABLE["types"].get(kind, ["networks.lora"]), None)[:2] if isinstance(kind, str) else (None, None)
+    )
     family = next((name for name in ("flux1", "sd3") if values.get(f"{name}_checkbox") is True), None)
     family = {"flux1": "flux", "sd3": "sd3", None: "sdxl" if values.get("sdxl") is True else None}[family]
     for key, value in values.items():
@@ -62,7 +31,7 @@ def translate(values: dict[str, Any]) -> dict[str, Any]:
             if value not in _EMPTY and algorithm is not None:
                 found[f"network_args.{key}"] = value
         elif value not in _EMPTY or key in ("sdxl",):
-            found[_NAMES.get(key, key)] = value
+            found[_TABLE["names"].get(key, key)] = value
     ending = "" if module is None else "_network"
     found["script"] = f"{family}_train{ending}.py" if family else f"train{'_db' if module is None else ending}.py"
     if module is not None:

@@ -16,11 +16,6 @@ FRAMES = 125  # of a video backend without num_frames: 5 seconds
 
 _CROPS = {**dict.fromkeys(("center", "centre"), "center"), "random": "random"}
 
-DATA_DEFAULTS: dict[str, Any] = {
-    **{"resolution": None, "caption_strategy": None, "instance_data_dir": None, "crop": False, "repeats": 0},
-    "minimum_image_size": None,
-}
-
 
 def is_video(settings: FormerSettings, number: int) -> bool:
     """Whether a data backend holds videos."""

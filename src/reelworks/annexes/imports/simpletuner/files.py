@@ -8,51 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from reelworks.annexes.imports import files as config_files
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import FormerSettings
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
 _OPTIONS = ("model_family", "data_backend_config", "model_type", "lora_rank", "train_batch_size")
-# Variables of `config.env` whose option is not their own name in small letters.
-_VARIABLES = {
-    "ACCELERATE_CONFIG_PATH": "accelerate_config",
-    "CHECKPOINTING_LIMIT": "checkpoints_total_limit",
-    "CHECKPOINTING_STEPS": "checkpoint_step_interval",
-    "DATALOADER_CONFIG": "data_backend_config",
-    "HUB_MODEL_NAME": "hub_model_id",
-    "LR_SCHEDULE": "lr_scheduler",
-    "MAX_NUM_STEPS": "max_train_steps",
-    "MINIMUM_RESOLUTION": "minimum_image_size",
-    "MODEL_NAME": "pretrained_model_name_or_path",
-    "NUM_EPOCHS": "num_train_epochs",
-    "PUSH_CHECKPOINTS": "push_checkpoints_to_hub",
-    "RESUME_CHECKPOINT": "resume_from_checkpoint",
-    "TRAINER_DYNAMO_BACKEND": "dynamo_backend",
-    "TRAINING_DYNAMO_BACKEND": "dynamo_backend",
-    "TRAINING_NUM_MACHINES": "num_machines",
-    "TRAINING_NUM_PROCESSES": "num_processes",
-    "TRAINING_SEED": "seed",
-    "USE_GRADIENT_CHECKPOINTING": "gradient_checkpointing",
-    "USE_XFORMERS": "enable_xformers_memory_efficient_attention",
-    "VALIDATION_STEPS": "validation_step_interval",
-}
-_ALIASES = {
-    "checkpointing_steps": "checkpoint_step_interval",
-    "model_flavor": "model_flavour",
-    "validation_steps": "validation_step_interval",
-}
-# Switches of versions before `model_family`, without any of which SDXL was trained.
-_FAMILIES = {
-    "flux": "flux",
-    "stable_diffusion_3": "sd3",
-    "pixart_sigma": "pixart_sigma",
-    "kolors": "kolors",
-    "stable_diffusion_legacy": "sd1x",
-    "aura_flow": "auraflow",
-    "ltxvideo": "ltxvideo",
-    "sana": "sana",
-}
+_NAMES = rules.table("simpletuner", "names")
 _CONFIGS = ("config.env", "config.toml", "config.json")  # each wins over those before
 _LYCORIS = "lycoris_config"
 _TRAINED = ("image", "video")
@@ -149,7 +112,7 @@ def _normal(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _option(name: str) -> str:
     own = name.lstrip("-").partition("=")[0].replace("-", "_")
-    return _ALIASES.get(own, own)
+    return str(_NAMES["aliases"].get(own, own))
 
 
 def _variables(file: ConfigFile) -> dict[str, str]:
@@ -161,15 +124,15 @@ def _of_variables(variables: Mapping[str, str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in variables.items():
         if name != "TRAINER_EXTRA_ARGS" and value != "":
-            options[_VARIABLES.get(name, name.lower())] = value
+            options[_NAMES["variables"].get(name, name.lower())] = value
     try:
         words = [word for word in shlex.split(extra) if not word.startswith("$")]
     except ValueError:
         words = extra.split()
     found = _normal(options | config_files.parse_arguments(words))
     if "model_family" not in found and "pretrained_model_name_or_path" in found:
-        switches = [family for name, family in _FAMILIES.items() if found.pop(name, False) is True]
-        found["model_family"] = switches[0] if switches else "sdxl"
+        switches = [family for name, family in _NAMES["families"].items() if found.pop(name, False) is True]
+        found["model_family"] = switches[0] if switches else "sdxl"  # which was trained without any of these switches
     return found
 
 

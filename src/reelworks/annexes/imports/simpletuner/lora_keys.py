@@ -16,7 +16,6 @@ _CLASSES = {
     **dict.fromkeys(("flux-", "chroma", "sd3"), (f"{_QKV} {_ADDED}", f"{_FEED} {_CONTEXT}")),
     "wan-": (_QKV, "ffn.net.0.proj ffn.net.2"),
 }
-LORA_DEFAULTS: dict[str, Any] = {"lora_type": "standard", "lora_rank": 16, "lora_dropout": 0.1}
 
 
 def _model_type(value: Any, draft: ImportDraft) -> Outcome:

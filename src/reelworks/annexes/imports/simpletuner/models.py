@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from reelworks.annexes.imports import trainer
+from reelworks.annexes.imports import rules, trainer
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.models import registry
 
@@ -18,86 +18,10 @@ class Flavour(NamedTuple):
     training_adapter: str | None = None
 
 
-_SCHNELL_ADAPTER = "ostris/FLUX.1-schnell-training-adapter"
-_Z_IMAGE_ADAPTER = "ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v"
-_HUNYUAN = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-"
 # By family; the first flavour is the default.
-FLAVOURS: dict[str, dict[str, Flavour]] = {
-    "chroma": {
-        "base": Flavour("chroma1-base"),
-        "hd": Flavour("chroma1-hd"),
-        "flash": Flavour("chroma1-hd", "lodestones/Chroma1-Flash"),
-    },
-    "flux": {
-        "krea": Flavour("flux-dev", "black-forest-labs/FLUX.1-Krea-dev"),
-        "dev": Flavour("flux-dev"),
-        "schnell": Flavour("flux-schnell", training_adapter=_SCHNELL_ADAPTER),
-        "kontext": Flavour("flux-kontext"),
-        "fluxbooru": Flavour("flux-dev", "terminusresearch/fluxbooru-v0.3"),
-    },
-    "flux2": {
-        "klein-9b": Flavour("flux2-klein-base-9b"),
-        "klein-4b": Flavour("flux2-klein-base-4b"),
-        "dev": Flavour("flux2-dev"),
-    },
-    "hunyuanvideo": {
-        "t2v-480p": Flavour("hunyuan-video-1.5"),
-        **{
-            name: Flavour("hunyuan-video-1.5-i2v" if name.startswith("i2v") else "hunyuan-video-1.5", _HUNYUAN + place)
-            for name, place in (
-                ("t2v-720p", "720p_t2v"),
-                ("t2v-480p-distilled", "480p_t2v_distilled"),
-                ("i2v-720p", "720p_i2v"),
-                ("i2v-480p-distilled", "480p_i2v_distilled"),
-                ("i2v-720p-distilled", "720p_i2v_distilled"),
-            )
-        },
-        "i2v-480p": Flavour("hunyuan-video-1.5-i2v"),
-    },
-    "krea2": {"raw": Flavour("krea2-raw"), "turbo": Flavour("krea2-turbo")},
-    "ltxvideo": {"0.9.5": Flavour("ltx-video-2b", "Lightricks/LTX-Video-0.9.5"), "0.9.0": Flavour("ltx-video-2b")},
-    "ltxvideo2": {
-        "dev": Flavour("ltx-2"),
-        "dev-fp4": Flavour("ltx-2"),
-        "dev-fp8": Flavour("ltx-2"),
-        "2.3-dev": Flavour("ltx-2.3"),
-        "2.3-distilled": Flavour("ltx-2.3", "dg845/LTX-2.3-Distilled-Diffusers"),
-        "2.5-dev": Flavour("ltx-2.5"),
-        "2.5-distilled": Flavour("ltx-2.5-distilled"),
-    },
-    "minimaxh3": dict.fromkeys(
-        ("fl2va", "ref2va", "convrot-int8", "convrot-int4", "nvfp4", "fp8-e4m3fn"), Flavour("minimax-h3")
-    ),
-    "qwen_image": {
-        "v2.0": Flavour("qwen-image-2512"),
-        "v1.0": Flavour("qwen-image"),
-        "edit-v1": Flavour("qwen-image-edit"),
-        "edit-v2": Flavour("qwen-image-edit-2509"),
-        "edit-v2+": Flavour("qwen-image-edit-2509"),
-        "edit-v3": Flavour("qwen-image-edit-2511"),
-    },
-    "sd3": {"medium": Flavour("sd3.5-medium"), "large": Flavour("sd3.5-large")},
-    "sdxl": {"base-1.0": Flavour("sdxl"), "base-0.9": Flavour("sdxl", "stabilityai/stable-diffusion-xl-base-0.9")},
-    "wan": {
-        "t2v-480p-1.3b-2.1": Flavour("wan-2.1-1.3b"),
-        "t2v-480p-14b-2.1": Flavour("wan-2.1-14b"),
-        "i2v-14b-2.1": Flavour("wan-2.1-i2v-14b"),
-        "i2v-14b-2.1-720p": Flavour("wan-2.1-i2v-14b", "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers"),
-        "i2v-14b-2.2-high": Flavour("wan-2.2-i2v-14b", experts="high"),
-        "i2v-14b-2.2-low": Flavour("wan-2.2-i2v-14b", experts="low"),
-        "animegen-t2v-high": Flavour("wan-2.2-14b", experts="high"),
-        "animegen-t2v-low": Flavour("wan-2.2-14b", experts="low"),
-        "flf2v-14b-2.1": Flavour("wan-2.1-flf2v-14b"),
-        "vace-1.3b-2.1": Flavour("wan-2.1-vace-1.3b"),
-        "vace-14b-2.1": Flavour("wan-2.1-vace-14b"),
-        "ti2v-5b-2.2": Flavour("wan-2.2-5b"),
-    },
-    "z_image": {
-        "turbo-ostris-v2": Flavour("z-image-turbo", training_adapter=f"{_Z_IMAGE_ADAPTER}2.safetensors"),
-        "base": Flavour("z-image"),
-        "turbo": Flavour("z-image-turbo", training_adapter=f"{_Z_IMAGE_ADAPTER}1.safetensors"),
-        "ostris-de-turbo": Flavour("z-image-turbo", "ostris/Z-Image-De-Turbo"),
-    },
+FLAVOURS = {
+    family: {name: Flavour(**flavour) for name, flavour in flavours.items()}
+    for family, flavours in rules.table("simpletuner", "models").items()
 }
 _SPELLINGS = {"qwen-image": "qwen_image", "z-image": "z_image", "ltxvideo-2": "ltxvideo2", "minimax-h3": "minimaxh3"}
 _EIGHTS = ("wan", "ltxvideo", "ltxvideo2", "longcat_video")  # families whose clips have 8 n + 1 frames there

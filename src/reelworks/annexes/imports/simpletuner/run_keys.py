@@ -8,11 +8,6 @@ from reelworks.annexes.imports import datasets
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 
-PREVIEW_DEFAULTS: dict[str, Any] = {
-    **{"validation_step_interval": 100, "validation_guidance": 7.5, "validation_num_inference_steps": 30},
-    "validation_resolution": "256",
-}
-
 
 def _prompts(value: Any, draft: ImportDraft) -> Outcome:
     prompt = draft.settings.get("validation_prompt")
