@@ -141,6 +141,16 @@ def told_if_on(remark: str) -> Rule:
     return lambda value, draft: (Fate.TAKEN, remark) if value else (Fate.DEFAULT, "off")
 
 
+def refused_if_on(remark: str) -> Rule:
+    """Report a switch of what is not there, if it is on."""
+    return lambda value, draft: (Fate.NOT_POSSIBLE, remark) if value else (Fate.DEFAULT, "off")
+
+
+def copied(target: str) -> Rule:
+    """Copy a text, whatever it is."""
+    return lambda value, draft: (Fate.TAKEN, draft.set(target, str(value)))
+
+
 def set_if_on(target: str, value: Any) -> Rule:
     """Set a key to a value if the switch is on."""
     return lambda own, draft: (Fate.TAKEN, draft.set(target, value)) if own else (Fate.DEFAULT, "off")
@@ -150,6 +160,17 @@ def if_given(target: str, otherwise: str, *, number: bool = False) -> Rule:
     """Copy a text, or a number, if there is one."""
     kind = float if number else str
     return lambda value, draft: (Fate.TAKEN, draft.set(target, kind(value))) if value else (Fate.DEFAULT, otherwise)
+
+
+def if_set(key: str, why: str, rule: Rule, equals: Any = None) -> Rule:
+    """Use a rule if the recipe has a key, or a value of it; otherwise the setting has no meaning."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        found = draft.get(key)
+        applies = found if equals is None else found == equals
+        return rule(value, draft) if applies else (Fate.NO_MEANING, why)
+
+    return handle
 
 
 def guidance(target: str) -> Rule:
@@ -255,6 +276,7 @@ _KINDS: dict[str, Callable[..., Rule]] = {
     kind.__name__: kind
     for kind in (
         *(to, by_name, only, without_meaning, read_with, taken, together, to_fill_in, switched, told_if_on, set_if_on),
-        *(if_given, guidance, impossible, amount, count, switch, passes, place, within, counted, turned, word),
+        *(refused_if_on, impossible, if_given, if_set, copied, guidance, amount, count, switch, passes, place),
+        *(within, counted, turned, word),
     )
 }

@@ -202,12 +202,6 @@ def _sound(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, f'model.name = "{draft.get("model.name")}"'
 
 
-def _masks(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "none"
-    return Fate.TAKEN, draft.set("dataset.*.loss_mask", str(value))
-
-
 def _of_masks(what_to_do: str) -> Rule:
     """Report a setting of masks that is not there, in a dataset that has masks."""
     otherwise = rules.impossible(what_to_do)
@@ -231,15 +225,6 @@ def _mirrored(value: Any, draft: ImportDraft) -> Outcome:
     return (
         Fate.TAKEN,
         f"{draft.set('dataset.*.flip', 0.5)}, {remark}: ai-toolkit adds a mirrored copy of each",
-    )
-
-
-def _regularises(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    return Fate.NOT_POSSIBLE, (
-        "trained like the other clips, where ai-toolkit takes every second step from such datasets: set its repeats so that "
-        "it has half of the clips, or prior_prediction = true, which keeps what the model knows"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from reelworks.annexes.imports import datasets
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 
 
 def _prompts(draft: ImportDraft) -> Iterator[str]:
@@ -47,13 +47,8 @@ def _given_pictures(settings: FormerSettings) -> list[str]:
     return list(dict.fromkeys(str(path) for path in found if path))
 
 
-def _if_previewed(rule: Rule) -> Rule:
-    """Convert a setting of previews only if there are any."""
-    return lambda value, draft: rule(value, draft) if draft.get("samples.prompts") else (Fate.NO_MEANING, "no previews")
-
-
-def _preview_side(key: str) -> Rule:
-    return _if_previewed(lambda value, draft: (Fate.TAKEN, datasets.set_preview_side(draft, key, value)))
+def _preview_side(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, datasets.set_preview_side(draft, draft.key.replace("sample.", "samples."), value)
 
 
 def _preview_frames(value: Any, draft: ImportDraft) -> Outcome:

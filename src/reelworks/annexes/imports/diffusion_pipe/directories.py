@@ -51,10 +51,6 @@ def _in_buckets(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, "[[bucket]] entries and buckets.aspect_ratios"
 
 
-def _repeats(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, "dataset.repeats"
-
-
 def _inherited(set_one: str) -> Rule:
     """Return the rule of a setting of a directory, which all directories without it take from the top of the file."""
 

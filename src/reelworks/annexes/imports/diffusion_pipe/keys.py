@@ -14,7 +14,6 @@ from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.annexes.imports.trainer import choose_model, find_model
 from reelworks.models import registry
 
-_DTYPES = {"bfloat16": "bfloat16", "float32": "float32"}
 _BASES = {
     "float8": "float8",
     "float8_e4m3fn": "float8",
@@ -66,10 +65,6 @@ def _weights(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NO_MEANING, f"the weights are those of model.weights = {draft.get('model.weights')!r}"
 
 
-def _dtype(value: Any, draft: ImportDraft) -> Outcome:
-    return rules.by_name("precision.compute", _DTYPES, "bfloat16", "products in float16 are not possible")(value, draft)
-
-
 def _base(value: Any, draft: ImportDraft) -> Outcome:
     if not objective.trains_adapter(draft):
         return Fate.NOT_POSSIBLE, "only the frozen weights of a LoRA can be quantised: train one"
@@ -95,11 +90,6 @@ def _adapter_type(value: Any, draft: ImportDraft) -> Outcome:
         raise ValueError("no such adapter")
     draft.set("lora.targets", "blocks", "all linear layers of the blocks")
     return Fate.TAKEN, draft.set("lora.type", value)
-
-
-def _rank(value: Any, draft: ImportDraft) -> Outcome:
-    """Take the rank; alpha is the rank there, too."""
-    return Fate.TAKEN, draft.set("lora.rank", values.whole(value))
 
 
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:

@@ -67,10 +67,6 @@ def _flux_shift(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, f"there is one shift for all sizes: {remark}, that of the mean area"
 
 
-def _image_shift(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.NOT_POSSIBLE, "there is one shift for pictures and clips, objective.timestep_shift"
-
-
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
     bounds = [
         values.number(draft.settings.get(f"model.{key}", at), 0, 1) for key, at in (("min_t", 0.0), ("max_t", 1.0))
@@ -111,12 +107,6 @@ def _min_snr(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "off"
     draft.set("objective.loss_weighting", "min-snr")
     return Fate.TAKEN, draft.set("objective.snr_gamma", values.number(value, 1e-6))
-
-
-def _debiased(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, draft.set("objective.loss_weighting", "debiased")
 
 
 def _v_prediction(value: Any, draft: ImportDraft) -> Outcome:

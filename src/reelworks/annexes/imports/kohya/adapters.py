@@ -8,7 +8,7 @@ from typing import Any
 from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import lycoris, reading
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.values import is_on, number_of, whole_of
 from reelworks.core.errors import UserError
 from reelworks.models import registry
@@ -103,26 +103,11 @@ def _dropout(value: Any, draft: ImportDraft) -> Outcome:
     return rules.within("lora.dropout", 0, 0.99)(value, draft)
 
 
-def _of_lokr(rule: Rule) -> Rule:
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        return rule(value, draft) if _is(draft, "lokr") else (Fate.NO_MEANING, "only LoKr has it")
-
-    return handle
-
-
 def _factor(value: Any, draft: ImportDraft) -> Outcome:
     factor = whole_of(value)
     if factor < 1:
         return Fate.DEFAULT, "both factors are as near in size as possible"
     return Fate.TAKEN, draft.set("lora.decompose_factor", factor)
-
-
-def _full_matrix(value: Any, draft: ImportDraft) -> Outcome:
-    return (Fate.TAKEN, draft.set("lora.rank", _FULL)) if is_on(value) else (Fate.DEFAULT, "off")
-
-
-def _both(value: Any, draft: ImportDraft) -> Outcome:
-    return (Fate.TAKEN, draft.set("lora.decompose_both", True)) if is_on(value) else (Fate.DEFAULT, "off")
 
 
 def _dora(value: Any, draft: ImportDraft) -> Outcome:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from reelworks.annexes.imports import rates, rules
+from reelworks.annexes.imports.datasets import needed
 from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.kohya import adapters, reading
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
+from reelworks.annexes.imports.trainer import convert_by_rules
 from reelworks.annexes.imports.values import is_on, number_of, whole_of
 
 _OPTIMIZERS = {
@@ -317,3 +320,14 @@ def _epochs(value: Any, draft: ImportDraft) -> Outcome:
     if value is None:
         return Fate.DEFAULT, "not set"
     return rules.within("train.max_epochs", 1, whole=True)(value, draft)
+
+
+def convert(draft: ImportDraft, known: Mapping[str, Rule], defaults: Mapping[str, Any]) -> Iterator[ImportedKey]:
+    """Yield what became of each key; defaults are those of arguments, which a dataset alone does not have."""
+    if not reading.has_arguments(draft.settings):
+        defaults = {}
+        yield WITHOUT_ARGUMENTS
+    yield from needed(draft)
+    yield from convert_by_rules(draft, known, defaults, FIRST)
+    finish(draft)
+    adapters.finish(draft)

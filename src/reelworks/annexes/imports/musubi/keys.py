@@ -50,7 +50,7 @@ def _control(value: Any, draft: ImportDraft) -> Outcome:
     """Take the folder of pictures that an edit begins with, if the model takes one."""
     if not isinstance(value, str) or not value:
         raise TypeError
-    takes = components.conditioning(ModelConfig(name=draft.get("model.name"))).takes
+    takes = components.conditioning(ModelConfig(name=draft.get("model.name"))).companions.takes
     kind = next((kind for kind in ("source", "control") if kind in takes), None)
     if kind is None:
         return Fate.NOT_POSSIBLE, "this model takes no pictures beside the caption"

@@ -8,9 +8,8 @@ from typing import final
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
-from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes
+from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes, training
 from reelworks.annexes.imports.kohya import datasets as dataset_rules
-from reelworks.annexes.imports.kohya.convert import convert
 from reelworks.annexes.imports.kohya.levels import FormerDataset, Told
 from reelworks.annexes.imports.kohya.sizes import Sizing
 from reelworks.annexes.imports.musubi import clips as former_clips
@@ -79,7 +78,7 @@ class _Musubi:
         names = {*keys.DATASETS, *keys.SIZES, *keys.LENGTHS}
         rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
         defaults = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if draft.get("lora.type") else {})}
-        yield from convert(draft, rules, defaults)
+        yield from training.convert(draft, rules, defaults)
 
     def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
         return former_clips.buckets(settings, dataset)

@@ -12,7 +12,6 @@ from reelworks.annexes.imports.trainer import choose_model, find_model
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 
-_DTYPES = {"BFLOAT_16": "bfloat16", "FLOAT_32": "float32", "TFLOAT_32": "float32"}
 _MINUTES = {"SECOND": 1 / 60, "MINUTE": 1.0, "HOUR": 60.0}
 _TABLE = rules.table("onetrainer", "defaults")
 FIRST: list[str] = _TABLE["first"]
@@ -59,16 +58,6 @@ def _method(value: Any, draft: ImportDraft) -> Outcome:
         value=value,
         remedy='train a LoRA: set training_method to "LORA"',
     )
-
-
-def _dtype(value: Any, draft: ImportDraft) -> Outcome:
-    return rules.by_name("precision.compute", _DTYPES, "bfloat16", "products in this dtype are not possible")(
-        value, draft
-    )
-
-
-def _caching(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("encode.store", values.flag(value))
 
 
 def _every(draft: ImportDraft, name: str) -> tuple[float, str]:

@@ -140,10 +140,6 @@ def _guidance(value: Any, draft: ImportDraft) -> Outcome:
     return rules.only((1, 1.0), "as here", "it is trained at a guidance of 1")(value, draft)
 
 
-def _embedding(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.NO_MEANING, "no embedding is trained"
-
-
 _NO_PART = rules.without_meaning("it is no part of this model")
 _OF_TEXT = {"train": _text_trained, "dropout_probability": _caption_dropout, "model_name": _OF_RELEASE}
 _OF_DENOISER = rules.read("onetrainer", "parts", sys.modules[__name__])

@@ -90,12 +90,6 @@ def _decay(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, remark
 
 
-def _fused(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    return Fate.NOT_POSSIBLE, "gradients are kept until the step: for less memory set parallel.offload = true"
-
-
 def _remembered(value: Any, draft: ImportDraft) -> Outcome:
     if draft.key.startswith(f"optimizer_defaults.{optimizers.name_of(draft.settings)}."):
         return Fate.NO_MEANING, "what optimizer.* leaves out"

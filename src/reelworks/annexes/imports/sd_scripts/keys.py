@@ -210,10 +210,6 @@ OF_FLOW: Mapping[str, Any] = {
 OF_SD3: Mapping[str, Any] = {"weighting_scheme": "uniform"}
 
 
-def _class_tokens(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("dataset.*.missing_caption", str(value))
-
-
 def _metadata(value: Any, draft: ImportDraft) -> Outcome:
     if str(value).lower().endswith(".jsonl"):
         return datasets.path(value, draft)
@@ -247,11 +243,6 @@ def _wildcard(value: Any, draft: ImportDraft) -> Outcome:
         )
     remark = draft.set("dataset.*.captions", "lines")
     return Fate.TAKEN, f"{remark}: each use draws a line; choices in a line, as in {{a|b}}, are not there"
-
-
-def _interpolation(value: Any, draft: ImportDraft) -> Outcome:
-    known = {"lanczos": "lanczos", "area": "area", "bicubic": "bicubic", "cubic": "bicubic", "box": "area"}
-    return rules.by_name("data.resize", known, "bicubic", "this filter is not there")(value, draft)
 
 
 def _validation(value: Any, draft: ImportDraft) -> Outcome:

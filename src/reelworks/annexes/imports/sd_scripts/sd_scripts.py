@@ -9,9 +9,8 @@ from typing import Any, final
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
-from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes
+from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes, training
 from reelworks.annexes.imports.kohya import datasets as dataset_rules
-from reelworks.annexes.imports.kohya.convert import convert
 from reelworks.annexes.imports.kohya.levels import FormerDataset, Told
 from reelworks.annexes.imports.kohya.sizes import Sizing
 from reelworks.annexes.imports.rules import Fate, ImportedKey
@@ -78,7 +77,7 @@ class _SdScripts:
         names = {*keys.DATASETS, *keys.SIZES, *keys.ALSO.values()}
         rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
         defaults = _defaults(draft, is_adapter=is_adapter)
-        yield from convert(draft, rules, defaults)
+        yield from training.convert(draft, rules, defaults)
 
     def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
         return former_clips.buckets(settings, dataset)

@@ -302,13 +302,6 @@ def _companion(value: Any, draft: ImportDraft) -> Outcome:
     )
 
 
-def _generated(value: Any, draft: ImportDraft) -> Outcome:
-    return (
-        Fate.NOT_POSSIBLE,
-        "such pictures are not made here: make them once, and set dataset.source or dataset.control to their folder",
-    )
-
-
 def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
     if not value or not datasets.conditioning_of(draft).frames:
         return Fate.NO_MEANING, "the model decides"

@@ -6,7 +6,7 @@ from typing import Any
 
 from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import FormerSettings
-from reelworks.annexes.imports.simpletuner import data_keys, lora_keys, models, options, run_keys, train_keys
+from reelworks.annexes.imports.simpletuner import data_keys, lora_keys, models, run_keys, train_keys
 
 _TABLE = rules.table("simpletuner", "defaults")
 FIRST: list[str] = _TABLE["first"]
@@ -32,6 +32,6 @@ def defaults(settings: FormerSettings) -> dict[str, Any]:
     return found
 
 
-RULES = rules.read("simpletuner", "keys", options, lora_keys, train_keys, run_keys, data_keys)
+RULES = rules.read("simpletuner", "keys", lora_keys, train_keys, run_keys, data_keys)
 # A whole table may be null.
 RULES |= {name[:-2]: rule for name, rule in RULES.items() if name.endswith(".*") and name[:-2] not in RULES}

@@ -6,7 +6,6 @@ from typing import Any
 
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
-from reelworks.annexes.imports.simpletuner import options
 
 _QKV, _ADDED = "to_q to_k to_v to_out.0", "add_q_proj add_k_proj add_v_proj to_add_out"
 _FEED, _CONTEXT = "ff.net.0.proj ff.net.2", "ff_context.net.0.proj ff_context.net.2"
@@ -15,6 +14,19 @@ _CLASSES = {
     **dict.fromkeys(("sdxl", "ltx-video"), (_QKV, _FEED)),
     **dict.fromkeys(("flux-", "chroma", "sd3"), (f"{_QKV} {_ADDED}", f"{_FEED} {_CONTEXT}")),
     "wan-": (_QKV, "ffn.net.0.proj ffn.net.2"),
+}
+_ATTENTION = ["to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"]
+_TEXTS = ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"]
+# Values of flux_lora_target, as lora.targets.
+_LAYERS: dict[str, Any] = {
+    "all": _ATTENTION,
+    "all+ffs": "blocks",
+    "all+ffs+embedder": "blocks",
+    "ai-toolkit": "blocks",
+    "context": _TEXTS,
+    "context+ffs": [*_TEXTS, "ff_context.net.0.proj", "ff_context.net.2"],
+    "tiny": ["single_transformer_blocks.7.proj_out", "single_transformer_blocks.20.proj_out"],
+    "nano": ["single_transformer_blocks.7.proj_out"],
 }
 
 
@@ -53,7 +65,7 @@ def _of_lora(rule: Rule) -> Rule:
 
 
 def _layers(value: Any, draft: ImportDraft) -> Outcome:
-    named = options.LAYERS.get(value) if isinstance(value, str) else value
+    named = _LAYERS.get(value) if isinstance(value, str) else value
     if not isinstance(named, list | str) or not named:
         return (
             Fate.NOT_POSSIBLE,
@@ -112,10 +124,6 @@ def _target_module(value: Any, draft: ImportDraft) -> Outcome:
 
 def _strings(value: Any) -> list[str]:
     return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
-
-
-def _lycoris(rule: Rule) -> Rule:
-    return lambda value, draft: rule(value, draft) if draft.get("lora.type") else (Fate.NO_MEANING, "no LyCORIS")
 
 
 def _lycoris_rank(value: Any, draft: ImportDraft) -> Outcome:
@@ -190,3 +198,30 @@ def _both_factors(value: Any, draft: ImportDraft) -> Outcome:
     if not value or draft.get("lora.type") != "lokr":
         return Fate.DEFAULT, "off"
     return Fate.TAKEN, draft.set("lora.decompose_both", True)
+
+
+def _attention(value: Any, draft: ImportDraft) -> Outcome:
+    name = str(value).lower()
+    if name in ("diffusers", "none", "", "xformers", "sageattention"):
+        fate = Fate.DEFAULT if name in ("diffusers", "none", "") else Fate.NOT_POSSIBLE
+        return fate, "torch chooses the kernel"
+    kind = next(
+        (
+            kernel
+            for part, kernel in (("4", "flash-4"), ("3", "flash-3"), ("flash", "flash"), ("cudnn", "cudnn"))
+            if part in name
+        ),
+        None,
+    )
+    if kind is None:
+        return Fate.NOT_POSSIBLE, "this kernel is not there: torch chooses"
+    return Fate.TAKEN, draft.set("model.attention", kind)
+
+
+def _texts(value: Any, draft: ImportDraft) -> Outcome:
+    if value in (None, "no_change", "None", ""):
+        return Fate.DEFAULT, "not quantised"
+    return (
+        Fate.NOT_POSSIBLE,
+        'text encoders are not quantised: encode.store = true or text_encoder.device = "cpu" saves memory',
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 from reelworks.annexes.imports import datasets
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 
 
 def _prompts(value: Any, draft: ImportDraft) -> Outcome:
@@ -21,10 +21,6 @@ def _prompts(value: Any, draft: ImportDraft) -> Outcome:
             "previews need a picture: set samples.prompts with samples.reference or samples.source",
         )
     return Fate.TAKEN, draft.set("samples.prompts", found)
-
-
-def _if_previewed(rule: Rule) -> Rule:
-    return lambda value, draft: rule(value, draft) if draft.get("samples.prompts") else (Fate.NO_MEANING, "no previews")
 
 
 def _preview_size(value: Any, draft: ImportDraft) -> Outcome:
@@ -85,10 +81,6 @@ def _shared_tokens(value: Any, draft: ImportDraft) -> Outcome:
         "the tokens of this model's sizes cannot all be divided among ranks: set parallel.sequence_degree, and "
         "buckets.aspect_ratios to those of which they can"
     )
-
-
-def _output(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("output", str(value))
 
 
 def _backends(value: Any, draft: ImportDraft) -> Outcome:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
-from reelworks.annexes.imports.simpletuner import optimizers
 from reelworks.core.toml_none import WORD as NONE
 
-_DTYPES = {**dict.fromkeys(("bf16", "fp8"), "bfloat16"), **dict.fromkeys(("no", "fp32"), "float32")}
 
+class FormerOptimizer(NamedTuple):
+    """The optimizer here, the settings that it has in SimpleTuner, and how it differs; "" if it does not."""
+
+    name: str
+    settings: dict[str, Any]
+    differs: str = ""
+
+
+_OPTIMIZERS = {name: FormerOptimizer(**found) for name, found in rules.table("simpletuner", "optimizers").items()}
+_OTHER = _OPTIMIZERS["adamw_bf16"]._replace(differs="it is not there, and AdamW replaces it")
 _SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"}
 
 _FALLING = {"cosine": "cosine", "sine": "cosine", "cosine_with_restarts": "cosine", "polynomial": "linear"}
@@ -51,7 +59,7 @@ def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    own = optimizers.KNOWN.get(str(value).lower(), optimizers.OTHER)
+    own = _OPTIMIZERS.get(str(value).lower(), _OTHER)
     remark = draft.set("train.optimizer", own.name)
     for key, setting in own.settings.items():
         draft.set(f"train.{key}", setting, f"default of {value} in SimpleTuner")
@@ -182,10 +190,6 @@ def _snr(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NO_MEANING, "flow matching has no such weights there"
     remark = draft.set("objective.snr_gamma", float(value))
     return Fate.TAKEN, f"{draft.set('objective.loss_weighting', 'min-snr')}, {remark}"
-
-
-def _dtype(value: Any, draft: ImportDraft) -> Outcome:
-    return rules.by_name("precision.compute", _DTYPES, "bfloat16", "this dtype is not there")(value, draft)
 
 
 def _caption_dropout(value: Any, draft: ImportDraft) -> Outcome:
