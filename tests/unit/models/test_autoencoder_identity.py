@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import diffusers
 import pytest
@@ -181,10 +182,10 @@ def test_sizes_of_single_files_are_those_that_were_published():
 def test_weights_go_with_the_latents_that_they_were_trained_on(model, autoencoder, wanted):
     """Latents of as many channels from elsewhere are refused; shared ones, and other channels, are not."""
     config = AutoencoderConfig(name=autoencoder, weights=None if autoencoder == "pixel" else "x")
-    validation.require_autoencoder(ModelConfig(name=model), config)
-    trained = ModelConfig(name=model, weights="there")
+    validation.require_autoencoder(SimpleNamespace(model=ModelConfig(name=model), autoencoder=config))
+    trained = SimpleNamespace(model=ModelConfig(name=model, weights="there"), autoencoder=config)
     if wanted is None:
-        validation.require_autoencoder(trained, config)
+        validation.require_autoencoder(trained)
         return
     with pytest.raises(UserError, match=rf'(?s)autoencoder\.name = .*latents of another autoencoder.*write "{wanted}"'):
-        validation.require_autoencoder(trained, config)
+        validation.require_autoencoder(trained)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,9 +102,9 @@ def test_weights_go_with_the_text_encoders_that_they_were_trained_with():
     other, own = told("ltx-video", "x"), told("wan", "x")
     assert other.dim == own.dim
     with refused("other-text-encoder", "text_encoder.name", says='write "wan"'):
-        validation.require_text_encoder(trained, other)
-    validation.require_text_encoder(trained, own)
-    validation.require_text_encoder(ModelConfig(name="wan-2.1-1.3b"), other)
+        validation.require_text_encoder(SimpleNamespace(model=trained, text_encoder=other))
+    validation.require_text_encoder(SimpleNamespace(model=trained, text_encoder=own))
+    validation.require_text_encoder(SimpleNamespace(model=ModelConfig(name="wan-2.1-1.3b"), text_encoder=other))
 
 
 def test_weights_that_a_run_of_ours_exported_go_with_what_it_trained_them_beside(tmp_path):
@@ -114,9 +115,13 @@ def test_weights_that_a_run_of_ours_exported_go_with_what_it_trained_them_beside
     )
     save_file({"w": torch.zeros(1)}, path, export.describe_run(run_id="a", recipe=recipe, step=1, epoch=0))
     model = ModelConfig(name="wan-2.1-14b", weights=str(path))
-    validation.require_text_encoder(model, told("ltx-video", "x"))
-    validation.require_autoencoder(model, AutoencoderConfig(name="flux", weights="x"))
+    validation.require_text_encoder(SimpleNamespace(model=model, text_encoder=told("ltx-video", "x")))
+    validation.require_autoencoder(
+        SimpleNamespace(model=model, autoencoder=AutoencoderConfig(name="flux", weights="x"))
+    )
     with pytest.raises(UserError, match="other text encoders"):
-        validation.require_text_encoder(model, told("t5", "x"))
+        validation.require_text_encoder(SimpleNamespace(model=model, text_encoder=told("t5", "x")))
     with pytest.raises(UserError, match="latents of another autoencoder"):
-        validation.require_autoencoder(model, AutoencoderConfig(name="sd3", weights="x"))
+        validation.require_autoencoder(
+            SimpleNamespace(model=model, autoencoder=AutoencoderConfig(name="sd3", weights="x"))
+        )
