@@ -51,9 +51,7 @@ def replace_forward(module: nn.Module, config: LoraConfig) -> None:
     """Give peft's layers in a network the forward pass of their type if it has one of its own, in place."""
     if config.kind.forward is None:
         return
-    tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
-    layers: list[Any] = [child for child in module.modules() if isinstance(child, tuners.BaseTunerLayer)]
-    for layer in layers:
+    for layer in adapted_layers(module):
         layer.__class__ = _layer_class(layer.__class__, config.kind)
         config.kind.finish_layer(layer, config)
 
@@ -75,11 +73,16 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
     return {name: state[name] for name in parts(state)} or state
 
 
+def adapted_layers(module: nn.Module) -> list[Any]:
+    """Return the layers of a network that have an adapter, which are peft's."""
+    tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
+    return [child for child in module.modules() if isinstance(child, tuners.BaseTunerLayer)]
+
+
 @contextmanager
 def disable_adapters(module: nn.Module) -> Iterator[None]:
     """Run a network as its base. `requires_grad` is unchanged, since FSDP reads it when a unit is first called."""
-    tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
-    layers = [child for child in module.modules() if isinstance(child, tuners.BaseTunerLayer)]
+    layers = adapted_layers(module)
     trained = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
 
     def enable(on: bool) -> None:
@@ -97,19 +100,15 @@ def disable_adapters(module: nn.Module) -> Iterator[None]:
 
 def scale(module: nn.Module, factor: float) -> None:
     """Multiply what a LoRA, LoHa or LoKr adds to the weights of its network by a factor, in place."""
-    tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
-    for child in module.modules():
-        if isinstance(child, tuners.BaseTunerLayer):
-            child.scaling = {name: factor * value for name, value in child.scaling.items()}
+    for layer in adapted_layers(module):
+        layer.scaling = {name: factor * value for name, value in layer.scaling.items()}
 
 
 @torch.no_grad()
 def merge(module: nn.Module) -> dict[str, Tensor]:
     """Merge a LoRA into its network, in place, and return all weights under their names without a LoRA."""
-    tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
-    for child in list(module.modules()):
-        if isinstance(child, tuners.BaseTunerLayer):
-            child.merge()
+    for layer in adapted_layers(module):
+        layer.merge()
     state = module.state_dict()
     low_rank = parts(state)
     return {name.replace(".base_layer.", "."): v for name, v in state.items() if name not in low_rank}

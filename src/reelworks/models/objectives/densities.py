@@ -27,7 +27,8 @@ def quantile(config: ObjectiveConfig, u_B: Tensor) -> Tensor:
     if kind == "logit-normal":
         return torch.sigmoid(config.logit_mean + config.logit_std * torch.special.ndtri(u_B))
     if kind == "mode":
-        return _mode(u_B, config.mode_scale).clamp(torch.finfo(torch.float32).tiny, 1)
+        mode_B = u_B - config.mode_scale * (torch.sin(math.pi / 2 * u_B).square() - u_B)
+        return mode_B.clamp(torch.finfo(torch.float32).tiny, 1)
     if kind == "beta":
         angle, below = _beta_table(config.beta_alpha, config.beta_beta)
         return torch.from_numpy(np.sin(np.interp(u_B.cpu().numpy(), below, angle)) ** 2).to(u_B.device)
@@ -46,10 +47,6 @@ def share_below(config: ObjectiveConfig, share: float) -> float:
         angle, below = _beta_table(config.beta_alpha, config.beta_beta)
         return float(np.interp(math.asin(math.sqrt(share)), angle, below))
     return share
-
-
-def _mode(u_B: Tensor, scale: float) -> Tensor:
-    return u_B - scale * (torch.sin(math.pi / 2 * u_B).square() - u_B)
 
 
 def _inverse_of_mode(share: float, scale: float) -> float:

@@ -67,7 +67,8 @@ class LTX2Sound:
         self.facts, self._source = facts, source
         self.module = _load("AutoencoderKLLTX2Audio", source, "audio_vae")
         config = self.module.config
-        found = (config.sample_rate, config.in_channels, config.mel_hop_length * _MELS_PER_LATENT, self._features)
+        features = config.latent_channels * (config.mel_bins // _MELS_PER_LATENT)
+        found = (config.sample_rate, config.in_channels, config.mel_hop_length * _MELS_PER_LATENT, features)
         if found != (facts.sample_rate, facts.channels, facts.samples_per_latent, facts.features):
             raise UserError(
                 f"this sound autoencoder makes other latents: {found} of (samples per second, channels, samples per "
@@ -79,11 +80,6 @@ class LTX2Sound:
             )
         self._filters = mel_filters(config.sample_rate, config.mel_bins)
         self._vocoder: Any = None
-
-    @property
-    def _features(self) -> int:
-        config = self.module.config
-        return int(config.latent_channels * (config.mel_bins // _MELS_PER_LATENT))
 
     @torch.no_grad()
     def encode(self, samples_BSK: Tensor) -> Tensor:
