@@ -27,20 +27,27 @@ def _named(*names: str) -> dict[str, tuple[str, ...]]:
     return {"names": names}
 
 
+class _Request:
+    """A request whose fields are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        with requests.checked(self):
+            self._check()
+
+    def _check(self) -> None:
+        """Refuse fields that do not go together."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class LoraInfoRequest:
+class LoraInfoRequest(_Request):
     """A file to tell about."""
 
     file: Path = arg(..., _FILE, metavar="FILE", is_option=False)
     model: str | None = arg(None, _MODEL)
 
-    def __post_init__(self) -> None:
-        with requests.checked(self):
-            pass
-
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertLoraRequest:
+class ConvertLoraRequest(_Request):
     """A file to write in another convention."""
 
     file: Path = arg(..., _FILE, metavar="FILE", is_option=False)
@@ -49,10 +56,6 @@ class ConvertLoraRequest:
     model: str | None = arg(None, _MODEL)
     dtype: Dtype | None = arg(None, _DTYPE)
     overwrite: bool = arg(False, _OVERWRITE)
-
-    def __post_init__(self) -> None:
-        with requests.checked(self):
-            pass
 
 
 class WeightedFile(NamedTuple):
@@ -73,22 +76,31 @@ class WeightedFile(NamedTuple):
             return cls(text, 1.0)
 
 
-def _require_numbers(files: tuple[str, ...]) -> None:
-    """Refuse files whose number would add nothing, or no number."""
-    for text in files:
-        weight = WeightedFile.parse(text).weight
-        if not math.isfinite(weight) or weight == 0:
-            raise UserError(
-                "the number that a file is multiplied by is finite, and not 0",
-                code="merge-weight-invalid",
-                field="files",
-                value=text,
-                remedy="write FILE=0.7, or leave the file out",
-            )
+class _WeightedFiles(_Request):
+    """A request for several files, each with a number."""
+
+    files: tuple[str, ...]
+
+    @property
+    def weighted(self) -> tuple[WeightedFile, ...]:
+        """The files with their numbers."""
+        return tuple(map(WeightedFile.parse, self.files))
+
+    def _require_numbers(self) -> None:
+        """Refuse files whose number would add nothing, or no number."""
+        for text, (_, weight) in zip(self.files, self.weighted, strict=True):
+            if not math.isfinite(weight) or weight == 0:
+                raise UserError(
+                    "the number that a file is multiplied by is finite, and not 0",
+                    code="merge-weight-invalid",
+                    field="files",
+                    value=text,
+                    remedy="write FILE=0.7, or leave the file out",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeLorasRequest:
+class MergeLorasRequest(_WeightedFiles):
     """Files whose updates are added, each times a number."""
 
     files: tuple[str, ...] = arg(
@@ -105,18 +117,12 @@ class MergeLorasRequest:
     dtype: Dtype | None = arg(None, "Dtype of the written numbers; default: one that holds those of the files.")
     overwrite: bool = arg(False, _OVERWRITE)
 
-    def __post_init__(self) -> None:
-        with requests.checked(self):
-            _require_numbers(self.files)
-
-    @property
-    def weighted(self) -> tuple[WeightedFile, ...]:
-        """The files with their weights."""
-        return tuple(map(WeightedFile.parse, self.files))
+    def _check(self) -> None:
+        self._require_numbers()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResizeLoraRequest:
+class ResizeLoraRequest(_Request):
     """A file whose updates get lower ranks."""
 
     file: Path = arg(..., _FILE, metavar="FILE", is_option=False)
@@ -131,28 +137,27 @@ class ResizeLoraRequest:
     dtype: Dtype | None = arg(None, _DTYPE)
     overwrite: bool = arg(False, _OVERWRITE)
 
-    def __post_init__(self) -> None:
-        with requests.checked(self):
-            if (self.rank is None) == (self.keep is None):
-                raise UserError(
-                    "the ranks follow from --rank or from --keep",
-                    code="rank-not-given",
-                    field="rank",
-                    value=self.rank,
-                    remedy="give one of the two",
-                )
-            if self.keep == 0:
-                raise UserError(
-                    "nothing would stay",
-                    code="rank-not-given",
-                    field="keep",
-                    value=self.keep,
-                    remedy="give a share above 0, such as 0.98",
-                )
+    def _check(self) -> None:
+        if (self.rank is None) == (self.keep is None):
+            raise UserError(
+                "the ranks follow from --rank or from --keep",
+                code="rank-not-given",
+                field="rank",
+                value=self.rank,
+                remedy="give one of the two",
+            )
+        if self.keep == 0:
+            raise UserError(
+                "nothing would stay",
+                code="rank-not-given",
+                field="keep",
+                value=self.keep,
+                remedy="give a share above 0, such as 0.98",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractLoraRequest:
+class ExtractLoraRequest(_Request):
     """Two sets of full weights, of whose difference a LoRA is made."""
 
     base: Path = arg(
@@ -166,13 +171,9 @@ class ExtractLoraRequest:
     dtype: Dtype | None = arg(None, "Dtype of the written numbers; default: that of each layer in the base.")
     overwrite: bool = arg(False, _OVERWRITE)
 
-    def __post_init__(self) -> None:
-        with requests.checked(self):
-            pass
-
 
 @dataclass(frozen=True, kw_only=True)
-class ApplyLorasRequest:
+class ApplyLorasRequest(_WeightedFiles):
     """Full weights, and files whose updates are added to them."""
 
     base: Path = arg(
@@ -190,15 +191,9 @@ class ApplyLorasRequest:
     shard_size: str = arg("5GB", "Most bytes of a shard.", metavar="SIZE")
     overwrite: bool = arg(False, _OVERWRITE)
 
-    def __post_init__(self) -> None:
-        with requests.checked(self):
-            _ = self.shard_bytes
-            _require_numbers(self.files)
-
-    @property
-    def weighted(self) -> tuple[WeightedFile, ...]:
-        """The files with their strengths."""
-        return tuple(map(WeightedFile.parse, self.files))
+    def _check(self) -> None:
+        _ = self.shard_bytes
+        self._require_numbers()
 
     @property
     def shard_bytes(self) -> int:
@@ -207,7 +202,7 @@ class ApplyLorasRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AverageRunRequest:
+class AverageRunRequest(_Request):
     """A run whose checkpoints are averaged."""
 
     run: Path = arg(..., "A run folder.", metavar="RUN", is_option=False)
@@ -226,7 +221,3 @@ class AverageRunRequest:
     format: LoraFormat | None = arg(None, "Convention of a LoRA's file; default: diffusers.")
     dtype: Dtype = arg("bfloat16", "Dtype of the written numbers.")
     overwrite: bool = arg(False, _OVERWRITE)
-
-    def __post_init__(self) -> None:
-        with requests.checked(self):
-            pass
