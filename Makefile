@@ -74,7 +74,7 @@ test-all: $(STAMP)
 	$(PARALLEL) -m ""
 
 test-torch-free: $(STAMP)
-	$(PARALLEL) --no-torch tests/unit tests/test_layers.py
+	$(PARALLEL) --no-torch tests/unit tests/test_layers.py drills/tests
 
 check: $(STAMP)
 	$(VENV)/bin/ruff format --check .

@@ -91,6 +91,19 @@ def test_shapes_and_gradients(name):
     contract.check_shapes_and_gradients(name)
 
 
+@pytest.mark.parametrize("is_cut_off", [True, False])
+def test_a_weight_that_nothing_reaches_is_told(monkeypatch, is_cut_off):
+    """Whether it has no gradient, or one of zeros."""
+    real = contract._output
+    denoiser = contract.build("stdit3-tiny")
+    weight = torch.nn.Parameter(torch.ones(()))
+    denoiser.module.register_parameter("idle", weight)
+    monkeypatch.setattr(contract, "build", lambda name: denoiser)
+    monkeypatch.setattr(contract, "_output", lambda *given: real(*given) + (0 if is_cut_off else 0 * weight))
+    with pytest.raises(AssertionError, match=r"no gradient reaches \['idle'\]"):
+        contract.check_shapes_and_gradients("stdit3-tiny")
+
+
 @every_family
 def test_dtypes(name):
     """bfloat16 answers as float32 does, in float32, from exact times; the audit finds nothing."""

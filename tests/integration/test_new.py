@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import tomllib
@@ -16,6 +17,8 @@ from typer.testing import CliRunner
 
 from reelworks.commands.main import app
 from reelworks.core.errors import UserError
+from reelworks.core.shape import Geometry
+from reelworks.data.buckets import propose
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
@@ -280,3 +283,11 @@ def test_a_few_thumbnails_do_not_make_all_small_and_are_named() -> None:
     assert of_pictures.endswith("p20 (128 × 96), p21 (128 × 96), p22 (128 × 96)")
     assert of_clips.startswith("2 of 10 clips are smaller than")
     assert of_clips.endswith("v8 (256 × 144), v9 (256 × 144)")
+
+
+def test_clips_of_a_length_that_the_model_takes_keep_all_their_frames() -> None:
+    """And with one frame less, those of the next shorter length."""
+    rule = Geometry((1, 2, 2), (4, 8, 8))
+    for shorter, count in itertools.pairwise(propose.frame_counts(rule).tolist()):
+        assert recipe_lines._lengths(np.full(3, count), rule, 10**6) == [count]
+        assert recipe_lines._lengths(np.full(3, count - 1), rule, 10**6) == [shorter]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.models.api import TextEmbedding
+from reelworks.training.encoding import store as store_module
 from reelworks.training.encoding import values
 from reelworks.training.encoding.request_key import Wanted
 from reelworks.training.encoding.store import DamagedEntry, EncodedStore
@@ -39,6 +40,18 @@ def test_what_was_put_is_read(tmp_path: Path, dtype: torch.dtype) -> None:
     again = EncodedStore.open(tmp_path).read(wanted(1).key)
     assert again.dtype == dtype
     assert torch.equal(again, value)
+
+
+def test_what_waits_for_half_a_minute_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since the first tensor that no commit has; with the next one that is put."""
+    mine, theirs = EncodedStore.open(tmp_path), EncodedStore.open(tmp_path)
+    seconds, there = iter((100.0, 100.0, 129.0, 131.0, 500.0, 500.0)), []
+    monkeypatch.setattr(store_module.time, "monotonic", lambda: next(seconds))
+    for number in range(4):
+        mine.put(wanted(number), torch.ones(1))
+        theirs.refresh()
+        there.append([each for each in range(4) if wanted(each).key in theirs])
+    assert there == [[], [], [0, 1, 2], [0, 1, 2]]
 
 
 def test_another_process_learns_of_a_commit(tmp_path: Path) -> None:

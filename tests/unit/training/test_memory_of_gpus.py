@@ -67,6 +67,13 @@ def test_functions_have_the_dtype_of_a_gpu_under_autocast(name: str) -> None:
         assert FUNCTIONS[name](torch.ones(2, 4, 8, device="meta", dtype=torch.bfloat16)).dtype == wanted
 
 
+@given(st.integers(0, 10**6), st.sampled_from([1, 32, 128]))
+def test_a_kernel_s_workspace_is_the_next_multiple(size: int, multiple: int) -> None:
+    rounded = meter._rounded_up(size, multiple)
+    assert rounded % multiple == 0
+    assert size <= rounded < size + multiple
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40 * MIB)), max_size=60))
 def test_an_allocator_reserves_what_it_gave_and_no_more_segments_than_requests(steps: list[tuple[bool, int]]) -> None:
     """Whatever is freed in between: all of it can be freed, and what was reserved stays."""

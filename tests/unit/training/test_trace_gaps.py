@@ -25,6 +25,7 @@ def test_only_what_no_stream_fills_is_a_gap_and_small_ones_are_not_listed(tmp_pa
         kernel(4510, 8000, "backward"),  # 10 µs later: nothing beside a step of 5 ms
         kernel(8300, 10000, "adamw"),
         {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 8000, "dur": 300},  # the host's work fills nothing
+        {"ph": "i", "cat": "kernel", "name": "mark", "ts": 8100},  # nor does what takes no time
         {"ph": "M", "name": "process_name", "args": {}},
     ]
     file = tmp_path / "steps-1-2.json.gz"
