@@ -48,7 +48,7 @@ class DenoiserInputs:
     height: Tensor  # `[B]` height in pixels
     width: Tensor  # `[B]` width in pixels
     drop_text: Tensor  # `[B]` True where the empty caption, learned or fixed, replaces the text
-    # `[B, C, T, H, W]` latents of the control clip, or its parts one after the other (`Conditioning.control_parts`).
+    # `[B, C, T, H, W]` latents of the control clip, or its parts one after the other (`Companions.control_parts`).
     control: Tensor | None = None
     # `[B, C, T, H, W]` latents of the first frame of a clip alone, or of its first and last frames with grey ones between
     # them; unused for a picture.

@@ -291,17 +291,13 @@ class _Pairs:
 
     def select(self, tensor: Tensor) -> Tensor:
         """Return `[P, heads that share keys, tokens, E]` of a tensor of all, in float32."""
-        _, heads, *rest = (four := _four(tensor)).shape
-        return four.view(-1, self.key_heads, heads // self.key_heads, *rest)[self.clips, self.heads].float()
+        four_BALE = tensor.reshape(_four_sizes(tensor.shape))  # whatever torch's attention takes
+        _, heads, *rest = four_BALE.shape
+        return four_BALE.view(-1, self.key_heads, heads // self.key_heads, *rest)[self.clips, self.heads].float()
 
 
 def _four_sizes(shape: Sequence[int]) -> tuple[int, ...]:
     return (shape[0], 1, *shape[1:]) if len(shape) == 3 else (math.prod(shape[:-3]), *shape[-3:])
-
-
-def _four(tensor: Tensor) -> Tensor:
-    """Return a tensor of torch's attention as `[B, A, L, E]`."""
-    return tensor.reshape(_four_sizes(tensor.shape))
 
 
 class _ExactRows(NamedTuple):
