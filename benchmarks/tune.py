@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks._results import keep
 from reelworks.data.schedule import cost_fit
 from reelworks.data.schedule.cost_fit import Timing
+from reelworks.training.memory import tune, workbench
+from reelworks.training.memory.search import Limits, Trial
 from reelworks.training.recipe import dataset, recipe_file
-from reelworks.training.tuning import tune, workbench
-from reelworks.training.tuning.search import Limits, Trial
 
 RESULTS = Path(__file__).parent / "results" / "tune.json"
 _RECIPE: dict[str, Any] = {

@@ -87,8 +87,9 @@ TORCH_FREE_MODULES = (
     "models.storage.stored_codes",
     "training.loop.request",
     "training.memory.memory",
+    "training.memory.memory_presets",
     "training.memory.published_sizes",
-    "training.tuning.request",
+    "training.memory.tune_request",
 )
 
 

@@ -24,11 +24,10 @@ from reelworks.models.adapters.config import BaseStorage
 from reelworks.models.recompute import Recompute
 from reelworks.training.loop import trainer
 from reelworks.training.loop.request import TrainRequest
-from reelworks.training.memory import estimate
+from reelworks.training.memory import estimate, workbench
 from reelworks.training.preflight import check
 from reelworks.training.recipe import dataset, recipe_file
 from reelworks.training.recipe.recipe import Recipe
-from reelworks.training.tuning import workbench
 
 _SMALL = {"name": "stdit3-tiny", "hidden_size": 64, "depth": 2, "num_heads": 2}
 _PROFILED = (7, 9)

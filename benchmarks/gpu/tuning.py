@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from reelworks.data.buckets.table import Bucket
+from reelworks.training.memory import tune, workbench
+from reelworks.training.memory.search import Limits
 from reelworks.training.recipe import dataset, recipe_file
-from reelworks.training.tuning import tune, workbench
-from reelworks.training.tuning.search import Limits
 
 _TINY_BYTES = 1_200_000_000  # to which a CPU is capped
 

@@ -23,9 +23,10 @@ from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.models import registry
-from reelworks.quickstart import memory_presets, recipe_lines
+from reelworks.quickstart import recipe_lines
 from reelworks.quickstart.survey import PLACEHOLDER, PLACEHOLDER_CLIPS, FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
+from reelworks.training.memory import memory_presets
 from reelworks.training.recipe import recipe_file, toml_writer
 from reelworks.training.recipe.toml_writer import Line
 

@@ -16,10 +16,11 @@ from reelworks.commands.main import app
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.models import registry
-from reelworks.quickstart import memory_presets, quickstart
+from reelworks.quickstart import quickstart
 from reelworks.quickstart.request import NewLoraRequest
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
+from reelworks.training.memory import memory_presets
 from reelworks.training.recipe import recipe_file
 
 

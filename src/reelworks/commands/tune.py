@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from reelworks.commands import show
 from reelworks.commands.options import Json
 from reelworks.core import units
-from reelworks.training.tuning.request import TuneRequest
+from reelworks.training.memory.tune_request import TuneRequest
 
 if TYPE_CHECKING:
     from reelworks.data.schedule.cost_fit import CostModel
-    from reelworks.training.tuning.refit import Refit
-    from reelworks.training.tuning.search import Trial
-    from reelworks.training.tuning.tune import Tuned
+    from reelworks.training.memory.refit import Refit
+    from reelworks.training.memory.search import Trial
+    from reelworks.training.memory.tune import Tuned
 
 
 def tune(request: TuneRequest, json: Json = False) -> None:
@@ -33,14 +33,14 @@ def tune(request: TuneRequest, json: Json = False) -> None:
     bucket each, and writes RECIPE with .costs.json, for cost.measured.
     """
     if request.from_run is not None:
-        from reelworks.training.tuning import refit
+        from reelworks.training.memory import refit
 
         with show.scan_progress(quiet=json) as on_scan:
             fitted = refit.refit(request, on_scan)
         show.json(fitted) if json else _print_refit(fitted, request.path)
         return
     with show.loading():
-        from reelworks.training.tuning import tune as tuning
+        from reelworks.training.memory import tune as tuning
     with show.scan_progress(quiet=json) as on_scan:
         result = tuning.tune(request, on_scan, (lambda trial: None) if json else _print_trial)
     show.json(result) if json else _print(result, request.path)

@@ -19,12 +19,13 @@ from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader.dataset import companion_sources
 from reelworks.models import registry
 from reelworks.models.config import ModelConfig
-from reelworks.quickstart import memory_presets, recipe_lines, survey, trained_sizes
-from reelworks.quickstart.memory_presets import MemoryPlan
+from reelworks.quickstart import recipe_lines, survey, trained_sizes
 from reelworks.quickstart.request import NewLoraRequest
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
+from reelworks.training.memory import memory_presets
 from reelworks.training.memory.memory import ASSUMED_TFLOPS, Estimate
+from reelworks.training.memory.memory_presets import MemoryPlan
 from reelworks.training.recipe import recipe_file, toml_writer, validation
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe

@@ -25,8 +25,8 @@ from reelworks.inference.evaluate.request import EvalRequest
 from reelworks.inference.generate.request import GenerateRequest
 from reelworks.quickstart.request import NewLoraRequest
 from reelworks.training.loop.request import TrainRequest
+from reelworks.training.memory.tune_request import TuneRequest
 from reelworks.training.plan.plan_request import PlanRequest
-from reelworks.training.tuning.request import TuneRequest
 
 # Each class of requests with its command, and the fields that it cannot do without.
 REQUESTS: dict[type[Any], tuple[str, dict[str, Any]]] = {

@@ -23,10 +23,9 @@ from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.objectives import objectives
 from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.precision.boundary import DtypeBoundary
-from reelworks.quickstart import memory_presets
 from reelworks.testing import contract
 from reelworks.training.assembly import build
-from reelworks.training.memory import dry_run, estimate, memory, meter
+from reelworks.training.memory import dry_run, estimate, memory, memory_presets, meter
 from reelworks.training.memory.memory import Memory, Pass
 from reelworks.training.preflight import check
 from reelworks.training.recipe import recipe_file

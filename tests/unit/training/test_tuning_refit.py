@@ -16,9 +16,9 @@ from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule import cost
 from reelworks.data.schedule.cost_fit import CostModel
+from reelworks.training.memory import refit
+from reelworks.training.memory.tune_request import TuneRequest
 from reelworks.training.recipe import recipe_file
-from reelworks.training.tuning import refit
-from reelworks.training.tuning.request import TuneRequest
 
 WORLD, PER_STEP = 2, 4
 TRUE = CostModel(per_batch=5.0, per_clip=2.0, per_token=0.3, per_token_squared=0.002)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.training.tuning.search import Limits, Trial, largest_batch
+from reelworks.training.memory.search import Limits, Trial, largest_batch
 
 
 @given(

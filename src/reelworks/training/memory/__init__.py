@@ -1,1 +1,1 @@
-"""Tell how much memory a pass takes: by a model of it, by what was measured, and by trying one."""
+"""The memory of a training, and its time: model of a pass, measured factors, measurement, and search for settings that fit."""

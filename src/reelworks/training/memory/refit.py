@@ -14,8 +14,8 @@ from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule import cost_fit
 from reelworks.data.schedule.cost_fit import CostModel, Timing
+from reelworks.training.memory.tune_request import TuneRequest
 from reelworks.training.plan import epoch_stats
-from reelworks.training.tuning.request import TuneRequest
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -13,12 +14,11 @@ from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.schedule import cost_fit
 from reelworks.data.schedule.cost_fit import CostModel, Timing
-from reelworks.training.memory import estimate, memory
+from reelworks.training.memory import estimate, memory, search, workbench
 from reelworks.training.memory.memory import ASSUMED_TFLOPS, UTILISATION
+from reelworks.training.memory.search import Limits, Trial
+from reelworks.training.memory.tune_request import TuneRequest
 from reelworks.training.recipe.recipe import Recipe
-from reelworks.training.tuning import search, workbench
-from reelworks.training.tuning.request import TuneRequest
-from reelworks.training.tuning.search import Limits, Trial
 
 
 @dataclass(frozen=True)
@@ -71,22 +71,16 @@ def measure(recipe: Recipe, table: BucketTable, limits: Limits, on_trial: Callab
     Raises:
         UserError: Not even one clip of the smallest entry fits.
     """
-    batch_sizes: dict[str, int] = {}
-    trials: list[Trial] = []
     with workbench.child(recipe, limits.memory_bytes) as process:
-        # The smallest first: if it does not fit, nothing does.
-        for bucket in sorted(memory.largest_of_entries(table), key=lambda b: b.tokens):
 
-            def measure(batch_size: int, bucket: Bucket = bucket) -> Trial | None:
-                trial = process.trial(bucket, batch_size)
-                on_trial(trial or f"{bucket.name}, {units.plural(batch_size, 'clip')}: memory does not suffice")
-                return trial
+        def trial(bucket: Bucket, batch_size: int) -> Trial | None:
+            found = process.trial(bucket, batch_size)
+            clips = units.plural(batch_size, "clip")
+            on_trial(found or f"{bucket.name}, {clips}: memory does not suffice")
+            return found
 
-            size, own = search.largest_batch(measure, limits)
-            batch_sizes[str(table.entries[bucket.entry])] = size
-            trials += own
-    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
-    return _tuned(device, table, limits, batch_sizes, trials)
+        device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+        return _search(device, table, limits, trial)
 
 
 def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
@@ -107,26 +101,25 @@ def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
             remedy="measure on the GPU, without --estimate",
         )
     fixed = memory.without_activations(recipe, estimate.sizes(recipe, denoiser))
+
+    def trial(bucket: Bucket, batch_size: int) -> Trial:
+        peak, flops = estimate.measured_pass(recipe, denoiser, bucket, batch_size * recipe.clips_per_place)
+        seconds = flops / (ASSUMED_TFLOPS * 1e12 * UTILISATION)
+        needed = memory.with_activations(recipe, fixed, peak).total
+        return Trial(bucket.name, bucket.tokens, batch_size, 1000 * seconds, needed)
+
+    return _search("estimate", table, limits, trial)
+
+
+def _search(device: str, table: BucketTable, limits: Limits, trial: Callable[[Bucket, int], Trial | None]) -> Tuned:
+    """Search the largest batch size of each entry's largest bucket, and fit the times of all trials."""
     batch_sizes: dict[str, int] = {}
     trials: list[Trial] = []
+    # The smallest first: if it does not fit, nothing does.
     for bucket in sorted(memory.largest_of_entries(table), key=lambda b: b.tokens):
-
-        def measure(batch_size: int, bucket: Bucket = bucket) -> Trial:
-            clips = batch_size * recipe.clips_per_place
-            peak, flops = estimate.measured_pass(recipe, denoiser, bucket, clips)
-            seconds = flops / (ASSUMED_TFLOPS * 1e12 * UTILISATION)
-            needed = memory.with_activations(recipe, fixed, peak).total
-            return Trial(bucket.name, bucket.tokens, batch_size, 1000 * seconds, needed)
-
-        size, own = search.largest_batch(measure, limits)
+        size, own = search.largest_batch(partial(trial, bucket), limits)
         batch_sizes[str(table.entries[bucket.entry])] = size
         trials += own
-    return _tuned("estimate", table, limits, batch_sizes, trials)
-
-
-def _tuned(
-    device: str, table: BucketTable, limits: Limits, batch_sizes: dict[str, int], trials: Sequence[Trial]
-) -> Tuned:
     if not any(batch_sizes.values()):
         least = min((t.peak_bytes for t in trials), default=0)
         found = f"; one clip of the smallest takes {least / 1e9:.2f} GB" if least else ""

@@ -23,10 +23,10 @@ from reelworks.data.distributed.mesh import World
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
 from reelworks.training.memory import dry_run, estimate
+from reelworks.training.memory.search import Trial
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import out_of_memory
 from reelworks.training.step.state import TrainState
-from reelworks.training.tuning.search import Trial
 
 _OUT_OF_MEMORY = "out of memory"
 _SECONDS, _MOST_REPEATS = 1.0, 20  # of timing; a step that takes longer is timed once

@@ -1,1 +1,0 @@
-"""Measure which batch sizes fit, and how long they take."""
