@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from reelworks.core.shape import Shape
 from reelworks.data.buckets import assign, propose
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.buckets.propose import Proposal
@@ -22,8 +18,8 @@ from reelworks.data.catalog.store import measured_columns
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.summary import Histogram, histogram
 from reelworks.data.loader.dataset import Dataset
-from reelworks.data.media.decode import Request
 from reelworks.data.media.decode_pool import DecodePool
+from reelworks.reports import previews
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -213,19 +209,15 @@ def _column(counted: Counted, name: str, values: F64) -> ColumnLimits | None:
     if not len(at):
         return None
     limits = np.percentile(values[at], PERCENTILES, method="inverted_cdf").tolist()
-    percentiles = [
-        _percentile(counted, p, value, values, at, has) for p, value in zip(PERCENTILES, limits, strict=True)
-    ]
+    percentiles = []
+    for percentile, value in zip(PERCENTILES, limits, strict=True):
+        distance = np.abs(values[at] - value)
+        near = np.argpartition(distance, min(_FILES, len(at)) - 1)[:_FILES]
+        near = at[near[np.argsort(distance[near], kind="stable")]]
+        below, above = (counted.loss(has & mask) for mask in (values < value, values > value))
+        percentiles.append(Percentile(percentile, value, counted.rows.labels(near), below, above, int(near[0])))
     missing = int(among.sum()) - len(at)
     return ColumnLimits(name, label, unit, len(at), missing, histogram(values[among]), percentiles)
-
-
-def _percentile(counted: Counted, percentile: int, value: float, values: F64, at: I64, has: Mask) -> Percentile:
-    distance = np.abs(values[at] - value)
-    near = np.argpartition(distance, min(_FILES, len(at)) - 1)[:_FILES]
-    near = at[near[np.argsort(distance[near], kind="stable")]]
-    below, above = (counted.loss(has & mask) for mask in (values < value, values > value))
-    return Percentile(percentile, value, counted.rows.labels(near), below, above, int(near[0]))
 
 
 def thumbnails(rows: CatalogRows, wanted: Iterable[int]) -> dict[int, str]:
@@ -237,24 +229,12 @@ def thumbnails(rows: CatalogRows, wanted: Iterable[int]) -> dict[int, str]:
     few = rows.take(np.array(chosen, dtype=np.int64))
     pool = DecodePool(_WORKERS, _TIMEOUT_SECONDS)
     try:
-        decoding = [pool.submit(_request(few, place)) for place in range(len(chosen))]
+        decoding = [pool.submit(previews.first_frame(few, place, _LONG_PX)) for place in range(len(chosen))]
         frames = [future.result() for future in decoding]
     finally:
         pool.close()
-    return {row: _address(one) for row, one in zip(chosen, frames, strict=True) if isinstance(one, np.ndarray)}
-
-
-def _request(rows: CatalogRows, row: int) -> Request:
-    height, width = int(rows.height[row]), int(rows.width[row])
-    scale = min(1.0, _LONG_PX / max(height, width))
-    small = Shape(1, max(round(height * scale), 1), max(round(width * scale), 1))
-    plain = Request(
-        rows.file(row), is_image=bool(rows.is_image[row]), shape=small, first_frame=int(rows.first_frame[row])
-    )
-    return replace(plain, num_frames=int(rows.num_frames[row])) if rows.is_range[row] else plain
-
-
-def _address(frames_THWC: NDArray[np.uint8]) -> str:
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(frames_THWC[0])).save(file, "WEBP", quality=78)
-    return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {
+        row: previews.picture_uri(one[0])
+        for row, one in zip(chosen, frames, strict=True)
+        if isinstance(one, np.ndarray)
+    }

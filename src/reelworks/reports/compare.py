@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reelworks.core import files, toml, units
+from reelworks.core import files, units
 from reelworks.data.run.folder import RunFolder
 from reelworks.reports import page, plots, previews, run_data, status
 from reelworks.reports.previews import MAX_PREVIEW_BYTES, Preview
@@ -167,7 +167,7 @@ def _mean(steps: list[Event], key: str) -> float | None:
 
 def _recipe_keys(runs: Sequence[RunData]) -> list[ComparedKey]:
     """Return the recipe keys whose values differ between any two runs, with the value of each run."""
-    recipes = [_parsed(run.recipe) for run in runs]
+    recipes = [run.recipe_values for run in runs]
     changed = [diff.changes(recipes[0], other) for other in recipes[1:]]
     first = {change.key: change.before for changes in changed for change in changes}
     keys = []
@@ -180,13 +180,6 @@ def _recipe_keys(runs: Sequence[RunData]) -> list[ComparedKey]:
 def _as_text(key: str, value: Any) -> str:
     is_rate = key.endswith("learning_rate") and isinstance(value, float)
     return units.learning_rate(value) if is_rate else str(value)
-
-
-def _parsed(recipe: str) -> dict[str, Any]:
-    try:
-        return toml.parse(recipe)
-    except ValueError:
-        return {}
 
 
 def write(comparison: Comparison, file: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from reelworks.core import files
 from reelworks.data.run.folder import RunFolder
 from reelworks.reports import learning_wall, page, plots, previews, run_data, run_facts, status
+from reelworks.training.recipe import diff
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,10 @@ def write(run: RunFolder) -> Path:
         deleted=[row for row in checkpoints if not row.kept],
         measured=run_facts.measured(run),
         history=status.history(data),
-        environment=_flat(data.environment),
+        environment={
+            key: ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            for key, value in diff.flat(data.environment).items()
+        },
     )
     files.write_for("RUN", run.report_file, text.encode())
     return run.report_file
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            flat |= _flat(item, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = ", ".join(map(str, item)) if isinstance(item, list) else str(item)
-    return flat

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from dataclasses import dataclass, field
 
 import numpy as np
-from PIL import Image
 
 from reelworks.core import results
 from reelworks.core.errors import UserError
-from reelworks.core.shape import Shape
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.media import decode_pool
-from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media.decode import MediaError
 from reelworks.data.run.folder import RunFolder
+from reelworks.reports import previews
 from reelworks.training.coverage.learning import ClipLearning, Learning, Word
 
 MOST_CLIPS = 24
@@ -60,19 +57,7 @@ def of_run(run: RunFolder) -> LearningWall | None:
 
 def _picture(rows: CatalogRows, row: int) -> str:
     """Return the first frame of a clip as a data URI."""
-    height, width = int(rows.height[row]), int(rows.width[row])
-    scale = min(1.0, _LONG_PX / max(height, width, 1))
-    request = Request(
-        rows.file(row),
-        bool(rows.is_image[row]),
-        Shape(1, max(round(height * scale), 1), max(round(width * scale), 1)),
-        first_frame=int(rows.first_frame[row]),
-        num_frames=int(rows.num_frames[row]) if rows.is_range[row] else None,
-    )
     try:
-        frame_HWC = decode_pool.load(request)[0]
+        return previews.picture_uri(decode_pool.load(previews.first_frame(rows, row, _LONG_PX))[0])
     except (MediaError, OSError):
         return ""
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(frame_HWC)).save(file, "WEBP", quality=78)
-    return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -13,7 +13,6 @@ from reelworks.reports import page, run_facts
 from reelworks.reports.plots import COLOURS
 from reelworks.reports.run_facts import BarPart, Fact
 from reelworks.training.plan import compiled_graphs
-from reelworks.training.plan.epoch_stats import Figures
 from reelworks.training.plan.plan_fixes import RanksFigures
 from reelworks.training.plan.plan_forecast import PlanForecast
 
@@ -112,14 +111,14 @@ def _tones(forecast: PlanForecast) -> dict[str, str]:
 
 def shares(forecast: PlanForecast) -> list[tuple[str, Markup]]:
     """Return a bar for each measure, divided by the groups' shares of it."""
-    return [(measure, bar(_shares_of(forecast, f"share_of_{measure}"))) for measure in _MEASURES]
-
-
-def _shares_of(forecast: PlanForecast, key: str) -> list[BarPart]:
-    tones, of_group = _tones(forecast), Counter[str]()
-    for one in forecast.ahead.shares:
-        of_group[one.group] += getattr(one, key)
-    return [BarPart(name, 0, of_group[name], tones.get(name, _OTHERS)) for name in {**tones, **of_group}]
+    tones, bars = _tones(forecast), []
+    for measure in _MEASURES:
+        of_group = Counter[str]()
+        for one in forecast.ahead.shares:
+            of_group[one.group] += getattr(one, f"share_of_{measure}")
+        parts = [BarPart(name, 0, of_group[name], tones.get(name, _OTHERS)) for name in {**tones, **of_group}]
+        bars.append((measure, bar(parts)))
+    return bars
 
 
 def course(forecast: PlanForecast) -> Markup:
@@ -138,14 +137,14 @@ def waste(forecast: PlanForecast) -> list[tuple[str, list[tuple[str, Markup, flo
     current = RanksFigures(forecast.world, forecast.ahead.epochs[0].figures)
     worlds = [(units.plural(one.world, "GPU"), one.figures) for one in (*forecast.smaller_worlds, current)]
     drawn = [("By number of GPUs that a run begins with", worlds), ("By epoch", epochs)]
-    return [(title, _bars(rows)) for title, rows in drawn if len(rows) > 1]
-
-
-def _bars(rows: list[tuple[str, Figures]]) -> list[tuple[str, Markup, float]]:
-    scale = max(_SCALE, *(one.waste for _, one in rows))
-    return [(label, bar(_wasted(one), scale), one.waste) for label, one in rows]
-
-
-def _wasted(epoch: Figures) -> list[BarPart]:
-    shares = zip(_WASTED, (epoch.imbalance, max(epoch.waste - epoch.imbalance, 0.0)), strict=True)
-    return [BarPart(label, 0, share, tone) for (label, tone), share in shares]
+    titled = []
+    for title, rows in drawn:
+        bars, scale = [], max(_SCALE, *(one.waste for _, one in rows))
+        for label, one in rows:
+            shares = zip(_WASTED, (one.imbalance, max(one.waste - one.imbalance, 0.0)), strict=True)
+            bars.append(
+                (label, bar([BarPart(name, 0, share, tone) for (name, tone), share in shares], scale), one.waste)
+            )
+        if len(rows) > 1:
+            titled.append((title, bars))
+    return titled

@@ -1,11 +1,19 @@
-"""Generated clips and pictures of a run, as data URIs for pages without other files."""
+"""Generated clips of a run, and small first frames of trained ones, as data URIs for pages without other files."""
 
 from __future__ import annotations
 
 import base64
+import io
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from reelworks.core.shape import Shape
+from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.media.decode import Request
 from reelworks.data.run.folder import RunFolder
 from reelworks.reports.run_data import Event, RunData
 
@@ -83,3 +91,23 @@ def embed(path: Path | None, prompt: str) -> Preview:
     media = MEDIA[path.suffix.lower()]
     content = base64.b64encode(path.read_bytes()).decode()
     return Preview(prompt, f"data:{media};base64,{content}", media.startswith("video/"))
+
+
+def first_frame(rows: CatalogRows, row: int, long_px: int) -> Request:
+    """Return the request for the first frame of a clip, made smaller if its long side has more pixels."""
+    height, width = int(rows.height[row]), int(rows.width[row])
+    scale = min(1.0, long_px / max(height, width, 1))
+    return Request(
+        rows.file(row),
+        is_image=bool(rows.is_image[row]),
+        shape=Shape(1, max(round(height * scale), 1), max(round(width * scale), 1)),
+        first_frame=int(rows.first_frame[row]),
+        num_frames=int(rows.num_frames[row]) if rows.is_range[row] else None,
+    )
+
+
+def picture_uri(frame_HWC: NDArray[np.uint8]) -> str:
+    """Return a frame as a data URI."""
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(frame_HWC)).save(file, "WEBP", quality=78)
+    return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reelworks.core import user_files
+from reelworks.core import toml, user_files
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
@@ -43,6 +43,14 @@ class RunData:
         return [event for event in self.events if event["kind"] == kind]
 
     @property
+    def recipe_values(self) -> dict[str, Any]:
+        """The recipe's values; empty if it cannot be read."""
+        try:
+            return toml.parse(self.recipe)
+        except ValueError:
+            return {}
+
+    @property
     def last_step(self) -> int:
         """Number of optimizer steps done, according to the events."""
         return max((event.get("step") or 0 for event in self.events), default=0)
@@ -67,12 +75,16 @@ def of_events(
     """Read all but the events, which are given: all of them, and those that no resume discarded."""
     store = CheckpointFolder(run.checkpoints_folder)
     steps = store.steps()
+    try:
+        environment = user_files.parse_json(_read_text(run.environment_file))
+    except ValueError:
+        environment = {}
     return RunData(
         path=run.path,
         info=run.info(),
         summary=plan_report.read_summary(run),
         recipe=_read_text(run.recipe_file),
-        environment=_read_object(run.environment_file),
+        environment=environment if isinstance(environment, dict) else {},
         all_events=every,
         events=valid,
         on_disk=frozenset(steps),
@@ -88,11 +100,3 @@ def _read_text(path: Path) -> str:
         return user_files.read_text(path, user_files.TABLE, errors="replace")
     except OSError:
         return ""
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = user_files.parse_json(_read_text(path))
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
-from reelworks.core import results, toml, units, user_files
+from reelworks.core import results, units, user_files
 from reelworks.data.buckets.assign import Reason as Rule
 from reelworks.data.checkpoint import names as checkpoint_names
 from reelworks.data.run import history
@@ -186,6 +186,11 @@ def coverage(data: RunData) -> list[CoverageRow]:
 def coverage_row(epoch: EpochCoverage) -> CoverageRow:
     """Return an epoch's numbers."""
     lost = epoch.lost
+    state = "adds up" if epoch.done else "under way"
+    if lost:
+        state = "lost"
+    elif not (epoch.adds_up or epoch.pruned):
+        state = "contradiction"
     return CoverageRow(
         history.epoch_name(epoch.epoch, epoch.data_restarts, epoch.stage),
         epoch.planned,
@@ -193,15 +198,9 @@ def coverage_row(epoch: EpochCoverage) -> CoverageRow:
         epoch.number(State.FAILED) + sum(one.failed for one in lost),
         epoch.number(State.SKIPPED),
         epoch.done,
-        "lost" if lost else _state(epoch),
+        state,
         "; ".join([*map(str, lost), *epoch.problems]),
     )
-
-
-def _state(epoch: EpochCoverage) -> str:
-    if not (epoch.adds_up or epoch.pruned):
-        return "contradiction"
-    return "adds up" if epoch.done else "under way"
 
 
 @dataclass(frozen=True)
@@ -286,10 +285,11 @@ class SpikeRow:
 def spikes(data: RunData) -> list[SpikeRow]:
     """Return the last spikes, newest first."""
     events = data.events_of("spike")[-MAX_SPIKES:]
-    skips = _skip_steps(data.recipe)
-    rows = []
+    skips, rows = data.recipe_values.get("train", {}).get("skip_steps", []), []
     for e in reversed(events):
-        remedy = "" if e["skipped"] else advice.remedy(e["step"], data.on_disk, skips)
+        remedy = (
+            "" if e["skipped"] else advice.remedy(e["step"], data.on_disk, skips if isinstance(skips, list) else [])
+        )
         measure = e["what"].replace("grad_norm", "gradient norm")
         rows.append(SpikeRow(e["step"], measure, e["value"], e["usual"], e["bucket"], e["skipped"], e["clips"], remedy))
     return rows
@@ -338,14 +338,6 @@ def balance_of_ranks(data: RunData) -> RankBalance | None:
     return RankBalance(len(found), planned, measured, ms_per_clip, rows)
 
 
-def _skip_steps(recipe: str) -> list[list[int]]:
-    try:
-        steps = toml.parse(recipe).get("train", {}).get("skip_steps", [])
-    except ValueError:
-        return []
-    return steps if isinstance(steps, list) else []
-
-
 def headline(data: RunData) -> list[Fact]:
     """Return the cards on top of the report."""
     return [*_data_facts(data), *_training_facts(data), *_quality_facts(data)]
@@ -357,21 +349,16 @@ def _data_facts(data: RunData) -> list[Fact]:
     catalog = summary.catalog
     kinds = f"{units.plural(catalog.videos, 'video')}, {units.plural(catalog.images, 'image')}"
     unreadable = units.count(catalog.bad) + " unreadable" if catalog.bad else ""
-    return [
+    facts = [
         Fact("Clips scanned", units.count(catalog.clips), kinds),
         Fact("Planned", units.count(summary.planned), units.plural(summary.steps_per_epoch, "step") + " an epoch"),
         Fact("Held out", units.count(summary.held_out), "for validation"),
         Fact("Rejected", units.count(rejected(summary)), unreadable),
-        *_chosen_facts(summary),
     ]
-
-
-def _chosen_facts(summary: PlanSummary) -> list[Fact]:
-    chosen = [reason for reason in reasons(summary) if reason.name in CHOSEN]
-    if not chosen:
-        return []
-    note = ", ".join(f"{units.count(reason.total)} {reason.label}" for reason in chosen)
-    return [Fact("Left out by you", units.count(sum(reason.total for reason in chosen)), note)]
+    if chosen := [reason for reason in reasons(summary) if reason.name in CHOSEN]:
+        note = ", ".join(f"{units.count(reason.total)} {reason.label}" for reason in chosen)
+        facts.append(Fact("Left out by you", units.count(sum(reason.total for reason in chosen)), note))
+    return facts
 
 
 def _training_facts(data: RunData) -> list[Fact]:

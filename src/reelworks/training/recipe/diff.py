@@ -24,22 +24,22 @@ class KeyChange(NamedTuple):
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[KeyChange]:
     """Return the keys in which the values of two recipes differ, sorted."""
-    a, b = _flat(before), _flat(after)
+    a, b = flat(before), flat(after)
     changed = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
     return [KeyChange(key, a.get(key, NOT_SET), b.get(key, NOT_SET)) for key in changed]
 
 
-def _flat(nested: Any, prefix: str = "") -> dict[str, Any]:
+def flat(nested: Any, prefix: str = "") -> dict[str, Any]:
     """Return nested tables and lists of tables as a dictionary with dotted keys."""
     items = nested.items() if isinstance(nested, dict) else enumerate(nested)
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in items:
         tables = isinstance(value, list) and any(isinstance(item, dict) for item in value)
         if isinstance(value, dict) or tables:
-            flat |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 _SHOWN = 12  # changed keys listed one by one
