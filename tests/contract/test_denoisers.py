@@ -230,7 +230,7 @@ def test_generates(name):
             {"source": frames[:1]} if wants.companions.sources_as_frames else {}
         )
         options = GenerateOptions(shape, 24.0, 2, 3.0, 5, given, shown)
-        return pipeline.generate(boundary, encoder, objective_of(name), ["waves"], options)[0]
+        return pipeline.generate(boundary, encoder, objective_of(name), ["waves"], options)[0][0]
 
     made = [make(40), make(40)]
     if wants.companions.takes or wants.shown.first:

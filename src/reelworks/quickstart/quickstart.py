@@ -180,7 +180,12 @@ class _Footage(NamedTuple):
             takes_clips=trained_sizes.makes_clips(preset),
             takes_pictures=takes_pictures,
         )
-        return cls(datasets, found, remarks + _left_out(preset, found))
+        if found.left_out_names:
+            noun, why = ("clip", "makes only pictures") if len(found.pictures) else ("picture", "is trained with sound")
+            number = units.plural(len(found.left_out_names), noun)
+            names = first_few(sorted(found.left_out_names))
+            remarks.append(f"left out, because {preset} {why}: {number}, {names}")
+        return cls(datasets, found, remarks)
 
 
 class _Draft(NamedTuple):
@@ -275,14 +280,6 @@ def _training_steps(recipe: Recipe, micro_batches: Mapping[str, int]) -> int:
     if recipe.train.max_epochs is None:
         return recipe.train.max_steps or steps
     return min(steps, recipe.train.max_steps or steps)
-
-
-def _left_out(preset: str, found: FolderSurvey) -> list[str]:
-    if not found.left_out_names:
-        return []
-    noun, why = ("clip", "makes only pictures") if len(found.pictures) else ("picture", "is trained with sound")
-    number = units.plural(len(found.left_out_names), noun)
-    return [f"left out, because {preset} {why}: {number}, {first_few(sorted(found.left_out_names))}"]
 
 
 def _with_companions(

@@ -164,7 +164,9 @@ def model_lines(preset: str, known: Release, weights: str | None) -> list[Line]:
         why = 'the network for high noise; "low" trains the other one, and "both" trains them in turn'
         lines += [Line("[model]", "experts", "high", why)]
     if not registry.PRESETS[preset].release:
-        return [*lines, *_parts_of_fresh(preset, weights), checkpointing, *_fresh_sound(preset)]
+        lines += _parts_of_fresh(preset, weights)
+        pcm = Line("[sound]", "name", "pcm", "samples as they are, without weights")
+        return [*lines, checkpointing, *([pcm] if registry.PRESETS[preset].sound is not None else [])]
     source = weights or known.weights
     # A single file holds the denoiser alone; the other parts are those of the release.
     pipeline = known.weights if weights is None or weights.endswith((".safetensors", ".gguf")) else weights
@@ -203,11 +205,6 @@ def _parts_of_fresh(preset: str, weights: str | None) -> list[Line]:
         of_release = next(p.release.weights for _, p in relatives if p.release and p.config.conditioning.shown.encoder)
         lines.append(Line("[model]", "image_encoder", of_release, "encodes a clip's first frame for the network"))
     return lines
-
-
-def _fresh_sound(preset: str) -> list[Line]:
-    has_sound = registry.PRESETS[preset].sound is not None
-    return [Line("[sound]", "name", "pcm", "samples as they are, without weights")] if has_sound else []
 
 
 def objective_lines(preset: str, known: Release) -> list[Line]:

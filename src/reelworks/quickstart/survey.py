@@ -124,7 +124,10 @@ def datasets(folders: Sequence[Path]) -> tuple[list[DatasetConfig], list[str]]:
             _refuse_overlap(path, [Path(dataset.path) for dataset in result])
             match = _KOHYA.fullmatch(path.resolve().name)
             repeats, words = (int(match[1]), match[2].strip()) if match else (1, None)
-            name = _unique(Source.from_path(path).name, {dataset.dataset_name for dataset in result})
+            # Names of datasets identify clips.
+            own, taken = Source.from_path(path).name, {dataset.dataset_name for dataset in result}
+            numbered = (f"{own}-{i}" for i in range(2, len(taken) + 3))
+            name = next(candidate for candidate in (own, *numbered) if candidate not in taken)
             result.append(DatasetConfig(path=str(path), name=name, repeats=repeats, missing_caption=words))
         remarks += _left_out(folder, inside)
     return result, remarks
@@ -149,12 +152,6 @@ def _folders(folder: Path) -> list[Path]:
         return []  # the scan reports it
     with os.scandir(folder) as entries:
         return sorted(Path(e.path) for e in entries if e.is_dir() and not e.name.startswith("."))
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    """Return the name, with a number appended if it is taken, since dataset names identify clips."""
-    candidates = (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3)))
-    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 def _left_out(folder: Path, inside: Sequence[Path]) -> list[str]:

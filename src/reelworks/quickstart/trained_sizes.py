@@ -151,7 +151,9 @@ class TrainedSizes(NamedTuple):
         clips = bool(len(found.videos))
         noun, heights_widths = ("clip", found.videos[:, 1:]) if clips else ("picture", found.pictures)
         alone, why_alone = (self.of_clips or self.of_pictures)[0]
-        names = _released(preset, clips=clips)
+        known, suffix = registry.release_of(preset), "p" if clips else "px"
+        numbers = {known.lines, *known.more_lines} if clips else {known.side, *known.more_sides}
+        names = [f"{number}{suffix}" for number in sorted(numbers)]  # smallest first
         if (clips and len(found.pictures)) or len(names) < 2 or alone not in names:
             return self
         steps = Ladder.from_steps(names, BucketsConfig(), geometry_of(preset))
@@ -179,13 +181,6 @@ class TrainedSizes(NamedTuple):
             f"each {noun} is trained at {both} in an epoch: {why}",
             tuple(remarks),
         )
-
-
-def _released(preset: str, *, clips: bool) -> list[str]:
-    """Return the sizes that a model was released for, smallest first."""
-    known = registry.release_of(preset)
-    numbers = {known.lines, *known.more_lines} if clips else {known.side, *known.more_sides}
-    return [f"{number}{'p' if clips else 'px'}" for number in sorted(numbers)]
 
 
 def _ladder(preset: str, *, clips: bool) -> Ladder:

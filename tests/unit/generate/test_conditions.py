@@ -51,7 +51,7 @@ def model():
 
 def run(model, given, **changes):
     options = dataclasses.replace(OPTIONS, conditions=given, **changes)
-    return pipeline.generate(*model, ["a red circle"], options)[0]
+    return pipeline.generate(*model, ["a red circle"], options)[0][0]
 
 
 def frames(count, seed=0):

@@ -42,7 +42,7 @@ def test_an_edit_is_what_the_pipeline_makes(tmp_path, shift):
     def made(source):
         options = GenerateOptions(SHAPE, 24.0, STEPS, 3.0, 5, Conditions(), {"source": source})
         objective = ObjectiveConfig(timestep_shift=shift)
-        return pipeline.generate(DtypeBoundary(denoiser), encoder, objective, ["waves"], options)[0]
+        return pipeline.generate(DtypeBoundary(denoiser), encoder, objective, ["waves"], options)[0][0]
 
     theirs = wan_pipelines.frames(
         diffusers.LucyEditPipeline,

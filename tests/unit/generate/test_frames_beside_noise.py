@@ -45,7 +45,7 @@ def run(model, **changes):
         return boundary(inputs)
 
     options = dataclasses.replace(OPTIONS, **changes)
-    return pipeline.generate(watch, encoder, ObjectiveConfig(), ["waves"], options)[0], calls
+    return pipeline.generate(watch, encoder, ObjectiveConfig(), ["waves"], options)[0][0], calls
 
 
 def test_a_reference_is_shown_beside_the_noise_at_every_step(model):

@@ -58,13 +58,13 @@ def test_a_clip_from_reference_pictures_is_what_the_pipeline_makes(parts, count)
     shown = dict(zip(("source", "source-2"), sources, strict=False))
     objective = ObjectiveConfig(timestep_shift=3.0)
     options = GenerateOptions(SHAPE, 16.0, STEPS, 3.0, 5, Conditions(), shown)
-    made = pipeline.generate(DtypeBoundary(parts[0]), parts[1], objective, ["waves"], options)[0]
+    made = pipeline.generate(DtypeBoundary(parts[0]), parts[1], objective, ["waves"], options)[0][0]
     theirs = by_hand(parts, sources, 3.0)
     assert made.shape == theirs.shape == (5, 32, 48, 3)
     assert np.abs(made.astype(int) - theirs.astype(int)).max() <= 1
     without = pipeline.generate(
         DtypeBoundary(parts[0]), parts[1], objective, ["waves"], GenerateOptions(SHAPE, 16.0, STEPS, 3.0, 5)
-    )[0]
+    )[0][0]
     assert not np.array_equal(made, without)
 
 

@@ -156,14 +156,14 @@ class CheckpointSeries:
 
     def to_text(self) -> list[str]:
         """Return in sentences what was left out, which clips look like copies, and which step to use."""
-        copies = [f"step {one.step}: {text}" for one in self.checkpoints if (text := self._copies(one))]
+        copies = []
+        for one in self.checkpoints:
+            if copied := one.copied:
+                first = min(copied)
+                more = f", and {len(copied) - 1} more" if len(copied) > 1 else ""
+                copies.append(f"step {one.step}: {self.prompts[first]!r} looks copied: {copied[first]}{more}")
         advice = self.advice
         return [*self.notes(), *copies, *([] if advice is None else [advice.to_text()])]
-
-    def _copies(self, one: MeasuredCheckpoint) -> str:
-        copied = one.copied
-        more = f", and {len(copied) - 1} more" if len(copied) > 1 else ""
-        return f"{self.prompts[min(copied)]!r} looks copied: {copied[min(copied)]}{more}" if copied else ""
 
     def file(self) -> Path:
         """Return the file in the run folder; the same settings have the same file."""
@@ -187,7 +187,14 @@ def measure(request: EvalRequest, on_clip: Callable[[int, int], None] = lambda d
     recipe = recipe_file.load(history.recipe_of(run, steps[-1]), request.overrides)
     recipe = held_out.measuring(_with_prompts(recipe, request), request)
     with mesh.join() as world:
-        _require_alone(world)
+        if world.size > 1:
+            raise UserError(
+                "checkpoints are measured by one process",
+                code="one-process",
+                field="WORLD_SIZE",
+                value=world.size,
+                remedy="start the command without torchrun",
+            )
         series = _Series.plan(request, run, recipe, steps[-1])
         measured, skipped = series.run(store, [infos[step] for step in steps], world, on_clip)
     weights: Literal["ema", "model"] = "model" if request.raw_weights else "ema"
@@ -254,17 +261,6 @@ def _with_prompts(recipe: Recipe, request: EvalRequest) -> Recipe:
             remedy="name a text file with a prompt in each line: --prompts FILE",
         )
     return recipe.model_copy(update={"samples": recipe.samples.model_copy(update={"prompts": prompts})})
-
-
-def _require_alone(world: World) -> None:
-    if world.size > 1:
-        raise UserError(
-            "checkpoints are measured by one process",
-            code="one-process",
-            field="WORLD_SIZE",
-            value=world.size,
-            remedy="start the command without torchrun",
-        )
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,10 @@ class EvaluatedModel:
         if not request.is_recipe:
             run, step = chosen_checkpoint.locate(request.source, step=request.step, best=request.best)
             file, weights = history.recipe_of(run, step), "model" if request.raw_weights else "ema"
-        recipe = _on(recipe_file.load(file, request.overrides), request.data_path, run)
+        recipe = recipe_file.load(file, request.overrides)
+        if request.data_path is not None:  # its catalog is not the run's
+            update = {} if run is None else {"catalog": str(run.evaluations_folder / "catalog")}
+            recipe = recipe_file.on_footage(recipe, request.data_path).model_copy(update=update)
         return cls(
             measuring(recipe, request), None if run is None else run.path, step, weights, request.data_path is None
         )
@@ -85,14 +88,6 @@ class EvaluatedModel:
             return LoadedModel.begin(recipe, encoders)
         path = CheckpointFolder(RunFolder(self.run).checkpoints_folder).path(self.step)
         return LoadedModel.load(path, averaged=self.weights == "ema", encoders=encoders)
-
-
-def _on(recipe: Recipe, data_path: Path | None, run: RunFolder | None) -> Recipe:
-    """Return the recipe with other data, whose catalog is not the run's."""
-    if data_path is None:
-        return recipe
-    update = {} if run is None else {"catalog": str(run.evaluations_folder / "catalog")}
-    return recipe_file.on_footage(recipe, data_path).model_copy(update=update)
 
 
 def measuring(recipe: Recipe, request: EvalRequest) -> Recipe:
@@ -209,7 +204,7 @@ def opened(
     recipe, clips = data.recipe, data.held_out()
     resume.set_threads(recipe)
     with attention.prefer(recipe.model.attention), ExitStack() as stack:
-        pool = stack.enter_context(closing(_pool(recipe)))
+        pool = stack.enter_context(closing(DecodePool(recipe.data.num_workers, recipe.data.decode_timeout)))
         model = source.load(recipe, world)
         attention.use(model.denoiser, recipe.model.attention, world.device)
         stored = encoding.open_store(data) if recipe.encode.store else None
@@ -220,10 +215,6 @@ def opened(
         parts = (model.boundary, encoder, world, steps, clips, recipe)
         validator = Validator(*parts, times_at_once=request.batch_size, on_clip=on_clip)
         yield model, lambda: validator.run(pool)
-
-
-def _pool(recipe: Recipe) -> DecodePool:
-    return DecodePool(recipe.data.num_workers, recipe.data.decode_timeout)
 
 
 def _nothing_held_out(source: EvaluatedModel) -> UserError:

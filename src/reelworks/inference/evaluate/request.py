@@ -89,7 +89,13 @@ class EvalRequest:
             self._check_subject()
             self._check_checkpoints()
             if self.is_recipe:
-                self._refuse_choice_of_checkpoint()
+                if self.step is not None or self.best or self.raw_weights:
+                    raise UserError(
+                        "a recipe has no checkpoints: its model is measured as training would begin with it",
+                        code="recipe-without-checkpoints",
+                        field="step" if self.step is not None else "best" if self.best else "raw_weights",
+                        remedy="leave it out, or name a run",
+                    )
             elif self.source is not None:
                 self._refuse_other_settings()
 
@@ -141,15 +147,6 @@ class EvalRequest:
                 raise UserError(
                     "it has no effect here", code="key-without-effect", field=name, value=str(value), remedy=remedy
                 )
-
-    def _refuse_choice_of_checkpoint(self) -> None:
-        if self.step is not None or self.best or self.raw_weights:
-            raise UserError(
-                "a recipe has no checkpoints: its model is measured as training would begin with it",
-                code="recipe-without-checkpoints",
-                field="step" if self.step is not None else "best" if self.best else "raw_weights",
-                remedy="leave it out, or name a run",
-            )
 
     def _refuse_other_settings(self) -> None:
         for override in self.overrides:

@@ -105,7 +105,9 @@ def generate(
     jobs = _jobs(request, on_note)
     if not jobs:
         return []
-    picture = _is_picture(request)
+    picture = request.num_frames == 1
+    if request.num_frames is None:
+        picture = request.prompt_file is None and writers.is_picture(request.output)  # refuses an unknown suffix
     run, step = locate.locate(request.source)
     recipe = recipe_file.load(history.recipe_of(run, step))
     recipe = preview_model.without(recipe) if request.trained_base else preview_model.recipe_of(recipe)
@@ -131,13 +133,6 @@ def generate(
             on_clip(clip)
             written.append(clip)
     return written
-
-
-def _is_picture(request: GenerateRequest) -> bool:
-    """Return whether pictures are asked for; refuse an unknown suffix."""
-    if request.num_frames is None:
-        return request.prompt_file is None and writers.is_picture(request.output)
-    return request.num_frames == 1
 
 
 def _options(request: GenerateRequest, recipe: Recipe, shape: Shape) -> GenerateOptions:

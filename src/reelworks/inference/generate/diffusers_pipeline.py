@@ -34,6 +34,7 @@ from reelworks.models.objectives.objectives import PREDICTIONS
 from reelworks.models.precision.boundary import DtypeBoundary, is_sharded
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import draws
 
 _PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # names of diffusers' schedulers
 
@@ -67,7 +68,7 @@ def generate(
         raise UserError(reason, code="no-pipeline", field="--sampler", value="pipeline", remedy=remedy)
     if reason is not None or options.sampler == "own":
         with _told(boundary):
-            made = pipeline.generate_with_sound(boundary, encoder, recipe.objective, prompts, options)
+            made = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
         by = "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary)
         return PipelineOutput([clip for clip, _ in made], by, [sound for _, sound in made if sound is not None])
     # A pipeline would round sizes that do not fit, instead of refusing them.
@@ -168,27 +169,23 @@ def _scheduler(recipe: Recipe, encoder: FrozenEncoders, options: GenerateOptions
     if config is not None:
         kind = getattr(library, config["_class_name"])
         if config.get("use_beta_sigmas"):
-            _need_scipy(kind)
+            try:
+                optional_imports.with_scipy(kind)
+            except ImportError as error:
+                raise UserError(
+                    "its scheduler uses beta sigmas, which need scipy",
+                    code="scipy-not-installed",
+                    field="model.weights",
+                    remedy="pip install scipy, or sample by the recipe: --sampler recipe",
+                ) from error
         return kind.from_config(config, **trained), "the weights"
     if prediction is not None:
         betas = {"beta_start": ddpm.FIRST_BETA, "beta_end": ddpm.LAST_BETA, "beta_schedule": "scaled_linear"}
         kind = library.EulerDiscreteScheduler
         return kind(**betas, timestep_spacing="leading", steps_offset=1, **trained), "the recipe"
     latent = encoder.autoencoder.geometry.latent(options.shape)
-    shift = pipeline.timestep_shift(recipe.objective, options.shape, latent)
+    shift = draws.shift_ratio(recipe.objective, options.shape, latent)
     return library.FlowMatchEulerDiscreteScheduler(shift=shift), "the recipe"
-
-
-def _need_scipy(kind: type) -> None:
-    try:
-        optional_imports.with_scipy(kind)
-    except ImportError as error:
-        raise UserError(
-            "its scheduler uses beta sigmas, which need scipy",
-            code="scipy-not-installed",
-            field="model.weights",
-            remedy="pip install scipy, or sample by the recipe: --sampler recipe",
-        ) from error
 
 
 def _published_scheduler(source: str | None) -> Any:

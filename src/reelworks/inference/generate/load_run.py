@@ -107,8 +107,16 @@ class LoadedModel:
         # Locked until it is read: a running training may delete it meanwhile.
         with read_lock.reading(path):
             recipe = recipe_file.load(history.recipe_of(run, step))
-            if lora_scale != 1.0:
-                _require_lora_scale(recipe, lora_scale)
+            if lora_scale != 1.0 and (recipe.lora is None or not recipe.lora.kind.multiplied):
+                raise UserError(
+                    "the run trains no LoRA"
+                    if recipe.lora is None
+                    else "an adapter that turns weights, as OFT, has no scale",
+                    code="lora-scale-unknown",
+                    field="--lora-scale",
+                    value=lora_scale,
+                    remedy="leave it out",
+                )
             if to_merge and recipe.lora is not None:
                 wide = recipe.lora.model_copy(update={"base": "float32"})
                 recipe = recipe.model_copy(update={"lora": wide})
@@ -175,11 +183,3 @@ class LoadedModel:
         """Generate a clip for each prompt."""
         require(self.recipe, options)
         return diffusers_pipeline.generate(self.recipe, DtypeBoundary(self.whole), self.encoder, prompts, options)
-
-
-def _require_lora_scale(recipe: Recipe, scale: float) -> None:
-    if recipe.lora is None or not recipe.lora.kind.multiplied:
-        what = (
-            "the run trains no LoRA" if recipe.lora is None else "an adapter that turns weights, as OFT, has no scale"
-        )
-        raise UserError(what, code="lora-scale-unknown", field="--lora-scale", value=scale, remedy="leave it out")

@@ -23,7 +23,7 @@ from reelworks.inference.generate import conditions, defaults
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.writers import Sound
 from reelworks.models.api import DenoiserInputs, SoundInputs, given
-from reelworks.models.objectives import rectified_flow, timesteps
+from reelworks.models.objectives import rectified_flow
 from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.objectives.objectives import PREDICTIONS
 from reelworks.models.objectives.samplers import diffusion, flow
@@ -34,6 +34,7 @@ from reelworks.training.encoding.conditioning import encode_conditioning
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.recipe import validation
 from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.step import draws
 
 
 @dataclass(frozen=True)
@@ -113,29 +114,22 @@ def generate(
     objective: ObjectiveConfig,
     prompts: Iterable[str],
     options: GenerateOptions,
-) -> list[NDArray[np.uint8]]:
-    """Generate a clip `[T, H, W, 3]` uint8 for each prompt, independent of the others.
+) -> list[tuple[NDArray[np.uint8], Sound | None]]:
+    """Generate a clip `[T, H, W, 3]` uint8 for each prompt, independent of the others, and its sound if the model has sound.
 
     Joined clips have more frames than the shape.
     """
-    return [clip for clip, _ in generate_with_sound(boundary, encoder, objective, prompts, options)]
-
-
-@torch.no_grad()
-def generate_with_sound(
-    boundary: DtypeBoundary[DenoiserInputs],
-    encoder: FrozenEncoders,
-    objective: ObjectiveConfig,
-    prompts: Iterable[str],
-    options: GenerateOptions,
-) -> list[tuple[NDArray[np.uint8], Sound | None]]:
-    """Generate clips as `generate` does, with their sound if the model is one with sound."""
     geometry = encoder.autoencoder.geometry
     geometry.require(options.shape, ("--num-frames", "--height", "--width"))
     options.conditions.check(geometry, options.shape, encoder.conditioning)
     encoder = dataclasses.replace(encoder, given=tuple(options.companions))
     with enough_memory(options.shape):
-        return [_generate_one(boundary, encoder, objective, prompt, options) for prompt in prompts]
+        made = []
+        for prompt in prompts:
+            one = _Generation(boundary, encoder, objective, prompt, options)
+            frames = conditions.join(one.make, options.conditions)
+            made.append((frames, _joined(one.sounds, options) if one.sounds else None))
+        return made
 
 
 @contextmanager
@@ -162,18 +156,6 @@ def enough_memory(shape: Shape) -> Iterator[None]:
 def generator_of(options: GenerateOptions, device: torch.device) -> torch.Generator:
     """Return the generator of all random numbers of a prompt, as scripts give it to pipelines of diffusers."""
     return torch.Generator(device).manual_seed(options.seed)
-
-
-def _generate_one(
-    boundary: DtypeBoundary[DenoiserInputs],
-    encoder: FrozenEncoders,
-    objective: ObjectiveConfig,
-    prompt: str,
-    options: GenerateOptions,
-) -> tuple[NDArray[np.uint8], Sound | None]:
-    one = _Generation(boundary, encoder, objective, prompt, options)
-    frames = conditions.join(one.make, options.conditions)
-    return frames, _joined(one.sounds, options) if one.sounds else None
 
 
 class _Generation:
@@ -336,7 +318,7 @@ def _sample_both(
         sound,
         num_steps=options.num_inference_steps,
         guidance_scale=options.guidance_scale,
-        shift=timestep_shift(objective, options.shape, (start.shape[2], start.shape[3], start.shape[4])),
+        shift=draws.shift_ratio(objective, options.shape, (start.shape[2], start.shape[3], start.shape[4])),
         sound_shift=sound_shift,
         edit=edit,
     )
@@ -371,17 +353,5 @@ def _sample(
         output = network(z_2B, t_2B, frame_mask_2B)
         return rectified_flow.velocity_from(output, z_2B, t_2B.float(), objective.prediction)
 
-    shift = timestep_shift(objective, options.shape, latent)
+    shift = draws.shift_ratio(objective, options.shape, latent)
     return flow.sample_flow(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)
-
-
-def timestep_shift(objective: ObjectiveConfig, shape: Shape, latent: tuple[int, int, int]) -> float:
-    """Return the ratio by which an objective shifts the timesteps of a shape, whose latents have these sizes."""
-    return timesteps.shift_ratio(
-        objective,
-        height=shape.height,
-        width=shape.width,
-        num_frames=shape.num_frames,
-        latent_frames=latent[0],
-        latent_area=latent[1] * latent[2],
-    )
