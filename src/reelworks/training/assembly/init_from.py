@@ -18,7 +18,7 @@ from reelworks.data.run import history
 from reelworks.data.run.folder import RunFolder
 from reelworks.models import identify
 from reelworks.models.adapters import files
-from reelworks.models.base_model import Base, require_same, require_same_adapter
+from reelworks.models.base_model import Base, require_same
 from reelworks.models.components import family_config
 from reelworks.models.export import lora
 from reelworks.models.storage.weights import ShapeMismatch, read, require_fit, shapes_of
@@ -59,7 +59,14 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
         warning = None if base is None else files.base_warning(str(source), base)
         loaded = _Loaded(source)
     else:
-        loaded = world.broadcast(_found(source, recipe, weights_only) if world.is_main else _Loaded(source))  # type: ignore[assignment]
+        loaded = _Loaded(source)
+        if world.is_main:
+            run, step = locate.locate(source)
+            require_same_settings(run, step, recipe, None if weights_only else "add --weights-only")
+            trained = recipe_file.load(history.recipe_of(run, step))
+            path = CheckpointFolder(run.checkpoints_folder).path(step)
+            loaded = _Loaded(path, step, trained.train.ema_decay != 0.0)
+        loaded = world.broadcast(loaded)  # type: ignore[assignment]
         if weights_only:
             tensors = {"model": tensors["model"]}
         with read_lock.reading(loaded.path), verify.bad_told(loaded.path):
@@ -89,18 +96,16 @@ def _continue_average(model: TrainedModel, recipe: Recipe, loaded: _Loaded, step
     return 0
 
 
-def require_base(checkpoint: Path, base: Base | None) -> None:
-    """Check that a checkpoint's LoRA was trained on this base; None for a model without a LoRA."""
+def require_base(checkpoint: Path, base: Base | None) -> Base | None:
+    """Check that a checkpoint's LoRA was trained on this base; None for a model without a LoRA.
+
+    Returns:
+        The base that it was trained on, which has the digest of its training adapter.
+    """
     trained_on = lora.lora_base_of(checkpoint)
     if trained_on is not None and base is not None:
         require_same(trained_on, base, "checkpoint", str(checkpoint))
-
-
-def require_adapter(checkpoint: Path, base: Base | None, source: str | None) -> None:
-    """Check that a checkpoint's LoRA was trained with this training adapter, whose digest the base has."""
-    trained_on = lora.lora_base_of(checkpoint)
-    if trained_on is not None and base is not None:
-        require_same_adapter(trained_on, base, source)
+    return trained_on
 
 
 @torch.no_grad()
@@ -120,13 +125,6 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
         if isinstance(tensor, DTensor):
             value = distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
         tensor.copy_(value)
-
-
-def _found(source: Path, recipe: Recipe, weights_only: bool) -> _Loaded:
-    run, step = locate.locate(source)
-    require_same_settings(run, step, recipe, None if weights_only else "add --weights-only")
-    trained = recipe_file.load(history.recipe_of(run, step))
-    return _Loaded(CheckpointFolder(run.checkpoints_folder).path(step), step, trained.train.ema_decay != 0.0)
 
 
 def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: str | None) -> None:

@@ -15,7 +15,7 @@ from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextE
 from reelworks.models.family import PublishedSound
 from reelworks.models.sound.encoder import SoundEncoder
 
-E = TypeVar("E")
+E = TypeVar("E", bound=Autoencoder | TextEncoder | ImageEncoder | SoundEncoder)
 
 
 class _Later(Generic[E]):
@@ -39,18 +39,28 @@ class _Later(Generic[E]):
         self._made.clear()
 
 
-@final
-class LazyAutoencoder:
-    """An autoencoder of known sizes whose weights are loaded at its first use."""
+class _Lazy(Generic[E]):
+    """The parts of a lazy encoder that do not depend on its kind."""
 
-    def __init__(self, geometry: Geometry, latent_channels: int, build: Callable[[], Autoencoder]) -> None:
-        self.geometry, self.latent_channels = geometry, latent_channels
-        self.later: _Later[Autoencoder] = _Later("autoencoder", build)
+    later: _Later[E]
 
     @property
     def contract(self) -> Contract:
         """Its dtypes, for which it is loaded."""
         return self.later.get().contract
+
+    def to(self, device: torch.device) -> E:
+        """Move it, for which it is loaded; return the loaded one."""
+        return self.later.get().to(device)  # type: ignore[return-value]
+
+
+@final
+class LazyAutoencoder(_Lazy[Autoencoder]):
+    """An autoencoder of known sizes whose weights are loaded at its first use."""
+
+    def __init__(self, geometry: Geometry, latent_channels: int, build: Callable[[], Autoencoder]) -> None:
+        self.geometry, self.latent_channels = geometry, latent_channels
+        self.later = _Later("autoencoder", build)
 
     def encode(self, video_BCTHW: Tensor) -> Tensor:
         """Encode video; see `models.api.Autoencoder`."""
@@ -60,25 +70,16 @@ class LazyAutoencoder:
         """Decode latents; see `models.api.Autoencoder`."""
         return self.later.get().decode(latent_BCTHW, num_frames)
 
-    def to(self, device: torch.device) -> Autoencoder:
-        """Move it, for which it is loaded; return the loaded one."""
-        return self.later.get().to(device)
-
 
 @final
-class LazyTextEncoder:
+class LazyTextEncoder(_Lazy[TextEncoder]):
     """A text encoder of known sizes whose weights are loaded at its first use."""
 
     def __init__(
         self, dim: int, pooled_dim: int, max_length: int, *, sees_pictures: bool, build: Callable[[], TextEncoder]
     ) -> None:
         self.dim, self.pooled_dim, self.max_length, self.sees_pictures = dim, pooled_dim, max_length, sees_pictures
-        self.later: _Later[TextEncoder] = _Later("text encoder", build)
-
-    @property
-    def contract(self) -> Contract:
-        """Its dtypes, for which it is loaded."""
-        return self.later.get().contract
+        self.later = _Later("text encoder", build)
 
     def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
         """Embed captions; see `models.api.TextEncoder`."""
@@ -88,45 +89,27 @@ class LazyTextEncoder:
         """Count the words that are cut off; see `models.api.TextEncoder`."""
         return self.later.get().unseen(caption)
 
-    def to(self, device: torch.device) -> TextEncoder:
-        """Move it, for which it is loaded; return the loaded one."""
-        return self.later.get().to(device)
-
 
 @final
-class LazyImageEncoder:
+class LazyImageEncoder(_Lazy[ImageEncoder]):
     """An image encoder of known sizes whose weights are loaded at its first use."""
 
     def __init__(self, tokens: int, dim: int, build: Callable[[], ImageEncoder]) -> None:
         self.tokens, self.dim = tokens, dim
-        self.later: _Later[ImageEncoder] = _Later("image encoder", build)
-
-    @property
-    def contract(self) -> Contract:
-        """Its dtypes, for which it is loaded."""
-        return self.later.get().contract
+        self.later = _Later("image encoder", build)
 
     def encode(self, pictures_BHWC: Tensor) -> Tensor:
         """Embed pictures; see `models.api.ImageEncoder`."""
         return self.later.get().encode(pictures_BHWC)
 
-    def to(self, device: torch.device) -> ImageEncoder:
-        """Move it, for which it is loaded; return the loaded one."""
-        return self.later.get().to(device)
-
 
 @final
-class LazySoundEncoder:
+class LazySoundEncoder(_Lazy[SoundEncoder]):
     """A sound encoder of known latents whose weights are loaded at its first use."""
 
     def __init__(self, facts: PublishedSound, build: Callable[[], SoundEncoder]) -> None:
         self.facts = facts
-        self.later: _Later[SoundEncoder] = _Later("sound encoder", build)
-
-    @property
-    def contract(self) -> Contract:
-        """Its dtypes, for which it is loaded."""
-        return self.later.get().contract
+        self.later = _Later("sound encoder", build)
 
     def encode(self, samples_BSK: Tensor) -> Tensor:
         """Encode samples; see `models.sound.encoder.SoundEncoder`."""
@@ -135,7 +118,3 @@ class LazySoundEncoder:
     def decode(self, latent_BFN: Tensor) -> tuple[Tensor, int]:
         """Decode latents; see `models.sound.encoder.SoundEncoder`."""
         return self.later.get().decode(latent_BFN)
-
-    def to(self, device: torch.device) -> SoundEncoder:
-        """Move it, for which it is loaded; return the loaded one."""
-        return self.later.get().to(device)

@@ -22,7 +22,7 @@ from reelworks.data.checkpoint.save import DiskFull, Saved, SaveDetails, SaveFai
 from reelworks.data.distributed import collectives
 from reelworks.data.loader.position import DataPosition
 from reelworks.data.schedule.cursor import Aliases, Cursor, Excluded
-from reelworks.models.base_model import Base
+from reelworks.models.base_model import Base, require_same_adapter
 from reelworks.models.export import export, exports_folder
 from reelworks.models.export.lora import BASE, lora_file_of
 from reelworks.training.assembly import init_from
@@ -53,8 +53,9 @@ def restore(
 
     `adapter` is the source of the training adapter, of which `base` has the digest. Raises as `load.load` does.
     """
-    init_from.require_base(checkpoint, base)
-    init_from.require_adapter(checkpoint, base, adapter)
+    trained_on = init_from.require_base(checkpoint, base)
+    if trained_on is not None and base is not None:
+        require_same_adapter(trained_on, base, adapter)
     tensors = {key: value for key, value in state.state_dict().items() if optimizer or key != "optimizer"}
     load.load(checkpoint, tensors, fixed=True)
     if optimizer:

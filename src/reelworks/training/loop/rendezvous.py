@@ -24,19 +24,14 @@ _PATIENCE_SECONDS = 10.0
 
 def facts(recipe: Recipe) -> dict[str, str]:
     """Return what must be equal on all ranks: code, torch, and the recipe with its overrides."""
+    root = Path(version.__file__).parents[1]
+    code = b"\0".join(f"{file.relative_to(root)}\n".encode() + file.read_bytes() for file in sorted(root.rglob("*.py")))
     return {
-        "version of reelworks": f"{version.__version__} ({_code_digest()})",
+        # Two checkouts of one version differ in their source.
+        "version of reelworks": f"{version.__version__} ({digests.digest_bytes(code)[:12]})",
         "version of torch": str(torch.__version__),
         "recipe": digests.digest_bytes(recipe_file.dump(recipe).encode())[:12],
     }
-
-
-def _code_digest() -> str:
-    """Return a digest of the package's source, which differs between two checkouts of one version."""
-    root = Path(version.__file__).parents[1]
-    sources = sorted(root.rglob("*.py"))
-    parts = [f"{file.relative_to(root)}\n".encode() + file.read_bytes() for file in sources]
-    return digests.digest_bytes(b"\0".join(parts))[:12]
 
 
 def require_shared_folder(folder: Path, world: World) -> None:

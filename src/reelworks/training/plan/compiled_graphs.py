@@ -13,7 +13,6 @@ from reelworks.data.buckets.config import parse_ratio
 from reelworks.data.buckets.graphs import Graphs
 from reelworks.data.schedule.plan import EpochPlan
 from reelworks.models import components
-from reelworks.training.plan import epoch_stats
 from reelworks.training.recipe.dataset import RecipeData
 
 
@@ -66,7 +65,7 @@ def choose(data: RecipeData, plan: EpochPlan) -> Graphs:
 def of_plan(data: RecipeData, plan: EpochPlan) -> PlannedGraphs:
     """Count the graphs of a plan and name the buckets that run without one."""
     chosen, table = choose(data, plan), data.table
-    bucket, _ = epoch_stats.micro_batches(plan)
+    bucket = plan.micro_bucket
     full = _full_micro_batches(data, plan)
     multiple = components.family_config(data.recipe.model).network.passes.caption_multiple
     return PlannedGraphs(
@@ -82,7 +81,7 @@ def of_plan(data: RecipeData, plan: EpochPlan) -> PlannedGraphs:
 
 def _full_micro_batches(data: RecipeData, plan: EpochPlan) -> Any:
     """Return the bucket of each micro-batch that has as many places as its batch size."""
-    bucket, _ = epoch_stats.micro_batches(plan)
+    bucket = plan.micro_bucket
     return bucket[np.diff(plan.offsets) >= data.table.column_sizes()[bucket]]
 
 

@@ -76,7 +76,7 @@ class Figures:
 
 def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures:
     """Return the figures of one epoch on `world` ranks; `tokens` are those of a clip, by bucket."""
-    bucket, clips = micro_batches(plan)
+    bucket, clips = plan.micro_bucket, plan.real_clips
     costs, sizes = (np.array(of_bucket, dtype=np.int64) for of_bucket in (spec.costs_us, spec.batch_sizes))
     clips_of, places_of = (
         blocks.sums(bucket, each, len(tokens)).astype(np.int64) for each in (clips, np.diff(plan.offsets))
@@ -96,18 +96,13 @@ def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures
     )
 
 
-def micro_batches(plan: EpochPlan) -> tuple[Integers, Integers]:
-    """Return the bucket of every micro-batch, and the number of its clips that count."""
-    return plan.micro_bucket, plan.real_clips
-
-
 def gradient_weight(plan: EpochPlan, tokens: I64, loss_reduction: LossReduction) -> F64:
     """Return each bucket's share of an epoch's gradients, in steps: the sum is the number of steps.
 
     Every step has the same weight; within a step, micro-batches are weighted as `train.loss_reduction` says.
     `tokens` are those of a clip, by bucket.
     """
-    bucket, clips = micro_batches(plan)
+    bucket, clips = plan.micro_bucket, plan.real_clips
     weight = clips * cost.loss_weight(loss_reduction, tokens[bucket], clips)
     step_weight = np.append(weight, 0.0)[plan.steps].sum(axis=1)
     used = plan.steps >= 0
@@ -126,7 +121,7 @@ def of_buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> F64:
     Time is the cost of the micro-batches, padding included.
     """
     tokens = data.table.tokens()
-    bucket, clips = micro_batches(plan)
+    bucket, clips = plan.micro_bucket, plan.real_clips
     count = np.bincount(bucket, clips, minlength=len(tokens))
     time = np.bincount(bucket, plan.costs_us(spec), minlength=len(tokens))
     return np.stack([count, count * tokens, time, gradient_weight(plan, tokens, data.recipe.train.loss_reduction)])
@@ -246,7 +241,7 @@ def course(plan: EpochPlan, groups: list[str]) -> Course:
     line = np.array([names.index(name) for name in groups], dtype=np.int64)
     bins = min(BINS, plan.num_steps)
     step, column = np.nonzero(plan.steps >= 0)
-    bucket, _ = micro_batches(plan)
+    bucket = plan.micro_bucket
     place = line[bucket[plan.steps[step, column]]] * bins + step * bins // plan.num_steps
     counts = np.bincount(place, minlength=len(names) * bins).reshape(len(names), bins)
     return Course(

@@ -14,7 +14,7 @@ from reelworks.data.buckets.config import BucketsConfig
 from reelworks.data.loader.left_out import Rejection, by_reason
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.plan import EpochPlan, PlanSpec
-from reelworks.training.plan import compiled_graphs, data_advice, discarded, epoch_stats, rejections
+from reelworks.training.plan import compiled_graphs, data_advice, discarded, rejections
 from reelworks.training.plan.compiled_graphs import PlannedGraphs
 from reelworks.training.plan.data_advice import MirroredSides, SharedFiles
 from reelworks.training.plan.discarded import Losses
@@ -190,7 +190,7 @@ def numbers(data: RecipeData, spec: PlanSpec, plan: EpochPlan, left_out: list[Re
 def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[PlannedBucket]:
     """Return statistics of every bucket, empty ones included."""
     table, n = data.table, len(data.table.buckets)
-    bucket, _ = epoch_stats.micro_batches(plan)
+    bucket = plan.micro_bucket
     clips = blocks.sums(bucket, plan.own_clips, n).astype(np.int64).tolist()
     incomplete = np.bincount(bucket[plan.own_clips < table.column_sizes()[bucket]], minlength=n).tolist()
     batches = np.bincount(bucket, minlength=n).tolist()

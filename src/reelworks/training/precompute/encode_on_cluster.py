@@ -228,7 +228,7 @@ def _open(job: ClusterJob) -> tuple[Encoding, EncodeWorker]:
     source = encoding.open_store(data)
     device = torch.device("cuda" if job.uses_gpu else "cpu")
     prepared = encoding.build_encoding_job(data, source, device, plan_forecast.plan_spec(data), limit=job.limit)
-    return prepared, prepared.worker()
+    return prepared, EncodeWorker(prepared.source, prepared.encoder, prepared.config)
 
 
 def _require_same_files(job: ClusterJob) -> None:

@@ -18,7 +18,7 @@ from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.shape import Shape
-from reelworks.data.media.config import PREFETCH_BYTES
+from reelworks.data.media.config import DataConfig
 from reelworks.training.encoding import values
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute.encode_worker import EncodeWorker, Progress
@@ -102,8 +102,7 @@ class Encoding:
         source: The store and the keys.
         encoder: Encoders; those that are loaded at their first use are dropped after it.
         chunks: Clips by chunk, as `reachable.chunks` returns them.
-        num_workers, timeout: Processes that decode, and seconds after which one is ended.
-        prefetch_bytes: Frames that are decoded ahead.
+        config: How clips are decoded, and how many of them ahead.
         text_width: Bytes of a number in an embedding, for the forecast: 2 for encoders that compute in bfloat16.
         prompts: Texts that `encoder` embeds and keeps besides, while its text encoder is loaded for captions.
         on_progress: Called after each batch.
@@ -118,17 +117,14 @@ class Encoding:
         source: StoredLatents,
         encoder: FrozenEncoders,
         chunks: list[Chunk],
+        config: DataConfig,
         *,
-        num_workers: int = 0,
-        timeout: float = 120.0,
-        prefetch_bytes: int = PREFETCH_BYTES,
         text_width: int = 4,
         prompts: Sequence[str] = (),
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.source, self.encoder, self.chunks = source, encoder, chunks
-        self.num_workers, self.on_progress = num_workers, on_progress
-        self._timeout, self._budget_bytes = timeout, prefetch_bytes
+        self.config, self.on_progress = config, on_progress
         self._text_width, self._prompts = text_width, prompts
         self._sees = source.keys.ids.text_sees_pictures
         self.missing_by_chunk = dict[int, int]()
@@ -182,21 +178,11 @@ class Encoding:
     def run(self, forecast: EncodingForecast) -> Progress:
         """Encode and store what is missing and no other process encodes; return when everything is done by someone."""
         progress = Progress(total=forecast.clips)
-        with closing(self.worker()) as worker:
+        with closing(EncodeWorker(self.source, self.encoder, self.config)) as worker:
             worker.encode_captions(self.captions, progress, self.on_progress)
             self.encoder.embed_ahead(self._prompts)  # before the text encoder makes room for the others
             worker.encode_clips([self.chunks[number] for number in self.missing_by_chunk], progress, self.on_progress)
         return progress
-
-    def worker(self) -> EncodeWorker:
-        """Return a worker of this process, which is to be closed."""
-        return EncodeWorker(
-            self.source,
-            self.encoder,
-            num_workers=self.num_workers,
-            timeout=self._timeout,
-            prefetch_bytes=self._budget_bytes,
-        )
 
     def _bytes(self, name: str, shape: Shape) -> int:
         if name == TEXT:

@@ -21,6 +21,7 @@ from torch import Tensor
 from reelworks.core import digests
 from reelworks.data.loader import prefetch
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.media.config import DataConfig
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.training.encoding import conditioning, request_key, values
 from reelworks.training.encoding.conditioning import CLIP
@@ -74,21 +75,11 @@ class EncodeWorker:
 
     Args:
         source: The store and the keys.
-        num_workers, timeout: Processes that decode, and seconds after which one is ended.
-        prefetch_bytes: Frames that are decoded ahead.
+        config: How clips are decoded, and how many of them ahead.
     """
 
-    def __init__(
-        self,
-        source: StoredLatents,
-        encoder: FrozenEncoders,
-        *,
-        num_workers: int,
-        timeout: float,
-        prefetch_bytes: int,
-    ) -> None:
-        self.source, self._encoder = source, encoder
-        self._workers, self._timeout, self._budget_bytes = num_workers, timeout, prefetch_bytes
+    def __init__(self, source: StoredLatents, encoder: FrozenEncoders, config: DataConfig) -> None:
+        self.source, self._encoder, self._config = source, encoder, config
         self._sees = source.keys.ids.text_sees_pictures
         self._claims = Claims(source.store.path / "claims")
         self._pool: DecodePool | None = None
@@ -142,12 +133,12 @@ class EncodeWorker:
     def _stream(self, chunks: Iterable[Chunk], progress: Progress, report: Report) -> None:
         """Encode claimed chunks, and release each when its values are on disk; decoding runs ahead of encoding."""
         if self._pool is None:
-            self._pool = DecodePool(self._workers, self._timeout)
+            self._pool = DecodePool(self._config.num_workers, self._config.decode_timeout)
         ends: dict[int, Chunk] = {}  # by the identity of the last micro-batch of each
         behind: deque[Future[None]] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="store") as writer:
             work = self._work(chunks, ends)
-            for batch in prefetch.read_ahead(work, self._pool, self._budget_bytes):
+            for batch in prefetch.read_ahead(work, self._pool, self._config.prefetch_budget_bytes):
                 behind.append(self._encode_batch(batch, writer, progress))
                 if (chunk := ends.pop(id(batch.request), None)) is not None:
                     behind.append(writer.submit(self._finish, chunk))
