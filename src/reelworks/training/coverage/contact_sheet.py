@@ -103,8 +103,15 @@ def _sample_view(
             if wants.shown.last:
                 beside.append(CompanionFrames("last_frame", "", frames[-1:]))
         for kind, companion in companions.items():
-            if companion is not None:
-                beside.append(_load_companion(kind, companion))
+            if companion is None:
+                continue
+            try:  # with the same errors as in training
+                loaded = load(companion)
+                if kind == "loss_mask" and not decode.has_white_area(loaded):
+                    raise MediaError(decode.EMPTY)
+            except MediaError as problem:
+                raise MediaError(f"{kind} {companion.path}: {problem}") from problem
+            beside.append(CompanionFrames(kind, str(companion.path), loaded))
     except MediaError as problem:
         error = str(problem)
     return SampleView(
@@ -120,17 +127,6 @@ def _sample_view(
         beside=tuple(beside),
         error=error,
     )
-
-
-def _load_companion(kind: str, request: Request) -> CompanionFrames:
-    """Read a companion, with the same errors as in training."""
-    try:
-        frames = load(request)
-        if kind == "loss_mask" and not decode.has_white_area(frames):
-            raise MediaError(decode.EMPTY)
-    except MediaError as problem:
-        raise MediaError(f"{kind} {request.path}: {problem}") from problem
-    return CompanionFrames(kind, str(request.path), frames)
 
 
 def placed(request: Request, source: Shape) -> tuple[int, tuple[int, int, int, int], Shape]:

@@ -52,7 +52,14 @@ def launch(processes: int, arguments: list[str]) -> int:
         if failed:
             first = failed[0]
             if first < 0 and not forwarded:
-                _tell_of_signal(next(i for i, rank in enumerate(ranks) if rank.returncode == first), -first)
+                ended = next(i for i, rank in enumerate(ranks) if rank.returncode == first)
+                by = signal.Signals(-first)
+                hint = ", as the system does when CPU memory is full" if by == signal.SIGKILL else ""
+                terminal.say(
+                    f"error: rank {ended} was ended by {by.name}{hint}, and the others were stopped\n"
+                    "  remedy: give the same command again, which goes on from the last checkpoint",
+                    error=True,
+                )
             # Ranks that saved on a signal all exit by themselves.
             time.sleep(_GRACE_SECONDS)
             for rank in ranks:
@@ -62,16 +69,6 @@ def launch(processes: int, arguments: list[str]) -> int:
         time.sleep(_POLL_SECONDS)
     codes = [first, *(rank.returncode for rank in ranks)]
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
-
-
-def _tell_of_signal(rank: int, number: int) -> None:
-    name = signal.Signals(number).name
-    hint = ", as the system does when CPU memory is full" if number == signal.SIGKILL else ""
-    terminal.say(
-        f"error: rank {rank} was ended by {name}{hint}, and the others were stopped\n"
-        "  remedy: give the same command again, which goes on from the last checkpoint",
-        error=True,
-    )
 
 
 def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subprocess.Popen[bytes]:

@@ -14,7 +14,6 @@ from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import disk_space, load, mixture, names, retention, save, shards
 from reelworks.data.checkpoint.async_save import Background, held_bytes
-from reelworks.data.checkpoint.config import KeepBest
 from reelworks.data.checkpoint.manifest import BadCheckpoint
 from reelworks.data.checkpoint.mirror.mirror import Mirror
 from reelworks.data.checkpoint.policy import rank_best, score
@@ -209,14 +208,14 @@ class CheckpointManager:
         value = None if best is None else mixture.value(metrics, best.metric)
         if best is None or value is None:
             return False
-        return bool(self._world.broadcast(self._world.is_main and self._beats_all(best, value)))
-
-    def _beats_all(self, best: KeepBest, value: float) -> bool:
-        sign = 1 if best.mode == "min" else -1
-        infos = [info for info in self._store.list() if info.stage == self._data.stage.name]
-        ranked = rank_best(infos, best)
-        known = [score(info, best.metric) for info in infos if info.step == ranked[0]] if ranked else []
-        return all(other is None or sign * value < sign * other for other in known)
+        beats_all = False
+        if self._world.is_main:
+            sign = 1 if best.mode == "min" else -1
+            infos = [info for info in self._store.list() if info.stage == self._data.stage.name]
+            ranked = rank_best(infos, best)
+            known = [score(info, best.metric) for info in infos if info.step == ranked[0]] if ranked else []
+            beats_all = all(other is None or sign * value < sign * other for other in known)
+        return bool(self._world.broadcast(beats_all))
 
     def _save(self, position: DataPosition, metrics: dict[str, float]) -> None:
         """Save during training, asynchronously if possible; training continues if it fails."""

@@ -164,6 +164,12 @@ class Replay:
         """Return the step as it is shown, with all random choices drawn again."""
         failures = self.epoch.failures.get(self.step.step, [])
         reasons = {(failure["uid"], failure["copy"]): failure["reason"] for failure in failures}
+        micro_batches = []
+        for work in self.columns:
+            bucket, drawn = self.data.table.buckets[work.bucket].name, self.choices(work)
+            clips = [self._clip(work, i, drawn, reasons) for i in range(len(work.uids))]
+            rank = work.index % len(self.ranks)
+            micro_batches.append(ReplayedMicroBatch(work.index, rank, bucket, work.shape, clips))
         return ReplayedStep(
             step=self.step.step,
             data_restarts=self.epoch.data_restarts,
@@ -176,13 +182,8 @@ class Replay:
             applied=self.step.applied,
             clips=self.step.clips,
             fillers=[rank for rank, works in enumerate(self.ranks) for work in works if work.is_idle],
-            micro_batches=[self._micro_batch(work, reasons) for work in self.columns],
+            micro_batches=micro_batches,
         )
-
-    def _micro_batch(self, work: MicroBatchRequest, reasons: dict[tuple[int, int], str]) -> ReplayedMicroBatch:
-        bucket, drawn = self.data.table.buckets[work.bucket].name, self.choices(work)
-        clips = [self._clip(work, i, drawn, reasons) for i in range(len(work.uids))]
-        return ReplayedMicroBatch(work.index, work.index % len(self.ranks), bucket, work.shape, clips)
 
     def _clip(
         self, work: MicroBatchRequest, i: int, drawn: RandomDraws, reasons: dict[tuple[int, int], str]

@@ -116,6 +116,11 @@ def blank(encoder: FrozenEncoders, bucket: Bucket, batch: int, device: torch.dev
     latent = full(batch, encoder.autoencoder.latent_channels, t, h, w)
     conditions = conditioning.blank(encoder, latent)
     latent = conditioning.prepend_sources(latent, conditions)
+    sound: SoundInputs | None = None
+    if encoder.sound is not None:
+        shape = encoder.sound.latent_shape(bucket.shape.num_frames)
+        every = torch.ones(batch, shape[1], dtype=torch.bool, device=device)
+        sound = SoundInputs(full(batch, *shape), full(batch, value=500.0), every)
     return DenoiserInputs(
         latent=latent,
         time=full(batch, value=500.0),
@@ -129,14 +134,5 @@ def blank(encoder: FrozenEncoders, bucket: Bucket, batch: int, device: torch.dev
         width=full(batch, value=float(bucket.shape.width)),
         drop_text=torch.zeros(batch, dtype=torch.bool, device=device),
         **given(conditions, batch),
-        sound=_sound(encoder, bucket, latent),
+        sound=sound,
     )
-
-
-def _sound(encoder: FrozenEncoders, bucket: Bucket, latent: torch.Tensor) -> SoundInputs | None:
-    if encoder.sound is None:
-        return None
-    shape = encoder.sound.latent_shape(bucket.shape.num_frames)
-    sound = latent.new_zeros(len(latent), *shape)
-    every = torch.ones(len(latent), shape[1], dtype=torch.bool, device=latent.device)
-    return SoundInputs(sound, latent.new_full((len(latent),), 500.0), every)

@@ -141,15 +141,13 @@ class ChildProcess:
         self._process = context.Process(target=_serve, args=(theirs, self._recipe, self._memory_bytes), daemon=True)
         self._process.start()
         theirs.close()
-        ready = self._pipe.poll(None) and self._receive_ready()
+        self._pipe.poll(None)
+        try:
+            ready = self._pipe.recv()
+        except EOFError:
+            ready = _too_large(self._memory_bytes)
         if isinstance(ready, Exception):
             raise ready
-
-    def _receive_ready(self) -> Any:
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            return _too_large(self._memory_bytes)
 
 
 def _too_large(memory_bytes: int) -> UserError:
@@ -190,13 +188,10 @@ def _serve(pipe: Any, recipe: Recipe, memory_bytes: int) -> None:
         pipe.send("ready")
         with contextlib.suppress(EOFError):
             while True:
-                pipe.send(_reply(bench, *pipe.recv()))
-
-
-def _reply(bench: Workbench, bucket: Bucket, batch_size: int) -> Any:
-    try:
-        return bench.trial(bucket, batch_size)
-    except UserError as error:
-        return error
-    except Exception as error:
-        return _OUT_OF_MEMORY if out_of_memory.is_lack(error) else RuntimeError(repr(error))
+                bucket, batch_size = pipe.recv()
+                try:
+                    pipe.send(bench.trial(bucket, batch_size))
+                except UserError as error:
+                    pipe.send(error)
+                except Exception as error:
+                    pipe.send(_OUT_OF_MEMORY if out_of_memory.is_lack(error) else RuntimeError(repr(error)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,7 @@ from reelworks.data.schedule.plan import Samples
 from reelworks.models import components
 from reelworks.models.objectives import objectives
 from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
+from reelworks.training.observers.validation import shared_out
 from reelworks.training.step import draws, progress
 from reelworks.training.step.clip_account import Measured
 from reelworks.training.step.examples import Predicted, fixed_example
@@ -146,21 +147,14 @@ class ClipLossRounds(StepObserver):
         chosen = choose(times[order], late[order], kind[order], sizes[clips.bucket[order]], size)
         return [(order[batch], times[order[batch]].astype(np.int64)) for batch in chosen]
 
-    def _requests(self, chosen: list[tuple[I64, I64]]) -> Iterator[MicroBatchRequest]:
-        """Yield this rank's micro-batches; all ranks get the same number, filled up with fillers."""
-        for first in range(0, len(chosen), self.training.world.data_size):
-            own = first + self.training.world.data_rank
-            batch, _ = chosen[min(own, len(chosen) - 1)]
-            clips = self._candidates[0].take(batch)
-            yield self.training.source.build_request(clips, epoch=0, is_idle=own >= len(chosen), augments=False)
-
     @torch.no_grad()
     def _measure(self, chosen: list[tuple[I64, I64]], pool: DecodePool) -> list[Measured]:
         """Return the losses of this rank's clips."""
         training, world, found = self.training, self.training.world, []
         own = range(world.data_rank, len(chosen) + world.data_size, world.data_size)
         budget_bytes = training.data.recipe.data.prefetch_budget_bytes
-        batches = training.encoder.read(self._requests(chosen), pool, budget_bytes)
+        requests = shared_out(training.source, world, len(chosen), lambda i: self._candidates[0].take(chosen[i][0]))
+        batches = training.encoder.read(requests, pool, budget_bytes)
         for place, batch in zip(own, batches, strict=False):
             picked, times = chosen[min(place, len(chosen) - 1)]
             training.model.sequence.use(batch.request.sequence_degree)

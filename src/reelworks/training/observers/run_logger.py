@@ -245,7 +245,17 @@ class RunLogger(StepObserver):
     def _log_clips(self, position: DataPosition, step: int, result: StepResult, batches: Sequence[MicroBatch]) -> None:
         folder = self._run.path / "debug"
         folder.mkdir(exist_ok=True)
-        trained = [_clip(b, i) for b in batches for i in np.flatnonzero(b.is_valid.numpy()).tolist() if result.applied]
+        trained = [
+            {
+                "uid": int(b.request.uids[i]),
+                "copy": int(b.request.copies[i]),
+                "repeat_index": int(b.request.repeat_index[i]),
+                "path": str(b.request.requests[i].path),
+            }
+            for b in batches
+            for i in np.flatnonzero(b.is_valid.numpy()).tolist()
+            if result.applied
+        ]
         shapes = [str(b.request.shape) for b in batches]
         line = {
             "step": step,
@@ -330,13 +340,3 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def _clip(batch: MicroBatch, index: int) -> dict[str, Any]:
-    work = batch.request
-    return {
-        "uid": int(work.uids[index]),
-        "copy": int(work.copies[index]),
-        "repeat_index": int(work.repeat_index[index]),
-        "path": str(work.requests[index].path),
-    }

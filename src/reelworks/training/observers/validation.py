@@ -87,7 +87,8 @@ class Validator:
         # Of all clips, and then of each bucket's: sums of the loss at each timestep, and of clips.
         sums = torch.zeros(1 + len(buckets), len(times) + 1, dtype=torch.float64)
         budget_bytes = self.recipe.data.prefetch_budget_bytes
-        for done, batch in enumerate(self.encoder.read(self._requests(), pool, budget_bytes), 1):
+        requests = shared_out(self.source, self.world, len(self.held_out), lambda i: self.held_out.take(np.array([i])))
+        for done, batch in enumerate(self.encoder.read(requests, pool, budget_bytes), 1):
             # Groups of fewer ranks than a sequence group has measure the same clip, and one of them counts.
             self.sequence.use(batch.request.sequence_degree)
             losses = self._losses(batch)
@@ -119,10 +120,12 @@ class Validator:
             outputs.append(Predicted.from_inputs(self.boundary, part))
         return example.losses(Predicted.joined(outputs)).double().cpu()
 
-    def _requests(self) -> Iterator[MicroBatchRequest]:
-        """Yield this rank's clips one by one; all ranks get the same number, filled up with fillers."""
-        clips = len(self.held_out)
-        for first in range(0, clips, self.world.data_size):
-            own = first + self.world.data_rank
-            clip = self.held_out.take(np.array([min(own, clips - 1)]))
-            yield self.source.build_request(clip, epoch=0, is_idle=own >= clips, augments=False)
+
+def shared_out(
+    source: StepSource, world: World, count: int, clips_of: Callable[[int], Samples]
+) -> Iterator[MicroBatchRequest]:
+    """Yield this rank's part of so many micro-batches; all ranks get the same number, filled up with fillers."""
+    for first in range(0, count, world.data_size):
+        own = first + world.data_rank
+        clips = clips_of(min(own, count - 1))
+        yield source.build_request(clips, epoch=0, is_idle=own >= count, augments=False)

@@ -94,11 +94,6 @@ class _ClipRule:
         return text, self.remedy, tuple(rows.label(i) for i in found[:FILES_NAMED].tolist())
 
 
-def _captions_garbled(rows: CatalogRows) -> Any:
-    captions = rows.caption.fill_null("")
-    return pc.or_(pc.match_substring(captions, "\ufffd"), pc.match_substring(captions, "\0"))
-
-
 def _captions_equal(rows: CatalogRows) -> Finding:
     captions = rows.take(rows.readable & np.asarray(rows.caption.is_valid())).caption
     most = pc.max(pc.value_counts(captions).field("counts")).as_py() or 0
@@ -137,14 +132,6 @@ def _score(rows: CatalogRows, name: str) -> NDArray[np.float64]:
     return rows.scores[name] if name in rows.scores else np.full(len(rows), np.nan)
 
 
-def _color_profile(rows: CatalogRows) -> NDArray[np.bool_]:
-    return rows.per_word("icc_profile", lambda name: not pictures.is_srgb(name))
-
-
-def _unusual_colors(rows: CatalogRows) -> NDArray[np.bool_]:
-    return rows.full_range | rows.per_word("color_matrix", lambda name: name not in ("", "bt601", "bt709"))
-
-
 def _mixed_fps(rows: CatalogRows) -> Finding:
     fps = rows.fps[rows.readable & rows.is_video]
     if not len(fps) or fps.max() < 1.2 * fps.min():
@@ -181,7 +168,9 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
         "describe what the clip shows",
     ),
     "captions_garbled": _ClipRule(
-        _captions_garbled, "{captions_have} bytes that are not UTF-8", "save the text files as UTF-8"
+        lambda rows: pc.match_substring_regex(rows.caption.fill_null(""), "\ufffd|\\x00"),
+        "{captions_have} bytes that are not UTF-8",
+        "save the text files as UTF-8",
     ),
     "captions_equal": _captions_equal,
     "captions_lines": _ClipRule(
@@ -258,12 +247,12 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
         "those frames are not trained; encode the clips anew if they should be",
     ),
     "color_profile": _ClipRule(
-        _color_profile,
+        lambda rows: rows.per_word("icc_profile", lambda name: not pictures.is_srgb(name)),
         "{clips} with a colour profile other than sRGB",
         "their colours are converted to sRGB",
     ),
     "unusual_colors": _ClipRule(
-        _unusual_colors,
+        lambda rows: rows.full_range | rows.per_word("color_matrix", lambda name: name not in ("", "bt601", "bt709")),
         "{clips} in full range or with a colour matrix other than BT.601 and BT.709",
         "they are converted as their tags say; correct the tags if the colours on a contact sheet look wrong",
     ),

@@ -97,7 +97,13 @@ def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, e
     if both is not None and any(not too_much(other) or other.waste <= totals[both].waste for other in others):
         del chosen["both"]
     order = sorted(chosen.values(), key=lambda i: (too_much(totals[i]), len(fixes[i].batch_sizes)))
-    return [_change(data, fixes[i], totals[i]) for i in order]
+    found, of_table = [], data.table.entries
+    for fix, its in ((fixes[i], totals[i]) for i in order):
+        sizes = [
+            BatchSizeChange(str(of_table[at]), of_table[at].batch_size, size) for at, size in fix.batch_sizes.items()
+        ]
+        found.append(ProposedChange(fix.incomplete_batch, sizes, _settings(data, fix), not too_much(its), its))
+    return found
 
 
 def fewer_ranks(
@@ -159,12 +165,6 @@ def _spec(data: RecipeData, spec: PlanSpec, fix: PlanFix) -> PlanSpec:
     sizes = tuple(fix.batch_sizes.get(bucket.entry, bucket.batch_size) * bucket.parts for bucket in buckets)
     merge_to = merge_targets(data.table, fix.incomplete_batch)
     return replace(spec, incomplete_batch=fix.incomplete_batch, batch_sizes=sizes, merge_to=merge_to)
-
-
-def _change(data: RecipeData, fix: PlanFix, total: Figures) -> ProposedChange:
-    entries = data.table.entries
-    sizes = [BatchSizeChange(str(entries[i]), entries[i].batch_size, size) for i, size in fix.batch_sizes.items()]
-    return ProposedChange(fix.incomplete_batch, sizes, _settings(data, fix), not too_much(total), total)
 
 
 def _settings(data: RecipeData, fix: PlanFix) -> list[str]:

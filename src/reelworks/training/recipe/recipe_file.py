@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tomli_w
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from reelworks.core import toml, toml_none, user_files
 from reelworks.core.errors import UserError, nearest
@@ -21,6 +21,8 @@ from reelworks.training.recipe.stages import StageConfig, StageList
 
 if TYPE_CHECKING:
     from reelworks.data.schedule.cursor import StageStart
+
+C = TypeVar("C", bound=BaseModel)
 
 
 def load(path: Path, overrides: Sequence[str] = (), data_path: Path | None = None) -> Recipe:
@@ -91,7 +93,7 @@ def parse(values: dict[str, Any]) -> Recipe:
         if recipe.train.lacks_end and recipe.train.max_epochs is None:  # the steps of epochs are told by a plan
             raise config.no_end(recipe.train)
         return recipe
-    listed, train = _stages(values), values.get("train")
+    listed, train = _checked(StageList, {"stage": values["stage"]}).stage, values.get("train")
     train = train if isinstance(train, dict) else {}
     stages.require(listed, train)
     recipes = [_parse_stage(values, stage) for stage in listed]
@@ -139,9 +141,9 @@ def _index_of(recipe: Recipe, name: str) -> int:
     return names.index(bare)
 
 
-def _stages(values: dict[str, Any]) -> list[StageConfig]:
+def _checked(kind: type[C], values: dict[str, Any]) -> C:
     try:
-        return StageList.model_validate(toml_none.from_toml({"stage": values["stage"]}, StageList)).stage
+        return kind.model_validate(toml_none.from_toml(values, kind))
     except ValidationError as error:
         raise explain(error) from None
 
@@ -185,10 +187,7 @@ def _require_successor(before: Recipe, after: Recipe, stage: StageConfig) -> Non
 
 
 def _parse_one(values: dict[str, Any]) -> Recipe:
-    try:
-        recipe = Recipe.model_validate(toml_none.from_toml(values, Recipe))
-    except ValidationError as error:
-        raise explain(error) from None
+    recipe = _checked(Recipe, values)
     for rule in validation.RULES:
         recipe = rule(recipe) or recipe
     return recipe

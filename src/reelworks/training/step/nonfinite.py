@@ -95,15 +95,13 @@ def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     for name, part in parts.items():
         if part.is_floating_point() and part.numel():
             by_device[part.device][name] = part
-    bad = {name for group in by_device.values() for name in _not_finite(group)}
+    bad = set[str]()
+    for group in by_device.values():
+        # The largest absolute value, as a sum of squares could overflow although all values are finite.
+        largest = torch._foreach_norm(list(group.values()), math.inf)
+        finite = torch.isfinite(torch.stack([value.float() for value in largest])).tolist()
+        bad |= {name for name, is_finite in zip(group, finite, strict=True) if not is_finite}
     return [name for name in parts if name in bad]
-
-
-def _not_finite(parts: Mapping[str, Tensor]) -> list[str]:
-    # The largest absolute value, as a sum of squares could overflow although all values are finite.
-    largest = torch._foreach_norm(list(parts.values()), math.inf)
-    finite = torch.isfinite(torch.stack([value.float() for value in largest])).tolist()
-    return [name for name, is_finite in zip(parts, finite, strict=True) if not is_finite]
 
 
 @torch.no_grad()

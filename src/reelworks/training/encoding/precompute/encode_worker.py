@@ -154,7 +154,11 @@ class EncodeWorker:
         for chunk in chunks:
             store.refresh()
             wanted_of = keys.wanted(chunk.build_request(data))
-            lacking = [i for i, wanted in enumerate(wanted_of) if self._lacks(wanted)]
+            lacking = [
+                i
+                for i, wanted in enumerate(wanted_of)
+                if any(wanted[name].key not in store for name in self._names(wanted))
+            ]
             size = max(int(data.table.batch_sizes()[int(chunk.clips.bucket[0])]), 1)
             batches = [chunk.part(data, lacking[at : at + size]) for at in range(0, len(lacking), size)]
             if not batches:
@@ -208,9 +212,6 @@ class EncodeWorker:
             if wanted.key not in self.source.store:
                 self.source.store.put(wanted, encoded[i])
                 progress.bytes += encoded[i].nbytes
-
-    def _lacks(self, wanted: dict[str, Wanted]) -> bool:
-        return any(wanted[name].key not in self.source.store for name in self._names(wanted))
 
     def _names(self, wanted: dict[str, Wanted]) -> list[str]:
         """Return the names of the values that are encoded clip by clip."""
