@@ -16,7 +16,10 @@ from reelworks.data.loader.dataset import Dataset
 from reelworks.data.run import lock
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.plan import PlanSpec
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.loop.stages import Stage
 from reelworks.training.plan import plan_forecast
+from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 
 
@@ -51,6 +54,17 @@ class OpenRun:
     same_bucket_run: int
     folder_lock: FolderLock
     world: World
+
+
+@dataclass(frozen=True)
+class StartedStage:
+    """A stage that a start trains, with its run folder open and its data planned."""
+
+    stage: Stage
+    request: TrainRequest
+    run: OpenRun
+    data: RecipeData
+    spec: PlanSpec
 
 
 @contextmanager

@@ -21,19 +21,16 @@ from reelworks.data.loader.position import DataPosition, next_epoch
 from reelworks.data.run import events, history, records
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.cursor import Aliases, Cursor
-from reelworks.data.schedule.plan import PlanSpec
 from reelworks.models import hub
 from reelworks.models.adapters.files import base_warning
 from reelworks.training.assembly import init_from
 from reelworks.training.assembly.build import TrainedModel
 from reelworks.training.loop import checkpointing, stages
-from reelworks.training.loop.open_run import OpenRun
-from reelworks.training.loop.request import TrainRequest
+from reelworks.training.loop.open_run import StartedStage
 from reelworks.training.loop.stages import Stage
 from reelworks.training.plan import plan_report, rejections
 from reelworks.training.plan.plan_report import PlanSummary
 from reelworks.training.recipe import diff, recipe_file
-from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step.spikes import SpikeDetector
 
@@ -48,9 +45,7 @@ def set_threads(recipe: Recipe) -> int:
     return threads
 
 
-def restore(
-    run: OpenRun, data: RecipeData, spec: PlanSpec, request: TrainRequest, model: TrainedModel, stage: Stage
-) -> tuple[DataPosition, int | None]:
+def restore(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, int | None]:
     """Load the stage's checkpoint, and return the position in the data that belongs to it, and its step. Collective.
 
     Without one the run starts fresh, from the weights that `request.load` names, if any. A checkpoint that proves bad
@@ -60,13 +55,23 @@ def restore(
         OtherStageError: The older one may be of another stage.
     """
     with log.stage("loading the weights that training begins with, and planning"):
-        if stage.step is None:
-            position, resumed_from = _start_fresh(run, data, spec, request, model), None
+        world, data = started.run.world, started.data
+        if started.stage.step is None:
+            position, resumed_from = _start_fresh(started, model), None
         else:
-            position, resumed_from = _resume(run, data, spec, request, model, stage)
+            position, resumed_from = _resume(started, model)
         data.stage = position.stage  # of a run that began with --load, its average is older
-        _require_same_plan(run.world, position)
-        if not run.world.is_main:  # which reports what the plan leaves out
+        plans = world.gather(position.plan.digest())
+        others = [str(rank) for rank, plan in enumerate(plans) if plan != plans[0]]
+        if others:  # on all ranks: a machine with an older copy of the catalog plans something else
+            raise UserError(
+                f"rank {', '.join(others)} planned another epoch than rank 0",
+                code="ranks-planned-differently",
+                field="catalog",
+                remedy="let all machines read the same catalog and the same files that the recipe names, with the same "
+                "version of reelworks",
+            )
+        if not world.is_main:  # which reports what the plan leaves out
             data.forget_planning()
     return position, resumed_from
 
@@ -75,21 +80,20 @@ class OtherStageError(Exception):
     """The checkpoint that training goes on from proved bad, and an older one may be of another stage."""
 
 
-def _resume(
-    run: OpenRun, data: RecipeData, spec: PlanSpec, request: TrainRequest, model: TrainedModel, stage: Stage
-) -> tuple[DataPosition, int]:
-    step, (cursor, excluded, aliases) = _load(run, request, model, stage)
+def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, int]:
+    stage, request, run, data, spec = started.stage, started.request, started.run, started.data, started.spec
+    step, (cursor, excluded, aliases) = _load(started, model)
     if stage.config is not None and step != stage.step:
         raise OtherStageError
     if stage.begins:
-        return _begin_stage(run, data, spec, model, stage, cursor, aliases), step
+        return _begin_stage(started, model, cursor, aliases), step
     changes = diff.of_recipes(run.folder, step, data.recipe) if run.world.is_main else []
     if request.load is not None:
         changes.append("--load has no effect: the run resumes from its own checkpoint")
     restart_data = request.restart_data
     if restart_data:
         # The main rank decides, as other ranks may read an older version of the events file.
-        reason = _reason_to_keep_data(data, run.folder, cursor, request) if run.world.is_main else None
+        reason = _reason_to_keep_data(started, cursor) if run.world.is_main else None
         reason = run.world.broadcast(reason)  # type: ignore[assignment]
         if reason is not None:
             changes.append(f"--restart-data has no effect: {reason}")
@@ -105,12 +109,11 @@ def _resume(
     return position, step
 
 
-def _begin_stage(
-    run: OpenRun, data: RecipeData, spec: PlanSpec, model: TrainedModel, stage: Stage, cursor: Cursor, aliases: Aliases
-) -> DataPosition:
+def _begin_stage(started: StartedStage, model: TrainedModel, cursor: Cursor, aliases: Aliases) -> DataPosition:
     """Return the first position of a stage, and begin anew what its entry in the recipe says."""
+    stage, run, data = started.stage, started.run, started.data
     assert stage.config is not None
-    position, changes = resume.start_again(data, spec, run.folder, cursor, aliases, stage.start)
+    position, changes = resume.start_again(data, started.spec, run.folder, cursor, aliases, stage.start)
     model.state.spikes = SpikeDetector()
     if stage.config.optimizer == "reset":
         model.state.optimizer.begin()
@@ -123,9 +126,9 @@ def _begin_stage(
     return position
 
 
-def _load(run: OpenRun, request: TrainRequest, model: TrainedModel, stage: Stage) -> tuple[int, checkpointing.Restored]:
+def _load(started: StartedStage, model: TrainedModel) -> tuple[int, checkpointing.Restored]:
     """Load the stage's checkpoint, or the newest one that is not bad if none was asked for; returns its step."""
-    recipe, step = stage.recipe, stage.step
+    stage, run, recipe, step = started.stage, started.run, started.stage.recipe, started.stage.step
     assert step is not None
     adapter = None if recipe.lora is None else recipe.lora.training_adapter
 
@@ -133,7 +136,7 @@ def _load(run: OpenRun, request: TrainRequest, model: TrainedModel, stage: Stage
         require_settings(run.folder, info.step, stage)
         return checkpointing.restore(info.path, model.state, model.base, adapter, optimizer=not stage.resets_optimizer)
 
-    if request.resume == "auto":
+    if started.request.resume == "auto":
         found = load.load_newest(run.store, attempt, quarantine=True)
         assert found is not None  # `pick` found one
         return found[0].step, found[1]
@@ -142,15 +145,16 @@ def _load(run: OpenRun, request: TrainRequest, model: TrainedModel, stage: Stage
         return step, attempt(info)
 
 
-def _start_fresh(
-    run: OpenRun, data: RecipeData, spec: PlanSpec, request: TrainRequest, model: TrainedModel
-) -> DataPosition:
-    position, empty = next_epoch(data, spec, None)
+def _start_fresh(started: StartedStage, model: TrainedModel) -> DataPosition:
+    data, request = started.data, started.request
+    position, empty = next_epoch(data, started.spec, None)
     logger.info("starting fresh")
     log_empty(empty)
     recipe, base, average_steps = data.recipe, model.base, 0
     if request.load is not None:
-        average_steps = init_from.load_run(request.load, model, run.world, recipe, weights_only=request.weights_only)
+        average_steps = init_from.load_run(
+            request.load, model, started.run.world, recipe, weights_only=request.weights_only
+        )
     file = recipe.lora.weights if recipe.lora is not None else None
     warning = base_warning(file, base) if file is not None and base is not None else None
     if warning is not None:
@@ -174,18 +178,18 @@ def log_empty(epochs: list[int]) -> None:
         logger.info("epoch %d: no clip was drawn", epoch)
 
 
-def _reason_to_keep_data(data: RecipeData, folder: RunFolder, cursor: Cursor, request: TrainRequest) -> str | None:
+def _reason_to_keep_data(started: StartedStage, cursor: Cursor) -> str | None:
     """Return why --restart-data has no effect, or None if it has.
 
     A scheduler repeats the same command after every preemption, so restarted data are finished before they are
     restarted again, unless the command names a checkpoint.
     """
-    last = data.recipe.train.max_steps
+    request, last = started.request, started.data.recipe.train.max_steps
     if last is not None and cursor.global_step >= last:
         return f"train.max_steps = {last} is reached"
     if request.resume != "auto" or not (cursor.data_restarts or request.load is not None):
         return None
-    if cursor.data_restarts in history.finished_generations(folder):
+    if cursor.data_restarts in history.finished_generations(started.run.folder):
         return None
     what = "an earlier start restarted the data" if cursor.data_restarts else "the run began the data after --load"
     return (
@@ -194,23 +198,7 @@ def _reason_to_keep_data(data: RecipeData, folder: RunFolder, cursor: Cursor, re
     )
 
 
-def _require_same_plan(world: World, position: DataPosition) -> None:
-    """Raise on all ranks if a rank has another plan, as a machine with an older copy of the catalog would."""
-    plans = world.gather(position.plan.digest())
-    others = [str(rank) for rank, plan in enumerate(plans) if plan != plans[0]]
-    if others:
-        raise UserError(
-            f"rank {', '.join(others)} planned another epoch than rank 0",
-            code="ranks-planned-differently",
-            field="catalog",
-            remedy="let all machines read the same catalog and the same files that the recipe names, with the same "
-            "version of reelworks",
-        )
-
-
-def prepare_folder(
-    run: OpenRun, data: RecipeData, position: DataPosition, *, stage: Stage, threads: int, done: bool
-) -> str:
+def prepare_folder(started: StartedStage, position: DataPosition, *, threads: int, done: bool) -> str:
     """Update the run folder for a start, on the main rank: set later checkpoints aside, write recipe and plan.
 
     `done` tells whether nothing is left to train. Other ranks do nothing, and get an empty name.
@@ -218,42 +206,37 @@ def prepare_folder(
     Call this before logging the start event, which voids the events of later steps: after a kill in between, there
     would be a checkpoint without events of its steps. Returns the name of the recipe's file in `recipes/`.
     """
+    stage, run, data = started.stage, started.run, started.data
     if not run.world.is_main:
         return ""
     with files.writing("output", run.folder.path):
-        return _prepare_folder(run, data, position, stage=stage, threads=threads, done=done)
-
-
-def _prepare_folder(
-    run: OpenRun, data: RecipeData, position: DataPosition, *, stage: Stage, threads: int, done: bool
-) -> str:
-    if stage.step is not None:
-        # A later checkpoint is of an abandoned branch, and would pass for the newest, or for a save of its step.
-        for later in [step for step in run.store.steps() if step > position.global_step]:
-            aside = run.store.set_aside(later, f"abandoned: the run went back to step {position.global_step}")
-            logger.info("checkpoint of step %d is set aside as %s", later, aside.name)
-    # A fresh start has former records too, if a start was killed before its first save.
-    records.reopen(run.folder, position.global_step, None if done else position.key)
-    whole = recipe_file.dump(stage.whole) if stage.config is not None else None
-    recipe_name = run.folder.keep_recipe(recipe_file.dump(data.recipe), whole)
-    stages.log_edited(stage, run.folder)
-    starts = list(events.read(run.folder.events_file, "start"))
-    if starts and (former := starts[-1]["threads"]) != threads:
-        logger.warning(f"threads: {former} then, {threads} now; losses will differ in their last bits")
-    _write_plan(run, data, position)
-    files.write_json(
-        run.folder.environment_file,
-        {
-            "reelworks": version.__version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            "machine": f"{platform.system()} {platform.machine()}, {cores.count()} cores",
-            "device": str(run.world.device),
-            "world_size": run.world.size,
-            "threads": threads,
-        },
-    )
-    return recipe_name
+        if stage.step is not None:
+            # A later checkpoint is of an abandoned branch, and would pass for the newest, or for a save of its step.
+            for later in [step for step in run.store.steps() if step > position.global_step]:
+                aside = run.store.set_aside(later, f"abandoned: the run went back to step {position.global_step}")
+                logger.info("checkpoint of step %d is set aside as %s", later, aside.name)
+        # A fresh start has former records too, if a start was killed before its first save.
+        records.reopen(run.folder, position.global_step, None if done else position.key)
+        whole = recipe_file.dump(stage.whole) if stage.config is not None else None
+        recipe_name = run.folder.keep_recipe(recipe_file.dump(data.recipe), whole)
+        stages.log_edited(stage, run.folder)
+        starts = list(events.read(run.folder.events_file, "start"))
+        if starts and (former := starts[-1]["threads"]) != threads:
+            logger.warning(f"threads: {former} then, {threads} now; losses will differ in their last bits")
+        _write_plan(started, position)
+        files.write_json(
+            run.folder.environment_file,
+            {
+                "reelworks": version.__version__,
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+                "machine": f"{platform.system()} {platform.machine()}, {cores.count()} cores",
+                "device": str(run.world.device),
+                "world_size": run.world.size,
+                "threads": threads,
+            },
+        )
+        return recipe_name
 
 
 def left_out_lines(summary: PlanSummary, file: Path) -> list[str]:
@@ -270,8 +253,8 @@ def left_out_lines(summary: PlanSummary, file: Path) -> list[str]:
     return [*lines, f"all clips that are left out are listed in {file}"]
 
 
-def _write_plan(run: OpenRun, data: RecipeData, position: DataPosition) -> None:
-    spec, epoch = position.spec, position.epoch
+def _write_plan(started: StartedStage, position: DataPosition) -> None:
+    run, data, spec, epoch = started.run, started.data, position.spec, position.epoch
     # A later segment is only the rest of an epoch; the summary is of the whole one.
     plan = position.plan if position.segment == 0 else replace(data, run=None).plan(spec, epoch)
     summary = plan_report.summarise(data, spec, plan, world=run.world.data_size, epoch=epoch)

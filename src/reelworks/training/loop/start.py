@@ -14,7 +14,6 @@ from reelworks.data.distributed import layout, mesh
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.position import DataPosition
 from reelworks.data.run.folder import RunFolder
-from reelworks.data.schedule.plan import PlanSpec
 from reelworks.models import components
 from reelworks.models.attention import attention
 from reelworks.models.precision.boundary import DtypeBoundary
@@ -27,7 +26,8 @@ from reelworks.training.encoding.precompute.encode_worker import Progress
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.loop import open_run, rendezvous, resume
 from reelworks.training.loop.config import no_end
-from reelworks.training.loop.open_run import FolderLock, OpenRun
+from reelworks.training.loop.open_run import FolderLock, StartedStage
+from reelworks.training.loop.request import TrainRequest
 from reelworks.training.loop.stages import Stage
 from reelworks.training.memory import dry_run
 from reelworks.training.observers import trackers
@@ -71,7 +71,7 @@ def require_later_stages(stage: Stage, world: World, on_scan: Callable[[ScanProg
     world.wait()
 
 
-def plan(stage: Stage, folder_lock: FolderLock, world: World) -> tuple[OpenRun, RecipeData, PlanSpec]:
+def plan(stage: Stage, request: TrainRequest, folder_lock: FolderLock, world: World) -> StartedStage:
     """Open the run, and its catalog with the buckets that were proposed if the recipe names none."""
     recipe = stage.recipe
     with log.stage("planning"):
@@ -82,7 +82,7 @@ def plan(stage: Stage, folder_lock: FolderLock, world: World) -> tuple[OpenRun, 
         spec = open_run.plan_spec(data, run)
         if recipe.train.lacks_end:
             raise no_end(recipe.train, data.plan(spec, stage.start.epoch).num_steps)
-    return run, data, spec
+    return StartedStage(stage, request, run, data, spec)
 
 
 def require_weights(recipe: Recipe, *, resumed: bool) -> dict[str, str]:
@@ -96,31 +96,31 @@ def require_weights(recipe: Recipe, *, resumed: bool) -> dict[str, str]:
 
 @contextmanager
 def stored_latents(
-    data: RecipeData, spec: PlanSpec, world: World, on_encode: Callable[[Progress], None]
+    started: StartedStage, world: World, on_encode: Callable[[Progress], None]
 ) -> Iterator[tuple[StoredLatents | None, FrozenEncoders | None]]:
     """Encode what the recipe's store lacks, and yield the store, with encoders that are loaded when they are needed.
 
     Both are None without a store.
     """
+    data = started.data
     if not data.recipe.encode.store:
         yield None, None
         return
     encoders = encoding.lazy_encoder(data.recipe, world.device)
-    stored = encoding.before_training(data, encoders, world, spec, on_encode)
+    stored = encoding.before_training(data, encoders, world, started.spec, on_encode)
     try:
         yield stored, encoders
     finally:
         stored.close()
 
 
-def build_model(
-    run: OpenRun, data: RecipeData, sources: Mapping[str, str], encoders: FrozenEncoders | None, *, resumed: bool
-) -> TrainedModel:
+def build_model(started: StartedStage, sources: Mapping[str, str], encoders: FrozenEncoders | None) -> TrainedModel:
     """Build a recipe's model, check its dtypes and kernels for all buckets, and shard it. Collective.
 
     `encoders` take the place of the recipe's, such as those that are loaded at their first use. Warns if a resumed run's
     published weights have moved since.
     """
+    run, data, resumed = started.run, started.data, started.stage.step is not None
     recipe, world = data.recipe, run.world
     if resumed and world.is_main:
         resume.log_moved_sources(run.folder, sources)
@@ -145,11 +145,12 @@ def build_model(
     )
 
 
-def rehearse(run: OpenRun, data: RecipeData, model: TrainedModel, position: DataPosition, *, debug: bool) -> None:
+def rehearse(started: StartedStage, model: TrainedModel, position: DataPosition) -> None:
     """Run the largest planned bucket once: a lack of memory shows before the first step, or not at all."""
+    run, data = started.run, started.data
     planned = set(position.plan.micro_bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
     bucket = dry_run.largest(data.table, planned)
-    if debug:
+    if started.request.debug:
         out_of_memory.record_history(run.world.device)
     snapshot = run.folder.snapshot_file(run.world.rank)
     clips = bucket.batch_size * data.recipe.clips_per_place

@@ -176,28 +176,28 @@ def _train_stage(
         start.require_possible(stage.recipe, world)
         start.require_later_stages(stage, world, on_scan)
         start.scan(stage.recipe, world, on_scan)
-        this_run, data, spec = start.plan(stage, folder_lock, world)
-        recipe, resumed = data.recipe, stage.step is not None
+        started = start.plan(stage, request, folder_lock, world)
+        this_run, data, recipe = started.run, started.data, started.data.recipe
         others = observer.prepare(data)
         observer.require(recipe)
-        sources = start.require_weights(recipe, resumed=resumed)
-        stored, encoders = stack.enter_context(start.stored_latents(data, spec, world, on_encode))
+        sources = start.require_weights(recipe, resumed=stage.step is not None)
+        stored, encoders = stack.enter_context(start.stored_latents(started, world, on_encode))
 
         stack.enter_context(attention.prefer(recipe.model.attention))
-        model = start.build_model(this_run, data, sources, encoders, resumed=resumed)
+        model = start.build_model(started, sources, encoders)
         stack.enter_context(attention_audit.replacing(model.wrong_kernels))
-        position, resumed_from = resume.restore(this_run, data, spec, request, model, stage)
-        start.rehearse(this_run, data, model, position, debug=request.debug)
+        position, resumed_from = resume.restore(started, model)
+        start.rehearse(started, model, position)
         checkpointing.try_disk(this_run, recipe, model.state, position)
         events_file, first = this_run.folder.events_file, data.stage.step
         early = EarlyStop.resume(recipe.validation, events_file, position.global_step, world, first=first)
         done = early.is_over or progress.is_done(recipe.train, position)
-        recipe_name = resume.prepare_folder(this_run, data, position, stage=stage, threads=threads, done=done)
+        recipe_name = resume.prepare_folder(started, position, threads=threads, done=done)
 
         run_log = stack.enter_context(
             RunLogger(this_run.folder, data, world, position, recipe_name=recipe_name, debug=request.debug)
         )
-        run_log.start(spec, threads=threads, resumed_from=resumed_from, sources=sources)
+        run_log.start(started.spec, threads=threads, resumed_from=resumed_from, sources=sources)
         if model.wrong_kernels:
             replaced = list(kernels.replacement_lines(model.wrong_kernels))
             run_log.event("attention", step=position.global_step, replaced=replaced)
