@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from reelworks.data.buckets import table
 from reelworks.data.buckets.table import BucketTable
 from reelworks.models.components import geometry
 from reelworks.training.memory import memory, published_sizes
-from reelworks.training.memory.memory import Estimate, NetworkSizes, Pass
+from reelworks.training.memory.memory import Estimate, NetworkSizes
 from reelworks.training.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from reelworks.models.api import Denoiser
+
+T = TypeVar("T")
 
 
 class MemoryPreset(NamedTuple):
@@ -107,49 +109,22 @@ def choose(recipe: Recipe, vram_bytes: int | None, given: Container[str] = ()) -
 
 
 class _Search:
-    """Estimates of recipes that differ in few settings, with caches of built networks and their passes.
+    """Estimates of recipes that differ in few settings, of which networks, their sizes and their passes are kept.
 
     Only what is not among the published sizes is built and measured, which imports torch and takes long.
     """
 
     def __init__(self) -> None:
-        self._networks: list[tuple[Recipe, Denoiser]] = []
-        self._held: dict[str, int] = {}
-        self._passes: dict[str, dict[str, Pass]] = {}
+        self._kept: dict[tuple[str, str], Any] = {}
 
     def measures(self, recipe: Recipe) -> bool:
         """Whether activations can be measured."""
-        return self._sizes(recipe, ignored="gradient_checkpointing").runs_on_meta
+        return self._sizes(recipe).runs_on_meta
 
     def held(self, recipe: Recipe) -> int:
         """Return the bytes on the GPU without activations."""
         key = recipe.model_dump_json(exclude={"model": {"gradient_checkpointing"}, "buckets": True})
-        if key not in self._held:
-            # Checkpointing changes nothing here, so that a network with another setting of it serves as well.
-            sizes = self._sizes(recipe, ignored="gradient_checkpointing")
-            self._held[key] = memory.without_activations(recipe, sizes).total
-        return self._held[key]
-
-    def estimate(self, recipe: Recipe) -> Estimate:
-        buckets = bucket_table(recipe)
-        return memory.from_passes(recipe, buckets, self._sizes(recipe), self._passes_of(recipe, buckets))
-
-    def _sizes(self, recipe: Recipe, ignored: str | None = None) -> NetworkSizes:
-        if (known := published_sizes.find(recipe)) is not None:
-            return known.network(recipe)
-        from reelworks.training.memory import estimate
-
-        return estimate.sizes(recipe, self._network(recipe, ignored))
-
-    def _passes_of(self, recipe: Recipe, buckets: BucketTable) -> Mapping[str, Pass]:
-        if (known := published_sizes.find(recipe)) is not None:
-            return {each.name: known.one_pass(recipe, each) for each in memory.largest_of_entries(buckets)}
-        from reelworks.training.memory import estimate
-
-        key = recipe.model_dump_json(include={"model", "lora", "buckets"})
-        if key not in self._passes:
-            self._passes[key] = estimate.passes(recipe, self._network(recipe), buckets)
-        return self._passes[key]
+        return self._once("held", key, lambda: memory.without_activations(recipe, self._sizes(recipe)).total)
 
     def saves(self, recipe: Recipe, tier: MemoryPreset) -> bool:
         """Whether a setting changes the recipe and lowers its memory."""
@@ -158,20 +133,37 @@ class _Search:
             return False
         return tier.passing or self.held(_with(recipe, tier)) < self.held(recipe)
 
-    def _network(self, recipe: Recipe, ignored: str | None = None) -> Denoiser:
-        """Return the network of a recipe, or one already built for a recipe that differs in an ignored model setting."""
-        wanted = _network_key(recipe, ignored)
-        for built_for, network in self._networks:
-            if _network_key(built_for, ignored) == wanted:
-                return network
+    def estimate(self, recipe: Recipe) -> Estimate:
+        buckets = bucket_table(recipe)
+        if (known := published_sizes.find(recipe)) is not None:
+            passes = {each.name: known.one_pass(recipe, each) for each in memory.largest_of_entries(buckets)}
+        else:
+            from reelworks.training.memory import estimate
+
+            key = recipe.model_dump_json(include={"model", "lora", "buckets"})
+            passes = self._once("passes", key, lambda: estimate.passes(recipe, self._network(recipe), buckets))
+        return memory.from_passes(recipe, buckets, self._sizes(recipe), passes)
+
+    def _sizes(self, recipe: Recipe) -> NetworkSizes:
+        if (known := published_sizes.find(recipe)) is not None:
+            return known.network(recipe)
         from reelworks.training.memory import estimate
 
-        self._networks.append((recipe, estimate.network(recipe)))
-        return self._networks[-1][1]
+        # Checkpointing changes no size, so that a network with another setting of it serves as well.
+        key = recipe.model_dump_json(include={"model", "lora"}, exclude={"model": {"gradient_checkpointing"}})
+        return self._once("sizes", key, lambda: estimate.sizes(recipe, self._network(recipe)))
 
+    def _network(self, recipe: Recipe) -> Denoiser:
+        from reelworks.training.memory import estimate
 
-def _network_key(recipe: Recipe, ignored: str | None) -> str:
-    return recipe.model_dump_json(include={"model", "lora"}, exclude={"model": {ignored}} if ignored else None)
+        key = recipe.model_dump_json(include={"model", "lora"})
+        return self._once("network", key, lambda: estimate.network(recipe))
+
+    def _once(self, kind: str, key: str, make: Callable[[], T]) -> T:
+        if (kind, key) not in self._kept:
+            self._kept[kind, key] = make()
+        found: T = self._kept[kind, key]
+        return found
 
 
 def bucket_table(recipe: Recipe) -> BucketTable:

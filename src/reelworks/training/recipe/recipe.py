@@ -129,14 +129,11 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
-    def _resolve_frame_rate(self) -> Self:
+    def _resolve(self) -> Self:
+        """Set what the keys of other tables decide; a frozen value cannot be replaced while it is made by a call."""
         if self.data.fps == "model" and self.model.name in registry.PRESETS:  # unknown models are refused elsewhere
             resolved = self.data.model_copy(update={"fps": registry.frame_rate(self.model.name)})
             object.__setattr__(self, "data", resolved)
-        return self
-
-    @model_validator(mode="after")
-    def _resolve_compiled_buckets(self) -> Self:
         buckets, update = self.buckets, dict[str, Any]()
         if self.train.compile and buckets.token_families is None and buckets.opensora is None:
             update["token_families"] = True

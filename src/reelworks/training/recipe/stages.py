@@ -67,7 +67,7 @@ class StageConfig(Config):
         return name
 
     @model_validator(mode="after")
-    def _check_end(self) -> StageConfig:
+    def _check_train(self) -> StageConfig:
         for key, of_train in ENDS.items():
             if self.train and of_train in self.train:
                 raise UserError(
@@ -77,10 +77,6 @@ class StageConfig(Config):
                     value=self.train[of_train],
                     remedy=f"write {key} in [[stage]] {self.name}",
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _check_threads(self) -> StageConfig:
         if self.train and "threads" in self.train:
             raise UserError(
                 "it is set once, at the start of a training, and holds for all stages",
