@@ -272,22 +272,19 @@ class Coverage:
         for epoch in self.epochs if never_trained else ():
             chosen &= epoch.state != State.TRAINED
         if clip is not None:
-            chosen &= self._has_path(clip)
+            keys = [named.keys_named(clip) for named in self.named]
+            matches = np.isin(self.uid, np.concatenate([np.zeros(0, np.uint64), *keys]))
+            if not matches.any():
+                raise UserError(
+                    "the run has no clip with this path",
+                    code="unknown-clip",
+                    field="--clip",
+                    value=clip,
+                    remedy="use the path below the dataset's folder; `reelworks coverage RUN --json` lists all clips",
+                )
+            chosen &= matches
         places = np.flatnonzero(chosen).tolist()
         return [i for _, _, i in sorted(zip(self.paths(places), self.copy[places].tolist(), places, strict=True))]
-
-    def _has_path(self, clip: str) -> NDArray[np.bool_]:
-        keys = [named.keys_named(clip) for named in self.named]
-        matches = np.isin(self.uid, np.concatenate([np.zeros(0, np.uint64), *keys]))
-        if not matches.any():
-            raise UserError(
-                "the run has no clip with this path",
-                code="unknown-clip",
-                field="--clip",
-                value=clip,
-                remedy="use the path below the dataset's folder; `reelworks coverage RUN --json` lists all clips",
-            )
-        return matches
 
     def report(self, places: list[int]) -> CoverageReport:
         """Return the counts of all clips by epoch, and the states of the clips at `places`."""

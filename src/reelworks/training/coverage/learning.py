@@ -321,21 +321,12 @@ class Learning:
 
     def report(self, places: I64) -> LearningReport:
         """Return the counts of all clips, and what was learnt of those at `places`."""
-        table = self.table
-        measured = int((table.measured > 0).sum())
-        share = share_of_time(self.run)
-        return LearningReport(
-            self.run.path, table.about.step, self.counts, measured, share, self._below_held_out(), self.clips(places)
-        )
-
-    def _below_held_out(self) -> float | None:
-        """Return the share of trained clips below all held-out ones, both measured, so that what differs cancels out."""
-        table = self.table
-        known = table.measured > 0
+        table, known, below = self.table, self.table.measured > 0, None
         held_out, trained = known & table.held_out, known & ~table.held_out
-        if not held_out.any() or not trained.any():
-            return None
-        return float((table.level[trained] < table.level[held_out].min()).mean())
+        if held_out.any() and trained.any():  # both measured, so that what differs cancels out
+            below = float((table.level[trained] < table.level[held_out].min()).mean())
+        measured, share = int(known.sum()), share_of_time(self.run)
+        return LearningReport(self.run.path, table.about.step, self.counts, measured, share, below, self.clips(places))
 
 
 def share_of_time(run: RunFolder) -> float | None:

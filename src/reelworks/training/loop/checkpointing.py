@@ -259,11 +259,7 @@ class CheckpointManager:
         self._after_publishing(saved)
 
     def _details(self, position: DataPosition, metrics: dict[str, float]) -> SaveDetails:
-        stage = self._data.stage.name
-        return {"extra": self._extra(position), "metrics": metrics, "run_id": self._run.id, "stage_name": stage}
-
-    def _extra(self, position: DataPosition) -> dict[str, bytes]:
-        """Return the files of a checkpoint other than tensors: the position in the data, recent losses, the LoRA's base."""
+        # Files other than tensors: the position in the data, recent losses, the LoRA's base.
         extra = {names.CURSOR: files.to_json(position.to_cursor(self._data).to_json(), indent=2).encode()}
         if position.excluded:
             extra[_EXCLUDED] = position.excluded.to_bytes()
@@ -272,7 +268,8 @@ class CheckpointManager:
         extra |= self._state.files(self._world, position.global_step)
         if self._base is not None:
             extra[BASE] = self._base.to_json().encode()
-        return extra
+        stage = self._data.stage.name
+        return {"extra": extra, "metrics": metrics, "run_id": self._run.id, "stage_name": stage}
 
     def _end_request(self) -> None:
         if self._world.is_main and self._run.folder.save_file.is_file():

@@ -48,17 +48,11 @@ def require_possible(recipe: Recipe, world: World) -> None:
     rendezvous.require_shared_folder(Path(recipe.output), world)
 
 
-def scan(recipe: Recipe, world: World, on_scan: Callable[[ScanProgress], None] | None) -> None:
-    """Scan the footage on the main rank, while the others wait."""
-    if world.is_main:
-        dataset.scan_recipe(recipe, on_scan)
-    world.wait()
+def scan(stage: Stage, world: World, on_scan: Callable[[ScanProgress], None] | None) -> None:
+    """Scan the footage of a stage on the main rank, while the others wait.
 
-
-def require_later_stages(stage: Stage, world: World, on_scan: Callable[[ScanProgress], None] | None) -> None:
-    """Require that the stages behind this one can be trained too, unless the start before had the same ones.
-
-    Call it before `scan`: where two stages cut the same files in other ways, the catalog is to be that of this stage.
+    The stages behind it are required to be trainable too, unless the start before had the same ones. They come first:
+    where two stages cut the same files in other ways, the catalog is to be that of this one.
     """
     kept = RunFolder(Path(stage.recipe.output)).recipe_file
     former = kept.read_text(encoding="utf-8", errors="replace") if kept.is_file() else None
@@ -68,6 +62,8 @@ def require_later_stages(stage: Stage, world: World, on_scan: Callable[[ScanProg
         stage_data.require(
             stage.whole, later, lambda one: dataset.scan_recipe(one, on_scan), world.size, world.local_size
         )
+    if world.is_main:
+        dataset.scan_recipe(stage.recipe, on_scan)
     world.wait()
 
 

@@ -38,7 +38,6 @@ from reelworks.training.observers.profile import StepProfiler
 from reelworks.training.observers.run_logger import RunLogger
 from reelworks.training.preflight import kernels
 from reelworks.training.recipe import recipe_file
-from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
 
@@ -174,8 +173,7 @@ def _train_stage(
     gc.collect()
     with ExitStack() as stack:
         start.require_possible(stage.recipe, world)
-        start.require_later_stages(stage, world, on_scan)
-        start.scan(stage.recipe, world, on_scan)
+        start.scan(stage, world, on_scan)
         started = start.plan(stage, request, folder_lock, world)
         this_run, data, recipe = started.run, started.data, started.data.recipe
         others = observer.prepare(data)
@@ -204,7 +202,15 @@ def _train_stage(
         mirror = stack.enter_context(checkpointing.mirroring(this_run, recipe, run_log, resumed_from))
         checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)
         encoder = stored_batches.choose(model.encoder, world, stored)
-        source = _source(data, world)
+        source = StepSource(
+            data,
+            rank=world.data_rank,
+            world=world.data_size,
+            max_steps=recipe.train.max_steps,
+            max_epochs=recipe.train.max_epochs,
+            skips=recipe.train.skips,
+            sequence_rank=None if world.sequence is None else world.sequence.rank,
+        )
         training = Training(this_run.folder, world, data, model, encoder, source, run_log, checkpoints)
         trainer = Trainer(training, checkpoints, run_log, early)
         profiler = StepProfiler(request.profiled_steps, training)
@@ -213,19 +219,6 @@ def _train_stage(
         if reason != "stage":
             signals.restore()  # nothing is left to save: what follows may wait for an upload
     return StageEnd(end, reason, checkpoints.exported)
-
-
-def _source(data: RecipeData, world: World) -> StepSource:
-    train = data.recipe.train
-    return StepSource(
-        data,
-        rank=world.data_rank,
-        world=world.data_size,
-        max_steps=train.max_steps,
-        max_epochs=train.max_epochs,
-        skips=train.skips,
-        sequence_rank=None if world.sequence is None else world.sequence.rank,
-    )
 
 
 def _result(run: RunFolder, end: StageEnd, exports: Sequence[Path]) -> TrainResult:

@@ -121,27 +121,22 @@ class PlanSummary(PlanNumbers):
 def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, epoch: int = 0) -> PlanSummary:
     """Summarise an epoch on `world` ranks: buckets, reasons with their first files, steps, imbalance, padding."""
     left_out = by_reason(*data.assignment(epoch))
-    rows = data.rows
+    rows, uneven_clips = data.rows, 0
+    if data.spec.data.frame_rate is None and rows.variable_fps.any():
+        row = rows.find(np.unique(plan.uid))
+        uneven_clips = int(rows.variable_fps[row[row >= 0]].sum())
     return PlanSummary(
         **vars(numbers(data, spec, plan, left_out, world)),
         reasons=rejections.named(data, left_out),
         exclude_list_unmatched=data.exclude_list.unmatched(rows),
         mirrored_sides=data_advice.mirrored_sides(data.recipe.dataset, rows),
         without_effect=without_effect(data.recipe),
-        uneven_clips=_uneven_clips(data, plan),
+        uneven_clips=uneven_clips,
         shared_files=data_advice.shared_files(data.recipe.dataset, rows),
         graphs=compiled_graphs.of_plan(data, plan),
         chosen_buckets=None if data.chosen is None else data.chosen.report(),
         losses=discarded.losses(data, plan),
     )
-
-
-def _uneven_clips(data: RecipeData, plan: EpochPlan) -> int:
-    variable = data.rows.variable_fps
-    if data.spec.data.frame_rate is not None or not variable.any():
-        return 0
-    row = data.rows.find(np.unique(plan.uid))
-    return int(variable[row[row >= 0]].sum())
 
 
 @cache

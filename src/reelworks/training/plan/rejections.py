@@ -238,6 +238,7 @@ def _table(
     filtered = label == Reason.FILTERED.label
     duplicate = np.isin(label, [reason.label for reason in Reason if reason.is_duplicate])
     failed = pc.if_else(pa.array(filtered), notes, None)
+    stand = labels_of(catalog.columns(*LABEL_COLUMNS).take(pa.array(out.nearest[duplicate])))
     # Plain texts in place of dictionaries can be sorted, and written as CSV.
     return pa.table(
         {
@@ -252,7 +253,9 @@ def _table(
                 pa.array(out.nearest, mask=(out.nearest < 0) | duplicate)
             ),
             "failed_filter": failed,
-            "stands_for_it": _paths(catalog, out.nearest, duplicate),
+            "stands_for_it": pc.replace_with_mask(
+                pa.nulls(len(rows), pa.large_string()), pa.array(duplicate), pa.array(stand, type=pa.large_string())
+            ),
             "limits_that_take": _limits_that_take(catalog, out.ordinal, failed),
             "error": pc.coalesce(
                 rows.column("error"), pc.if_else(pa.array(filtered), None, notes).cast(pa.large_string())
@@ -271,10 +274,3 @@ def _limits_that_take(catalog: Catalog, ordinal: NDArray[np.int64], failed: Any)
     for part, of_part in zip(parts.dictionary.to_pylist(), np.split(order, begin)[1:-1], strict=True):
         texts.append(filter_failures.limits_that_take(catalog.rows_at(ordinal[of_part]), part))
     return pa.concat_arrays(texts).take(pa.array(np.argsort(order, kind="stable")))
-
-
-def _paths(catalog: Catalog, ordinal: NDArray[np.int32], wanted: NDArray[np.bool_]) -> Any:
-    """Return "dataset/path" of the wanted rows, null for others."""
-    texts = pa.nulls(len(ordinal), pa.large_string())
-    named = labels_of(catalog.columns(*LABEL_COLUMNS).take(pa.array(ordinal[wanted])))
-    return pc.replace_with_mask(texts, pa.array(wanted), pa.array(named, type=pa.large_string()))

@@ -68,7 +68,9 @@ def compare(
         del made, sizes  # as large as the plan, or larger
     largest = max(most for most, _ in held.values())
     slowest = found["fixed"].tokens / found["fixed"].spent_us
-    unit = _seconds_per_unit(data, spec)
+    # Seconds of a unit of the costs, which may be finer than microseconds, if they are measured.
+    costs = zip((bucket.name for bucket in data.table.buckets), spec.costs_us, strict=True)
+    unit = next((data.measured_ms[name] / 1000 / cost for name, cost in costs if name in data.measured_ms), None)
     return [
         StrategyFigures(
             name,
@@ -106,11 +108,3 @@ def _peak_bytes(measured: Mapping[int, int], tokens: int) -> int | None:
     if not measured or tokens > max(measured):
         return None
     return round(float(np.interp(tokens, list(measured), list(measured.values()))))
-
-
-def _seconds_per_unit(data: RecipeData, spec: PlanSpec) -> float | None:
-    """Return the seconds of a unit of the costs, which may be finer than microseconds; None if they are not measured."""
-    for bucket, cost in zip(data.table.buckets, spec.costs_us, strict=True):
-        if bucket.name in data.measured_ms:
-            return data.measured_ms[bucket.name] / 1000 / cost
-    return None

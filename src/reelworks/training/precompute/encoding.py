@@ -17,7 +17,6 @@ from reelworks.data.distributed.mesh import World
 from reelworks.data.schedule.plan import PlanSpec
 from reelworks.models import components, registry
 from reelworks.models.family import IMAGE_ENCODERS
-from reelworks.models.sound.config import SoundConfig
 from reelworks.training.assembly import build
 from reelworks.training.encoding import request_key
 from reelworks.training.encoding.encoders import FrozenEncoders
@@ -37,6 +36,10 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
     known = FileDigests(folder / "digests.json")
     conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
     kind, text = conditioning.shown.encoder, registry.TEXT_ENCODERS.get(recipe.text_encoder.name)
+    sound = None
+    if recipe.sound is not None:  # how its latents are trained is no part of its identity
+        only = {"name", "sample_rate"}
+        sound = request_key.encoder_id(recipe.sound, "sound.weights", known, part="audio_vae", only=only)
     return EncoderIds(
         autoencoder=request_key.encoder_id(recipe.autoencoder, "autoencoder.weights", known, part="vae"),
         text=request_key.encoder_id(recipe.text_encoder, "text_encoder.weights", known),
@@ -47,13 +50,8 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
         control_parts=conditioning.companions.control_parts,
         text_sees_pictures=text is not None and text.sees_pictures,
         latent_dtype=recipe.encode.dtype,
-        sound=None if recipe.sound is None else _sound_id(recipe.sound, known),
+        sound=sound,
     )
-
-
-def _sound_id(sound: SoundConfig, known: FileDigests) -> str:
-    """Return the identity of a sound encoder; how its latents are trained is no part of it."""
-    return request_key.encoder_id(sound, "sound.weights", known, part="audio_vae", only={"name", "sample_rate"})
 
 
 def open_store(data: RecipeData) -> StoredLatents:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,7 +120,10 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
         copies = 1 if one.train.ema_decay is None else 2  # the weights, and their average
         checkpoint_bytes.append(4 * copies * of_network.trained_parameters + of_network.memory.optimizer)
         start = extent.end
-    largest = max(checkpoint_bytes)
+    largest, ends = max(checkpoint_bytes), [stage.first_step + stage.steps for stage in found]
+    saved = sorted({*disk_space.saves(recipe.checkpoints, 0, ends[-1]), *ends})
+    # On a disk that is large enough; the last checkpoint of each stage stays.
+    peak_count = disk_space.forecast(largest, recipe.checkpoints, saved, 1 << 62).peak_count
     return RunForecast(
         found,
         sum(stage.steps for stage in found),
@@ -129,7 +132,7 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
         sum(stage.seconds for stage in found),
         max(stage.memory_bytes for stage in found),
         largest,
-        _disk_bytes(recipe, largest, [stage.first_step + stage.steps for stage in found]),
+        largest * (peak_count + len(ends) - 1),
     )
 
 
@@ -199,14 +202,6 @@ def _seconds(data: RecipeData, plan: PlanForecast, of_network: Estimate, micro_b
         seconds += int(micro_batches[index]) * each / bucket.sequence_degree
     ranks = data.recipe.parallel.data_ranks(plan.world)
     return seconds / ranks / max(1 - plan.imbalance, 1e-9)
-
-
-def _disk_bytes(recipe: Recipe, checkpoint_bytes: int, last_steps: Sequence[int]) -> int:
-    """Return the most that checkpoints take at a time on a disk that is large enough; the last of each stage stays."""
-    policy = recipe.checkpoints
-    saved = sorted({*disk_space.saves(policy, 0, last_steps[-1]), *last_steps})
-    peak_count = disk_space.forecast(checkpoint_bytes, policy, saved, 1 << 62).peak_count
-    return checkpoint_bytes * (peak_count + len(last_steps) - 1)
 
 
 _OF_STAGE = ("steps", "epochs", "clips", "tokens", "seconds", "memory_bytes")
