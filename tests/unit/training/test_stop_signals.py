@@ -23,7 +23,7 @@ def from_a_terminal():
 @pytest.mark.usefixtures("from_a_terminal")
 def test_the_first_ctrl_c_is_received_and_told_and_the_second_interrupts(caplog):
     before = signal.getsignal(signal.SIGINT)
-    with caplog.at_level(logging.INFO, "reelworks"), StopSignals.of_run() as signals:
+    with caplog.at_level(logging.INFO, "reelworks"), StopSignals() as signals:
         signals.begin_stage()
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.received == [signal.SIGINT]
@@ -34,7 +34,7 @@ def test_the_first_ctrl_c_is_received_and_told_and_the_second_interrupts(caplog)
 
 
 def test_a_second_signal_of_a_scheduler_changes_nothing():
-    with StopSignals.of_run() as signals:
+    with StopSignals() as signals:
         signals.begin_stage()
         for _ in range(2):
             _kill_and_wait(signal.SIGTERM)
@@ -42,7 +42,7 @@ def test_a_second_signal_of_a_scheduler_changes_nothing():
 
 
 def test_between_two_stages_a_signal_leaves_at_once_and_in_the_next_it_is_kept():
-    with StopSignals.of_run() as signals:
+    with StopSignals() as signals:
         signals.begin_stage()
         signals.end_stage()
         with pytest.raises(Stopped):
@@ -53,7 +53,7 @@ def test_between_two_stages_a_signal_leaves_at_once_and_in_the_next_it_is_kept()
 
 
 def test_a_signal_after_the_end_of_a_stage_leaves_before_the_next():
-    with StopSignals.of_run() as signals:
+    with StopSignals() as signals:
         signals.begin_stage()
         _kill_and_wait(signal.SIGTERM)
         with pytest.raises(Stopped):
@@ -62,7 +62,7 @@ def test_a_signal_after_the_end_of_a_stage_leaves_before_the_next():
 
 @pytest.mark.usefixtures("from_a_terminal")
 def test_after_the_last_stage_signals_do_what_they_did_before():
-    with StopSignals.of_run() as signals:
+    with StopSignals() as signals:
         signals.begin_stage()
         signals.restore()
         with pytest.raises(KeyboardInterrupt):

@@ -24,7 +24,6 @@ from reelworks.core import digests, files
 from reelworks.core.log import logger
 from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.catalog.store.companions import REJECTED
-from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.loader.micro_batch import MicroBatchRequest
 from reelworks.data.media import location
@@ -286,16 +285,15 @@ def unchanged(data: Dataset, work: MicroBatchRequest, i: int, kinds: Iterable[st
         if kind in work.companions and (companion := work.companions[kind][i]) is not None:
             found = data.companions[kind]
             files.append((found.rows, int(found.row[row]), companion.path))
-    return all(_is_as_scanned(*file) for file in files)
-
-
-def _is_as_scanned(rows: CatalogRows, row: int, path: MediaPath) -> bool:
-    scanned = rows.fingerprint[row].as_py()
     try:
-        same = location.is_as_listed(path, int(rows.size_bytes[row]), int(rows.mtime_ns[row]))
-        return same or not scanned or location.fingerprint(path) == scanned
+        for rows, at, path in files:
+            scanned = rows.fingerprint[at].as_py()
+            same = location.is_as_listed(path, int(rows.size_bytes[at]), int(rows.mtime_ns[at]))
+            if not (same or not scanned or location.fingerprint(path) == scanned):
+                return False
     except OSError:
         return False
+    return True
 
 
 def key_words(keys: list[str]) -> np.ndarray[Any, np.dtype[np.uint64]]:

@@ -168,7 +168,16 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
         packed = self.source.get(wanted)
         if packed is None:
             seen = values.sources_in(batch.wanted[i]) if self.source.keys.ids.text_sees_pictures else ()
-            pictures = [_picture(batch, i, name) for name in seen]
+            if seen and i in batch.broken:
+                raise MediaError("a file of the clip could not be decoded")
+            pictures = []  # first frames of sources, which are decoded now if only a dropped caption needs them
+            for name in seen:
+                if name in batch.decoded[i]:
+                    pictures.append(batch.decoded[i][name][:, 0].cpu())
+                    continue
+                request = _request(batch.request, i, name)
+                assert request is not None, "the clip has this source"
+                pictures.append(torch.from_numpy(decode_pool.load(request)[:1]))
             packed = values.pack(self.encoders.text_encoder.encode([caption], pictures))
             if not seen or request_key.unchanged(self.source.data, batch.request, i, seen):
                 self.source.keep(wanted, packed)
@@ -282,17 +291,6 @@ class _Item:
             heard=heard,
             broken=frozenset(failures),
         )
-
-
-def _picture(batch: StoredBatch, i: int, source: str) -> Tensor:
-    """Return the first frame of a source, `[1, H, W, 3]`; it is decoded now if only a dropped caption needs it."""
-    if i in batch.broken:
-        raise MediaError("a file of the clip could not be decoded")
-    if source in batch.decoded[i]:
-        return batch.decoded[i][source][:, 0].cpu()
-    request = _request(batch.request, i, source)
-    assert request is not None, "the clip has this source"
-    return torch.from_numpy(decode_pool.load(request)[:1])
 
 
 def _request(work: MicroBatchRequest, i: int, kind: str) -> Request | None:

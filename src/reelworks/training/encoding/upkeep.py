@@ -108,16 +108,14 @@ def contact_sheet(source: StoredLatents, encoder: FrozenEncoders, chunks: Iterab
             frames = encoder.frames(latent[None].to(encoder.device).float(), work.shape.num_frames)[0].cpu().numpy()
             shown = np.unique(np.linspace(0, len(frames) - 1, _FRAMES).round().astype(int))
             lines.append((f"{wanted['latent'].label}, {work.shape}", [frames[i] for i in shown]))
-    return _draw(lines) if lines else b""
-
-
-def _draw(lines: list[tuple[str, list[NDArray[np.uint8]]]]) -> bytes:
+    if not lines:
+        return b""
     height = _TILE_PX + _TEXT_PX + 8
     sheet = Image.new("RGB", (_FRAMES * (_TILE_PX + 4) + 4, len(lines) * height + 4), (247, 247, 244))
     pen = ImageDraw.Draw(sheet)
-    for number, (text, frames) in enumerate(lines):
+    for number, (text, tiles) in enumerate(lines):
         lettering.write(pen, (4, number * height + 2), text.replace("×", "x"), _TEXT_PX, (22, 22, 26))
-        for column, frame in enumerate(frames):
+        for column, frame in enumerate(tiles):
             tile = Image.fromarray(frame)
             tile.thumbnail((_TILE_PX, _TILE_PX))
             sheet.paste(tile, (4 + column * (_TILE_PX + 4), number * height + _TEXT_PX + 6))

@@ -156,7 +156,7 @@ class TrainConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _check_rates(self) -> TrainConfig:
+    def _check_choices(self) -> TrainConfig:
         if self.optimizer == "prodigy" and self.learning_rate < _MIN_PRODIGY_FACTOR:
             raise UserError(
                 "prodigy multiplies the rate that it finds by this number, and would hardly train",
@@ -189,10 +189,6 @@ class TrainConfig(Config):
                 value=self.final_learning_rate,
                 remedy="lower it",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_clip_losses(self) -> TrainConfig:
         if self.clip_losses_every is not None and not isinstance(self.clip_losses, int):
             raise UserError(
                 f'it has no effect with clip_losses = "{self.clip_losses}"',

@@ -87,7 +87,11 @@ def find(recipe: Recipe, step: int | None, world: World) -> Stage:
     index = known.index(cursor.stage.name)
     _require_order(recipe, index, step)
     stage = _stage(recipe, index, cursor.stage, step)
-    if stage.ends_run(step) or not _is_over(stage.recipe, cursor, world):
+    if stage.ends_run(step):
+        return stage
+    file, one = RunFolder(Path(recipe.output)).events_file, stage.recipe
+    early = EarlyStop.resume(one.validation, file, cursor.global_step, world, first=cursor.stage.step)
+    if not early.is_over and not progress.is_done(one.train, cursor):
         return stage
     following = recipe.stage[index + 1]
     average_step = cursor.global_step if following.ema == "reset" else cursor.stage.average_step
@@ -143,13 +147,6 @@ def _unknown(known: list[str], name: str, step: int) -> UserError:
         if name
         else "train the stages in a run of their own, with --output and --load",
     )
-
-
-def _is_over(recipe: Recipe, cursor: Cursor, world: World) -> bool:
-    """Whether a stage had ended, by its end or by its validation loss, when a checkpoint was saved."""
-    file = RunFolder(Path(recipe.output)).events_file
-    early = EarlyStop.resume(recipe.validation, file, cursor.global_step, world, first=cursor.stage.step)
-    return early.is_over or progress.is_done(recipe.train, cursor)
 
 
 def log_edited(stage: Stage, folder: RunFolder) -> None:

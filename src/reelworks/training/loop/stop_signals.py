@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from reelworks.core.log import logger
@@ -14,8 +13,10 @@ class Stopped(BaseException):
     """A signal came between two stages, where all is saved; no handler of errors may keep it."""
 
 
-class StopSignals:
-    """Receives signals from the first step on, also between stages, so that none is lost where a stage ends.
+class StopSignals(AbstractContextManager["StopSignals"]):
+    """Receives signals from `begin_stage` on, also between stages, so that none is lost where a stage ends.
+
+    As a context, it lets them do what they did before at its end.
 
     Attributes:
         received: Those that came while a stage was trained.
@@ -26,15 +27,8 @@ class StopSignals:
         self._former: dict[int, Any] = {}
         self._is_between = False
 
-    @classmethod
-    @contextmanager
-    def of_run(cls) -> Iterator[StopSignals]:
-        """Yield signals that are received from `begin_stage` on; at the end, they do what they did before."""
-        signals = cls()
-        try:
-            yield signals
-        finally:
-            signals.restore()
+    def __exit__(self, *_: object) -> None:
+        self.restore()
 
     def restore(self) -> None:
         """Let signals do what they did before."""

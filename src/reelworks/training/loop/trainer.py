@@ -122,7 +122,7 @@ def run(
         start.require_possible(recipe, world)
         threads = resume.set_threads(recipe)
         folder_lock = stack.enter_context(open_run.lock_folder(recipe, request.resume, world))
-        signals = stack.enter_context(StopSignals.of_run())
+        signals = stack.enter_context(StopSignals())
         exported: list[Path] = []
         while True:
             try:
@@ -140,7 +140,12 @@ def run(
                 logger.info("stopped after step %d; the same command goes on", end.position.global_step)
                 break
     if world.is_main and on_end is not None:
-        on_end(_result(RunFolder(Path(recipe.output)), end, exported))
+        folder = RunFolder(Path(recipe.output))
+        good, _ = CheckpointFolder(folder.checkpoints_folder).scan()
+        newest = max(good, key=lambda checkpoint: checkpoint.step, default=None)
+        path, metrics = (None, {}) if newest is None else (newest.path, listing.finite(newest.metrics))
+        why: Literal["finished", "signal"] = "signal" if end.reason == "signal" else "finished"
+        on_end(TrainResult(folder.path, why, end.position.global_step, end.position.epoch, path, metrics, exported))
     return EXIT_REQUEUE if end.reason == "signal" else 0
 
 
@@ -219,11 +224,3 @@ def _train_stage(
         if reason != "stage":
             signals.restore()  # nothing is left to save: what follows may wait for an upload
     return StageEnd(end, reason, checkpoints.exported)
-
-
-def _result(run: RunFolder, end: StageEnd, exports: Sequence[Path]) -> TrainResult:
-    good, _ = CheckpointFolder(run.checkpoints_folder).scan()
-    newest = max(good, key=lambda checkpoint: checkpoint.step, default=None)
-    path, metrics = (None, {}) if newest is None else (newest.path, listing.finite(newest.metrics))
-    reason: Literal["finished", "signal"] = "signal" if end.reason == "signal" else "finished"
-    return TrainResult(run.path, reason, end.position.global_step, end.position.epoch, path, metrics, list(exports))

@@ -34,7 +34,7 @@ from reelworks.training.observers.run_logger import RunLogger
 from reelworks.training.observers.step_reports import CompiledGraphs, IdleLayerReports, SlowSteps, SpikeReports
 from reelworks.training.observers.validations import Validations
 from reelworks.training.plan import compiled_graphs
-from reelworks.training.step import forward_times, out_of_memory, progress
+from reelworks.training.step import optimizers, out_of_memory, progress
 from reelworks.training.step.examples import ExampleBuilder
 from reelworks.training.step.forward_times import ForwardTimes
 from reelworks.training.step.step_sums import StepFlags
@@ -54,7 +54,8 @@ class Trainer:
         self._folder, self._checkpoints, self._log, self._early = training.folder, checkpoints, log, early
         self._source, self._encoder, self._compiled = training.source, training.encoder, model.compiled
         timed = recipe.train.log_balance_every is not None and world.size > 1 and world.sequence is None
-        times = ForwardTimes(world.device, timed and forward_times.can_time_forward(model.state.module))
+        # Forward passes of a rank are its own where no weight is sharded over ranks, and collected in the pass.
+        times = ForwardTimes(world.device, timed and all(map(optimizers.is_whole, model.state.module.parameters())))
         self._examples = ExampleBuilder(recipe, data.table, training.encoder)
         idle = IdleLayerReports.of_training(training)
         self._train_step = TrainStep(
@@ -116,7 +117,13 @@ class Trainer:
 
     def _train_steps(self, position: DataPosition, pool: DecodePool, signals: StopSignals) -> tuple[DataPosition, bool]:
         """Train step after step; return where training stopped, and whether a signal asked for it."""
-        batches = self._encoded_batches(position, pool)
+        data, encode = self._recipe.data, self._recipe.encode
+        batches = EncodePrefetcher(  # from the position to the end of training, across epochs
+            self._encoder.read(self._source.requests_from(position), pool, data.prefetch_budget_bytes),
+            self._examples.encode,
+            self._world.device,
+            is_ahead=encode.store if encode.ahead == "auto" else encode.ahead,
+        )
         self._begin_segment(position)
         while not self._is_done(position):
             if position.at_end:
@@ -143,14 +150,6 @@ class Trainer:
 
     def _pause(self, position: DataPosition, pool: DecodePool) -> Pause:
         return Pause(position, pool, lambda: self._is_done(position))
-
-    def _encoded_batches(self, position: DataPosition, pool: DecodePool) -> EncodePrefetcher:
-        """Return the encoded micro-batches from a position to the end of training, across epochs."""
-        data, encode = self._recipe.data, self._recipe.encode
-        requests = self._source.requests_from(position)
-        batches = self._encoder.read(requests, pool, data.prefetch_budget_bytes)
-        is_ahead = encode.store if encode.ahead == "auto" else encode.ahead
-        return EncodePrefetcher(batches, self._examples.encode, self._world.device, is_ahead=is_ahead)
 
     def _is_done(self, position: DataPosition) -> bool:
         return self._early.is_over or progress.is_done(self._recipe.train, position)

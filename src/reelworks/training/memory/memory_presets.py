@@ -80,9 +80,8 @@ def choose(recipe: Recipe, vram_bytes: int | None, given: Container[str] = ()) -
     """
     tiers = [tier for tier in TIERS if f"{tier.table}.{tier.key}" not in given]
     if vram_bytes is None:
-        first = tuple(tier for tier in tiers if tier == TIERS[0])
-        for usual in first:
-            recipe = _with(recipe, usual)
+        first = TIERS[:1] if TIERS[0] in tiers else ()
+        recipe = _with(recipe, *first) if first else recipe
         return MemoryPlan(recipe, first, _Search().estimate(recipe), None)
     search, taken, waiting = _Search(), dict[MemoryPreset, int](), tiers
     if not search.measures(recipe):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -44,8 +45,9 @@ def require_right(
     def check() -> tuple[AttentionFault, ...]:
         about = f"{data.recipe.model.attention} {attention_audit.versions()} {attention.package_versions()}"
         key = audited.key_of(denoiser, shapes, sharded=world.shards, units=denoiser.sharding().blocks, about=about)
-        if (known := _read(audited.find(key))) is not None:
-            return known
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # the cache has none, or none that can be read
+            found = json.loads(audited.find(key) or "")
+            return tuple(AttentionFault(**{**each, "kind": CallKind(*each["kind"])}) for each in found)
         with log.stage("comparing attention kernels with exact attention"):
             faults = run(data.recipe, denoiser, shapes, world).faults
         audited.note(key, json.dumps([asdict(fault) for fault in faults]))
@@ -111,12 +113,3 @@ def calls_of(denoiser: Denoiser, compute: torch.dtype | None, shapes: Sequence[D
     # Some networks leave out the mask of a micro-batch in which no caption is shorter than the longest.
     unmasked = [replace(call, mask=None) for call in calls if call.mask is not None and call.mask.shape[-2] == 1]
     return list(dict.fromkeys([*calls, *unmasked]))
-
-
-def _read(text: str | None) -> tuple[AttentionFault, ...] | None:
-    """Return the faults of a file of the cache, or None if it has none that can be read."""
-    try:
-        found = json.loads(text or "")
-        return tuple(AttentionFault(**{**each, "kind": CallKind(*each["kind"])}) for each in found)
-    except (ValueError, TypeError, KeyError):
-        return None

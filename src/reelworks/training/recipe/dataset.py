@@ -50,7 +50,11 @@ class Chosen:
         else:
             headline = self.proposal.headline()
             head = f"buckets: {len(self.entries)} entries proposed, which the run will store; {headline}"
-        return [head, *(f"  {_line(entry)}" for entry in self.entries)]
+        lines = [head]
+        for entry in self.entries:
+            text = f"  {entry.resolution} ×{entry.num_frames}, batch size {entry.batch_size}, keep_prob {entry.keep_prob:g}"
+            lines.append(f"{text}: {entry.why}" if entry.why else text)
+        return lines
 
     def report(self) -> ChosenBuckets:
         """Return the entries as the report of a plan has them."""
@@ -77,11 +81,6 @@ class ProposedBuckets(ChosenBuckets):
     clips: int
     max_tokens: int
     toml: str
-
-
-def _line(entry: Suggestion) -> str:
-    text = f"{entry.resolution} ×{entry.num_frames}, batch size {entry.batch_size}, keep_prob {entry.keep_prob:g}"
-    return f"{text}: {entry.why}" if entry.why else text
 
 
 @dataclass(repr=False)

@@ -50,7 +50,9 @@ class CompiledBlocks:
         most_graphs: int,
         backend: str | Callable[..., Any] = "inductor",
     ) -> None:
-        self._blocks = _innermost(list(blocks))
+        listed = {id(block): block for block in blocks}  # a pair of experts lists the whole networks too
+        outer = {i for i, block in listed.items() if any(id(c) in listed for c in block.modules() if c is not block)}
+        self._blocks = [block for i, block in listed.items() if i not in outer]
         self._network, self._table, self._geometry = network, buckets, geometry
         self._most_graphs = most_graphs
         self._on = False
@@ -176,9 +178,3 @@ class CompiledBlocks:
             self._used.add(key)
             self._new.append(bucket.name)
         return True
-
-
-def _innermost(blocks: list[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that contain no other one: a pair of experts lists the whole networks too."""
-    listed = {id(block) for block in blocks}
-    return [b for b in blocks if not any(id(child) in listed for child in b.modules() if child is not b)]

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from reelworks.data.loader.micro_batch import MicroBatchRequest
-from reelworks.training.step import optimizers
 
 
 class Note(NamedTuple):
@@ -71,8 +69,3 @@ class ForwardTimes:
             spent = (0, 0.0) if work.is_idle else (clips * costs[work.bucket], read())
             notes.append(Note(work.bucket, clips, *spent))
         return RankNotes(socket.gethostname(), notes)
-
-
-def can_time_forward(module: nn.Module) -> bool:
-    """Whether forward passes of a rank are its own: no weight is sharded over ranks, and collected in the pass."""
-    return all(map(optimizers.is_whole, module.parameters()))

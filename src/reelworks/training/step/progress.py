@@ -11,7 +11,6 @@ import numpy as np
 
 from reelworks.data.loader.position import DataPosition
 from reelworks.data.schedule.cursor import Cursor
-from reelworks.data.schedule.plan import EpochPlan
 from reelworks.training.loop.config import TrainConfig
 
 
@@ -41,18 +40,14 @@ def last_step(train: TrainConfig, position: DataPosition) -> int:
     if train.max_epochs is not None:
         left.append((train.max_epochs - position.epoch) * plan.num_steps - position.plan_step)
     if train.max_clips is not None:
-        left.append(_steps_of_clips(train.max_clips - position.clips, plan, position.plan_step))
+        before = plan.planned_before
+        wanted = int(before[position.plan_step]) + train.max_clips - position.clips
+        epochs, rest = divmod(wanted, max(int(before[-1]), 1)) if wanted > before[-1] else (0, wanted)
+        left.append(epochs * plan.num_steps + int(np.searchsorted(before, rest)) - position.plan_step)
     last = position.global_step + max(min(left, default=0), 0)
     if train.max_steps is None:
         return last
     return min(last, train.max_steps) if left else train.max_steps
-
-
-def _steps_of_clips(clips: int, plan: EpochPlan, plan_step: int) -> int:
-    """Return the steps that train so many clips, from a step of a plan on."""
-    wanted, before = int(plan.planned_before[plan_step]) + clips, plan.planned_before
-    epochs, rest = divmod(wanted, max(int(before[-1]), 1)) if wanted > before[-1] else (0, wanted)
-    return epochs * plan.num_steps + int(np.searchsorted(before, rest)) - plan_step
 
 
 def total_steps(train: TrainConfig, position: DataPosition) -> int | None:
