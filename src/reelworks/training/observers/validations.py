@@ -8,7 +8,7 @@ from reelworks.core import log
 from reelworks.core.log import logger
 from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.observers.observer import Pause, StepObserver, Training
-from reelworks.training.observers.validation import Validation, Validator
+from reelworks.training.observers.validation import Validator
 from reelworks.training.step import progress
 
 
@@ -58,16 +58,7 @@ class Validations(StepObserver):
             result = self._validator.run(now.pool)
         if result is None:
             return {}
-        self._log(now.step, result, time.monotonic() - began)
-        early, was_over = self._early, self._early.is_over
-        early.add(now.step, result.loss)
-        if early.is_over and not was_over:
-            best = {"best": early.best, "best_step": early.best_step}
-            self._training.log.event("early_stop", step=now.step, patience=early.config.patience, **best)
-            logger.info("training ends: %s", early)
-        return {"validation/loss": result.loss}
-
-    def _log(self, step: int, result: Validation, seconds: float) -> None:
+        step, seconds = now.step, time.monotonic() - began
         by_bucket = {name: of_bucket.loss for name, of_bucket in result.by_bucket.items()}
         losses = {"loss": result.loss, "loss_by_time": result.loss_by_time, "loss_by_bucket": by_bucket}
         adapted = self._training.data.recipe.has_training_adapter
@@ -77,3 +68,10 @@ class Validations(StepObserver):
         self._training.log.curves(step, {"validation/loss": result.loss, **curves})
         note = ", with lora.training_adapter" if adapted else ""
         logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips{note}")
+        early, was_over = self._early, self._early.is_over
+        early.add(step, result.loss)
+        if early.is_over and not was_over:
+            best = {"best": early.best, "best_step": early.best_step}
+            self._training.log.event("early_stop", step=step, patience=early.config.patience, **best)
+            logger.info("training ends: %s", early)
+        return {"validation/loss": result.loss}
