@@ -201,7 +201,11 @@ class _Draft(NamedTuple):
         lines = recipe_lines.lora_table(
             request.preset, footage.datasets, footage.found, request.trigger, request.weights, sizes
         )
-        lines = _as_wished(lines, request)
+        for at, line in enumerate(lines):
+            if line.key == "rank" and request.rank is not None:
+                lines[at] = replace(line, value=request.rank, why="as given with --rank")
+            elif line.key == "max_epochs" and request.steps is not None:
+                lines[at] = Line("[train]", "max_steps", request.steps, "as given with --steps")
         given = {override.partition("=")[0].strip() for override in request.overrides}
         drafted = _read(lines, request.path, request.overrides)
         return cls(lines, memory_presets.choose(drafted, _vram_bytes(request.vram_gb), given), sizes)
@@ -227,7 +231,17 @@ def _choose(request: NewLoraRequest, footage: _Footage) -> _Draft:
             )
             draft = draft._replace(sizes=alone._replace(remarks=(*alone.remarks, remark)))
     if draft.choice.fits is False:
-        raise _too_small(preset, request, draft.choice)
+        memory, tiers = draft.choice.estimate.memory, draft.choice.tiers
+        need, host = memory.total / 1e9, memory.host / 1e9
+        settings = ", ".join(tier.to_text() for tier in tiers)
+        raise UserError(
+            f"{preset} needs {need:.1f} GB with all settings that save memory ({settings}), by part: {memory.to_text()}"
+            + (f"; and {host:.1f} GB of CPU memory" if host >= 0.05 else ""),
+            code="gpu-too-small",
+            field="--vram",
+            value=request.vram_gb,
+            remedy=f"take a GPU of at least {math.ceil(need)} GB, or a smaller model",
+        )
     return draft
 
 
@@ -261,18 +275,6 @@ def _with_overrides(lines: Sequence[Line], found: FolderSurvey, preset: str, ove
         return toml_writer.write(title, lines)
     values = recipe_file.with_overrides(toml.parse(toml_writer.write("", lines)), overrides)
     return toml_writer.write(title, toml_writer.lines_of(values, lines, "as given with --set"))
-
-
-def _as_wished(lines: Sequence[Line], request: NewLoraRequest) -> list[Line]:
-    """Replace what was chosen by what was asked for."""
-    result = []
-    for line in lines:
-        if line.key == "rank" and request.rank is not None:
-            line = replace(line, value=request.rank, why="as given with --rank")
-        elif line.key == "max_epochs" and request.steps is not None:
-            line = Line("[train]", "max_steps", request.steps, "as given with --steps")
-        result.append(line)
-    return result
 
 
 def _training_steps(recipe: Recipe, micro_batches: Mapping[str, int]) -> int:
@@ -334,17 +336,3 @@ class _Epoch(NamedTuple):
         shown = np.bincount(entries.bucket, minlength=len(data.table.buckets))
         batches = {b.name: -(-int(n) // b.batch_size) for b, n in zip(data.table.buckets, shown, strict=True) if n}
         return cls(len(np.unique(entries.uid)), len(entries.uid), batches)
-
-
-def _too_small(preset: str, request: NewLoraRequest, choice: MemoryPlan) -> UserError:
-    memory = choice.estimate.memory
-    need, host = memory.total / 1e9, memory.host / 1e9
-    settings = ", ".join(tier.to_text() for tier in choice.tiers)
-    return UserError(
-        f"{preset} needs {need:.1f} GB with all settings that save memory ({settings}), by part: {memory.to_text()}"
-        + (f"; and {host:.1f} GB of CPU memory" if host >= 0.05 else ""),
-        code="gpu-too-small",
-        field="--vram",
-        value=request.vram_gb,
-        remedy=f"take a GPU of at least {math.ceil(need)} GB, or a smaller model",
-    )

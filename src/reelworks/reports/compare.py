@@ -124,7 +124,12 @@ class Comparison:
     @property
     def recipe_rows(self) -> list[Row]:
         """Rows of the table of recipe keys."""
-        return [Row(one.key, [_as_text(one.key, value) for value in one.values]) for one in self.recipe]
+        rows = []
+        for one in self.recipe:
+            is_rate = one.key.endswith("learning_rate")
+            texts = [units.learning_rate(v) if is_rate and isinstance(v, float) else str(v) for v in one.values]
+            rows.append(Row(one.key, texts))
+        return rows
 
 
 def compare(folders: Sequence[RunFolder]) -> Comparison:
@@ -175,11 +180,6 @@ def _recipe_keys(runs: Sequence[RunData]) -> list[ComparedKey]:
         others = [next((c.after for c in changes if c.key == key), first[key]) for changes in changed]
         keys.append(ComparedKey(key, [first[key], *others]))
     return keys
-
-
-def _as_text(key: str, value: Any) -> str:
-    is_rate = key.endswith("learning_rate") and isinstance(value, float)
-    return units.learning_rate(value) if is_rate else str(value)
 
 
 def write(comparison: Comparison, file: Path) -> None:

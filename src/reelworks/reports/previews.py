@@ -47,7 +47,10 @@ class PreviewStep(NamedTuple):
 
 def of_run(data: RunData) -> list[PreviewStep]:
     """Return previews by step, newest first: the newest, the first and as many between as fit the page."""
-    events = _spread({event["step"]: event for event in data.events_of("samples")})
+    by_step = {event["step"]: event for event in data.events_of("samples")}
+    made, number = sorted(by_step, reverse=True), min(len(by_step), MAX_PREVIEW_STEPS)
+    # Evenly spaced, the first and last included.
+    events = [by_step[made[round(i * (len(made) - 1) / max(1, number - 1))]] for i in range(number)]
     steps: list[PreviewStep] = []
     left_bytes = MAX_PREVIEW_BYTES
     for event in events:
@@ -67,14 +70,6 @@ def of_event(data: RunData, event: Event) -> PreviewStep:
 
 def _paths(data: RunData, event: Event) -> list[Path | None]:
     return [_inside(RunFolder(data.path).samples_folder, name) for name in event.get("files", [])]
-
-
-def _spread(events: dict[int, Event]) -> list[Event]:
-    """Pick evenly spaced steps, newest first, the first and last included."""
-    steps = sorted(events, reverse=True)
-    n = min(len(steps), MAX_PREVIEW_STEPS)
-    picked = [steps[round(i * (len(steps) - 1) / max(1, n - 1))] for i in range(n)]
-    return [events[step] for step in picked]
 
 
 def _inside(folder: Path, name: str) -> Path | None:

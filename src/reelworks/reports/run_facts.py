@@ -370,7 +370,10 @@ def _training_facts(data: RunData) -> list[Fact]:
     again = f"{units.count(repeated)} repeated after resumes" if repeated else ""
     resumes = units.plural(status.resumes(data), "resume")
     steps = data.events_of("step")
-    throughput = data.speed.clips_per_second
+    throughput, ranks, of_ranks = data.speed.clips_per_second, balance_of_ranks(data), list[str]()
+    if ranks is not None:
+        slow = [f"rank {row.rank} on {row.host} is slow" for row in ranks.stragglers]
+        of_ranks = [f"{units.percent(ranks.planned)} planned", *slow[:3]]
     return [
         Fact("Steps", units.count(data.last_step), again),
         *([Fact("Epochs", units.count(done), note)] if rows else []),
@@ -381,17 +384,8 @@ def _training_facts(data: RunData) -> list[Fact]:
             f"in steps, {units.duration(data.speed.seconds)} of the training time",
         ),
         *_stream_facts(data, steps),
-        *_rank_facts(data),
+        *([Fact("Ranks waiting", units.percent(ranks.measured), "; ".join(of_ranks))] if ranks else []),
     ]
-
-
-def _rank_facts(data: RunData) -> list[Fact]:
-    found = balance_of_ranks(data)
-    if found is None:
-        return []
-    slow = [f"rank {row.rank} on {row.host} is slow" for row in found.stragglers]
-    note = "; ".join([f"{units.percent(found.planned)} planned", *slow[:3]])
-    return [Fact("Ranks waiting", units.percent(found.measured), note)]
 
 
 def _stream_facts(data: RunData, steps: list[Event]) -> list[Fact]:

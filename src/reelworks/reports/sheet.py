@@ -100,21 +100,17 @@ def _rows(view: SampleView) -> list[list[Image.Image]]:
     for companion in view.beside:
         is_mask = companion.kind == "loss_mask"
         frames = masked(view.frames, companion.frames) if is_mask else companion.frames
-        rows.append([_label(companion.kind, first.width), *_some(frames, scale)])
+        # In the place of the full first frame.
+        text = companion.kind.replace("_", " ")
+        wide = int(lettering.width(text, _TEXT_PX)) + 1
+        label = Image.new("RGB", (max(first.width, wide), _TEXT_PX + 4), _PAGE)
+        lettering.write(ImageDraw.Draw(label), (label.width - wide, 0), text, _TEXT_PX, _INK)
+        rows.append([label, *_some(frames, scale)])
     return rows
 
 
 def _some(frames: Frames, scale: float) -> list[Image.Image]:
     return [_scaled(frames[i], scale) for i in frames_shown(len(frames))]
-
-
-def _label(kind: str, width: int) -> Image.Image:
-    """Label a companion's row, in the place of the full first frame."""
-    text = kind.replace("_", " ")
-    wide = int(lettering.width(text, _TEXT_PX)) + 1
-    label = Image.new("RGB", (max(width, wide), _TEXT_PX + 4), _PAGE)
-    lettering.write(ImageDraw.Draw(label), (label.width - wide, 0), text, _TEXT_PX, _INK)
-    return label
 
 
 def _facts(view: SampleView, shape: Shape) -> str:
