@@ -31,10 +31,10 @@ PARTS = {
     # What a training needs beside it.
     "models": Part(("models",), 9_580, 8_600),
     "training": Part(("training",), 12_130, 9_700),
-    "inference": Part(("inference",), 2_670, 2_400),
+    "inference": Part(("inference",), 2_640, 2_400),
     "commands": Part(("commands",), 1_730, 1_200),
-    "reports": Part(("reports",), 1_460, 1_250),
-    "quickstart": Part(("quickstart",), 910, 500),
+    "reports": Part(("reports",), 1_430, 1_250),
+    "quickstart": Part(("quickstart",), 780, 500),
     "demo and testing": Part(("demo", "testing"), 1_180, 1_100),
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_970, 1_450),

@@ -90,17 +90,15 @@ def counts(data: RecipeData, rejections: list[Rejection]) -> dict[str, LeftOut]:
         entry, number = np.unique(missed, return_counts=True)
         names = [str(data.table.entries[i]) for i in entry.tolist()]
         nearest = dict(zip(names, number.tolist(), strict=True))
-        failed = _failed(data, r.row) if r.reason == Reason.FILTERED else {}
+        failed: dict[str, int] = {}
+        if r.reason == Reason.FILTERED:  # by the parts of the filters that they fail, the most frequent ones
+            parts = data.failed_filters.take(pa.array(r.row))
+            of_part = np.bincount(as_numpy(parts.indices), minlength=len(parts.dictionary))
+            order = np.argsort(-of_part, kind="stable")[:_PARTS_COUNTED]
+            texts = parts.dictionary.take(pa.array(order)).to_pylist()
+            failed = dict(zip(texts, of_part[order].tolist(), strict=True))
         by_reason[r.reason.label] = LeftOut(len(r.row), nearest, failed)
     return by_reason
-
-
-def _failed(data: RecipeData, row: NDArray[np.int64]) -> dict[str, int]:
-    """Return the numbers of rows by the parts of their filters that they fail, at most `_PARTS_COUNTED`."""
-    parts = data.failed_filters.take(pa.array(row))
-    number = np.bincount(as_numpy(parts.indices), minlength=len(parts.dictionary))
-    order = np.argsort(-number, kind="stable")[:_PARTS_COUNTED]
-    return dict(zip(parts.dictionary.take(pa.array(order)).to_pylist(), number[order].tolist(), strict=True))
 
 
 def named(data: RecipeData, rejections: list[Rejection]) -> dict[str, list[LeftOutClip]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reelworks.data.checkpoint import disk_space
 from reelworks.data.loader.position import next_epoch
 from reelworks.data.schedule.cursor import StageStart
-from reelworks.data.schedule.plan import EpochPlan, PlanSpec
+from reelworks.data.schedule.plan import PlanSpec
 from reelworks.training.loop.config import TrainConfig
 from reelworks.training.memory import estimate
 from reelworks.training.memory.memory import Estimate
@@ -170,7 +170,11 @@ def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageSt
         plan, last = position.plan, progress.last_step(train, position)
         steps = min(last - position.global_step, plan.num_steps)
         clips, planned = int(plan.planned_before[steps]), planned + plan.planned
-        of_epoch = _by_bucket(plan, steps, len(data.table.buckets))
+        used = plan.steps[:steps]
+        used, buckets = used[used >= 0], len(data.table.buckets)
+        bucket = plan.micro_bucket[used]
+        real = np.bincount(bucket, plan.real_clips[used], buckets).astype(np.int64)
+        of_epoch = np.stack([real, np.bincount(bucket, minlength=buckets)])  # clips and micro-batches
         counts = replace(position.counts, trained=clips)
         ended = replace(position, global_step=position.global_step + steps, counts=counts)
         epochs, sums = epochs + steps / plan.num_steps, sums + of_epoch
@@ -181,15 +185,6 @@ def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageSt
     end = StageStart("", last, ended.epoch + 1 + math.ceil(more), ended.clips + round(more * clips))
     all_clips, micro_batches = (sums + more * of_epoch).round().astype(np.int64)
     return _Extent(epochs + more, all_clips, micro_batches, end, is_exact=not more)
-
-
-def _by_bucket(plan: EpochPlan, steps: int, buckets: int) -> NDArray[np.int64]:
-    """Return the clips and the micro-batches of the first steps of an epoch, `[2, buckets]`."""
-    used = plan.steps[:steps]
-    used = used[used >= 0]
-    bucket = plan.micro_bucket[used]
-    clips = np.bincount(bucket, plan.real_clips[used], buckets).astype(np.int64)
-    return np.stack([clips, np.bincount(bucket, minlength=buckets)])
 
 
 def _seconds(data: RecipeData, plan: PlanForecast, of_network: Estimate, micro_batches: NDArray[np.int64]) -> float:

@@ -15,7 +15,7 @@ from reelworks.core.ray_cluster import Engine
 from reelworks.core.shape import Geometry
 from reelworks.core.words import of_recipe
 from reelworks.data.buckets import propose, table
-from reelworks.data.buckets.assign import Clips, Reason
+from reelworks.data.buckets.assign import Reason
 from reelworks.data.buckets.propose import Proposal, Suggestion
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.catalog.scan.scan import MeasureProgress, ScanProgress, ScanResult, scan_sources
@@ -147,7 +147,16 @@ class RecipeData(Dataset):
                 clips = duplicates.one_of_each(self.duplicate_groups, clips, row)
             proposal = propose.propose(clips, recipe.buckets, self.geometry)
             if not proposal.reached:
-                raise _no_clips(clips)
+                reasons, counts = np.unique(clips.excluded, return_counts=True)
+                names = ["smaller than any bucket" if r == Reason.NONE else Reason(r).label for r in reasons.tolist()]
+                listed = ", ".join(f"{n} {name}" for name, n in zip(names, counts.tolist(), strict=True))
+                raise UserError(
+                    f"there is no clip to propose bucket entries for ({listed or 'the datasets are empty'})",
+                    code="no-clip-to-propose-from",
+                    field="buckets",
+                    value="auto",
+                    remedy="repair the clips, or choose other datasets or a smaller autoencoder.stride",
+                )
             stored = proposal.entries
         update = {
             "bucket": [entry.config() for entry in stored],
@@ -216,22 +225,6 @@ def _stored_entries(recipe: Recipe) -> tuple[Suggestion, ...] | None:
         )  # a number in runs
         for entry in stored.bucket
         for frames, batch_size, keep_prob in zip(entry.frames(), entry.batch_sizes(), entry.keep_probs(), strict=True)
-    )
-
-
-def _no_clips(clips: Clips) -> UserError:
-    reasons, counts = np.unique(clips.excluded, return_counts=True)
-    count_by_reason = {
-        "smaller than any bucket" if reason == Reason.NONE else Reason(reason).label: count
-        for reason, count in zip(reasons.tolist(), counts.tolist(), strict=True)
-    }
-    listed = ", ".join(f"{count} {reason}" for reason, count in count_by_reason.items())
-    return UserError(
-        f"there is no clip to propose bucket entries for ({listed or 'the datasets are empty'})",
-        code="no-clip-to-propose-from",
-        field="buckets",
-        value="auto",
-        remedy="repair the clips, or choose other datasets or a smaller autoencoder.stride",
     )
 
 
