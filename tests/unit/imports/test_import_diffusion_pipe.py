@@ -1,16 +1,15 @@
-"""`import` of diffusion-pipe: two configs worked out by hand and by its own code, all kinds of models, and spoiled files."""
+"""`import` of diffusion-pipe: all kinds of models, the size of a step, lengths of clips, and spoiled files."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
+from former_configs import GOLDEN, converted
 from hostile_configs import JUNK, spoiled
 from hypothesis import given
-from import_golden import FOLDER, converted
 
 from reelworks.annexes.imports import importer
 from reelworks.annexes.imports.diffusion_pipe import models
@@ -22,68 +21,11 @@ from reelworks.annexes.imports.rules import Fate
 from reelworks.core import toml
 from reelworks.core.errors import UserError
 
-MAIN_1, DATASET_1 = FOLDER / "diffusion-pipe-1.toml", FOLDER / "diffusion-pipe-1-dataset.toml"
-MAIN_2, DATASET_2 = FOLDER / "diffusion-pipe-2.toml", FOLDER / "diffusion-pipe-2-dataset.toml"
+MAIN_1, DATASET_1 = GOLDEN / "diffusion-pipe-1.toml", GOLDEN / "diffusion-pipe-1-dataset.toml"
 
 
 def told(made: importer.Imported) -> dict[str, tuple[Fate, str]]:
     return {key.key: (key.fate, key.remark) for key in made.keys}
-
-
-@pytest.mark.parametrize(("main", "dataset"), [(MAIN_1, DATASET_1), (MAIN_2, DATASET_2)])
-def test_every_key_of_both_files_has_a_line(tmp_path: Path, main: Path, dataset: Path) -> None:
-    made, _ = converted(tmp_path, main)
-    given_keys = {*flatten(toml.parse(main.read_text())), *flatten(toml.parse(dataset.read_text()))}
-    assert given_keys <= told(made).keys()
-    assert all(key.remark for key in made.keys)
-
-
-def test_a_lora_of_wan_on_two_folders(tmp_path: Path) -> None:
-    """2 clips × 2 accumulated are a step there and here; its warm-up, saves and epochs are counted alike."""
-    made, recipe = converted(tmp_path, MAIN_1)
-    assert (recipe.model.name, recipe.model.weights) == ("wan-2.1-1.3b", "models/wan2.1_t2v_1.3B_bf16.safetensors")
-    train, lora = recipe.train, recipe.lora
-    assert lora is not None
-    assert (lora.rank, lora.alpha, lora.targets, lora.dropout) == (24, None, "blocks", 0.05)  # alpha is the rank there
-    assert (train.max_epochs, train.gradient_accumulation_steps, train.warmup_steps) == (40, 2, 25)
-    # adamw_optimi's own defaults beside the rate and decay of the file.
-    assert (train.optimizer, train.learning_rate, train.betas, train.eps) == ("adamw", 4e-5, [0.9, 0.99], 1e-6)
-    assert (train.weight_decay, train.max_grad_norm, train.ema_decay) == (0.02, 0.5, 0.0)
-    assert [dataset.repeats for dataset in recipe.dataset] == [3, 1]
-    assert {dataset.caption for dataset in recipe.dataset} == {"lion dance {{troupe}}, {text}"}
-    assert [dataset.missing_caption for dataset in recipe.dataset] == [None, ""]
-    (entry,) = recipe.bucket
-    assert (entry.resolution, entry.num_frames, entry.batch_size) == ("480px", [1, 17, 49], [4, 2, 2])
-    # geomspace(0.5, 2, 5), rounded to three digits as there.
-    assert recipe.buckets.aspect_ratios == ["0.5:1", "0.707:1", "1:1", "1.414:1", "2:1"]
-    assert (recipe.data.fps, recipe.data.clip_start) == (16.0, "start")
-    assert (recipe.objective.timestep_sampling, recipe.objective.logit_std) == ("logit-normal", 0.8)
-    assert (recipe.objective.timestep_shift, recipe.objective.caption_dropout) == (3.0, 0.0)
-    assert (recipe.checkpoints.at_epoch_end, recipe.exports.every_n_saves) == (True, 4)
-    assert told(made)["video_clip_mode"][0] == Fate.NOT_POSSIBLE
-    assert recipe.logging.project == "lions"
-    assert "abcdef0123456789" not in made.text + str(made.keys)
-
-
-def test_a_lokr_of_chroma_at_two_resolutions(tmp_path: Path) -> None:
-    """2 orders of tags × 2 sizes make 4 examples of a clip, there and here."""
-    made, recipe = converted(tmp_path, MAIN_2)
-    lora = recipe.lora
-    assert lora is not None
-    assert (lora.type, lora.rank, lora.decompose_factor, lora.base) == ("lokr", 1_000_000, 8, "float8")
-    assert (recipe.model.name, recipe.train.optimizer, recipe.train.learning_rate) == ("chroma1-base", "prodigy", 1.0)
-    assert (recipe.train.max_steps, recipe.train.max_epochs, recipe.checkpoints.every_steps) == (900, 12, 150)
-    assert [(entry.resolution, entry.batch_size) for entry in recipe.bucket] == [("1024px", 2), ("512px", 6)]
-    assert (recipe.dataset[0].resolutions, recipe.dataset[0].repeats) == (["1024px", "512px"], 2)
-    assert (recipe.dataset[0].shuffle_tags, recipe.encode.variants) == (True, 2)
-    assert recipe.dataset[0].loss_mask == "pictures/ink-masks"
-    # exp(0.5 + 0.65 · (tokens − 256) / 3840) for the mean of 32² and 64² tokens.
-    assert recipe.objective.timestep_shift == round(math.exp(0.5 + 0.65 * ((32**2 + 64**2) / 2 - 256) / 3840), 3)
-    assert (recipe.objective.loss, recipe.objective.huber_delta) == ("huber", 0.3)
-    fates = {key: fate for key, (fate, _) in told(made).items()}
-    assert (fates["resolutions"], fates["lr_scheduler"]) == (Fate.TAKEN, Fate.NOT_POSSIBLE)
-    # There, it falls over 12 epochs, and max_steps ends it before.
-    assert (recipe.train.learning_rate_schedule, recipe.train.final_learning_rate) == ("cosine", 1e-6)
 
 
 @pytest.mark.parametrize(

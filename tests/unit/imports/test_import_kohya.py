@@ -1,7 +1,4 @@
-"""`import` of sd-scripts and musubi-tuner: values mean the same, every setting has a line, and nothing hostile breaks it.
-
-What each config of `tests/golden/imports` means is worked out beside its test.
-"""
+"""`import` of sd-scripts and musubi-tuner: folders, lists and pages around them are read, and nothing hostile breaks it."""
 
 from __future__ import annotations
 
@@ -12,148 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from former_configs import GOLDEN, converted, fates
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from reelworks.annexes.imports import importer
-from reelworks.annexes.imports.importer import Imported
 from reelworks.annexes.imports.kohya import timesteps
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
 from reelworks.core import toml
 from reelworks.core.errors import UserError
-from reelworks.training.recipe import recipe_file
-from reelworks.training.recipe.recipe import Recipe
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "imports"
-FOLDER_OF_RECIPE = "recipe.toml"
-
-
-def convert(folder: Path, *files: Path, command: str | None = None, **options: Any) -> tuple[Imported, Recipe]:
-    written = folder / FOLDER_OF_RECIPE
-    request = ImportRequest(files=files, command=command, output=written, force=True, **{"clips": False, **options})
-    made = importer.convert(request)
-    return made, recipe_file.load(written)
-
-
-def fates(made: Imported) -> dict[str, Fate]:
-    assert len({key.key for key in made.keys}) == len(made.keys)
-    assert all(key.remark for key in made.keys)
-    return {key.key: key.fate for key in made.keys}
 
 
 def file(folder: Path, name: str, text: str) -> Path:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def test_a_lora_of_sdxl(tmp_path: Path) -> None:
-    """unet_lr stands for learning_rate; saves at each second epoch, of which three stay; captions vary, so nothing is stored."""
-    made, recipe = convert(tmp_path, GOLDEN / "sd-scripts-1.toml")
-    assert (made.trainer, recipe.model.name, recipe.model.weights) == (
-        "sd-scripts",
-        "sdxl",
-        "models/sdxl-base.safetensors",
-    )
-    assert (recipe.output, recipe.seed) == ("out/mug", 1234)
-    train, lora = recipe.train, recipe.lora
-    assert (train.max_epochs, train.max_steps, train.learning_rate, train.warmup_steps) == (10, None, 2e-4, 50)
-    assert (train.optimizer, train.weight_decay, train.betas, train.eps) == ("adamw8bit", 0.1, [0.9, 0.95], 1e-8)
-    assert (train.learning_rate_schedule, train.ema_decay, train.max_grad_norm) == ("cosine", 0.0, 1.0)
-    assert lora is not None
-    assert (lora.type, lora.rank, lora.alpha) == ("lora", 32, 16.0)
-    assert isinstance(lora.targets, list)
-    assert "proj_in" in lora.targets
-    (dataset,), (bucket,) = recipe.dataset, recipe.bucket
-    assert (dataset.shuffle_tags, dataset.keep_tags, dataset.flip, dataset.missing_caption) == (True, 1, 0.5, "")
-    assert (bucket.resolution, bucket.num_frames, bucket.batch_size) == ("512px", 1, 4)
-    assert (recipe.buckets.upscale, recipe.encode.store, recipe.validation.split) == (True, False, 0.0)
-    objective = recipe.objective
-    assert (objective.name, objective.loss_weighting, objective.snr_gamma) == ("epsilon", "min-snr", 5.0)
-    assert objective.caption_dropout == 0.05
-    checkpoints, exports = recipe.checkpoints, recipe.exports
-    assert (checkpoints.at_epoch_end, checkpoints.every_steps) == (True, None)
-    assert (exports.every_n_saves, exports.keep_last, exports.dtype, exports.weights) == (2, 3, "float16", "model")
-    found = fates(made)
-    impossible = {key for key, fate in found.items() if fate is Fate.NOT_POSSIBLE}
-    assert impossible == {"noise_offset", "network_args.rank_dropout", "cache_latents"}
-    assert {key for key, fate in found.items() if fate is Fate.TO_FILL_IN} == {"lr_scheduler"}
-    assert "0123456789abcdef" not in made.text + repr(made.keys)
-
-
-def test_a_lora_of_flux_from_a_batch_file(tmp_path: Path) -> None:
-    """flux_shift at 1024 x 1024, which are 4096 tokens, is exp(1.15); a tenth of 600 steps warms up.
-
-    The folder is trained three times at 1024 and once at 768 in an epoch: it is a dataset at each.
-    """
-    made, recipe = convert(tmp_path, GOLDEN / "sd-scripts-2.bat")
-    assert (recipe.model.name, recipe.model.weights) == ("flux-dev", r"D:\models\flux1-dev.safetensors")
-    train, lora, objective = recipe.train, recipe.lora, recipe.objective
-    assert (train.max_steps, train.learning_rate, train.warmup_steps, train.max_grad_norm) == (600, 4e-4, 60, None)
-    assert (train.gradient_accumulation_steps, train.optimizer) == (2, "adamw8bit")
-    assert (objective.timestep_sampling, objective.timestep_shift) == ("logit-normal", 3.1582)
-    assert objective.caption_dropout == 0.0
-    assert lora is not None
-    assert (lora.type, lora.decompose_factor, lora.alpha, lora.base) == ("lokr", 8, 8.0, "float8")
-    assert [(each.path, each.repeats) for each in recipe.dataset] == [(r"C:\sets\style", 3), (r"C:\sets\style", 1)]
-    assert recipe.dataset[0].caption == "in the style of rw, {text}"
-    assert [(each.resolution, each.batch_size, each.keep_prob) for each in recipe.bucket] == [
-        ("1024px", 2, 1.0),
-        ("768px", 4, 1.0),
-    ]
-    assert [each.resolutions for each in recipe.dataset] == [["1024px"], ["768px"]]
-    assert (recipe.checkpoints.every_steps, recipe.exports.keep_last, recipe.encode.store) == (200, 2, True)
-    assert {key for key, fate in fates(made).items() if fate is Fate.NOT_POSSIBLE} == {
-        "optimizer_type",
-        "blocks_to_swap",
-    }
-
-
-def test_a_lora_of_wan(tmp_path: Path) -> None:
-    """The area of 320 x 240 has a side of 277; single frames of videos are none here, and 24 fps become Wan's 16."""
-    made, recipe = convert(tmp_path, GOLDEN / "musubi-tuner-1.sh")
-    assert (made.trainer, recipe.model.name) == ("musubi-tuner", "wan-2.1-1.3b")
-    assert recipe.model.weights == "models/wan2.1_t2v_1.3B_bf16.safetensors"
-    assert [(each.path, each.repeats) for each in recipe.dataset] == [("clips", 1), ("pictures", 2)]
-    assert [each.filter for each in recipe.dataset] == ["kind == 'video'", "kind == 'image'"]
-    assert [(each.resolution, each.num_frames, each.batch_size) for each in recipe.bucket] == [
-        ("277px", [17, 33], 2),
-        ("277px", 1, 2),
-    ]
-    assert (recipe.data.fps, recipe.data.clip_start) == (16.0, "start")
-    assert (recipe.train.max_epochs, recipe.train.learning_rate, recipe.train.weight_decay) == (16, 2e-4, 0.01)
-    assert (recipe.objective.timestep_sampling, recipe.objective.timestep_shift) == ("logit-normal", 3.0)
-    assert recipe.lora is not None
-    assert (recipe.lora.rank, recipe.lora.alpha, recipe.lora.base) == (32, 16.0, "float8")
-    assert recipe.encode.store
-    assert Fate.NOT_POSSIBLE not in fates(made).values()
-
-
-def test_a_lokr_of_qwen_image(tmp_path: Path) -> None:
-    """`sigma` draws an index into unshifted timesteps, noisiest first: a logit of mean 0.5 is one of -0.5, and 200 is 800."""
-    made, recipe = convert(tmp_path, GOLDEN / "musubi-tuner-2.toml")
-    objective, lora = recipe.objective, recipe.lora
-    assert (recipe.model.name, recipe.dataset[0].path) == ("qwen-image", "list.jsonl")
-    assert (objective.timestep_sampling, objective.logit_mean, objective.timestep_shift) == (
-        "logit-normal",
-        -0.5,
-        "none",
-    )
-    assert objective.timestep_range == [0.0, 800.0]
-    assert lora is not None
-    assert (lora.type, lora.rank, lora.alpha, lora.decompose_factor) == ("lokr", 8, 1.0, 4)
-    assert isinstance(lora.targets, list)
-    assert (recipe.train.optimizer, recipe.train.learning_rate, recipe.train.final_learning_rate) == (
-        "prodigy",
-        1.0,
-        0.1,
-    )
-    assert (recipe.train.max_steps, recipe.checkpoints.every_steps) == (3000, 500)
-    assert [each.resolution for each in recipe.bucket][:2] == ["1328px", "996px"]
-    assert not recipe.buckets.upscale
-    assert fates(made)["datasets.0.image_jsonl_file"] is Fate.TO_FILL_IN
 
 
 def pictures(folder: Path, sizes: list[tuple[int, int]], captions: bool = True) -> None:
@@ -175,7 +47,7 @@ def test_folders_with_repeats_and_what_becomes_of_their_pictures(tmp_path: Path)
         f"--train_data_dir={tmp_path / 'train'} --reg_data_dir={tmp_path / 'regular'} --resolution=64 --enable_bucket "
         "--train_batch_size=8 --min_bucket_reso=32 --bucket_reso_steps=16 --max_train_steps=100 --network_train_unet_only"
     )
-    made, recipe = convert(tmp_path, command=command, clips=True)
+    made, recipe = converted(tmp_path, command=command, clips=True)
     assert [(each.repeats, each.missing_caption) for each in recipe.dataset] == [
         (10, "rwmug cup"),
         (pytest.approx(40 / 3), "cup"),
@@ -191,9 +63,9 @@ def test_folders_with_repeats_and_what_becomes_of_their_pictures(tmp_path: Path)
 
 def test_data_folders_are_searched_for_repeats(tmp_path: Path) -> None:
     pictures(tmp_path / "mine" / "3_word", [(64, 64)])
-    made, recipe = convert(tmp_path, GOLDEN / "sd-scripts-1.toml", data=(tmp_path / "mine",))
+    made, recipe = converted(tmp_path, GOLDEN / "sd-scripts-1.toml", data=(tmp_path / "mine",))
     assert [(each.path, each.repeats) for each in recipe.dataset] == [(str(tmp_path / "mine" / "3_word"), 3)]
-    told, recipe = convert(tmp_path, tmp_path / "mine", model="sdxl", trainer=None)
+    told, recipe = converted(tmp_path, tmp_path / "mine", model="sdxl", trainer=None)
     assert fates(told)["command"] is Fate.TO_FILL_IN
     assert recipe.lora is not None
     assert recipe.train.learning_rate == 1e-4
@@ -204,7 +76,7 @@ def test_data_folders_are_searched_for_repeats(tmp_path: Path) -> None:
 def test_lists_have_a_root(tmp_path: Path) -> None:
     (tmp_path / "list.jsonl").write_text(json.dumps({"video_path": str(tmp_path / "a" / "x.mp4"), "caption": "x"}))
     dataset = file(tmp_path, "d.toml", f"[[datasets]]\nvideo_jsonl_file = {json.dumps(str(tmp_path / 'list.jsonl'))}")
-    _, recipe = convert(tmp_path, dataset, model="wan-2.1-1.3b")
+    _, recipe = converted(tmp_path, dataset, model="wan-2.1-1.3b")
     assert recipe.dataset[0].root == str(tmp_path / "a")
 
 
@@ -213,7 +85,7 @@ def test_prompts_of_previews(tmp_path: Path) -> None:
         tmp_path, "prompts.txt", "# none\na cup --w 512 --h 768 --s 20 --l 7.5 --d 1\na red cup --w 512 --h 640\n"
     )
     command = f"python sdxl_train_network.py --sample_prompts {prompts} --sample_every_n_steps 100"
-    made, recipe = convert(tmp_path, command=command)
+    made, recipe = converted(tmp_path, command=command)
     samples = recipe.samples
     assert (samples.prompts, samples.every_steps, samples.width) == (["a cup", "a red cup"], 100, 512)
     assert (samples.height, samples.num_inference_steps) == (None, None)
@@ -242,7 +114,7 @@ def test_a_page_config_of_kohya_ss(tmp_path: Path) -> None:
         "flux1_checkbox": False,
         "output_name": "x",
     }
-    made, recipe = convert(tmp_path, file(tmp_path, "page.json", json.dumps(values)))
+    made, recipe = converted(tmp_path, file(tmp_path, "page.json", json.dumps(values)))
     assert (made.trainer, recipe.model.name, recipe.train.max_epochs) == ("sd-scripts", "sdxl", 8)
     assert (recipe.train.optimizer, recipe.train.learning_rate) == ("prodigy", 1.0)
     assert recipe.lora is not None
@@ -263,9 +135,9 @@ def test_a_page_config_of_kohya_ss(tmp_path: Path) -> None:
 )
 def test_a_model_that_is_not_here_is_one_line(tmp_path: Path, command: str, named: str) -> None:
     with pytest.raises(UserError, match=named) as caught:
-        convert(tmp_path, command=command)
+        converted(tmp_path, command=command)
     assert "cannot be trained here" in caught.value.problem
-    assert not (tmp_path / FOLDER_OF_RECIPE).exists()
+    assert not (tmp_path / "imported.toml").exists()
 
 
 @pytest.mark.parametrize(
@@ -278,7 +150,7 @@ def test_a_model_that_is_not_here_is_one_line(tmp_path: Path, command: str, name
     ],
 )
 def test_the_networks_of_wan_2_2(tmp_path: Path, options: str, experts: str) -> None:
-    _, recipe = convert(
+    _, recipe = converted(
         tmp_path, command=f"python wan_train_network.py --task t2v-A14B --dit models/low.safetensors {options}"
     )
     assert recipe.model.experts == experts
@@ -288,9 +160,9 @@ def test_edits_have_sources(tmp_path: Path) -> None:
     dataset = '[[datasets]]\nimage_directory = "after"\ncontrol_directory = "before"\n'
     path = file(tmp_path, "d.toml", dataset)
     command = "python qwen_image_train_network.py --model_version edit-2509 --dataset_config d.toml"
-    _, recipe = convert(tmp_path, path, command=command)
+    _, recipe = converted(tmp_path, path, command=command)
     assert (recipe.model.name, recipe.dataset[0].source) == ("qwen-image-edit-2509", "before")
-    made, recipe = convert(tmp_path, command=command.replace("--dataset_config d.toml", ""))
+    made, recipe = converted(tmp_path, command=command.replace("--dataset_config d.toml", ""))
     assert recipe.dataset[0].source == "sources"
     assert fates(made)["dataset.0.source"] is Fate.TO_FILL_IN
 
@@ -361,7 +233,7 @@ def check_hostile(folder: Path, case: tuple[str, dict[str, Any], str | None]) ->
     trainer, values, model = case
     path = file(folder, "config.json", json.dumps(values))
     with contextlib.suppress(UserError):  # one error for people; any other exception fails the test
-        made, _ = convert(folder, path, trainer=trainer, model=model)
+        made, _ = converted(folder, path, trainer=trainer, model=model)
         fates(made)
 
 
@@ -398,5 +270,5 @@ def test_broken_files_are_one_error_or_a_recipe(tmp_path: Path, text: str) -> No
     path = file(tmp_path, "x.toml", text)
     for trainer in ("sd-scripts", "musubi-tuner"):
         with contextlib.suppress(UserError):
-            made, _ = convert(tmp_path, path, trainer=trainer, model="sdxl")
+            made, _ = converted(tmp_path, path, trainer=trainer, model="sdxl")
             fates(made)

@@ -1,16 +1,15 @@
-"""`import` of OneTrainer: two configs worked out by hand and by mgds' own code, layer filters, and spoiled files."""
+"""`import` of OneTrainer: the objective, layer filters, what is refused, and spoiled files."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from former_configs import GOLDEN, converted
 from hostile_configs import spoiled
 from hypothesis import given
-from import_golden import FOLDER, converted
 
 from reelworks.annexes.imports import importer
 from reelworks.annexes.imports.files import ConfigFile, flatten
@@ -20,8 +19,7 @@ from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
 from reelworks.core.errors import UserError
 
-CONFIG_1, CONCEPTS_1 = FOLDER / "onetrainer-1.json", FOLDER / "onetrainer-1-concepts.json"
-CONFIG_2 = FOLDER / "onetrainer-2.json"
+CONFIG_1, CONCEPTS_1 = GOLDEN / "onetrainer-1.json", GOLDEN / "onetrainer-1-concepts.json"
 PRESET = {"model_type": "FLUX_DEV_1", "training_method": "LORA", "base_model_name": "black-forest-labs/FLUX.1-dev"}
 
 
@@ -32,67 +30,6 @@ def told(made: importer.Imported) -> dict[str, tuple[Fate, str]]:
 def write(folder: Path, values: Any, name: str = "config.json") -> Path:
     (folder / name).write_text(json.dumps(values), encoding="utf-8")
     return folder / name
-
-
-def test_every_key_of_a_config_and_its_concepts_has_a_line(tmp_path: Path) -> None:
-    made, _ = converted(tmp_path, CONFIG_1)
-    expected = {*flatten(json.loads(CONFIG_1.read_text())), *flatten({"concepts": json.loads(CONCEPTS_1.read_text())})}
-    assert expected <= told(made).keys()
-    assert len(made.keys) == len(told(made))
-    assert all(key.remark for key in made.keys)
-    assert "hunter2" not in made.text + str(made.keys)
-    assert "rp_secret" not in made.text + str(made.keys)
-
-
-def test_a_lora_of_flux_with_concepts(tmp_path: Path) -> None:
-    """Its steps are micro-batches: 100 of warm-up are 50 updates, and a preview after 200 is one after 100."""
-    made, recipe = converted(tmp_path, CONFIG_1)
-    train, lora = recipe.train, recipe.lora
-    assert lora is not None
-    assert (lora.rank, lora.alpha, lora.base) == (32, 16.0, "nf4")
-    assert {"to_q", "ff.net.2"} < set(lora.targets)
-    assert "proj_mlp" not in lora.targets
-    assert (train.max_epochs, train.gradient_accumulation_steps, train.warmup_steps) == (60, 2, 50)
-    assert (train.optimizer, train.learning_rate, train.weight_decay, train.eps) == ("adamw8bit", 2e-4, 0.005, 1e-8)
-    assert train.betas == [0.9, 0.99]
-    # Each 4th step moves the average there, by as much as 4 do here.
-    assert train.ema_decay == round(0.998 ** (1 / 4), 8)
-    assert (train.ema_device, recipe.exports.weights) == ("cpu", "ema")
-    teapots, kitchens = recipe.dataset
-    assert (teapots.repeats, teapots.flip, teapots.jitter_hue, teapots.captions) == (2, 0.5, 0.05, "lines")
-    assert (teapots.shuffle_tags, teapots.tag_separator, teapots.keep_tags) == (True, ";", 2)
-    assert (kitchens.name, kitchens.prior_prediction) == ("kitchens", True)
-    assert "not contains(path, '/')" in (teapots.filter or "")
-    assert "not contains(path, '/')" not in (kitchens.filter or "")
-    assert recipe.encode.variants == 3
-    assert (recipe.bucket[0].resolution, recipe.buckets.batch_size, recipe.buckets.upscale) == ("768px", 4, True)
-    assert len(recipe.buckets.aspect_ratios) == 17
-    # exp(0.5 + 0.65 · (48² − 256) / 3840): the shift of 768 × 768 pixels.
-    assert recipe.objective.timestep_shift == round(math.exp(0.5 + 0.65 * (48**2 - 256) / 3840), 3)
-    assert (recipe.objective.logit_mean, recipe.objective.logit_std) == (-0.3, 1.2)
-    assert recipe.objective.caption_dropout == 0.05
-    samples = recipe.samples
-    assert (samples.prompts, samples.every_steps) == (["a teapot on a shelf"], 100)
-    assert (samples.height, samples.width, samples.num_inference_steps) == (1024, 768, 24)
-    assert (recipe.checkpoints.every_minutes, recipe.checkpoints.keep_last) == (120.0, 5)
-    assert told(made)["concepts.2.type"][0] == Fate.NOT_POSSIBLE
-    assert told(made)["concepts.1.balancing"][0] == Fate.TO_FILL_IN  # its folder is not there to be counted
-
-
-def test_a_config_of_the_oldest_version(tmp_path: Path) -> None:
-    """Its settings have their old names, and are listed under these."""
-    made, recipe = converted(tmp_path, CONFIG_2)
-    assert json.loads(CONFIG_2.read_text()).keys() - {"optimizer", "concepts"} <= told(made).keys()
-    assert (recipe.model.name, recipe.lora, recipe.objective.name) == ("sdxl", None, "epsilon")
-    assert (recipe.objective.loss_weighting, recipe.objective.snr_gamma) == ("min-snr", 5.0)
-    # Of the network, and not 1e-5; Adafactor's is a share of the size of weights here, some 0.03.
-    assert recipe.train.optimizer == "adafactor"
-    assert recipe.train.learning_rate == pytest.approx(6e-6 / 0.03)
-    assert (recipe.train.weight_decay, recipe.train.warmup_steps) == (0.01, 200)
-    assert (recipe.dataset[0].repeats, recipe.data.crop) == (1.5, "random")
-    assert recipe.model.gradient_checkpointing is True
-    assert told(made)["learning_rate_scheduler"][0] == Fate.TO_FILL_IN
-    assert "no such setting" not in str(made.keys)
 
 
 @pytest.mark.parametrize(
