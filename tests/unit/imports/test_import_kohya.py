@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from reelworks.annexes.imports import importer
+from reelworks.annexes.imports.datasets import shift_by_size
 from reelworks.annexes.imports.kohya import timesteps
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
@@ -169,9 +170,9 @@ def test_edits_have_sources(tmp_path: Path) -> None:
 
 def test_shifts_by_size_are_those_of_the_trainers() -> None:
     """exp of a straight line in tokens of 16 x 16 pixels: 0.5 at 256 tokens, and 1.15 at 4096 (0.9 at 8192 for Qwen-Image)."""
-    assert timesteps.shift_by_size("flux_shift", 256**2) == pytest.approx(1.648721)
-    assert timesteps.shift_by_size("flux_shift", 1024**2) == pytest.approx(3.158193)
-    assert timesteps.shift_by_size("qwen_shift", 1448.154688**2) == pytest.approx(2.459603)
+    assert shift_by_size(timesteps.BY_SIZE["flux_shift"], 256**2) == pytest.approx(1.648721)
+    assert shift_by_size(timesteps.BY_SIZE["flux_shift"], 1024**2) == pytest.approx(3.158193)
+    assert shift_by_size(timesteps.BY_SIZE["qwen_shift"], 1448.154688**2) == pytest.approx(2.459603)
 
 
 def test_settings_of_the_trainers_parsers_are_known() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from reelworks.annexes.imports.draft import ImportDraft
@@ -83,6 +84,20 @@ def needed(draft: ImportDraft) -> Iterator[ImportedKey]:
             yield ImportedKey(f"dataset.{number}.{kind}", None, Fate.TO_FILL_IN, f"{remark}, or leave the dataset out")
 
 
+def shift_by_size(line: Sequence[float], area_px: float) -> float:
+    """Return the shift of timesteps of a size, which grows with its tokens of 16 × 16 pixels.
+
+    `line` has the tokens of two sizes, each with the logarithm of its shift.
+    """
+    few, low, many, high = line
+    return math.exp(low + (high - low) * (area_px / 16**2 - few) / (many - few))
+
+
+def as_text(value: str) -> str:
+    """Return a text for `dataset.caption`, in which braces name columns."""
+    return value.replace("{", "{{").replace("}", "}}")
+
+
 def set_preview_side(draft: ImportDraft, key: str, pixels: Any) -> str:
     """Set `samples.height` or `samples.width` to a size that the model takes."""
     multiple = geometry_of(draft).multiple[key == "samples.width"]
@@ -91,5 +106,4 @@ def set_preview_side(draft: ImportDraft, key: str, pixels: Any) -> str:
 
 def adds_word(draft: ImportDraft, number: int, word: str) -> str:
     """Let the captions of a dataset begin with a word."""
-    escaped = word.replace("{", "{{").replace("}", "}}")
-    return draft.set(f"dataset.{number}.caption", f"{escaped} {{text}}")
+    return draft.set(f"dataset.{number}.caption", f"{as_text(word)} {{text}}")

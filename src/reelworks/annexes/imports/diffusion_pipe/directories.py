@@ -17,7 +17,7 @@ def _control(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _prefix(value: Any, draft: ImportDraft, number: int) -> str:
-    form = value.replace("{", "{{").replace("}", "}}")
+    form = datasets.as_text(value)
     return draft.set(f"dataset.{number}.caption", f"{form}{{text}}") if form else ""
 
 

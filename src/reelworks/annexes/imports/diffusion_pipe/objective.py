@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from reelworks.annexes.imports import datasets, rules, values
@@ -11,6 +10,8 @@ from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.core.toml_none import WORD as NONE
 from reelworks.models import registry
+
+_FLUX_LINE = (256, 0.5, 4096, 1.15)  # utils/common.py
 
 
 def is_rectified_flow(draft: ImportDraft) -> bool:
@@ -58,9 +59,7 @@ def _flux_shift(value: Any, draft: ImportDraft) -> Outcome:
             Fate.TO_FILL_IN,
             "set objective.timestep_shift to that of the size that is trained: 1.9 at 512, 3.2 at 1024",
         )
-    mean = math.sqrt(sum(side * side for side in sides) / len(sides))
-    # The line through 0.5 at 256 tokens and 1.15 at 4096 of 16 × 16 pixels (utils/common.py).
-    shift = math.exp(0.5 + (1.15 - 0.5) * ((mean / 16) ** 2 - 256) / (4096 - 256))
+    shift = datasets.shift_by_size(_FLUX_LINE, sum(side * side for side in sides) / len(sides))
     remark = draft.set("objective.timestep_shift", round(shift, 3))
     if len(sides) == 1:
         return Fate.TAKEN, f"{remark}, that of {sides[0]:g} × {sides[0]:g} pixels"

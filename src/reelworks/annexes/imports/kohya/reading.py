@@ -175,3 +175,22 @@ def not_told(draft: ImportDraft, example: str) -> UserError:
         value=str(draft.request.files[0]) if draft.request.files else None,
         remedy=f"give --command with the command line, or --model, such as --model {example}",
     )
+
+
+def not_here(model: str, key: str, value: object) -> UserError:
+    """Return the error for a model that the trainers have and that is not here, as a setting tells it."""
+    return UserError(
+        f"{model} cannot be trained here",
+        code="unknown-model",
+        field=key,
+        value=value,
+        remedy="choose a model of docs/reference/models.md, and give it with --model to take the other settings",
+    )
+
+
+def values_of(file: ConfigFile) -> dict[str, Any] | None:
+    """Return the values of a config or dataset config, of a broken one none; None for other files, such as scripts."""
+    try:
+        return file.values if file.path.suffix.lower() in FILES else None
+    except UserError:
+        return {}

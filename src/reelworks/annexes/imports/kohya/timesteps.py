@@ -10,13 +10,14 @@ import math
 import re
 from typing import Any
 
+from reelworks.annexes.imports.datasets import shift_by_size
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.values import is_on, number_of
 from reelworks.core.toml_none import WORD as NONE
 
-# Shifts that grow with the size of a clip: tokens and exponents at two sizes, and pixels of a token's side.
-_BY_SIZE = {
+# Shifts that grow with the size of a clip: tokens and exponents at two sizes.
+BY_SIZE = {
     "flux_shift": (256, 0.5, 4096, 1.15),
     "flux2_shift": (256, 0.5, 4096, 1.15),
     "nextdit_shift": (256, 0.5, 4096, 1.15),
@@ -24,15 +25,7 @@ _BY_SIZE = {
     "krea2_shift": (256, 0.5, 6400, 1.15),
 }
 _MIXTURES = {"qinglong_flux": "flux_shift", "qinglong_qwen": "qwen_shift"}
-_TOKEN_SIDE_PX = 16
 _WEIGHTS = {"sigma_sqrt": "sigma-sqrt", "cosmap": "cosmap"}
-
-
-def shift_by_size(name: str, area_px: float) -> float:
-    """Return the shift of a picture of this many pixels."""
-    few, low, many, high = _BY_SIZE[name]
-    tokens = area_px / _TOKEN_SIDE_PX**2
-    return math.exp(low + (high - low) * (tokens - few) / (many - few))
 
 
 def largest_area(draft: ImportDraft) -> int:
@@ -65,10 +58,10 @@ def sampling(value: Any, draft: ImportDraft, *, default_shift: float, shifts_sig
         mean, std = number_of(get("logit_mean", 0.0)), number_of(get("logit_std", 1.0))
         return Fate.TAKEN, _set(draft, "logit-normal", None, -mean / 2, std / 2)
     by_size = _MIXTURES.get(name, name)
-    if by_size not in _BY_SIZE:
+    if by_size not in BY_SIZE:
         return Fate.NOT_POSSIBLE, f"this density is not there; {_set(draft, 'logit-normal', None)} replaces it"
     area = largest_area(draft)
-    remark = _set(draft, "logit-normal", round(shift_by_size(by_size, area), 4), std=scale)
+    remark = _set(draft, "logit-normal", round(shift_by_size(BY_SIZE[by_size], area), 4), std=scale)
     if name in _MIXTURES:
         return Fate.NOT_POSSIBLE, f"a mixture of densities is not there; {remark}, its largest part, replaces it"
     return Fate.TAKEN, f"{remark}, that of {math.isqrt(area)} × {math.isqrt(area)} pixels; there it falls with the size"

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.kohya.reading import not_told
+from reelworks.annexes.imports.kohya.reading import not_here, not_told
 from reelworks.annexes.imports.trainer import find_model
-from reelworks.core.errors import UserError
 
 _NOT_HERE = {
     "hv_train": "the first HunyuanVideo (13B, 2024)",
@@ -176,13 +175,13 @@ def find(draft: ImportDraft) -> tuple[str, str, Model]:
     if draft.request.model is not None:
         return find_model(draft, "--model", []), "--model", model or _alike(draft)
     if model is None and start:
-        raise _not_here(_NOT_HERE[start], key, str(draft.settings.get(key)))
+        raise not_here(_NOT_HERE[start], key, str(draft.settings.get(key)))
     if model is None:
         raise not_told(draft, "wan-2.1-14b")
     preset = model.preset(draft.settings)
     if preset is None:
         told = "task" if start == "wan_train" or start == "hv_1_5_train" else "model_version"
-        raise _not_here(f"{start.removesuffix('_train')} {draft.settings.get(told)}", told, draft.settings.get(told))
+        raise not_here(f"{start.removesuffix('_train')} {draft.settings.get(told)}", told, draft.settings.get(told))
     return preset, key, model
 
 
@@ -220,13 +219,3 @@ def _alike(draft: ImportDraft) -> Model:
     family = {"wan": "wan_train", "hunyuan": "hv_1_5_train", "qwen": "qwen_image_train", "z-image": "zimage_train"}
     start = next((start for word, start in family.items() if preset.startswith(word)), None)
     return MODELS[start] if start is not None else Model(lambda _: preset)
-
-
-def _not_here(model: str, key: str, value: object) -> UserError:
-    return UserError(
-        f"{model} cannot be trained here",
-        code="unknown-model",
-        field=key,
-        value=value,
-        remedy="choose a model of docs/reference/models.md, and give it with --model to take the other settings",
-    )

@@ -18,7 +18,6 @@ from reelworks.annexes.imports.musubi.musubi_datasets import FOLDERS, datasets_o
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.trainer import FormerBuckets, choose_model
 from reelworks.annexes.imports.values import is_on
-from reelworks.core.errors import UserError
 from reelworks.models import registry
 
 _LEVELS = ("general.", "datasets.")
@@ -32,11 +31,7 @@ class _Musubi:
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.is_dir():
             return False
-        try:
-            values = file.values if file.path.suffix.lower() in reading.FILES else None
-        except UserError:
-            return False
-        if values is not None:
+        if (values := reading.values_of(file)) is not None:
             if reading.is_dataset_config(values):
                 tables = [each for each in values["datasets"] if isinstance(each, dict)]
                 return any(key in each for each in tables for key in FOLDERS)

@@ -192,8 +192,7 @@ def _source(value: Any, draft: ImportDraft, number: int) -> Outcome:
             "path and text",
         )
     draft.set(f"dataset.{number}.missing_caption", "")
-    form = prompts[0].replace("{", "{{").replace("}", "}}")
-    return Fate.TAKEN, draft.set(f"dataset.{number}.caption", form)
+    return Fate.TAKEN, draft.set(f"dataset.{number}.caption", datasets.as_text(prompts[0]))
 
 
 def _lines(path: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -28,13 +27,6 @@ class OneTrainerModel(NamedTuple):
     part: str = "transformer"
     line: Sequence[float] | None = None
     filters: Mapping[str, Sequence[str]] = {}
-
-    def shift(self, side: float) -> float | None:
-        """Return the shift of timesteps for a square of this side in pixels (`calculate_timestep_shift`)."""
-        if self.line is None:
-            return None
-        least, low, most, high = self.line
-        return math.exp(low + (high - low) * ((side / 16) ** 2 - least) / (most - least))
 
 
 MODELS = {name: OneTrainerModel(**found) for name, found in rules.table("onetrainer", "models").items()}

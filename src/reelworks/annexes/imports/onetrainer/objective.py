@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from reelworks.annexes.imports import values
+from reelworks.annexes.imports import datasets, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import parts
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -98,11 +97,12 @@ def _dynamic(value: Any, draft: ImportDraft) -> Outcome:
     """Take the shift of the mean area: it depends on the area alone, which is the same for all aspect ratios."""
     if not values.flag(value):
         return Fate.DEFAULT, "off"
-    if not parts.is_rectified_flow(draft) or parts.model_of(draft).line is None:
+    line = parts.model_of(draft).line
+    if not parts.is_rectified_flow(draft) or line is None:
         return Fate.NO_MEANING, "this model has no shift by size"
     sides = sides_of(str(draft.settings.get("resolution", "512")))
-    shift = parts.model_of(draft).shift(math.sqrt(sum(height * width for height, width in sides) / len(sides)))
-    remark = draft.set("objective.timestep_shift", round(shift or 1.0, 3))
+    shift = datasets.shift_by_size(line, sum(height * width for height, width in sides) / len(sides))
+    remark = draft.set("objective.timestep_shift", round(shift, 3))
     if len(sides) == 1:
         return Fate.TAKEN, f"{remark}, that of this size"
     return Fate.NOT_POSSIBLE, f"there is one shift for all sizes: {remark}, that of the mean area"

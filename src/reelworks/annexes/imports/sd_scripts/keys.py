@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reelworks.annexes.imports import rules
+from reelworks.annexes.imports.datasets import as_text
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, datasets, previews, timesteps, training
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -231,8 +232,7 @@ def _template(draft: ImportDraft, form: str, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
     key = "dataset.*.caption"
-    own = value.replace("{", "{{").replace("}", "}}")
-    return draft.set(key, form.replace("{}", own).replace("{text}", str(draft.get(key, "{text}"))))
+    return draft.set(key, form.replace("{}", as_text(value)).replace("{text}", str(draft.get(key, "{text}"))))
 
 
 def _wildcard(value: Any, draft: ImportDraft) -> Outcome:

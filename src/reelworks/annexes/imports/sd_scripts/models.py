@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.kohya.reading import not_told
+from reelworks.annexes.imports.kohya.reading import not_here, not_told
 from reelworks.annexes.imports.trainer import find_model
-from reelworks.core.errors import UserError
 
 _STABLE_DIFFUSION = "Stable Diffusion 1 and 2"
 # By the script's beginning, longest first.
@@ -83,7 +82,7 @@ def find(draft: ImportDraft) -> tuple[str, str]:
     key = "script" if draft.settings.get("script") else "network_module"
     name = next((known for known in sorted(_NOT_HERE, key=len, reverse=True) if script.startswith(known)), None)
     if name is not None:
-        raise _not_here(_NOT_HERE[name], key, script)
+        raise not_here(_NOT_HERE[name], key, script)
     family = next((family for start, family in _FAMILIES.items() if script.startswith(start)), None)
     if family is None:
         raise not_told(draft, "sdxl or flux")
@@ -105,13 +104,3 @@ def _preset(draft: ImportDraft, family: str) -> str:
 
 def _plain(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.casefold())
-
-
-def _not_here(model: str, key: str, script: str) -> UserError:
-    return UserError(
-        f"{model} cannot be trained here",
-        code="unknown-model",
-        field=key,
-        value=script,
-        remedy="choose a model of docs/reference/models.md, and give it with --model to take the other settings",
-    )

@@ -19,7 +19,6 @@ from reelworks.annexes.imports.sd_scripts import gui, keys, models
 from reelworks.annexes.imports.sd_scripts.folders import repeated_folders, usable
 from reelworks.annexes.imports.trainer import FormerBuckets, choose_model
 from reelworks.annexes.imports.values import is_on
-from reelworks.core.errors import UserError
 from reelworks.models import registry
 
 _LEVELS = ("general.", "datasets.")
@@ -33,11 +32,7 @@ class _SdScripts:
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.is_dir():
             return bool(repeated_folders(file.path))
-        try:
-            values = file.values if file.path.suffix.lower() in reading.FILES else None
-        except UserError:
-            return False
-        if values is not None:
+        if (values := reading.values_of(file)) is not None:
             if reading.is_dataset_config(values):
                 return any(isinstance(each, dict) and "subsets" in each for each in values["datasets"])
             known = reading.names(values)

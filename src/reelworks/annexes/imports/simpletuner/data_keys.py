@@ -139,7 +139,7 @@ def _captions(value: Any, draft: ImportDraft) -> Outcome:
     prompt = prompt if isinstance(prompt, str) else ""
     if strategy == "instanceprompt" or option(settings, number, "only_instance_prompt") is True:
         draft.set(f"dataset.{number}.missing_caption", "")
-        remark = draft.set(f"dataset.{number}.caption", prompt.replace("{", "{{").replace("}", "}}") or "{text}")
+        remark = draft.set(f"dataset.{number}.caption", datasets.as_text(prompt) or "{text}")
         return Fate.TAKEN, f"{remark} for all clips"
     if option(settings, number, "prepend_instance_prompt") is True and prompt:
         datasets.adds_word(draft, number, prompt)
