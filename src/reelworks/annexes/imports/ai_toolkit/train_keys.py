@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import optimizers, rules
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.core.toml_none import WORD as NONE
@@ -13,31 +13,9 @@ _RELEASE_SHIFTS = ("shift", "flux_shift", "lumina2_shift")
 
 _FLAT = ("linear", "weighted", "one_step", "two_step", "four_step", "eight_step", "next_sample")
 
-_ADAMW = {"betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.01}
 
-# By the beginning of its name: the optimizer here, its settings in ai-toolkit, and how it differs; "" if it does not.
-_OPTIMIZERS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "prodigy8bit": ("prodigy", {"eps": 1e-6, "betas": [0.9, 0.999]}, "its state has 32 bits here"),
-    "prodigy": ("prodigy", {"eps": 1e-6, "betas": [0.9, 0.999]}, ""),
-    "dadapt": ("prodigy", {"eps": 1e-6, "betas": [0.9, 0.999]}, "D-Adaptation is not there, and Prodigy replaces it"),
-    "adamw8": ("adamw8bit", _ADAMW, ""),
-    "adam8": ("adamw8bit", {**_ADAMW, "weight_decay": 0.0}, "weight decay is decoupled here"),
-    "adamw": ("adamw", _ADAMW, ""),
-    "adam": ("adamw", {**_ADAMW, "weight_decay": 0.0}, "weight decay is decoupled here"),
-    "adafactor": (
-        "adafactor",
-        {"weight_decay": 0.0},
-        "its rate is a share of the size of the weights here: 0.01 is usual",
-    ),
-    "automagic": ("adamw", {**_ADAMW, "weight_decay": 0.0}, "it is not there, and AdamW with this rate replaces it"),
-    "lion": (
-        "adamw",
-        {**_ADAMW, "weight_decay": 0.0},
-        "Lion is not there, and AdamW replaces it: give it 3 to 10 times the rate",
-    ),
-}
+_OPTIMIZERS = optimizers.of_trainer("ai_toolkit")  # by the beginnings of their names
 
-_OTHER_OPTIMIZER = ("adamw", _ADAMW, "it is not there, and AdamW replaces it")
 
 _LEAST_PRODIGY_RATE = 0.1  # a smaller one becomes 1.0 in ai-toolkit
 
@@ -93,12 +71,8 @@ def _accumulated(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    name = str(value).lower()
-    here, settings, why = next((own for start, own in _OPTIMIZERS.items() if name.startswith(start)), _OTHER_OPTIMIZER)
-    remark = draft.set("train.optimizer", here)
-    for key, number in settings.items():
-        draft.set(f"train.{key}", number, f"default of {value} in ai-toolkit")
-    return (Fate.NOT_POSSIBLE, f"{remark}: {why}") if why else (Fate.TAKEN, remark)
+    known = (own for start, own in _OPTIMIZERS.items() if str(value).lower().startswith(start))
+    return next(known, _OPTIMIZERS["adamw"].replaces()).set(draft, f"{value} in ai-toolkit")
 
 
 def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:

@@ -14,17 +14,8 @@ from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.models.adapters.config import LoraConfig
 
-# Algorithms of LyCORIS and modules of the trainers, and the types here; "" for those that only LoRA stands near to.
-_ALGORITHMS = {
-    "lora": "lora",
-    "locon": "lora",
-    "loha": "loha",
-    "lokr": "lokr",
-    "diag-oft": "oft",
-    "boft": "oft",
-    "oft": "oft",
-    "oft_flux": "oft",
-}
+# Algorithms of LyCORIS and modules of the trainers, and the types here; others have LoRA as the nearest.
+_ALGORITHMS: dict[str, str] = rules.table("kohya", "names")["adapters"]
 _FULL = 100_000  # of LyCORIS's dimension from which on a LoKr's factor is a full matrix
 
 

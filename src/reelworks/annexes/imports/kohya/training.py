@@ -18,29 +18,11 @@ from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
 from reelworks.annexes.imports.trainer import convert_by_rules
 from reelworks.annexes.imports.values import is_on, number_of, whole_of
 
-_OPTIMIZERS = {
-    "adamw": "adamw",
-    "pagedadamw": "adamw",
-    "pagedadamw32bit": "adamw",
-    "adamw8bit": "adamw8bit",
-    "pagedadamw8bit": "adamw8bit",
-    "adafactor": "adafactor",
-    "prodigy": "prodigy",
-    "came": "came",
-    "muon": "muon",
-    "adamwschedulefree": "schedulefree",
-}
+_NAMES = rules.table("kohya", "names")
 # Optimizers that search the rate by themselves, or average in place of a schedule, and the nearest one here.
 _NEAREST = (("prodigy", "prodigy"), ("dadapt", "prodigy"), ("schedulefree", "schedulefree"), ("8bit", "adamw8bit"))
 _WITHOUT_BETAS = ("adafactor",)
 _ADAMS = ("adamw", "adamw8bit")
-_SCHEDULES = {
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-    "linear": "linear",
-    "cosine": "cosine",
-    "cosine_with_min_lr": "cosine",
-}
 _PRECISIONS = {"bf16": "bfloat16", "no": "float32"}
 _FLOAT8 = ("fp8_base", "fp8_scaled", "fp8_base_unet")
 
@@ -79,8 +61,8 @@ def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
     name = optimizer_of(draft)
     if name == "adafactor" and _is_absolute(draft):
         chosen, why = "adamw8bit", "Adafactor's rate multiplies the size of the weights here, as with scale_parameter"
-    elif name in _OPTIMIZERS:
-        chosen, why = _OPTIMIZERS[name], ""
+    elif name in _NAMES["optimizers"]:
+        chosen, why = _NAMES["optimizers"][name], ""
     else:
         chosen = next((ours for part, ours in _NEAREST if part in name), "adamw")
         why = "this optimizer is not there"
@@ -141,7 +123,7 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
         name = "linear"
     if name == "adafactor":
         return Fate.NO_MEANING, "the optimizer finds the rate"
-    known = _SCHEDULES.get(name)
+    known = _NAMES["schedules"].get(name)
     remark = draft.set("train.learning_rate_schedule", known or _nearest_schedule(name))
     if name == "constant":
         draft.remove("train.warmup_steps")

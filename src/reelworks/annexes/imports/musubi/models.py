@@ -6,39 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.kohya.reading import not_here, not_told
 from reelworks.annexes.imports.trainer import find_model
 
-_NOT_HERE = {
-    "hv_train": "the first HunyuanVideo (13B, 2024)",
-    "fpack_train": "FramePack",
-    "kandinsky5_train": "Kandinsky 5",
-    "hidream_o1_train": "HiDream-O1",
-    "ideogram4_train": "Ideogram 4",
-}
-_WAN_TASKS = {
-    "t2v-1.3B": "wan-2.1-1.3b",
-    "t2v-14B": "wan-2.1-14b",
-    "t2i-14B": "wan-2.1-14b",
-    "i2v-14B": "wan-2.1-i2v-14b",
-    "flf2v-14B": "wan-2.1-flf2v-14b",
-    "t2v-A14B": "wan-2.2-14b",
-    "i2v-A14B": "wan-2.2-i2v-14b",
-}
-_FLUX_2 = {
-    "dev": "flux2-dev",
-    "klein-4b": "flux2-klein-4b",
-    "klein-base-4b": "flux2-klein-base-4b",
-    "klein-9b": "flux2-klein-9b",
-    "klein-base-9b": "flux2-klein-base-9b",
-}
-_QWEN = {
-    "original": "qwen-image",
-    "edit": "qwen-image-edit",
-    "edit-2509": "qwen-image-edit-2509",
-    "edit-2511": "qwen-image-edit-2511",
-}
+_TABLE = rules.table("musubi", "models")
+_NOT_HERE: dict[str, str] = _TABLE["not_here"]
 _ATTENTIONS = ("to_q", "to_k", "to_v", "to_out.0")
 _JOINT = (*_ATTENTIONS, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 # Layers of a LoRA in each network, without those of modulation; of Krea 2 all there are.
@@ -92,7 +66,7 @@ def _qwen(settings: FormerSettings) -> str | None:
             return "qwen-image-edit-2509"
         if settings.get("edit"):
             return "qwen-image-edit"
-    preset = _QWEN.get(str(settings.get("model_version") or "original"))
+    preset = _TABLE["qwen"].get(str(settings.get("model_version") or "original"))
     return "qwen-image-2512" if preset == "qwen-image" and "2512" in _weights(settings) else preset
 
 
@@ -106,41 +80,15 @@ def _weights(settings: FormerSettings) -> str:
 
 # By the beginning of the script's name.
 MODELS: dict[str, Model] = {
-    "wan_train": Model(_by("task", _WAN_TASKS, "t2v-14B"), 16.0),
+    "wan_train": Model(_by("task", _TABLE["wan_tasks"], "t2v-14B"), 16.0),
     "hv_1_5_train": Model(_hunyuan, 24.0, of_files=_HUNYUAN),
     "flux_kontext_train": Model(lambda _: "flux-kontext", targets=_KONTEXT),
-    "flux_2_train": Model(_by("model_version", _FLUX_2, "dev")),
+    "flux_2_train": Model(_by("model_version", _TABLE["flux_2"], "dev")),
     "qwen_image_train": Model(
         _qwen, targets=[*_JOINT, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"]
     ),
     "zimage_train": Model(_by_weights("turbo", "z-image-turbo", "z-image"), targets=_Z_IMAGE),
     "krea2_train": Model(_by_weights("turbo", "krea2-turbo", "krea2-raw"), targets=_KREA),
-}
-# Parts of the names of files, without signs between their words.
-_FILES = {
-    "hv_1_5_train": ("hunyuanvideo15",),
-    "flux_kontext_train": ("kontext",),
-    "flux_2_train": ("flux2",),
-    "qwen_image_train": ("qwenimage",),
-    "zimage_train": ("zimage",),
-    "krea2_train": ("krea2",),
-    "wan_train": ("wan2",),
-    "hv_train": ("hunyuanvideo", "mprank00modelstates"),
-    "fpack_train": ("framepack",),
-}
-# What tells the model if no script does: the network's module.
-_MODULES = {
-    "lora_wan": "wan_train",
-    "lora_hv_1_5": "hv_1_5_train",
-    "lora_flux": "flux_kontext_train",
-    "lora_flux_2": "flux_2_train",
-    "lora_qwen_image": "qwen_image_train",
-    "lora_zimage": "zimage_train",
-    "lora_krea2": "krea2_train",
-    "lora_framepack": "fpack_train",
-    "lora_kandinsky": "kandinsky5_train",
-    "lora_hidream_o1": "hidream_o1_train",
-    "lora_ideogram4": "ideogram4_train",
 }
 
 
@@ -156,15 +104,15 @@ def script_of(settings: FormerSettings) -> tuple[str, str]:
     if (found := next((start for start in starts if script.startswith(start)), None)) is not None:
         return found, "script"
     module = str(settings.get("network_module", "")).rpartition(".")[2]
-    if module in _MODULES:
-        return _MODULES[module], "network_module"
-    if str(settings.get("task")) in _WAN_TASKS:
+    if module in _TABLE["modules"]:
+        return str(_TABLE["modules"][module]), "network_module"
+    if str(settings.get("task")) in _TABLE["wan_tasks"]:
         return "wan_train", "task"
-    if str(settings.get("model_version")) in _QWEN or settings.get("edit") or settings.get("edit_plus"):
+    if str(settings.get("model_version")) in _TABLE["qwen"] or settings.get("edit") or settings.get("edit_plus"):
         return "qwen_image_train", "model_version"
-    if str(settings.get("model_version")) in _FLUX_2:
+    if str(settings.get("model_version")) in _TABLE["flux_2"]:
         return "flux_2_train", "model_version"
-    words = ((start, word) for start, known in _FILES.items() for word in known)
+    words = ((start, word) for start, known in _TABLE["files"].items() for word in known)
     return next(((start, "dit") for start, word in words if word in _weights(settings)), ("", ""))
 
 

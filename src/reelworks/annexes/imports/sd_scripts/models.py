@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import re
 
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya.reading import not_here, not_told
 from reelworks.annexes.imports.trainer import find_model
 
-_STABLE_DIFFUSION = "Stable Diffusion 1 and 2"
-# By the script's beginning, longest first.
-_NOT_HERE = {
-    "anima_": "Anima",
-    "lumina_": "Lumina",
-    "hunyuan_image_": "HunyuanImage 2.1",
-    "train_textual_inversion": f"{_STABLE_DIFFUSION}, and embeddings of words,",
-    "sdxl_train_textual_inversion": "An embedding of words (textual inversion)",
-    "sdxl_train_control_net": "A ControlNet",
-    "flux_train_control_net": "A ControlNet",
-    "train_control": "A ControlNet",
-    "train_network": _STABLE_DIFFUSION,
-    "train_db": _STABLE_DIFFUSION,
-    "train_leco": _STABLE_DIFFUSION,
-    "fine_tune": _STABLE_DIFFUSION,
-    "XTI_": f"{_STABLE_DIFFUSION}, and embeddings of words,",
-}
-_FAMILIES = {"sdxl_": "sdxl", "flux_": "flux", "sd3_": "sd3", "chroma_": "chroma"}
-# Of lora-scripts' `model_train_type`: the beginning of the script.
-_TYPES = {"sd-lora": "train_network", "sd-dreambooth": "train_db", "sdxl-lora": "sdxl_train_network"}
-_TYPES |= {"sdxl-finetune": "sdxl_train", "flux-lora": "flux_train_network", "flux-finetune": "flux_train"}
-_TYPES |= {"sd3-lora": "sd3_train_network", "lumina-lora": "lumina_train_network", "anima-lora": "anima_train_network"}
+_TABLE = rules.table("sd_scripts", "models")
+_NOT_HERE: dict[str, str] = _TABLE["not_here"]
+_FAMILIES: dict[str, str] = _TABLE["families"]
 _SD3 = (("3.5_large", "sd3.5-large"), ("35large", "sd3.5-large"), ("3_medium", "sd3-medium"), ("3medium", "sd3-medium"))
 
 
@@ -44,8 +26,8 @@ def script_of(draft: ImportDraft) -> str:
     get = draft.settings.get
     if isinstance(get("script"), str):
         return str(get("script")).removesuffix(".py")
-    if str(get("model_train_type")) in _TYPES:
-        return _TYPES[str(get("model_train_type"))]
+    if (script := _TABLE["scripts"].get(str(get("model_train_type")))) is not None:
+        return str(script)
     module = str(get("network_module", ""))
     ending = "_train_network" if module or get("network_dim") is not None else "_train"
     for name in ("flux", "sd3", "lumina", "hunyuan_image", "anima"):

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import optimizers
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.core.toml_none import WORD as NONE
 
-
-class FormerOptimizer(NamedTuple):
-    """The optimizer here, the settings that it has in SimpleTuner, and how it differs; "" if it does not."""
-
-    name: str
-    settings: dict[str, Any]
-    differs: str = ""
-
-
-_OPTIMIZERS = {name: FormerOptimizer(**found) for name, found in rules.table("simpletuner", "optimizers").items()}
-_OTHER = _OPTIMIZERS["adamw_bf16"]._replace(differs="it is not there, and AdamW replaces it")
+_OPTIMIZERS = optimizers.of_trainer("simpletuner")
 _SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"}
 
 _FALLING = {"cosine": "cosine", "sine": "cosine", "cosine_with_restarts": "cosine", "polynomial": "linear"}
@@ -59,11 +49,8 @@ def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    own = _OPTIMIZERS.get(str(value).lower(), _OTHER)
-    remark = draft.set("train.optimizer", own.name)
-    for key, setting in own.settings.items():
-        draft.set(f"train.{key}", setting, f"default of {value} in SimpleTuner")
-    return (Fate.NOT_POSSIBLE, f"{remark}: {own.differs}") if own.differs else (Fate.TAKEN, remark)
+    own = _OPTIMIZERS.get(str(value).lower(), _OPTIMIZERS["adamw_bf16"].replaces())
+    return own.set(draft, f"{value} in SimpleTuner")
 
 
 def _optimizer_config(value: Any, draft: ImportDraft) -> Outcome:
