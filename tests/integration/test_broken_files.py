@@ -51,7 +51,6 @@ WAYS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> rw.Dataset:
-    (tmp_path / "clips").mkdir()
     first = media.write_video(tmp_path / "clips" / "00.mp4", num_frames=FRAMES)
     for i in range(1, CLIPS):
         (first.parent / f"{i:02}.mp4").write_bytes(first.read_bytes() + bytes(i))  # each a file of its own

@@ -27,7 +27,6 @@ def drop(shown, where, *paths):
 def test_a_dropped_folder_arrives_with_all_that_can_be_trained_on(opened, tmp_path):
     root, given = tmp_path / "root", tmp_path / "mein Kätzchen 猫"
     root.mkdir()
-    (given / "inner").mkdir(parents=True)
     for number in range(102):  # a browser lists a hundred at a time
         prepare_files.picture(given / f"{number:03}.png", size=(16, 16))
     prepare_files.picture(given / "inner/deep.png", size=(16, 16))

@@ -21,7 +21,6 @@ SHARED = ALONE.replace("[1, 9]", "[1, 9]\nsequence_degree = [1, 2]") + "[paralle
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("controls")
-    (root / "mine").mkdir()
     for number in range(5):
         prepare_files.picture(root / f"mine/picture-{number}.png", size=(64, 64))
     prepare_files.clip(root / "mine/clip.mp4", num_frames=3, size=(64, 64))

@@ -15,7 +15,6 @@ CLIPS = 60
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("data-page")
-    (root / "data").mkdir()
     for number in range(CLIPS - 2):
         made.picture(root / "data" / f"{number:03}.png", (64, 64), grey=4 * number)
     made.clip(root / "data" / "moves.mp4", 9, caption=HOSTILE)

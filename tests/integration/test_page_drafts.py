@@ -24,7 +24,6 @@ VALUES = (
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
     for number in range(3):
         prepare_files.picture(tmp_path / f"mine/picture-{number}.png", size=(64, 64))
     prepare_files.clip(tmp_path / "mine/clip.mp4", num_frames=12, size=(64, 64))

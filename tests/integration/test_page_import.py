@@ -12,7 +12,6 @@ CONFIG = 'bucket_config = {"256": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-XL/2
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("moving")
-    (root / "mine").mkdir()
     prepare_files.picture(root / "mine/picture.png", size=(64, 64))
     return root
 

@@ -19,7 +19,6 @@ RECIPE = small_recipe("run", "mine", num_frames=(1, 9), aspect_ratios=())
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("recipes")
-    (root / "mine").mkdir()
     for number in range(5):
         prepare_files.picture(root / f"mine/picture-{number}.png", size=(64, 64))
     prepare_files.clip(root / "mine/clip.mp4", num_frames=12, size=(64, 64))

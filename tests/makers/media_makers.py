@@ -39,7 +39,8 @@ def write(
     options: dict[str, str] | None = None,
     container_options: dict[str, str] | None = None,
 ) -> Path:
-    """Encode frames [H, W, 3 or 4]; `times_ms` makes the rate variable."""
+    """Encode frames [H, W, 3 or 4] in a folder that is made if it is not there; `times_ms` makes the rate variable."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     # The same bytes each time and everywhere, since clips are held out by their content: Matroska has random ids else, and
     # x264 writes its number of threads.
     options_of_container = {"fflags": "+bitexact"} | (container_options or {})
@@ -67,7 +68,8 @@ def write_video(path: Path, *, num_frames: int = 8, size: tuple[int, int] = (64,
 
 
 def write_picture(path: Path, value: int = 0, *, size: tuple[int, int] = (4, 3), mode: str = "RGB") -> Path:
-    """A picture of one colour; size is (width, height)."""
+    """Write a picture of one colour, and the folder that it lies in; size is (width, height)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, value).save(path)
     return path
 

@@ -15,13 +15,15 @@ from reelworks.training.recipe.recipe import Recipe
 
 
 def picture(path: Path, size: tuple[int, int] = (48, 64), grey: int = 0, caption: str | None = "a cat") -> Path:
-    """A picture of (height, width) with its caption."""
+    """Write a picture of (height, width) with its caption, and the folder that it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("L", (size[1], size[0]), grey).save(path)
     return _captioned(path, caption)
 
 
 def clip(path: Path, num_frames: int, size: tuple[int, int] = (48, 64), caption: str | None = "a dog") -> Path:
-    """A video of (height, width) with its caption."""
+    """Write a video of (height, width) with its caption, and the folder that it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=24)
         stream.height, stream.width, stream.pix_fmt = *size, "yuv420p"

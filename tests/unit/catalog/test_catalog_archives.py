@@ -27,7 +27,6 @@ MEASURES = ("num_frames", "height", "width", "fps", "codec", "fingerprint", "siz
 def files(tmp_path: Path) -> Path:
     """Six clips and pictures with captions, one without, one damaged, as files."""
     folder = tmp_path / "files"
-    folder.mkdir()
     media.write_video(folder / "a.mp4")
     media.write_video(folder / "b.webm", codec="libvpx-vp9")
     media.write_video(folder / "c.mkv", num_frames=5)

@@ -144,7 +144,6 @@ def scan(folder: Path) -> tuple[ScanResult, Catalog]:
 
 def test_other_files_are_rows_with_a_reason_and_sidecars_are_not(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    folder.mkdir()
     media.write_picture(folder / "a.png")
     for name in (*OTHERS, *SIDECARS):
         (folder / name).write_text("text")
@@ -191,7 +190,6 @@ def test_another_file_beside_a_companion_is_no_second_companion(tmp_path: Path) 
 
 def test_odd_names_and_links(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    folder.mkdir()
     media.write_picture(folder / "two\nlines.png")
     media.write_picture(folder / "a.png")
     (folder / "loop.mp4").symlink_to("pool.mp4")

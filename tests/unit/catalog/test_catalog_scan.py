@@ -141,7 +141,6 @@ def test_a_mended_file_becomes_good_and_a_broken_one_bad(data: Path, target: Pat
 
 
 def test_other_datasets_stay(data: Path, target: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
     media.write_picture(tmp_path / "other" / "x.png")
     scan_sources([Source("d", data), Source("o", tmp_path / "other")], target, workers=1)
     (tmp_path / "other" / "x.png").unlink()
@@ -152,7 +151,6 @@ def test_other_datasets_stay(data: Path, target: Path, tmp_path: Path) -> None:
 
 def test_the_order_of_datasets_does_not_matter(data: Path, target: Path, tmp_path: Path) -> None:
     """Rows are ordered by their uids, so that two machines have equal catalogs, and plans, of the same files."""
-    (tmp_path / "other").mkdir()
     media.write_picture(tmp_path / "other" / "x.png")
     sources = [Source("d", data), Source("o", tmp_path / "other")]
     for catalog, order in ((target, sources), (tmp_path / "turned", sources[::-1])):
@@ -327,7 +325,6 @@ def test_two_files_of_one_uid(data: Path, target: Path, monkeypatch) -> None:
 def test_a_run_folder_inside_the_dataset_is_no_footage(data: Path, target: Path) -> None:
     run_folder = RunFolder(data / "sub" / "run")
     preview = run_folder.samples_folder / "step-000000002"
-    preview.mkdir(parents=True)
     media.write_picture(preview / "00.png", 3)
     before = run(data, target)
     assert "sub/run/samples/step-000000002/00.png" in paths(target)

@@ -24,7 +24,6 @@ from reelworks.data.run import lock
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
-    folder.mkdir()
     for i, name in enumerate("cab"):
         media.write_picture(folder / f"{name}.png", i)
     (folder / "a.txt").write_text("grün")
@@ -161,7 +160,6 @@ def test_a_folder_of_footage_or_of_a_run_is_told_from_a_catalog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     footage, run = tmp_path / "my clips", tmp_path / "run"
-    footage.mkdir()
     media.write_picture(footage / "a.png")
     Catalog.scan(footage, to=run / "catalog")
     for folder, remedy in (

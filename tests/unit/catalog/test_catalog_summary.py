@@ -23,7 +23,6 @@ from reelworks.data.catalog.store.summary import summarise
 @pytest.fixture
 def rows(tmp_path: Path) -> CatalogRows:
     data = tmp_path / "data"
-    data.mkdir()
     media.write_picture(data / "tall.png", size=(270, 480))
     media.write_picture(data / "square.png", size=(720, 720))
     media.write_picture(data / "wide.png", size=(320, 180))

@@ -18,7 +18,6 @@ from reelworks.data.media import probe
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
-    folder.mkdir()
     media.write_video(folder / "plain.mp4")
     media.write_picture(folder / "a.png", size=(32, 32))
     whole = films.write(tmp_path / "whole.ts", range(40), options=films.OPEN)

@@ -46,7 +46,6 @@ FILES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranges") / "films"
-    folder.mkdir()
     for name, encoding in FILES.items():
         media.write(folder / name, media.numbered(FRAMES), **encoding)
     return folder
@@ -305,7 +304,6 @@ def test_frame_times_know_where_a_decoder_can_begin(footage: Path) -> None:
 
 
 def test_pictures_are_not_cut(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
     media.write_picture(tmp_path / "data" / "a.png")
     _, rows = scanned(tmp_path / "data", clip_seconds=1.0)
     assert (len(rows), rows.is_range.any()) == (1, False)
@@ -325,7 +323,6 @@ def test_a_source_without_settings_is_whole() -> None:
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A video of 70 seconds at two frames a second, with a key frame every 20."""
     folder = tmp_path_factory.mktemp("long") / "films"
-    folder.mkdir()
     frames = (np.full((32, 32, 3), 20 + i, np.uint8) for i in range(140))
     media.write(folder / "long.mp4", frames, rate=2, options={"g": "20", "bf": "2"})
     (folder / "long.txt").write_text("a film")
@@ -415,7 +412,6 @@ def test_requests_of_long_videos_have_their_place(long: Path) -> None:
 
 def test_companions_of_long_videos_have_their_place_too(long: Path, tmp_path: Path) -> None:
     shutil.copytree(long, tmp_path / "films")
-    (tmp_path / "masks").mkdir()
     frames = (np.full((32, 32, 3), 255 - i, np.uint8) for i in range(150))
     media.write(tmp_path / "masks" / "long.mp4", frames, rate=2, options={"g": "30", "bf": "2"})
     config = DatasetConfig(path=str(tmp_path / "films"), loss_mask=str(tmp_path / "masks"))

@@ -22,7 +22,6 @@ TABLE = {"256px": {1: [0.5, 2], 17: [[0.6, 0.5], 2]}, "192px": {1: [0.5, 2], 17:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("reachable")
-    (path / "data").mkdir()
     for number, size in enumerate([(64, 64), (96, 72), (40, 40), (300, 300), (50, 80)]):
         files.picture(path / "data" / f"{number}.png", size=size)
     for number, (frames, size) in enumerate([(20, (96, 96)), (6, (64, 64)), (3, (64, 64)), (20, (300, 300))]):

@@ -22,7 +22,6 @@ BUCKETS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("uses")
-    (path / "data").mkdir()
     for number, side in enumerate((96, 96, 40)):
         files.picture(path / "data" / f"{number}.png", size=(side, side))
     files.clip(path / "data" / "long.mp4", num_frames=12, size=(96, 96))

@@ -90,7 +90,6 @@ def test_a_changed_mask_changes_the_data_and_not_the_clips(folder: Any) -> None:
 
 def test_companions_that_all_lack_are_said_as_the_reason(folder: Any) -> None:
     """Instead of an empty epoch, the one key that emptied it."""
-    (folder / "wrong").mkdir()
     picture(folder / "wrong/else.png", caption=None)
     data = opened(made(folder, loss_mask=str(folder / "wrong")))
     assert (data.excluded == Reason.NO_COMPANION).sum() == 3

@@ -149,7 +149,6 @@ LINES = "path,text,duplicate_group,duplicate_rank\na.png,a,1,1\nb.png,b,1,0\nc.p
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "data").mkdir()
     for i, name in enumerate("abcdef"):
         files.picture(tmp_path / "data" / f"{name}.png", (16, 16) if name == "d" else (48, 64), grey=40 * i)
     (tmp_path / "data" / "meta.csv").write_text(LINES)

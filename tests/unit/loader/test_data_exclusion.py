@@ -208,7 +208,6 @@ def test_an_epoch_that_choices_leave_empty_names_the_choice(folder: Path) -> Non
 
 
 def test_one_folder_that_is_held_out_whole_says_how_to_divide_it(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
     for i in range(4):
         files.picture(tmp_path / "data" / f"{i}.png", grey=i)
     data = files.opened(files.recipe(tmp_path, validation={"split": 0.999, "group": "folder"}))

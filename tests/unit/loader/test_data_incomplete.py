@@ -19,7 +19,6 @@ SIZES = [(96, 96), (128, 72), (72, 128), (96, 128), (128, 96), (64, 150), (150, 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("subjects")
-    (root / "data").mkdir()
     for i in range(20):
         files.picture(root / "data" / f"{i:02d}.png", SIZES[i % 7], grey=i)
     dataset.scan_recipe(files.recipe(root))

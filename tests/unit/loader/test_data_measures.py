@@ -31,7 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).mkdir()
         for i in range(count):
             files.picture(root / name / f"{i:02d}.png", SIZES[i % 5], grey=i)
-    (root / "none").mkdir()
     files.picture(root / "none" / "tiny.png", (16, 16))
     dataset.scan_recipe(recipe(root))
     return root

@@ -22,7 +22,6 @@ SCORES = {"a": ("5.25", "0"), "b": ("4", "3"), "c": ("", "7"), "d": ("6", "")}
 @pytest.fixture
 def listed(tmp_path):
     """A dataset of four pictures as a list, with what else its entry has; and the same as a folder."""
-    (tmp_path / "data").mkdir()
     for name in SCORES:
         files.picture(tmp_path / "data" / f"{name}.png", grey=ord(name))
     write(tmp_path, SCORES)

@@ -27,7 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some good files, and one for each reason not to train."""
     root = tmp_path_factory.mktemp("prepare")
     data = root / "data"
-    data.mkdir()
     for i, name in enumerate(GOOD[:4]):
         files.picture(data / name, grey=i)
     files.picture(data / "wide.png", (64, 96), grey=9)
@@ -280,7 +279,6 @@ def test_an_epoch_that_no_clip_is_drawn_for_is_told_of_that_epoch(folder: Path) 
 
 
 def test_an_epoch_without_captions_says_where_they_belong(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
     for i in range(3):
         files.picture(tmp_path / "data" / f"{i}.png", grey=i, caption=None if i else "a cat", size=(8, 8))
     data = files.opened(files.recipe(tmp_path))

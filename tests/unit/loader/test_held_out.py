@@ -126,7 +126,6 @@ def test_files_of_other_folders_and_datasets_are_on_the_same_side(tmp_path: Path
     contents: dict[str, dict[str, set[bool]]] = {}
     for name, place in (("one", "a"), ("two", "b/deep"), ("three", "c")):
         folder = tmp_path / name / place
-        folder.mkdir(parents=True)
         for i in range(24):
             files.picture(folder / f"{name}-{i}.png", grey=10 * i)
         if name == "three":

@@ -23,7 +23,6 @@ from reelworks.training.recipe import dataset, recipe_file
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
     made.picture(tmp_path / "data" / "0.png")
     return tmp_path
 

@@ -29,7 +29,6 @@ class Page:
     """A recipe over a list of pictures with scores, and the page that serves it."""
 
     def __init__(self, folder: Path) -> None:
-        (folder / "data").mkdir()
         for i in range(len(SCORES)):
             made.picture(folder / "data" / f"{i}.png", (16, 16) if i == 3 else (48, 64), grey=20 * i)
         lines = [f"{i}.png,a cat,{'' if score is None else score}" for i, score in enumerate(SCORES)]

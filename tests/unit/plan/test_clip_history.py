@@ -31,7 +31,6 @@ class Told:
 
     def __init__(self, folder):
         self.folder = folder
-        (folder / "data").mkdir()
         for i in range(7):
             made.picture(folder / "data" / f"{i}.png", grey=i)
         self.run = RunFolder(folder / "run")
@@ -318,7 +317,6 @@ def test_coverage_names_the_clip_that_stands_for_a_near_duplicate(tmp_path):
 def test_other_reasons_for_clips_that_are_not_done_than_removal(tmp_path):
     """Fewer repeats; a dataset that is no part of the recipe any more, or went with its folder."""
     made_of = tmp_path / "other"
-    made_of.mkdir()
     for i in range(3):
         made.picture(made_of / f"o{i}.png", grey=50 + i)
     told = Told(tmp_path)
@@ -490,7 +488,6 @@ def test_an_alias_names_the_clip_that_it_was(told, tmp_path):
 
 def test_a_clip_is_called_as_in_the_latest_segment_that_holds(told, tmp_path):
     """A start swapped the names of two datasets and was lost; the next one gave one of them another name."""
-    (tmp_path / "other").mkdir()
     made.picture(tmp_path / "other" / "3.png", grey=99)
 
     def named(one, other):

@@ -23,7 +23,6 @@ FINE: dict[str, Any] = {"autoencoder": {"name": "pixel", "stride": 2}}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("graphs")
-    (root / "data").mkdir()
     for i in range(20):
         files.picture(root / "data" / f"{i:02d}.png", SIZES[i % 5], grey=i)
     dataset.scan_recipe(recipe(root))

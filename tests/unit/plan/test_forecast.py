@@ -30,7 +30,6 @@ RATIOS = ["1:1", "16:9", "9:16", "4:3", "3:4", "21:9", "9:21"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty pictures of seven aspect ratios, some videos, and two that nothing can be done with."""
     root = tmp_path_factory.mktemp("forecast")
-    (root / "data").mkdir()
     for i in range(20):
         files.picture(root / "data" / f"{i:02d}.png", SIZES[i % 7], grey=i)
     for i in range(3):

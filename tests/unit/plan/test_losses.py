@@ -16,7 +16,6 @@ from reelworks.training.plan import discarded
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("losses")
-    (path / "data").mkdir()
     made.picture(path / "data" / "fits.png", (48, 64))
     made.picture(path / "data" / "wide.png", (48, 90))
     made.clip(path / "data" / "long.mp4", 40)
@@ -91,7 +90,6 @@ def test_rejecting_short_clips_is_another_plan(folder):
 
 
 def test_an_epoch_of_pictures_has_no_frames_to_tell(tmp_path):
-    (tmp_path / "data").mkdir()
     made.picture(tmp_path / "data" / "a.png", (48, 64))
     _, told = summed(tmp_path)
     assert (told["frames"]["there"], told["frames"]["by_bucket"], told["short_clips"]) == (0, [], 0)

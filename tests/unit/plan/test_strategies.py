@@ -24,7 +24,6 @@ SIZES = [(96, 96), (128, 72), (72, 128)]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two dozen pictures and six videos."""
     root = tmp_path_factory.mktemp("strategies")
-    (root / "data").mkdir()
     for i in range(24):
         files.picture(root / "data" / f"{i:02d}.png", SIZES[i % 3], grey=i)
     for i in range(6):

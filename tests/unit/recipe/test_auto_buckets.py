@@ -109,7 +109,6 @@ def test_the_forecast_says_what_was_chosen_and_why(folder):
 
 
 def test_no_clip_to_propose_for_is_told_with_the_reasons(tmp_path):
-    (tmp_path / "data").mkdir()
     made.picture(tmp_path / "data" / "a.png", caption=None)
     made.picture(tmp_path / "data" / "b.png", (8, 8))
     with refused("no-clip-to-propose-from", "buckets", says="1 smaller than any bucket, 1 no_caption") as caught:

@@ -31,7 +31,6 @@ def wan(folder: Path, **data: Any) -> Recipe:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clips of 24 frames a second: long enough at 16, long enough only without thinning, too short."""
     root = tmp_path_factory.mktemp("rates")
-    (root / "data").mkdir()
     for frames in (30, 12, 6):
         files.clip(root / "data" / f"{frames}.mp4", frames)
     files.opened(wan(root))

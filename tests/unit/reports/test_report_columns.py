@@ -26,7 +26,6 @@ from reelworks.training.recipe.dataset import RecipeData
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures and videos in a list with a score, which one of them lacks, and one that no bucket takes."""
     root = tmp_path_factory.mktemp("columns")
-    (root / "data").mkdir()
     lines = ["path,text,aes"]
     for i in range(6):
         files.picture(root / "data" / f"{i}.png", (16, 16) if i == 4 else (48, 64), grey=40 * i)

@@ -33,7 +33,6 @@ QUIET = StepFlags(stop=False, save=False, writing=False)
 @pytest.fixture
 def begun(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """A run of four pictures that has begun, by its recipe's `[checkpoints]`."""
-    (tmp_path / "data").mkdir()
     for i in range(4):
         prepare_files.picture(tmp_path / "data" / f"{i}.png", grey=i)
     model = {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2}
