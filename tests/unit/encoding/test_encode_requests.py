@@ -13,6 +13,7 @@ import diffusers
 import examples
 import media_makers
 import numpy as np
+import prepare_files
 import pytest
 import tiny_families
 import tiny_recipe
@@ -318,3 +319,15 @@ def test_latents_are_shown_as_pictures(recipe: dict[str, Any]) -> None:
     with Image.open(io.BytesIO(sheet)) as drawn:
         assert drawn.size == (4 * 164 + 4, 3 * 182 + 4)
         assert len(np.unique(np.asarray(drawn))) > 100
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
+def test_epochs_are_encoded_as_far_as_steps_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """One that is begun is encoded whole."""
+    for i in range(6):
+        prepare_files.picture(tmp_path / "data" / f"{i}.png", grey=i)
+    data = prepare_files.opened(prepare_files.recipe(tmp_path, train={"max_steps": steps}))
+    monkeypatch.setattr(encoding.reachable, "varies", lambda data: True)
+    spec = data.plan_spec(1, 1)
+    assert data.plan(spec, 0).num_steps == 2
+    assert encoding.epochs(data, spec) == range(-(-steps // 2))
