@@ -32,3 +32,5 @@ def test_it_is_the_largest_within_limits(
     assert size == max(fitting, default=0)
     assert {t.batch_size for t in trials} == {n for n in tried if n < fails_from}
     assert len(tried) == len(set(tried)) <= 20
+    # However promising two small ones are, none is more than four times as large as one that fits.
+    assert all(n <= 4 * max([1, *fitting[: max(tried[:i], default=0)]]) for i, n in enumerate(tried))
