@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import tiny_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,8 @@ from reelworks.data.checkpoint.config import CheckpointsConfig, KeepBest
 from reelworks.data.checkpoint.disk_space import forecast, saves
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.policy import PolicyTime, plan_retention
+from reelworks.training.preflight import stage_forecast
+from reelworks.training.recipe import recipe_file
 
 GB = 10**9
 LOSS = "validation/loss"
@@ -170,3 +173,10 @@ def test_a_disk_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(disk_space.fcntl, "flock", refuse)
     assert dataclasses.asdict(disk_space.probe(tmp_path))["locks"] is False
+
+
+def test_the_last_checkpoint_of_each_stage_but_the_last_stays_besides() -> None:
+    recipe = recipe_file.parse(tiny_recipe.least(checkpoints={"every_steps": 2, "keep_last": 2}))
+    one = stage_forecast._disk_bytes(recipe, 10, [12])
+    assert one == 10 * forecast(10, recipe.checkpoints, saves(recipe.checkpoints, 0, 12), 1 << 62).peak_count
+    assert stage_forecast._disk_bytes(recipe, 10, [4, 8, 12]) == one + 2 * 10
