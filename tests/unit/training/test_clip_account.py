@@ -6,14 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.data.run.clip_losses import DOUBT, ClipLosses
+from reelworks.data.run.clip_losses import DOUBT, ClipLosses, Usual
 from reelworks.data.schedule.cursor import Aliases
 from reelworks.training.observers import clip_measure
 from reelworks.training.observers.clip_measure import SHARE
-from reelworks.training.step.clip_account import UNREADABLE, Measured, _AccountRows, _Shows
+from reelworks.training.step.clip_account import UNREADABLE, Measured, _AccountRows, _Shows, _UsualLoss
 
 CLIPS, STEPS, BATCH = 60, 400, 12
 UIDS = np.random.default_rng(1).integers(1, 1 << 62, CLIPS, dtype=np.uint64)
@@ -158,3 +159,12 @@ def test_a_loss_far_off_moves_the_usual_one_little() -> None:
     one = shows.take(slice(-1, None))._replace(step=np.array([STEPS + 1]), time=np.array([500.0]), bucket=np.array([0]))
     rows.add(one._replace(loss=np.array([1e6])))
     assert rows.usual.at(np.array([500.0]), np.array([0]))[0] < 1.2 * before
+
+
+def test_the_usual_loss_follows_the_timestep() -> None:
+    """Up to its last one: of a loss that rises evenly, the usual one does, too."""
+    usual = _UsualLoss(Usual(), ["a"])
+    times = np.random.default_rng(0).uniform(0, 1000, 4000)
+    usual.add(1 + times / 1000, times, np.zeros(len(times), np.int64))
+    asked = np.array([0.0, 250.0, 800.0, 990.0])
+    assert usual.at(asked, np.zeros(4, np.int64)) == pytest.approx(1 + asked / 1000, abs=0.05)
