@@ -7,6 +7,7 @@ that together they meet nearly every outcome. `python tests/unit/imports/test_ou
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,17 @@ def test_an_import_is_what_it_was(kept: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     for case in json.loads(kept.read_text()):
         assert outcome(case["given"], kept.stem, tmp_path) == case["outcome"], case["given"]
+
+
+def test_every_rule_in_code_is_named_by_a_table() -> None:
+    """Rules are found by their names in tables; one that no table names, and no other function calls, is a leftover."""
+    package = Path(importer.__file__).parent
+    tables = "".join(path.read_text() for path in package.rglob("*.toml"))
+    for module in package.glob("*/*.py"):
+        text = module.read_text()
+        for name in re.findall(r"^def _(\w+)\(value: Any, draft: ImportDraft\) -> Outcome:", text, re.MULTILINE):
+            named = re.search(rf'"{name}"|^{name} = \[', tables, re.MULTILINE)
+            assert named or text.count(f"_{name}") > 1, f"{module.name}: {name}"
 
 
 if __name__ == "__main__":
