@@ -102,3 +102,13 @@ def test_a_file_that_was_begun_anew_is_read_anew(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines_of([(4, 0)])))
     index.update()
     assert [event["step"] for event in index.steps()] == [1, 2, 3, 4]
+
+
+def test_the_time_of_a_step_is_that_between_the_last_ones(tmp_path):
+    path = tmp_path / "events.jsonl"
+    steps = [{"kind": "step", "loss": 1.0, "step": 10 + n, "time": float(n**2)} for n in range(5)]
+    path.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    index = EventIndex(path)
+    assert index.seconds_per_step(9) is None
+    index.update()
+    assert [index.seconds_per_step(most) for most in (1, 2, 3, 9)] == [None, 7.0, 6.0, 4.0]
