@@ -1,4 +1,4 @@
-"""Settings of a dataset other than its catalog and bucket table."""
+"""Settings of a dataset other than its catalog and bucket table, and those of them that determine the plan of an epoch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import arguments
+from reelworks.core import arguments, digests
+from reelworks.data.buckets import assign
 from reelworks.data.buckets.degrees import Exchange
-from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.buckets.table import BucketTable
+from reelworks.data.catalog.config import SHOWING, DatasetConfig
+from reelworks.data.catalog.sources import SOURCES
+from reelworks.data.loader.eligibility import ExcludeList
 from reelworks.data.media.config import DataConfig
 from reelworks.data.media.sound import SoundSpec
 from reelworks.data.schedule.cost import CostConfig
@@ -89,3 +93,59 @@ _SPEC = {
     "exchange": arguments.optional(arguments.a(Exchange)),
     "mask_ratios": arguments.a(Mapping),
 }
+
+# Only the buckets that result from these are digested.
+_BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned"}
+# Clips that lack a companion, and how videos are cut, are covered by the catalog's digest.
+_NOT_OF_A_PLAN = {
+    "path",
+    "root",
+    "clip_seconds",
+    "scene_cuts",
+    *SHOWING,
+    "control",
+    "source",
+    "min_sources",
+    "loss_mask",
+}
+# Left out where they are not set, so that plans that know nothing of them keep their digests.
+_LATER = {"resolutions": None, "lengths": None, "duplicates": "keep"}
+
+
+def plan_digest(spec: DataSpec, table: BucketTable, exclude_list: ExcludeList) -> str:
+    """Return `PlanSpec.buckets_digest`: of the buckets, and of all settings that decide which clips they have.
+
+    Another digest is another plan.
+    """
+    # Numbers of sources and the least ones of all datasets, which tell nothing if all clips have the same number.
+    counts: list[list[int | None]] = [
+        [sum(kind in d.companions for kind in SOURCES), d.min_sources] for d in spec.datasets
+    ]
+    if spec.source_multiple is not None and any(count for count, _ in counts):
+        counts.append(list(spec.source_multiple))
+    elif all(count == counts[0] and count[1] is None for count in counts):
+        counts = []
+    datasets = [dataset.model_dump(exclude=_NOT_OF_A_PLAN) for dataset in spec.datasets]
+    return digests.digest_json(
+        [
+            [[b.name, *b.shape.__dict__.values(), b.batch_size] for b in table.buckets],
+            table.config.model_dump(exclude=_BUCKET_SEARCH),
+            # What a degree changes in a plan is in the batch sizes of its specification.
+            [entry.model_dump(exclude={"sequence_degree"}) for entry in table.given],
+            spec.data.frame_interval,
+            spec.data.frame_rate,
+            [{key: v for key, v in values.items() if key not in _LATER or v != _LATER[key]} for values in datasets],
+            spec.data.short_clips,
+            spec.split,
+            spec.group,
+            spec.data.locality,
+            exclude_list.digest(),
+            *counts,
+            *(() if spec.sound is None else (spec.sound.missing,)),
+        ]
+    )
+
+
+def merge_targets(table: BucketTable, incomplete_batch: str) -> tuple[int, ...]:
+    """Return `PlanSpec.merge_to`: the bucket that takes each bucket's incomplete batches, or nothing."""
+    return tuple(assign.targets(table).tolist()) if incomplete_batch == "merge" else ()

@@ -25,7 +25,7 @@ from reelworks.data.catalog.store.companions import CompanionMatches
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import SCORE, as_numpy
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.loader import clip_uses, duplicates, eligibility, held_out, plan_settings
+from reelworks.data.loader import clip_uses, data_spec, duplicates, eligibility, held_out
 from reelworks.data.loader.clip_uses import ClipUses
 from reelworks.data.loader.data_spec import SEED, DataSpec
 from reelworks.data.loader.eligibility import ExcludeList
@@ -439,8 +439,8 @@ class Dataset:
             incomplete_batch=incomplete_batch,
             batch_sizes=tuple(int(n) for n in self.table.column_sizes()),
             costs_us=cost.costs_us(names, self.table.tokens(), self.spec.cost, self.measured_ms),
-            buckets_digest=plan_settings.digest(self.spec, self.table, self.exclude_list),
-            merge_to=plan_settings.merge_targets(self.table, incomplete_batch),
+            buckets_digest=data_spec.plan_digest(self.spec, self.table, self.exclude_list),
+            merge_to=data_spec.merge_targets(self.table, incomplete_batch),
             window_clips=self.spec.data.shuffle_window if self.spec.data.locality else 0,
         )
 

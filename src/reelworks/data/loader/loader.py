@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,21 @@ from torch.utils.data import IterableDataset, get_worker_info
 from reelworks.core import arguments
 from reelworks.core.arguments import checked, whole
 from reelworks.core.errors import UserError
-from reelworks.core.log import logger
 from reelworks.core.words import tells_arguments
-from reelworks.data.loader import failures, left_out, loader_state, ranks, resume, segment_record
+from reelworks.data.loader import left_out, loader_state, ranks, resume, segment_record
 from reelworks.data.loader.dataset import Dataset
-from reelworks.data.loader.failures import FailedClip, FailureWarnings
 from reelworks.data.loader.loader_state import LoaderState
 from reelworks.data.loader.micro_batch import MicroBatch
-from reelworks.data.loader.position import DataPosition, next_epoch
+from reelworks.data.loader.position import next_epoch
 from reelworks.data.loader.prefetch import read_ahead
 from reelworks.data.loader.step import Step
-from reelworks.data.loader.step_reader import StepReader, WholeStep
+from reelworks.data.loader.step_reader import StepReader
 from reelworks.data.loader.step_source import StepSource
 from reelworks.data.loader.upload import upload
 from reelworks.data.media.config import PREFETCH_BYTES, DataConfig
 from reelworks.data.media.decode import FrameReader
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.run.folder import RunFolder
-
-# As many consecutive steps without a clip end a training run, by the default of `train.max_non_finite`.
-_MOST_WITHOUT_CLIP = 10
-
 
 Transform = Callable[[MicroBatch], MicroBatch]
 
@@ -140,90 +134,51 @@ class Loader(IterableDataset[Step]):
         self._run = None if record_to is None else RunFolder(Path(record_to))
         self._recorded = ""  # digest of the plan of the last record
         self._pool: DecodePool | None = None
-        self._iteration: object = None
-        self._given: weakref.ref[Step] | None = None
-        self._transform, self._decoder = transform, decoder
-        self._all_reduce, self._max_failures = all_reduce, max_decode_failures
-        self._warnings = FailureWarnings()
+        self._transform, self._decoder, self._all_reduce = transform, decoder, all_reduce
         self._has_told_of_left_out = False
         self.changes: list[str] = []
-        self._spec = dataset.plan_spec(self.micro_batches_per_step, same_bucket_run)
-        self._position, _ = next_epoch(dataset, self._spec, None)
+        first, _ = next_epoch(dataset, dataset.plan_spec(self.micro_batches_per_step, same_bucket_run), None)
+        self._reader = StepReader(dataset, first, self.world_size, max_decode_failures, self._run)
 
     @property
     def epoch(self) -> int:
         """Number of the current epoch, or of the last one done; from 0."""
-        return self._position.epoch
+        return self._reader.position.epoch
 
     @property
     def step(self) -> int:
         """Optimizer steps done so far."""
-        return self._position.global_step
+        return self._reader.position.global_step
 
     def __len__(self) -> int:
         """Return the optimizer steps of the epoch, or of its rest if the data changed in the middle of it."""
-        return self._position.plan.num_steps
+        return self._reader.position.plan.num_steps
 
     @tells_arguments
     def __iter__(self) -> Iterator[Step]:
         self._require_own_place()
-        mine = self._iteration = object()
-        if self._position.at_end:
-            self._position, _ = next_epoch(self.dataset, self._spec, self._position)
-        if self._given is not None and (left := self._given()) is not None:
-            left.drop_rest()  # of an earlier iteration; the step is read again
-        begun = self._position
-        self._warn_of_left_out(begun.epoch)
-        self._record(begun)
+        begun = self._reader.begin()
+        if self.rank == 0 and not self._has_told_of_left_out:
+            left_out.warn(self.dataset, begun.epoch)
+        self._has_told_of_left_out = True
+        self._record()
         if self._pool is None or not self._pool.is_of_this_process:
             self._pool = DecodePool(self._workers, self._timeout)
             weakref.finalize(self, self._pool.close)
-        feed = StepSource(self.dataset, self.rank, self.world_size, max_epochs=begun.epoch + 1, decoder=self._decoder)
-        pool = self._pool  # of this iteration, also after `close`
+        source = StepSource(self.dataset, self.rank, self.world_size, max_epochs=begun.epoch + 1, decoder=self._decoder)
         all_reduce = self._all_reduce or ranks.sum_of_process_group(self.rank, self.world_size)
-        stream = read_ahead(feed.requests_from(begun), pool, self._prefetch)
+        stream = read_ahead(source.requests_from(begun), self._pool, self._prefetch)
         if self._device is not None:
             stream = upload(stream, self._device)
-        reader = StepReader(map(self._finished, stream), self.world_size, all_reduce)
-        own_failures: list[FailedClip] = []
-        without_clip = 0
-        for plan_step in range(begun.plan_step, begun.plan.num_steps):
-            before, whole = self._position, reader.read(begun.plan, plan_step)
-            own_failures += whole.failures
-            self._require_few_failures(before, whole, own_failures, knows_all=reader.knows_all)
-            if reader.knows_all and not whole.clips.valid:
-                self._advance(before, whole, trained=False)
-                without_clip += 1
-                is_empty = self._position.at_end and not (before.counts.trained or before.counts.skipped)
-                if is_empty or without_clip == _MOST_WITHOUT_CLIP:
-                    raise self._no_clip(own_failures, without_clip)
-                continue
-            without_clip = 0
-            on_end = partial(self._advance, before, whole, trained=True)
-            step = Step(before.global_step + 1, before.epoch, whole.clips, whole.failures, whole.micro_batches, on_end)
-            self._given = weakref.ref(step)
-            yield step
-            pool.require_open()
-            if self._iteration is not mine:
-                raise RuntimeError(
-                    "another iteration of this loader began, which took over its position; iterate one at a time, or "
-                    "make a loader for each: copy.deepcopy(loader)"
-                )
-            if self._position is before:
-                if step.has_begun:
-                    logger.warning("step %d was left before its end; its clips count as skipped", step.number)
-                self._advance(before, whole, trained=False)
-            step.drop_rest()
-            if self._position.plan_step != plan_step + 1 or self._position.plan is not begun.plan:
-                return  # the caller loaded a state in the meantime
+        yield from self._reader.steps(map(self._finished, stream), self._pool, all_reduce)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data as plain, serializable values, the same on every rank."""
-        position, spec = self._position, self._spec
+        position = self._reader.position
         state = LoaderState(
             position.to_cursor(self.dataset),
-            spec.micro_batches_per_step,
-            spec.same_bucket_run,
+            position.spec.micro_batches_per_step,
+            position.spec.same_bucket_run,
             position.excluded,
             position.aliases,
         )
@@ -254,11 +209,11 @@ class Loader(IterableDataset[Step]):
             restored = unbegun
         else:
             raise loader_state.data_changed(self.dataset, spec, cursor, None)
-        (self._position, self.changes), self._spec = restored, spec
+        self._reader.position, self.changes = restored
         self.micro_batches_per_step = per_step
         if not same:
             # A state may be taken before the first step of the new plan, and the data change again.
-            self._record(self._position)
+            self._record()
 
     @checked(epoch=whole(0))
     def restart(self, epoch: int = 0) -> None:
@@ -270,8 +225,9 @@ class Loader(IterableDataset[Step]):
         Raises:
             UserError: The epoch is no whole number of at least 0.
         """
-        former = replace(self._position, epoch=epoch - 1, data_restarts=self._position.data_restarts + 1)
-        (self._position, _), self.changes = next_epoch(self.dataset, self._spec, former), []
+        now = self._reader.position
+        former = replace(now, epoch=epoch - 1, data_restarts=now.data_restarts + 1)
+        (self._reader.position, _), self.changes = next_epoch(self.dataset, now.spec, former), []
 
     def close(self) -> None:
         """End the decoding processes; the loader can still be used afterwards and starts them again."""
@@ -304,8 +260,8 @@ class Loader(IterableDataset[Step]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return settings and position, without decoders and iterations."""
-        return vars(self) | {"_pool": None, "_iteration": None, "_given": None}
+        """Return settings and position, without decoders; a shallow copy has a position of its own, too."""
+        return vars(self) | {"_pool": None, "_reader": copy.copy(self._reader)}
 
     def _require_own_place(self) -> None:
         """Refuse to read for another process than the one that trains."""
@@ -325,52 +281,10 @@ class Loader(IterableDataset[Step]):
                 "rank and world_size",
             )
 
-    def _advance(self, before: DataPosition, whole: WholeStep, *, trained: bool) -> None:
-        """Count a step, unless the caller loaded a state since it was given out."""
-        if self._position is not before:
-            return
-        counts = whole.clips.add_to(before.counts, trained=trained)
-        step = before.global_step + 1
-        self._position = replace(before, plan_step=before.plan_step + 1, global_step=step, counts=counts)
-        if self._run is not None:
-            failures.record(self._run, before.epoch, step, whole.failures)
-
-    def _require_few_failures(
-        self, before: DataPosition, whole: WholeStep, own: list[FailedClip], *, knows_all: bool
-    ) -> None:
-        """Warn of a step's failed clips, and raise if too many of the epoch's have failed."""
-        self._warnings.warn(before.epoch, before.global_step + 1, whole.failures)
-        failed = before.counts.failed + whole.clips.failed_first_uses
-        if not knows_all and own:
-            self._warnings.warn_of_unknown(self.world_size)
-            failed = self.world_size * sum(clip.repeat_index == 0 for clip in own)  # as if they fail alike on all ranks
-        failures.require_few(
-            failed,
-            before.counts.planned,
-            self._max_failures,
-            field="max_decode_failures",
-            remedy="repair the files or restore their folder, scan it again, or raise the limit",
-            clips=own,
-        )
-
-    def _no_clip(self, own: list[FailedClip], steps: int) -> UserError:
-        named = f" ({own[-1].path}: {own[-1].reason})" if own else " on any rank; the errors of other ranks name them"
-        return UserError(
-            f"none of the clips of {steps} consecutive steps could be decoded{named}",
-            code="no-clip-decoded",
-            field="dataset",
-            value=str(self.dataset.catalog.path),
-            remedy="see whether the folder of the footage is where it was when it was scanned, and is readable",
-        )
-
-    def _warn_of_left_out(self, epoch: int) -> None:
-        if self.rank == 0 and not self._has_told_of_left_out:
-            left_out.warn(self.dataset, epoch)
-        self._has_told_of_left_out = True
-
-    def _record(self, position: DataPosition) -> None:
+    def _record(self) -> None:
         if self._run is None or self.rank:
             return
+        position = self._reader.position
         plan = f"{position.key} {position.plan.digest()}"
         if self._recorded != plan:
             segment_record.begin(self._run, self.dataset, position, "")

@@ -9,7 +9,7 @@ import numpy as np
 
 from reelworks.core import blocks, results
 from reelworks.core.errors import UserError
-from reelworks.data.loader.plan_settings import merge_targets
+from reelworks.data.loader.data_spec import merge_targets
 from reelworks.data.schedule.plan import PlanSpec, plan_epoch
 from reelworks.training.plan.epoch_stats import Figures, figures
 from reelworks.training.recipe.dataset import RecipeData
