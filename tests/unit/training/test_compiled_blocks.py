@@ -52,7 +52,8 @@ def buckets_of(
 def work(buckets: BucketTable, index: int, clips: int) -> MicroBatchRequest:
     uids, zeros = np.arange(clips, dtype=np.uint64), np.zeros(clips, dtype=np.int64)
     shape = buckets.buckets[index].shape
-    return MicroBatchRequest(0, 0, 0, True, False, index, shape, uids, zeros, zeros.astype(np.int32), (), (), ())
+    drawn = {"uids": uids, "copies": zeros, "repeat_index": zeros.astype(np.int32), "requests": ()}
+    return MicroBatchRequest(epoch=0, bucket=index, shape=shape, captions=(), fps=(), **drawn)
 
 
 def gradients(denoiser: Denoiser, name: str, shape: Shape, geometry: Geometry, compiled: Any, asked: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,11 @@ from reelworks.data.media.sound import SoundRequest
 from reelworks.data.schedule import plan as planning
 
 
-@dataclass(frozen=True)
-class MicroBatchRequest:
-    """A micro-batch to be decoded; every random choice about its clips is already drawn.
+@dataclass(frozen=True, kw_only=True)
+class DrawnClips:
+    """Clips that are read together; every random choice about them is already drawn.
 
     Attributes:
-        plan_step: Index of its optimizer step in the plan.
-        index: Index of the micro-batch in its step over all ranks; seeds the model's random numbers.
-        ends_step: True for the last micro-batch of this rank in the step.
-        is_idle: True if the rank runs this micro-batch only to take part in collectives; it has no weight in the loss.
-        bucket: Index into the bucket table.
         copies: Repeat number of each clip.
         repeat_index: 0 for the first use of a clip, n for its nth repeat that fills a micro-batch, -1 for padding.
         captions, fps: Caption and frames per second of each clip, as the model gets them.
@@ -38,19 +33,8 @@ class MicroBatchRequest:
         masks: Parts of each clip that are given to a model that is told them, None where a strategy draws none; empty if
             none are drawn.
         crops: Size of each clip's file and place of its crop; empty if they are not known.
-        sequence_degree: Ranks that share the clips.
-        part, parts: Which of the micro-batches that a sequence group trains side by side this is, and their number.
-        clips_in_step: Clips that count in the loss of the optimizer step, over all ranks: the planned ones, or in a step of
-            the loader those of them that were decoded.
     """
 
-    epoch: int
-    plan_step: int
-    index: int
-    ends_step: bool
-    is_idle: bool
-    bucket: int
-    shape: Shape
     uids: NDArray[np.uint64]
     copies: NDArray[np.int64]
     repeat_index: NDArray[np.int32]
@@ -62,14 +46,6 @@ class MicroBatchRequest:
     target_is_base: tuple[bool, ...] = ()
     masks: tuple[PartMask | None, ...] = ()
     crops: tuple[CropBox, ...] = ()
-    clips_in_step: int = 1
-    sequence_degree: int = 1
-    part: int = 0
-    parts: int = 1
-
-    def __repr__(self) -> str:
-        at = f"epoch={self.epoch}, plan_step={self.plan_step}, index={self.index}"
-        return f"MicroBatchRequest({at}, {len(self.uids)} clips of {self.shape})"
 
     @property
     def real(self) -> NDArray[np.bool_]:
@@ -85,6 +61,53 @@ class MicroBatchRequest:
     def draw_copies(self) -> NDArray[np.int64]:
         """Numbers that make the random draws of a clip's copies and repeats differ."""
         return planning.draw_copies(self.copies, self.repeat_index)
+
+
+_NO_CLIPS = DrawnClips(
+    uids=np.zeros(0, np.uint64),
+    copies=np.zeros(0, np.int64),
+    repeat_index=np.zeros(0, np.int32),
+    requests=(),
+    captions=(),
+    fps=(),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchRequest(DrawnClips):
+    """A micro-batch to be decoded: its clips, which have one bucket, and its place in a step.
+
+    Attributes:
+        bucket: Index into the bucket table.
+        plan_step: Index of its optimizer step in the plan.
+        index: Index of the micro-batch in its step over all ranks; seeds the model's random numbers.
+        ends_step: True for the last micro-batch of this rank in the step.
+        is_idle: True if the rank runs this micro-batch only to take part in collectives; it has no weight in the loss.
+        clips_in_step: Clips that count in the loss of the optimizer step, over all ranks: the planned ones, or in a step of
+            the loader those of them that were decoded.
+        sequence_degree: Ranks that share the clips.
+        part, parts: Which of the micro-batches that a sequence group trains side by side this is, and their number.
+    """
+
+    epoch: int
+    bucket: int
+    shape: Shape
+    plan_step: int = 0
+    index: int = 0
+    ends_step: bool = True
+    is_idle: bool = False
+    clips_in_step: int = 1
+    sequence_degree: int = 1
+    part: int = 0
+    parts: int = 1
+
+    def __repr__(self) -> str:
+        at = f"epoch={self.epoch}, plan_step={self.plan_step}, index={self.index}"
+        return f"MicroBatchRequest({at}, {len(self.uids)} clips of {self.shape})"
+
+    def without_clips(self) -> MicroBatchRequest:
+        """Return the place of the micro-batch alone, of which nothing is decoded."""
+        return replace(self, **vars(_NO_CLIPS))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -42,7 +41,7 @@ def over_group(
     def own() -> Iterator[MicroBatchRequest]:
         for request in requests:
             waiting.append(request)
-            yield request if world.leads(request.sequence_degree) else _without_clips(request)
+            yield request if world.leads(request.sequence_degree) else request.without_clips()
 
     for batch in read(own()):
         group = world.sequences.get(waiting.popleft().sequence_degree)
@@ -53,24 +52,6 @@ def over_group(
             yield batch
         else:
             yield _receive(world, group)
-
-
-def _without_clips(request: MicroBatchRequest) -> MicroBatchRequest:
-    none = np.zeros(0, dtype=np.int64)
-    return replace(
-        request,
-        uids=request.uids[none],
-        copies=request.copies[none],
-        repeat_index=request.repeat_index[none],
-        requests=(),
-        captions=(),
-        fps=(),
-        companions={},
-        sounds=(),
-        target_is_base=(),
-        masks=(),
-        crops=(),
-    )
 
 
 def _announce(batch: MicroBatch, world: World, group: SequenceGroup) -> None:

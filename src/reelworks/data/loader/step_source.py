@@ -59,32 +59,27 @@ class StepSource:
     def requests_of_step(self, plan: EpochPlan, epoch: int, plan_step: int) -> Iterator[MicroBatchRequest]:
         """Yield this rank's micro-batches of a step of the plan."""
         columns = list(planning.columns(plan.steps[plan_step], self.rank, self.world))
-        clips = _clips_of_step(plan, plan_step)
+        clips = sum(count for _, count in batches_of_step(plan, plan_step))
         for index, (micro_batch, is_idle) in enumerate(columns):
             where = plan.places(micro_batch)
-            part, parts = self._part(int(plan.bucket[where.start]))
+            of = self.data.table.buckets[int(plan.bucket[where.start])]
+            part, parts = (0, 1) if self.sequence_rank is None else (self.sequence_rank // of.sequence_degree, of.parts)
             # Dealt out, since the clips of an incomplete column come first.
             own = slice(where.start + part, where.stop, parts)
             if own.start >= own.stop:
                 own, is_idle = slice(where.start, where.start + 1), True
             where = own
-            yield self.build_request(
-                Samples(plan.uid[where], plan.copy[where], plan.ordinal[where], plan.bucket[where]).wide(),
-                epoch=epoch,
+            clips_here = Samples(plan.uid[where], plan.copy[where], plan.ordinal[where], plan.bucket[where]).wide()
+            repeat_index = plan.repeat_index[where].astype(np.int32)
+            yield replace(
+                self.build_request(clips_here, epoch=epoch, is_idle=is_idle, repeat_index=repeat_index),
                 plan_step=plan_step,
                 index=index * self.world + self.rank,
                 ends_step=index == len(columns) - 1,
-                is_idle=is_idle,
-                repeat_index=plan.repeat_index[where].astype(np.int32),
                 clips_in_step=clips,
                 part=part,
                 parts=parts,
             )
-
-    def _part(self, bucket: int) -> tuple[int, int]:
-        """Return which part of a bucket's columns this process takes, and of how many."""
-        of = self.data.table.buckets[bucket]
-        return (0, 1) if self.sequence_rank is None else (self.sequence_rank // of.sequence_degree, of.parts)
 
     def paths(self, position: DataPosition, rank: int, sequence_rank: int | None) -> list[str]:
         """Return the files that a rank reads for the step at a position, with those of fillers."""
@@ -97,49 +92,39 @@ class StepSource:
         clips: Samples,
         *,
         epoch: int,
-        plan_step: int = 0,
-        index: int = 0,
-        ends_step: bool = True,
         is_idle: bool = False,
         repeat_index: NDArray[np.int32] | None = None,
-        clips_in_step: int | None = None,
         augments: bool = True,
-        part: int = 0,
-        parts: int = 1,
     ) -> MicroBatchRequest:
-        """Return the complete request of one micro-batch, whose clips have one bucket.
+        """Return the request of one micro-batch, whose clips have one bucket, as if it were a step.
 
         Without `augments`, clips are neither flipped, rotated nor recoloured, have their first caption, and no part of
         them is given.
         """
-        rows, bucket = np.searchsorted(self.data.rows.ordinal, clips.ordinal), int(clips.bucket[0])
+        data, rows, bucket = self.data, np.searchsorted(self.data.rows.ordinal, clips.ordinal), int(clips.bucket[0])
+        of = data.table.buckets[bucket]
         repeat_index = np.zeros(len(clips), dtype=np.int32) if repeat_index is None else repeat_index
         copies = planning.draw_copies(clips.copy, repeat_index)
-        words = decode_requests.clip_hash(self.data, rows, copies, epoch=epoch)
-        read = decode_requests.decode_requests(self.data, rows, words, bucket, augments=augments, decoder=self.decoder)
+        words = decode_requests.clip_hash(data, rows, copies, epoch=epoch)
+        read = decode_requests.decode_requests(data, rows, words, bucket, augments=augments, decoder=self.decoder)
         return MicroBatchRequest(
-            epoch=epoch,
-            plan_step=plan_step,
-            index=index,
-            ends_step=ends_step,
-            is_idle=is_idle,
-            bucket=bucket,
-            shape=self.data.table.buckets[bucket].shape,
             uids=clips.uid,
             copies=clips.copy,
             repeat_index=repeat_index,
             requests=tuple(read),
-            captions=decode_requests.captions_of(self.data, rows, words, draws=augments),
-            fps=tuple(decode_requests.shown_fps(self.data, r) for r in rows.tolist()),
-            companions=decode_requests.companion_requests(self.data, rows, read),
-            sounds=decode_requests.sound_requests(self.data, read),
-            target_is_base=tuple(decode_requests.dataset_of_row(self.data, r).prior_prediction for r in rows.tolist()),
-            masks=decode_requests.part_masks_of(self.data, words, bucket) if augments else (),
-            crops=decode_requests.crop_boxes(self.data, rows, read),
-            clips_in_step=len(clips) if clips_in_step is None else clips_in_step,
-            sequence_degree=self.data.table.buckets[bucket].sequence_degree,
-            part=part,
-            parts=parts,
+            captions=decode_requests.captions_of(data, rows, words, draws=augments),
+            fps=tuple(decode_requests.shown_fps(data, r) for r in rows.tolist()),
+            companions=decode_requests.companion_requests(data, rows, read),
+            sounds=decode_requests.sound_requests(data, read),
+            target_is_base=tuple(decode_requests.dataset_of_row(data, r).prior_prediction for r in rows.tolist()),
+            masks=decode_requests.part_masks_of(data, words, bucket) if augments else (),
+            crops=decode_requests.crop_boxes(data, rows, read),
+            epoch=epoch,
+            bucket=bucket,
+            shape=of.shape,
+            is_idle=is_idle,
+            clips_in_step=len(clips),
+            sequence_degree=of.sequence_degree,
         )
 
 
@@ -157,7 +142,3 @@ def parts_of_step(plan: EpochPlan, plan_step: int, table: BucketTable) -> list[t
         for parts in (table.buckets[bucket].parts,)
         for part in range(min(parts, clips))
     ]
-
-
-def _clips_of_step(plan: EpochPlan, plan_step: int) -> int:
-    return sum(clips for _, clips in batches_of_step(plan, plan_step))
