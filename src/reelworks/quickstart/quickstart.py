@@ -16,7 +16,7 @@ from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.scan import scan
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.loader.dataset import companion_sources
+from reelworks.data.loader.catalog_view import companion_sources
 from reelworks.models import registry
 from reelworks.models.config import ModelConfig
 from reelworks.quickstart import recipe_lines, survey, trained_sizes

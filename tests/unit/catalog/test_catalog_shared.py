@@ -13,7 +13,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan.scan import ScanProgress, scan_sources
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.loader.dataset import rows_of
+from reelworks.data.loader.catalog_view import rows_of
 
 
 @pytest.fixture

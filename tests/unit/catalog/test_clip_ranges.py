@@ -25,8 +25,9 @@ from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import decode_requests
+from reelworks.data.loader.catalog_view import companion_sources
 from reelworks.data.loader.data_spec import DataSpec
-from reelworks.data.loader.dataset import Dataset, companion_sources
+from reelworks.data.loader.dataset import Dataset
 from reelworks.data.media import decode, frame_times, probe, scenes
 from reelworks.data.media.config import DataConfig
 from reelworks.data.media.decode import MediaError, Request, load

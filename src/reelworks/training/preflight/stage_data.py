@@ -7,7 +7,7 @@ from typing import Any
 
 from reelworks.core import trust
 from reelworks.data.distributed import layout
-from reelworks.data.loader.dataset import companion_sources
+from reelworks.data.loader.catalog_view import companion_sources
 from reelworks.data.loader.position import next_epoch
 from reelworks.models.sequence import sequence_limits
 from reelworks.training.observers import observer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,9 @@ from reelworks.data.buckets.table import BucketTable
 from reelworks.data.catalog.scan.scan import MeasureProgress, ScanProgress, ScanResult, scan_sources
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import duplicates, required_columns
+from reelworks.data.loader.catalog_view import companion_sources, rows_of
 from reelworks.data.loader.data_spec import DataSpec
-from reelworks.data.loader.dataset import Dataset, companion_sources, rows_of
+from reelworks.data.loader.dataset import Dataset
 from reelworks.data.media.sound import SoundSpec
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.cursor import RUN_START, StageStart
@@ -83,14 +85,19 @@ class ProposedBuckets(ChosenBuckets):
     toml: str
 
 
-@dataclass(repr=False)
+@dataclass(init=False, repr=False)
 class RecipeData(Dataset):
     """A recipe's dataset."""
 
-    # With its bucket entries chosen; `open` and `of_rows` set it.
-    recipe: Recipe = None  # type: ignore[assignment]
-    chosen: Chosen | None = None  # how the bucket entries were chosen; None if the recipe has its own
-    stage: StageStart = RUN_START  # where the stage began whose recipe it is
+    recipe: Recipe  # with its bucket entries chosen
+    chosen: Chosen | None  # how the bucket entries were chosen; None if the recipe has its own
+    stage: StageStart  # where the stage began whose recipe it is
+
+    def __init__(
+        self, *args: Any, recipe: Recipe, chosen: Chosen | None = None, stage: StageStart = RUN_START, **others: Any
+    ) -> None:
+        super().__init__(*args, **others)  # which checks the arguments of every dataset
+        self.recipe, self.chosen, self.stage = recipe, chosen, stage
 
     @classmethod
     @of_recipe()
@@ -108,8 +115,7 @@ class RecipeData(Dataset):
             recipe, chosen = opened._choose_entries()
             opened = replace(opened, recipe=recipe, chosen=chosen)
         recipe = measured.with_numbers(recipe)
-        opened = replace(opened, recipe=recipe)
-        return replace(opened, table=_table(recipe))
+        return replace(opened, recipe=recipe, table=_table(recipe))
 
     @classmethod
     @of_recipe()
