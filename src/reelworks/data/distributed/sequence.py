@@ -134,7 +134,10 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, of: SequenceGroup) -> Tensor:
         ctx.of = of
-        return _gathered(part, of)
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(of.size)]
+        dist.all_gather(parts, part, group=of.group)
+        return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -149,10 +152,3 @@ class _GatherParts(_Gather):
         summed = grads[0].contiguous()
         dist.all_reduce(summed, group=ctx.of.group)
         return summed.chunk(ctx.of.size)[ctx.of.rank], None
-
-
-def _gathered(part: Tensor, of: SequenceGroup) -> Tensor:
-    part = part.contiguous()
-    parts = [torch.empty_like(part) for _ in range(of.size)]
-    dist.all_gather(parts, part, group=of.group)
-    return torch.cat(parts)

@@ -37,10 +37,6 @@ _EXIT_CODE = 1
 ClipsOf = Callable[[int], Sequence[str]]
 
 
-def _no_clips(rank: int) -> Sequence[str]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Beat:
     """State of a rank as the others see it.
@@ -83,7 +79,7 @@ class Watch:
         self._lock = threading.Lock()
         self._marks, self._step, self._doing, self._is_limited = 0, 0, "starting", False
         self._since = time.monotonic()
-        self._clips_of: ClipsOf = _no_clips
+        self._clips_of: ClipsOf = lambda rank: ()
         self._count, self._fault, self._ended = 0, "", False
         self._suspects = False
         self._heard: dict[int, tuple[Beat, float]] = {}  # the last beat of each rank, and when it was new
@@ -104,7 +100,10 @@ class Watch:
         self._thread.join()
         with self._lock:
             self._ended = True
-            self._fault = "" if error is None or isinstance(error, SystemExit) else _first_line(error)
+            if error is not None and not isinstance(error, SystemExit):
+                first_line = next(iter(str(error).splitlines()), "")
+                is_told = isinstance(error, UserError)
+                self._fault = first_line if is_told else f"{type(error).__name__}: {first_line}"
         try:
             self._beat()
             self._wait_for_others()
@@ -205,18 +204,17 @@ class Watch:
         return f" (clips: {first_few(paths)})" if paths else ""
 
     def _leave(self, verdict: str) -> None:
-        """Print the verdict, on one rank, and end this process, whatever its main thread waits for."""
-        if self._speaks(verdict):
+        """Print the verdict, on one rank, and end this process, whatever its main thread waits for.
+
+        Rank 0 prints it, or if that is lost, one rank of each node.
+        """
+        is_first_lost = verdict.startswith("rank 0 ") and "was lost" in verdict
+        speaks_instead = is_first_lost and (self._rank == 1 or os.environ.get("LOCAL_RANK") == "0")
+        if self._rank == 0 or speaks_instead:
             terminal.say(f"error: {verdict}", error=True)
         if self._rank == 0:
             time.sleep(2 * BEAT_SECONDS)  # the others read the verdict in the store, which may end with this process
         os._exit(_EXIT_CODE)
-
-    def _speaks(self, verdict: str) -> bool:
-        """Return whether this rank prints: rank 0, or if that is lost, one rank of each node."""
-        if self._rank == 0 or not (verdict.startswith("rank 0 ") and "was lost" in verdict):
-            return self._rank == 0
-        return self._rank == 1 or os.environ.get("LOCAL_RANK") == "0"
 
     def _wait_for_others(self) -> None:
         """Wait on rank 0, which may host the store, until the other ranks have ended."""
@@ -249,8 +247,3 @@ def _is_of_communication(error: BaseException) -> bool:
             return True
         cause = cause.__cause__
     return False
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines() or [""]
-    return lines[0] if isinstance(error, UserError) else f"{type(error).__name__}: {lines[0]}"

@@ -192,7 +192,7 @@ class _Texts:
 
         def hashes(texts: Any) -> U64:
             """Hash texts, for a clip that is a range of its file together with the range."""
-            result = _hashes(texts)
+            result = hash_rng.text_words(texts.to_pylist())
             result[is_range] = hash_rng.hash64(result[is_range], first, count)
             return result
 
@@ -206,10 +206,6 @@ class _Texts:
             np.asarray(pc.not_equal(content, "")),
             path,
         )
-
-
-def _hashes(texts: Any) -> U64:
-    return hash_rng.text_words(texts.to_pylist())
 
 
 @dataclass(frozen=True)

@@ -55,16 +55,15 @@ def warn(dataset: Dataset, epoch: int) -> None:
     """Warn of clips that nobody chose to leave out of an epoch, and name the first of each reason."""
     found = by_reason(*dataset.assignment(epoch))
     found = [r for r in found if not (r.reason.is_chosen or r.reason.is_planned)]
-    if found:
+    named = []
+    for group in found:
+        labels = dataset.rows.labels(group.row[:_MOST_NAMED])
+        more = len(group.row) - len(labels)
+        named.append(f"{group.reason.label}: {', '.join(labels)}" + (f", and {more:,} more" if more else ""))
+    if named:
         logger.warning(
             "%d of %d clips are not trained; rw.plan(...).rejected.paths(reason) lists them: %s",
             sum(len(r.row) for r in found),
             len(dataset.rows),
-            "; ".join(f"{r.reason.label}: {_named(dataset, r)}" for r in found),
+            "; ".join(named),
         )
-
-
-def _named(dataset: Dataset, group: Rejection) -> str:
-    labels = dataset.rows.labels(group.row[:_MOST_NAMED])
-    more = len(group.row) - len(labels)
-    return ", ".join(labels) + (f", and {more:,} more" if more else "")

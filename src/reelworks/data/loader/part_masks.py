@@ -56,16 +56,13 @@ def draw(ratios: Mapping[str, float], shape: Shape, word_B: hash_rng.U64) -> tup
     masks: list[PartMask | None] = [None] * len(word_B)
     for name, chosen_B in frame_masks.drawn_strategies(ratios, word_B):
         for at in np.flatnonzero(chosen_B).tolist():
-            masks[at] = (
-                _area(name, shape, word_B[at]) if name in frame_masks.AREAS else _frames(name, shape, word_B[at])
-            )
+            if name in frame_masks.AREAS:
+                masks[at] = _area(name, shape, word_B[at])
+                continue
+            generated_T = frame_masks.frame_mask(name, shape.num_frames, word_B[at : at + 1])[0]
+            kept = tuple(np.flatnonzero(~generated_T).tolist())
+            masks[at] = PartMask(kept) if kept else None
     return tuple(masks)
-
-
-def _frames(name: str, shape: Shape, word: hash_rng.U64) -> PartMask | None:
-    generated_T = frame_masks.frame_mask(name, shape.num_frames, word[None])[0]
-    kept = tuple(np.flatnonzero(~generated_T).tolist())
-    return PartMask(kept) if kept else None
 
 
 def _area(name: str, shape: Shape, word: hash_rng.U64) -> PartMask:

@@ -65,7 +65,8 @@ class _Pending:
             if not job.done():
                 undone.append(job)
             elif not job.cancelled() and job.exception() is None:
-                self._done_bytes += _nbytes(job.result())
+                result = job.result()
+                self._done_bytes += 0 if isinstance(result, Failure) else result.nbytes
         self._undone = undone
         return self._done_bytes
 
@@ -118,10 +119,6 @@ class _Pending:
         return request
 
 
-def _nbytes(result: Decoded) -> int:
-    return 0 if isinstance(result, Failure) else result.nbytes
-
-
 def _frames_size(work: MicroBatchRequest) -> tuple[int, ...]:
     return len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3
 
@@ -169,7 +166,12 @@ class _ReadAhead:
 
     def fill(self) -> None:
         """Queue micro-batches while the budget lasts, at least one."""
-        if self._next is None or len(self._queue) > _MOST_AHEAD - _at_once(self._next):
+        if self._next is None:
+            return
+        # By how many like this one a long queue is refilled; those without a clip cost nothing here.
+        clips = len(self._next.requests)
+        at_once = max(1, min(_MOST_AT_ONCE, _CLIPS_AT_ONCE // clips)) if clips else 1
+        if len(self._queue) > _MOST_AHEAD - at_once:
             return
         for _ in range(_MOST_AT_ONCE):
             work = self._next
@@ -207,7 +209,10 @@ class _ReadAhead:
             decode_p50_seconds=p50,
             decode_p99_seconds=p99,
         )
-        return _micro_batch(head.request, frames, failures, state)
+        is_valid, real_failures = valid_clips(head.request, failures)
+        clips, sound = frames.pop(_CLIPS), frames.pop(_SOUND, None)
+        samples = None if sound is None else sound.view(torch.int16)
+        return MicroBatch(head.request, clips, is_valid, real_failures, frames, samples, state)
 
     def _pop(self) -> _Pending:
         """Take the first micro-batch from the queue."""
@@ -240,12 +245,6 @@ class _ReadAhead:
             return None
 
 
-def _at_once(work: MicroBatchRequest) -> int:
-    """Return by how many micro-batches like this one a long queue is refilled; those without a clip cost nothing here."""
-    clips = len(work.requests)
-    return max(1, min(_MOST_AT_ONCE, _CLIPS_AT_ONCE // clips)) if clips else 1
-
-
 def read_ahead(
     work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int = PREFETCH_BYTES
 ) -> Iterator[MicroBatch]:
@@ -261,12 +260,3 @@ def read_ahead(
             yield micro_batch
     finally:
         ahead.cancel()
-
-
-def _micro_batch(
-    work: MicroBatchRequest, frames: dict[str, Tensor], failures: dict[int, str], stream: StreamState
-) -> MicroBatch:
-    is_valid, real_failures = valid_clips(work, failures)
-    clips, sound = frames.pop(_CLIPS), frames.pop(_SOUND, None)
-    samples = None if sound is None else sound.view(torch.int16)
-    return MicroBatch(work, clips, is_valid, real_failures, frames, samples, stream)

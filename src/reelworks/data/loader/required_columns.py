@@ -132,7 +132,13 @@ def require_duplicates(datasets: Sequence[DatasetConfig], rows: CatalogRows, cat
     """Refuse datasets whose near-duplicates are to count once if the catalog does not tell them."""
     missing, columns = [name for name in (GROUP, RANK) if name not in rows.scores], MeasuredColumns(catalog)
     for dataset in datasets:
-        if dataset.duplicates != "keep" and (missing or _never_compared(dataset, rows, columns)):
+        if dataset.duplicates == "keep":
+            continue
+        never_compared = False
+        if not missing and RANK in columns.of_dataset(dataset.dataset_name):
+            clips = readable(rows, dataset)
+            never_compared = len(clips) > 0 and bool(columns.unmeasured(clips, RANK).all())
+        if missing or never_compared:
             lacks = f"it has no columns {' and '.join(missing)}" if missing else "none of the dataset was measured yet"
             raise UserError(
                 f"the catalog does not tell which clips are near-duplicates: {lacks}",
@@ -142,13 +148,6 @@ def require_duplicates(datasets: Sequence[DatasetConfig], rows: CatalogRows, cat
                 remedy=f"measure them: `reelworks measure {columns.arguments([RANK])}`, or in the recipe "
                 f'data.measures = ["{columns.entry(RANK)}"]',
             )
-
-
-def _never_compared(dataset: DatasetConfig, rows: CatalogRows, columns: MeasuredColumns) -> bool:
-    if RANK not in columns.of_dataset(dataset.dataset_name):
-        return False
-    clips = readable(rows, dataset)
-    return len(clips) > 0 and bool(columns.unmeasured(clips, RANK).all())
 
 
 def warn(datasets: Sequence[DatasetConfig], catalog: Catalog, *, told: AbstractSet[str] = frozenset()) -> None:

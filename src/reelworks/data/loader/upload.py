@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
+from reelworks.data.distributed.transfer import to_device
 from reelworks.data.loader.micro_batch import MicroBatch
 
 
@@ -28,26 +28,18 @@ def upload(batches: Iterator[MicroBatch], device: torch.device) -> Iterator[Micr
             return
         used_in = torch.cuda.current_stream(device)
         used_in.wait_stream(copies)
-        for tensor in _tensors(ready):
-            tensor.record_stream(used_in)  # else its memory might be given to the next copies while it is still read
+        for tensor in (ready.frames, ready.is_valid, *ready.companions.values(), ready.sound):
+            if tensor is not None:  # else its memory might be given to the next copies while it is still read
+                tensor.record_stream(used_in)
         yield ready
 
 
 def moved(batch: MicroBatch, device: torch.device) -> MicroBatch:
     """Return a micro-batch with its tensors on a device, without waiting for the copies."""
-
-    def move(tensor: Tensor) -> Tensor:
-        return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
-
     return replace(
         batch,
-        frames=move(batch.frames),
-        is_valid=move(batch.is_valid),
-        companions={kind: move(frames) for kind, frames in batch.companions.items()},
-        sound=None if batch.sound is None else move(batch.sound),
+        frames=to_device(batch.frames, device),
+        is_valid=to_device(batch.is_valid, device),
+        companions={kind: to_device(frames, device) for kind, frames in batch.companions.items()},
+        sound=None if batch.sound is None else to_device(batch.sound, device),
     )
-
-
-def _tensors(batch: MicroBatch) -> list[Tensor]:
-    sound = [] if batch.sound is None else [batch.sound]
-    return [batch.frames, batch.is_valid, *batch.companions.values(), *sound]
