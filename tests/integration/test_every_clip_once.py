@@ -64,16 +64,16 @@ def _lose_one(recipe: dict) -> None:
     from reelworks.training.loop.trainer import run
     from reelworks.training.recipe import recipe_file
 
-    original, seen = prefetch._micro_batch, []
+    original, seen = prefetch.valid_clips, []
 
-    def lossy(work, *decoded):
-        batch = original(work, *decoded)
+    def lossy(work, failures):
+        is_valid, named = original(work, failures)
         seen.append(work)
         if len(seen) == 3:
-            batch.is_valid[0] = False
-        return batch
+            is_valid[0] = False
+        return is_valid, named
 
-    prefetch._micro_batch = lossy
+    prefetch.valid_clips = lossy
     run(recipe_file.parse(recipe), TrainRequest(debug=True))
 
 

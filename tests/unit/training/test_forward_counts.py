@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from reelworks.data.schedule.forward_counts import ForwardCounts
-from reelworks.data.schedule.plan import EpochPlan
+from reelworks.data.schedule.plan import EpochPlan, ForwardCounts
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 from reelworks.training.step.examples import Predicted, filled_up

@@ -1,4 +1,4 @@
-"""Put micro-batches onto a device, with copies that run while earlier ones are trained."""
+"""Put tensors and micro-batches onto a device, with copies that run while earlier ones are trained."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from reelworks.data.distributed.transfer import to_device
 from reelworks.data.loader.micro_batch import MicroBatch
 
 
@@ -32,6 +32,16 @@ def upload(batches: Iterator[MicroBatch], device: torch.device) -> Iterator[Micr
             if tensor is not None:  # else its memory might be given to the next copies while it is still read
                 tensor.record_stream(used_in)
         yield ready
+
+
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    """Return a value of CPU memory on a device; the copy to a GPU is queued behind its work, from pinned memory.
+
+    A copy from memory that is not pinned would wait until the GPU has done all that is queued.
+    """
+    if device.type == "cuda" and value.device.type == "cpu":
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)
 
 
 def moved(batch: MicroBatch, device: torch.device) -> MicroBatch:

@@ -13,8 +13,8 @@ from torch.nn.functional import avg_pool3d, interpolate, pad
 
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.catalog.sources import SOURCES
-from reelworks.data.distributed.transfer import to_device
 from reelworks.data.loader.part_masks import WHITE, PartMask
+from reelworks.data.loader.upload import to_device
 from reelworks.data.media.decode import BLACK
 from reelworks.training.encoding.encoders import FrozenEncoders
 

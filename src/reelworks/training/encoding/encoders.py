@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reelworks.data.catalog.sources import SOURCES
-from reelworks.data.distributed import transfer
+from reelworks.data.loader import upload
 from reelworks.data.media.sound import SoundSpec
 from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
 from reelworks.models.family import LEARNED, Conditioning
@@ -48,7 +48,7 @@ class SoundTrack:
     @torch.no_grad()
     def latents(self, samples_BSK: Tensor, device: torch.device) -> Tensor:
         """Encode int16 samples to float32 latents `[B, F, N, 1, 1]`, clip by clip, so that none depends on others."""
-        samples = transfer.to_device(samples_BSK, device).float() / _FULL_SCALE
+        samples = upload.to_device(samples_BSK, device).float() / _FULL_SCALE
         return torch.cat([self.encoder.encode(one[None]).float() for one in samples])[..., None, None]
 
     @torch.no_grad()
@@ -130,7 +130,7 @@ class FrozenEncoders:
 
         Frames travel as bytes and are normalised to [-1, 1] here, on the device.
         """
-        video_BTHWC = transfer.to_device(frames_BTHWC, self.device).float() / 127.5 - 1.0
+        video_BTHWC = upload.to_device(frames_BTHWC, self.device).float() / 127.5 - 1.0
         return self.autoencoder.encode(video_BTHWC.permute(0, 4, 1, 2, 3)).float()
 
     @torch.no_grad()
@@ -148,7 +148,7 @@ class FrozenEncoders:
             rows = [encode([text], [each[i : i + 1] for each in pictures]) for i, text in enumerate(captions)]
         else:
             rows = [self.embedded.get(text, partial(encode, [text])) for text in captions]
-        return TextEmbedding(*(transfer.to_device(torch.cat(parts), self.device) for parts in zip(*rows, strict=True)))
+        return TextEmbedding(*(upload.to_device(torch.cat(parts), self.device) for parts in zip(*rows, strict=True)))
 
     @torch.no_grad()
     def frames(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:

@@ -21,9 +21,8 @@ from torch import Tensor
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.buckets.table import BucketTable
-from reelworks.data.distributed import transfer
 from reelworks.data.distributed.mesh import World
-from reelworks.data.loader import prefetch
+from reelworks.data.loader import prefetch, upload
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest, valid_clips
 from reelworks.data.media import decode, decode_pool
@@ -142,7 +141,7 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
         # The first clip has the names of all: clips of a micro-batch have the same companions.
         names = [name for name in batch.wanted[0] if name != TEXT]
         stacked = {name: torch.stack([found[name] for found in batch.found]) for name in names}
-        return {name: transfer.to_device(value, self.encoders.device).float() for name, value in stacked.items()}
+        return {name: upload.to_device(value, self.encoders.device).float() for name, value in stacked.items()}
 
     def _texts(self, batch: StoredBatch, dropped: Sequence[bool]) -> TextEmbedding:
         drops = self.encoders.conditioning.empty_caption == "encoded"
@@ -161,7 +160,7 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
                 else:  # it is not trained
                     rows.append(values.blank_text(self.encoders))
         return TextEmbedding(
-            *(transfer.to_device(torch.cat(parts), self.encoders.device) for parts in zip(*rows, strict=True))
+            *(upload.to_device(torch.cat(parts), self.encoders.device) for parts in zip(*rows, strict=True))
         )
 
     def _embed(self, batch: StoredBatch, i: int, wanted: Wanted, caption: str) -> TextEmbedding:

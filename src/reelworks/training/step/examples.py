@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import U64, Purpose
 from reelworks.data.buckets.table import BucketTable
-from reelworks.data.distributed.transfer import to_device
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.loader.upload import to_device
 from reelworks.data.schedule.plan import EpochPlan
 from reelworks.models.api import DenoiserInputs, SoundInputs, given
 from reelworks.models.objectives import objectives

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from reelworks.data.distributed.transfer import to_device
+from reelworks.data.loader.upload import to_device
 from reelworks.models.adapters import inject
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.objectives import loss_terms, objectives

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from reelworks.data.distributed import transfer
 from reelworks.data.distributed.mesh import World
+from reelworks.data.loader import upload
 from reelworks.models.objectives.config import NUM_TIMESTEPS
 
 TIMESTEP_RANGES = 10  # of 100 timesteps each, in which losses are summed
@@ -121,7 +121,7 @@ class StepSums:
             flags: Requests of this rank.
         """
         numbers = torch.tensor([*clips, *flags], dtype=torch.float64)
-        self.counts.copy_(transfer.to_device(numbers, self.packed.device))
+        self.counts.copy_(upload.to_device(numbers, self.packed.device))
         return StepSums(world.sum(self.packed))
 
     def read(self, *others: Tensor) -> tuple[StepTotals, list[list[float]]]:

@@ -30,8 +30,7 @@ from reelworks.data.loader import step_source
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.schedule import cost
 from reelworks.data.schedule.cursor import RUN_START, StageStart
-from reelworks.data.schedule.forward_counts import ForwardCounts
-from reelworks.data.schedule.plan import EpochPlan
+from reelworks.data.schedule.plan import EpochPlan, ForwardCounts
 from reelworks.models import components
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.precision.boundary import DtypeBoundary
