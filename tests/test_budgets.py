@@ -27,7 +27,7 @@ class Part(NamedTuple):
 PARTS = {
     # What a loop of one's own needs.
     "core": Part(("core",), 2_280, 1_600),
-    "data": Part(("data",), 15_590, 12_400),
+    "data": Part(("data",), 15_560, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 9_580, 8_600),
     "training": Part(("training",), 12_130, 9_700),

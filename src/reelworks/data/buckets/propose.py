@@ -138,6 +138,11 @@ class Suggestion:
     keep_prob: float = 1.0
     why: str = ""
 
+    def to_text(self) -> str:
+        """Return the entry and its reason as one line of text."""
+        text = f"{self.resolution} ×{self.num_frames}, batch size {self.batch_size}, keep_prob {self.keep_prob:g}"
+        return f"{text}: {self.why}" if self.why else text
+
     def config(self) -> BucketEntryConfig:
         """Return the entry in the format of a recipe."""
         return BucketEntryConfig.model_validate({k: v for k, v in asdict(self).items() if k != "why"})

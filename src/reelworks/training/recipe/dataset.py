@@ -52,11 +52,7 @@ class Chosen:
         else:
             headline = self.proposal.headline()
             head = f"buckets: {len(self.entries)} entries proposed, which the run will store; {headline}"
-        lines = [head]
-        for entry in self.entries:
-            text = f"  {entry.resolution} ×{entry.num_frames}, batch size {entry.batch_size}, keep_prob {entry.keep_prob:g}"
-            lines.append(f"{text}: {entry.why}" if entry.why else text)
-        return lines
+        return [head, *(f"  {entry.to_text()}" for entry in self.entries)]
 
     def report(self) -> ChosenBuckets:
         """Return the entries as the report of a plan has them."""
