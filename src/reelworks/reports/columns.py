@@ -197,8 +197,7 @@ def columns(counted: Counted) -> list[ColumnLimits]:
 
 def values_of(rows: CatalogRows, name: str) -> F64:
     """Return a column of numbers, NaN for rows that lack the number."""
-    values: F64 = np.asarray(getattr(rows, name) if name in HEADINGS else rows.scores[name], dtype=np.float64)
-    return values
+    return np.asarray(getattr(rows, name) if name in HEADINGS else rows.scores[name], dtype=np.float64)
 
 
 def _column(counted: Counted, name: str, values: F64) -> ColumnLimits | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from reelworks.core import results
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.media import decode_pool
 from reelworks.data.media.decode import MediaError
 from reelworks.data.run.folder import RunFolder
@@ -50,14 +50,9 @@ def of_run(run: RunFolder) -> LearningWall | None:
     for found, named, ordinal in known.located(places[:MOST_CLIPS]):
         rows = named.catalog.rows_at(np.sort(ordinal))
         for i, row in zip(found.tolist(), np.searchsorted(np.sort(ordinal), ordinal).tolist(), strict=True):
-            captions[i], pictures[i] = rows.caption[row].as_py() or "", _picture(rows, row)
+            captions[i] = rows.caption[row].as_py() or ""
+            with suppress(MediaError, OSError):
+                request = previews.first_frame(rows, row, _LONG_PX)
+                pictures[i] = previews.picture_uri(decode_pool.load(request)[0])
     clips = [WallClip(*each) for each in zip(report.clips, captions, pictures, strict=True)]
     return LearningWall(report.step, report.counts, len(places), clips)
-
-
-def _picture(rows: CatalogRows, row: int) -> str:
-    """Return the first frame of a clip as a data URI."""
-    try:
-        return previews.picture_uri(decode_pool.load(previews.first_frame(rows, row, _LONG_PX))[0])
-    except (MediaError, OSError):
-        return ""

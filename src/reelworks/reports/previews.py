@@ -47,10 +47,7 @@ class PreviewStep(NamedTuple):
 
 def of_run(data: RunData) -> list[PreviewStep]:
     """Return previews by step, newest first: the newest, the first and as many between as fit the page."""
-    by_step = {event["step"]: event for event in data.events_of("samples")}
-    made, number = sorted(by_step, reverse=True), min(len(by_step), MAX_PREVIEW_STEPS)
-    # Evenly spaced, the first and last included.
-    events = [by_step[made[round(i * (len(made) - 1) / max(1, number - 1))]] for i in range(number)]
+    events = _spread({event["step"]: event for event in data.events_of("samples")})
     steps: list[PreviewStep] = []
     left_bytes = MAX_PREVIEW_BYTES
     for event in events:
@@ -86,6 +83,14 @@ def embed(path: Path | None, prompt: str) -> Preview:
     media = MEDIA[path.suffix.lower()]
     content = base64.b64encode(path.read_bytes()).decode()
     return Preview(prompt, f"data:{media};base64,{content}", media.startswith("video/"))
+
+
+def _spread(events: dict[int, Event]) -> list[Event]:
+    """Pick evenly spaced steps, newest first, the first and last included."""
+    steps = sorted(events, reverse=True)
+    n = min(len(steps), MAX_PREVIEW_STEPS)
+    picked = [steps[round(i * (len(steps) - 1) / max(1, n - 1))] for i in range(n)]
+    return [events[step] for step in picked]
 
 
 def first_frame(rows: CatalogRows, row: int, long_px: int) -> Request:

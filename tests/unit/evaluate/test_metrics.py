@@ -18,6 +18,7 @@ from PIL import Image
 from reelworks.core.errors import UserError
 from reelworks.inference.evaluate import clips, registry
 from reelworks.inference.evaluate.clips import MeasuredClip
+from reelworks.inference.evaluate.features import frechet, kernel
 from reelworks.inference.evaluate.measure import MetricResult, measure
 from reelworks.inference.evaluate.metric import Settings, Skip
 
@@ -84,11 +85,11 @@ def test_distances_are_those_of_their_definitions(n: int, m: int, features: int,
     # The trace of the root of a product; scipy.linalg.sqrtm finds none for products without full rank.
     root = np.sqrt(np.real(np.linalg.eigvals(covariances[0] @ covariances[1])).clip(min=0)).sum()
     expected = np.square(a.mean(0) - b.mean(0)).sum() + np.trace(sum(covariances)) - 2 * root
-    assert features.frechet(a, b) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert frechet(a, b) == pytest.approx(expected, rel=1e-6, abs=1e-6)
     if min(n, m) > 2 * features:
         by_scipy = np.real(np.trace(scipy.linalg.sqrtm(covariances[0] @ covariances[1])))
         assert root == pytest.approx(by_scipy, rel=1e-6)
-    assert features.frechet(a, a) == pytest.approx(0, abs=1e-9)
+    assert frechet(a, a) == pytest.approx(0, abs=1e-9)
 
     def mean(x: Any, y: Any, skip: bool) -> float:
         terms = [
@@ -97,7 +98,7 @@ def test_distances_are_those_of_their_definitions(n: int, m: int, features: int,
         return float(np.mean(terms))
 
     unbiased = mean(a, a, True) + mean(b, b, True) - 2 * mean(a, b, False)
-    assert features.kernel(a, b) == pytest.approx(unbiased, rel=1e-9, abs=1e-9)
+    assert kernel(a, b) == pytest.approx(unbiased, rel=1e-9, abs=1e-9)
 
 
 def test_networks_from_local_folders(tmp_path: Path) -> None:
