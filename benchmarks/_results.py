@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from reelworks.core import cores
+from reelworks.core import machine
 
 # Figures that are kept change nothing of what is measured next.
 _CODE = (".", ":(exclude)benchmarks/results", ":(exclude)drills/results")
@@ -18,8 +18,8 @@ _BUSY_SHARE = 0.5  # of the cores
 
 def keep(file: Path, figures: dict[str, Any], part: str | None = None) -> None:
     """Write figures to a file; with a part, only that part of it, whose other figures stay as they were."""
-    if AT_START["load_average"] > _BUSY_SHARE * cores.count():
-        load = f"a load of {AT_START['load_average']:.1f} on {cores.count()} cores when this began"
+    if AT_START["load_average"] > _BUSY_SHARE * machine.cores():
+        load = f"a load of {AT_START['load_average']:.1f} on {machine.cores()} cores when this began"
         print(f"warning: {load}: times that are kept now are those of a busy machine", file=sys.stderr)
     known = json.loads(file.read_text()) if part is not None and file.exists() else {}
     found = {**figures, **AT_START}

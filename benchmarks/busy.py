@@ -5,7 +5,7 @@ ways, every one in a process of its own: as the library waits by default and wit
 beside another training whose threads spin. Its last line tells `idle_cost`, the time of a step asleep over that
 of a step spinning on the idle machine, and `busy_ratio`, the time spinning over that asleep on the busy one. Beside
 another spinning training a step takes twice the time or twenty times, as the scheduler falls, so that trials differ.
-`reelworks train` chooses between the two by the load average (`core.openmp_wait_policy`).
+`reelworks train` chooses between the two by the load average (`core.machine`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._results import AT_START, keep
-from reelworks.core import cores, openmp_wait_policy
+from reelworks.core import machine
 
 RESULTS = Path(__file__).parent / "results" / "busy.json"
 _STEPS = """
@@ -48,7 +48,7 @@ _UNTIL_BOTH_RUN_SECONDS = 5.0
 
 def seconds_per_step(seconds: float, *, passive: bool, busy: bool) -> float:
     """Seconds of a step, measured for some seconds, alone or beside another training."""
-    default = {k: v for k, v in os.environ.items() if k not in (*openmp_wait_policy.SETTINGS, "OMP_NUM_THREADS")}
+    default = {k: v for k, v in os.environ.items() if k not in (*machine.WAIT_POLICY, "OMP_NUM_THREADS")}
     environment = default | ({"OMP_WAIT_POLICY": "passive"} if passive else {})
     command = [sys.executable, "-c", _STEPS, "3600"]
     beside = [subprocess.Popen(command, env=default, stdout=subprocess.DEVNULL)] if busy else []
@@ -85,7 +85,7 @@ def main() -> None:
     seen: dict[str, Any] = {name: round(statistics.mean(values), 1) for name, values in trials.items()}
     seen["idle_cost"] = round(seen["idle_passive_ms"] / seen["idle_default_ms"], 2)
     seen["busy_ratio"] = round(seen["busy_default_ms"] / seen["busy_passive_ms"], 2)
-    seen |= {"trials": trials, "cores": cores.count(), **AT_START}
+    seen |= {"trials": trials, "cores": machine.cores(), **AT_START}
     for name, value in seen.items() if not args.json else ():
         print(f"{name:16} {value}")
     print(json.dumps(seen))

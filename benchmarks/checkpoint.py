@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from benchmarks._results import AT_START, keep
-from benchmarks.schedule import machine
-from reelworks.core import cores
+from benchmarks.schedule import machine_name
+from reelworks.core import machine
 from reelworks.data.checkpoint import load, save, shards, state_file
 from reelworks.data.checkpoint.async_save import Background
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -208,7 +208,7 @@ def measure(total_bytes: int, folder: Path) -> dict[str, Any]:
         "load_ratio": loading["torch_load_s"] / loading["load_s"],
         **small_tensors(folder),
         **AT_START,
-        "machine": machine(),
+        "machine": machine_name(),
     }
 
 
@@ -228,7 +228,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         told = measure(total_bytes, Path(folder))
     if not asked.json:
-        print(f"on {platform.machine()}, {cores.count()} cores, torch {torch.__version__}")
+        print(f"on {platform.machine()}, {machine.cores()} cores, torch {torch.__version__}")
         print(f"training waits {told['blocking_ratio']:.2f} times a warm copy of the state (limit 1.3)")
         print(f"throughput {told['throughput_ratio']:.2f} of torch.save and fsync (limit 0.8)")
         print(f"steps take {told['step_inflation']:.2f} times as long while a save is written")

@@ -199,7 +199,7 @@ def measure(n: int) -> Json:
         "coverage_s": account["seconds"],
         "coverage_peak_bytes": account["peak"],
         "writer_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "machine": machine(),
+        "machine": machine_name(),
         **AT_START,
     }
 

@@ -32,7 +32,7 @@ from reelworks.annexes.quality import registry, sampling
 from reelworks.annexes.quality.picture import TEXT_PACKAGE
 from reelworks.annexes.quality.run import measure_catalog
 from reelworks.annexes.quality.sampling import MeasureRequest
-from reelworks.core import cores
+from reelworks.core import machine
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.query import filters
 from reelworks.data.catalog.scan.scan import scan_sources
@@ -49,8 +49,8 @@ DETECTIONS = cases.DETECTIONS | ({"text_area": cases.TEXT} if _HAS_TEXT else {})
 def measured(folder: Path, names: tuple[str, ...]) -> CatalogRows:
     """Scan and measure a folder, and return its rows by path."""
     catalog = folder.with_name(f"{folder.name}-catalog")
-    scan_sources([Source("d", folder)], catalog, workers=cores.count())
-    result = measure_catalog(catalog, names, workers=cores.count())
+    scan_sources([Source("d", folder)], catalog, workers=machine.cores())
+    result = measure_catalog(catalog, names, workers=machine.cores())
     assert not result.failed, result.failed
     return Catalog.open(catalog).live()
 

@@ -28,8 +28,8 @@ from PIL import Image
 
 from benchmarks import _catalogs, _ranks
 from benchmarks._results import AT_START, keep
-from benchmarks.schedule import machine
-from reelworks.core import cores, digests
+from benchmarks.schedule import machine_name
+from reelworks.core import digests, machine
 from reelworks.core.worker_pool import WorkerPool
 from reelworks.data.catalog.scan import probe_pool
 from reelworks.data.media import probe
@@ -127,7 +127,7 @@ def of_videos(files: int, folder: Path) -> Json:
 def _scanned(paths: list[Path], catalog: Path) -> tuple[float, float]:
     """Return the seconds of a bare loop over files, and of their scan."""
     os.sync()  # so that their writing is over
-    bare_s = _bare(paths, cores.count())
+    bare_s = _bare(paths, machine.cores())
     return bare_s, alone(_SCAN, str(paths[0].parents[1]), str(catalog))["s"]
 
 
@@ -191,7 +191,7 @@ def main() -> None:
         result: Json = of_rows(arguments.rows, Path(folder), catalog) if arguments.rows else {}
         result |= of_files(arguments.files, Path(folder)) if arguments.files else {}
         result |= of_videos(arguments.videos, Path(folder)) if arguments.videos else {}
-    result |= {"machine": machine(), **AT_START}
+    result |= {"machine": machine_name(), **AT_START}
     if not arguments.json:
         for name, value in result.items():
             print(f"{name}: {value}")

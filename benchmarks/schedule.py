@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from benchmarks import _seek, _weblike
 from benchmarks._results import AT_START, keep
-from reelworks.core import cores
+from reelworks.core import machine
 from reelworks.data.buckets import assign
 from reelworks.data.buckets.assign import Clips, Reason
 from reelworks.data.buckets.table import BucketTable
@@ -162,7 +162,7 @@ def measure(n: int) -> Json:
         "lost_unnamed": n - named - made.planned,
         "rejected_with_reason": named,
         "positions": positions(made),
-        "machine": machine(),
+        "machine": machine_name(),
     }
     result["padding"] = max(result["all_in"][cost]["8"] for cost in result["all_in"])
     del made, reason
@@ -172,14 +172,14 @@ def measure(n: int) -> Json:
     return result
 
 
-def machine() -> str:
+def machine_name() -> str:
     """The machine's name, its processor and what runs on it."""
     cpu = platform.processor() or platform.machine()
     if (info := Path("/proc/cpuinfo")).exists():
         names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = names[0] if names else cpu
     versions = f"Python {platform.python_version()}, numpy {np.__version__}"
-    return f"{platform.node()}, {cores.count()} × {cpu}, {versions}"
+    return f"{platform.node()}, {machine.cores()} × {cpu}, {versions}"
 
 
 def show(result: Json) -> None:

@@ -35,7 +35,7 @@ from av.video.reformatter import Interpolation
 from PIL import Image
 
 from benchmarks._results import AT_START, keep
-from reelworks.core import cores
+from reelworks.core import machine
 from reelworks.core.shape import Shape
 from reelworks.data.loader.micro_batch import MicroBatchRequest
 from reelworks.data.loader.prefetch import read_ahead
@@ -286,11 +286,11 @@ def memory(pictures: list[Path], batches: int) -> dict[str, float]:
     return {"rss_warm_bytes": first, "rss_end_bytes": last, "rss_growth": last / first - 1}
 
 
-def machine() -> str:
+def machine_name() -> str:
     """Return the processor and what runs on it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":")[1].strip() for line in lines if "model name" in line] or [platform.machine()]
-    return f"{cores.count()} × {names[0]}, Python {platform.python_version()}, torch {torch.__version__}, PyAV {av.__version__}"
+    return f"{machine.cores()} × {names[0]}, Python {platform.python_version()}, torch {torch.__version__}, PyAV {av.__version__}"
 
 
 def measure(sizes: Sizes) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
         result |= slow_waits(requests, slow, pool, sizes) | {"slow_factor": factor}
         pool.close()
     rounded = {key: float(f"{value:.4g}") for key, value in result.items()}
-    return {**rounded, "decoders": DECODERS, "machine": machine(), **AT_START}
+    return {**rounded, "decoders": DECODERS, "machine": machine_name(), **AT_START}
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import _catalogs
 from benchmarks._page import Page, serving
 from benchmarks._results import AT_START, keep
-from benchmarks.schedule import machine
+from benchmarks.schedule import machine_name
 from reelworks.annexes import page as ui
 from reelworks.data.checkpoint import save
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -143,7 +143,7 @@ def _asked(page: Page, process: int, clips: int) -> Json:
     learning = {name: page.timed(f"/api/runs/{run}/learning?{query}")[0] for name, query in _LEARNING.items()}
     return {
         "clips": clips,
-        "machine": machine(),
+        "machine": machine_name(),
         **AT_START,
         "listed_s": listed_s,
         "read_s": read_s,

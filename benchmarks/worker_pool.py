@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._results import AT_START, keep
-from reelworks.core import cores
+from reelworks.core import machine
 from reelworks.core.worker_pool import WorkerPool
 
 RESULTS = Path(__file__).parent / "results" / "worker_pool.json"
@@ -165,7 +165,7 @@ def main() -> None:
         "frames_of_2.8_MB": speeds(frame, 200, args.trials),
         "small_values": speeds(value, 2000, args.trials),
         "kills": kills(args.kills),
-        "cores": cores.count(),
+        "cores": machine.cores(),
         "python": platform.python_version(),
         "pebble": importlib.metadata.version("pebble") if "pebble" in pools() else None,
         **AT_START,

@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
     parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
     asked = parser.parse_args()
-    from benchmarks.schedule import machine
+    from benchmarks.schedule import machine_name
 
     told: dict[str, Any] = {}
     for room in asked.rooms or ROOMS:
@@ -65,7 +65,7 @@ def main() -> None:
                     print(f"  {result['wrong']} of {result['tried']} wrong, {result['seconds']} s", flush=True)
         told[room] = {key: sum(result[key] for result in drills.values()) for key in ("tried", "wrong")}
         told[room]["drills"] = drills
-    result = {**told, "seed": asked.seed, "machine": machine(), **AT_START}
+    result = {**told, "seed": asked.seed, "machine": machine_name(), **AT_START}
     if asked.save:
         keep(RESULTS, result)
     print(json.dumps(result))

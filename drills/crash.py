@@ -22,7 +22,7 @@ import one_save
 import storage_calls as crash
 import torch
 from benchmarks._results import keep
-from benchmarks.schedule import machine
+from benchmarks.schedule import machine_name
 
 from drills import _crash_save, _crash_stages, _crash_training, _crash_ways, _strace
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -78,7 +78,7 @@ def measure(arguments: argparse.Namespace) -> Json:
         result["training"] = _crash_training.survive(arguments.kills, arguments.seed)
     if arguments.stages:
         result["stages"] = _crash_stages.survive(arguments.stages, arguments.seed)
-    return {**result, "machine": machine()}
+    return {**result, "machine": machine_name()}
 
 
 def show(result: Json) -> None:

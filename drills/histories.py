@@ -96,7 +96,7 @@ def live_all(arguments: argparse.Namespace) -> Iterator[Lived]:
 def measure(arguments: argparse.Namespace) -> Json:
     """Live through all, and sum up."""
     from benchmarks import _results
-    from benchmarks.schedule import machine
+    from benchmarks.schedule import machine_name
 
     began = time.perf_counter()
     seen: list[Lived] = []
@@ -134,7 +134,7 @@ def measure(arguments: argparse.Namespace) -> Json:
             for signature, lived in sorted(failures.items(), key=lambda item: -len(item[1]))
         },
         **_results.AT_START,
-        "machine": machine(),
+        "machine": machine_name(),
     }
 
 

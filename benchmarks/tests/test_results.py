@@ -29,7 +29,7 @@ def test_benchmarks_keep_figures_through_one_function_and_only_where_asked() -> 
 
 
 def test_what_is_kept_has_its_commit_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr(_results.cores, "count", lambda: 4)
+    monkeypatch.setattr(_results.machine, "cores", lambda: 4)
     monkeypatch.setattr(_results, "AT_START", {"commit": "abc", "load_average": 0.5})
     file = tmp_path / "results" / "one.json"
     _results.keep(file, {"ms": 3}, "1000")

@@ -21,7 +21,7 @@ from test_kill_and_resume import losses
 from typer.testing import CliRunner
 
 from reelworks.commands.main import app
-from reelworks.core import gpu_devices
+from reelworks.core import machine
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.checkpoint import load, names
@@ -282,7 +282,7 @@ def test_files_hold_what_the_checkpoint_does(lora, tmp_path):
         export.export_weights(state, live, weights="ema", dtype="float32", about={}, lora=how)
         assert all(torch.equal(value, one[name]) for name, value in load_file(live).items())
         begun = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"weights": str(by_run)})})
-        found = inject.weights(build.denoiser(begun, gpu_devices.default()).module)
+        found = inject.weights(build.denoiser(begun, machine.default_device()).module)
         assert all(torch.equal(value, found[name]) for name, value in wanted.items())
 
 
@@ -376,13 +376,13 @@ def test_merged_weights_answer_as_the_lora_does(lora, tmp_path, base):
     assert load_file(path).keys() == plain.module.state_dict().keys()
     recipe = recipe_file.load(tmp_path / "run" / "recipe.toml")
     model = recipe.model.model_copy(update={"weights": str(path)})
-    merged = build.denoiser(recipe.model_copy(update={"lora": None, "model": model}), gpu_devices.default())
+    merged = build.denoiser(recipe.model_copy(update={"lora": None, "model": model}), machine.default_device())
     channels = merged.latent_channels
     inputs = contract.example(Shape(1, 4, 4), "wan-tiny")
     inputs = dataclasses.replace(
         inputs, latent=torch.randn(2, channels, 1, 4, 4), text=torch.randn(2, 6, 16), pooled=torch.randn(2, 8)
     )
-    inputs = inputs.each(lambda tensor: tensor.to(gpu_devices.default()))
+    inputs = inputs.each(lambda tensor: tensor.to(machine.default_device()))
     with torch.no_grad():
         wanted, found = trained.denoiser.predict(inputs), merged.predict(inputs)
     torch.testing.assert_close(found, wanted)

@@ -191,9 +191,9 @@ def test_memory_that_is_not_counted_or_not_there_never_fits(monkeypatch: pytest.
     assert told["estimate"]["memory"]["activations"] > 1e9
     assert "model.gradient_checkpointing" in told["settings"]
     host = told["estimate"]["memory"]["host"]
-    monkeypatch.setattr(quickstart.machine_memory, "total_bytes", lambda: host)
+    monkeypatch.setattr(quickstart.machine, "memory_bytes", lambda: host)
     assert "it fits" in CliRunner().invoke(app, command).stdout
-    monkeypatch.setattr(quickstart.machine_memory, "total_bytes", lambda: host - 1)
+    monkeypatch.setattr(quickstart.machine, "memory_bytes", lambda: host - 1)
     said = CliRunner().invoke(app, command).stdout
     assert "it fits" not in said
     assert "so it does not fit here" in said

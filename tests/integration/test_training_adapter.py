@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from test_kill_and_resume import losses
 from test_lora import lora, on_file, pictures, tensors
 
-from reelworks.core import gpu_devices
+from reelworks.core import machine
 from reelworks.core.shape import Shape
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
@@ -79,7 +79,7 @@ def test_the_lora_is_that_of_the_summed_weights_and_previews_are_without_the_ada
     recipe = recipe_file.load(tmp_path / "with" / "recipe.toml")
     exported = next((tmp_path / "with" / "exports").glob("*diffusers*"))
     used = recipe.lora.model_copy(update={"weights": str(exported), "training_adapter": None})
-    plain = build.denoiser(recipe.model_copy(update={"lora": used}), gpu_devices.default())
+    plain = build.denoiser(recipe.model_copy(update={"lora": used}), machine.default_device())
     loaded = LoadedModel.load(tmp_path / "with")
     kept, found = loaded.denoiser.module.state_dict(), plain.module.state_dict()
     assert kept.keys() == found.keys()
@@ -88,7 +88,7 @@ def test_the_lora_is_that_of_the_summed_weights_and_previews_are_without_the_ada
     preview = np.asarray(Image.open(next((tmp_path / "with" / "samples").glob("step-000000006/*.png"))))
     assert np.array_equal(preview, loaded.generate(["a kite"], options).clips[0][0])
     adapter = training_adapter.TrainingAdapter.read(recipe.lora.training_adapter)
-    with_it = build.denoiser(recipe, gpu_devices.default())
+    with_it = build.denoiser(recipe, machine.default_device())
     assert with_it.base.training_adapter == adapter.digest()
     with_it.module.load_state_dict(kept)
     trained = replace(loaded, denoiser=with_it, boundary=DtypeBoundary(with_it))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_iter, tree_map
 
-from reelworks.core import gpu_devices
+from reelworks.core import machine
 from reelworks.models.precision.boundary import ATTENTION, LOWERED
 
 NAME = "secondgpu"  # also that of a method which torch adds to every tensor and module
@@ -275,5 +275,5 @@ def use(patch: pytest.MonkeyPatch) -> torch.device:
     patch.setattr(torch.UntypedStorage, "clone", _clone)
     patch.setattr(torch.UntypedStorage, "resize_", _resize_storage)
     patch.setattr(Tensor, "data", property(_DATA.__get__, _set_data), raising=False)
-    patch.setattr(gpu_devices, "default", lambda number=0: device)
+    patch.setattr(machine, "default_device", lambda number=0: device)
     return device

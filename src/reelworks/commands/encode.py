@@ -26,7 +26,7 @@ from reelworks.commands.options import (
     load_recipe,
     named_stages,
 )
-from reelworks.core import gpu_devices, terminal, units
+from reelworks.core import machine, terminal, units
 
 if TYPE_CHECKING:
     from reelworks.core.ray_cluster import Engine
@@ -268,7 +268,7 @@ def show_entries(
 
     loaded = _storing(load_recipe(recipe, overrides))[0]
     source, chunks = _source_of(loaded, None)
-    device = gpu_devices.default()
+    device = machine.default_device()
     sheet = upkeep.contact_sheet(source, encoding.lazy_encoder(loaded, device), chunks, clips)
     if not sheet:
         show.line(f"nothing of this recipe is stored in {loaded.encoded_folder}")

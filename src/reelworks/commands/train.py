@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Exit, Option
 
 from reelworks.commands import encode, new, show
-from reelworks.core import openmp_wait_policy, trust
+from reelworks.core import machine, trust
 from reelworks.core.errors import UserError
 from reelworks.quickstart.request import FootageRequest
 from reelworks.training.distributed.launch import LAUNCHED, launch
@@ -63,7 +63,7 @@ def _train(
             value=str(request.recipe),
             remedy="leave out the recipe or these options; --data-path and --set change values of a recipe",
         )
-    openmp_wait_policy.choose()
+    machine.choose_wait_policy()
     if "RANK" in os.environ:
         # Before torch is loaded: one lost rank would fill the others' output with messages about sockets.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import cores
+from reelworks.core import machine
 
 _BLOCK = 1 << 18
 _MOST_THREADS = 8
@@ -20,7 +20,7 @@ def for_each(count: int, compute: Callable[[slice], None]) -> None:
     if count <= _BLOCK:
         compute(slice(0, count))
         return
-    with ThreadPoolExecutor(min(cores.count(), _MOST_THREADS)) as threads:
+    with ThreadPoolExecutor(min(machine.cores(), _MOST_THREADS)) as threads:
         for _ in threads.map(compute, slices(count)):
             pass
 

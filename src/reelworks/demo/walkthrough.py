@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import cores, terminal, toml
+from reelworks.core import machine, terminal, toml
 from reelworks.core.shape import Shape
 from reelworks.data.media.decode import Request, load
 from reelworks.data.run import events
@@ -132,7 +132,7 @@ def _reelworks(*arguments: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": str(min(cores.threads(), _MOST_THREADS))}
+    return {**os.environ, "OMP_NUM_THREADS": str(min(machine.threads(), _MOST_THREADS))}
 
 
 def _train_and_kill(recipe: list[str]) -> int:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from reelworks.core import cores, files, gpu_devices, machine_memory, requests, toml, units
+from reelworks.core import files, machine, requests, toml, units
 from reelworks.core.errors import UserError, first_few
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.scan import scan
@@ -144,7 +144,7 @@ def lora(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
         tuple(remarks),
         planned.micro_batches,
         request.tflops or ASSUMED_TFLOPS,
-        machine_memory.total_bytes(),
+        machine.memory_bytes(),
     )
     files.write_for("--output", request.path, text.encode())
     return result
@@ -171,7 +171,7 @@ class _Footage(NamedTuple):
             return cls(datasets, survey.PLACEHOLDER if takes_pictures else survey.PLACEHOLDER_CLIPS, remarks)
         catalog = Path("runs", request.path.stem, "catalog")  # which the new recipe points to
         sources = [dataset.place for dataset in datasets] + companion_sources(datasets)
-        scan.scan_sources(sources, catalog, workers=cores.count(), on_progress=on_progress)
+        scan.scan_sources(sources, catalog, workers=machine.cores(), on_progress=on_progress)
         found = survey.survey(
             Catalog.open(catalog).live(),
             datasets,
@@ -308,7 +308,7 @@ def _with_companions(
 def _vram_bytes(asked_gb: float | None) -> int | None:
     if asked_gb is not None:
         return int(asked_gb * 1e9)
-    if not gpu_devices.exist():
+    if not machine.has_gpu():
         return None
     import torch  # takes longer than all else here
 

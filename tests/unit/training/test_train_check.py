@@ -17,7 +17,7 @@ from refused import refused
 from typer.testing import CliRunner, Result
 
 from reelworks.commands.main import app
-from reelworks.core import gpu_devices
+from reelworks.core import machine
 from reelworks.models import factory
 from reelworks.models.api import Denoiser
 from reelworks.training.assembly import build
@@ -216,7 +216,7 @@ def test_an_image_encoder_is_audited_and_counted_as_the_others_are(tmp_path: Pat
     assert (done.exit_code, told["violations"]) == (0, [])
     *_, image = told["components"]
     assert (image["component"], image["name"], image["storage"]) == ("image encoder", "clip", "float32")
-    assert (image["device"], image["parameters"]) == (str(gpu_devices.default()), vision.num_parameters())
+    assert (image["device"], image["parameters"]) == (str(machine.default_device()), vision.num_parameters())
     assert told["memory"]["encoders"] == 4 * vision.num_parameters()  # the others have no weights
     printed = CliRunner().invoke(app, ["check", str(path)]).output.partition("denoiser: ")[0]
     assert "…" not in printed

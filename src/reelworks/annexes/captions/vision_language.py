@@ -13,7 +13,7 @@ from PIL import Image
 from reelworks.annexes.captions.answers import CaptionFailed
 from reelworks.annexes.captions.captioner import Answer, CaptionQuestion
 from reelworks.annexes.captions.request import CaptionRequest
-from reelworks.core import gpu_devices, optional_imports
+from reelworks.core import machine, optional_imports
 from reelworks.core.errors import UserError
 from reelworks.core.units import plural
 from reelworks.models import hub
@@ -178,7 +178,7 @@ def _takes_videos(processor: Any) -> bool:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return gpu_devices.default()
+        return machine.default_device()
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

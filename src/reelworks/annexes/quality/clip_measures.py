@@ -21,7 +21,7 @@ from reelworks.annexes.quality import embeddings, picture
 from reelworks.annexes.quality.duplicates import LEAST_DEVIATION
 from reelworks.annexes.quality.measure import ClipPictures, Still
 from reelworks.annexes.quality.picture import Sharpness
-from reelworks.core import gpu_devices, user_files
+from reelworks.core import machine, user_files
 from reelworks.data.catalog.query import template
 from reelworks.data.catalog.scan.lists import MEASURED
 from reelworks.data.catalog.store import measured_columns
@@ -41,7 +41,7 @@ class Agreement:
     pictures_px = 384
 
     def __init__(self, weights: Path) -> None:
-        self._network = ClipNetwork(str(weights), gpu_devices.default())
+        self._network = ClipNetwork(str(weights), machine.default_device())
 
     def of_clips(self, clips: Sequence[ClipPictures]) -> Values:
         """Return the agreement of clips, `[N, 1]`."""
@@ -67,7 +67,7 @@ class Aesthetic:
     pictures_px = 384
 
     def __init__(self, weights: Path) -> None:
-        self._device = gpu_devices.default()
+        self._device = machine.default_device()
         self._vision = networks.frozen("CLIPVisionModelWithProjection", str(weights), self._device)
         self._processor = networks.pretrained("CLIPImageProcessor", str(weights))
         self._layers = _head(weights, self._device)
@@ -140,7 +140,7 @@ class Classes:
     pictures_px = 512
 
     def __init__(self, weights: Path) -> None:
-        self._device = gpu_devices.default()
+        self._device = machine.default_device()
         self._model = networks.frozen("AutoModelForImageClassification", str(weights), self._device)
         self._processor = networks.pretrained("AutoImageProcessor", str(weights))
         self._numbers = [*_numbers_by_name(_labels(weights)).values()]
@@ -173,7 +173,7 @@ class Objects:
     least_score = 0.5  # as the detectors' own examples show boxes
 
     def __init__(self, weights: Path) -> None:
-        self._device = gpu_devices.default()
+        self._device = machine.default_device()
         self._model = networks.frozen("AutoModelForObjectDetection", str(weights), self._device)
         self._processor = networks.pretrained("AutoImageProcessor", str(weights))
         self._numbers = [*self._named(weights).values()]
@@ -237,7 +237,7 @@ class DuplicatesByNetwork:
     compare = staticmethod(embeddings.compare)
 
     def __init__(self, weights: Path) -> None:
-        self._network, self._sharpness = PictureNetwork(str(weights), gpu_devices.default()), Sharpness()
+        self._network, self._sharpness = PictureNetwork(str(weights), machine.default_device()), Sharpness()
 
     def of_clips(self, clips: Sequence[ClipPictures]) -> NDArray[np.uint8]:
         """Return the features of clips, `[N, feature_bytes]`."""

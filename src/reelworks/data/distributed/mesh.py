@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from reelworks.core import gpu_devices, launcher
+from reelworks.core import launcher, machine
 from reelworks.core.errors import UserError
 from reelworks.data.distributed import collectives, roll_call
 from reelworks.data.distributed.config import ParallelConfig
@@ -160,7 +160,7 @@ def join(
     size = launcher.number("WORLD_SIZE")
     local_rank = launcher.number("LOCAL_RANK")
     local_size = launcher.number("LOCAL_WORLD_SIZE")
-    device = gpu_devices.default(local_rank)
+    device = machine.default_device(local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     limits.data_ranks(size)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from reelworks.core import digests, files, gpu_devices, results, trust, units, user_files
+from reelworks.core import digests, files, machine, results, trust, units, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.shape import Shape
@@ -287,7 +287,7 @@ class _Series:
         typed = request.metrics
         names = [*typed] or recipe.samples.metrics or default_metrics(weights, options.shape.num_frames)
         training = TrainingClips.of_data(data)
-        device = gpu_devices.default()
+        device = machine.default_device()
         origin = "--metric" if typed else "samples.metrics"
         metrics = PreviewMetrics.named(names, weights, device, training, origin)
         key = _key(source, data, options, names, weights, training)

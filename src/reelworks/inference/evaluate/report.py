@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reelworks.core import gpu_devices
+from reelworks.core import machine
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import locate
@@ -51,7 +51,7 @@ def of_folders(request: EvalRequest, on_clip: Callable[[int, int], None] = lambd
     if generated is None:
         return Report(None, None, foreign)
     kinds = registry.all_named(request.metrics or registry.names(), "--metric")
-    device = gpu_devices.default()
+    device = machine.default_device()
     files = clips.files_of(generated, "--generated")
     references = None if reference is None else clips.files_of(reference, "--reference")
     training = None if references is None else TrainingClips.of_files(references)

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from reelworks.core import arguments, gpu_devices
+from reelworks.core import arguments, machine
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import load, locate, read_lock, verify
@@ -123,7 +123,7 @@ class LoadedModel:
             on_another = shown and recipe.samples.has_model
             if on_another:
                 recipe = preview_model.recipe_of(recipe)
-            device = gpu_devices.default()
+            device = machine.default_device()
             build.require_sources(recipe, resumed=True, trains=False)
             denoiser = build.denoiser(recipe, device, resumed=True, trains=False)
             if not on_another:

@@ -14,7 +14,7 @@ import sys
 import time
 from types import FrameType
 
-from reelworks.core import cores, terminal
+from reelworks.core import machine, terminal
 
 # Set in the environment of ranks that this launcher started, which end with it.
 LAUNCHED = "REELWORKS_LAUNCHED"
@@ -81,7 +81,7 @@ def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subpro
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         LAUNCHED: "1",
-        "OMP_NUM_THREADS": str(cores.threads(processes)),
+        "OMP_NUM_THREADS": str(machine.threads(processes)),
     }
     # In a session of its own, so that Ctrl-C reaches only the launcher, which forwards it once.
     return subprocess.Popen([sys.executable, "-m", "reelworks", *arguments], env=environment, start_new_session=True)

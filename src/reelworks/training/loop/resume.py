@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from reelworks.core import cores, files, launcher, log, units, version
+from reelworks.core import files, launcher, log, machine, units, version
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.buckets.assign import Reason
@@ -40,7 +40,7 @@ _MOST_NAMED = 10  # clips left out that a start names
 def set_threads(recipe: Recipe) -> int:
     """Set the number of CPU threads and return it; a bit-equal resume needs the same, as sums depend on it."""
     local_ranks = launcher.number("LOCAL_WORLD_SIZE")
-    threads = recipe.train.threads or cores.threads(local_ranks)
+    threads = recipe.train.threads or machine.threads(local_ranks)
     torch.set_num_threads(threads)
     return threads
 

@@ -109,7 +109,7 @@ class Catalog:
             for d, place in zip(datasets, sources, strict=True)
             for source in companions.sources(place, d.companions)
         ]
-        scan.scan_sources(sources, Path(to), workers=workers or cores.count(), engine=engine)
+        scan.scan_sources(sources, Path(to), workers=workers or machine.cores(), engine=engine)
         return cls.open(to)
 
     @classmethod

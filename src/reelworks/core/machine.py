@@ -1,0 +1,122 @@
+"""Tell what this process may use of the machine: fewer cores and less memory than it has in most jobs and containers.
+
+Told without torch, whose import takes seconds; OpenMP's wait policy, which is told here too, must be set before that import.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")  # of the two versions of cgroups
+# Of NVIDIA's driver, of AMD's, and of either in the Linux of Windows.
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+WAIT_POLICY = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # the variables that decide how OpenMP threads wait
+_BUSY_SHARE = 0.5  # share of the cores that other processes must keep busy
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use: those of its affinity, within the limits of its cgroups.
+
+    A limit of 1.5 cores counts as 2, since one thread could not use all of it.
+    """
+    affine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limits = map(_core_limit, _limiting_cgroups("cpu"))
+    return max(min([affine, *(math.ceil(limit) for limit in limits if limit is not None)]), 1)
+
+
+def threads(ranks: int = 1, environment: Mapping[str, str] = os.environ) -> int:
+    """Return the threads that each of some ranks on this machine computes with: `OMP_NUM_THREADS`, or its share of cores."""
+    asked = environment.get("OMP_NUM_THREADS", "").partition(",")[0]  # "8,2" gives those of nested regions too
+    return int(asked) if asked.isdecimal() and int(asked) > 0 else max(cores() // ranks, 1)
+
+
+def memory_bytes() -> int:
+    """Return the CPU memory of the machine, or less where a cgroup limits it, as in containers and jobs."""
+    least = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for folder in _limiting_cgroups("memory"):
+        for name in _MEMORY_LIMITS:
+            try:
+                least = min(least, int((folder / name).read_text()))
+            except (OSError, ValueError):  # it is not there, or says "max"
+                continue
+    return least
+
+
+def has_gpu() -> bool:
+    """Whether there is the device file of a GPU's driver, which torch may know."""
+    return any(Path(file).exists() for file in _GPU_FILES)
+
+
+def default_device(number: int | None = None) -> torch.device:
+    """Return the current GPU, or the one of a number; the CPU without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda" if number is None else f"cuda:{number}")
+
+
+def choose_wait_policy(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let waiting OpenMP threads sleep if other processes keep this machine busy and the environment does not decide it.
+
+    libgomp's threads spin at the end of each parallel region, which is fastest on an idle machine. If other processes
+    compete for the cores, a spinning thread occupies the core that the thread it waits for needs, and training becomes
+    many times slower (`benchmarks.busy`). The library reads its settings when it is loaded, so they must be set before
+    torch is imported; processes that are started later inherit them.
+    """
+    if not is_wait_policy_chosen(environment) and is_busy() and not has_gpu():
+        environment["OMP_WAIT_POLICY"] = "passive"
+
+
+def is_wait_policy_chosen(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the environment decides how OpenMP threads wait."""
+    return any(name in environment for name in WAIT_POLICY)
+
+
+def is_busy(own_threads: int = 0, share: float = _BUSY_SHARE) -> bool:
+    """Whether other processes keep a share of the cores busy, by the load average of the last minute.
+
+    The load average includes the training's own threads on this machine, which are subtracted.
+    """
+    return os.getloadavg()[0] - own_threads >= share * cores()
+
+
+def _limiting_cgroups(controller: str) -> list[Path]:
+    """Return the folders of the cgroups whose limits of a kind bind this process: its own and all above, of both versions.
+
+    Within a container the path may be that of the host; then the limit is at the root that the container sees.
+    """
+    try:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:  # not Linux
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        for root in (_CGROUPS / controllers, _CGROUPS / controller) if controllers else (_CGROUPS,):
+            own = root / path.lstrip("/")
+            folders += [own, *(above for above in own.parents if above.is_relative_to(root))]
+    return folders
+
+
+def _core_limit(cgroup: Path) -> float | None:
+    """Return the cores that a cgroup allows; None without a limit."""
+    try:
+        if (of_v2 := cgroup / "cpu.max").is_file():
+            quota, period = of_v2.read_text().split()
+        else:
+            quota, period = ((cgroup / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        return int(quota) / int(period) if quota not in ("max", "-1") else None
+    except (OSError, ValueError):
+        return None
