@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from benchmarks import _weblike
 from benchmarks._results import AT_START, keep
-from benchmarks.schedule import machine, timed
+from benchmarks.schedule import machine_name, timed
 from reelworks.data.catalog.store.schema import SCHEMA
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import position as positions

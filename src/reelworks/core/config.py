@@ -1,13 +1,30 @@
-"""Base classes of all configs: frozen and strict, with unknown keys refused."""
+"""Base classes of all configs, frozen and strict, and what pydantic refuses in them by field, value and remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+import difflib
+import re
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WrapValidator
 
-from reelworks.core import config_errors, words
+from reelworks.core import toml_none, units, words
+from reelworks.core.errors import UserError, nearest, shown
+
+Elsewhere = Callable[[list[int | str], object], UserError | None]
+_SHOWN = 6  # problems listed at once
+_REFERENCE = "see docs/reference/recipe.md"
+_TYPE_WORDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": 'text in quotes, as in "..."',
+    "bool_type": "true or false",
+    "list_type": "a list, as in [1, 17]",
+    "dict_type": "a table",
+    "model_type": "a table",
+}
 
 
 def open_set(registered: Container[str]) -> WrapValidator:
@@ -31,7 +48,7 @@ else:
             try:
                 return super().__call__(*args, **kwargs)
             except ValidationError as refused:
-                error = config_errors.explain(refused, cls)
+                error = explain(refused, cls)
             words.tell(error)
             raise error
 
@@ -41,3 +58,98 @@ else:
 
 class PublicConfig(_Telling):
     """Base of the configs that users of the library make: wrong arguments are a `UserError` with the argument's name."""
+
+
+def explain(
+    error: ValidationError, config: type[BaseModel], known_elsewhere: Elsewhere = lambda path, value: None
+) -> UserError:
+    """Combine all problems of a config into one error: the first in full, the others below its remedy.
+
+    Args:
+        known_elsewhere: Returns the error for an unknown key, or a table in place of a list, whose meaning is known, by its path
+            and value.
+    """
+    # An unknown key is told first: it is often the cause of the others.
+    errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    paths = [_path(e) for e in errors]
+    # Each alternative of a union reports an error; the most specific path belongs to the intended one.
+    first, *others = [
+        _problem(e, config, known_elsewhere)
+        for e, path in zip(errors, paths, strict=True)
+        if not any(len(p) > len(path) and p[: len(path)] == path for p in paths)
+    ]
+    more = [f"\n  also {p.field} = {shown(p.value)}: {p.problem}; {p.remedy}" for p in others[: _SHOWN - 1]]
+    return UserError(
+        first.problem, code=first.code, field=first.field, value=first.value, remedy=first.remedy + "".join(more)
+    )
+
+
+def _problem(error: Any, config: type[BaseModel], known_elsewhere: Elsewhere) -> UserError:
+    path = _path(error)
+    field = ".".join(str(part) for part in path) or None  # None for a rule about several keys
+    kind, value, message = error["type"], error["input"], error["msg"]
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, UserError):
+        return cause
+    is_one_of_list = kind == "list_type" and isinstance(value, dict)
+    if (kind == "extra_forbidden" or is_one_of_list) and (known := known_elsewhere(path, value)) is not None:
+        return known
+    if kind == "extra_forbidden":
+        remedy = nearest(str(path[-1]), _keys_beside(config, path))
+        return UserError("there is no such key", code="unknown-key", field=field, value=value, remedy=remedy)
+    if kind == "missing":
+        return UserError("this key is required", code="key-missing", field=field, remedy=f"add {field} to the recipe")
+    if kind in _TYPE_WORDS:
+        return UserError("wrong type", code="wrong-type", field=field, value=value, remedy=f"give {_TYPE_WORDS[kind]}")
+    if kind == "string_too_short":
+        return UserError(
+            "the value is empty", code="empty-value", field=field, value=value, remedy="give a text, or remove the key"
+        )
+    if kind in ("too_short", "too_long"):
+        fewest, most, has = (error["ctx"].get(key) for key in ("min_length", "max_length", "actual_length"))
+        bound = f"at least {fewest}" if most is None else f"at most {most}"
+        return UserError(
+            f"it has {units.plural(has, 'value')}",
+            code="wrong-number-of-values",
+            field=field,
+            value=value,
+            remedy=f"give {bound}",
+        )
+    if message.startswith("Input should be "):
+        allowed = message.removeprefix("Input should be ")
+        noun = "a number " if allowed.startswith(("greater", "less")) else ""
+        suggestion = _suggestion(value, allowed) if kind == "literal_error" and isinstance(value, str) else ""
+        return UserError(
+            "the value is not allowed",
+            code="value-not-allowed",
+            field=field,
+            value=value,
+            remedy=f"{suggestion}give {noun}{allowed}",
+        )
+    message = message.removeprefix("Value error, ")
+    return UserError(
+        message[:1].lower() + message[1:], code="value-invalid", field=field, value=value, remedy=_REFERENCE
+    )
+
+
+def _suggestion(value: str, allowed: str) -> str:
+    """Suggest the allowed value that is closest to a misspelt one, such as "AdamW"."""
+    close = difflib.get_close_matches(value.casefold(), re.findall("'([^']*)'", allowed), n=1, cutoff=0.8)
+    return f'did you mean "{close[0]}"? Else ' if close else ""
+
+
+def _path(error: Any) -> list[int | str]:
+    """Return the keys of a place without the types that pydantic adds for each alternative of a union."""
+    return [
+        part
+        for part in error["loc"]
+        if "[" not in str(part) and str(part).removeprefix("constrained-") not in ("int", "float", "str")
+    ]
+
+
+def _keys_beside(config: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    """Return the valid keys of the table that contains the last element of a path."""
+    for part in path[:-1]:
+        if isinstance(part, str):
+            config = toml_none.config_in(config.model_fields[part].annotation) or config
+    return list(config.model_fields)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from reelworks.core import files
+from reelworks.core import files, user_files
 from reelworks.core.errors import UserError
 
 FOLDER_VARIABLE, LIMIT_VARIABLE = "REELWORKS_CACHE", "REELWORKS_CACHE_GB"
@@ -35,8 +35,7 @@ class FileCache:
     @classmethod
     def from_environment(cls) -> FileCache:
         """Make the machine's cache: `REELWORKS_CACHE` is its folder, `REELWORKS_CACHE_GB` its limit (50)."""
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = Path(os.environ.get(FOLDER_VARIABLE) or home / "reelworks" / "files")
+        folder = Path(os.environ.get(FOLDER_VARIABLE) or user_files.cache_folder() / "files")
         try:
             return cls(folder, float(os.environ.get(LIMIT_VARIABLE) or _DEFAULT_GB) * 1e9)
         except ValueError:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from reelworks.core import named_code, user_files, user_state
+from reelworks.core import named_code, user_files
 from reelworks.core.errors import UserError
 
 Ask = Callable[[Path], bool]
@@ -93,4 +93,4 @@ def _known() -> frozenset[str]:
 
 
 def _file() -> Path:
-    return user_state.folder() / "trusted-code.json"
+    return user_files.state_folder() / "trusted-code.json"

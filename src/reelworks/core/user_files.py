@@ -2,6 +2,7 @@
 
 A pipe, a socket or a device under the name of a caption would block a program or never end, and a sparse file may state
 more bytes than the machine has memory. Such files raise an `OSError` whose `strerror` is the reason, as a missing file does.
+Two folders are of this user's own, outside of every folder that may come from somebody else.
 """
 
 from __future__ import annotations
@@ -98,3 +99,15 @@ def parse_json(text: str) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
+
+
+def state_folder() -> Path:
+    """Return the folder of this user's own state; it is made when something is written."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "reelworks"
+
+
+def cache_folder() -> Path:
+    """Return the folder of this user for what can be made again; it is made when something is written."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "reelworks"

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -31,6 +32,7 @@ _CHECK_EVERY_SECONDS = 1.0
 # A process may be killed from outside while it starts, which no call is to blame for.
 _STARTS = 5
 _EXIT_SECONDS = 5.0  # after a process has closed its pipes
+_PATIENCE_SECONDS = 5.0  # with threads, once no more calls are taken
 
 
 def end_with_parent() -> None:
@@ -256,6 +258,57 @@ class _Channel:
             if self.process.has_hung:
                 raise WorkerStopped("a process was killed because of another call") from error
             raise WorkerDied("a process ended during its call") from error
+
+
+class ThreadCalls:
+    """Makes each call in a thread of its own, with the interface of `WorkerPool`; safe to use from several threads.
+
+    Calls begin at once, where a process first imports for a second or two. A thread cannot be ended: one that hangs is left
+    behind, and goes on until the program ends, which it does not prevent.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = set[Future[Any]]()
+        self._is_closed = False
+
+    def call(self, function: Callable[[T], R], value: T, timeout_seconds: float | None = None) -> R:
+        """Return `function(value)`; its exceptions are raised here.
+
+        Raises:
+            WorkerHung: The call took longer than `timeout_seconds`.
+            WorkerDied: It was closed before the call ended.
+        """
+        future: Future[R] = Future()
+        with self._lock:
+            if self._is_closed:
+                raise WorkerDied("the calls are closed")
+            self._running.add(future)
+
+        def run() -> None:
+            with suppress(InvalidStateError):  # closed before
+                try:
+                    future.set_result(function(value))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        try:
+            if not wait([future], timeout_seconds).done:
+                raise WorkerHung(f"a call took more than {timeout_seconds:g} s")
+            return future.result()
+        finally:
+            with self._lock:
+                self._running.discard(future)
+
+    def close(self) -> None:
+        """Wait a little for the calls that are running; those that go on longer fail."""
+        with self._lock:
+            self._is_closed = True
+            running = list(self._running)
+        for future in wait(running, _PATIENCE_SECONDS).not_done:
+            with suppress(InvalidStateError):
+                future.set_exception(WorkerDied("the calls are closed"))
 
 
 def _serve(connections: list[Connection]) -> None:

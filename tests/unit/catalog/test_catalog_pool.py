@@ -8,7 +8,7 @@ import sys
 import catalog_crash
 import pytest
 
-from reelworks.core import thread_calls
+from reelworks.core import worker_pool
 from reelworks.core.worker_pool import WorkerPool
 from reelworks.data.catalog.scan import probe_pool
 
@@ -53,7 +53,7 @@ def test_a_hang_costs_only_its_item(pool: type[WorkerPool] | None) -> None:
 def test_a_program_ends_while_a_thread_hangs() -> None:
     code = """
 import time
-from reelworks.core.thread_calls import ThreadCalls
+from reelworks.core.worker_pool import ThreadCalls
 try:
     ThreadCalls().call(time.sleep, 1000, 0.1)
 except Exception as error:
@@ -64,7 +64,7 @@ except Exception as error:
 
 
 def test_leaving_early_does_not_wait_for_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_calls, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(worker_pool, "_PATIENCE_SECONDS", 0.1)
     function, how = catalog_crash.double_unless_endless, {"failed": catalog_crash.minus_one, "processes": None}
     items = probe_pool.map_ordered(function, [1, 13], workers=2, most_seconds=lambda chunk: 1e6, chunk_size=1, **how)
     assert next(items) == 2
@@ -73,7 +73,7 @@ def test_leaving_early_does_not_wait_for_what_hangs(monkeypatch: pytest.MonkeyPa
 
 def test_an_error_of_time_is_not_a_hang() -> None:
     with pytest.raises(TimeoutError, match="of the function"):
-        thread_calls.ThreadCalls().call(_out_of_time, 0, 60.0)
+        worker_pool.ThreadCalls().call(_out_of_time, 0, 60.0)
 
 
 def _out_of_time(value: int) -> int:

@@ -15,8 +15,7 @@ from reelworks.annexes.captions.captioner import Answer, Captioner, CaptionQuest
 from reelworks.annexes.captions.clips import CaptionClip
 from reelworks.annexes.captions.request import CaptionRequest
 from reelworks.core import log, optional_imports
-from reelworks.core.thread_calls import ThreadCalls
-from reelworks.core.worker_pool import WorkerHung
+from reelworks.core.worker_pool import ThreadCalls, WorkerHung
 
 _MOST_SECONDS = 600.0  # for the frames of one clip
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from reelworks.core import digests, user_files, user_state
+from reelworks.core import digests, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.run.folder import RunFolder
 
@@ -64,7 +64,7 @@ class Workspace:
     @property
     def state_folder(self) -> Path:
         """Folder of the page's own files: this user's, so that nothing in the folders that it shows is taken for one."""
-        return user_state.folder() / "ui" / key_of(self.roots[0])
+        return user_files.state_folder() / "ui" / key_of(self.roots[0])
 
     def holds(self, path: Path) -> bool:
         """Return whether a path lies in one of the folders, links resolved."""

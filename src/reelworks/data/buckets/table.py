@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from reelworks.core import arguments, config_errors
+from reelworks.core import arguments
 from reelworks.core.arguments import checked
-from reelworks.core.config import Config
+from reelworks.core.config import Config, explain
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.buckets import families, sizes
@@ -187,7 +187,7 @@ def _validated(config: type[C], values: dict[str, Any]) -> C:
     try:
         return config.model_validate(values)
     except ValidationError as error:
-        raise config_errors.explain(error, config) from None
+        raise explain(error, config) from None
 
 
 EMPTY = BucketTable((), (), upscale=False, max_crop=1.0)

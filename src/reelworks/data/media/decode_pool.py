@@ -14,8 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from reelworks.core.shared_array import Bytes, SharedArray, Slot
-from reelworks.core.thread_calls import ThreadCalls
-from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool, WorkerStopped
+from reelworks.core.worker_pool import ThreadCalls, WorkerDied, WorkerHung, WorkerPool, WorkerStopped
 from reelworks.data.media import decode, sound
 from reelworks.data.media.decode import Frames, MediaError, Request
 from reelworks.data.media.sound import SoundRequest

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from reelworks.core import user_state
+from reelworks.core import user_files
 from reelworks.models.precision import tensors
 from reelworks.models.precision.boundary import InputsT, Predictor
 from reelworks.models.precision.repeats import layout
@@ -144,4 +144,4 @@ def _code(root: nn.Module, denoiser: object) -> list[str]:
 
 
 def _folder() -> Path:
-    return user_state.cache_folder() / "audited"
+    return user_files.cache_folder() / "audited"

@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from reelworks.core import cores, launcher, openmp_wait_policy
+from reelworks.core import launcher, machine
 from reelworks.core.log import logger
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events
@@ -104,17 +104,17 @@ class SlowSteps(StepObserver):
 
     def __init__(self, training: Training) -> None:
         threads = torch.get_num_threads()
-        self._may_spin = threads > 1 and training.world.device.type == "cpu" and not openmp_wait_policy.is_chosen()
+        self._may_spin = threads > 1 and training.world.device.type == "cpu" and not machine.is_wait_policy_chosen()
         self._threads = threads * launcher.number("LOCAL_WORLD_SIZE")
         self._speeds: deque[Speed] | None = deque(maxlen=_WINDOW)
 
     def after_step(self, step: TrainedStep) -> None:
         """Judge a step by the load of the machine, and a whole window of steps by their speed."""
-        if self._may_spin and openmp_wait_policy.is_busy(self._threads, share=1.0):
+        if self._may_spin and machine.is_busy(self._threads, share=1.0):
             self._may_spin = False
             logger.warning(
                 f"other processes keep this machine busy (load {os.getloadavg()[0]:.1f} on "
-                f"{cores.count()} cores), and threads that spin while they wait make steps many times slower: "
+                f"{machine.cores()} cores), and threads that spin while they wait make steps many times slower: "
                 "stop with Ctrl-C, set OMP_WAIT_POLICY=passive, and give the same command again"
             )
         if self._speeds is None:

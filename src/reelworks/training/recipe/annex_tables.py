@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError, create_model
 
-from reelworks.core import annexes, config_errors, named_code, toml_none
+from reelworks.core import annexes, config, named_code, toml_none
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError, nearest
 
@@ -36,5 +36,5 @@ def parse(tables: Mapping[str, Any]) -> dict[str, Config]:
     try:
         found = within.model_validate({"annex": given})
     except ValidationError as refused:
-        raise config_errors.explain(refused, within) from None
+        raise config.explain(refused, within) from None
     return {name: getattr(found.annex, name) for name in tables}

@@ -8,7 +8,7 @@ from typing import get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from reelworks.core import config_errors, toml_none
+from reelworks.core import config, toml_none
 from reelworks.core.errors import UserError
 from reelworks.training.recipe import stages
 from reelworks.training.recipe.recipe import Recipe
@@ -91,7 +91,7 @@ _ELSEWHERE = {
 
 def explain(error: ValidationError) -> UserError:
     """Combine all problems of a recipe into one error: the first in full, the others below its remedy."""
-    return config_errors.explain(error, Recipe, _known_elsewhere)
+    return config.explain(error, Recipe, _known_elsewhere)
 
 
 def _known_elsewhere(path: list[int | str], value: object) -> UserError | None:

@@ -15,8 +15,7 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 from reelworks.core.ray_cluster import Cluster
-from reelworks.core.thread_calls import ThreadCalls
-from reelworks.core.worker_pool import WorkerDied, WorkerHung
+from reelworks.core.worker_pool import ThreadCalls, WorkerDied, WorkerHung
 
 T = TypeVar("T")
 R = TypeVar("R")

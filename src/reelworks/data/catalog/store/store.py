@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from reelworks.core import arguments, cores
+from reelworks.core import arguments, machine
 from reelworks.core.arguments import checked
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
