@@ -5,13 +5,33 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WrapValidator
 
 from reelworks.core import toml_none, units, words
 from reelworks.core.errors import UserError, nearest, shown
 
+T = TypeVar("T")
+
+
+class Publish(Enum):
+    """Decisions on what a published recipe tells of a key; each key that may hold any text needs one.
+
+    A recipe names folders, lists, addresses, projects and accounts, which identify files, machines and people.
+    """
+
+    AS_IS = "it says how was trained, and on what words"
+    WEIGHTS = "a place of weights: the hub id if they were downloaded by it, or else a neutral word"
+    WORD = "a place that a recipe needs to be complete: a neutral word takes its place"
+    DEFAULT = "it is about the machine or its user: the default takes its place, of a whole table too"
+
+
+Told = Annotated[T, Publish.AS_IS]
+Weights = Annotated[T, Publish.WEIGHTS]
+Place = Annotated[T, Publish.WORD]
+Private = Annotated[T, Publish.DEFAULT]
 Elsewhere = Callable[[list[int | str], object], UserError | None]
 _SHOWN = 6  # problems listed at once
 _REFERENCE = "see docs/reference/recipe.md"

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from reelworks.core.config import Config
+from reelworks.core.config import Config, Told, Weights
 from reelworks.core.errors import UserError, nearest
 from reelworks.models import registry
 
@@ -40,16 +40,16 @@ class ModelConfig(Config):
         license: Licence of the weights, such as "apache-2.0"; written to the header of exported files.
     """
 
-    name: str = "stdit3-xl"
-    weights: str | None = Field(default=None, min_length=1)
+    name: Told[str] = "stdit3-xl"
+    weights: Weights[str | None] = Field(default=None, min_length=1)
     experts: Literal["high", "low", "both"] | None = None
     gradient_checkpointing: bool | Literal["selective"] = False
     attention: Attention = "native"
     hidden_size: int | None = Field(default=None, gt=0)
     depth: int | None = Field(default=None, gt=0)
     num_heads: int | None = Field(default=None, gt=0)
-    image_encoder: str | None = Field(default=None, min_length=1)
-    license: str | None = Field(default=None, min_length=1)
+    image_encoder: Weights[str | None] = Field(default=None, min_length=1)
+    license: Told[str | None] = Field(default=None, min_length=1)
 
 
 class AutoencoderConfig(Config):
@@ -67,8 +67,8 @@ class AutoencoderConfig(Config):
         std: Divides the result, so that latents have about unit variance; also for `video-dc-ae`, 1 by default.
     """
 
-    name: str = "pixel"
-    weights: str | None = Field(default=None, min_length=1)
+    name: Told[str] = "pixel"
+    weights: Weights[str | None] = Field(default=None, min_length=1)
     dtype: Literal["float32", "bfloat16"] = "float32"
     stride: int = Field(default=8, gt=0)
     mean: float = 0.0
@@ -120,8 +120,8 @@ class TextEncoderConfig(Config):
         pooled_dim: Width of the pooled caption embedding, 0 if there is none.
     """
 
-    name: str = "hashed"
-    weights: str | None = Field(default=None, min_length=1)
+    name: Told[str] = "hashed"
+    weights: Weights[str | None] = Field(default=None, min_length=1)
     device: Literal["auto", "cpu"] = "auto"
     dim: int = Field(default=64, gt=0)
     max_length: int = Field(default=16, gt=0)

@@ -28,7 +28,7 @@ from reelworks.annexes.hub.request import PublishRequest
 from reelworks.commands.main import app
 from reelworks.core import toml, toml_none
 from reelworks.data.run.config import LoggingConfig
-from reelworks.training.recipe import recipe_file, stages
+from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
 # The client asks its own library in a way that this one has given up.
@@ -204,10 +204,10 @@ def test_what_a_recipe_says_of_the_machine_is_not_told(run, tmp_path):
 
 
 def keys(model, prefix=""):
-    """Each key of a recipe with its annotation."""
+    """Each key of a recipe with its field, and each table of which nothing is told."""
     for name, field in model.model_fields.items():
-        inner = toml_none.config_in(field.annotation)
-        yield from [(f"{prefix}{name}", field.annotation)] if inner is None else keys(inner, f"{prefix}{name}.")
+        inner = None if neutral.decision_on(field) else toml_none.config_in(field.annotation)
+        yield from [(f"{prefix}{name}", field)] if inner is None else keys(inner, f"{prefix}{name}.")
 
 
 def test_of_each_text_in_a_recipe_it_is_decided_whether_it_may_be_told():

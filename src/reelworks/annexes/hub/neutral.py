@@ -1,7 +1,6 @@
 """Leave out of recipes, headers and previews what identifies files, machines and people.
 
-A recipe names folders, lists, addresses, projects and accounts. A text of it is published only if its key is listed here
-as harmless; neutral words and defaults take the place of all others, also of keys that are added later.
+Each recipe key says beside its type what of it is published (`core.config.Publish`). Texts of keys that do not are not.
 """
 
 from __future__ import annotations
@@ -16,7 +15,9 @@ from typing import Any, TypeVar
 import av
 from PIL import Image
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
+from reelworks.core.config import Publish
 from reelworks.models import hub
 from reelworks.models.adapters import files as lora_files
 from reelworks.models.base_model import Base
@@ -24,46 +25,6 @@ from reelworks.training.recipe.recipe import Recipe
 
 C = TypeVar("C", bound=BaseModel)
 
-# Texts that say how was trained, and on what words.
-KEPT = frozenset(
-    (
-        *(
-            "dataset.caption",
-            "dataset.missing_caption",
-            "dataset.tag_separator",
-            "dataset.trigger",
-            "samples.prompts",
-            "samples.model",
-        ),
-        *(
-            "bucket.resolution",
-            "dataset.resolutions",
-            "buckets.aspect_ratios",
-            "buckets.opensora",
-            "data.prefetch_bytes",
-        ),
-        *("model.name", "model.license", "autoencoder.name", "text_encoder.name", "sound.name", "sound.modes"),
-        *("lora.targets", "objective.mask_ratios", "coverage.max_disk"),
-        *("checkpoints.keep_best.metric", "checkpoints.keep_within", "checkpoints.max_disk", "checkpoints.min_free"),
-    )
-)
-# Places of weights, which are published if they are hub ids of what was downloaded.
-WEIGHTS = frozenset(
-    (
-        *("model.weights", "model.image_encoder", "lora.weights", "lora.training_adapter", "autoencoder.weights"),
-        *("text_encoder.weights", "sound.weights", "samples.weights"),
-    )
-)
-# Places that a recipe needs to be complete: a neutral word takes theirs.
-NAMED = frozenset(
-    (
-        *("output", "dataset.path", "dataset.control", "dataset.source", "dataset.mask", "dataset.loss_mask"),
-        *("dataset.rejected", "buckets.tuned", "samples.reference", "samples.last_frame", "samples.control"),
-        *("samples.source", "samples.inpaint", "samples.mask"),
-    )
-)
-# Tables about the machine, which get their defaults.
-_OWN_TABLES = frozenset(("checkpoints.mirror", "logging"))
 _SUFFIXES = frozenset((".safetensors", ".gguf"))  # which say how weights are read
 
 
@@ -78,27 +39,30 @@ def recipe(recipe: Recipe, on_hub: Mapping[str, str]) -> Recipe:
 def _neutral(config: C, prefix: str, on_hub: Mapping[str, str], number: str) -> C:
     update: dict[str, Any] = {}
     for name, field in type(config).model_fields.items():
-        key, value = f"{prefix}{name}", getattr(config, name)
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        if key in _OWN_TABLES:
-            update[name] = default
-        elif isinstance(value, BaseModel):
+        key, value, publish = f"{prefix}{name}", getattr(config, name), decision_on(field)
+        word = f"your-{name.replace('_', '-')}{number}"
+        if publish is Publish.AS_IS:
+            continue
+        if publish in (Publish.WEIGHTS, Publish.WORD) and value is not None:
+            if publish is Publish.WEIGHTS:
+                suffix = Path(value).suffix
+                update[name] = hub_id(key, value, on_hub) or word + (suffix if suffix in _SUFFIXES else "")
+            else:
+                several = isinstance(value, list)
+                update[name] = [f"{word}-{i}" for i in range(1, len(value) + 1)] if several else word
+        elif publish is None and isinstance(value, BaseModel):
             update[name] = _neutral(value, f"{key}.", on_hub, "")
-        elif isinstance(value, list) and any(isinstance(one, BaseModel) for one in value):
+        elif publish is None and isinstance(value, list) and any(isinstance(one, BaseModel) for one in value):
             numbers = [f"-{i}" if len(value) > 1 else "" for i in range(1, len(value) + 1)]
             update[name] = [_neutral(one, f"{key}.", on_hub, n) for one, n in zip(value, numbers, strict=True)]
-        elif key not in KEPT and holds_text(field.annotation):
-            update[name] = default if value is None else _replaced(key, value, default, on_hub, number)
+        elif publish is not None or holds_text(field.annotation):
+            update[name] = None if field.is_required() else field.get_default(call_default_factory=True)
     return config.model_copy(update=update)
 
 
-def _replaced(key: str, value: Any, default: Any, on_hub: Mapping[str, str], number: str) -> Any:
-    word = f"your-{key.rpartition('.')[2].replace('_', '-')}{number}"
-    if key in WEIGHTS:
-        return hub_id(key, value, on_hub) or word + (s if (s := Path(value).suffix) in _SUFFIXES else "")
-    if key not in NAMED:
-        return default
-    return [f"{word}-{i}" for i in range(1, len(value) + 1)] if isinstance(value, list) else word
+def decision_on(field: FieldInfo) -> Publish | None:
+    """Return what a published recipe tells of a key; None of one that says nothing about it, such as a number."""
+    return next((mark for mark in field.metadata if isinstance(mark, Publish)), None)
 
 
 def hub_id(key: str, value: str | None, on_hub: Mapping[str, str]) -> str | None:

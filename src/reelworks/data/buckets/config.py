@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from reelworks.core.config import Config
+from reelworks.core.config import Config, Place, Told
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.entry import Draws, Entry
 from reelworks.data.buckets.opensora import parse
@@ -21,7 +21,7 @@ MOST_EXTREME = 20  # no footage is wider; beyond it one side would have only a f
 class BucketEntryConfig(Config):
     """One `[[bucket]]`: a resolution crossed with frame counts."""
 
-    resolution: str = Field(
+    resolution: Told[str] = Field(
         description='"480p" (480 lines at 16:9), "512px" (512 × 512 pixels in total), one size as "480x854" '
         "(height x width); 512 is read as 512px"
     )
@@ -110,7 +110,7 @@ class BucketsConfig(Config):
         default=64, ge=1, le=parse.MOST_CLIPS, description="with proposed entries: maximum of clips per micro-batch"
     )
     batch_size: int | Literal["auto"] = Field(default=1, description="batch size of entries without one")
-    tuned: str | None = Field(
+    tuned: Place[str | None] = Field(
         default=None, min_length=1, description='file of `reelworks tune`, for entries whose batch_size is "auto"'
     )
     incomplete_batch: Literal["partial", "pad", "merge", "repeat"] = Field(
@@ -119,7 +119,7 @@ class BucketsConfig(Config):
         '"pad": fill it with copies of weight 0. "merge": move its clips to a smaller bucket that can take them. '
         '"repeat": fill it with clips of the bucket that are trained once more. With train.compile the default is "pad"',
     )
-    aspect_ratios: list[str] = Field(default=DEFAULT_ASPECT_RATIOS, description="aspect ratios as width:height")
+    aspect_ratios: Told[list[str]] = Field(default=DEFAULT_ASPECT_RATIOS, description="aspect ratios as width:height")
     token_families: bool | None = Field(
         default=None,
         description="choose sizes so that the aspect ratios of a resolution have as few different token counts as "
@@ -144,7 +144,7 @@ class BucketsConfig(Config):
     opensora_drop_exact_length: bool = Field(
         default=False, description="exclude clips of exactly an entry's frame count, as Open-Sora 1.1 and 1.2 do"
     )
-    opensora: dict[str, dict[str, parse.Value]] | None = Field(
+    opensora: Told[dict[str, dict[str, parse.Value]] | None] = Field(
         default=None,
         description='a bucket table of Open-Sora instead of `[[bucket]]`, as in "240p" = { 1 = [0.3, 297], '
         '51 = [[0.4, 0.33], 20], 408 = [0.0, "none"] }; its sizes and its minimum clip size follow the rules of '

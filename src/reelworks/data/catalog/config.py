@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from reelworks.core.config import PublicConfig
+from reelworks.core.config import Place, Private, PublicConfig, Told
 from reelworks.core.errors import UserError
 from reelworks.data.catalog import filter_expression, sources
 from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS
@@ -77,18 +77,18 @@ class DatasetConfig(PublicConfig):
         'cats'
     """
 
-    path: _Text = Field(
+    path: Place[_Text] = Field(
         description="Folder that is searched for videos and pictures, also inside tar archives; an address of one, "
         "such as s3://bucket/clips or hf://datasets/user/name; or a list of files (.csv, .tsv, .parquet, .jsonl, .json) "
         "with a column path (or file_name, video_path, image_path). A list's column text (or caption, prompt) holds the captions, and every other column of numbers "
         "is a score, such as aes or flow.",
     )
-    name: _OptionalText = Field(
+    name: Private[_OptionalText] = Field(
         default=None,
         description="Name of the dataset, by which its clips are recognised when the folder moves; default: "
         "the name of the folder, or of the list without its extension.",
     )
-    root: _OptionalText = Field(
+    root: Private[_OptionalText] = Field(
         default=None,
         description="Folder or address to which a list's relative paths refer and below which its absolute ones lie; "
         "default: the folder of the list.",
@@ -104,7 +104,7 @@ class DatasetConfig(PublicConfig):
         description="Average number of times that each clip is used in one epoch: 0.25 uses a quarter of the clips, "
         "different ones in each epoch; 2.5 uses all clips twice and half of them a third time.",
     )
-    resolutions: list[_Text] | None = Field(
+    resolutions: Told[list[_Text] | None] = Field(
         default=None,
         min_length=1,
         description="Resolutions of bucket entries at each of which every clip that fills it is used once in an epoch, as in "
@@ -116,7 +116,7 @@ class DatasetConfig(PublicConfig):
         description="Frame counts of bucket entries at each of which every video that is long enough is used once in an epoch, "
         "likewise. Pictures have one length.",
     )
-    filter: _OptionalText = Field(
+    filter: Private[_OptionalText] = Field(
         default=None,
         description="Condition that a clip must meet to be trained, as in "
         "\"height >= 480 and fps > 20 and kind == 'video'\"; columns: "
@@ -129,25 +129,25 @@ class DatasetConfig(PublicConfig):
         'of them, "best" the one of the least rank of each group, and "weight" another one of each group in every '
         "epoch, so that together they count as one clip.",
     )
-    caption: _Text = Field(
+    caption: Told[_Text] = Field(
         default="{text}",
         description="Template of the captions that the model is given: {text} is the clip's own caption, and numbers "
         'of the catalog can be added, as in "{text} frame rate: {fps:.0f}."; columns: '
         f"{', '.join(NUMBERS)}, the scores of a list, and the columns of `reelworks measure`. Where a clip lacks a number, the part of the template "
         "with it, up to a comma or full stop, is left out.",
     )
-    missing_caption: str | None = Field(
+    missing_caption: Told[str | None] = Field(
         default=None,
         description="Caption of clips whose caption file is missing or empty, used for {text}; it may be an empty "
         "text. Without this key, such clips are not trained.",
     )
-    control: _OptionalText = Field(
+    control: Place[_OptionalText] = Field(
         default=None,
         description="Folder of control pictures or videos for the dataset's clips, such as edges, depth or poses. The "
         "control of a clip has the same path and name, with the suffix of any picture or video format. A picture is "
         "used for all frames of a clip. For models that take a control (docs/reference/models.md).",
     )
-    source: str | list[_Text] | None = Field(
+    source: Place[str | list[_Text] | None] = Field(
         default=None,
         min_length=1,
         description="Folder of the originals that the dataset's clips are edits of, with names as for control; the "
@@ -160,17 +160,17 @@ class DatasetConfig(PublicConfig):
         description="Number of sources that a clip must have. It may lack the files of other folders, and is then trained "
         "with fewer sources, in the same order; by default it needs one of each folder.",
     )
-    mask: _OptionalText = Field(
+    mask: Place[_OptionalText] = Field(
         default=None,
         description="Folder of masks, with names as for control: white areas of a clip are generated, black ones are "
         "given to the model. For models that take a mask (docs/reference/models.md).",
     )
-    loss_mask: _OptionalText = Field(
+    loss_mask: Place[_OptionalText] = Field(
         default=None,
         description="Folder of loss masks, with names as for control: white areas count in the loss, black ones do "
         "not, grey ones in part. For all models.",
     )
-    rejected: _OptionalText = Field(
+    rejected: Place[_OptionalText] = Field(
         default=None,
         description="Folder of worse versions of the dataset's clips, with names as for control: a LoRA learns to prefer the "
         "clips to them (Diffusion-DPO). All datasets of a recipe have one, or none. For all models.",
@@ -191,7 +191,7 @@ class DatasetConfig(PublicConfig):
         description="Train a LoRA on these clips to predict what the base model predicts without it, instead of the "
         "clips themselves. This regularises: it keeps the model's knowledge of similar subjects from drifting.",
     )
-    trigger: str | None = Field(
+    trigger: Told[str | None] = Field(
         default=None,
         description="Word for what a LoRA learns. It takes the place of [trigger] and [name] in captions, and is put before "
         "those without it; an empty text takes [trigger] and [name] out. Without this key, both stay as they are.",
@@ -216,7 +216,7 @@ class DatasetConfig(PublicConfig):
         ge=0,
         description="Number of tags at the beginning of a caption that shuffle_tags and tag_dropout leave in place.",
     )
-    tag_separator: _Text = Field(default=",", description="Text between two tags.")
+    tag_separator: Told[_Text] = Field(default=",", description="Text between two tags.")
     flip: float = Field(
         default=0.0,
         ge=0,

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from reelworks.core import units
-from reelworks.core.config import Config, PublicConfig
+from reelworks.core.config import Config, Private, PublicConfig, Told
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import mixture
 
@@ -32,7 +32,7 @@ class KeepBest(PublicConfig):
         3
     """
 
-    metric: str = Field(default="validation/loss", min_length=1)
+    metric: Told[str] = Field(default="validation/loss", min_length=1)
     mode: Literal["min", "max"] = "min"
     n: int = Field(default=1, ge=1)
 
@@ -98,10 +98,10 @@ class Retention(PublicConfig):
     keep_last: int = Field(default=3, ge=1)
     keep_best: KeepBest | None = KeepBest()
     keep_every: int | None = Field(default=None, ge=1)
-    keep_within: str | None = None
+    keep_within: Told[str | None] = None
     save_total_limit: int | None = Field(default=None, ge=1)
-    max_disk: str | None = None
-    min_free: str | None = None
+    max_disk: Told[str | None] = None
+    min_free: Told[str | None] = None
 
     @property
     def keep_within_seconds(self) -> float | None:
@@ -153,7 +153,7 @@ class CheckpointsConfig(Retention):
     asynchronous: Literal["auto"] | bool = "auto"
     grace_seconds: float | None = Field(default=None, gt=0)
     on_full: Literal["wait", "weights-only", "stop"] = "wait"
-    mirror: MirrorConfig | None = None
+    mirror: Private[MirrorConfig | None] = None
 
     @model_validator(mode="after")
     def _rules_can_be_met(self) -> Self:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from reelworks.core import units
-from reelworks.core.config import PublicConfig, open_set
+from reelworks.core.config import Private, PublicConfig, Told, open_set
 from reelworks.core.errors import UserError
 from reelworks.data.media.framing import FILTERS
 
@@ -86,7 +86,7 @@ class DataConfig(PublicConfig):
         description="when a dataset is renamed, split or swapped with another in mid-epoch, its files are recognised "
         'by content and path: "same" continues each as the clip it was, "new" trains it again in this epoch',
     )
-    measures: list[Annotated[str, Field(min_length=1)]] = Field(
+    measures: Private[list[Annotated[str, Field(min_length=1)]]] = Field(
         default=[],
         description="measures that are applied to clips after the scan, as `reelworks measure` does, so that filters and "
         "captions can use their columns, such as "
@@ -103,7 +103,7 @@ class DataConfig(PublicConfig):
         description="seconds that a decoding process may spend on one clip before it is killed and the clip recorded "
         "as failed; its other clip is decoded again. A thread (num_workers = 0) cannot be killed: one that hangs goes on beside the run",
     )
-    prefetch_bytes: str = Field(
+    prefetch_bytes: Told[str] = Field(
         default=_PREFETCH,
         description="memory of each training process for frames decoded ahead of training, from one epoch into the next, "
         'as in "500MB"; at least one micro-batch is decoded ahead, and at most 64',

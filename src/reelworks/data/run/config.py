@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from reelworks.core import units
-from reelworks.core.config import Config, open_set
+from reelworks.core.config import Config, Told, open_set
 from reelworks.core.errors import UserError
 
 # Trackers that a program adds; see `training.observers.trackers.register`.
@@ -18,7 +18,7 @@ ADDED_TRACKERS: dict[str, Callable[..., Any]] = {}
 class CoverageConfig(Config):
     """`[coverage]`: how long a run keeps its records of clips."""
 
-    max_disk: str | None = Field(
+    max_disk: Told[str | None] = Field(
         default="20GB",
         description="disk space for the records of which clips each epoch trained (about 30 MB for ten million clips); "
         "above it, the records of the oldest epochs are deleted with a message, and only their totals are kept",

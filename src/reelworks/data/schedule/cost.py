@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from reelworks.core import user_files
-from reelworks.core.config import PublicConfig
+from reelworks.core.config import Private, PublicConfig
 from reelworks.core.errors import UserError
 
 LossReduction = Literal["token", "sample", "micro_batch"]
@@ -29,7 +29,7 @@ _ROUNDING = 0.01  # largest relative error that rounding to integers may cause
 class CostConfig(PublicConfig):
     """`[cost]`: training time of one clip; only ratios between buckets matter."""
 
-    measured: str | None = Field(
+    measured: Private[str | None] = Field(
         default=None,
         min_length=1,
         description="path of a JSON file with milliseconds per clip by bucket name, as `reelworks report RUN "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from reelworks.core.config import Config, open_set
+from reelworks.core.config import Config, Told, Weights, open_set
 from reelworks.core.errors import UserError
 from reelworks.models.adapters.adapter_types.adapter_type import Adapter, AdapterType
 from reelworks.models.adapters.adapter_types.registry import TYPES
@@ -54,14 +54,14 @@ class LoraConfig(Config):
     rank: int = Field(default=16, ge=1)
     alpha: float | None = Field(default=None, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    targets: Targets | list[str] = "default"
+    targets: Told[Targets | list[str]] = "default"
     decompose_factor: int | None = Field(default=None, ge=1)
     decompose_both: bool = False
     block_size: int = Field(default=32, ge=2)
     dora: bool = False
     base: BaseStorage | None = None
-    weights: str | None = Field(default=None, min_length=1)
-    training_adapter: str | None = Field(default=None, min_length=1)
+    weights: Weights[str | None] = Field(default=None, min_length=1)
+    training_adapter: Weights[str | None] = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _adapter_fits_the_updates(self) -> Self:

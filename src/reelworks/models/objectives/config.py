@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from reelworks.core.config import Config
+from reelworks.core.config import Config, Told
 from reelworks.core.errors import UserError, nearest
 from reelworks.data.loader import frame_masks
 
@@ -90,7 +90,7 @@ class ObjectiveConfig(Config):
     timestep_shift: float | Literal["auto", "opensora-2.0", "none"] = "auto"
     timestep_range: list[float] = Field(default=[0.0, 1000.0], min_length=2, max_length=2)
     opensora_frame_quantization: bool = False
-    mask_ratios: dict[str, float] = Field(default_factory=dict)
+    mask_ratios: Told[dict[str, float]] = Field(default_factory=dict)
     prediction: Literal["velocity", "sample"] = "velocity"
     loss: Literal["mse", "huber", "smooth-l1"] = "mse"
     huber_delta: float = Field(default=0.1, gt=0, le=10)

@@ -6,7 +6,7 @@ from typing import Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from reelworks.core.config import Config
+from reelworks.core.config import Config, Told, Weights
 from reelworks.core.errors import UserError, nearest
 
 OWN_SOUND_ENCODER = "pcm"
@@ -35,10 +35,10 @@ class SoundConfig(Config):
         missing: What becomes of videos without sound: `leave_out`, or `silent` to train them with silence.
     """
 
-    name: str = OWN_SOUND_ENCODER
-    weights: str | None = Field(default=None, min_length=1)
+    name: Told[str] = OWN_SOUND_ENCODER
+    weights: Weights[str | None] = Field(default=None, min_length=1)
     sample_rate: int = Field(default=1600, gt=0, multiple_of=_LATENTS_PER_SECOND)
-    modes: dict[str, float] = Field(default_factory=dict)
+    modes: Told[dict[str, float]] = Field(default_factory=dict)
     times: Literal["independent", "shared"] = "independent"
     timestep_shift: float | None = Field(default=None, gt=0)
     loss_weight: float = Field(default=1.0, gt=0)

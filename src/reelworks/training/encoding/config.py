@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from reelworks.core.config import Config
+from reelworks.core.config import Config, Private
 
 
 class EncodeConfig(Config):
@@ -17,7 +17,7 @@ class EncodeConfig(Config):
         description="encode what training needs before the first step, and train from the stored latents and "
         "embeddings, without autoencoder and text encoder in memory; `reelworks encode` does the same ahead of time",
     )
-    folder: str | None = Field(
+    folder: Private[str | None] = Field(
         default=None,
         min_length=1,
         description="folder of stored latents and embeddings, which runs and recipes may share: an entry is found by "

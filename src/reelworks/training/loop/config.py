@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from reelworks.core.config import Config
+from reelworks.core.config import Config, Place, Private, Told, Weights
 from reelworks.core.errors import UserError
 from reelworks.data.catalog import sources
 from reelworks.training.step import optimizer_names
@@ -293,7 +293,7 @@ class ValidationConfig(Config):
 class SamplesConfig(Config):
     """`[samples]`: clips generated on schedule into the run folder."""
 
-    prompts: list[str] = Field(default=[], description="prompts; each gives one clip")
+    prompts: Told[list[str]] = Field(default=[], description="prompts; each gives one clip")
     every_steps: int | None = Field(default=None, ge=1, description="steps between previews; default: only at the end")
     height: int | None = Field(
         default=None, ge=1, description="height in pixels; default: that of the bucket with the most trained tokens"
@@ -323,40 +323,40 @@ class SamplesConfig(Config):
         description="latent channels to which iddpm applies guidance, the first; default: usual value of the model with "
         "its published autoencoder (3 for Open-Sora 1.1), else all",
     )
-    metrics: list[str] = Field(
+    metrics: Private[list[str]] = Field(
         default=[],
         description='metrics of the previews that need no references, such as "motion", "clip-score" or a class of yours '
         '("my_metrics.py:Sharpness"): samples/NAME in logs and for checkpoints.keep_best. With them, previews are made '
         "before the checkpoint is saved",
     )
-    metric_weights: dict[str, str] = Field(
+    metric_weights: Private[dict[str, str]] = Field(
         default={}, description='local weights of networks that metrics need, as in { clip = "models/clip" }'
     )
-    reference: str | None = Field(
+    reference: Place[str | None] = Field(
         default=None, min_length=1, description="image that every clip begins with; i2v models need one"
     )
-    last_frame: str | None = Field(
+    last_frame: Place[str | None] = Field(
         default=None,
         min_length=1,
         description="image that every clip ends with, for models that know given frames; models of first and last frames need one",
     )
-    control: str | None = Field(default=None, min_length=1, description="control image or clip of all previews")
-    source: str | list[str] | None = Field(
+    control: Place[str | None] = Field(default=None, min_length=1, description="control image or clip of all previews")
+    source: Place[str | list[str] | None] = Field(
         default=None, min_length=1, description="image that all previews edit, or a list of images in order"
     )
-    inpaint: str | None = Field(
+    inpaint: Place[str | None] = Field(
         default=None, min_length=1, description="image or clip of which the black areas of samples.mask are kept"
     )
-    mask: str | None = Field(
+    mask: Place[str | None] = Field(
         default=None, min_length=1, description="mask of all previews: white areas are generated, black ones are kept"
     )
-    model: str | None = Field(
+    model: Told[str | None] = Field(
         default=None,
         min_length=1,
         description="model that the LoRA is shown on in previews and by `generate`, of the family of the trained one, such "
         "as the distilled one of a base; default: the trained one",
     )
-    weights: str | None = Field(
+    weights: Weights[str | None] = Field(
         default=None,
         min_length=1,
         description="weights of that model: folder, `.safetensors` file or hub id; default: the published ones",

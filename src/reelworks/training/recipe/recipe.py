@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, field_validator, model_validator
 
-from reelworks.core.config import Config
+from reelworks.core.config import Config, Place, Private
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig, BucketsField
 from reelworks.data.catalog.config import DatasetConfig
@@ -47,12 +47,12 @@ class Recipe(Config):
     """
 
     version: Literal[1] = Field(description="version of the recipe format")
-    output: str = Field(min_length=1, description="the run folder; default: runs/<the recipe's file name>")
-    catalog: str | None = Field(
+    output: Place[str] = Field(min_length=1, description="the run folder; default: runs/<the recipe's file name>")
+    catalog: Private[str | None] = Field(
         default=None, min_length=1, description="folder of the catalog; default: <output>/catalog"
     )
     seed: int = Field(default=42, ge=0, lt=2**63, description="seed of all random choices")
-    exclude_file: str | None = Field(
+    exclude_file: Private[str | None] = Field(
         default=None,
         min_length=1,
         description="a text file that lists clips not to train, one dataset/path per line as reports print them; "
@@ -82,8 +82,10 @@ class Recipe(Config):
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     exports: ExportsConfig = ExportsConfig()
     coverage: CoverageConfig = CoverageConfig()
-    logging: LoggingConfig = LoggingConfig()
-    annex: dict[str, Any] = Field(default={}, description="tables of annexes of other packages, by the annexes' names")
+    logging: Private[LoggingConfig] = LoggingConfig()
+    annex: Private[dict[str, Any]] = Field(
+        default={}, description="tables of annexes of other packages, by the annexes' names"
+    )
     stage: list[StageConfig] = Field(
         default=[], description="parts of the run that follow each other; the keys of the recipe are those of the first"
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from reelworks.core import toml_none, units
-from reelworks.core.config import Config
+from reelworks.core.config import Config, Private
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.config import as_table
 from reelworks.data.catalog.config import DatasetConfig, Source, same_name
@@ -26,7 +26,7 @@ ENDS = {"steps": "max_steps", "epochs": "max_epochs", "clips": "max_clips"}
 class StageConfig(Config):
     """`[[stage]]`: a part of the run, with keys that differ from the recipe's: `[stage.train]`, `[[stage.bucket]]`, ..."""
 
-    name: str = Field(
+    name: Private[str] = Field(
         description="name of the stage, such as low-resolution", json_schema_extra={"pattern": f"^{_NAME}$"}
     )
     steps: int | None = Field(default=None, ge=1, description="optimizer steps after which it ends")
@@ -38,15 +38,15 @@ class StageConfig(Config):
     ema: Literal["keep", "reset"] = Field(
         default="keep", description="whether the average goes on, or is copied from the weights"
     )
-    dataset: list[Values] | None = Field(default=None, description="in place of the recipe's datasets")
-    bucket: list[Values] | None = Field(default=None, description="in place of the recipe's entries")
-    buckets: Values | None = Field(default=None, description="keys of `[buckets]`")
-    cost: Values | None = Field(default=None, description="keys of `[cost]`")
-    data: Values | None = Field(default=None, description="keys of `[data]`")
-    encode: Values | None = Field(default=None, description="keys of `[encode]`")
-    objective: Values | None = Field(default=None, description="keys of `[objective]`")
-    samples: Values | None = Field(default=None, description="keys of `[samples]`")
-    train: Values | None = Field(
+    dataset: Private[list[Values] | None] = Field(default=None, description="in place of the recipe's datasets")
+    bucket: Private[list[Values] | None] = Field(default=None, description="in place of the recipe's entries")
+    buckets: Private[Values | None] = Field(default=None, description="keys of `[buckets]`")
+    cost: Private[Values | None] = Field(default=None, description="keys of `[cost]`")
+    data: Private[Values | None] = Field(default=None, description="keys of `[data]`")
+    encode: Private[Values | None] = Field(default=None, description="keys of `[encode]`")
+    objective: Private[Values | None] = Field(default=None, description="keys of `[objective]`")
+    samples: Private[Values | None] = Field(default=None, description="keys of `[samples]`")
+    train: Private[Values | None] = Field(
         default=None,
         description="keys of `[train]` but threads; warmup_steps and the course of the learning rate count from the stage's "
         "start, and all others, such as skip_steps, the steps of the run",
