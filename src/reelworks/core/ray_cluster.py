@@ -43,14 +43,23 @@ def connect() -> Iterator[Cluster]:
     Raises:
         UserError: Ray is not installed, or the cluster cannot be reached.
     """
-    ray = _ray()
+    ray, address = _ray(), os.environ.get("RAY_ADDRESS")
     connects = not ray.is_initialized()
     if connects:
         try:
-            _require_answer(os.environ.get("RAY_ADDRESS", ""))
+            host, _, port = (address or "").rpartition(":")
+            if host and port.isdecimal() and "/" not in host:  # Ray itself would try for minutes
+                socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError) as error:
-            raise _unreachable(error) from error
+            raise UserError(
+                f"no Ray cluster can be reached or started: {error}",
+                code="ray-unreachable",
+                field="RAY_ADDRESS" if address else "--engine",
+                value=address or "ray",
+                remedy="give RAY_ADDRESS of a running cluster (`ray start --head` prints it), or unset it to use this machine "
+                "alone",
+            ) from error
     try:
         found = ray.cluster_resources()
         cluster = Cluster(max(int(found.get("CPU", 0)), 1), int(found.get("GPU", 0)))
@@ -155,21 +164,3 @@ def _ray() -> Any:
             remedy="pip install 'reelworks[ray]', on every node of the cluster",
         ) from error
     return ray
-
-
-def _require_answer(address: str) -> None:
-    """Raise OSError if nothing answers at `host:port`; Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
-
-
-def _unreachable(error: Exception) -> UserError:
-    address = os.environ.get("RAY_ADDRESS")
-    return UserError(
-        f"no Ray cluster can be reached or started: {error}",
-        code="ray-unreachable",
-        field="RAY_ADDRESS" if address else "--engine",
-        value=address or "ray",
-        remedy="give RAY_ADDRESS of a running cluster (`ray start --head` prints it), or unset it to use this machine alone",
-    )

@@ -103,11 +103,9 @@ def parse_json(text: str) -> Any:
 
 def state_folder() -> Path:
     """Return the folder of this user's own state; it is made when something is written."""
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "reelworks"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "reelworks"
 
 
 def cache_folder() -> Path:
     """Return the folder of this user for what can be made again; it is made when something is written."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "reelworks"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "reelworks"

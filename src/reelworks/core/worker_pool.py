@@ -247,7 +247,8 @@ class _Channel:
             place = None if into is None or file is None else (into.offset, into.array.nbytes)
             self.connection.send((function, value, place))
             if file is not None:
-                _send_file(self.connection, file)
+                with socket.socket(fileno=os.dup(self.connection.fileno())) as pipe:
+                    socket.send_fds(pipe, [b"\0"], [file])
             self.connection.recv()  # the worker's message that the call has begun
             if not self.connection.poll(timeout_seconds):
                 self.process.has_hung = True
@@ -344,11 +345,6 @@ def _result(function: Callable[[T], R], value: T) -> R | _Raised:
         return _Raised(error)
 
 
-def _send_file(connection: Connection, file: int) -> None:
-    with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
-        socket.send_fds(pipe, [b"\0"], [file])
-
-
 def _receive_file(connection: Connection) -> int:
     with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
         _, files, _, _ = socket.recv_fds(pipe, 1, 1)
@@ -374,7 +370,11 @@ def _send(connection: Connection, message: object, file: int | None, place: tupl
 
 def _receive(connection: Connection, into: Slot | None) -> Any:
     data, sizes, is_shared = connection.recv()
-    arrays = _views(into, sizes) if into is not None and sum(sizes) <= into.array.nbytes else list(map(_memory, sizes))
+    if into is not None and sum(sizes) <= into.array.nbytes:
+        memory, ends = into.array.data.cast("B"), itertools.accumulate(sizes)
+        arrays = [memory[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    else:
+        arrays = [memoryview(bytearray(size)) for size in sizes]
     for view in [] if is_shared else arrays:
         while view.nbytes:
             count = os.readv(connection.fileno(), [view])
@@ -382,13 +382,3 @@ def _receive(connection: Connection, into: Slot | None) -> Any:
                 raise EOFError
             view = view[count:]
     return pickle.loads(data, buffers=arrays)
-
-
-def _views(into: Slot, sizes: list[int]) -> list[memoryview[Any]]:
-    memory = into.array.data.cast("B")
-    ends = list(itertools.accumulate(sizes))
-    return [memory[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-
-
-def _memory(size: int) -> memoryview[Any]:
-    return memoryview(bytearray(size))
