@@ -14,7 +14,7 @@ from reelworks.core import units
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
-    from reelworks.training.coverage.learning import ClipLearning, LearningReport
+    from reelworks.training.coverage.learning import LearningReport
 
 _LISTED = 20
 
@@ -90,13 +90,9 @@ def _print(report: LearningReport, selected: int) -> None:
     if report.clips:
         table = show.new_table("clip", "word", "loss", "trend", "rank", "gain", "shown")
         for clip in report.clips:
-            table.add_row(*_cells(clip))
+            gain = "–" if clip.gain is None else f"{100 * clip.gain:+.0f} %"
+            numbers = f"{clip.loss:.2f} ×", f"{clip.trend:.2f} ×", f"{100 * clip.rank:.0f} %", gain, str(clip.shown)
+            table.add_row(clip.path, clip.word.replace("_", " "), *numbers)
         show.print_table(table)
     if selected > len(report.clips):
         show.line(f"{units.count(selected - len(report.clips))} more; --limit lists them")
-
-
-def _cells(clip: ClipLearning) -> list[str]:
-    gain = "–" if clip.gain is None else f"{100 * clip.gain:+.0f} %"
-    numbers = f"{clip.loss:.2f} ×", f"{clip.trend:.2f} ×", f"{100 * clip.rank:.0f} %", gain, str(clip.shown)
-    return [clip.path, clip.word.replace("_", " "), *numbers]

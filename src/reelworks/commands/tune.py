@@ -57,11 +57,10 @@ def _print_refit(result: Refit, path: Path) -> None:
 
 
 def _print_trial(trial: Trial | str) -> None:
-    show.line(trial if isinstance(trial, str) else _text(trial))
-
-
-def _text(trial: Trial) -> str:
-    return f"{trial.bucket}, {units.plural(trial.batch_size, 'clip')}: {trial.milliseconds:,.1f} ms, {trial.peak_bytes / 1e9:.2f} GB"
+    if not isinstance(trial, str):
+        clips, gb = units.plural(trial.batch_size, "clip"), trial.peak_bytes / 1e9
+        trial = f"{trial.bucket}, {clips}: {trial.milliseconds:,.1f} ms, {gb:.2f} GB"
+    show.line(trial)
 
 
 def _print(result: Tuned, path: Path) -> None:

@@ -214,8 +214,12 @@ def _refused(name: str, error: Exception) -> UserError:
             value=name,
             remedy="unset it, or give --dry-run",
         )
-    answer = _answer(error)
-    return _unanswered(name, _why(error)) if answer is None else _answered(name, *answer)
+    if (answer := _answer(error)) is not None:
+        return _answered(name, *answer)
+    why: BaseException = error
+    while why.__cause__ is not None:  # however far back
+        why = why.__cause__
+    return _unanswered(name, why)
 
 
 def _unanswered(name: str, why: BaseException) -> UserError:
@@ -286,13 +290,6 @@ def _answer(error: BaseException | None) -> tuple[int, str] | None:
             return int(status), "" if said.startswith(("Client error", "Server error")) else _first_line(said)
         error = error.__cause__
     return None
-
-
-def _why(error: BaseException) -> BaseException:
-    """Return the error that another one was raised from, however far back."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def _first_line(text: str) -> str:

@@ -215,7 +215,7 @@ def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list
         notes.append("no trigger word is named; --trigger names one")
     if not previews:
         notes.append("there are no previews: samples.prompts of a recipe makes them")
-    shape = defaults.shape(source.run, source.recipe, picture=_makes_pictures(previews))
+    shape = defaults.shape(source.run, source.recipe, picture=bool(previews) and previews[0].path.endswith(".png"))
     text = Card(
         request.to,
         source.run_id,
@@ -235,10 +235,6 @@ def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list
     files.write_bytes(folder / "recipe.toml", recipe_file.dump(recipe).encode())
     files.write_bytes(folder / "README.md", text.encode(errors="replace"))
     return notes, licence
-
-
-def _makes_pictures(previews: list[PublishedPreview]) -> bool:
-    return bool(previews) and previews[0].path.endswith(".png")
 
 
 def _write_weights(

@@ -88,7 +88,7 @@ def leave_out(workspace: Workspace, source: DataSource, clips: ClipView, row: in
         UserError: A line of a text file cannot name the clip, or a file cannot be written.
     """
     named = source.recipe.exclude_file if source.recipe else None
-    file = workspace.require(Path(named) if named else _list_beside(source.file))
+    file = workspace.require(Path(named) if named else source.file.with_name(f"{source.file.stem}.exclude.txt"))
     with _lists:
         exclude_file.append(file, [clips.data.rows.label(row)])
         if named is None:  # only now, so that no recipe names a list that is not there
@@ -145,10 +145,6 @@ def _names_clip(line: str, rows: CatalogRows, row: int) -> bool:
     label = rows.label(row)
     readings = {line.strip(), line.strip().partition(" #")[0].rstrip()}
     return not readings.isdisjoint({label, without_range(label) if rows.is_range[row] else label})
-
-
-def _list_beside(recipe: Path) -> Path:
-    return recipe.with_name(f"{recipe.stem}.exclude.txt")
 
 
 def _recipe_path(workspace: Workspace, file: Path) -> str:

@@ -15,7 +15,6 @@ from reelworks.data.buckets import assign
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.filter_expression import ColumnRange, divide, with_ranges
 from reelworks.data.catalog.query import filters
-from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.reports import columns
 
 Json = dict[str, Any]
@@ -111,7 +110,7 @@ def list_columns(clips: ClipView, dataset: str) -> list[Json]:
 def ask(clips: ClipView, dataset: str, ranges: Mapping[str, ColumnRange], moved: str | None) -> LimitsAnswer:
     """Return what limits would do to a dataset's clips, and the clips next to those of the column that was moved."""
     rows, among, former = clips.data.rows, base(clips, dataset), filter_of(clips, dataset)
-    values = {name: columns.values_of(rows, name)[among] for name in ranges if _is_column(rows, name)}
+    values = {name: columns.values_of(rows, name)[among] for name in ranges if name in columns.limitable(rows)}
     passes = {name: _within(values[name], ranges[name]) for name in values}
     inside = np.logical_and.reduce([np.ones(len(among), dtype=np.bool_), *passes.values()])
     least = most = None
@@ -129,10 +128,6 @@ def ask(clips: ClipView, dataset: str, ranges: Mapping[str, ColumnRange], moved:
         least=least,
         most=most,
     )
-
-
-def _is_column(rows: CatalogRows, name: str) -> bool:
-    return name in columns.limitable(rows)
 
 
 def _within(values: F64, limits: ColumnRange) -> Mask:

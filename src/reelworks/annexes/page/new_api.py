@@ -215,17 +215,15 @@ def _downloads(recipe: Recipe) -> list[str]:
     named = [getattr(part, "weights", None) for part in parts if part is not None]
     named.append(recipe.model.image_encoder)
     presets = (name if name not in registry.PRESETS else registry.release_of(name).weights for name in named if name)
-    return [name for name in dict.fromkeys(presets) if name and _is_on_hub(name) and not _is_cached(name)]
+    return [name for name in dict.fromkeys(presets) if name and _must_be_downloaded(name)]
 
 
-def _is_on_hub(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith(("/", ".")) and not Path(name).exists()
-
-
-def _is_cached(name: str) -> bool:
+def _must_be_downloaded(name: str) -> bool:
+    """Return whether a place of weights is a hub id, and none that is in the cache already."""
     from huggingface_hub import constants
 
-    return (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "snapshots").exists()
+    is_id = name.count("/") == 1 and not name.startswith(("/", ".")) and not Path(name).exists()
+    return is_id and not Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots").exists()
 
 
 def _edit_values(draft: RecipeDraft) -> tuple[Json, UserError | None]:
