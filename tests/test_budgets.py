@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_280, 1_600),
+    "core": Part(("core",), 2_270, 1_600),
     "data": Part(("data",), 15_560, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 9_580, 8_600),
@@ -40,7 +40,7 @@ PARTS = {
     "adapter files": Part(("annexes/lora",), 1_970, 1_450),
     "captions": Part(("annexes/captions",), 1_790, 1_350),
     "quality": Part(("annexes/quality",), 2_080, 1_950),
-    "hub": Part(("annexes/hub",), 720, 580),
+    "hub": Part(("annexes/hub",), 680, 580),
     "imports": Part(("annexes/imports",), 7_430, 4_850),
     "page": Part(("annexes/page",), 3_050, 2_700),
 }

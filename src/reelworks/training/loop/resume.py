@@ -230,7 +230,7 @@ def prepare_folder(started: StartedStage, position: DataPosition, *, threads: in
                 "reelworks": version.__version__,
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
-                "machine": f"{platform.system()} {platform.machine()}, {cores.count()} cores",
+                "machine": f"{platform.system()} {platform.machine()}, {machine.cores()} cores",
                 "device": str(run.world.device),
                 "world_size": run.world.size,
                 "threads": threads,

@@ -83,9 +83,7 @@ class Recipe(Config):
     exports: ExportsConfig = ExportsConfig()
     coverage: CoverageConfig = CoverageConfig()
     logging: Private[LoggingConfig] = LoggingConfig()
-    annex: Private[dict[str, Any]] = Field(
-        default={}, description="tables of annexes of other packages, by the annexes' names"
-    )
+    annex: Private[dict[str, Any]] = Field(default={}, description="tables of other packages' annexes, by their names")
     stage: list[StageConfig] = Field(
         default=[], description="parts of the run that follow each other; the keys of the recipe are those of the first"
     )
