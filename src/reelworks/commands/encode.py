@@ -6,8 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,13 +27,7 @@ from reelworks.commands.options import (
 from reelworks.core import machine, terminal, units
 
 if TYPE_CHECKING:
-    from reelworks.core.ray_cluster import Engine
-    from reelworks.training.encoding.precompute.encode import EncodingForecast
     from reelworks.training.encoding.precompute.encode_worker import Progress
-    from reelworks.training.encoding.precompute.reachable import Chunk
-    from reelworks.training.encoding.stored_batches import StoredLatents
-    from reelworks.training.recipe.dataset import RecipeData
-    from reelworks.training.recipe.recipe import Recipe
 
 _LINE_SECONDS = 10.0
 _SHOWN = 20
@@ -82,107 +74,37 @@ def run(
     from reelworks.training.recipe import recipe_file
 
     whole, chosen = recipe_file.load_whole(recipe, overrides or [], data_path)
+    from reelworks.training.precompute import ahead  # slow to import
+
+    is_main = os.environ.get("RANK", "0") == "0"
     for index, (stage, name) in enumerate(named_stages(whole, json=json and chosen is None)):
-        if chosen in (None, index):
-            if name and not json:
-                show.line(f"stage {name}")
-            _encode_one(stage, whole, index, limit, engine, json)
-
-
-def _encode_one(recipe: Recipe, whole: Recipe, index: int, limit: int | None, engine: Engine, json: bool) -> None:
-    """Encode a recipe, which is one stage of the `whole` one if that has stages."""
-    loaded, stores = _storing(recipe)
-    main = os.environ.get("RANK", "0") == "0"
-    with show.stdout_for_json(json):
-        work = _on_cluster if engine == "ray" else _here
-        forecast, progress = work(loaded, partial(_open, whole, index), limit, json)
-    if not main:
-        return
-    encoded = progress.done - len(progress.failures)
-    if json:
-        from reelworks.training.encoding.precompute import encode
-
-        show.json(encode.report(Path(loaded.encoded_folder), forecast, progress))
-        return
-    show.line(
-        f"{units.plural(encoded, 'clip')} and {units.plural(progress.captions, 'caption')} encoded, "
-        f"{units.size(progress.bytes)}, in {loaded.encoded_folder}"
-    )
-    if not stores:
-        show.line("training reads them once the recipe has [encode] store = true")
-
-
-def _open(whole: Recipe, index: int, world: int) -> RecipeData:
-    """Open the data of a recipe or of one of its stages, with the epochs that its training comes to on `world` GPUs."""
-    from reelworks.training.preflight import stage_forecast
-    from reelworks.training.recipe import recipe_file
-    from reelworks.training.recipe.dataset import RecipeData
-
-    start = stage_forecast.start_of(whole, index, world)
-    recipe = recipe_file.of_stage(whole, index, start) if whole.stage else whole
-    return replace(RecipeData.open(_storing(recipe)[0]), stage=start)
-
-
-def _here(
-    recipe: Recipe, opened: Callable[[int], RecipeData], limit: int | None, quiet: bool
-) -> tuple[EncodingForecast, Progress]:
-    """Scan and encode in this process, and in those that torchrun started beside it."""
-    from reelworks.data.distributed import mesh
-    from reelworks.training.plan import plan_forecast
-    from reelworks.training.precompute import encoding
-    from reelworks.training.recipe import dataset
-
-    with mesh.join() as world:
-        if world.is_main:
-            with show.scan_progress(quiet=quiet) as on_scan:
-                dataset.scan_recipe(recipe, on_scan)
-        world.wait()
-        data = opened(world.size)
-        source = encoding.open_store(data)
-        with encode_progress(quiet=quiet or not world.is_main) as on_progress:
-            spec = plan_forecast.plan_spec(data, world.size)
-            job = encoding.build_encoding_job(data, source, world.device, spec, limit=limit, on_progress=on_progress)
-            done = encoding.encode_missing(job)
-        world.wait()
-    return done
-
-
-def _on_cluster(
-    recipe: Recipe, opened: Callable[[int], RecipeData], limit: int | None, quiet: bool
-) -> tuple[EncodingForecast, Progress]:
-    """Scan and encode on the nodes of a Ray cluster."""
-    import torch
-
-    from reelworks.core import launcher, ray_cluster
-    from reelworks.core.errors import UserError
-    from reelworks.training.plan import plan_forecast
-    from reelworks.training.precompute import encode_on_cluster, encoding
-    from reelworks.training.recipe import dataset
-
-    if launcher.number("WORLD_SIZE") > 1:
-        raise UserError(
-            "torchrun has started several processes, and each would use the whole cluster",
-            code="ray-under-torchrun",
-            field="--engine",
-            value="ray",
-            remedy="start the command by itself: it uses all GPUs of the cluster",
-        )
-    with ray_cluster.connect() as cluster:
-        with show.scan_progress(quiet=quiet) as on_scan:
-            dataset.scan_recipe(recipe, on_scan, engine="ray")
-        data = opened(1)
-        source = encoding.open_store(data)
-        job = encoding.build_encoding_job(data, source, torch.device("cpu"), plan_forecast.plan_spec(data), limit=limit)
-        with encode_progress(quiet=quiet) as on_progress:
-            return encode_on_cluster.encode_missing(data, job, cluster, limit=limit, on_progress=on_progress)
+        if chosen not in (None, index):
+            continue
+        if name and not json:
+            show.line(f"stage {name}")
+        scan, encoding = show.scan_progress(quiet=json), encode_progress(quiet=json or not is_main)
+        with show.stdout_for_json(json), scan as on_scan, encoding as on_progress:
+            report = ahead.encode_stage(
+                whole, index, engine=engine, limit=limit, on_scan=on_scan, on_progress=on_progress
+            )
+        if not is_main:
+            continue
+        if json:
+            show.json(report)
+            continue
+        encoded, captions = units.plural(report.encoded_clips, "clip"), units.plural(report.encoded_captions, "caption")
+        show.line(f"{encoded} and {captions} encoded, {units.size(report.encoded_bytes)}, in {report.folder}")
+        if not stage.encode.store:
+            show.line("training reads them once the recipe has [encode] store = true")
 
 
 @app.command("ls", doing="reading the store")
 def list_entries(folder: FolderArgument, json: Json = False) -> None:
     """List what is stored by encoder and dtype."""
     from reelworks.training.encoding import upkeep
+    from reelworks.training.precompute import ahead
 
-    groups = upkeep.summarise(_existing(folder))
+    groups = upkeep.summarise(ahead.existing_store(folder))
     if json:
         show.json(groups)
         return
@@ -200,10 +122,11 @@ def verify(folder: FolderArgument, json: Json = False) -> None:
     """
     from reelworks.core import log
     from reelworks.training.encoding.upkeep import DamagedValue, StoreCheck
+    from reelworks.training.precompute import ahead
 
     checked, damaged = 0, list[DamagedValue]()
     with log.stage("comparing checksums", lambda: units.plural(checked, "entry")):
-        for row, problem in _existing(folder).verify():
+        for row, problem in ahead.existing_store(folder).verify():
             checked += 1
             if problem:
                 damaged.append(DamagedValue(row["label"], row["kind"], problem))
@@ -230,16 +153,12 @@ def prune(
     named too.
     """
     from reelworks.training.encoding import upkeep
+    from reelworks.training.precompute import ahead
     from reelworks.training.recipe import recipe_file
 
-    reached, source = set[str](), None
-    for path in recipes:
-        for stage in recipe_file.each_stage(load_recipe(path, overrides)):
-            source, chunks = _source_of(_storing(stage)[0], source)
-            reached |= upkeep.reachable_keys(source, chunks)
-    assert source is not None, "at least one recipe is given"
-    lost = upkeep.orphans(source.store, reached)
-    freed = source.store.remove({row["key"] for row in lost}) if delete else 0
+    stages = (stage for path in recipes for stage in recipe_file.each_stage(load_recipe(path, overrides)))
+    store, lost = ahead.unreached(stages)
+    freed = store.remove({row["key"] for row in lost}) if delete else 0
     if json:
         named = [upkeep.OrphanedValue(row["kind"], row["label"], row["bytes"]) for row in lost]
         show.json(upkeep.PrunedStore(named, delete, freed))
@@ -264,60 +183,17 @@ def show_entries(
     """Decode stored latents and draw their frames, to see what training reads."""
     from reelworks.core import files
     from reelworks.training.encoding import upkeep
-    from reelworks.training.precompute import encoding
+    from reelworks.training.precompute import ahead, encoding
 
-    loaded = _storing(load_recipe(recipe, overrides))[0]
-    source, chunks = _source_of(loaded, None)
-    device = machine.default_device()
-    sheet = upkeep.contact_sheet(source, encoding.lazy_encoder(loaded, device), chunks, clips)
+    loaded = load_recipe(recipe, overrides)
+    source, chunks = ahead.reached(loaded)
+    encoder = encoding.lazy_encoder(loaded, machine.default_device())
+    sheet = upkeep.contact_sheet(source, encoder, chunks, clips)
     if not sheet:
         show.line(f"nothing of this recipe is stored in {loaded.encoded_folder}")
         raise Exit(ExitCode.FAILED)
     files.write_for("--pictures", pictures, sheet)
     show.line(str(pictures))
-
-
-def _storing(recipe: Recipe) -> tuple[Recipe, bool]:
-    """Return a recipe as if it stored latents, and whether it does."""
-    encode = recipe.encode.model_copy(update={"store": True})
-    return recipe.model_copy(update={"encode": encode}), recipe.encode.store
-
-
-def _existing(folder: Path) -> Any:
-    from reelworks.core.errors import UserError
-    from reelworks.training.encoding.store import EncodedStore
-
-    if not (folder / "format.json").is_file():
-        raise UserError(
-            "there are no stored latents in this folder",
-            code="no-encoded",
-            field="FOLDER",
-            value=str(folder),
-            remedy="name the folder that `reelworks encode RECIPE` prints",
-        )
-    return EncodedStore.open(folder)
-
-
-def _source_of(recipe: Recipe, other: StoredLatents | None) -> tuple[StoredLatents, list[Chunk]]:
-    from reelworks.core.errors import UserError
-    from reelworks.training.encoding.precompute import reachable
-    from reelworks.training.precompute import encoding
-    from reelworks.training.recipe import dataset
-    from reelworks.training.recipe.dataset import RecipeData
-
-    _existing(Path(recipe.encoded_folder))
-    dataset.scan_recipe(recipe)
-    data = RecipeData.open(recipe)
-    source = encoding.open_store(data)
-    if other is not None and other.store.path.resolve() != source.store.path.resolve():
-        raise UserError(
-            f"the recipes before it store in {other.store.path}",
-            code="encoded-folders-differ",
-            field="encode.folder",
-            value=recipe.encoded_folder,
-            remedy="prune each folder by itself, with the recipes that share it",
-        )
-    return source, reachable.chunks(data, reachable.in_any_epoch(data))
 
 
 @contextmanager

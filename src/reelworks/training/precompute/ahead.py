@@ -1,0 +1,135 @@
+"""Encode recipes ahead of their training, in these processes or on a cluster, and find what their stores hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reelworks.core import launcher, ray_cluster
+from reelworks.core.errors import UserError
+from reelworks.core.ray_cluster import Engine
+from reelworks.data.catalog.scan.scan import ScanProgress
+from reelworks.data.distributed import mesh
+from reelworks.training.encoding import upkeep
+from reelworks.training.encoding.precompute import encode, reachable
+from reelworks.training.encoding.precompute.encode import EncodingReport
+from reelworks.training.encoding.precompute.encode_worker import Progress
+from reelworks.training.encoding.precompute.reachable import Chunk
+from reelworks.training.encoding.store import EncodedStore
+from reelworks.training.encoding.stored_batches import StoredLatents
+from reelworks.training.plan import plan_forecast
+from reelworks.training.precompute import encode_on_cluster, encoding
+from reelworks.training.preflight import stage_forecast
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
+
+
+def storing(recipe: Recipe) -> Recipe:
+    """Return a recipe as if it stored latents."""
+    return recipe.model_copy(update={"encode": recipe.encode.model_copy(update={"store": True})})
+
+
+def encode_stage(
+    whole: Recipe,
+    index: int,
+    *,
+    engine: Engine,
+    limit: int | None,
+    on_scan: Callable[[ScanProgress], None],
+    on_progress: Callable[[Progress], None],
+) -> EncodingReport:
+    """Scan the data of a recipe, or of one of its stages, and encode what training reads of it and is not stored yet.
+
+    The processes that torchrun started share the work, and each returns what it did. With the engine "ray", the nodes of a
+    cluster scan and encode.
+
+    Raises:
+        UserError: The disk has too little space, or several processes would use a cluster.
+    """
+    recipe = storing(recipe_file.of_stage(whole, index) if whole.stage else whole)
+    if engine == "ray":
+        if launcher.number("WORLD_SIZE") > 1:
+            raise UserError(
+                "torchrun has started several processes, and each would use the whole cluster",
+                code="ray-under-torchrun",
+                field="--engine",
+                value="ray",
+                remedy="start the command by itself: it uses all GPUs of the cluster",
+            )
+        with ray_cluster.connect() as cluster:
+            dataset.scan_recipe(recipe, on_scan, engine="ray")
+            data = _open(whole, index, 1)
+            source, spec = encoding.open_store(data), plan_forecast.plan_spec(data)
+            job = encoding.build_encoding_job(data, source, torch.device("cpu"), spec, limit=limit)
+            done = encode_on_cluster.encode_missing(data, job, cluster, limit=limit, on_progress=on_progress)
+    else:
+        with mesh.join() as world:
+            if world.is_main:
+                dataset.scan_recipe(recipe, on_scan)
+            world.wait()
+            data = _open(whole, index, world.size)
+            source, spec = encoding.open_store(data), plan_forecast.plan_spec(data, world.size)
+            job = encoding.build_encoding_job(data, source, world.device, spec, limit=limit, on_progress=on_progress)
+            done = encoding.encode_missing(job)
+            world.wait()
+    return encode.report(Path(recipe.encoded_folder), *done)
+
+
+def _open(whole: Recipe, index: int, world: int) -> RecipeData:
+    """Open the data of a recipe or of one of its stages, with the epochs that its training comes to on `world` GPUs."""
+    start = stage_forecast.start_of(whole, index, world)
+    recipe = recipe_file.of_stage(whole, index, start) if whole.stage else whole
+    return replace(RecipeData.open(storing(recipe)), stage=start)
+
+
+def existing_store(folder: Path) -> EncodedStore:
+    """Open a store.
+
+    Raises:
+        UserError: There is none in this folder.
+    """
+    if not (folder / "format.json").is_file():
+        raise UserError(
+            "there are no stored latents in this folder",
+            code="no-encoded",
+            field="FOLDER",
+            value=str(folder),
+            remedy="name the folder that `reelworks encode RECIPE` prints",
+        )
+    return EncodedStore.open(folder)
+
+
+def reached(recipe: Recipe) -> tuple[StoredLatents, list[Chunk]]:
+    """Scan the data of a recipe, and return its store, which must be there, with all clips that some epoch may train."""
+    existing_store(Path(recipe.encoded_folder))
+    dataset.scan_recipe(recipe)
+    data = RecipeData.open(storing(recipe))
+    return encoding.open_store(data), reachable.chunks(data, reachable.in_any_epoch(data))
+
+
+def unreached(recipes: Iterable[Recipe]) -> tuple[EncodedStore, list[dict[str, Any]]]:
+    """Return the store of some recipes, and the rows of its entries that none of them can reach.
+
+    Raises:
+        UserError: The recipes have different stores.
+    """
+    keys, store = set[str](), None
+    for recipe in recipes:
+        source, chunks = reached(recipe)
+        if store is not None and store.path.resolve() != source.store.path.resolve():
+            raise UserError(
+                f"the recipes before it store in {store.path}",
+                code="encoded-folders-differ",
+                field="encode.folder",
+                value=recipe.encoded_folder,
+                remedy="prune each folder by itself, with the recipes that share it",
+            )
+        store = source.store
+        keys |= upkeep.reachable_keys(source, chunks)
+    assert store is not None, "at least one recipe is given"
+    return store, upkeep.orphans(store, keys)
