@@ -20,8 +20,8 @@ A mistake that a person can mend ends a command with exit code 2 and is told in 
 recipe key, option or file and its value, and a remedy. Each kind has a code that stays when its sentence is improved; in
 Python it is `error.code`, beside `error.field`, `error.value`, `error.problem` and `error.remedy`. `…` stands for a value.
 
-| code | what is wrong | remedy |
-|---|---|---|"""
+| code | what is wrong → remedy |
+|---|---|"""
 
 
 class Sentence(NamedTuple):
@@ -104,10 +104,15 @@ def _text(node: ast.expr, texts: dict[str, str]) -> str:
 
 
 def page() -> str:
-    """The table of all codes, as docs/reference/errors.md."""
-    rows = sorted({*sentences()})
-    cells = ([f"`{one.code}`", *map(_cell, one[1:])] for one in rows)
-    return "\n".join([_HEAD, *(f"| {' | '.join(cell)} |" for cell in cells), ""])
+    """The table of all codes, as docs/reference/errors.md; a sentence of which nothing is known only where there is no other."""
+    by_code: dict[str, list[Sentence]] = {}
+    for one in sorted({*sentences()}):
+        by_code.setdefault(one.code, []).append(one)
+    rows = []
+    for code, all_of_code in by_code.items():
+        known = [one for one in all_of_code if one.problem != "…"] or all_of_code
+        rows.append(f"| `{code}` | {'<br>'.join(f'{_cell(one.problem)} → {_cell(one.remedy)}' for one in known)} |")
+    return "\n".join([_HEAD, *rows, ""])
 
 
 def _cell(text: str) -> str:

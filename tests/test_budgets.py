@@ -30,9 +30,9 @@ PARTS = {
     "data": Part(("data",), 15_560, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 9_580, 8_600),
-    "training": Part(("training",), 12_130, 9_700),
+    "training": Part(("training",), 12_210, 9_700),
     "inference": Part(("inference",), 2_640, 2_400),
-    "commands": Part(("commands",), 1_730, 1_200),
+    "commands": Part(("commands",), 1_660, 1_200),
     "reports": Part(("reports",), 1_430, 1_250),
     "quickstart": Part(("quickstart",), 780, 500),
     "demo and testing": Part(("demo", "testing"), 1_180, 1_100),
