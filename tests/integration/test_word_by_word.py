@@ -71,6 +71,7 @@ NOT_TYPED: dict[str, dict[str, str]] = {
         "reelworks ui . /data/footage": "names a folder at the root of the disk",
     },
     "docs/how-to/watch-a-run.md": {"reelworks train --debug": "names an option"},
+    "docs/how-to/write-an-annex.md": {"reelworks --help": "names an option"},
 }
 # Blocks that are not compared, by their first line, and why.
 NOT_COMPARED: dict[str, dict[str, str]] = {

@@ -29,18 +29,16 @@ class _Measure(NamedTuple):
     is_whole: bool = False
 
 
+def _caption_letters(rows: CatalogRows) -> NDArray[Any]:
+    return as_numpy(pc.utf8_length(rows.caption).fill_null(0))
+
+
 _MEASURES = (
     _Measure("frames", "Frames", "", lambda r: r.num_frames, of_videos=True, is_whole=True),
     _Measure("fps", "Frames per second", "", lambda r: r.fps, of_videos=True),
     _Measure("duration", "Duration", "s", lambda r: r.duration_seconds, of_videos=True),
     _Measure("aspect", "Aspect ratio", "", lambda r: r.width / np.maximum(r.height, 1)),
-    _Measure(
-        "caption",
-        "Caption length",
-        "letters",
-        lambda r: as_numpy(pc.utf8_length(r.caption).fill_null(0)),
-        is_whole=True,
-    ),
+    _Measure("caption", "Caption length", "letters", _caption_letters, is_whole=True),
 )
 
 

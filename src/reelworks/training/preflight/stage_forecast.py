@@ -121,9 +121,6 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
         checkpoint_bytes.append(4 * copies * of_network.trained_parameters + of_network.memory.optimizer)
         start = extent.end
     largest, ends = max(checkpoint_bytes), [stage.first_step + stage.steps for stage in found]
-    saved = sorted({*disk_space.saves(recipe.checkpoints, 0, ends[-1]), *ends})
-    # On a disk that is large enough; the last checkpoint of each stage stays.
-    peak_count = disk_space.forecast(largest, recipe.checkpoints, saved, 1 << 62).peak_count
     return RunForecast(
         found,
         sum(stage.steps for stage in found),
@@ -132,8 +129,16 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
         sum(stage.seconds for stage in found),
         max(stage.memory_bytes for stage in found),
         largest,
-        largest * (peak_count + len(ends) - 1),
+        _disk_bytes(recipe, largest, ends),
     )
+
+
+def _disk_bytes(recipe: Recipe, largest: int, ends: list[int]) -> int:
+    """Return the bytes of checkpoints that a run needs at its peak, if its stages end at these steps."""
+    saved = sorted({*disk_space.saves(recipe.checkpoints, 0, ends[-1]), *ends})
+    # On a disk that is large enough; the last checkpoint of each stage stays.
+    peak_count = disk_space.forecast(largest, recipe.checkpoints, saved, 1 << 62).peak_count
+    return largest * (peak_count + len(ends) - 1)
 
 
 def start_of(recipe: Recipe, index: int, world: int) -> StageStart:
