@@ -1,9 +1,9 @@
 # Every target works on a bare machine: it first makes .venv, as far as that is missing or outdated.
 
 PYTHON ?= python3
-# Three test processes by default, since some wait for browsers and for each other; more where there are more cores:
-# make test WORKERS=8
-WORKERS ?= 3
+# Four test processes by default, also on two cores, since some wait for browsers and for each other; more where there are
+# more cores: make test WORKERS=8
+WORKERS ?= 4
 VENV := .venv
 STAMP := $(VENV)/.installed
 # The program without the tools of development, which is all that a demo needs.
