@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_TESTS = ("tests", "drills/tests", "benchmarks/tests")
 _SCOPES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -35,7 +36,7 @@ def count(root: Path) -> Counter[str]:
     counts: Counter[str] = Counter()
     for file in (root / "src").rglob("*.py"):
         counts["src"] += len(code_lines(file)[0])
-    for file in (root / "tests").rglob("*.py"):
+    for file in (file for folder in _TESTS for file in (root / folder).rglob("*.py")):
         lines, tree = code_lines(file)
         functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("test"))
         tests = {line for function in functions for line in _lines_of(function)}
