@@ -44,6 +44,21 @@ def clip(folder: Path, frames: Sequence[drawn.Frame], **options: object) -> Path
     return drawn.write_clip(folder / "clip.mp4", frames, fps=FPS, **options)
 
 
+def test_sharpness_is_the_share_of_differences_that_a_mean_over_nine_pixels_removes(tmp_path: Path) -> None:
+    """By the definition, along rows and columns of a picture that is measured whole; steps of one level are no sharpness."""
+    luma = np.random.default_rng(5).integers(0, 255, (100, 100)).astype(np.uint8)
+    found = values(drawn.write_picture(tmp_path / "a.png", np.repeat(luma[..., None], 3, axis=2)), "sharpness")[
+        "sharpness"
+    ]
+    shares = []
+    for rows in (luma.astype(np.float64), luma.T.astype(np.float64)):
+        fine = np.abs(np.diff(rows))[:, 4:-4]
+        means = np.stack([np.convolve(row, np.full(9, 1 / 9), mode="valid") for row in rows])
+        removed = np.maximum(fine - np.abs(np.diff(means)), 0)
+        shares.append(removed[fine > 1].sum() / fine.sum())
+    assert found == pytest.approx(min(shares), abs=0.002)
+
+
 def test_blur_makes_sharpness_fall_at_any_resolution(picture: drawn.Frame, tmp_path: Path) -> None:
     found = []
     for radius in (0, 1, 2, 4):
