@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import reelworks as rw
+from reelworks.commands import show_plan
 from reelworks.commands.main import app
 from reelworks.core import trust
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events, history
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.preflight import stage_forecast
-from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe import dataset, recipe_file
 
 BARE = {"buckets": {"aspect_ratios": ["1:1"], "upscale": True, "max_crop": 0.7}}
 FIRST = {"name": "first", "steps": 3}
@@ -264,6 +265,17 @@ def test_steps_of_the_whole_run_end_it_in_any_stage(staged: Any, tmp_path: Path)
     assert {name for name, _ in starts(tmp_path / "run")} == {"first", "second"}
     *_, last = events.read(RunFolder(tmp_path / "run").events_file, "stop")
     assert last["reason"] == "finished"
+
+
+def test_times_of_a_plan_are_marked_where_they_were_not_measured(staged: Any, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    recipe = recipe_file.parse(staged("run", FIRST, SECOND))
+    found = stage_forecast.forecast(recipe, dataset.scan_recipe, world=1)
+    assert [stage.is_measured for stage in found.stages] == [False, False]
+    for marks, is_measured in ((2, False), (0, True)):
+        show_plan.stages(replace(found, stages=[replace(one, is_measured=is_measured) for one in found.stages]))
+        rows = [line for line in capsys.readouterr().out.splitlines() if "≈ " in line and line.startswith((" first", " second"))]
+        assert len(rows) == marks
 
 
 @pytest.mark.slow
