@@ -274,7 +274,11 @@ def test_times_of_a_plan_are_marked_where_they_were_not_measured(staged: Any, mo
     assert [stage.is_measured for stage in found.stages] == [False, False]
     for marks, is_measured in ((2, False), (0, True)):
         show_plan.stages(replace(found, stages=[replace(one, is_measured=is_measured) for one in found.stages]))
-        rows = [line for line in capsys.readouterr().out.splitlines() if "≈ " in line and line.startswith((" first", " second"))]
+        rows = [
+            line
+            for line in capsys.readouterr().out.splitlines()
+            if "≈ " in line and line.startswith((" first", " second"))
+        ]
         assert len(rows) == marks
 
 
