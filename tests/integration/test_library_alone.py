@@ -70,7 +70,7 @@ def test_an_epoch_is_planned_without_torch(tmp_path: Path) -> None:
     python = environment(tmp_path / "venv", *LIBRARY)
     planned = run(python, ROOT / "examples" / "plan_only.py", sample_folder(), at=tmp_path)
     assert "epoch 0: 1 steps of 12 clips" in planned
-    assert "captions that are not UTF-8 are left out: the package chardet finds" in planned
+    assert "captions that are not UTF-8 are left out, as their encoding is not known: pip install chardet" in planned
 
 
 @pytest.mark.slow

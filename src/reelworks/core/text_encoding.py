@@ -218,7 +218,7 @@ def _rated(sample: bytes) -> list[tuple[str, float, str]]:
     try:
         import chardet  # slow to import, and few datasets need it
     except ImportError:
-        _tell_what_is_missing()
+        _warn_without_chardet()
         return []
     found: list[tuple[str, float, str]] = []
     for one in chardet.detect_all(sample, ignore_threshold=True, max_bytes=max(len(sample), 1)):
@@ -234,9 +234,9 @@ def _rated(sample: bytes) -> list[tuple[str, float, str]]:
 
 
 @functools.cache
-def _tell_what_is_missing() -> None:
+def _warn_without_chardet() -> None:
     log.logger.warning(
-        "captions that are not UTF-8 are left out: the package chardet finds their encoding, and is missing"
+        "captions that are not UTF-8 are left out, as their encoding is not known: pip install chardet to find it"
     )
 
 
