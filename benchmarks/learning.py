@@ -34,9 +34,10 @@ import tomli_w
 
 from benchmarks import _planted
 from benchmarks._results import keep
+from reelworks.annexes.learning import losses
 from reelworks.data.checkpoint import verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
-from reelworks.data.run import clip_losses, events
+from reelworks.data.run import events
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"
 SETS = ("clips", "lora")
@@ -178,7 +179,7 @@ def equal_after_kill(folder: Path, steps: int, kills: int) -> bool:
             _kill_behind(chance.randint(11, steps - 2), folder / name, file)
         reelworks("train", file)
         newest = CheckpointFolder(folder / name / "checkpoints").list()[-1]
-        found.append(verify.read_extra(newest.path, clip_losses.FILE))
+        found.append(verify.read_extra(newest.path, losses.FILE))
     return found[0] == found[1]
 
 

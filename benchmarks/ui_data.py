@@ -27,12 +27,12 @@ from benchmarks._page import Page, serving
 from benchmarks._results import AT_START, keep
 from benchmarks.schedule import machine_name
 from reelworks.annexes import page as ui
+from reelworks.annexes.learning import losses
+from reelworks.annexes.learning.losses import ClipLosses, LossesAbout
 from reelworks.data.checkpoint import save
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.loader import position as positions
 from reelworks.data.loader import segment_record
-from reelworks.data.run import clip_losses
-from reelworks.data.run.clip_losses import ClipLosses, LossesAbout
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.dataset import RecipeData
@@ -110,7 +110,7 @@ def _learn(recipe_path: Path) -> None:
     first, longer, recent = rng.normal(0, 0.2, (3, len(uid))).astype(np.float32)
     table = ClipLosses.empty(LossesAbout(step=100, buckets=("240p",)), len(uid))
     table = replace(table, key=uid, shown=np.full(len(uid), 5, np.int32), first=first, longer=longer, recent=recent)
-    save.save(CheckpointFolder(run.checkpoints_folder), 100, {"model": {}}, extra={clip_losses.FILE: table.to_bytes()})
+    save.save(CheckpointFolder(run.checkpoints_folder), 100, {"model": {}}, extra={losses.FILE: table.to_bytes()})
 
 
 def _asked(page: Page, process: int, clips: int) -> Json:

@@ -71,6 +71,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.annexes.captions.caption import CaptionResult
     from reelworks.annexes.hub import publish
     from reelworks.annexes.imports import importer
+    from reelworks.annexes.learning import learning
     from reelworks.annexes.lora import average, extract, info
     from reelworks.annexes.lora.results import LoraResult
     from reelworks.annexes.quality import inspect
@@ -84,7 +85,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.inference.generate import clip_files, export_run
     from reelworks.quickstart import quickstart
     from reelworks.reports import compare, html, sheet
-    from reelworks.training.coverage import coverage, learning
+    from reelworks.training.coverage import coverage
     from reelworks.training.encoding import upkeep
     from reelworks.training.encoding.precompute import encode
     from reelworks.training.loop import replay, trainer

@@ -43,11 +43,13 @@ TORCH_FREE_PACKAGES = (
     "quickstart",
     "reports",
     "annexes.imports",
+    "annexes.learning",
     "annexes.page",
     "annexes.quality",
     "commands",
 )
-WITH_TORCH = ("annexes.quality.clip_measures",)  # beside the light ones of a room
+# Beside the light ones of a room.
+WITH_TORCH = ("annexes.learning.account", "annexes.learning.rounds", "annexes.quality.clip_measures")
 TORCH_FREE_MODULES = (
     *(
         f"annexes.captions.{name}"

@@ -1,4 +1,4 @@
-"""An annex of another package: its command, its table of recipes, its observer of trainings and its route of the page, found by its entry point."""
+"""An annex of another package, found by its entry point: its command, its table of recipes, its observer of trainings, its route of the page and its section of reports."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ import reelworks as rw
 from reelworks.commands.main import app
 from reelworks.core import annexes
 from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run.folder import RunFolder
+from reelworks.reports import html
 from reelworks.training.recipe import recipe_file
 
 _PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-an-annex.md"
@@ -68,6 +70,19 @@ def test_its_observer_sees_trainings(tiny: Any, tmp_path: Path) -> None:
     kept = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
     assert metrics["bicycle/turns"] > 0
     assert kept["annex"] == {"bicycle": {"turns_per_clip": 0.5}}
+
+
+@pytest.mark.usefixtures("bicycle")
+def test_what_its_observer_keeps_goes_on_with_a_training_and_is_told_in_the_report(tiny: Any, tmp_path: Path) -> None:
+    changes = {"validation": {"split": 0.0}, "annex": {"bicycle": {"turns_per_clip": 100.0}}}
+    for name, ends in (("whole", (4,)), ("resumed", (2, 4))):
+        for max_steps in ends:
+            rw.train(recipe_file.parse(tiny(name, train={"max_steps": max_steps}, **changes)))
+    turns = [CheckpointFolder(tmp_path / name / "checkpoints").info(4).metrics for name in ("whole", "resumed")]
+    assert turns[0] == turns[1]
+    report = html.write(RunFolder(tmp_path / "resumed")).read_text()
+    assert f"<p>{turns[1]['bicycle/turns']:.0f} turns</p>" in report
+    assert '<a href="#wheels">Wheels</a>' in report
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ import tomli_w
 from headless import wait_until, went_to, window
 from typer.testing import CliRunner
 
+from reelworks.annexes.learning.losses import FILE, ClipLosses
 from reelworks.commands.main import app
 from reelworks.core import digests
 from reelworks.data.checkpoint import verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.loader import exclude_file
-from reelworks.data.run import clip_losses, events
-from reelworks.data.run.clip_losses import ClipLosses
+from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.reports import html
 
@@ -53,7 +53,7 @@ def made(tiny_in: Callable[..., Any], root: Path) -> Callable[..., Any]:
 
 def stored(run: Path) -> bytes:
     """The account in the newest checkpoint."""
-    return verify.read_extra(CheckpointFolder(run / "checkpoints").list()[-1].path, clip_losses.FILE)
+    return verify.read_extra(CheckpointFolder(run / "checkpoints").list()[-1].path, FILE)
 
 
 def losses(run: Path) -> dict[int, str]:
@@ -71,7 +71,7 @@ def weights(run: Path) -> list[tuple[str, str]]:
 def test_noting_changes_no_number(root: Path, made: Any) -> None:
     assert children.train(made("off", **OFF)) == [0]
     assert (losses(root / "on"), weights(root / "on")) == (losses(root / "off"), weights(root / "off"))
-    assert not any(path.name == clip_losses.FILE for path in (root / "off").rglob("*"))
+    assert not any(path.name == FILE for path in (root / "off").rglob("*"))
 
 
 def test_all_clips_are_noted_and_measured_in_turn(root: Path) -> None:
@@ -136,12 +136,12 @@ def test_a_torn_account_is_told_and_an_older_one_is_read(root: Path) -> None:
     torn = root / "torn"
     shutil.copytree(root / "on", torn)
     infos = CheckpointFolder(torn / "checkpoints").list()
-    file = infos[-1].path / clip_losses.FILE
+    file = infos[-1].path / FILE
     file.write_bytes(file.read_bytes()[:-7])
     told = json.loads(CliRunner().invoke(app, ["learning", str(torn), "--json"]).stdout)
     assert told["step"] == infos[-2].step < STEPS
     for info in infos[:-1]:
-        (info.path / clip_losses.FILE).unlink()
+        (info.path / FILE).unlink()
     refused = CliRunner().invoke(app, ["learning", str(torn), "--json"])
     assert json.loads(refused.stdout)["error"]["code"] == "no-clip-losses"
 

@@ -12,7 +12,7 @@ import pytest
 from headless import held, wait_for_request, wait_until, went_to, window
 from page_client import served, small_recipe
 
-from reelworks.annexes.page import learning
+from reelworks.annexes.learning import routes
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.recipe import dataset, recipe_file
@@ -187,7 +187,7 @@ def test_what_was_chosen_last_is_shown(opened, address, part):
 
 @DETAIL
 def test_more_clips_are_added_than_one_answer_has(opened, address, root, monkeypatch):
-    monkeypatch.setattr(learning, "_MOST_CLIPS", 50)
+    monkeypatch.setattr(routes, "_MOST_CLIPS", 50)
     run = RunFolder(root / "runs" / "cats")
     fabricate.note_losses(run, [1.0 + number for number in range(130)], step=30)
     with window(opened) as shown:

@@ -142,16 +142,16 @@ def measure_alike(run: RunFolder, prompts: list[str] = PROMPTS) -> Any:
 
 def note_losses(run: RunFolder, losses: list[float], step: int = 10) -> None:
     """Save a checkpoint that holds losses of clips."""
+    from reelworks.annexes.learning.losses import FILE, ClipLosses, LossesAbout
     from reelworks.data.checkpoint import save  # which needs torch
     from reelworks.data.checkpoint.folder import CheckpointFolder
-    from reelworks.data.run import clip_losses
 
-    about = clip_losses.LossesAbout(step=step, buckets=("a",), course=())
-    table = clip_losses.ClipLosses.empty(about, len(losses))
+    about = LossesAbout(step=step, buckets=("a",), course=())
+    table = ClipLosses.empty(about, len(losses))
     table.key[:] = np.arange(len(losses))
     table.shown[:] = 20
     table.recent[:] = np.log(losses)
-    save.save(CheckpointFolder(run.checkpoints_folder), step, {}, extra={clip_losses.FILE: table.to_bytes()})
+    save.save(CheckpointFolder(run.checkpoints_folder), step, {}, extra={FILE: table.to_bytes()})
 
 
 def train(clock, rng, saved, first, last, total, every):

@@ -26,7 +26,6 @@ from reelworks.commands import (
     encode,
     eval,
     generate,
-    learning,
     new,
     plan,
     replay,
@@ -101,7 +100,6 @@ app.command("train", doing=None, answers=False)(train.train)
 app.command("generate", doing="generating")(generate.generate)
 app.command("eval", doing="measuring")(eval.evaluate)
 app.command("coverage", doing="accounting for the clips")(coverage.coverage)
-app.command("learning", doing="reading the losses")(learning.learning)
 app.command("replay", doing="replaying")(replay.replay)
 app.command("report", doing="writing the report")(report.report)
 app.command("compare", doing="comparing")(compare.compare)

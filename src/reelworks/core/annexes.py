@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from reelworks.core import named_code
 from reelworks.core.errors import UserError
 
 GROUP = "reelworks.annexes"
-_HOUSE = ("captions", "hub", "imports", "lora", "page", "quality")
+_HOUSE = ("captions", "hub", "imports", "learning", "lora", "page", "quality")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Annex:
     Attributes:
         observers: Places of `training.observers.observer.ObserverKind`s, which every training has.
         routes: Places of FastAPI's `APIRouter`s, which the page serves below `/api`.
+        sections: Places of functions that return a section of a run's report (`reports.page.Section`), or None.
         table: Place of the `Config` of its table in recipes, which is `[annex.NAME]` by the name of its entry point.
         measures: Place of the function that measures the clips of a catalog (`data.measures`).
         extra: Extra of this distribution that installs what it needs beside the program.
@@ -51,6 +53,7 @@ class Annex:
     commands: tuple[AnnexCommand, ...] = ()
     observers: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
     table: str | None = None
     measures: str | None = None
     extra: str = ""
@@ -83,6 +86,12 @@ def from_outside() -> dict[str, Annex]:
     """
     points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
     return {point.name: _loaded(point) for point in points}
+
+
+def every() -> Iterator[Annex]:
+    """Yield the annexes of this package, then those of others; raises as `from_outside` does."""
+    yield from of_house()
+    yield from from_outside().values()
 
 
 def _loaded(point: importlib.metadata.EntryPoint) -> Annex:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from reelworks.core import files
+from reelworks.core import annexes, files, named_code
 from reelworks.data.run.folder import RunFolder
-from reelworks.reports import learning_wall, page, plots, previews, run_data, run_facts, status
+from reelworks.reports import page, plots, previews, run_data, run_facts, status
 from reelworks.training.recipe import diff
 
 
@@ -23,6 +23,7 @@ def write(run: RunFolder) -> Path:
     """Write the report of a run, finished or not, and return its path."""
     data = run_data.load(run)
     checkpoints = status.checkpoints(data)
+    places = [place for annex in annexes.every() for place in annex.sections]
     text = page.render(
         "template.html",
         data=data,
@@ -38,7 +39,7 @@ def write(run: RunFolder) -> Path:
         reasons=[*run_facts.reasons(data.summary), *filter(None, [run_facts.failures(data)])],
         coverage=run_facts.coverage(data),
         spikes=run_facts.spikes(data),
-        learning=learning_wall.of_run(run),
+        sections=[section for place in places if (section := named_code.load(place)(run)) is not None],
         ranks=run_facts.balance_of_ranks(data),
         all_spikes=len(data.events_of("spike")),
         kept=[row for row in checkpoints if row.kept],

@@ -60,7 +60,7 @@ def build(folders: list[Path], token: str) -> FastAPI:
         app.add_exception_handler(fault, _explain_fault)
     for api in (runs_api, checkpoints_api, data_api, limits_api, jobs_api, plan_api, new_api, import_api):
         app.include_router(api.routes, prefix="/api")
-    for place in (place for annex in annexes.from_outside().values() for place in annex.routes):
+    for place in (place for annex in annexes.every() for place in annex.routes):
         app.include_router(named_code.load(place), prefix="/api")
 
     app.include_router(_routes)

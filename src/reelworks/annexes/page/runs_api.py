@@ -7,13 +7,13 @@ import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from reelworks.annexes.page import comparing, learning, runs
+from reelworks.annexes.page import comparing, runs
 from reelworks.annexes.page.context import Context, PageContext, PageRun
 from reelworks.annexes.page.jobs_api import add_job, require_trust
 from reelworks.core import results
@@ -23,7 +23,6 @@ from reelworks.reports import plots
 from reelworks.reports.previews import MEDIA
 
 Json = dict[str, Any]
-Sort = Literal["worst", "loss", "trend", "gain", "path"]
 _FOLLOW_SECONDS = 0.5
 _PING_SECONDS = 15.0
 
@@ -51,13 +50,6 @@ def get_figures(context: PageContext, run: PageRun) -> list[Json]:
 @routes.get("/runs/{key}/coverage")
 def get_coverage(run: PageRun) -> list[Json]:
     return runs.coverage(run)
-
-
-@routes.get("/runs/{key}/learning")
-def get_learning(
-    context: PageContext, key: str, run: PageRun, word: str = "", sort: Sort = "worst", offset: int = 0, limit: int = 60
-) -> Json:
-    return learning.wall(context, key, run, word=word, sort=sort, offset=offset, limit=limit)
 
 
 @routes.get("/runs/{key}/previews")

@@ -25,6 +25,7 @@ from reelworks.data.checkpoint.manifest import BadCheckpoint
 from reelworks.data.checkpoint.shards import StoredTensor
 from reelworks.data.checkpoint.state_file import StoredState
 from reelworks.data.checkpoint.tree import Node, ObjectState, TreeDecoder
+from reelworks.data.checkpoint.verify import extra_names as extra_names
 from reelworks.data.checkpoint.verify import has_extra as has_extra
 from reelworks.data.checkpoint.verify import read_extra as read_extra
 from reelworks.data.distributed import collectives

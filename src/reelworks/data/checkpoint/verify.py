@@ -65,6 +65,12 @@ def has_extra(path: Path, name: str) -> bool:
     return any(entry.path == name for entry in manifest.read(path).files)
 
 
+def extra_names(path: Path) -> list[str]:
+    """Return the names of a checkpoint's extra files."""
+    inside = [entry.path for entry in manifest.read(path).files if "/" not in entry.path]
+    return [name for name in inside if name != names.STATE]
+
+
 def damage(path: Path, full: bool = False) -> str:
     """Return what `verify` finds wrong with a checkpoint, or why it cannot be read now; empty if it is good."""
     try:

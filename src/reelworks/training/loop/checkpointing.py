@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from reelworks.models.export.lora import BASE, lora_file_of
 from reelworks.training.assembly import init_from
 from reelworks.training.assembly.build import TrainedModel
 from reelworks.training.loop.open_run import OpenRun
+from reelworks.training.observers.observer import StepObserver
 from reelworks.training.observers.run_logger import RunLogger
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
@@ -60,11 +61,10 @@ def restore(
     if optimizer:
         state.optimizer.load_state_dict(tensors["optimizer"])
 
-    def read(file: str) -> bytes | None:
-        return load.read_extra(checkpoint, file) if load.has_extra(checkpoint, file) else None
-
-    state.load_files(read)
-    excluded, aliases = read(_EXCLUDED), read(_ALIASES)
+    others = [name for name in load.extra_names(checkpoint) if name not in (names.CURSOR, BASE)]
+    files = {name: load.read_extra(checkpoint, name) for name in others}
+    excluded, aliases = files.pop(_EXCLUDED, None), files.pop(_ALIASES, None)
+    state.load_files(files)
     return (
         Cursor(**json.loads(load.read_extra(checkpoint, names.CURSOR))),
         Excluded.none() if excluded is None else Excluded.from_bytes(excluded),
@@ -132,6 +132,7 @@ class CheckpointManager:
         self._retry_at: float | None = None  # time to repeat a failed save
         self._has_warned_of_grace = False
         self._step_seconds = 0.0
+        self.observers: Sequence[StepObserver] = ()  # those that keep files in checkpoints
         self.exported: list[Path] = []  # files of the latest export of this start, on rank 0
 
     def epochs_in_use(self) -> set[tuple[int, int]]:
@@ -265,7 +266,9 @@ class CheckpointManager:
             extra[_EXCLUDED] = position.excluded.to_bytes()
         if position.aliases:
             extra[_ALIASES] = position.aliases.to_bytes()
-        extra |= self._state.files(self._world, position.global_step)
+        extra |= self._state.files()
+        for observer in self.observers:
+            extra |= observer.files(position.global_step)
         if self._base is not None:
             extra[BASE] = self._base.to_json().encode()
         stage = self._data.stage.name

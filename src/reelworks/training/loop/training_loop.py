@@ -27,7 +27,6 @@ from reelworks.training.loop.checkpointing import CheckpointManager
 from reelworks.training.loop.stages import Stage
 from reelworks.training.loop.stop_signals import StopSignals
 from reelworks.training.observers.balance import BalanceReports
-from reelworks.training.observers.clip_measure import ClipLossRounds
 from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
 from reelworks.training.observers.run_logger import RunLogger
@@ -52,6 +51,7 @@ class Trainer:
         recipe = data.recipe
         self.data, self._recipe, self._world = data, recipe, world
         self._folder, self._checkpoints, self._log, self._early = training.folder, checkpoints, log, early
+        self._state = model.state
         self._source, self._encoder, self._compiled = training.source, training.encoder, model.compiled
         timed = recipe.train.log_balance_every is not None and world.size > 1 and world.sequence is None
         # Forward passes of a rank are its own where no weight is sharded over ranks, and collected in the pass.
@@ -77,7 +77,6 @@ class Trainer:
             CompiledGraphs(training),
             BalanceReports(training, times),
             Validations(training, early),
-            ClipLossRounds(training),
         ]
         self._consecutive_non_finite = 0
         self._step_seconds = 0.0
@@ -85,6 +84,7 @@ class Trainer:
     def observe(self, *, first: StepObserver, last: Iterable[StepObserver]) -> None:
         """Add an observer that comes before all others, and some that come after them."""
         self._observers = [first, *self._observers, *last]
+        self._checkpoints.observers = self._observers
 
     def train(self, position: DataPosition, stage: Stage, signals: StopSignals) -> tuple[DataPosition, EndReason]:
         """Train from a position to the end of the stage, and return where and why training stopped."""
@@ -113,6 +113,7 @@ class Trainer:
         if is_done:
             self._tell_that_nothing_is_left(now)
         self._each(lambda observer: observer.begin(now))
+        self._state.observed.clear()
         return not is_done
 
     def _train_steps(self, position: DataPosition, pool: DecodePool, signals: StopSignals) -> tuple[DataPosition, bool]:

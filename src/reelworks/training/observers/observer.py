@@ -93,6 +93,13 @@ class StepObserver:
         """Measure what belongs into a checkpoint of this step."""
         return {}
 
+    def files(self, step: int) -> dict[str, bytes]:
+        """Return what a checkpoint of this step is to keep, by the names of files. Collective.
+
+        After a resume, `model.state.observed` has them until all observers have begun.
+        """
+        return {}
+
     def after_save(self, now: Pause) -> None:
         """Do what may fail or last, now that the checkpoint of this step is written, if one was due."""
 
@@ -182,5 +189,5 @@ def prepare(data: RecipeData) -> list[Callable[[Training], StepObserver]]:
 
 
 def _kinds() -> list[ObserverKind]:
-    places = [place for annex in (*annexes.of_house(), *annexes.from_outside().values()) for place in annex.observers]
+    places = [place for annex in annexes.every() for place in annex.observers]
     return [cast(ObserverKind, named_code.load(place)) for place in (*_KINDS.values(), *places)]

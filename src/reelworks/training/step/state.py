@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reelworks.data.distributed.mesh import World, local, local_parts
-from reelworks.data.run import clip_losses
+from reelworks.data.distributed.mesh import local, local_parts
 from reelworks.models.adapters import inject
 from reelworks.models.api import Denoiser
 from reelworks.training.loop.config import TrainConfig
-from reelworks.training.step.clip_account import ClipLossAccount
 from reelworks.training.step.nonfinite import not_finite
 from reelworks.training.step.optimizers import ShardedOptimizer, matrices
 from reelworks.training.step.spikes import SpikeDetector
@@ -25,13 +23,17 @@ _SPIKES = "recent_losses.json"
 
 @dataclass
 class TrainState:
-    """Weights in training, their float32 average by name, sharded as the weights are, the optimizer, losses so far."""
+    """Weights in training, their float32 average by name, sharded as the weights are, the optimizer, losses so far.
+
+    Attributes:
+        observed: Files of observers in the checkpoint that was loaded, by name, until they have begun.
+    """
 
     module: nn.Module
     ema: dict[str, Tensor]
     optimizer: ShardedOptimizer
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
-    clip_losses: ClipLossAccount = field(default_factory=ClipLossAccount)
+    observed: dict[str, bytes] = field(default_factory=dict)
     blocks: tuple[nn.Module, ...] = ()  # of the module
 
     @classmethod
@@ -57,24 +59,20 @@ class TrainState:
         self.begin_average()
         self.optimizer.begin()
         self.spikes = SpikeDetector()
-        self.clip_losses = ClipLossAccount()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a checkpoint; its tensors are loaded in place, the rest by `optimizer.load_state_dict`."""
         return {"model": inject.weights(self.module), "ema": self.ema, "optimizer": self.optimizer.state_dict()}
 
-    def files(self, world: World, step: int) -> dict[str, bytes]:
-        """Return what a checkpoint of a step has of the state beside tensors, by the names of its files. Collective."""
-        files = {_SPIKES: self.spikes.to_bytes()} if self.spikes.recent else {}
-        if self.clip_losses.is_on:
-            files[clip_losses.FILE] = self.clip_losses.to_bytes(world, step)
-        return files
+    def files(self) -> dict[str, bytes]:
+        """Return what a checkpoint has of the state beside tensors, by the names of its files."""
+        return {_SPIKES: self.spikes.to_bytes()} if self.spikes.recent else {}
 
-    def load_files(self, read: Callable[[str], bytes | None]) -> None:
-        """Load what `files` returned; `read` returns the content of a file, None where the checkpoint lacks it."""
-        for file, load in ((_SPIKES, self.spikes.load), (clip_losses.FILE, self.clip_losses.load)):
-            if (content := read(file)) is not None:
-                load(content)
+    def load_files(self, files: dict[str, bytes]) -> None:
+        """Load what `files` returned; the others are left to observers."""
+        self.observed = dict(files)
+        if (content := self.observed.pop(_SPIKES, None)) is not None:
+            self.spikes.load(content)
 
     def not_finite(self) -> list[str]:
         """Return the names of the tensors that hold infinities or NaN in this rank's shards."""

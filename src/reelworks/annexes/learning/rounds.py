@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,18 +19,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from reelworks.annexes.learning.account import ClipLossAccount, Measured
+from reelworks.annexes.learning.losses import DOUBT, FILE
 from reelworks.core import hash_rng
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.loader.position import DataPosition
 from reelworks.data.media.decode_pool import DecodePool
-from reelworks.data.run.clip_losses import DOUBT
 from reelworks.data.schedule.plan import Samples
 from reelworks.models import components
 from reelworks.models.objectives import objectives
 from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
 from reelworks.training.observers.validation import shared_out
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import draws, progress
-from reelworks.training.step.clip_account import Measured
 from reelworks.training.step.examples import Predicted, fixed_example
 
 I64 = NDArray[np.int64]
@@ -59,32 +61,36 @@ class ClipLossRounds(StepObserver):
     """Keep the losses of trained clips, and measure rounds of clips with the weights in training when they are due."""
 
     training: Training
+    account: ClipLossAccount = field(default_factory=ClipLossAccount)
 
     def begin(self, now: Pause) -> None:
         """Open the account, and measure what a signal came before."""
-        if self.training.data.recipe.train.clip_losses != "off":
-            account = self.training.model.state.clip_losses
-            account.begin(self.training.data, now.position, is_main=self.training.world.is_main)
+        if (content := self.training.model.state.observed.get(FILE)) is not None:
+            self.account.load(content)
+        self.account.begin(self.training.data, now.position, is_main=self.training.world.is_main)
         if not now.is_over():
             self._measure_round(now)
 
     def after_step(self, step: TrainedStep) -> None:
         """Note the losses of a step's clips."""
-        account, result = self.training.model.state.clip_losses, step.result
-        if account.is_on:
-            batches = result.batches if result.applied else ()
-            of_clips = np.array(result.clip_losses), np.array(result.clip_times)
-            account.add(step.number, batches, *of_clips, trained=result.clips + result.repeats)
+        result = step.result
+        batches = result.batches if result.applied else ()
+        of_clips = np.array(result.clip_losses), np.array(result.clip_times)
+        self.account.add(step.number, batches, *of_clips, trained=result.clips + result.repeats)
 
     def metrics(self, now: Pause) -> dict[str, float]:
         """Measure a round of clips with fixed noise, if one is due; a checkpoint has no metric of it."""
         self._measure_round(now)
         return {}
 
+    def files(self, step: int) -> dict[str, bytes]:
+        """Return the account up to a step. Collective."""
+        return {FILE: self.account.to_bytes(self.training.world, step)}
+
     def _measure_round(self, now: Pause) -> None:
         """Measure a round of clips if one is due. Collective."""
         training, position = self.training, now.position
-        world, account, module = training.world, training.model.state.clip_losses, training.model.state.module
+        world, account, module = training.world, self.account, training.model.state.module
         size = self._size_if_due(position)
         if not size:
             return
@@ -103,11 +109,11 @@ class ClipLossRounds(StepObserver):
 
     def _size_if_due(self, position: DataPosition) -> int:
         """Return the clips of the round that is due, or 0; equal on all ranks."""
-        recipe, account, step = self.training.data.recipe, self.training.model.state.clip_losses, position.global_step
+        recipe, account, step = self.training.data.recipe, self.account, position.global_step
         wanted = recipe.train.clip_losses
-        if wanted == "off" or step == account.last or not step:
+        if step == account.last or not step:
             return 0
-        if wanted != "auto":
+        if isinstance(wanted, int):
             return wanted if progress.is_due(recipe.train.clip_losses_every or _EVERY, step) else 0
         end = progress.total_steps(recipe.train, position)
         # Each rank as many micro-batches: fewer clips would leave ranks idle, and take as long.
@@ -133,7 +139,7 @@ class ClipLossRounds(StepObserver):
     @cached_property
     def _order(self) -> tuple[I64, Callable[[], tuple[NDArray[np.int16], NDArray[np.float64]]]]:
         """Order of the candidates by a draw of each, and what was measured of them, as `ClipLossAccount.measured` tells."""
-        uids, account = self._candidates[0].uid, self.training.model.state.clip_losses
+        uids, account = self._candidates[0].uid, self.account
         drawn = hash_rng.hash64(self.training.data.recipe.seed, "clip_losses", account.keys(uids))
         return np.argsort(drawn, kind="stable"), account.measured(uids)
 
@@ -188,6 +194,18 @@ class ClipLossRounds(StepObserver):
         ratio = draws.shift_ratio(objective, shape, self.training.encoder.encoders.autoencoder.geometry.latent(shape))
         _, times = objectives.from_config(objective).times(torch.tensor([_TIME], dtype=torch.float64), ratio)
         return float(times)
+
+
+class _NotedLosses:
+    def require(self, recipe: Recipe) -> None:
+        """Any training can be noted."""
+
+    def prepare(self, data: RecipeData) -> Callable[[Training], StepObserver] | None:
+        """Note losses where the recipe asks for it."""
+        return None if data.recipe.train.clip_losses == "off" else ClipLossRounds
+
+
+KIND = _NotedLosses()
 
 
 def affordable(*, step: int, end: int | None, trained: int, share: float, knows_captions: bool) -> float:

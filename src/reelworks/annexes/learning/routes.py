@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from fastapi import APIRouter
+
+from reelworks.annexes.learning.learning import Learning
 from reelworks.annexes.page import datasets
 from reelworks.annexes.page.clips import ClipView
-from reelworks.annexes.page.context import Context
+from reelworks.annexes.page.context import Context, PageContext, PageRun
 from reelworks.annexes.page.datasets import FileStatus
 from reelworks.core import results
 from reelworks.core.errors import UserError
@@ -16,13 +19,18 @@ from reelworks.core.hash_rng import U64
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.folder import RunFolder
-from reelworks.training.coverage.learning import Learning
 
 Json = dict[str, Any]
+Sort = Literal["worst", "loss", "trend", "gain", "path"]
 _MOST_CLIPS = 1000  # of an answer
 
+routes = APIRouter()
 
-def wall(context: Context, key: str, run: RunFolder, *, word: str, sort: str, offset: int, limit: int) -> Json:
+
+@routes.get("/runs/{key}/learning")
+def get_learning(
+    context: PageContext, key: str, run: PageRun, word: str = "", sort: Sort = "worst", offset: int = 0, limit: int = 60
+) -> Json:
     """Return clips of a run in an order, all of them or those with a word, and the counts of all; empty without losses."""
     saved = CheckpointFolder(run.checkpoints_folder)
     try:

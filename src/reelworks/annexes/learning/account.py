@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.annexes.learning.losses import MEASURED, ClipLossError, ClipLosses, LossesAbout, Usual
 from reelworks.core.log import logger
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.micro_batch import MicroBatch
 from reelworks.data.loader.position import DataPosition
-from reelworks.data.run.clip_losses import MEASURED, ClipLossError, ClipLosses, LossesAbout, Usual
 from reelworks.models.objectives.config import NUM_TIMESTEPS
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.step import draws
@@ -148,11 +148,6 @@ class ClipLossAccount:
     _seed: int | None = None
     _objective: Any = None
     _pending: list[_Shows] = field(default_factory=list)
-
-    @property
-    def is_on(self) -> bool:
-        """Whether losses are noted."""
-        return self._seed is not None
 
     def load(self, content: bytes) -> None:
         """Go on from what `to_bytes` returned; call `begin` afterwards."""

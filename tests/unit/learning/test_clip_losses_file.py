@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reelworks.data.run.clip_losses import ClipLossError, ClipLosses, LossesAbout, Usual
+from reelworks.annexes.learning.losses import ClipLossError, ClipLosses, LossesAbout, Usual
 
 ABOUT = LossesAbout(
     step=7,

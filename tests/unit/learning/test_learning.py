@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from reelworks.annexes.learning import learning
+from reelworks.annexes.learning.learning import FAR, FEWEST_PEERS, FEWEST_SHOWN, OFTEN, Learning, Word
+from reelworks.annexes.learning.losses import ClipLosses, LossesAbout
 from reelworks.core.errors import UserError
-from reelworks.data.run.clip_losses import ClipLosses, LossesAbout
 from reelworks.data.run.folder import RunFolder
-from reelworks.training.coverage import learning
-from reelworks.training.coverage.learning import FAR, FEWEST_PEERS, FEWEST_SHOWN, OFTEN, Learning, Word
 
 ABOUT = LossesAbout(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 1.0)))
 

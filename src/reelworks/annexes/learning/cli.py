@@ -14,7 +14,7 @@ from reelworks.core import units
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
-    from reelworks.training.coverage.learning import LearningReport
+    from reelworks.annexes.learning.learning import LearningReport
 
 _LISTED = 20
 
@@ -47,9 +47,9 @@ def learning(
     or fell far more, as that of a clip with many duplicates. "still_learning", "learnt": nothing stands out. "too_early": it was trained less
     than four times. All of it is of the newest checkpoint.
     """
+    from reelworks.annexes.learning.learning import Learning
     from reelworks.data.loader import exclude_file as excluding
     from reelworks.data.run.folder import RunFolder
-    from reelworks.training.coverage.learning import Learning
 
     if exclude_file is not None and not word:
         raise UserError(

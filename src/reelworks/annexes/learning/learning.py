@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reelworks.annexes.learning.losses import DOUBT, FILE, NORMAL, ClipLossError, ClipLosses
 from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import U64
 from reelworks.data.checkpoint import verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.manifest import BadCheckpoint
 from reelworks.data.loader import segment_record
-from reelworks.data.run import clip_losses, events, records
-from reelworks.data.run.clip_losses import DOUBT, NORMAL, ClipLossError, ClipLosses
+from reelworks.data.run import events, records
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.run.records import RecordError
 from reelworks.data.schedule.cursor import Aliases
@@ -222,8 +222,8 @@ class Learning:
         problems = list(broken.values())
         for info in reversed(infos):
             try:
-                if verify.has_extra(info.path, clip_losses.FILE):
-                    table = ClipLosses.from_bytes(verify.read_extra(info.path, clip_losses.FILE))
+                if verify.has_extra(info.path, FILE):
+                    table = ClipLosses.from_bytes(verify.read_extra(info.path, FILE))
                     return cls(run, table, words_of(table))
             except (BadCheckpoint, ClipLossError, OSError) as error:
                 problems.append(f"{info.path.name}: {error}")

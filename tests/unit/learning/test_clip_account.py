@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.data.run.clip_losses import DOUBT, ClipLosses, Usual
+from reelworks.annexes.learning.account import UNREADABLE, Measured, _AccountRows, _Shows, _UsualLoss
+from reelworks.annexes.learning.losses import DOUBT, ClipLosses, Usual
+from reelworks.annexes.learning.rounds import SHARE, affordable, choose
 from reelworks.data.schedule.cursor import Aliases
-from reelworks.training.observers import clip_measure
-from reelworks.training.observers.clip_measure import SHARE
-from reelworks.training.step.clip_account import UNREADABLE, Measured, _AccountRows, _Shows, _UsualLoss
 
 CLIPS, STEPS, BATCH = 60, 400, 12
 UIDS = np.random.default_rng(1).integers(1, 1 << 62, CLIPS, dtype=np.uint64)
@@ -114,7 +113,7 @@ def test_all_clips_take_turns_in_micro_batches_of_one_kind(clips: int, kinds: in
     kind, measured, batch_size = np.arange(clips) % kinds, np.zeros(clips, np.int16), np.full(clips, 4)
     measured[0] = UNREADABLE
     for _ in range(rounds):
-        chosen = clip_measure.choose(measured, measured.astype(np.float64), kind, batch_size, size)
+        chosen = choose(measured, measured.astype(np.float64), kind, batch_size, size)
         every = np.concatenate([np.zeros(0, np.int64), *chosen])
         assert len(set(every.tolist())) == len(every) == min(size, clips - 1)
         assert all(len(batch) <= 4 and len(set(kind[batch])) == 1 for batch in chosen)
@@ -131,7 +130,7 @@ def test_a_share_of_the_clips_is_measured_when_they_tell_most(
     visits, third = 0, 0
     for step in range(1, steps + 1):
         end, trained = steps if is_known else None, step * batch
-        most = clip_measure.affordable(step=step, end=end, trained=trained, share=SHARE, knows_captions=knows_captions)
+        most = affordable(step=step, end=end, trained=trained, share=SHARE, knows_captions=knows_captions)
         if visits + batch <= most:
             assert step >= steps / 5 or knows_captions or not is_known
             visits += batch
@@ -147,7 +146,7 @@ def test_clips_of_whose_captions_least_is_sure_are_measured_after_all_others() -
     measured, late = np.ones(40, np.int16), np.full(40, 3.0)
     measured[[3, 5]], late[[7, 30]], late[9] = 0, (0.1, 0.5), np.inf
     kind, batch_size = np.zeros(40, np.int64), np.full(40, 4)
-    chosen = clip_measure.choose(measured, late, kind, batch_size, 40)
+    chosen = choose(measured, late, kind, batch_size, 40)
     assert np.concatenate(chosen)[:4].tolist() == [3, 5, 7, 30]
     assert np.concatenate(chosen)[-1] == 9
 
