@@ -85,6 +85,14 @@ def test_what_its_observer_keeps_goes_on_with_a_training_and_is_told_in_the_repo
     assert '<a href="#wheels">Wheels</a>' in report
 
 
+@pytest.mark.usefixtures("bicycle")
+def test_its_observer_may_not_replace_what_others_keep(tiny: Any, tmp_path: Path) -> None:
+    (tmp_path / "site-packages" / "bicycle_annex.py").write_text(PACKAGE.replace("turns.txt", "cursor.json"))
+    values = tiny(train={"max_steps": 2}, annex={"bicycle": {}})
+    with fresh_import("bicycle_annex"), pytest.raises(ValueError, match=r"Odometer may not keep .*cursor.json"):
+        rw.train(recipe_file.parse(values))
+
+
 @pytest.mark.parametrize(
     ("name", "table", "code", "field"),
     [

@@ -267,10 +267,13 @@ class CheckpointManager:
         if position.aliases:
             extra[_ALIASES] = position.aliases.to_bytes()
         extra |= self._state.files()
-        for observer in self.observers:
-            extra |= observer.files(position.global_step)
         if self._base is not None:
             extra[BASE] = self._base.to_json().encode()
+        for observer in self.observers:
+            kept = observer.files(position.global_step)
+            if taken := extra.keys() & kept:
+                raise ValueError(f"{type(observer).__name__} may not keep {taken}, which others keep in a checkpoint")
+            extra |= kept
         stage = self._data.stage.name
         return {"extra": extra, "metrics": metrics, "run_id": self._run.id, "stage_name": stage}
 
