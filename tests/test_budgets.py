@@ -26,11 +26,11 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_270, 1_600),
+    "core": Part(("core",), 2_210, 1_600),
     "data": Part(("data",), 15_560, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 9_580, 8_600),
-    "training": Part(("training",), 12_210, 9_700),
+    "training": Part(("training",), 12_170, 9_700),
     "inference": Part(("inference",), 2_640, 2_400),
     "commands": Part(("commands",), 1_660, 1_200),
     "reports": Part(("reports",), 1_430, 1_250),
@@ -39,6 +39,7 @@ PARTS = {
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_970, 1_450),
     "captions": Part(("annexes/captions",), 1_790, 1_350),
+    "cluster": Part(("annexes/cluster",), 160, 160),
     "quality": Part(("annexes/quality",), 2_080, 1_950),
     "hub": Part(("annexes/hub",), 680, 580),
     "imports": Part(("annexes/imports",), 7_430, 4_850),
