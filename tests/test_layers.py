@@ -42,6 +42,7 @@ TORCH_FREE_PACKAGES = (
     "training.coverage",
     "quickstart",
     "reports",
+    "annexes.cluster",
     "annexes.imports",
     "annexes.learning",
     "annexes.page",

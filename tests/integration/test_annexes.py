@@ -1,11 +1,11 @@
-"""An annex of another package, found by its entry point: its command, its table of recipes, its observer of trainings, its route of the page and its section of reports."""
+"""An annex of another package, found by its entry point: its command, recipe table, observer, route of the page, section of reports and engine."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import page_client
 import pytest
 from refused import refused
+from test_stored_latents import checksums
 from typer.testing import CliRunner
 
 import reelworks as rw
@@ -117,6 +118,41 @@ def test_a_table_of_a_package_that_is_not_installed_is_refused(tiny: Any) -> Non
 def test_its_route_is_one_of_the_page(tmp_path: Path) -> None:
     with page_client.client(tmp_path) as page:
         assert page.get("/api/wheels").json() == {"wheels": 2}
+
+
+def noting(used: list[str], method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method, which notes its name with each call."""
+
+    def noted(*args: Any) -> Any:
+        used.append(method.__name__)
+        return method(*args)
+
+    return noted
+
+
+@pytest.mark.usefixtures("bicycle")
+def test_its_engine_scans_measures_and_encodes(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used, pedals = list[str](), importlib.import_module("bicycle_annex").Pedals
+    for name in ("pool", "run_actors"):
+        monkeypatch.setattr(pedals, name, noting(used, getattr(pedals, name)))
+    stored = {}
+    for engine in ("local", "pedals"):
+        folder = str(tmp_path / engine)
+        changes = {"catalog": f"{folder}-catalog", "encode": {"store": True, "folder": folder}}
+        file = tmp_path / f"{engine}.toml"
+        file.write_text(recipe_file.dump(recipe_file.parse(tiny(data={"num_workers": 0}, **changes))))
+        for words in (["encode", str(file)], ["measure", f"{folder}-catalog", "--only", "exposure"]):
+            done = CliRunner().invoke(app, [*words, "--engine", engine])
+            assert done.exit_code == 0, done.output
+        rows = rw.Catalog.open(f"{folder}-catalog").live().to_table().to_pylist()
+        stored[engine] = checksums(tmp_path / engine), rows
+    assert stored["pedals"] == stored["local"]
+    assert used == ["pool", "run_actors", "pool"]
+
+
+def test_an_engine_that_nobody_brings_is_refused_with_those_that_there_are(tmp_path: Path, footage: Path) -> None:
+    with refused("engine-unknown", "engine", says="there is no such engine.*give one of local, ray, or"):
+        rw.Catalog.scan(footage, to=tmp_path / "catalog", engine="pedals")
 
 
 @pytest.mark.parametrize(("content", "told"), [("import nowhere", "ModuleNotFoundError"), ("ANNEX = 3", "int: 3")])

@@ -27,11 +27,11 @@ from killed_scans import lines, shown, write_pictures
 from test_stored_latents import CAPTIONS, CLIPS, checksums
 from typer.testing import CliRunner
 
+from reelworks.annexes.cluster import ray_cluster
+from reelworks.annexes.cluster.ray_cluster import Cluster, RayPool
 from reelworks.annexes.quality.run import measure_catalog
 from reelworks.commands.main import app
-from reelworks.core import ray_cluster
 from reelworks.core.errors import UserError
-from reelworks.core.ray_cluster import Cluster, RayPool
 from reelworks.core.worker_pool import WorkerDied, WorkerHung
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import journal, scan
@@ -58,7 +58,7 @@ Recipe = dict[str, Any]
 def cluster() -> Iterator[str]:
     """A cluster of two CPUs, to which this process is connected; its address, which others find in the environment."""
     ray = pytest.importorskip("ray")
-    folders = [str(Path(__file__).parent), str(Path(scan.__file__).parents[2])]
+    folders = [str(Path(__file__).parent), str(Path(scan.__file__).parents[4])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("PYTHONPATH", os.pathsep.join(folders))
@@ -218,6 +218,12 @@ def test_a_cluster_that_does_not_answer_is_named(data: Path, tmp_path: Path, mon
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(UserError, match=r"RAY_ADDRESS = '127.0.0.1:1': no Ray cluster can be reached"):
         scan_sources([Source("d", data)], tmp_path / "there", workers=2, engine="ray")
+
+
+def test_processes_of_torchrun_do_not_share_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="start the command by itself"), ray_cluster.connect(for_actors=True):
+        pass
 
 
 @pytest.mark.parametrize("lost", ["working_folder", "tries", "catalog", "dataset"])

@@ -45,8 +45,8 @@ def scan(
 
     A bad file becomes a row with its reason and never stops the scan. Another scan opens only files that changed.
 
-    With --engine ray, files are listed here and examined by tasks on all nodes of a cluster, which must see the same
-    folders; the catalog is the same.
+    With the engine of a cluster, files are listed here and examined on all its nodes, which must see the same folders; the
+    catalog is the same.
     """
     from reelworks.core import machine
     from reelworks.data.catalog.config import Source

@@ -68,7 +68,7 @@ def run(
 
     Training reads the result if the recipe has `[encode] store = true`, and then also encodes by itself what is missing.
 
-    With --engine ray, the data is scanned and encoded by all nodes of a cluster, which must see the folders of data, catalog,
+    With the engine of a cluster, the data is scanned and encoded by all its nodes, which must see the folders of data, catalog,
     store and recipe at the same place: an encoder on each GPU, or on each CPU if there are no GPUs.
     """
     from reelworks.training.recipe import recipe_file

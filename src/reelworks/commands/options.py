@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from reelworks.core import requests
+from reelworks.core import annexes, requests
 
 if TYPE_CHECKING:
     from reelworks.training.recipe.recipe import Recipe
@@ -26,11 +26,13 @@ Overrides = Annotated[
     ),
 ]
 DataPath = Annotated[Path | None, Option(help=requests.DATA_PATH)]
+_ENGINES = ", ".join(name for annex in annexes.of_house() for name in annex.engines)
 EngineOption = Annotated[
-    Literal["local", "ray"],
+    str,
     Option(
         "--engine",
-        help="Use this machine, or all nodes of the Ray cluster of RAY_ADDRESS (without it, of one started here).",
+        metavar="NAME",
+        help=f"Engine that does the work: local, which is this machine, {_ENGINES}, or one of another package.",
     ),
 ]
 

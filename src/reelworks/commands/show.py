@@ -80,7 +80,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def stdout_for_json(json: bool) -> Iterator[None]:
-    """Send to stderr what libraries print, such as Ray about a process that died, if stdout is for one JSON value."""
+    """Send to stderr what libraries print, such as that a process died, if stdout is for one JSON value."""
     with redirect_stdout(sys.stderr) if json else nullcontext():
         yield
 

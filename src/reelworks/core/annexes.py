@@ -11,15 +11,15 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from reelworks.core import named_code
 from reelworks.core.errors import UserError
 
 GROUP = "reelworks.annexes"
-_HOUSE = ("captions", "hub", "imports", "learning", "lora", "page", "quality")
+_HOUSE = ("captions", "cluster", "hub", "imports", "learning", "lora", "page", "quality")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Annex:
         sections: Places of functions that return a section of a run's report (`reports.page.Section`), or None.
         table: Place of the `Config` of its table in recipes, which is `[annex.NAME]` by the name of its entry point.
         measures: Place of the function that measures the clips of a catalog (`data.measures`).
+        engines: Places of functions that connect to workers (`core.executors`), by the names that `--engine` takes.
         extra: Extra of this distribution that installs what it needs beside the program.
         packages: Names of these packages, as they are imported.
     """
@@ -56,6 +57,7 @@ class Annex:
     sections: tuple[str, ...] = ()
     table: str | None = None
     measures: str | None = None
+    engines: Mapping[str, str] = field(default_factory=dict)
     extra: str = ""
     packages: tuple[str, ...] = ()
 
@@ -113,3 +115,8 @@ def _loaded(point: importlib.metadata.EntryPoint) -> Annex:
 def measuring() -> Any:
     """Return the function that measures the clips of a catalog."""
     return next(named_code.load(annex.measures) for annex in of_house() if annex.measures is not None)
+
+
+def engines() -> dict[str, str]:
+    """Return the places of all engines by name; those of the house keep theirs."""
+    return {name: at for annex in (*from_outside().values(), *of_house()) for name, at in annex.engines.items()}

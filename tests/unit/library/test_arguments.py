@@ -186,7 +186,7 @@ def test_the_table_of_words_has_keys_that_exist() -> None:
 
 
 LIBRARY = ("core", *(f"data/{r}" for r in ("catalog", "media", "schedule", "buckets", "loader", "checkpoint")))
-NOT_OF_THE_LIBRARY = ("mirror", "propose.py", "ray_cluster.py")  # copies of runs, proposed entries, hints for a shell
+NOT_OF_THE_LIBRARY = ("mirror", "propose.py")  # copies of runs, proposed entries
 WORDS_OF_RECIPES = re.compile(
     r"(?<![\w/])(bucket|buckets|dataset|data|checkpoints|validation|train|cost|sound|autoencoder)\.[a-z_]+\b(?! of)"
     r"|(?<![\w-])--[a-z]|\[\[|the recipe|\brecipe's"

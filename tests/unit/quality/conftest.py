@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from reelworks.annexes.quality import registry, run, sampling
+from reelworks.annexes.quality import registry, sampling
+from reelworks.core import executors
+from reelworks.core.worker_pool import ThreadCalls
 from reelworks.data.catalog.store import measured_columns
 
 
@@ -26,6 +28,6 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(request.path.name)
         return real(request)
 
-    monkeypatch.setattr(run, "WorkerPool", lambda: None)
-    monkeypatch.setattr(run.sampling, "measure", counted)
+    monkeypatch.setattr(executors, "WorkerPool", ThreadCalls)
+    monkeypatch.setattr(sampling, "measure", counted)
     return names

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,10 +21,9 @@ from reelworks.annexes.quality import registry, sampling
 from reelworks.annexes.quality.measure import ClipPictures, ComparedClips
 from reelworks.annexes.quality.networks import Networks, WaitingClip
 from reelworks.annexes.quality.sampling import Measurement, MeasureRequest
-from reelworks.core import files, ray_cluster
+from reelworks.core import executors, files
+from reelworks.core.executors import Executor
 from reelworks.core.hash_rng import U64
-from reelworks.core.ray_cluster import Engine, RayPool
-from reelworks.core.worker_pool import WorkerPool
 from reelworks.data.catalog.scan import probe_pool, scan
 from reelworks.data.catalog.store import companions, kept_measures, part_files
 from reelworks.data.catalog.store.kept_measures import KeptMeasures, WrittenColumn
@@ -89,7 +88,7 @@ def measure_catalog(
     workers: int,
     field: str = "--only",
     on_progress: OnClips | None = None,
-    engine: Engine = "local",
+    engine: str = executors.LOCAL,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> MeasureResult:
     """Measure what is missing in a catalog, and write the values as its scores.
@@ -100,13 +99,14 @@ def measure_catalog(
         workers: Number of processes that decode.
         field: Option or key that the names come from.
         on_progress: Called a few times a second while clips are measured.
-        engine: "ray" decodes on all nodes of a Ray cluster, whatever `workers` is.
+        engine: Engine whose workers decode; any but "local" has a number of its own.
         timeout_seconds: Time for one clip, after which its process is ended and its measures stay missing.
 
     Raises:
-        UserError: There is no catalog, a name is unknown, or another process measures or scans this catalog.
+        UserError: There is no catalog, a name or the engine is unknown, or another process measures or scans this catalog.
     """
     path, measures = Path(path), registry.all_named(names or registry.names(), field)
+    connection = executors.connect(engine, workers)
     Catalog.open(path)  # otherwise the lock would make the folder
     folder = path / kept_measures.NAME
     with (
@@ -123,7 +123,7 @@ def measure_catalog(
             pending = _pending(rows, measures, kept)
             measured = len(pending.rows)
             failed = (
-                _measure_all(rows, pending, kept, workers, on_progress, engine, timeout_seconds) if measured else []
+                _measure_all(rows, pending, kept, connection, on_progress, engine, timeout_seconds) if measured else []
             )
             with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
                 newest = Catalog.open(path)
@@ -231,23 +231,23 @@ def _measure_all(
     rows: CatalogRows,
     pending: _ToMeasure,
     kept: KeptMeasures,
-    workers: int,
+    connection: AbstractContextManager[Executor],
     on_progress: OnClips | None,
-    engine: Engine,
+    engine: str,
     timeout_seconds: float,
 ) -> list[tuple[str, str]]:
     """Measure the pending clips and keep what is found; return the clips that failed, with the reasons."""
-    with ray_cluster.connect() if engine == "ray" else nullcontext() as cluster:
+    with connection as executor:
         found = probe_pool.map_ordered(
             sampling.measure,
             _requests(rows, pending),
-            workers=workers if cluster is None else probe_pool.calls_at_once(cluster),
-            processes=WorkerPool() if cluster is None else RayPool(),
+            workers=executor.calls_at_once,
+            processes=executor.pool(),
             failed=sampling.failed,
             most_seconds=lambda chunk: timeout_seconds,
             chunk_size=_CLIPS_PER_CALL,
         )
-        return _collect(rows, pending, kept, found, on_progress)
+        return _collect(rows, pending, kept, found, on_progress, engine)
 
 
 def _collect(
@@ -256,6 +256,7 @@ def _collect(
     kept: KeptMeasures,
     found: Iterator[Measurement],
     on_progress: OnClips | None,
+    engine: str,
 ) -> list[tuple[str, str]]:
     failed: list[tuple[str, str]] = []
     waiting: dict[int, dict[str, float | bytes]] = {}
@@ -273,7 +274,7 @@ def _collect(
         for index, one in enumerate(found):
             row = int(pending.rows[index])
             if one.missing_on and not location.is_missing(rows.file(row)):
-                raise scan.unseen(rows.file(row), one.missing_on)
+                raise scan.unseen(rows.file(row), one.missing_on, engine)
             take(index, one.values, one.problems)
             if one.pictures is not None:
                 pictures = ClipPictures(one.pictures, rows.caption[row].as_py() or "")

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from reelworks.core import launcher, ray_cluster
+from reelworks.core import executors
 from reelworks.core.errors import UserError
-from reelworks.core.ray_cluster import Engine
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.distributed import mesh
 from reelworks.training.encoding import upkeep
@@ -38,31 +37,23 @@ def encode_stage(
     whole: Recipe,
     index: int,
     *,
-    engine: Engine,
+    engine: str,
     limit: int | None,
     on_scan: Callable[[ScanProgress], None],
     on_progress: Callable[[Progress], None],
 ) -> EncodingReport:
     """Scan the data of a recipe, or of one of its stages, and encode what training reads of it and is not stored yet.
 
-    The processes that torchrun started share the work, and each returns what it did. With the engine "ray", the nodes of a
-    cluster scan and encode.
+    The processes that torchrun started share the work, and each returns what it did. With another engine than "local", its
+    workers scan and encode.
 
     Raises:
-        UserError: The disk has too little space, or several processes would use a cluster.
+        UserError: The disk has too little space, or there is no such engine, or it cannot be used.
     """
     recipe = storing(recipe_file.of_stage(whole, index) if whole.stage else whole)
-    if engine == "ray":
-        if launcher.number("WORLD_SIZE") > 1:
-            raise UserError(
-                "torchrun has started several processes, and each would use the whole cluster",
-                code="ray-under-torchrun",
-                field="--engine",
-                value="ray",
-                remedy="start the command by itself: it uses all GPUs of the cluster",
-            )
-        with ray_cluster.connect() as cluster:
-            dataset.scan_recipe(recipe, on_scan, engine="ray")
+    if engine != executors.LOCAL:
+        with executors.connect_elsewhere(engine, for_actors=True) as cluster:
+            dataset.scan_recipe(recipe, on_scan, engine=engine)
             data = _open(whole, index, 1)
             source, spec = encoding.open_store(data), plan_forecast.plan_spec(data)
             job = encoding.build_encoding_job(data, source, torch.device("cpu"), spec, limit=limit)

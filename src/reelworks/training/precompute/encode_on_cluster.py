@@ -1,16 +1,15 @@
-"""Encode a recipe's clips and captions by actors of a Ray cluster, one for each GPU, or for each CPU without GPUs.
+"""Encode a recipe's clips and captions by the actors of an engine (`core.executors`), which work on the nodes of a cluster.
 
 This process hands out parts of the work: captions, and numbers of chunks of clips. An actor opens recipe, catalog and store
 by itself, which must lie at the same place on every node, and keeps them with encoders and decoding processes from part to
-part. It commits to the store and returns what it did. Ray restarts an actor that dies, and repeats its part, of which only
-what was not committed is encoded again; each try leaves a byte in the store, so that a part which always kills its actor
+part. It commits to the store and returns what it did. The engine restarts an actor that dies, and repeats its part, of which
+only what was not committed is encoded again; each try leaves a byte in the store, so that a part which always kills its actor
 ends the command.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import socket
@@ -24,9 +23,9 @@ from typing import Any
 
 import torch
 
-from reelworks.core import digests, ray_cluster
+from reelworks.core import digests
 from reelworks.core.errors import UserError, first_few
-from reelworks.core.ray_cluster import Cluster
+from reelworks.core.executors import ActorExecutor
 from reelworks.data.schedule.cursor import StageStart
 from reelworks.training.encoding.precompute import encode
 from reelworks.training.encoding.precompute.encode import Encoding, EncodingForecast
@@ -84,12 +83,12 @@ class ClusterPart:
 def encode_missing(
     data: RecipeData,
     job: Encoding,
-    cluster: Cluster,
+    cluster: ActorExecutor,
     *,
     limit: int | None,
     on_progress: Callable[[Progress], None],
 ) -> tuple[EncodingForecast, Progress]:
-    """Say what will be encoded, check the disk's space, and let the connected cluster encode it.
+    """Say what will be encoded, check the disk's space, and let a cluster's actors encode it.
 
     Args:
         job: The encoding as `encoding.build_encoding_job` prepares it in this process, with the same `limit`.
@@ -111,10 +110,13 @@ def encode_missing(
                 working_folder=str(Path.cwd()),
                 tries=str(tries.resolve()),
                 most_tries=TRIES,
-                uses_gpu=cluster.gpus > 0,
+                uses_gpu=cluster.uses_gpus,
             )
-            for part, done in _on_cluster(shared, parts, cluster):
-                progress.add(part.clips, done)
+            for text in cluster.run_actors(EncodeActor, shared, [json.dumps(asdict(part)) for part in parts]):
+                result = json.loads(text)
+                if result["error"] is not None:
+                    raise UserError(**result["error"])
+                progress.add(result["part"]["clips"], Progress(**result["progress"]))
                 on_progress(progress)
         job.source.store.refresh()
         encode.log_failures(progress)
@@ -135,47 +137,6 @@ def _tries(store: Path) -> Iterator[Path]:
         yield mine
     finally:
         shutil.rmtree(mine, ignore_errors=True)
-
-
-def _on_cluster(job: ClusterJob, parts: list[ClusterPart], cluster: Cluster) -> Iterator[tuple[ClusterPart, Progress]]:
-    """Yield each part with what was done of it, as actors return them."""
-    import ray.data
-    import ray.exceptions
-
-    logging.getLogger("ray.data").setLevel(logging.ERROR)  # which would print lines between ours
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.max_consecutive_actor_init_deaths = TRIES
-    actors = ray.data.ActorPoolStrategy(
-        size=min(cluster.gpus or cluster.cpus, len(parts)), max_tasks_in_flight_per_actor=1
-    )
-    items = ray.data.from_items([{"part": json.dumps(asdict(part))} for part in parts], override_num_blocks=len(parts))
-    results = items.map_batches(
-        EncodeActor,
-        fn_constructor_args=(job,),
-        batch_size=None,
-        compute=actors,
-        runtime_env=ray_cluster.worker_environment() or None,
-        num_gpus=1 if job.uses_gpu else None,
-        num_cpus=None if job.uses_gpu else 1,
-    )
-    try:
-        for row in results.iter_rows():
-            result = json.loads(row["result"])
-            if result["error"] is not None:
-                raise UserError(**result["error"])
-            yield ClusterPart(**result["part"]), Progress(**result["progress"])
-    except ray.exceptions.RayTaskError:
-        raise  # an error of ours, with its traceback
-    except ray.exceptions.RayError as error:
-        raise UserError(
-            f"the Ray cluster ended the work: {str(error).strip().splitlines()[-1]}",
-            code="ray-failed",
-            field="--engine",
-            value="ray",
-            remedy="look at the state of the cluster (`ray status`) and at Ray's logs; the same command goes on where "
-            "it was",
-        ) from error
 
 
 class EncodeActor:
@@ -209,7 +170,9 @@ class EncodeActor:
             return
         chunk = encoding_.chunks[part.number] if part.number < len(encoding_.chunks) else None
         if chunk is None or chunk.name != part.name:
-            raise _unseen(self._job.recipe.catalog_folder, "another catalog or recipe than the machine of the command")
+            raise _unseen(
+                "catalog", self._job.recipe.catalog_folder, "another catalog or recipe than the machine of the command"
+            )
         worker.encode_clips([chunk], progress, _silent)
 
 
@@ -235,15 +198,15 @@ def _require_same_files(job: ClusterJob) -> None:
     """Check that this node sees the files of the command's machine at the same places, and go to its working folder."""
     recipe = job.recipe
     if not Path(job.working_folder).is_dir():
-        raise _unseen(job.working_folder)
+        raise _unseen("working folder", job.working_folder)
     os.chdir(job.working_folder)
     if not Path(job.tries).is_dir():
-        raise _unseen(recipe.encoded_folder)
+        raise _unseen("encode.folder", recipe.encoded_folder)
     if not (Path(recipe.catalog_folder) / "catalog.json").is_file():
-        raise _unseen(recipe.catalog_folder)
+        raise _unseen("catalog", recipe.catalog_folder)
     for place in (dataset.place for dataset in recipe.dataset):
         if place.url is None and not place.root.exists():
-            raise _unseen(str(place.root))
+            raise _unseen("dataset.path", str(place.root))
 
 
 def _count_try(job: ClusterJob, part: ClusterPart) -> None:
@@ -262,19 +225,18 @@ def _count_try(job: ClusterJob, part: ClusterPart) -> None:
         f"its process ended {job.most_tries} times while it encoded {what}; everything else that was done is stored",
         code="encode-actor-died",
         field="--engine",
-        value="ray",
-        remedy="look for the cause, such as too little memory, in Ray's logs (/tmp/ray/session_latest/logs), or with "
-        "--engine local, which names a clip that ends its decoder; the command goes on where it was",
+        remedy="look for the cause, such as too little memory, in the logs of the node's processes, or with --engine "
+        "local, which names a clip that ends its decoder; the command goes on where it was",
     )
 
 
-def _unseen(path: str, instead: str = "") -> UserError:
+def _unseen(field: str, path: str, instead: str = "") -> UserError:
     return UserError(
         f"sees {instead}"
         if instead
         else "there is no such folder, or it is another one than on the machine of the command",
         code="node-lacks-folder",
-        field="--engine ray",
+        field=field,
         value=path,
         remedy="mount the folders of data, catalog, store and recipe at the same place on every node",
     )

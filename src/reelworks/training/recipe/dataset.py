@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from reelworks.core import annexes, machine, trust
 from reelworks.core.errors import UserError
-from reelworks.core.ray_cluster import Engine
 from reelworks.core.shape import Geometry
 from reelworks.core.words import of_recipe
 from reelworks.data.buckets import propose, table
@@ -231,7 +230,7 @@ def _stored_entries(recipe: Recipe) -> tuple[Suggestion, ...] | None:
 
 
 def scan_recipe(
-    recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None, engine: Engine = "local"
+    recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None, engine: str = "local"
 ) -> ScanResult:
     """Bring the recipe's catalog up to date, and apply the recipe's measures; unchanged files are not opened.
 

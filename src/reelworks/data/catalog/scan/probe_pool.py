@@ -12,30 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from reelworks.core.ray_cluster import Cluster
+from reelworks.core.executors import CallPool
 from reelworks.core.worker_pool import ThreadCalls, WorkerDied, WorkerHung
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _CHUNKS_PER_WORKER = 4  # chunks in flight; bounds the results waiting in memory
-
-
-def calls_at_once(cluster: Cluster) -> int:
-    """Return how many calls a cluster is given at once: a node has the next one when one returns."""
-    return 2 * cluster.cpus
-
-
-class CallPool(Protocol):
-    """Threads or processes that calls are made in; see `ThreadCalls`, `WorkerPool` and `RayPool`."""
-
-    def call(self, function: Callable[[T], R], value: T, timeout_seconds: float | None, /) -> R:
-        """Return `function(value)`; raises `WorkerDied` if its process ends, and `WorkerHung` if it takes too long."""
-
-    def close(self) -> None:
-        """End the calls that are running."""
 
 
 def map_ordered(

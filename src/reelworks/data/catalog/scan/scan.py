@@ -11,23 +11,20 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from reelworks.core import files, ray_cluster
+from reelworks.core import executors, files
 from reelworks.core.errors import UserError
-from reelworks.core.ray_cluster import Cluster, Engine, RayPool
-from reelworks.core.worker_pool import WorkerPool
+from reelworks.core.executors import Executor, LocalExecutor
 from reelworks.data.catalog.config import Source, same_name
 from reelworks.data.catalog.scan import clip_ranges, lists, probe_pool, remote
 from reelworks.data.catalog.scan.caption_texts import Unsettled, Waiting
 from reelworks.data.catalog.scan.examine import FileRequest, Finding, examine, examine_on_node, failed, most_seconds
 from reelworks.data.catalog.scan.journal import ScanJournal
 from reelworks.data.catalog.scan.listing import list_folder
-from reelworks.data.catalog.scan.probe_pool import CallPool
 from reelworks.data.catalog.scan.source_files import Listing
 from reelworks.data.catalog.scan.update import Listed, Task, Update
 from reelworks.data.catalog.store.store import Catalog
@@ -39,7 +36,7 @@ from reelworks.data.run import lock
 # Two threads open 3300 files a second; spawning processes takes a second or two for imports.
 PROCESSES_FROM = 2000
 _FILES_PER_THREAD = 8
-_FILES_PER_CALL = 32  # of a process, where a call takes as long as two small pictures, or of a cluster
+_FILES_PER_CALL = 32  # of a process, where a call takes as long as two small pictures
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
@@ -95,25 +92,28 @@ def scan_sources(
     *,
     workers: int,
     on_progress: Callable[[ScanProgress], None] | None = None,
-    engine: Engine = "local",
+    engine: str = executors.LOCAL,
 ) -> ScanResult:
     """Scan folders and lists into a catalog, which is created if missing; its other datasets are not changed.
 
     Args:
         workers: Number of threads, or of processes if at least `PROCESSES_FROM` files must be opened.
         on_progress: Called a few times a second and once at the end, if any file must be examined.
-        engine: "ray" examines the files on all nodes of a Ray cluster, whatever `workers` is; they are listed, and the
+        engine: Engine whose workers examine the files; any but "local" has a number of its own. They are listed, and the
             catalog is written, here.
+
+    Raises:
+        UserError: There is no such engine, or a file or folder is not as it has to be.
     """
-    with ray_cluster.connect() if engine == "ray" else nullcontext() as cluster:
-        return _scan(sources, catalog_path, workers, cluster, on_progress)
+    with executors.connect(engine, workers) as executor:
+        return _scan(sources, catalog_path, executor, engine, on_progress)
 
 
 def _scan(
     sources: Sequence[Source],
     catalog_path: Path,
-    workers: int,
-    cluster: Cluster | None,
+    executor: Executor,
+    engine: str,
     on_progress: Callable[[ScanProgress], None] | None,
 ) -> ScanResult:
     for name, count in Counter(source.name for source in sources).items():
@@ -132,8 +132,8 @@ def _scan(
             source.cut.startswith(clip_ranges.SCENES) and files.open.any()
             for source, files in zip(sources, listed, strict=True)
         )
-        examine_all = partial(_find_all, workers=workers, cluster=cluster, finds_scenes=finds_scenes)
-        notes = _apply_all(update, listed, examine_all, on_progress, journal)
+        examine_all = partial(_find_all, executor=executor, finds_scenes=finds_scenes)
+        notes = _apply_all(update, listed, examine_all, on_progress, journal, engine)
         frame_index.write(catalog_path, update.frame_times)
         retired = update.retired([source.name for source in sources])
         if update.new or update.changed or len(retired) or update.outdated:
@@ -170,6 +170,7 @@ def _apply_all(
     find_all: Callable[[Iterator[FileRequest], int], Iterator[Finding]],
     on_progress: Callable[[ScanProgress], None] | None,
     journal: ScanJournal,
+    engine: str,
 ) -> list[str]:
     """Examine files and apply the results, except those that a scan which was killed has examined already.
 
@@ -183,7 +184,7 @@ def _apply_all(
     total, reported = sum(int(files.look.sum()) for files in listed), time.monotonic()
     for done, ((task, known), finding) in enumerate(zip(to_apply, findings, strict=True), start=1):
         if finding.missing_on and not location.is_missing(task.request.file):
-            raise unseen(task.request.file, finding.missing_on)
+            raise unseen(task.request.file, finding.missing_on, engine)
         if known is not None and finding.error is None:
             finding = finding._replace(**known)
         elif finding.fingerprint and task.request.stated is None:  # a file that could not be read is tried again
@@ -204,34 +205,29 @@ def _apply_all(
 
 
 def _find_all(
-    requests: Iterator[FileRequest], to_open: int, *, workers: int, cluster: Cluster | None, finds_scenes: bool
+    requests: Iterator[FileRequest], to_open: int, *, executor: Executor, finds_scenes: bool
 ) -> Iterator[Finding]:
     """Yield the findings of all requests, in order; `to_open` is about the number of files that must be opened."""
-    processes: CallPool | None = None
-    function, chunk_size = examine, _FILES_PER_THREAD
-    if cluster is not None:
-        function, workers = examine_on_node, probe_pool.calls_at_once(cluster)
-        processes, chunk_size = RayPool(), _FILES_PER_CALL
-    elif finds_scenes or to_open >= PROCESSES_FROM:
-        # The scenes of one file take minutes to find.
-        processes, chunk_size = WorkerPool(), 1 if finds_scenes else _FILES_PER_CALL
+    is_here = isinstance(executor, LocalExecutor)
+    in_threads = is_here and not finds_scenes and to_open < PROCESSES_FROM
+    files_per_call = 1 if is_here and finds_scenes else _FILES_PER_CALL  # the scenes of one file take minutes to find
     return probe_pool.map_ordered(
-        function,
+        examine if is_here else examine_on_node,
         requests,
-        workers=workers,
-        processes=processes,
+        workers=executor.calls_at_once,
+        processes=None if in_threads else executor.pool(),
         failed=failed,
         most_seconds=most_seconds,
-        chunk_size=chunk_size,
+        chunk_size=_FILES_PER_THREAD if in_threads else files_per_call,
     )
 
 
-def unseen(file: MediaPath, node: str) -> UserError:
+def unseen(file: MediaPath, node: str, engine: str) -> UserError:
     """Return the error for a file that a node of a cluster does not see."""
     return UserError(
-        f"node {node} of the Ray cluster does not see {file}, which is there on this machine",
+        f"node {node} of the cluster does not see {file}, which is there on this machine",
         code="node-lacks-files",
         field="--engine",
-        value="ray",
+        value=engine,
         remedy="mount the folders of the datasets at the same place on every node, or scan with --engine local",
     )

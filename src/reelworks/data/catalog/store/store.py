@@ -38,7 +38,6 @@ from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import DERIVED, SCHEMA
 
 if TYPE_CHECKING:
-    from reelworks.core.ray_cluster import Engine
     from reelworks.data.catalog.config import DatasetConfig
 
 
@@ -69,7 +68,7 @@ class Catalog:
         folders=arguments.any_of(arguments.PATH, arguments.a(Mapping, Sequence, Config)),
         to=arguments.PATH,
         workers=arguments.whole(0),
-        engine=arguments.one_of("local", "ray"),
+        engine=arguments.TEXT,
     )
     def scan(
         cls,
@@ -77,7 +76,7 @@ class Catalog:
         *,
         to: str | Path,
         workers: int = 0,
-        engine: Engine = "local",
+        engine: str = "local",
     ) -> Catalog:
         """Bring a catalog up to date with folders of videos and pictures, or with lists of them.
 
@@ -86,10 +85,10 @@ class Catalog:
                 them, whose folders of companions are read too.
             to: Folder of the catalog; created if it does not exist. Unchanged files are not opened again.
             workers: Number of threads or processes that read files; 0 uses one for each core.
-            engine: "ray" reads the files on all nodes of a Ray cluster, whatever `workers` is.
+            engine: "local" reads the files on this machine; another name, on all workers of that engine, whatever `workers` is.
 
         Raises:
-            UserError: A folder is missing or holds no media, the catalog cannot be written, or there is no Ray.
+            UserError: A folder is missing or holds no media, the catalog cannot be written, or there is no such engine.
         """
         from reelworks.data.catalog.config import DatasetConfig
         from reelworks.data.catalog.scan import scan

@@ -1,8 +1,4 @@
-"""Connect to a Ray cluster, and call functions there as in the processes of a `WorkerPool`.
-
-Ray is imported only by a command that asks for it. Functions, arguments and results must pickle; the nodes have the same
-version of this package, and see the same files at the same places.
-"""
+"""Connect to a Ray cluster, call functions there as in the processes of a `WorkerPool`, and let actors of Ray Data work."""
 
 from __future__ import annotations
 
@@ -11,38 +7,106 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import astuple, dataclass
+from typing import Any, TypeVar
 
-from reelworks.core import units
+from reelworks.core import launcher, units
 from reelworks.core.errors import UserError
+from reelworks.core.executors import Actor
 from reelworks.core.log import logger
 from reelworks.core.worker_pool import WorkerDied, WorkerHung
 
 T = TypeVar("T")
 R = TypeVar("R")
-Engine = Literal["local", "ray"]
+J = TypeVar("J")
 _ANSWER_SECONDS = 10.0
 _PATIENCE_SECONDS = 5.0
+_ACTOR_STARTS = 5
 
 
-class Cluster(NamedTuple):
+@dataclass(frozen=True)
+class Cluster:
     """Size of a cluster when it was connected to; a node that joins later is used too."""
 
     cpus: int
     gpus: int
 
+    @property
+    def calls_at_once(self) -> int:
+        """Number of calls that are to wait or run at once: a node has the next one when one returns."""
+        return 2 * self.cpus
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether each actor has a GPU; without GPUs there is one for each CPU."""
+        return self.gpus > 0
+
+    def pool(self) -> RayPool:
+        """Return the processes of the cluster."""
+        return RayPool()
+
+    def run_actors(self, actor: Callable[[J], Actor], job: J, parts: Sequence[str]) -> Iterator[str]:
+        """Yield the result of each part, as actors return them (`core.executors.ActorExecutor`).
+
+        Raises:
+            UserError: The cluster ended the work.
+        """
+        import ray.data
+        import ray.exceptions
+
+        logging.getLogger("ray.data").setLevel(logging.ERROR)  # which would print lines between ours
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.max_consecutive_actor_init_deaths = _ACTOR_STARTS
+        actors = ray.data.ActorPoolStrategy(
+            size=min(self.gpus or self.cpus, len(parts)), max_tasks_in_flight_per_actor=1
+        )
+        items = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts))
+        kind: Any = actor  # a class, by Ray's own types
+        results = items.map_batches(
+            kind,
+            fn_constructor_args=(job,),
+            batch_size=None,
+            compute=actors,
+            runtime_env=worker_environment() or None,
+            num_gpus=1 if self.uses_gpus else None,
+            num_cpus=None if self.uses_gpus else 1,
+        )
+        try:
+            for row in results.iter_rows():
+                yield row["result"]
+        except ray.exceptions.RayTaskError:
+            raise  # an error of ours, with its traceback
+        except ray.exceptions.RayError as error:
+            raise UserError(
+                f"the Ray cluster ended the work: {str(error).strip().splitlines()[-1]}",
+                code="ray-failed",
+                field="--engine",
+                value="ray",
+                remedy="look at the state of the cluster (`ray status`) and at Ray's logs; the same command goes on where "
+                "it was",
+            ) from error
+
 
 @contextmanager
-def connect() -> Iterator[Cluster]:
+def connect(*, for_actors: bool = False) -> Iterator[Cluster]:
     """Connect to the cluster of RAY_ADDRESS, or to one that runs on this machine; start one here if there is none.
 
     What was started is stopped at the end. Within a process that is connected already, that connection is used and kept.
 
     Raises:
-        UserError: Ray is not installed, or the cluster cannot be reached.
+        UserError: Ray is not installed, the cluster cannot be reached, or several processes would run actors on it.
     """
+    if for_actors and launcher.number("WORLD_SIZE") > 1:
+        raise UserError(
+            "torchrun has started several processes, and each would use the whole cluster",
+            code="ray-under-torchrun",
+            field="--engine",
+            value="ray",
+            remedy="start the command by itself: it uses all GPUs of the cluster",
+        )
     ray, address = _ray(), os.environ.get("RAY_ADDRESS")
     connects = not ray.is_initialized()
     if connects:
@@ -64,7 +128,9 @@ def connect() -> Iterator[Cluster]:
         found = ray.cluster_resources()
         cluster = Cluster(max(int(found.get("CPU", 0)), 1), int(found.get("GPU", 0)))
         if connects:
-            counts = zip((sum(node["Alive"] for node in ray.nodes()), *cluster), ("node", "CPU", "GPU"), strict=True)
+            counts = zip(
+                (sum(node["Alive"] for node in ray.nodes()), *astuple(cluster)), ("node", "CPU", "GPU"), strict=True
+            )
             logger.info("Ray: %s", ", ".join(units.plural(number, name) for number, name in counts))
         yield cluster
     finally:
