@@ -3,7 +3,7 @@
 Tables are TOML files beside each trainer. A section that is named as a kind of rule lists settings by that kind's one argument, such
 as `[without_meaning]`, where the reasons are; `[rules]` has one setting each: first the kind with its first argument, and then the
 others by their names. `code = "steps"` means the function `_steps` of the trainer, which is a rule itself, or makes one of the
-other arguments.
+other arguments. Before the kind, guards can say when a setting is not taken at all, and why: `off = "no previews"`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from inspect import isfunction
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,6 +46,7 @@ class ImportedKey:
 
 Outcome = tuple[Fate, str]
 Rule = Callable[[Any, ImportDraft], Outcome]
+Guard = Callable[[Any, Any, ImportDraft], Outcome | None]  # of what the table says, the value and the draft
 _OFF: tuple[Any, ...] = (None, False, 0, "", [])
 
 
@@ -60,25 +62,69 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def read(folder: str, name: str, *modules: ModuleType) -> dict[str, Rule]:
     """Return the rules of a table by setting; `code` in it means functions of some modules."""
-    code = {key.lstrip("_"): value for module in modules for key, value in vars(module).items() if isfunction(value)}
+    code: dict[str, Any] = {
+        key.lstrip("_"): value for module in modules for key, value in vars(module).items() if isfunction(value)
+    }
     content = table(folder, name)
     found: dict[str, Rule] = {}
 
     def made(spec: Mapping[str, Any]) -> Rule:
-        (kind, first), *rest = spec.items()
+        guards = [(_GUARDS[name], told) for name, told in takewhile(lambda item: item[0] in _GUARDS, spec.items())]
+        (kind, first), *rest = list(spec.items())[len(guards) :]
         more = {key: made(value) if key == "rule" else value for key, value in rest}
-        if kind == "code":
-            rule: Rule = code[first](**more) if more else code[first]
-            return rule
         if kind == "impossible" and not more and "off" in content:
             more = {"unless": content["off"], "null": True}
-        rule = _KINDS[kind](first, **more)
-        return rule
+        if kind != "code":
+            return _guarded(_KINDS[kind](first, **more), guards)
+        return _guarded(code[first](**more) if more else code[first], guards)
 
     for kind in content.keys() - {"off", "rules"}:
         for first, settings in content[kind].items():
             found |= dict.fromkeys(settings, made({kind: first}))
     return found | {setting: made(spec) for setting, spec in content.get("rules", {}).items()}
+
+
+def _guarded(rule: Rule, guards: Sequence[tuple[Guard, Any]]) -> Rule:
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        outcomes = (guard(told, value, draft) for guard, told in guards)
+        return next(filter(None, outcomes), None) or rule(value, draft)
+
+    return handle if guards else rule
+
+
+def _same(told: Mapping[str, Sequence[Any]], value: Any, draft: ImportDraft) -> Outcome | None:
+    """Stop at values that mean what happens here anyway, by what that is."""
+    return next(((Fate.DEFAULT, here) for here, values in told.items() if value in values), None)
+
+
+def _needs(told: Mapping[str, str], value: Any, draft: ImportDraft) -> Outcome | None:
+    """Stop if the recipe lacks one of some keys, by what is to be said then."""
+    return next(((Fate.NO_MEANING, why) for key, why in told.items() if not draft.get(key)), None)
+
+
+def _lora(told: Mapping[str, Sequence[str]], value: Any, draft: ImportDraft) -> Outcome | None:
+    """Stop unless the adapter is of some types, by what is to be said then."""
+    return next(((Fate.NO_MEANING, why) for why, types in told.items() if draft.get("lora.type") not in types), None)
+
+
+def _with(told: Mapping[str, str], value: Any, draft: ImportDraft) -> Outcome | None:
+    """Stop unless other settings are on, by what is to be said then."""
+    return next(((Fate.NO_MEANING, why) for key, why in told.items() if not is_on(draft.settings.get(key))), None)
+
+
+def _yields_to(told: str, value: Any, draft: ImportDraft) -> Outcome | None:
+    """Stop if another setting is given."""
+    return None if draft.settings.get(told) is None else (Fate.NO_MEANING, f"{told} decides")
+
+
+_GUARDS: dict[str, Guard] = {
+    "off": lambda told, value, draft: None if value else (Fate.DEFAULT, told),
+    "not_on": lambda told, value, draft: None if is_on(value) else (Fate.DEFAULT, told),
+    "flag": lambda told, value, draft: None if flag(value) else (Fate.DEFAULT, told),
+    "flow": lambda told, value, draft: None if draft.is_flow else (Fate.NO_MEANING, told),
+    "diffusion": lambda told, value, draft: (Fate.NO_MEANING, told) if draft.is_flow else None,
+    **{"same": _same, "needs": _needs, "lora": _lora, "with": _with, "yields_to": _yields_to},
+}
 
 
 def to(target: str, none: Any = None) -> Rule:

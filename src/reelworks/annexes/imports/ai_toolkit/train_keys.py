@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import optimizers, rules
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.optimizers import FormerOptimizers
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.core.toml_none import WORD as NONE
 
@@ -14,9 +15,7 @@ _RELEASE_SHIFTS = ("shift", "flux_shift", "lumina2_shift")
 _FLAT = ("linear", "weighted", "one_step", "two_step", "four_step", "eight_step", "next_sample")
 
 
-_OPTIMIZERS = optimizers.of_trainer("ai_toolkit")  # by the beginnings of their names
-
-
+_OPTIMIZERS = FormerOptimizers("ai_toolkit")
 _LEAST_PRODIGY_RATE = 0.1  # a smaller one becomes 1.0 in ai-toolkit
 
 _SCHEDULES = {
@@ -71,8 +70,7 @@ def _accumulated(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    known = (own for start, own in _OPTIMIZERS.items() if str(value).lower().startswith(start))
-    return next(known, _OPTIMIZERS["adamw"].replaces()).set(draft, f"{value} in ai-toolkit")
+    return _OPTIMIZERS.find(str(value).lower()).set(draft, f"{value} in ai-toolkit")
 
 
 def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:

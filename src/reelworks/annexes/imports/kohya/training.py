@@ -10,19 +10,18 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reelworks.annexes.imports import rates, rules
+from reelworks.annexes.imports import optimizers, rates, rules
 from reelworks.annexes.imports.datasets import needed
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, reading
+from reelworks.annexes.imports.optimizers import FormerOptimizers
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
 from reelworks.annexes.imports.trainer import convert_by_rules
 from reelworks.annexes.imports.values import is_on, number_of, whole_of
 
 _NAMES = rules.table("kohya", "names")
-# Optimizers that search the rate by themselves, or average in place of a schedule, and the nearest one here.
-_NEAREST = (("prodigy", "prodigy"), ("dadapt", "prodigy"), ("schedulefree", "schedulefree"), ("8bit", "adamw8bit"))
-_WITHOUT_BETAS = ("adafactor",)
-_ADAMS = ("adamw", "adamw8bit")
+_OPTIMIZERS = FormerOptimizers("kohya")
+_OFF = (False, "False", "false")
 _PRECISIONS = {"bf16": "bfloat16", "no": "float32"}
 _FLOAT8 = ("fp8_base", "fp8_scaled", "fp8_base_unet")
 
@@ -54,61 +53,37 @@ def optimizer_of(draft: ImportDraft) -> str:
 
 def _is_absolute(draft: ImportDraft) -> bool:
     """Whether an Adafactor has updates of a size of their own, which do not grow with the weights."""
-    return draft.settings.get("optimizer_args.scale_parameter") in (False, "False", "false")
+    return draft.settings.get("optimizer_args.scale_parameter") in _OFF
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
     name = optimizer_of(draft)
-    if name == "adafactor" and _is_absolute(draft):
-        chosen, why = "adamw8bit", "Adafactor's rate multiplies the size of the weights here, as with scale_parameter"
-    elif name in _NAMES["optimizers"]:
-        chosen, why = _NAMES["optimizers"][name], ""
-    else:
-        chosen = next((ours for part, ours in _NEAREST if part in name), "adamw")
-        why = "this optimizer is not there"
-    remark = draft.set("train.optimizer", chosen)
-    if chosen not in _WITHOUT_BETAS:
-        draft.set("train.betas", [0.9, 0.999], f"default of {name}")
-    if chosen != "adafactor":
-        draft.set("train.eps", 1e-8, f"default of {name}")
-    draft.set("train.weight_decay", 0.01 if chosen in _ADAMS and not why else 0.0, f"default of {name}")
-    return (Fate.NOT_POSSIBLE, f"{why}; {remark} replaces it") if why else (Fate.TAKEN, remark)
+    absolute = name == "adafactor" and _is_absolute(draft)
+    return _OPTIMIZERS.find(f"{name} without scale_parameter" if absolute else name).set(draft, name)
 
 
 def rate(value: Any, draft: ImportDraft) -> Outcome:
     """Take the learning rate of the network, where the optimizer does not find it."""
-    own, name = number_of(value), optimizer_of(draft)
+    own = number_of(value)
     if draft.key == "learning_rate" and draft.settings.get("unet_lr") is not None:
         return Fate.NO_MEANING, "unet_lr decides"
-    if (
-        name == "adafactor"
-        and not _is_absolute(draft)
-        and draft.settings.get("optimizer_args.relative_step")
-        not in (
-            False,
-            "False",
-            "false",
-        )
-    ):
+    finds = draft.settings.get("optimizer_args.relative_step") not in _OFF
+    if finds and optimizer_of(draft) == "adafactor" and not _is_absolute(draft):
         return Fate.NO_MEANING, f"relative_step finds the rate: {draft.set('train.learning_rate', 0.01)} bounds it"
-    if draft.get("train.optimizer") == "prodigy" and own < 0.01:
-        return Fate.NOT_POSSIBLE, f"this optimizer multiplies the rate that it finds by it; {_factor(draft)}"
+    if draft.get("train.optimizer") == "prodigy":
+        return optimizers.rate(own, draft)
     return rules.within("train.learning_rate", above=True)(value, draft)
 
 
-def _factor(draft: ImportDraft) -> str:
-    return f"{draft.set('train.learning_rate', 1.0)} replaces it"
-
-
 def _betas(value: Any, draft: ImportDraft) -> Outcome:
-    values = value if isinstance(value, list) else re.findall(r"[\d.eE+-]+", str(value))
-    betas = [number_of(each) for each in values]
-    if draft.get("train.optimizer") in _WITHOUT_BETAS:
-        return Fate.NO_MEANING, "Adafactor has none"
+    found = value if isinstance(value, list) else re.findall(r"[\d.eE+-]+", str(value))
+    betas = [number_of(each) for each in found]
+    if draft.get("train.optimizer") == "adafactor":
+        return Fate.NO_MEANING, "adafactor has none here"
     if len(betas) < 2 or not all(0 <= beta < 1 for beta in betas):
         return Fate.NOT_POSSIBLE, "betas are two numbers from 0 to 1"
-    remark = draft.set("train.betas", betas[:2])
-    return (Fate.TAKEN, remark) if len(betas) == 2 else (Fate.TAKEN, f"{remark}; the third has its default")
+    fate, remark = optimizers.betas(betas, draft)
+    return fate, remark if len(betas) == 2 else f"{remark}; the third has its default"
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
@@ -288,7 +263,7 @@ def finish(draft: ImportDraft) -> None:
 
 def _eps(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("train.optimizer") == "adafactor" or isinstance(value, list):
-        return Fate.NO_MEANING, "Adafactor has its own"
+        return Fate.NO_MEANING, "adafactor has its own here"
     return rules.within("train.eps", above=True)(value, draft)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from reelworks.annexes.imports import optimizers as former_optimizers
 from reelworks.annexes.imports import rates, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import optimizers, parts
@@ -63,16 +64,13 @@ def _ema(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    known = optimizers.OPTIMIZERS.get(str(value), optimizers.UNKNOWN)
-    remark = draft.set("train.optimizer", known.name)
-    return (Fate.TAKEN, remark) if known.exact else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
+    return optimizers.find(draft.settings).set(draft)
 
 
 def _betas(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("train.optimizer") == "adafactor":
         return Fate.NO_MEANING, "adafactor has none here"
-    betas = [values.number(optimizers.setting(draft.settings, key), 0, 1 - 1e-9) for key in ("beta1", "beta2")]
-    return Fate.TAKEN, draft.set("train.betas", betas)
+    return former_optimizers.betas([optimizers.setting(draft.settings, key) for key in ("beta1", "beta2")], draft)
 
 
 def _eps(value: Any, draft: ImportDraft) -> Outcome:

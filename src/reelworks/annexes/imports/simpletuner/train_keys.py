@@ -7,10 +7,11 @@ from typing import Any
 
 from reelworks.annexes.imports import optimizers
 from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.optimizers import FormerOptimizers
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.core.toml_none import WORD as NONE
 
-_OPTIMIZERS = optimizers.of_trainer("simpletuner")
+_OPTIMIZERS = FormerOptimizers("simpletuner")
 _SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"}
 
 _FALLING = {"cosine": "cosine", "sine": "cosine", "cosine_with_restarts": "cosine", "polynomial": "linear"}
@@ -40,17 +41,11 @@ def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
         for key, default in (("train_batch_size", 4), ("gradient_accumulation_steps", 1), ("num_processes", 1)):
             factor *= float(settings.get(key, default))
         rate *= math.sqrt(factor) if settings.get("lr_scale_sqrt") is True else factor
-    if draft.get("train.optimizer") == "prodigy" and rate < 0.01:
-        return (
-            Fate.NOT_POSSIBLE,
-            f"{draft.set('train.learning_rate', 1.0)}: Prodigy multiplies the rate that it finds by this",
-        )
-    return Fate.TAKEN, draft.set("train.learning_rate", rate)
+    return optimizers.rate(rate, draft)
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    own = _OPTIMIZERS.get(str(value).lower(), _OPTIMIZERS["adamw_bf16"].replaces())
-    return own.set(draft, f"{value} in SimpleTuner")
+    return _OPTIMIZERS.find(str(value).lower()).set(draft, f"{value} in SimpleTuner")
 
 
 def _optimizer_config(value: Any, draft: ImportDraft) -> Outcome:
