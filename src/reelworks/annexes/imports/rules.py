@@ -74,6 +74,8 @@ def read(folder: str, name: str, *modules: ModuleType) -> dict[str, Rule]:
         more = {key: made(value) if key == "rule" else value for key, value in rest}
         if kind == "impossible" and not more and "off" in content:
             more = {"unless": content["off"], "null": True}
+        if kind == "each":
+            return _guarded(each(*map(made, first)), guards)
         if kind != "code":
             return _guarded(_KINDS[kind](first, **more), guards)
         return _guarded(code[first](**more) if more else code[first], guards)
@@ -97,6 +99,11 @@ def _same(told: Mapping[str, Sequence[Any]], value: Any, draft: ImportDraft) -> 
     return next(((Fate.DEFAULT, here) for here, values in told.items() if value in values), None)
 
 
+def _unset(told: str, value: Any, draft: ImportDraft) -> Outcome | None:
+    """Stop at null."""
+    return (Fate.DEFAULT, told) if value is None else None
+
+
 def _needs(told: Mapping[str, str], value: Any, draft: ImportDraft) -> Outcome | None:
     """Stop if the recipe lacks one of some keys, by what is to be said then."""
     return next(((Fate.NO_MEANING, why) for key, why in told.items() if not draft.get(key)), None)
@@ -107,9 +114,24 @@ def _lora(told: Mapping[str, Sequence[str]], value: Any, draft: ImportDraft) -> 
     return next(((Fate.NO_MEANING, why) for why, types in told.items() if draft.get("lora.type") not in types), None)
 
 
-def _with(told: Mapping[str, str], value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop unless other settings are on, by what is to be said then."""
-    return next(((Fate.NO_MEANING, why) for key, why in told.items() if not is_on(draft.settings.get(key))), None)
+def _with(told: Mapping[str, Mapping[str, Sequence[Any]]], value: Any, draft: ImportDraft) -> Outcome | None:
+    """Stop unless another setting has one of some values, by what is to be said then."""
+    for why, others in told.items():
+        for key, values in others.items():
+            given = draft.settings.get(key)
+            if not any(type(given) is type(each) and given == each for each in values):
+                return Fate.NO_MEANING, why
+    return None
+
+
+def _by_default(guard: Guard) -> Guard:
+    """Say of what a guard stops that it is the same by default."""
+
+    def handle(told: Any, value: Any, draft: ImportDraft) -> Outcome | None:
+        outcome = guard(told, value, draft)
+        return None if outcome is None else (Fate.DEFAULT, outcome[1])
+
+    return handle
 
 
 def _yields_to(told: str, value: Any, draft: ImportDraft) -> Outcome | None:
@@ -123,7 +145,8 @@ _GUARDS: dict[str, Guard] = {
     "flag": lambda told, value, draft: None if flag(value) else (Fate.DEFAULT, told),
     "flow": lambda told, value, draft: None if draft.is_flow else (Fate.NO_MEANING, told),
     "diffusion": lambda told, value, draft: (Fate.NO_MEANING, told) if draft.is_flow else None,
-    **{"same": _same, "needs": _needs, "lora": _lora, "with": _with, "yields_to": _yields_to},
+    **{"same": _same, "unset": _unset, "needs": _needs, "lora": _lora, "with": _with, "yields_to": _yields_to},
+    **{"default_needs": _by_default(_needs), "default_lora": _by_default(_lora), "default_with": _by_default(_with)},
 }
 
 
@@ -182,39 +205,35 @@ def switched(on: str, off: str) -> Rule:
     return lambda value, draft: (Fate.TAKEN, on if value else off)
 
 
-def told_if_on(remark: str) -> Rule:
-    """Report a switch that is read with other keys, if it is on."""
-    return lambda value, draft: (Fate.TAKEN, remark) if value else (Fate.DEFAULT, "off")
-
-
-def refused_if_on(remark: str) -> Rule:
-    """Report a switch of what is not there, if it is on."""
-    return lambda value, draft: (Fate.NOT_POSSIBLE, remark) if value else (Fate.DEFAULT, "off")
-
-
 def copied(target: str) -> Rule:
     """Copy a text, whatever it is."""
     return lambda value, draft: (Fate.TAKEN, draft.set(target, str(value)))
 
 
-def set_if_on(target: str, value: Any) -> Rule:
-    """Set a key to a value if the switch is on."""
-    return lambda own, draft: (Fate.TAKEN, draft.set(target, value)) if own else (Fate.DEFAULT, "off")
+def fixed(target: str, value: Any, note: str = "") -> Rule:
+    """Set a value, whatever the setting's own is."""
+    return lambda own, draft: (Fate.TAKEN, draft.set(target, value) + note)
 
 
-def if_given(target: str, otherwise: str, *, number: bool = False) -> Rule:
-    """Copy a text, or a number, if there is one."""
-    kind = float if number else str
-    return lambda value, draft: (Fate.TAKEN, draft.set(target, kind(value))) if value else (Fate.DEFAULT, otherwise)
+def decimal(target: str, none: float | None = None) -> Rule:
+    """Copy a number as one with a decimal point; None and 0 become `none` if that is given."""
+    return lambda value, draft: (
+        Fate.TAKEN,
+        draft.set(target, none if none is not None and not value else float(value)),
+    )
 
 
-def if_set(key: str, why: str, rule: Rule, equals: Any = None) -> Rule:
-    """Use a rule if the recipe has a key, or a value of it; otherwise the setting has no meaning."""
+def each(*parts: Rule) -> Rule:
+    """Use several rules, up to the first whose part of the value is not taken, and tell what all of them did."""
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
-        found = draft.get(key)
-        applies = found if equals is None else found == equals
-        return rule(value, draft) if applies else (Fate.NO_MEANING, why)
+        remarks = list[str]()
+        for part in parts:
+            fate, remark = part(value, draft)
+            if fate is not Fate.TAKEN:
+                return fate, remark
+            remarks.append(remark)
+        return Fate.TAKEN, ", ".join(remarks)
 
     return handle
 
@@ -294,17 +313,6 @@ def counted(target: str) -> Rule:
     return lambda value, draft: (Fate.DEFAULT, "not set") if value in (None, 0, "") else copy(value, draft)
 
 
-def turned(target: str, on: Any = True, off: Any = None) -> Rule:
-    """Set a value for a switch that is on in any spelling, and another one, if it has one, for one that is off."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if is_on(value):
-            return Fate.TAKEN, draft.set(target, on)
-        return (Fate.DEFAULT, "off") if off is None else (Fate.TAKEN, draft.set(target, off))
-
-    return handle
-
-
 def word(target: str) -> Rule:
     """Copy a text, also one that is a number; an empty one is not set."""
 
@@ -321,8 +329,7 @@ def word(target: str) -> Rule:
 _KINDS: dict[str, Callable[..., Rule]] = {
     kind.__name__: kind
     for kind in (
-        *(to, by_name, only, without_meaning, read_with, taken, together, to_fill_in, switched, told_if_on, set_if_on),
-        *(refused_if_on, impossible, if_given, if_set, copied, guidance, amount, count, switch, passes, place),
-        *(within, counted, turned, word),
+        *(to, by_name, only, without_meaning, read_with, taken, together, to_fill_in, switched, impossible, copied),
+        *(fixed, decimal, guidance, amount, count, switch, passes, place, within, counted, word),
     )
 }

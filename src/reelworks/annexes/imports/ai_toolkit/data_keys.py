@@ -177,13 +177,6 @@ def _any_flag(key: str, target: str, value: Any) -> Rule:
     return handle
 
 
-def _square(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    draft.set("buckets.max_crop", 0.95)
-    return Fate.TAKEN, draft.set("buckets.aspect_ratios", ["1:1"])
-
-
 def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
     if not value:
         return Fate.DEFAULT, "off"

@@ -60,14 +60,6 @@ def _convolutions(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, "convolutions are not adapted"
 
 
-def _factor(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") != "lokr":
-        return Fate.NO_MEANING, "it belongs to lokr"
-    if value == -1:
-        return Fate.DEFAULT, "factors as near in size as possible"
-    return Fate.TAKEN, draft.set("lora.decompose_factor", value)
-
-
 def _layers(value: Any, draft: ImportDraft) -> Outcome:
     if not value:
         return Fate.DEFAULT, "all linear layers of the blocks"
@@ -119,14 +111,3 @@ def has_network(settings: FormerSettings) -> bool:
 
 def _chosen(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, f'model.name = "{draft.get("model.name")}"'
-
-
-def _chosen_by_switch(value: Any, draft: ImportDraft) -> Outcome:
-    return _chosen(value, draft) if value else (Fate.DEFAULT, "off")
-
-
-def _extras(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "the release's own"
-    parts = [draft.set(f"{part}.weights", str(value)) for part in ("autoencoder", "text_encoder")]
-    return Fate.TAKEN, ", ".join(parts)

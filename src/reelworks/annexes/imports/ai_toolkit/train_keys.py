@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.optimizers import FormerOptimizers
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
@@ -24,11 +23,10 @@ _SCHEDULES = {
     "cosine": "cosine",
     "cosine_with_restarts": "cosine",
 }
-
-DTYPES = {
-    **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16"), "bfloat16"),
-    **dict.fromkeys(("fp32", "float32", "float"), "float32"),
-}
+_OF_PREVIEWS = (
+    *("prompts", "every_steps", "width", "height"),
+    *("num_frames", "fps", "guidance_scale", "num_inference_steps"),
+)
 
 
 def accumulation(settings: FormerSettings) -> int:
@@ -102,7 +100,7 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _timesteps(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("objective.name", "rectified-flow") != "rectified-flow":
+    if not draft.is_flow:
         return Fate.NO_MEANING, "all 1000 steps are trained alike"
     flat = value in _FLAT or any(draft.settings.get(f"train.linear_timesteps{v}") for v in ("", "2"))
     if value in _RELEASE_SHIFTS and not flat:
@@ -151,7 +149,7 @@ def _limit(value: Any, draft: ImportDraft) -> Outcome:
     low, high = (draft.settings.get(f"train.{which}_denoising_steps", end) for which, end in (("min", 0), ("max", 999)))
     if (low, high) == (0, 999):
         return Fate.DEFAULT, "all timesteps"
-    if draft.get("objective.name", "rectified-flow") != "rectified-flow":
+    if not draft.is_flow:
         return Fate.NOT_POSSIBLE, "all timesteps are trained"
     return Fate.TAKEN, draft.set("objective.timestep_range", [float(max(999 - high, 0)), float(min(1000 - low, 1000))])
 
@@ -166,15 +164,6 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
         draft.set("objective.huber_delta", 0.01)
         return Fate.NOT_POSSIBLE, f"{draft.set('objective.loss', 'smooth-l1')} with a small delta replaces it"
     return Fate.NOT_POSSIBLE, "this loss is not there; the squared error replaces it"
-
-
-def _snr(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    if draft.get("objective.name", "rectified-flow") == "rectified-flow":
-        return Fate.NO_MEANING, "flow matching has no such weights in ai-toolkit"
-    draft.set("objective.loss_weighting", "min-snr")
-    return Fate.TAKEN, f'objective.loss_weighting = "min-snr", {draft.set("objective.snr_gamma", float(value))}'
 
 
 def _guidance(value: Any, draft: ImportDraft) -> Outcome:
@@ -206,12 +195,6 @@ def _average(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("train.ema_decay", draft.settings.get("train.ema_config.ema_decay", 0.999))
 
 
-def _average_rate(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("train.ema_config.use_ema") is not True:
-        return Fate.NO_MEANING, "it belongs to use_ema"
-    return _average(value, draft)
-
-
 def _attention(value: Any, draft: ImportDraft) -> Outcome:
     if value == "native":
         return Fate.DEFAULT, "torch chooses"
@@ -224,27 +207,6 @@ def _attention(value: Any, draft: ImportDraft) -> Outcome:
 def _never(value: Any, draft: ImportDraft) -> Outcome:
     if not value:
         return Fate.DEFAULT, "off"
-    for key in (
-        "prompts",
-        "every_steps",
-        "width",
-        "height",
-        "num_frames",
-        "fps",
-        "guidance_scale",
-        "num_inference_steps",
-    ):
+    for key in _OF_PREVIEWS:
         draft.remove(f"samples.{key}")
     return Fate.TAKEN, "no samples.prompts"
-
-
-def _dtype(value: Any, draft: ImportDraft) -> Outcome:
-    if value in ("fp16", "float16"):
-        return Fate.NOT_POSSIBLE, f"float16 is not there, {draft.set('precision.compute', 'bfloat16')} replaces it"
-    return rules.by_name("precision.compute", DTYPES, "bfloat16", "this dtype is not there")(value, draft)
-
-
-def _sound_weight(value: Any, draft: ImportDraft) -> Outcome:
-    if not draft.get("sound.name"):
-        return Fate.NO_MEANING, "no sound"
-    return Fate.TAKEN, draft.set("sound.loss_weight", float(value))

@@ -10,7 +10,7 @@ from reelworks.annexes.imports import datasets, rules, values
 from reelworks.annexes.imports.diffusion_pipe import data, models, objective
 from reelworks.annexes.imports.diffusion_pipe.models import DiffusionPipeModel
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.trainer import choose_model, find_model
 from reelworks.models import registry
 
@@ -98,12 +98,6 @@ def _dropout(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("lora.dropout", values.range_of(0, 0.99, values.number(value, 0, 1)))
 
 
-def _factor(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") != "lokr" or value == -1:
-        return Fate.DEFAULT, "as even as possible"
-    return Fate.TAKEN, draft.set("lora.decompose_factor", values.whole(value))
-
-
 def _existing(value: Any, draft: ImportDraft) -> Outcome:
     """Take the file in a folder of a saved adapter, whose name is always the same."""
     if not value:
@@ -161,21 +155,6 @@ def _save_examples(value: Any, draft: ImportDraft) -> Outcome:
 def _checkpoint_epochs(value: Any, draft: ImportDraft) -> Outcome:
     every, remark = values.whole(value), draft.set("checkpoints.at_epoch_end", True)
     return (Fate.TAKEN, remark) if every == 1 else (Fate.NOT_POSSIBLE, f"{remark}: there is one after each epoch")
-
-
-def _tracker(value: Any, draft: ImportDraft) -> Outcome:
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, draft.set("logging.trackers", ["wandb"])
-
-
-def _tracker_text(target: str) -> Rule:
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if not value or draft.settings.get("monitoring.enable_wandb") is not True:
-            return Fate.DEFAULT, "off"
-        return Fate.TAKEN, draft.set(target, values.text(value))
-
-    return handle
 
 
 def _output(value: Any, draft: ImportDraft) -> Outcome:

@@ -62,8 +62,6 @@ def _no_adapter(draft: ImportDraft) -> Outcome | None:
 
 
 def _rank(value: Any, draft: ImportDraft) -> Outcome:
-    if (none := _no_adapter(draft)) is not None:
-        return none
     if _is(draft, "oft"):
         return Fate.NOT_POSSIBLE, "the blocks of OFT have one size: lora.block_size"
     if value is None:
@@ -72,8 +70,6 @@ def _rank(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _alpha(value: Any, draft: ImportDraft) -> Outcome:
-    if (none := _no_adapter(draft)) is not None:
-        return none
     if _is(draft, "oft"):
         return Fate.NO_MEANING, "OFT has no scale"
     alpha = number_of(1 if value is None else value)
@@ -85,8 +81,6 @@ def _alpha(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
-    if (none := _no_adapter(draft)) is not None:
-        return none
     if value in (None, 0):
         return Fate.DEFAULT, "off"
     if _is(draft, "oft"):

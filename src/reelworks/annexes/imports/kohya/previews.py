@@ -86,13 +86,3 @@ def _of_line(line: str) -> dict[str, Any]:
         if (match := re.match(r"([a-z]+) (\S+)", option, re.IGNORECASE)) and match[1].lower() in _OPTIONS:
             found[_OPTIONS[match[1].lower()]] = match[2]
     return found
-
-
-def every_epochs(value: Any, draft: ImportDraft) -> Outcome:
-    """Tell that previews are counted in steps here."""
-    if not value:
-        return Fate.DEFAULT, "off"
-    return (
-        Fate.TO_FILL_IN,
-        "previews are counted in steps: set samples.every_steps to those of an epoch (`reelworks plan`)",
-    )

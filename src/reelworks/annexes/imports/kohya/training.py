@@ -22,7 +22,6 @@ from reelworks.annexes.imports.values import is_on, number_of, whole_of
 _NAMES = rules.table("kohya", "names")
 _OPTIMIZERS = FormerOptimizers("kohya")
 _OFF = (False, "False", "false")
-_PRECISIONS = {"bf16": "bfloat16", "no": "float32"}
 _FLOAT8 = ("fp8_base", "fp8_scaled", "fp8_base_unet")
 
 
@@ -34,12 +33,6 @@ def steps_of(draft: ImportDraft) -> int | None:
         return max(whole_of(draft.settings.get("max_train_steps", 1600)), 1)
     except (TypeError, ValueError):
         return None
-
-
-def _steps(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("max_train_epochs") is not None:
-        return Fate.NO_MEANING, "max_train_epochs decides"
-    return rules.within("train.max_steps", 1, whole=True)(value, draft)
 
 
 def optimizer_of(draft: ImportDraft) -> str:
@@ -136,16 +129,6 @@ def _least_rate(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("train.final_learning_rate", rate)
 
 
-def _precision(value: Any, draft: ImportDraft) -> Outcome:
-    return rules.by_name("precision.compute", _PRECISIONS, "bfloat16", "float16 is not there")(value, draft)
-
-
-def _accelerate_precision(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("mixed_precision") is not None:
-        return Fate.NO_MEANING, "mixed_precision decides"
-    return _precision(value, draft)
-
-
 def _output(value: Any, draft: ImportDraft) -> Outcome:
     name = draft.settings.get("output_name")
     folder = str(value).rstrip("/\\") or "."
@@ -184,15 +167,6 @@ def _tracker(value: Any, draft: ImportDraft) -> Outcome:
     if value in ("wandb", "all"):
         return Fate.TAKEN, draft.set("logging.trackers", ["wandb"])
     return Fate.DEFAULT, "TensorBoard is always written"
-
-
-def _of_tracker(target: str) -> Rule:
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if draft.settings.get("log_with") not in ("wandb", "all"):
-            return Fate.NO_MEANING, "there is no tracker beside TensorBoard"
-        return rules.word(target)(value, draft)
-
-    return handle
 
 
 def _processes(value: Any, draft: ImportDraft) -> Outcome:
@@ -271,12 +245,6 @@ def _clipping(value: Any, draft: ImportDraft) -> Outcome:
     if not number_of(value):
         return Fate.TAKEN, draft.set("train.max_grad_norm", None)
     return rules.within("train.max_grad_norm", above=True)(value, draft)
-
-
-def _epochs(value: Any, draft: ImportDraft) -> Outcome:
-    if value is None:
-        return Fate.DEFAULT, "not set"
-    return rules.within("train.max_epochs", 1, whole=True)(value, draft)
 
 
 def convert(draft: ImportDraft, known: Mapping[str, Rule], defaults: Mapping[str, Any]) -> Iterator[ImportedKey]:

@@ -8,7 +8,7 @@ from typing import Any
 from reelworks.annexes.imports import rules, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import layers, parts
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.models import registry
 
 _FORMATS = {"DIFFUSERS_LORA": "diffusers", "COMFY_LORA": "comfyui", "ORIGINAL_LORA": "comfyui", "KOHYA_LORA": "kohya"}
@@ -22,18 +22,6 @@ def _peft(value: Any, draft: ImportDraft) -> Outcome:
     return rules.by_name("lora.type", _TYPES, "lora", "there is no such adapter")(value, draft)
 
 
-def _adapter(kinds: tuple[str, ...], rule: Rule) -> Rule:
-    """Use a rule for adapters of some types."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        kind = draft.get("lora.type", "lora")
-        if not parts.trains_adapter(draft) or kind not in kinds:
-            return Fate.NO_MEANING, f"it belongs to {' and '.join(kinds)}"
-        return rule(value, draft)
-
-    return handle
-
-
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
     if not value or not parts.trains_adapter(draft):
         return Fate.DEFAULT, "off"
@@ -42,22 +30,10 @@ def _dropout(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("lora.dropout", values.range_of(0, 0.99, values.number(value, 0, 1)))
 
 
-def _full_matrix(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, f"{draft.set('lora.rank', _MOST_RANK)}, with which the factors are full matrices"
-
-
 def _lokr_rank(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.get("lokr_full_matrix") is True:
         return Fate.NO_MEANING, "lokr_full_matrix decides"
     return rules.count("lora.rank")(value, draft)
-
-
-def _factor(value: Any, draft: ImportDraft) -> Outcome:
-    if value == -1:
-        return Fate.DEFAULT, "as even as possible"
-    return rules.count("lora.decompose_factor")(value, draft)
 
 
 def _decompose(value: Any, draft: ImportDraft) -> Outcome:

@@ -112,29 +112,6 @@ def _batch_size(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("buckets.batch_size", values.whole(value, 1, 65536))
 
 
-def _gpus(value: Any, draft: ImportDraft) -> Outcome:
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
-    return Fate.NO_MEANING, "start as many processes with torchrun"
-
-
 def _resolution(value: Any, draft: ImportDraft) -> Outcome:
     objective.sides_of(str(value))
     return Fate.TAKEN, "[[bucket]]"
-
-
-def _masks(value: Any, draft: ImportDraft) -> Outcome:
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
-    return Fate.TO_FILL_IN, (
-        "move each NAME-masklabel.png to a folder of masks as NAME.png, and name that folder as dataset.loss_mask"
-    )
-
-
-def _mask_setting(as_here: tuple[Any, ...], told: str) -> Rule:
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if draft.settings.get("masked_training") is not True:
-            return Fate.NO_MEANING, "masks are not used"
-        return rules.only(as_here, "as here", told)(value, draft)
-
-    return handle

@@ -12,7 +12,7 @@ from reelworks.annexes.imports.rules import Fate, Outcome
 
 
 def _distribution(value: Any, draft: ImportDraft) -> Outcome:
-    if not parts.is_rectified_flow(draft):
+    if not draft.is_flow:
         same = value == "UNIFORM"
         return (Fate.DEFAULT, "uniform") if same else (Fate.NOT_POSSIBLE, "timesteps of this model are drawn uniformly")
     weight = values.number(draft.settings.get("noising_weight", 0.0))
@@ -86,7 +86,7 @@ _DENSITIES: dict[str, Callable[[float, float, ImportDraft], Outcome]] = {
 
 
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
-    if not parts.is_rectified_flow(draft):
+    if not draft.is_flow:
         return Fate.NO_MEANING, "this model has no shift"
     if draft.settings.get("dynamic_timestep_shifting") is True and parts.model_of(draft).line is not None:
         return Fate.NO_MEANING, "dynamic_timestep_shifting decides"
@@ -98,7 +98,7 @@ def _dynamic(value: Any, draft: ImportDraft) -> Outcome:
     if not values.flag(value):
         return Fate.DEFAULT, "off"
     line = parts.model_of(draft).line
-    if not parts.is_rectified_flow(draft) or line is None:
+    if not draft.is_flow or line is None:
         return Fate.NO_MEANING, "this model has no shift by size"
     sides = sides_of(str(draft.settings.get("resolution", "512")))
     shift = datasets.shift_by_size(line, sum(height * width for height, width in sides) / len(sides))
@@ -123,7 +123,7 @@ def _strength(value: Any, draft: ImportDraft) -> Outcome:
     )
     if (low, high) == (0, 1):
         return Fate.DEFAULT, "all timesteps"
-    if not parts.is_rectified_flow(draft):
+    if not draft.is_flow:
         return Fate.NOT_POSSIBLE, "all timesteps of this model are trained"
     remark = draft.set("objective.timestep_range", [round(1000 * low, 6), round(1000 * high, 6)])
     if draft.settings.get("timestep_distribution", "UNIFORM") == "UNIFORM":
@@ -160,11 +160,3 @@ def _weighting(value: Any, draft: ImportDraft) -> Outcome:
         strength = values.number(draft.settings.get("loss_weight_strength", 5.0), 1e-6)
         remark += f", {draft.set('objective.snr_gamma', strength)}"
     return Fate.TAKEN, remark
-
-
-def _v_prediction(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    if parts.is_rectified_flow(draft):
-        return Fate.NO_MEANING, "this model predicts velocities"
-    return Fate.TAKEN, draft.set("objective.name", "v-prediction")

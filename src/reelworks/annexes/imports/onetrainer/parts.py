@@ -36,11 +36,6 @@ def trains_adapter(draft: ImportDraft) -> bool:
     return bool(draft.settings.get("training_method") == "LORA")
 
 
-def is_rectified_flow(draft: ImportDraft) -> bool:
-    """Whether the model in the draft is trained with rectified flow."""
-    return bool(draft.get("objective.name", "rectified-flow") == "rectified-flow")
-
-
 def _base_model(value: Any, draft: ImportDraft) -> Outcome:
     if not value:
         return Fate.DEFAULT, "the published weights"
@@ -62,12 +57,6 @@ def _weight_dtype(value: Any, draft: ImportDraft) -> Outcome:
             return Fate.TAKEN, draft.set("lora.base", "gguf")
         return Fate.TO_FILL_IN, 'name the .gguf file as model.weights, and set lora.base = "gguf"'
     return rules.by_name("lora.base", _BASES, "int8", "this storage is not supported")(value, draft)
-
-
-def _rate_of_part(value: Any, draft: ImportDraft) -> Outcome:
-    if value is None:
-        return Fate.DEFAULT, "learning_rate decides"
-    return set_rate(value, draft)
 
 
 def set_rate(value: Any, draft: ImportDraft) -> Outcome:

@@ -94,14 +94,6 @@ def _prediction(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, "the network predicts the velocity, as it was trained to (raw there)"
 
 
-def _velocity(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
-    if _is_flow(draft):
-        return Fate.NO_MEANING, "only SDXL has it"
-    return Fate.TAKEN, draft.set("objective.name", "v-prediction")
-
-
 def _guidance(value: Any, draft: ImportDraft) -> Outcome:
     if family_of(draft) != "flux" or number_of(value) == 1:
         return Fate.DEFAULT, "guidance is 1 in training"
@@ -136,22 +128,7 @@ def _huber(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, f"{draft.set('objective.huber_schedule', 'exponential')} replaces it"
 
 
-def _min_snr(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    if _is_flow(draft):
-        return Fate.NO_MEANING, "only SDXL has it there"
-    copied = rules.within("objective.snr_gamma", above=True)(value, draft)
-    if copied[0] is not Fate.TAKEN:
-        return copied
-    return Fate.TAKEN, f"{draft.set('objective.loss_weighting', 'min-snr')}, {copied[1]}"
-
-
 def _debiased(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
-    if _is_flow(draft):
-        return Fate.NO_MEANING, "only SDXL has it there"
     if draft.settings.get("min_snr_gamma"):
         return Fate.NOT_POSSIBLE, "one weight of a timestep's loss is there: min_snr_gamma is taken"
     return Fate.TAKEN, draft.set("objective.loss_weighting", "debiased")
@@ -263,25 +240,9 @@ def _conditioning(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, "a ControlNet cannot be trained here; with masked_loss, it is dataset.loss_mask"
 
 
-def _separator(value: Any, draft: ImportDraft) -> Outcome:
-    if value == ",":
-        return Fate.DEFAULT, "a comma"
-    return rules.word("dataset.*.tag_separator")(value, draft)
-
-
-def _wanted(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
-    return Fate.NOT_POSSIBLE, "write the alpha channels as pictures to a folder: dataset.loss_mask"
-
-
 SIZES = ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale")
 DATASET_DEFAULTS: Mapping[str, Any] = {"caption_dropout_rate": 0.0, "class_tokens": "", "enable_wildcard": False}
 ALSO = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
-
-
-def _rate_of_network(value: Any, draft: ImportDraft) -> Outcome:
-    return (Fate.DEFAULT, "learning_rate decides") if value is None else training.rate(value, draft)
 
 
 def _folder(value: Any, draft: ImportDraft) -> Outcome:
@@ -289,12 +250,6 @@ def _folder(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("dataset.*.path") is None:
         return datasets.path(value, draft)
     return Fate.TAKEN, draft.set("dataset.*.root", str(value))
-
-
-def _regularises(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, "repeated as often in all as the other pictures: dataset.repeats"
 
 
 RULES = rules.read("kohya", "keys", training, adapters, previews) | rules.read(

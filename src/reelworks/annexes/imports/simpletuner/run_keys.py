@@ -59,12 +59,6 @@ def _reported(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("logging.trackers", known)
 
 
-def _compiled(value: Any, draft: ImportDraft) -> Outcome:
-    if str(value).lower() in ("no", "none", ""):
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, draft.set("train.compile", True)
-
-
 def _seed(value: Any, draft: ImportDraft) -> Outcome:
     if value in (None, 0, -1):
         return Fate.NO_MEANING, "a random seed there; seed = 42 by default"

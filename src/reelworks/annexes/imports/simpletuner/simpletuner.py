@@ -10,7 +10,7 @@ from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.rules import ImportedKey
-from reelworks.annexes.imports.simpletuner import clips, files, keys, models, train_keys
+from reelworks.annexes.imports.simpletuner import clips, files, keys, models
 from reelworks.annexes.imports.sizes import Sizes
 from reelworks.annexes.imports.trainer import FormerBuckets
 from reelworks.core.errors import UserError
@@ -70,6 +70,6 @@ def _prepare(draft: ImportDraft) -> None:
         draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
     sizes.write(draft, [Sizes(("1024px",))])
     draft.set("buckets.upscale", True, "smaller pictures are trained too")
-    if train_keys.is_flow(draft):
+    if draft.is_flow:
         draft.set("objective.timestep_shift", 3.0, "default of flow_schedule_shift")
         draft.set("objective.timestep_sampling", "logit-normal", "default of SimpleTuner")

@@ -17,15 +17,6 @@ _SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linea
 _FALLING = {"cosine": "cosine", "sine": "cosine", "cosine_with_restarts": "cosine", "polynomial": "linear"}
 
 
-def is_flow(draft: ImportDraft) -> bool:
-    """Whether the model is trained by rectified flow."""
-    return bool(draft.get("objective.name", "rectified-flow") == "rectified-flow")
-
-
-def _steps(value: Any, draft: ImportDraft) -> Outcome:
-    return (Fate.TAKEN, draft.set("train.max_steps", value)) if value else (Fate.DEFAULT, "num_train_epochs decides")
-
-
 def _epochs(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.get("max_train_steps") and draft.settings.get("strict_epoch_limit") is not True:
         return Fate.NO_MEANING, "max_train_steps decides"
@@ -117,7 +108,7 @@ def _average(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_flow(draft):
+    if not draft.is_flow:
         return Fate.NO_MEANING, "it belongs to flow matching"
     if draft.settings.get("flow_schedule_auto_shift") is True and not value:
         return Fate.NO_MEANING, "flow_schedule_auto_shift decides"
@@ -136,7 +127,7 @@ def _auto_shift(value: Any, draft: ImportDraft) -> Outcome:
 def _density(value: Any, draft: ImportDraft) -> Outcome:
     """Convert the density of timesteps, of which each kind has an option of its own."""
     settings = draft.settings
-    if not is_flow(draft):
+    if not draft.is_flow:
         return Fate.NO_MEANING, "it belongs to flow matching"
     if settings.get("flow_use_uniform_schedule") is True:
         return Fate.TAKEN, draft.set("objective.timestep_sampling", "uniform")
@@ -165,20 +156,7 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, remark
 
 
-def _snr(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    if is_flow(draft):
-        return Fate.NO_MEANING, "flow matching has no such weights there"
-    remark = draft.set("objective.snr_gamma", float(value))
-    return Fate.TAKEN, f"{draft.set('objective.loss_weighting', 'min-snr')}, {remark}"
-
-
-def _caption_dropout(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("objective.caption_dropout", float(value or 0))
-
-
 def _prediction(value: Any, draft: ImportDraft) -> Outcome:
-    if value != "v_prediction" or is_flow(draft):
+    if value != "v_prediction" or draft.is_flow:
         return Fate.DEFAULT, "that of the model"
     return Fate.TAKEN, draft.set("objective.name", "v-prediction")
