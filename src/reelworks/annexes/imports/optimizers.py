@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from reelworks.annexes.imports import rules, values
@@ -25,26 +24,18 @@ class FormerOptimizer(NamedTuple):
         remark = draft.set("train.optimizer", self.name)
         for key, value in self.settings.items() if there is not None else ():
             draft.set(f"train.{key}", value, f"default of {there}")
-        return (Fate.NOT_POSSIBLE, f"{remark}: {self.differs}") if self.differs else (Fate.TAKEN, remark)
+        return rules.told(remark, self.differs)
 
 
-class FormerOptimizers:
-    """The optimizers of a trainer, as its table `optimizers.toml` has them."""
-
-    def __init__(self, folder: str) -> None:
-        self._known = {pattern: FormerOptimizer(**row) for pattern, row in rules.table(folder, "optimizers").items()}
-
-    def find(self, name: str) -> FormerOptimizer:
-        """Return the first whose pattern fits a name; the last of a table fits all."""
-        return next(own for pattern, own in self._known.items() if fnmatchcase(name, pattern))
+def of_trainer(folder: str) -> dict[str, FormerOptimizer]:
+    """Return the optimizers of a trainer by patterns of their names, see `rules.fitting`."""
+    return {pattern: FormerOptimizer(**row) for pattern, row in rules.table(folder, "optimizers").items()}
 
 
 def rate(value: float, draft: ImportDraft) -> Outcome:
     """Set a learning rate; Prodigy multiplies the one that it finds by it."""
     if draft.get("train.optimizer") == "prodigy" and value < _LEAST_OF_PRODIGY:
-        return Fate.NOT_POSSIBLE, (
-            f"{draft.set('train.learning_rate', 1.0)}: Prodigy multiplies the rate that it finds by this"
-        )
+        return rules.told(draft.set("train.learning_rate", 1.0), "Prodigy multiplies the rate that it finds by it")
     return Fate.TAKEN, draft.set("train.learning_rate", value)
 
 

@@ -12,15 +12,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from inspect import isfunction
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.values import flag, is_on, number, number_of, text, whole, whole_of
 from reelworks.core import toml
+
+T = TypeVar("T")
 
 
 class Fate(StrEnum):
@@ -148,6 +151,18 @@ _GUARDS: dict[str, Guard] = {
     **{"same": _same, "unset": _unset, "needs": _needs, "lora": _lora, "with": _with, "yields_to": _yields_to},
     **{"default_needs": _by_default(_needs), "default_lora": _by_default(_lora), "default_with": _by_default(_with)},
 }
+
+
+def told(remark: str, differs: str = "") -> Outcome:
+    """Return that a setting is taken, or how what it becomes here differs from what it is there."""
+    return (Fate.NOT_POSSIBLE, f"{remark}: {differs}") if differs else (Fate.TAKEN, remark)
+
+
+def fitting(known: Mapping[str, T], name: Any) -> T:
+    """Return what the first pattern that fits a name has; the last of a table fits all. Raises `TypeError` for no name."""
+    if isinstance(name, list | dict):
+        raise TypeError("no name")
+    return next(value for pattern, value in known.items() if fnmatchcase(str(name), pattern))
 
 
 def to(target: str, none: Any = None) -> Rule:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from reelworks.annexes.imports import optimizers, rules, schedules
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.optimizers import FormerOptimizers
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.core.toml_none import WORD as NONE
 
@@ -14,15 +14,10 @@ _RELEASE_SHIFTS = ("shift", "flux_shift", "lumina2_shift")
 _FLAT = ("linear", "weighted", "one_step", "two_step", "four_step", "eight_step", "next_sample")
 
 
-_OPTIMIZERS = FormerOptimizers("ai_toolkit")
+_OPTIMIZERS = optimizers.of_trainer("ai_toolkit")
+_SCHEDULES = schedules.of_trainer("ai_toolkit")
 _LEAST_PRODIGY_RATE = 0.1  # a smaller one becomes 1.0 in ai-toolkit
 
-_SCHEDULES = {
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-    "cosine": "cosine",
-    "cosine_with_restarts": "cosine",
-}
 _OF_PREVIEWS = (
     *("prompts", "every_steps", "width", "height"),
     *("num_frames", "fps", "guidance_scale", "num_inference_steps"),
@@ -68,7 +63,7 @@ def _accumulated(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    return _OPTIMIZERS.find(str(value).lower()).set(draft, f"{value} in ai-toolkit")
+    return rules.fitting(_OPTIMIZERS, str(value).lower()).set(draft, f"{value} in ai-toolkit")
 
 
 def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
@@ -85,18 +80,10 @@ def _own_rate(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
-    if value in _SCHEDULES:
-        if (
-            value == "constant_with_warmup"
-            and "train.lr_scheduler_params.num_warmup_steps" not in draft.settings.values
-        ):
-            draft.set("train.warmup_steps", 1000)
-        return Fate.TAKEN, draft.set("train.learning_rate_schedule", _SCHEDULES[value])
-    remark = draft.set("train.learning_rate_schedule", "constant")
-    return (
-        Fate.NOT_POSSIBLE,
-        f"{remark} replaces it: cosine, linear (falling) and constant are there, with train.warmup_steps",
-    )
+    warmup = "train.lr_scheduler_params.num_warmup_steps"
+    if value == "constant_with_warmup" and warmup not in draft.settings.values:
+        draft.set("train.warmup_steps", 1000)
+    return rules.fitting(_SCHEDULES, value).set(draft)
 
 
 def _timesteps(value: Any, draft: ImportDraft) -> Outcome:

@@ -10,17 +10,16 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reelworks.annexes.imports import optimizers, rates, rules
+from reelworks.annexes.imports import optimizers, rates, rules, schedules
 from reelworks.annexes.imports.datasets import needed
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, reading
-from reelworks.annexes.imports.optimizers import FormerOptimizers
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
 from reelworks.annexes.imports.trainer import convert_by_rules
 from reelworks.annexes.imports.values import is_on, number_of, whole_of
 
-_NAMES = rules.table("kohya", "names")
-_OPTIMIZERS = FormerOptimizers("kohya")
+_OPTIMIZERS = optimizers.of_trainer("kohya")
+_SCHEDULES = schedules.of_trainer("kohya")
 _OFF = (False, "False", "false")
 _FLOAT8 = ("fp8_base", "fp8_scaled", "fp8_base_unet")
 
@@ -52,7 +51,7 @@ def _is_absolute(draft: ImportDraft) -> bool:
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
     name = optimizer_of(draft)
     absolute = name == "adafactor" and _is_absolute(draft)
-    return _OPTIMIZERS.find(f"{name} without scale_parameter" if absolute else name).set(draft, name)
+    return rules.fitting(_OPTIMIZERS, f"{name} without scale_parameter" if absolute else name).set(draft, name)
 
 
 def rate(value: Any, draft: ImportDraft) -> Outcome:
@@ -91,19 +90,10 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
         name = "linear"
     if name == "adafactor":
         return Fate.NO_MEANING, "the optimizer finds the rate"
-    known = _NAMES["schedules"].get(name)
-    remark = draft.set("train.learning_rate_schedule", known or _nearest_schedule(name))
+    outcome = rules.fitting(_SCHEDULES, name).set(draft)
     if name == "constant":
         draft.remove("train.warmup_steps")
-    if known is None:
-        return Fate.NOT_POSSIBLE, f"this schedule is not there; {remark} replaces it"
-    return Fate.TAKEN, remark
-
-
-def _nearest_schedule(name: str) -> str:
-    if name.startswith("cosine") or name == "rex":
-        return "cosine"
-    return "linear" if name == "polynomial" else "constant"
+    return outcome
 
 
 def _warmup(value: Any, draft: ImportDraft) -> Outcome:

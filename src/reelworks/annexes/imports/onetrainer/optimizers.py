@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import FormerSettings
-from reelworks.annexes.imports.optimizers import FormerOptimizer, FormerOptimizers
+from reelworks.annexes.imports.optimizers import FormerOptimizer, of_trainer
 
-_OPTIMIZERS = FormerOptimizers("onetrainer")  # their settings are those of `modules/util/optimizer_util.py`
+_OPTIMIZERS = of_trainer("onetrainer")  # their settings are those of `modules/util/optimizer_util.py`
 
 
 def name_of(settings: FormerSettings) -> str:
@@ -17,7 +18,7 @@ def name_of(settings: FormerSettings) -> str:
 
 def find(settings: FormerSettings) -> FormerOptimizer:
     """Return the optimizer."""
-    return _OPTIMIZERS.find(name_of(settings))
+    return rules.fitting(_OPTIMIZERS, name_of(settings))
 
 
 def setting(settings: FormerSettings, key: str) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from reelworks.annexes.imports import optimizers as former_optimizers
-from reelworks.annexes.imports import rates, values
+from reelworks.annexes.imports import rates, rules, schedules, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import optimizers, parts
 from reelworks.annexes.imports.rules import Fate, Outcome
+
+_SCHEDULES = schedules.of_trainer("onetrainer")
 
 
 def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
@@ -34,19 +36,16 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
+    own = rules.fitting(_SCHEDULES, str(value))
     if value == "CONSTANT" or draft.get("train.optimizer") == "schedulefree":
         return Fate.DEFAULT, "the rate is constant after warm-up"
-    nearest = {"LINEAR": "linear", "COSINE": "cosine", "REX": "linear"}.get(str(value))
-    if nearest is None and not str(value).startswith("COSINE"):
-        return (
-            Fate.NOT_POSSIBLE,
-            "the rate is constant after warm-up; set train.learning_rate_schedule for linear or cosine",
-        )
+    if own.name == "constant":
+        return Fate.NOT_POSSIBLE, own.differs
     factor = values.number(draft.settings.get("learning_rate_min_factor", 0.0), 0, 1)
-    remark = draft.set("train.learning_rate_schedule", nearest or "cosine")
+    fate, remark = own.set(draft)
     if factor:
         remark += f", {draft.set('train.final_learning_rate', factor * draft.get('train.learning_rate', 1e-4))}"
-    return (Fate.TAKEN, remark) if value in ("LINEAR", "COSINE") else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
+    return fate, remark
 
 
 def _ema(value: Any, draft: ImportDraft) -> Outcome:

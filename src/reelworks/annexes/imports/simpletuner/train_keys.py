@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from reelworks.annexes.imports import optimizers
+from reelworks.annexes.imports import optimizers, rules, schedules
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.optimizers import FormerOptimizers
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.core.toml_none import WORD as NONE
 
-_OPTIMIZERS = FormerOptimizers("simpletuner")
-_SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"}
-
-_FALLING = {"cosine": "cosine", "sine": "cosine", "cosine_with_restarts": "cosine", "polynomial": "linear"}
+_OPTIMIZERS = optimizers.of_trainer("simpletuner")
+_SCHEDULES = schedules.of_trainer("simpletuner")
 
 
 def _epochs(value: Any, draft: ImportDraft) -> Outcome:
@@ -36,7 +33,7 @@ def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    return _OPTIMIZERS.find(str(value).lower()).set(draft, f"{value} in SimpleTuner")
+    return rules.fitting(_OPTIMIZERS, str(value).lower()).set(draft, f"{value} in SimpleTuner")
 
 
 def _optimizer_config(value: Any, draft: ImportDraft) -> Outcome:
@@ -62,21 +59,15 @@ def _betas(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
-    settings = draft.settings
     if draft.get("train.optimizer") == "schedulefree":
         return Fate.NO_MEANING, "schedule-free AdamW has a constant rate"
-    if value in _SCHEDULES:
-        return Fate.TAKEN, draft.set("train.learning_rate_schedule", _SCHEDULES[value])
-    if value in _FALLING:
-        remark = draft.set("train.learning_rate_schedule", _FALLING[value])
-        remark += f", {draft.set('train.final_learning_rate', float(settings.get('lr_end', 4e-7)))}"
-        if value == "polynomial" and settings.get("lr_power", 0.8) in (1, 1.0):
-            return Fate.TAKEN, remark
-        course = (
-            "a straight line" if value == "polynomial" else "one fall until max_steps, and no waves of lr_warmup_steps"
-        )
-        return Fate.NOT_POSSIBLE, f"{remark}: {course}"
-    return Fate.NOT_POSSIBLE, f"{draft.set('train.learning_rate_schedule', 'constant')} replaces it"
+    own = rules.fitting(_SCHEDULES, value)
+    if value == "polynomial" and draft.settings.get("lr_power", 0.8) in (1, 1.0):
+        own = own._replace(differs="")
+    fate, remark = own.set(draft)
+    if own.end:
+        remark += f", {draft.set('train.final_learning_rate', float(draft.settings.get(own.end, 4e-7)))}"
+    return fate, remark
 
 
 def _warmup(value: Any, draft: ImportDraft) -> Outcome:
