@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.ai_toolkit import models
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -26,9 +27,7 @@ def _network(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, f"{remark} replaces it"
     if name in ("locon", "lycoris"):
         return Fate.NOT_POSSIBLE, f"{remark}: convolutions are not adapted"
-    return (
-        (Fate.TAKEN, remark) if blocks else (Fate.NOT_POSSIBLE, f"{remark}: layers outside the blocks are not adapted")
-    )
+    return rules.told(remark, "" if blocks else "layers outside the blocks are not adapted")
 
 
 def _rank(value: Any, draft: ImportDraft) -> Outcome:
@@ -44,10 +43,7 @@ def _alpha(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("lora.type") == "lokr" and settings.get("network.lokr_full_rank", True) is not False:
         return Fate.NO_MEANING, "a LoKr of two full factors has no scale"
     if models.is_transformer(settings):
-        return (
-            Fate.NO_MEANING,
-            "ai-toolkit scales LoRAs of transformers by 1, whatever alpha says, as here without lora.alpha",
-        )
+        return Fate.NO_MEANING, "LoRAs of transformers have the scale 1 there, as here without lora.alpha"
     alpha = settings.get("network.linear_alpha", settings.get("network.alpha", 1.0))
     return Fate.TAKEN, draft.set("lora.alpha", float(alpha))
 
@@ -83,11 +79,8 @@ def _quantised(value: Any, draft: ImportDraft) -> Outcome:
         base = "int8"
     remark = draft.set("lora.base", base)
     exact = base in ("float8", "int8") and not adapter and name in ("qfloat8", "float8", "qint8", "int8")
-    if exact:
-        return Fate.TAKEN, remark
-    return Fate.NOT_POSSIBLE, f"{remark} replaces {name}" + (
-        ", without the adapter that recovers accuracy" if adapter else ""
-    )
+    without = ", without the adapter that recovers accuracy" if adapter else ""
+    return rules.told(remark, "" if exact else f"it replaces {name}{without}")
 
 
 def _experts(value: Any, draft: ImportDraft) -> Outcome:

@@ -33,12 +33,8 @@ def accumulation(settings: FormerSettings) -> int:
 def _steps(value: Any, draft: ImportDraft) -> Outcome:
     own = max(int(value) // accumulation(draft.settings), 1)
     remark = draft.set("train.max_steps", own)
-    if own != value:
-        return (
-            Fate.TAKEN,
-            f"{remark}: its steps are micro-batches, {accumulation(draft.settings)} for each optimizer step",
-        )
-    return Fate.TAKEN, remark
+    count = accumulation(draft.settings)
+    return Fate.TAKEN, remark if own == value else f"{remark}: {count} steps there are one of the optimizer"
 
 
 def interval(target: str) -> Rule:
@@ -53,10 +49,7 @@ def interval(target: str) -> Rule:
 
 def _accumulated(value: Any, draft: ImportDraft) -> Outcome:
     if value == -1:
-        return (
-            Fate.NOT_POSSIBLE,
-            "an optimizer step is not an epoch here: set train.gradient_accumulation_steps to its micro-batches",
-        )
+        return Fate.NOT_POSSIBLE, "a step is no epoch here: set train.gradient_accumulation_steps to its micro-batches"
     if value in (None, 0, 1):
         return Fate.DEFAULT, "1"
     return Fate.TAKEN, draft.set("train.gradient_accumulation_steps", value)
@@ -93,12 +86,8 @@ def _timesteps(value: Any, draft: ImportDraft) -> Outcome:
     if value in _RELEASE_SHIFTS and not flat:
         remark = draft.set("objective.timestep_sampling", "uniform")
         shift = draft.get("objective.timestep_shift")
-        if value == "flux_shift":
-            return (
-                Fate.TAKEN,
-                f"{remark}, with the release's shift, {shift}, for all sizes, which grows with them in ai-toolkit",
-            )
-        return Fate.TAKEN, f"{remark}, with the release's shift, {shift}"
+        grows = ", which grows with the size there" if value == "flux_shift" else ""
+        return Fate.TAKEN, f"{remark}, with the release's shift, {shift}{grows}"
     draft.set("objective.timestep_shift", NONE)
     if flat:
         remark = draft.set("objective.timestep_sampling", "uniform")
@@ -168,10 +157,7 @@ def _guidance_embedding(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "off"
     if not str(draft.get("model.name")).startswith("flux-"):
         return Fate.NO_MEANING, "ai-toolkit reads it for FLUX.1 alone"
-    return (
-        Fate.NOT_POSSIBLE,
-        "the guidance that the network is given in training is that of the release; it cannot be switched off",
-    )
+    return Fate.NOT_POSSIBLE, "the guidance that the network is given in training is that of the release"
 
 
 def _average(value: Any, draft: ImportDraft) -> Outcome:

@@ -43,10 +43,7 @@ def _flux_shift(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NO_MEANING, "model.shift decides"
     sides = sorted({side for each in data.directories(draft.settings) for side in each.sides})
     if not sides:
-        return (
-            Fate.TO_FILL_IN,
-            "set objective.timestep_shift to that of the size that is trained: 1.9 at 512, 3.2 at 1024",
-        )
+        return Fate.TO_FILL_IN, "set objective.timestep_shift to that of the size: 1.9 at 512, 3.2 at 1024"
     shift = datasets.shift_by_size(_FLUX_LINE, sum(side * side for side in sides) / len(sides))
     remark = draft.set("objective.timestep_shift", round(shift, 3))
     if len(sides) == 1:

@@ -171,7 +171,7 @@ def _swap(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("lora.type") is not None and any(is_on(draft.settings.get(key)) for key in _FLOAT8):
         return (
             Fate.NOT_POSSIBLE,
-            'a base in float8 stays on the GPU: lora.base = "bfloat16" with parallel.offload moves it',
+            'a float8 base stays on the GPU: parallel.offload moves one with lora.base = "bfloat16"',
         )
     return Fate.TAKEN, f"{draft.set('parallel.offload', True)}, which keeps all blocks in CPU memory"
 

@@ -65,10 +65,7 @@ def _filter(value: Any, draft: ImportDraft) -> Outcome:
     if found.by_number:
         return Fate.NOT_POSSIBLE, f"{remark}, in all blocks: to choose some, write complete names"
     if found.others:
-        return (
-            Fate.NOT_POSSIBLE,
-            f"{remark}, which means {len(found.others)} other kinds of layers too: {found.others[0]}, …",
-        )
+        return rules.told(remark, f"it means {len(found.others)} other kinds of layers too: {found.others[0]}, …")
     return Fate.TAKEN, remark
 
 

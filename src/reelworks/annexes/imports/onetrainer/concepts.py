@@ -56,10 +56,7 @@ def _of_concept(rule: Callable[[Any, ImportDraft, int], Outcome]) -> Rule:
     def handle(value: Any, draft: ImportDraft) -> Outcome:
         number = numbers(draft.settings).get(draft.numbers[0])
         if number is None:
-            return (
-                Fate.NO_MEANING,
-                f"the concept is {_kind(draft.settings, draft.numbers[0]).lower()}: it is not trained",
-            )
+            return Fate.NO_MEANING, f"of a concept that is {_kind(draft.settings, draft.numbers[0]).lower()}"
         return rule(value, draft, number)
 
     return handle
@@ -178,18 +175,11 @@ def _source(value: Any, draft: ImportDraft, number: int) -> Outcome:
     if value == "sample":
         draft.set(f"dataset.{number}.missing_caption", "")
         return Fate.TAKEN, draft.set(f"dataset.{number}.captions", "lines")
-    if value == "filename":
-        return (
-            Fate.NOT_POSSIBLE,
-            "captions are not taken from names, and pictures without a text file are left out: make a list (.jsonl) with "
-            "columns path and text",
-        )
-    prompts = _lines(str(_own(draft, "text.prompt_path", "")))
+    prompts = [] if value == "filename" else _lines(str(_own(draft, "text.prompt_path", "")))
     if len(prompts) != _MOST_LINES:
-        return (
-            Fate.NOT_POSSIBLE,
+        return Fate.NOT_POSSIBLE, (
             "captions are texts beside the files, and pictures without one are left out: make a list (.jsonl) with columns "
-            "path and text",
+            "path and text"
         )
     draft.set(f"dataset.{number}.missing_caption", "")
     return Fate.TAKEN, draft.set(f"dataset.{number}.caption", datasets.as_text(prompts[0]))
@@ -216,10 +206,7 @@ def _tag_dropout(value: Any, draft: ImportDraft, number: int) -> Outcome:
     if mode == "RANDOM WEIGHTED":
         remark = draft.set(f"dataset.{number}.tag_dropout", share / 2)
         return Fate.NOT_POSSIBLE, f"all tags have one probability: {remark}, the mean"
-    return (
-        Fate.NOT_POSSIBLE,
-        "tags are dropped one by one, and not together: set dataset.tag_dropout, or caption_dropout",
-    )
+    return Fate.NOT_POSSIBLE, "tags are dropped one by one: set dataset.tag_dropout, or objective.caption_dropout"
 
 
 @_of_concept
@@ -251,11 +238,10 @@ def _is_first(draft: ImportDraft) -> bool:
 
 
 def _prompt(value: Any, draft: ImportDraft) -> Outcome:
-    wants = datasets.conditioning_of(draft)
     if not _is_shown(draft) or not value:
         return Fate.NO_MEANING, "the sample is off"
-    if wants.companions.needs or wants.needs_first_frame:
-        return Fate.NOT_POSSIBLE, "previews of this model need a picture too: set samples.source"
+    if datasets.needs_picture(draft):
+        return Fate.NOT_POSSIBLE, datasets.PICTURE_NEEDED
     prompts = draft.get("samples.prompts", [])
     draft.set("samples.prompts", [*prompts, values.text(value)], "samples")
     return Fate.TAKEN, "samples.prompts"

@@ -112,14 +112,9 @@ def _caption_dropout(value: Any, draft: ImportDraft) -> Outcome:
     if draft.key.partition(".")[0] == "text_encoder":
         return Fate.TAKEN, draft.set("objective.caption_dropout", share)
     same = share == values.number(draft.settings.get("text_encoder.dropout_probability", 0.0))
-    return (
-        (Fate.DEFAULT, "for all text encoders")
-        if same
-        else (
-            Fate.NOT_POSSIBLE,
-            "captions are dropped for all text encoders together: text_encoder.dropout_probability decides",
-        )
-    )
+    if same:
+        return Fate.DEFAULT, "for all text encoders"
+    return Fate.NOT_POSSIBLE, "for all text encoders together: text_encoder.dropout_probability decides"
 
 
 def _guidance(value: Any, draft: ImportDraft) -> Outcome:

@@ -143,10 +143,7 @@ def _spread(value: Any, draft: ImportDraft) -> Outcome:
     if value is None:
         return Fate.NO_MEANING, "latents are not divided"
     remark = draft.set("autoencoder.std", value)
-    return (
-        Fate.TAKEN,
-        f"{remark}; with the published weights of the network, 2.0 generates without it: leave it out",
-    )
+    return Fate.TAKEN, f"{remark}; with the published weights, 2.0 generates without it: leave it out"
 
 
 def _model_type(value: Any, draft: ImportDraft) -> Outcome:

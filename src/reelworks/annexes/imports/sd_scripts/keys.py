@@ -145,10 +145,7 @@ def _store(value: Any, draft: ImportDraft) -> Outcome:
     if not is_on(value):
         return Fate.DEFAULT, "off"
     if draws_captions(draft):
-        return (
-            Fate.NOT_POSSIBLE,
-            "captions or crops are drawn at each use: encode.store with encode.variants stores several of each",
-        )
+        return Fate.NOT_POSSIBLE, "captions or crops are drawn: encode.store with encode.variants stores several"
     return Fate.TAKEN, draft.set("encode.store", True)
 
 
@@ -191,10 +188,7 @@ OF_SD3: Mapping[str, Any] = {"weighting_scheme": "uniform"}
 def _metadata(value: Any, draft: ImportDraft) -> Outcome:
     if str(value).lower().endswith(".jsonl"):
         return datasets.path(value, draft)
-    return (
-        Fate.NOT_POSSIBLE,
-        "captions are read from text files beside the pictures, or from a .csv, .parquet or .jsonl",
-    )
+    return Fate.NOT_POSSIBLE, "captions are in text files beside the pictures, or in a .csv, .parquet or .jsonl"
 
 
 def _prefix(value: Any, draft: ImportDraft) -> Outcome:
@@ -214,10 +208,7 @@ def _template(draft: ImportDraft, form: str, value: Any) -> str:
 
 def _wildcard(value: Any, draft: ImportDraft) -> Outcome:
     if not is_on(value):
-        return (
-            Fate.TAKEN,
-            f"{draft.set('dataset.*.captions', 'first')}: the other lines are not read",
-        )
+        return Fate.TAKEN, f"{draft.set('dataset.*.captions', 'first')}: the other lines are not read"
     remark = draft.set("dataset.*.captions", "lines")
     return Fate.TAKEN, f"{remark}: each use draws a line; choices in a line, as in {{a|b}}, are not there"
 
@@ -227,10 +218,7 @@ def _validation(value: Any, draft: ImportDraft) -> Outcome:
     if share == 0:
         return Fate.DEFAULT, "no validation"
     if not 0 < share < 1:
-        return (
-            Fate.NOT_POSSIBLE,
-            "a folder for validation alone is not there: validation.split holds back a share of all",
-        )
+        return Fate.NOT_POSSIBLE, "no folder is for validation alone: validation.split holds back a share of all"
     return Fate.TAKEN, f"{draft.set('validation.split', share)}, of all datasets"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 
@@ -68,10 +69,7 @@ def _of_lora(rule: Rule) -> Rule:
 def _layers(value: Any, draft: ImportDraft) -> Outcome:
     named = _LAYERS.get(value) if isinstance(value, str) else value
     if not isinstance(named, list | str) or not named:
-        return (
-            Fate.NOT_POSSIBLE,
-            "layers of this name are not known: list them in lora.targets; all attentions until then",
-        )
+        return Fate.NOT_POSSIBLE, "no layers have this name: list them in lora.targets; all attentions until then"
     return Fate.TAKEN, draft.set("lora.targets", named)
 
 
@@ -117,9 +115,8 @@ def _target_module(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NO_MEANING, "all weights are trained"
     if _classes(draft) <= _layers_of_classes(draft).keys():
         return Fate.TAKEN, "lora.targets"
-    return (
-        Fate.NOT_POSSIBLE,
-        f"layers of these classes are not known: name them in lora.targets, {draft.get('lora.targets')!r} until then",
+    return rules.told(
+        f"lora.targets = {draft.get('lora.targets')!r}", "layers of these classes are not known: name them"
     )
 
 

@@ -109,10 +109,7 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
 def _auto_shift(value: Any, draft: ImportDraft) -> Outcome:
     if not value or draft.settings.get("flow_schedule_shift", 3.0):
         return Fate.DEFAULT, "off"
-    return (
-        Fate.NOT_POSSIBLE,
-        f"{draft.set('objective.timestep_shift', 'auto')} grows with the size too, by another rule",
-    )
+    return rules.told(draft.set("objective.timestep_shift", "auto"), "it grows with the size by another rule")
 
 
 def _density(value: Any, draft: ImportDraft) -> Outcome:
@@ -136,15 +133,12 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
     here = {"huber": "huber", "smooth_l1": "smooth-l1"}.get(str(value))
     if here is None:
         return Fate.NOT_POSSIBLE, "this loss is not there; the squared error replaces it"
-    settings = draft.settings
-    draft.set("objective.huber_delta", float(settings.get("huber_c", 0.1)))
-    schedule = settings.get("huber_schedule", "snr")
+    schedule = draft.settings.get("huber_schedule", "snr")
+    draft.set("objective.huber_delta", float(draft.settings.get("huber_c", 0.1)))
     if schedule == "exponential":
         draft.set("objective.huber_schedule", "exponential")
     remark = f"{draft.set('objective.loss', here)}, whose bend is sharper"
-    if schedule == "snr":
-        return Fate.NOT_POSSIBLE, f"{remark}; its bound is the same at all timesteps"
-    return Fate.TAKEN, remark
+    return rules.told(remark, "its bound is the same at all timesteps" if schedule == "snr" else "")
 
 
 def _prediction(value: Any, draft: ImportDraft) -> Outcome:
