@@ -8,12 +8,10 @@ from typing import Any, final
 from reelworks.annexes.imports import files as config_files
 from reelworks.annexes.imports import settle, sizes, trainer
 from reelworks.annexes.imports.ai_toolkit import clips, keys, model_keys, models
-from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.rules import ImportedKey
 from reelworks.annexes.imports.sizes import Sizes
-from reelworks.annexes.imports.trainer import FormerBuckets
 from reelworks.core.errors import UserError
 
 _TRAIN = ("sd_trainer", "diffusion_trainer", "ui_trainer", "fine_tune")
@@ -23,6 +21,8 @@ _TRAIN = ("sd_trainer", "diffusion_trainer", "ui_trainer", "fine_tune")
 class _AiToolkit:
     name = "ai-toolkit"
     gives = "a job in YAML or JSON, such as config/examples/train_lora_flux_24gb.yaml"
+    buckets = staticmethod(clips.buckets)
+    caption = staticmethod(clips.caption)
 
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.suffix.lower() not in (".yaml", ".yml", ".json"):
@@ -69,12 +69,6 @@ class _AiToolkit:
         _prepare(draft)
         converted = trainer.convert_by_rules(draft, keys.RULES, keys.defaults(draft.settings), keys.FIRST)
         yield from settle.settle(draft, converted)
-
-    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
-        return clips.buckets(settings, dataset)
-
-    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
-        return clips.caption(settings, beside)
 
 
 AI_TOOLKIT = _AiToolkit()

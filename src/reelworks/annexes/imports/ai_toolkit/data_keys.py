@@ -172,16 +172,12 @@ def _any_flag(key: str, target: str, value: Any) -> Rule:
 
 
 def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if datasets.conditioning_of(draft).frames:
         return Fate.TAKEN, draft.set("objective.mask_ratios.image_head", 1.0)
     return Fate.NO_MEANING, "the model decides"
 
 
 def _sound(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if not datasets.conditioning_of(draft).sound:
         return Fate.NOT_POSSIBLE, f"{draft.get('model.name')} is trained without sound"
     draft.set("data.fps", "model", "clips with sound need one rate")
@@ -206,8 +202,6 @@ def _repeats(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _mirrored(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     _, remark = _uses(draft, draft.numbers[0])
     return Fate.TAKEN, f"{draft.set('dataset.*.flip', 0.5)}, {remark}: a mirrored copy of each is added there"
 

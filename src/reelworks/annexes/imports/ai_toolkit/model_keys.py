@@ -49,16 +49,12 @@ def _alpha(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _convolutions(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if models.is_transformer(draft.settings):
         return Fate.NO_MEANING, "blocks of transformers have no convolutions"
     return Fate.NOT_POSSIBLE, "convolutions are not adapted"
 
 
 def _layers(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "all linear layers of the blocks"
     names = [value] if isinstance(value, str) else [str(name) for name in value]
     if draft.key.endswith("ignore_if_contains") or any(name.endswith(".") for name in names):
         return Fate.NOT_POSSIBLE, 'parts of names are not compared: list layers in lora.targets; "blocks" until then'
@@ -67,8 +63,6 @@ def _layers(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _quantised(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if not has_network(draft.settings):
         return Fate.NOT_POSSIBLE, "all weights are trained, which are not quantised"
     kind = str(draft.settings.get("model.qtype", "qfloat8"))

@@ -62,8 +62,6 @@ def _preview_picture(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _reported(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     for key, name in (("project_name", "project"), ("run_name", "name")):
         if isinstance(own := draft.settings.get(f"logging.{key}"), str) and own:
             draft.set(f"logging.{name}", own, f"logging.{key}")

@@ -80,8 +80,6 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _timesteps(value: Any, draft: ImportDraft) -> Outcome:
-    if not draft.is_flow:
-        return Fate.NO_MEANING, "all 1000 steps are trained alike"
     flat = value in _FLAT or any(draft.settings.get(f"train.linear_timesteps{v}") for v in ("", "2"))
     if value in _RELEASE_SHIFTS and not flat:
         remark = draft.set("objective.timestep_sampling", "uniform")
@@ -103,8 +101,6 @@ def _timesteps(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _flat_timesteps(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     remark = draft.set("objective.loss_weighting", "bell")
     if draft.key == "train.linear_timesteps2":
         return Fate.NOT_POSSIBLE, f"{remark}; its weights do not fall towards noise"
@@ -112,8 +108,6 @@ def _flat_timesteps(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _emphasis(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "balanced":
-        return Fate.DEFAULT, "balanced"
     mean = 1.0 if value == "content" else -1.0
     return Fate.NOT_POSSIBLE, (
         f"its cubic density is not there: objective.timestep_sampling = 'logit-normal' with objective.logit_mean = {mean} is similar"
@@ -131,8 +125,6 @@ def _limit(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _loss(value: Any, draft: ImportDraft) -> Outcome:
-    if value in ("mse", None):
-        return Fate.DEFAULT, "squared error"
     if value == "pseudo_huber":
         draft.set("objective.huber_delta", 0.01)
         return Fate.TAKEN, f"{draft.set('objective.loss', 'huber')}, whose bend is sharper"
@@ -143,8 +135,6 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _guidance(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     target = draft.settings.get("train.guidance_loss_target", 3.0)
     scale = sum(target) / len(target) if isinstance(target, list) else float(target)
     remark = draft.set("objective.target_guidance_scale", scale)
@@ -153,8 +143,6 @@ def _guidance(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _guidance_embedding(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if not str(draft.get("model.name")).startswith("flux-"):
         return Fate.NO_MEANING, "ai-toolkit reads it for FLUX.1 alone"
     return Fate.NOT_POSSIBLE, "the guidance that the network is given in training is that of the release"
@@ -169,8 +157,6 @@ def _average(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _attention(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "native":
-        return Fate.DEFAULT, "torch chooses"
     known = next((name for name in ("flash_3", "flash_4", "flash", "cudnn") if name in str(value)), None)
     if known is None:
         return Fate.NOT_POSSIBLE, "this kernel is not there: torch chooses"
@@ -178,8 +164,6 @@ def _attention(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _never(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     for key in _OF_PREVIEWS:
         draft.remove(f"samples.{key}")
     return Fate.TAKEN, "no samples.prompts"

@@ -74,8 +74,6 @@ def _base(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _merged(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     first, *others = value
     if not objective.trains_adapter(draft):
         return Fate.NOT_POSSIBLE, "only a LoRA is trained with another one: merge it into the weights"
@@ -100,8 +98,6 @@ def _dropout(value: Any, draft: ImportDraft) -> Outcome:
 
 def _existing(value: Any, draft: ImportDraft) -> Outcome:
     """Take the file in a folder of a saved adapter, whose name is always the same."""
-    if not value:
-        return Fate.DEFAULT, "off"
     path = values.text(value)
     if not path.endswith(".safetensors"):
         kind = PureWindowsPath if "\\" in path else PurePosixPath
@@ -118,8 +114,6 @@ def _clip_mode(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _swap(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if draft.get("lora.base") not in (None, "bfloat16", "float32"):
         return Fate.NOT_POSSIBLE, (
             f"weights in {draft.get('lora.base')} stay on the GPU; for less memory set lora.base = "

@@ -26,8 +26,6 @@ def _sigmoid_scale(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
-    if not draft.is_flow:
-        return Fate.NO_MEANING, "this model draws one of 1000 steps"
     if value:
         return Fate.TAKEN, draft.set("objective.timestep_shift", values.number(value, 1e-3))
     if draft.settings.get("model.flux_shift"):
@@ -37,8 +35,6 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
 
 def _flux_shift(value: Any, draft: ImportDraft) -> Outcome:
     """Take the shift of the mean area: it depends on the area alone, which is the same for all aspect ratios."""
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
     if draft.settings.get("model.shift"):
         return Fate.NO_MEANING, "model.shift decides"
     sides = sorted({side for each in data.directories(draft.settings) for side in each.sides})

@@ -49,14 +49,7 @@ def _eps(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("train.eps", values.number(value[0] if isinstance(value, list) else value, 1e-300))
 
 
-def _constant_rate(value: Any, draft: ImportDraft) -> Outcome:
-    draft.set("train.learning_rate_schedule", "constant")
-    return Fate.TAKEN, draft.set("train.learning_rate", values.number(value, 1e-300))
-
-
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "constant":
-        return Fate.DEFAULT, "the rate is constant after warm-up"
     if value not in ("linear", "cosine"):
         raise ValueError("no such schedule")
     if "force_constant_lr" in draft.settings.values:

@@ -81,8 +81,6 @@ def _alpha(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, 0):
-        return Fate.DEFAULT, "off"
     if _is(draft, "oft"):
         return Fate.NOT_POSSIBLE, "OFT has no dropout"
     return rules.within("lora.dropout", 0, 0.99)(value, draft)
@@ -96,8 +94,6 @@ def _factor(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _dora(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
     if not _is(draft, "lora"):
         return Fate.NOT_POSSIBLE, "only LoRA has magnitudes of its own (DoRA)"
     return Fate.TAKEN, draft.set("lora.dora", True)

@@ -30,8 +30,6 @@ _KEYS = {
 
 def prompts(value: Any, draft: ImportDraft) -> Outcome:
     """Read the file of prompts; their sizes, steps and guidance are taken if all prompts have the same."""
-    if not value:
-        return Fate.DEFAULT, "no previews"
     if datasets.needs_picture(draft):
         return Fate.TO_FILL_IN, datasets.PICTURE_NEEDED
     try:

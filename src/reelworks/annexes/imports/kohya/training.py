@@ -166,8 +166,6 @@ def _processes(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _swap(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if draft.get("lora.type") is not None and any(is_on(draft.settings.get(key)) for key in _FLOAT8):
         return (
             Fate.NOT_POSSIBLE,
@@ -186,8 +184,6 @@ def float8(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _dataset_config(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "not set"
     if any(key.startswith("datasets.") for key in draft.settings.values):
         return Fate.NO_MEANING, "it is read too"
     return Fate.UNREAD, "this file is not there, or is no dataset config: give it too, or --data"

@@ -22,8 +22,6 @@ def _sampling(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, ""):
-        return Fate.DEFAULT, "not set"
     if draft.get("model.experts") is not None:
         return Fate.NO_MEANING, "model.experts has the timesteps of each network"
     return timesteps.bound(value, draft, default_sampling="sigma")

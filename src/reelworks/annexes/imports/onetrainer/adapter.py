@@ -12,19 +12,10 @@ from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.models import registry
 
 _FORMATS = {"DIFFUSERS_LORA": "diffusers", "COMFY_LORA": "comfyui", "ORIGINAL_LORA": "comfyui", "KOHYA_LORA": "kohya"}
-_TYPES = {"LORA": "lora", "LOHA": "loha", "LOKR": "lokr", "OFT_2": "oft"}
 _MOST_RANK = 100_000  # of a LoKr whose second factor is to be a full matrix
 
 
-def _peft(value: Any, draft: ImportDraft) -> Outcome:
-    if not parts.trains_adapter(draft):
-        return Fate.NO_MEANING, "all weights are trained"
-    return rules.by_name("lora.type", _TYPES, "lora", "there is no such adapter")(value, draft)
-
-
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
-    if not value or not parts.trains_adapter(draft):
-        return Fate.DEFAULT, "off"
     if draft.get("lora.type") == "oft":
         return Fate.NOT_POSSIBLE, "rotations are not dropped"
     return Fate.TAKEN, draft.set("lora.dropout", values.range_of(0, 0.99, values.number(value, 0, 1)))
@@ -37,8 +28,6 @@ def _lokr_rank(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _decompose(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     remark = draft.set("lora.dora", True)
     if draft.settings.get("lora_decompose_output_axis") is True:
         return Fate.TAKEN, remark
@@ -67,10 +56,6 @@ def _filter(value: Any, draft: ImportDraft) -> Outcome:
     if found.others:
         return rules.told(remark, f"it means {len(found.others)} other kinds of layers too: {found.others[0]}, …")
     return Fate.TAKEN, remark
-
-
-def _filter_preset(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.NO_MEANING, "layer_filter decides" if draft.settings.get("layer_filter") is not None else "lora.targets"
 
 
 def _format(value: Any, draft: ImportDraft) -> Outcome:

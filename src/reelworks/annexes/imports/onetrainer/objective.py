@@ -69,8 +69,6 @@ _DENSITIES: dict[str, Callable[[float, float, ImportDraft], Outcome]] = {
 
 
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
-    if not draft.is_flow:
-        return Fate.NO_MEANING, "this model has no shift"
     if draft.settings.get("dynamic_timestep_shifting") is True and parts.model_of(draft).line is not None:
         return Fate.NO_MEANING, "dynamic_timestep_shifting decides"
     return Fate.TAKEN, draft.set("objective.timestep_shift", values.number(value, 1e-3))
@@ -78,8 +76,6 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
 
 def _dynamic(value: Any, draft: ImportDraft) -> Outcome:
     """Take the shift of the mean area: it depends on the area alone, which is the same for all aspect ratios."""
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
     line = parts.model_of(draft).line
     if not draft.is_flow or line is None:
         return Fate.NO_MEANING, "this model has no shift by size"
@@ -133,8 +129,6 @@ _STRENGTHS = {"mse": 1.0, "mae": 0.0, "log_cosh": 0.0, "huber": 0.0}
 
 
 def _weighting(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "CONSTANT":
-        return Fate.DEFAULT, "all timesteps count alike"
     names = {"MIN_SNR_GAMMA": "min-snr", "DEBIASED_ESTIMATION": "debiased"}
     if value not in names:
         return Fate.NOT_POSSIBLE, "there is no such weight; see objective.loss_weighting"

@@ -37,8 +37,6 @@ def trains_adapter(draft: ImportDraft) -> bool:
 
 
 def _base_model(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "the published weights"
     if "://" in values.text(value):
         return Fate.TO_FILL_IN, "download the file, and set model.weights to its path"
     return Fate.TAKEN, f"model.weights = {draft.get('model.weights')!r}"
@@ -90,8 +88,6 @@ def rate_scale(draft: ImportDraft) -> int:
 
 
 def _offload(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if _BASES.get(draft.settings.get(f"{model_of(draft).part}.weight_dtype")) in ("float8", "int8", "nf4"):
         return Fate.NOT_POSSIBLE, (
             'quantised weights stay on the GPU; for less memory set lora.base = "bfloat16" and parallel.offload = true, '

@@ -20,8 +20,6 @@ def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _scaler(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "NONE":
-        return Fate.DEFAULT, "off"
     return Fate.TAKEN, f"train.learning_rate is multiplied by the root of {parts.rate_scale(draft)}, as for one process"
 
 

@@ -10,7 +10,7 @@ from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.datasets import as_text
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, datasets, previews, timesteps, training
-from reelworks.annexes.imports.rules import Fate, Outcome
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.annexes.imports.values import is_on, number_of
 
 _TEXT = "text encoders keep their weights: only the denoiser is trained"
@@ -40,8 +40,6 @@ def _is_flow(draft: ImportDraft) -> bool:
 
 
 def _sampling(value: Any, draft: ImportDraft) -> Outcome:
-    if not _is_flow(draft):
-        return Fate.NO_MEANING, "SDXL draws all timesteps alike"
     if family_of(draft) == "sd3":
         return Fate.NO_MEANING, "SD3 has no such setting: weighting_scheme and training_shift decide"
     _, shift = SAMPLING.get(family_of(draft), ("sigma", 3.0))
@@ -49,8 +47,6 @@ def _sampling(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _weighting(value: Any, draft: ImportDraft) -> Outcome:
-    if not _is_flow(draft):
-        return Fate.NO_MEANING, "only flow matching has it"
     if family_of(draft) == "sd3":
         return _sd3_density(value, draft)
     weighs = draft.settings.get("model_prediction_type", "sigma_scaled") == "sigma_scaled"
@@ -74,8 +70,6 @@ def _sd3_density(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, ""):
-        return Fate.DEFAULT, "not set"
     if not _is_flow(draft):
         return Fate.NOT_POSSIBLE, "SDXL is trained at all timesteps"
     default = "uniform" if family_of(draft) == "sd3" else "sigma"
@@ -101,8 +95,6 @@ def _guidance(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _loss(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, "l2"):
-        return Fate.DEFAULT, "the squared error"
     if value == "l1":
         draft.set("objective.huber_delta", 0.001)
         return Fate.NOT_POSSIBLE, f"{draft.set('objective.loss', 'smooth-l1')} with a small delta replaces it"
@@ -114,18 +106,14 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
     )
 
 
-def _huber(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("loss_type") not in _HUBER:
-        return Fate.NO_MEANING, "loss_type decides"
-    if draft.key == "huber_c":
-        return rules.within("objective.huber_delta", 0, 10, above=True)(value, draft)
-    if draft.key == "huber_scale":
-        return rules.only((1, 1.0, None), "no further scale", "objective.huber_delta has no further scale")(
-            value, draft
-        )
-    if value in ("constant", "exponential"):
-        return Fate.TAKEN, draft.set("objective.huber_schedule", value)
-    return Fate.NOT_POSSIBLE, f"{draft.set('objective.huber_schedule', 'exponential')} replaces it"
+def _of_huber(rule: Rule) -> Rule:
+    """Use a rule for losses with a bend."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        known = draft.settings.get("loss_type") in _HUBER
+        return rule(value, draft) if known else (Fate.NO_MEANING, "loss_type decides")
+
+    return handle
 
 
 def _debiased(value: Any, draft: ImportDraft) -> Outcome:
@@ -142,8 +130,6 @@ def draws_captions(draft: ImportDraft) -> bool:
 
 
 def _store(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
     if draws_captions(draft):
         return Fate.NOT_POSSIBLE, "captions or crops are drawn: encode.store with encode.variants stores several"
     return Fate.TAKEN, draft.set("encode.store", True)
@@ -161,8 +147,6 @@ def _text_encoders(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _tokens(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, 75, 77):
-        return Fate.DEFAULT, "captions have up to 77 tokens"
     if _is_flow(draft):
         return Fate.NO_MEANING, "T5 has a length of its own"
     return Fate.NOT_POSSIBLE, "captions are cut after 77 tokens, the length of SDXL's encoders"

@@ -211,8 +211,6 @@ def _frames(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _repeats(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "once in an epoch"
     return Fate.TAKEN, f"{draft.set('dataset.*.repeats', int(value) + 1)}: the first use is not counted there"
 
 

@@ -42,8 +42,6 @@ def _model_type(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _lora_type(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") is None:
-        return Fate.NO_MEANING, "all weights are trained"
     if value == "lycoris":
         if "lycoris.algo" not in draft.settings.values:
             draft.set("lora.type", "lokr")
@@ -74,8 +72,6 @@ def _layers(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _algorithm(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") is None:
-        return Fate.NO_MEANING, "all weights are trained"
     here = {"lora": "lora", "locon": "lora", "lokr": "lokr", "loha": "loha", "diag-oft": "oft"}.get(str(value).lower())
     settings = draft.settings
     draft.set("lora.targets", _targets_of_classes(draft), "lycoris.apply_preset")
@@ -111,8 +107,6 @@ def _layers_of_classes(draft: ImportDraft) -> dict[str, list[str]]:
 
 
 def _target_module(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") is None:
-        return Fate.NO_MEANING, "all weights are trained"
     if _classes(draft) <= _layers_of_classes(draft).keys():
         return Fate.TAKEN, "lora.targets"
     return rules.told(

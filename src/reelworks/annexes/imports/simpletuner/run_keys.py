@@ -59,8 +59,6 @@ def _seed(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _shared_tokens(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, 0, 1):
-        return Fate.DEFAULT, "1"
     split = datasets.preset_of(draft).config.network.sequence
     if split is not None and split.pads:
         return Fate.TAKEN, draft.set("parallel.sequence_degree", value)

@@ -6,13 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import final
 
 from reelworks.annexes.imports import settle, sizes, trainer
-from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.rules import ImportedKey
 from reelworks.annexes.imports.simpletuner import clips, files, keys, models
 from reelworks.annexes.imports.sizes import Sizes
-from reelworks.annexes.imports.trainer import FormerBuckets
 from reelworks.core.errors import UserError
 
 
@@ -20,6 +18,8 @@ from reelworks.core.errors import UserError
 class _SimpleTuner:
     name = "simpletuner"
     gives = "config.json, config.toml or config.env, with the multidatabackend.json that it names"
+    buckets = staticmethod(clips.buckets)
+    caption = staticmethod(clips.caption)
 
     def recognises(self, file: ConfigFile) -> bool:
         return files.recognises(file)
@@ -49,12 +49,6 @@ class _SimpleTuner:
         _prepare(draft)
         converted = trainer.convert_by_rules(draft, keys.RULES, keys.defaults(draft.settings), keys.FIRST)
         yield from settle.settle(draft, converted)
-
-    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
-        return clips.buckets(settings, dataset)
-
-    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
-        return clips.caption(settings, beside)
 
 
 SIMPLETUNER = _SimpleTuner()

@@ -99,8 +99,6 @@ def _average(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
-    if not draft.is_flow:
-        return Fate.NO_MEANING, "it belongs to flow matching"
     if draft.settings.get("flow_schedule_auto_shift") is True and not value:
         return Fate.NO_MEANING, "flow_schedule_auto_shift decides"
     return Fate.TAKEN, draft.set("objective.timestep_shift", float(value) if value else NONE)
@@ -128,8 +126,6 @@ def _density(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _loss(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "l2":
-        return Fate.DEFAULT, "squared error"
     here = {"huber": "huber", "smooth_l1": "smooth-l1"}.get(str(value))
     if here is None:
         return Fate.NOT_POSSIBLE, "this loss is not there; the squared error replaces it"
