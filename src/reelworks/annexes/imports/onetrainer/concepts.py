@@ -62,6 +62,16 @@ def _of_concept(rule: Callable[[Any, ImportDraft, int], Outcome]) -> Rule:
     return handle
 
 
+def _of_dataset(rule: Rule) -> Rule:
+    """Use a rule with targets in the concept's `dataset.*`, if it is trained."""
+
+    def handle(value: Any, draft: ImportDraft, number: int) -> Outcome:
+        draft.numbers = (number,)
+        return rule(value, draft)
+
+    return _of_concept(handle)
+
+
 def _own(draft: ImportDraft, key: str, default: Any = None) -> Any:
     """Return another setting of the concept whose setting is being converted."""
     return draft.settings.get(f"concepts.{draft.numbers[0]}.{key}", default)
@@ -131,21 +141,9 @@ def _count(draft: ImportDraft, concept: int, number: int) -> int:
 
 
 @_of_concept
-def _weight(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    return rules.only((1, 1.0), "as here", "a dataset has no weight in the loss: use dataset.repeats")(value, draft)
-
-
-@_of_concept
 def _crop(value: Any, draft: ImportDraft, number: int) -> Outcome:
     crop = "random" if values.flag(value) or draft.get("data.crop") == "random" else "center"
     return Fate.TAKEN, draft.set("data.crop", crop)
-
-
-@_of_concept
-def _flip(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, draft.set(f"dataset.{number}.flip", 0.5 if draft.key.endswith("random_flip") else 1.0)
 
 
 def _augmentation(strength: str, key: str, factor: float = 1.0, most: float = 1.0) -> Rule:
@@ -160,13 +158,6 @@ def _augmentation(strength: str, key: str, factor: float = 1.0, most: float = 1.
         return (Fate.TAKEN, remark) if taken == asked else (Fate.NOT_POSSIBLE, f"the most: {remark}")
 
     return _of_concept(rule)
-
-
-@_of_concept
-def _override(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, "dataset.resolutions"
 
 
 @_of_concept
@@ -336,15 +327,3 @@ def _ratios(draft: ImportDraft) -> list[str]:
     if draft.settings.get("aspect_ratio_bucketing", True) is not True:
         return ["1:1"]
     return [f"{ratio:g}:1" for ratio in reversed(RATIOS)] + [f"1:{ratio:g}" for ratio in RATIOS[1:]]
-
-
-@_of_concept
-def _name_of_concept(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    return Fate.TAKEN, f"dataset.{number}.name"
-
-
-@_of_concept
-def _shuffle(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    if value in (False,):
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, draft.set(f"dataset.{number}.shuffle_tags", values.flag(value))

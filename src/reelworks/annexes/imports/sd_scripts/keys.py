@@ -15,7 +15,6 @@ from reelworks.annexes.imports.values import is_on, number_of
 
 _TEXT = "text encoders keep their weights: only the denoiser is trained"
 _PARTS = "the text encoders and the autoencoder of the release are used: text_encoder.weights, autoencoder.weights"
-_DIFFUSION = ("sdxl",)
 # Defaults of flow matching by model, where they differ: density, shift, kind of prediction.
 SAMPLING = {"flux": ("sigma", 3.0), "chroma": ("sigma", 3.0), "sd3": ("sigma", 1.0)}
 _SDXL_LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
@@ -30,13 +29,9 @@ def family_of(draft: ImportDraft) -> str:
 
 def targets_of(draft: ImportDraft) -> tuple[Any, str]:
     """Return the layers of the trained network of the scripts' own modules, and why: of SDXL those of its attentions' blocks."""
-    if family_of(draft) in _DIFFUSION:
+    if not draft.is_flow:
         return list(_SDXL_LAYERS), "linear layers of Transformer2DModel"
     return "blocks", "linear layers of all blocks"
-
-
-def _is_flow(draft: ImportDraft) -> bool:
-    return family_of(draft) not in _DIFFUSION
 
 
 def _sampling(value: Any, draft: ImportDraft) -> Outcome:
@@ -70,18 +65,18 @@ def _sd3_density(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
-    if not _is_flow(draft):
+    if not draft.is_flow:
         return Fate.NOT_POSSIBLE, "SDXL is trained at all timesteps"
     default = "uniform" if family_of(draft) == "sd3" else "sigma"
     return timesteps.bound(value, draft, default_sampling=default)
 
 
 def _of_flow(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.NO_MEANING, "the density of timesteps has it" if _is_flow(draft) else "only flow matching has it"
+    return Fate.NO_MEANING, "the density of timesteps has it" if draft.is_flow else "only flow matching has it"
 
 
 def _prediction(value: Any, draft: ImportDraft) -> Outcome:
-    if not _is_flow(draft) or family_of(draft) == "sd3":
+    if not draft.is_flow or family_of(draft) == "sd3":
         return Fate.NO_MEANING, "this model has no such setting"
     if value == "raw":
         return Fate.DEFAULT, "the network predicts the velocity"
@@ -147,7 +142,7 @@ def _text_encoders(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _tokens(value: Any, draft: ImportDraft) -> Outcome:
-    if _is_flow(draft):
+    if draft.is_flow:
         return Fate.NO_MEANING, "T5 has a length of its own"
     return Fate.NOT_POSSIBLE, "captions are cut after 77 tokens, the length of SDXL's encoders"
 
