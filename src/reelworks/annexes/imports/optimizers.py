@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from reelworks.annexes.imports import rules, values
+from reelworks.annexes.imports import rules, tables, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
 
@@ -28,8 +28,8 @@ class FormerOptimizer(NamedTuple):
 
 
 def of_trainer(folder: str) -> dict[str, FormerOptimizer]:
-    """Return the optimizers of a trainer by patterns of their names, see `rules.fitting`."""
-    return {pattern: FormerOptimizer(**row) for pattern, row in rules.table(folder, "optimizers").items()}
+    """Return the optimizers of a trainer by patterns of their names, see `tables.fitting`."""
+    return {pattern: FormerOptimizer(**row) for pattern, row in tables.table(folder, "optimizers").items()}
 
 
 def rate(value: float, draft: ImportDraft) -> Outcome:

@@ -1,10 +1,4 @@
-"""Kinds of rules for a setting of another trainer, and the tables that say which rule each setting has.
-
-Tables are TOML files beside each trainer. A section that is named as a kind of rule lists settings by that kind's one argument, such
-as `[without_meaning]`, where the reasons are; `[rules]` has one setting each: first the kind with its first argument, and then the
-others by their names. `code = "steps"` means the function `_steps` of the trainer, which is a rule itself, or makes one of the
-other arguments. Before the kind, guards can say when a setting is not taken at all, and why: `off = "no previews"`.
-"""
+"""Kinds of rules for a setting of another trainer, which fill the draft of a recipe and tell what becomes of the setting."""
 
 from __future__ import annotations
 
@@ -12,18 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatchcase
-from inspect import isfunction
-from itertools import takewhile
-from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.values import flag, is_on, number, number_of, text, whole, whole_of
-from reelworks.core import toml
-
-T = TypeVar("T")
+from reelworks.annexes.imports.values import flag, number, number_of, text, whole, whole_of
 
 
 class Fate(StrEnum):
@@ -49,120 +35,12 @@ class ImportedKey:
 
 Outcome = tuple[Fate, str]
 Rule = Callable[[Any, ImportDraft], Outcome]
-Guard = Callable[[Any, Any, ImportDraft], Outcome | None]  # of what the table says, the value and the draft
 _OFF: tuple[Any, ...] = (None, False, 0, "", [])
-
-
-def table(folder: str, name: str) -> dict[str, Any]:
-    """Return the table of this name in a trainer's folder."""
-    return toml.parse((Path(__file__).parent / folder / f"{name}.toml").read_text(encoding="utf-8"))
-
-
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return defaults as a table has them, in which "none" stands for None."""
-    return {key: None if value == "none" else value for key, value in given.items()}
-
-
-def read(folder: str, name: str, *modules: ModuleType) -> dict[str, Rule]:
-    """Return the rules of a table by setting; `code` in it means functions of some modules."""
-    code: dict[str, Any] = {
-        key.lstrip("_"): value for module in modules for key, value in vars(module).items() if isfunction(value)
-    }
-    content = table(folder, name)
-    found: dict[str, Rule] = {}
-
-    def made(spec: Mapping[str, Any]) -> Rule:
-        guards = [(_GUARDS[name], told) for name, told in takewhile(lambda item: item[0] in _GUARDS, spec.items())]
-        (kind, first), *rest = list(spec.items())[len(guards) :]
-        more = {key: made(value) if key == "rule" else value for key, value in rest}
-        if kind == "impossible" and not more and "off" in content:
-            more = {"unless": content["off"], "null": True}
-        if kind == "each":
-            return _guarded(each(*map(made, first)), guards)
-        if kind != "code":
-            return _guarded(_KINDS[kind](first, **more), guards)
-        return _guarded(code[first](**more) if more else code[first], guards)
-
-    for kind in content.keys() - {"off", "rules"}:
-        for first, settings in content[kind].items():
-            found |= dict.fromkeys(settings, made({kind: first}))
-    return found | {setting: made(spec) for setting, spec in content.get("rules", {}).items()}
-
-
-def _guarded(rule: Rule, guards: Sequence[tuple[Guard, Any]]) -> Rule:
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        outcomes = (guard(told, value, draft) for guard, told in guards)
-        return next(filter(None, outcomes), None) or rule(value, draft)
-
-    return handle if guards else rule
-
-
-def _same(told: Mapping[str, Sequence[Any]], value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop at values that mean what happens here anyway, by what that is."""
-    return next(((Fate.DEFAULT, here) for here, values in told.items() if value in values), None)
-
-
-def _unset(told: str, value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop at null."""
-    return (Fate.DEFAULT, told) if value is None else None
-
-
-def _needs(told: Mapping[str, str], value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop if the recipe lacks one of some keys, by what is to be said then."""
-    return next(((Fate.NO_MEANING, why) for key, why in told.items() if not draft.get(key)), None)
-
-
-def _lora(told: Mapping[str, Sequence[str]], value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop unless the adapter is of some types, by what is to be said then."""
-    return next(((Fate.NO_MEANING, why) for why, types in told.items() if draft.get("lora.type") not in types), None)
-
-
-def _with(told: Mapping[str, Mapping[str, Sequence[Any]]], value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop unless another setting has one of some values, by what is to be said then."""
-    for why, others in told.items():
-        for key, values in others.items():
-            given = draft.settings.get(key)
-            if not any(type(given) is type(each) and given == each for each in values):
-                return Fate.NO_MEANING, why
-    return None
-
-
-def _by_default(guard: Guard) -> Guard:
-    """Say of what a guard stops that it is the same by default."""
-
-    def handle(told: Any, value: Any, draft: ImportDraft) -> Outcome | None:
-        outcome = guard(told, value, draft)
-        return None if outcome is None else (Fate.DEFAULT, outcome[1])
-
-    return handle
-
-
-def _yields_to(told: str, value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop if another setting is given."""
-    return None if draft.settings.get(told) is None else (Fate.NO_MEANING, f"{told} decides")
-
-
-_GUARDS: dict[str, Guard] = {
-    "off": lambda told, value, draft: None if value else (Fate.DEFAULT, told),
-    "not_on": lambda told, value, draft: None if is_on(value) else (Fate.DEFAULT, told),
-    "flag": lambda told, value, draft: None if flag(value) else (Fate.DEFAULT, told),
-    "flow": lambda told, value, draft: None if draft.is_flow else (Fate.NO_MEANING, told),
-    "diffusion": lambda told, value, draft: (Fate.NO_MEANING, told) if draft.is_flow else None,
-    **{"same": _same, "unset": _unset, "needs": _needs, "lora": _lora, "with": _with, "yields_to": _yields_to},
-    **{"default_needs": _by_default(_needs), "default_lora": _by_default(_lora), "default_with": _by_default(_with)},
-}
 
 
 def told(remark: str, differs: str = "") -> Outcome:
     """Return that a setting is taken, or how what it becomes here differs from what it is there."""
     return (Fate.NOT_POSSIBLE, f"{remark}: {differs}") if differs else (Fate.TAKEN, remark)
-
-
-def fitting(known: Mapping[str, T], name: Any) -> T:
-    """Return what the first pattern that fits a name has; the last of a table fits all. Raises `TypeError` for no name."""
-    if isinstance(name, list | dict):
-        raise TypeError("no name")
-    return next(value for pattern, value in known.items() if fnmatchcase(str(name), pattern))
 
 
 def to(target: str, none: Any = None) -> Rule:
@@ -341,7 +219,7 @@ def word(target: str) -> Rule:
     return handle
 
 
-_KINDS: dict[str, Callable[..., Rule]] = {
+KINDS: dict[str, Callable[..., Rule]] = {
     kind.__name__: kind
     for kind in (
         *(to, by_name, only, without_meaning, read_with, taken, together, to_fill_in, switched, impossible, copied),

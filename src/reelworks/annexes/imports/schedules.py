@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Outcome
 
@@ -22,5 +22,5 @@ class FormerSchedule(NamedTuple):
 
 
 def of_trainer(folder: str) -> dict[str, FormerSchedule]:
-    """Return the schedules of a trainer by patterns of their names, see `rules.fitting`."""
-    return {pattern: FormerSchedule(**row) for pattern, row in rules.table(folder, "schedules").items()}
+    """Return the schedules of a trainer by patterns of their names, see `tables.fitting`."""
+    return {pattern: FormerSchedule(**row) for pattern, row in tables.table(folder, "schedules").items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import optimizers, rules, schedules
+from reelworks.annexes.imports import optimizers, schedules, tables
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.core.toml_none import WORD as NONE
@@ -56,7 +56,7 @@ def _accumulated(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    return rules.fitting(_OPTIMIZERS, str(value).lower()).set(draft, f"{value} in ai-toolkit")
+    return tables.fitting(_OPTIMIZERS, str(value).lower()).set(draft, f"{value} in ai-toolkit")
 
 
 def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
@@ -76,7 +76,7 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     warmup = "train.lr_scheduler_params.num_warmup_steps"
     if value == "constant_with_warmup" and warmup not in draft.settings.values:
         draft.set("train.warmup_steps", 1000)
-    return rules.fitting(_SCHEDULES, value).set(draft)
+    return tables.fitting(_SCHEDULES, value).set(draft)
 
 
 def _timesteps(value: Any, draft: ImportDraft) -> Outcome:

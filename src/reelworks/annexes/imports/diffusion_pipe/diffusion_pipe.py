@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from reelworks.annexes.imports import datasets, optimizers, rules, settle
+from reelworks.annexes.imports import datasets, optimizers, settle, tables
 from reelworks.annexes.imports.diffusion_pipe import (
     buckets,
     clips,
@@ -25,7 +25,7 @@ from reelworks.annexes.imports.trainer import convert_by_rules
 from reelworks.core.errors import UserError
 
 _PLACEHOLDER = "data"
-_RULES = rules.read("diffusion_pipe", "keys", optimizers, keys, optimizer, objective, directories)
+_RULES = tables.read("diffusion_pipe", "keys", optimizers, keys, optimizer, objective, directories)
 
 
 @final

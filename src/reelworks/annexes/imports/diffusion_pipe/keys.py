@@ -6,7 +6,7 @@ import re
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from reelworks.annexes.imports import datasets, rules, values
+from reelworks.annexes.imports import datasets, rules, tables, values
 from reelworks.annexes.imports.diffusion_pipe import data, models, objective
 from reelworks.annexes.imports.diffusion_pipe.models import DiffusionPipeModel
 from reelworks.annexes.imports.draft import ImportDraft
@@ -21,9 +21,9 @@ _BASES = {
     "bfloat16": "bfloat16",
     "float32": "float32",
 }
-_TABLE = rules.table("diffusion_pipe", "defaults")
+_TABLE = tables.table("diffusion_pipe", "defaults")
 FIRST: list[str] = _TABLE["first"]
-DEFAULTS = rules.defaults(_TABLE["all"])
+DEFAULTS = tables.defaults(_TABLE["all"])
 
 
 def _model_type(value: Any, draft: ImportDraft) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import optimizers, rules, values
+from reelworks.annexes.imports import optimizers, rules, tables, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 
@@ -16,7 +16,7 @@ RATES_OF_TEXTS = ("model.text_encoder_1_lr", "model.text_encoder_2_lr")
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
     name = values.text(value).lower()
-    own = rules.fitting(_OPTIMIZERS, name)
+    own = tables.fitting(_OPTIMIZERS, name)
     is_muon = name == "genericoptim" and any(
         draft.settings.get(f"optimizer.{k}") for k in ("muon", "adamuon", "normuon")
     )
@@ -39,7 +39,7 @@ def _of_optimizer(key: str, rule: Rule) -> Rule:
             return Fate.NO_MEANING, f"{draft.get('train.optimizer')} has none here"
         if key == "learning_rate" and name in _ADAPTIVE and draft.source_of("train.learning_rate"):
             return Fate.NOT_POSSIBLE, "rates that adapt by themselves are not possible"
-        own = rules.fitting(_OPTIMIZERS, name).settings.get(key) if value is None else value
+        own = tables.fitting(_OPTIMIZERS, name).settings.get(key) if value is None else value
         return (Fate.DEFAULT, "ours") if own is None else rule(own, draft)
 
     return handle

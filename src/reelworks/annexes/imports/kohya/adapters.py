@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import lycoris, reading
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -15,7 +15,7 @@ from reelworks.models import registry
 from reelworks.models.adapters.config import LoraConfig
 
 # Algorithms of LyCORIS and modules of the trainers, and the types here; others have LoRA as the nearest.
-_ALGORITHMS: dict[str, str] = rules.table("kohya", "names")["adapters"]
+_ALGORITHMS: dict[str, str] = tables.table("kohya", "names")["adapters"]
 _FULL = 100_000  # of LyCORIS's dimension from which on a LoKr's factor is a full matrix
 
 

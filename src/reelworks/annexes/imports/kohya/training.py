@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reelworks.annexes.imports import optimizers, rates, rules, schedules
+from reelworks.annexes.imports import optimizers, rates, rules, schedules, tables
 from reelworks.annexes.imports.datasets import needed
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, reading
@@ -51,7 +51,7 @@ def _is_absolute(draft: ImportDraft) -> bool:
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
     name = optimizer_of(draft)
     absolute = name == "adafactor" and _is_absolute(draft)
-    return rules.fitting(_OPTIMIZERS, f"{name} without scale_parameter" if absolute else name).set(draft, name)
+    return tables.fitting(_OPTIMIZERS, f"{name} without scale_parameter" if absolute else name).set(draft, name)
 
 
 def rate(value: Any, draft: ImportDraft) -> Outcome:
@@ -90,7 +90,7 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
         name = "linear"
     if name == "adafactor":
         return Fate.NO_MEANING, "the optimizer finds the rate"
-    outcome = rules.fitting(_SCHEDULES, name).set(draft)
+    outcome = tables.fitting(_SCHEDULES, name).set(draft)
     if name == "constant":
         draft.remove("train.warmup_steps")
     return outcome
@@ -194,7 +194,7 @@ def impossible(what_to_do: str) -> Rule:
     return rules.impossible(what_to_do, (None, False, 0, "", [], "false", "False", "none", "None"))
 
 
-_TABLE = rules.table("kohya", "defaults")
+_TABLE = tables.table("kohya", "defaults")
 FIRST: list[str] = _TABLE["first"]
 DEFAULTS: Mapping[str, Any] = _TABLE["all"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reelworks.annexes.imports import datasets as datasets_here
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, datasets, previews, timesteps, training
 from reelworks.annexes.imports.musubi import models
@@ -90,7 +90,7 @@ SIZES = ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale")
 LENGTHS = ("target_frames", "max_frames")
 DATASET_DEFAULTS: Mapping[str, Any] = {}
 
-RULES = rules.read("kohya", "keys", training, adapters, previews) | rules.read(
+RULES = tables.read("kohya", "keys", training, adapters, previews) | tables.read(
     "musubi", "keys", training, timesteps, sys.modules[__name__]
 )
-DATASETS = rules.read("musubi", "datasets", datasets, sys.modules[__name__])
+DATASETS = tables.read("musubi", "datasets", datasets, sys.modules[__name__])

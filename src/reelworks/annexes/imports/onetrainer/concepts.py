@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from reelworks.annexes.imports import datasets, rules, sizes, values
+from reelworks.annexes.imports import datasets, sizes, tables, values
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.onetrainer import objective, parts
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
@@ -213,7 +213,7 @@ def _delimiter(value: Any, draft: ImportDraft, number: int) -> Outcome:
     return Fate.TAKEN, draft.set(f"dataset.{number}.tag_separator", values.text(value))
 
 
-_DEFAULTS: dict[str, Any] = rules.table("onetrainer", "defaults")["concept"]
+_DEFAULTS: dict[str, Any] = tables.table("onetrainer", "defaults")["concept"]
 
 
 def _is_shown(draft: ImportDraft) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import FormerSettings
 from reelworks.annexes.imports.optimizers import FormerOptimizer, of_trainer
 
@@ -18,7 +18,7 @@ def name_of(settings: FormerSettings) -> str:
 
 def find(settings: FormerSettings) -> FormerOptimizer:
     """Return the optimizer."""
-    return rules.fitting(_OPTIMIZERS, name_of(settings))
+    return tables.fitting(_OPTIMIZERS, name_of(settings))
 
 
 def setting(settings: FormerSettings, key: str) -> Any:

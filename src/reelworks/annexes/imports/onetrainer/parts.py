@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from reelworks.annexes.imports import datasets, rules, values
+from reelworks.annexes.imports import datasets, rules, tables, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import models, optimizers
 from reelworks.annexes.imports.onetrainer.models import OneTrainerModel
@@ -122,7 +122,7 @@ def _guidance(value: Any, draft: ImportDraft) -> Outcome:
 
 _NO_PART = rules.without_meaning("it is no part of this model")
 _OF_TEXT = {"train": _text_trained, "dropout_probability": _caption_dropout, "model_name": _OF_RELEASE}
-_OF_DENOISER = rules.read("onetrainer", "parts", sys.modules[__name__])
+_OF_DENOISER = tables.read("onetrainer", "parts", sys.modules[__name__])
 
 
 def of_parts() -> dict[str, Rule]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from reelworks.annexes.imports import optimizers as former_optimizers
-from reelworks.annexes.imports import rates, rules, schedules, values
+from reelworks.annexes.imports import rates, schedules, tables, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import optimizers, parts
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -34,7 +34,7 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
-    own = rules.fitting(_SCHEDULES, str(value))
+    own = tables.fitting(_SCHEDULES, str(value))
     if value == "CONSTANT" or draft.get("train.optimizer") == "schedulefree":
         return Fate.DEFAULT, "the rate is constant after warm-up"
     if own.name == "constant":

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.core.errors import UserError
@@ -286,4 +286,4 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
     return rules.by_name("objective.timestep_shift", _SHIFTS, NONE, "no such shift")(value, draft)
 
 
-_KEYS = rules.read("opensora", "keys", sys.modules[__name__])
+_KEYS = tables.read("opensora", "keys", sys.modules[__name__])

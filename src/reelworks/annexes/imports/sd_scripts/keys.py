@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.datasets import as_text
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, datasets, previews, timesteps, training
@@ -219,7 +219,7 @@ def _folder(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("dataset.*.root", str(value))
 
 
-RULES = rules.read("kohya", "keys", training, adapters, previews) | rules.read(
+RULES = tables.read("kohya", "keys", training, adapters, previews) | tables.read(
     "sd_scripts", "keys", training, timesteps, sys.modules[__name__]
 )
-DATASETS = rules.read("sd_scripts", "datasets", datasets, sys.modules[__name__])
+DATASETS = tables.read("sd_scripts", "datasets", datasets, sys.modules[__name__])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from reelworks.annexes.imports import optimizers, rules, schedules
+from reelworks.annexes.imports import optimizers, rules, schedules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.core.toml_none import WORD as NONE
@@ -33,7 +33,7 @@ def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    return rules.fitting(_OPTIMIZERS, str(value).lower()).set(draft, f"{value} in SimpleTuner")
+    return tables.fitting(_OPTIMIZERS, str(value).lower()).set(draft, f"{value} in SimpleTuner")
 
 
 def _optimizer_config(value: Any, draft: ImportDraft) -> Outcome:
@@ -61,7 +61,7 @@ def _betas(value: Any, draft: ImportDraft) -> Outcome:
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("train.optimizer") == "schedulefree":
         return Fate.NO_MEANING, "schedule-free AdamW has a constant rate"
-    own = rules.fitting(_SCHEDULES, value)
+    own = tables.fitting(_SCHEDULES, value)
     if value == "polynomial" and draft.settings.get("lr_power", 0.8) in (1, 1.0):
         own = own._replace(differs="")
     fate, remark = own.set(draft)
