@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.rules import Fate, ImportedKey
+from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome
 from reelworks.core.shape import Geometry
 from reelworks.models import components, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.family import Conditioning, Preset
 
+PICTURE_NEEDED = "previews need a picture: set samples.prompts with samples.source or samples.reference"
 _LONGEST_SIDE = 16_384  # pixels, of the largest [[bucket]]
 
 
@@ -40,6 +41,17 @@ def pictures_only(draft: ImportDraft) -> bool:
 def conditioning_of(draft: ImportDraft) -> Conditioning:
     """Return what the draft's model can be given beside a caption."""
     return preset_of(draft).config.conditioning
+
+
+def takes_no(draft: ImportDraft, what: str) -> Outcome:
+    """Return that the draft's model takes no pictures of a kind, without which the clips are trained."""
+    return Fate.NOT_POSSIBLE, f"{draft.get('model.name')} takes no {what} here: the clips are trained without them"
+
+
+def needs_picture(draft: ImportDraft) -> bool:
+    """Return whether the draft's model is given a picture with each prompt of a preview."""
+    wants = conditioning_of(draft)
+    return bool(wants.companions.needs) or wants.needs_first_frame
 
 
 def geometry_of(draft: ImportDraft) -> Geometry:

@@ -116,6 +116,11 @@ class ImportDraft:
         line = self._lines.get(_place(self.numbered(key)))
         return default if line is None else line.value
 
+    @property
+    def is_flow(self) -> bool:
+        """Whether the model is trained with rectified flow."""
+        return bool(self.get("objective.name", "rectified-flow") == "rectified-flow")
+
     def remove(self, key: str) -> None:
         """Take a key out again."""
         self._lines.pop(_place(key), None)

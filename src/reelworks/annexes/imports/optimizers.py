@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import rules, tables, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
+
+_LEAST_OF_PRODIGY = 0.01  # a rate that is meant as a factor is about 1
 
 
 class FormerOptimizer(NamedTuple):
     """The optimizer here, the settings that it has there, and how it differs; "" if it does not."""
 
     name: str
-    settings: dict[str, Any]
+    settings: Mapping[str, Any]
     differs: str = ""
 
-    def set(self, draft: ImportDraft, there: str) -> Outcome:
-        """Put it into a draft with its settings, of which the config may have others; `there` is its name and trainer."""
+    def set(self, draft: ImportDraft, there: str | None = None) -> Outcome:
+        """Put it into a draft, with the settings of `there`, its name and trainer, of which the config may have others."""
         remark = draft.set("train.optimizer", self.name)
-        for key, value in self.settings.items():
+        for key, value in self.settings.items() if there is not None else ():
             draft.set(f"train.{key}", value, f"default of {there}")
-        return (Fate.NOT_POSSIBLE, f"{remark}: {self.differs}") if self.differs else (Fate.TAKEN, remark)
-
-    def replaces(self) -> FormerOptimizer:
-        """Return it in place of one that is not here."""
-        return self._replace(differs="it is not there, and AdamW replaces it")
+        return rules.told(remark, self.differs)
 
 
 def of_trainer(folder: str) -> dict[str, FormerOptimizer]:
-    """Return the optimizers of a trainer by their names there."""
-    return {name: FormerOptimizer(**found) for name, found in rules.table(folder, "optimizers").items()}
+    """Return the optimizers of a trainer by patterns of their names, see `tables.fitting`."""
+    return {pattern: FormerOptimizer(**row) for pattern, row in tables.table(folder, "optimizers").items()}
+
+
+def rate(value: float, draft: ImportDraft) -> Outcome:
+    """Set a learning rate; Prodigy multiplies the one that it finds by it."""
+    if draft.get("train.optimizer") == "prodigy" and value < _LEAST_OF_PRODIGY:
+        return rules.told(draft.set("train.learning_rate", 1.0), "Prodigy multiplies the rate that it finds by it")
+    return Fate.TAKEN, draft.set("train.learning_rate", value)
+
+
+def betas(given: Any, draft: ImportDraft) -> Outcome:
+    """Set the first two of some betas; raises `ValueError` for others than numbers from 0 to 1."""
+    found = [values.number(beta, 0, 1 - 1e-9) for beta in given][:2]
+    if len(found) < 2:
+        raise ValueError("two are needed")
+    return Fate.TAKEN, draft.set("train.betas", found)

@@ -1,10 +1,4 @@
-"""Kinds of rules for a setting of another trainer, and the tables that say which rule each setting has.
-
-Tables are TOML files beside each trainer. A section that is named as a kind of rule lists settings by that kind's one argument, such
-as `[without_meaning]`, where the reasons are; `[rules]` has one setting each: first the kind with its first argument, and then the
-others by their names. `code = "steps"` means the function `_steps` of the trainer, which is a rule itself, or makes one of the
-other arguments.
-"""
+"""Kinds of rules for a setting of another trainer, which fill the draft of a recipe and tell what becomes of the setting."""
 
 from __future__ import annotations
 
@@ -12,14 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from inspect import isfunction
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.values import flag, is_on, number, number_of, text, whole, whole_of
-from reelworks.core import toml
+from reelworks.annexes.imports.values import flag, number, number_of, text, whole, whole_of
 
 
 class Fate(StrEnum):
@@ -48,37 +38,9 @@ Rule = Callable[[Any, ImportDraft], Outcome]
 _OFF: tuple[Any, ...] = (None, False, 0, "", [])
 
 
-def table(folder: str, name: str) -> dict[str, Any]:
-    """Return the table of this name in a trainer's folder."""
-    return toml.parse((Path(__file__).parent / folder / f"{name}.toml").read_text(encoding="utf-8"))
-
-
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return defaults as a table has them, in which "none" stands for None."""
-    return {key: None if value == "none" else value for key, value in given.items()}
-
-
-def read(folder: str, name: str, *modules: ModuleType) -> dict[str, Rule]:
-    """Return the rules of a table by setting; `code` in it means functions of some modules."""
-    code = {key.lstrip("_"): value for module in modules for key, value in vars(module).items() if isfunction(value)}
-    content = table(folder, name)
-    found: dict[str, Rule] = {}
-
-    def made(spec: Mapping[str, Any]) -> Rule:
-        (kind, first), *rest = spec.items()
-        more = {key: made(value) if key == "rule" else value for key, value in rest}
-        if kind == "code":
-            rule: Rule = code[first](**more) if more else code[first]
-            return rule
-        if kind == "impossible" and not more and "off" in content:
-            more = {"unless": content["off"], "null": True}
-        rule = _KINDS[kind](first, **more)
-        return rule
-
-    for kind in content.keys() - {"off", "rules"}:
-        for first, settings in content[kind].items():
-            found |= dict.fromkeys(settings, made({kind: first}))
-    return found | {setting: made(spec) for setting, spec in content.get("rules", {}).items()}
+def told(remark: str, differs: str = "") -> Outcome:
+    """Return that a setting is taken, or how what it becomes here differs from what it is there."""
+    return (Fate.NOT_POSSIBLE, f"{remark}: {differs}") if differs else (Fate.TAKEN, remark)
 
 
 def to(target: str, none: Any = None) -> Rule:
@@ -136,39 +98,35 @@ def switched(on: str, off: str) -> Rule:
     return lambda value, draft: (Fate.TAKEN, on if value else off)
 
 
-def told_if_on(remark: str) -> Rule:
-    """Report a switch that is read with other keys, if it is on."""
-    return lambda value, draft: (Fate.TAKEN, remark) if value else (Fate.DEFAULT, "off")
-
-
-def refused_if_on(remark: str) -> Rule:
-    """Report a switch of what is not there, if it is on."""
-    return lambda value, draft: (Fate.NOT_POSSIBLE, remark) if value else (Fate.DEFAULT, "off")
-
-
 def copied(target: str) -> Rule:
     """Copy a text, whatever it is."""
     return lambda value, draft: (Fate.TAKEN, draft.set(target, str(value)))
 
 
-def set_if_on(target: str, value: Any) -> Rule:
-    """Set a key to a value if the switch is on."""
-    return lambda own, draft: (Fate.TAKEN, draft.set(target, value)) if own else (Fate.DEFAULT, "off")
+def fixed(target: str, value: Any, note: str = "") -> Rule:
+    """Set a value, whatever the setting's own is."""
+    return lambda own, draft: (Fate.TAKEN, draft.set(target, value) + note)
 
 
-def if_given(target: str, otherwise: str, *, number: bool = False) -> Rule:
-    """Copy a text, or a number, if there is one."""
-    kind = float if number else str
-    return lambda value, draft: (Fate.TAKEN, draft.set(target, kind(value))) if value else (Fate.DEFAULT, otherwise)
+def decimal(target: str, none: float | None = None) -> Rule:
+    """Copy a number as one with a decimal point; None and 0 become `none` if that is given."""
+    return lambda value, draft: (
+        Fate.TAKEN,
+        draft.set(target, none if none is not None and not value else float(value)),
+    )
 
 
-def if_set(key: str, why: str, rule: Rule, equals: Any = None) -> Rule:
-    """Use a rule if the recipe has a key, or a value of it; otherwise the setting has no meaning."""
+def each(*parts: Rule) -> Rule:
+    """Use several rules, up to the first whose part of the value is not taken, and tell what all of them did."""
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
-        found = draft.get(key)
-        applies = found if equals is None else found == equals
-        return rule(value, draft) if applies else (Fate.NO_MEANING, why)
+        remarks = list[str]()
+        for part in parts:
+            fate, remark = part(value, draft)
+            if fate is not Fate.TAKEN:
+                return fate, remark
+            remarks.append(remark)
+        return Fate.TAKEN, ", ".join(remarks)
 
     return handle
 
@@ -248,17 +206,6 @@ def counted(target: str) -> Rule:
     return lambda value, draft: (Fate.DEFAULT, "not set") if value in (None, 0, "") else copy(value, draft)
 
 
-def turned(target: str, on: Any = True, off: Any = None) -> Rule:
-    """Set a value for a switch that is on in any spelling, and another one, if it has one, for one that is off."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if is_on(value):
-            return Fate.TAKEN, draft.set(target, on)
-        return (Fate.DEFAULT, "off") if off is None else (Fate.TAKEN, draft.set(target, off))
-
-    return handle
-
-
 def word(target: str) -> Rule:
     """Copy a text, also one that is a number; an empty one is not set."""
 
@@ -272,11 +219,10 @@ def word(target: str) -> Rule:
     return handle
 
 
-_KINDS: dict[str, Callable[..., Rule]] = {
+KINDS: dict[str, Callable[..., Rule]] = {
     kind.__name__: kind
     for kind in (
-        *(to, by_name, only, without_meaning, read_with, taken, together, to_fill_in, switched, told_if_on, set_if_on),
-        *(refused_if_on, impossible, if_given, if_set, copied, guidance, amount, count, switch, passes, place),
-        *(within, counted, turned, word),
+        *(to, by_name, only, without_meaning, read_with, taken, together, to_fill_in, switched, impossible, copied),
+        *(fixed, decimal, guidance, amount, count, switch, passes, place, within, counted, word),
     )
 }

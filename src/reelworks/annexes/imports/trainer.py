@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from reelworks.annexes.imports import sizes
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import Clip, FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
+from reelworks.annexes.imports.sizes import Sizes
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.quickstart import recipe_lines
@@ -126,6 +128,16 @@ def _rule(rules: Mapping[str, Rule], key: str) -> Rule | None:
 
 def _pattern(key: str) -> str:
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", key)
+
+
+def prepare(draft: ImportDraft, trainer: str, datasets: str, resolution: str) -> None:
+    """Fill in what no setting of a trainer says: there are no clips held out, and each dataset has a folder and a size."""
+    draft.begin("")
+    draft.set("validation.split", 0.0, f"{trainer} holds no clips back")
+    for number in range(max(draft.settings.count(datasets), 1)):
+        draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
+    sizes.write(draft, [Sizes((resolution,))])
+    draft.set("buckets.upscale", True, "smaller pictures are trained too")
 
 
 def choose_model(draft: ImportDraft, preset: str, weights: str | None = None) -> str:

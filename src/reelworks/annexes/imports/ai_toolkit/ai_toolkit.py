@@ -6,14 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 from reelworks.annexes.imports import files as config_files
-from reelworks.annexes.imports import settle, sizes, trainer
+from reelworks.annexes.imports import settle, trainer
 from reelworks.annexes.imports.ai_toolkit import clips, keys, model_keys, models
-from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.rules import ImportedKey
-from reelworks.annexes.imports.sizes import Sizes
-from reelworks.annexes.imports.trainer import FormerBuckets
 from reelworks.core.errors import UserError
 
 _TRAIN = ("sd_trainer", "diffusion_trainer", "ui_trainer", "fine_tune")
@@ -23,6 +20,8 @@ _TRAIN = ("sd_trainer", "diffusion_trainer", "ui_trainer", "fine_tune")
 class _AiToolkit:
     name = "ai-toolkit"
     gives = "a job in YAML or JSON, such as config/examples/train_lora_flux_24gb.yaml"
+    buckets = staticmethod(clips.buckets)
+    caption = staticmethod(clips.caption)
 
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.suffix.lower() not in (".yaml", ".yml", ".json"):
@@ -66,15 +65,9 @@ class _AiToolkit:
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         models.choose(draft)
-        _prepare(draft)
+        trainer.prepare(draft, "ai-toolkit", "datasets", "512px")
         converted = trainer.convert_by_rules(draft, keys.RULES, keys.defaults(draft.settings), keys.FIRST)
         yield from settle.settle(draft, converted)
-
-    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
-        return clips.buckets(settings, dataset)
-
-    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
-        return clips.caption(settings, beside)
 
 
 AI_TOOLKIT = _AiToolkit()
@@ -100,13 +93,3 @@ def _settings(
     for number, process in enumerate(processes):
         if number != first:
             yield f"process.{number}", str(process.get("type"))
-
-
-def _prepare(draft: ImportDraft) -> None:
-    """Fill in what no setting says: there are no clips held out, and each dataset has a folder."""
-    draft.begin("")
-    draft.set("validation.split", 0.0, "ai-toolkit holds no clips back")
-    for number in range(max(draft.settings.count("datasets"), 1)):
-        draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
-    sizes.write(draft, [Sizes(("512px",))])
-    draft.set("buckets.upscale", True, "smaller pictures are trained too")

@@ -112,10 +112,7 @@ def _control(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.TAKEN, draft.set(f"dataset.{number}.source", folders if len(folders) > 1 else folders[0])
     if "control" in takes and len(folders) == 1:
         return Fate.TAKEN, draft.set(f"dataset.{number}.control", folders[0])
-    return (
-        Fate.NOT_POSSIBLE,
-        f"{draft.get('model.name')} takes no control pictures here: the clips are trained without them",
-    )
+    return datasets.takes_no(draft, "control pictures")
 
 
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
@@ -149,10 +146,7 @@ def _num_frames(value: Any, draft: ImportDraft) -> Outcome:
     if own != wanted:
         return Fate.NOT_POSSIBLE, f"{datasets.geometry_of(draft).frame_words}: {told}"
     if draft.settings.get(f"datasets.{number}.shrink_video_to_frames", True) is not False:
-        return (
-            Fate.NOT_POSSIBLE,
-            f"{told}; consecutive frames, where ai-toolkit takes frames from all over a video and so speeds it up",
-        )
+        return rules.told(told, "these frames follow each other, and are taken from all over a video there")
     return Fate.TAKEN, told
 
 
@@ -177,24 +171,13 @@ def _any_flag(key: str, target: str, value: Any) -> Rule:
     return handle
 
 
-def _square(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    draft.set("buckets.max_crop", 0.95)
-    return Fate.TAKEN, draft.set("buckets.aspect_ratios", ["1:1"])
-
-
 def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if datasets.conditioning_of(draft).frames:
         return Fate.TAKEN, draft.set("objective.mask_ratios.image_head", 1.0)
     return Fate.NO_MEANING, "the model decides"
 
 
 def _sound(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if not datasets.conditioning_of(draft).sound:
         return Fate.NOT_POSSIBLE, f"{draft.get('model.name')} is trained without sound"
     draft.set("data.fps", "model", "clips with sound need one rate")
@@ -219,13 +202,8 @@ def _repeats(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _mirrored(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     _, remark = _uses(draft, draft.numbers[0])
-    return (
-        Fate.TAKEN,
-        f"{draft.set('dataset.*.flip', 0.5)}, {remark}: ai-toolkit adds a mirrored copy of each",
-    )
+    return Fate.TAKEN, f"{draft.set('dataset.*.flip', 0.5)}, {remark}: a mirrored copy of each is added there"
 
 
 def _num_workers(value: Any, draft: ImportDraft) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.ai_toolkit import models
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -26,9 +27,7 @@ def _network(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, f"{remark} replaces it"
     if name in ("locon", "lycoris"):
         return Fate.NOT_POSSIBLE, f"{remark}: convolutions are not adapted"
-    return (
-        (Fate.TAKEN, remark) if blocks else (Fate.NOT_POSSIBLE, f"{remark}: layers outside the blocks are not adapted")
-    )
+    return rules.told(remark, "" if blocks else "layers outside the blocks are not adapted")
 
 
 def _rank(value: Any, draft: ImportDraft) -> Outcome:
@@ -44,33 +43,18 @@ def _alpha(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("lora.type") == "lokr" and settings.get("network.lokr_full_rank", True) is not False:
         return Fate.NO_MEANING, "a LoKr of two full factors has no scale"
     if models.is_transformer(settings):
-        return (
-            Fate.NO_MEANING,
-            "ai-toolkit scales LoRAs of transformers by 1, whatever alpha says, as here without lora.alpha",
-        )
+        return Fate.NO_MEANING, "LoRAs of transformers have the scale 1 there, as here without lora.alpha"
     alpha = settings.get("network.linear_alpha", settings.get("network.alpha", 1.0))
     return Fate.TAKEN, draft.set("lora.alpha", float(alpha))
 
 
 def _convolutions(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if models.is_transformer(draft.settings):
         return Fate.NO_MEANING, "blocks of transformers have no convolutions"
     return Fate.NOT_POSSIBLE, "convolutions are not adapted"
 
 
-def _factor(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") != "lokr":
-        return Fate.NO_MEANING, "it belongs to lokr"
-    if value == -1:
-        return Fate.DEFAULT, "factors as near in size as possible"
-    return Fate.TAKEN, draft.set("lora.decompose_factor", value)
-
-
 def _layers(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "all linear layers of the blocks"
     names = [value] if isinstance(value, str) else [str(name) for name in value]
     if draft.key.endswith("ignore_if_contains") or any(name.endswith(".") for name in names):
         return Fate.NOT_POSSIBLE, 'parts of names are not compared: list layers in lora.targets; "blocks" until then'
@@ -79,8 +63,6 @@ def _layers(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _quantised(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if not has_network(draft.settings):
         return Fate.NOT_POSSIBLE, "all weights are trained, which are not quantised"
     kind = str(draft.settings.get("model.qtype", "qfloat8"))
@@ -91,11 +73,8 @@ def _quantised(value: Any, draft: ImportDraft) -> Outcome:
         base = "int8"
     remark = draft.set("lora.base", base)
     exact = base in ("float8", "int8") and not adapter and name in ("qfloat8", "float8", "qint8", "int8")
-    if exact:
-        return Fate.TAKEN, remark
-    return Fate.NOT_POSSIBLE, f"{remark} replaces {name}" + (
-        ", without the adapter that recovers accuracy" if adapter else ""
-    )
+    without = ", without the adapter that recovers accuracy" if adapter else ""
+    return rules.told(remark, "" if exact else f"it replaces {name}{without}")
 
 
 def _experts(value: Any, draft: ImportDraft) -> Outcome:
@@ -119,14 +98,3 @@ def has_network(settings: FormerSettings) -> bool:
 
 def _chosen(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, f'model.name = "{draft.get("model.name")}"'
-
-
-def _chosen_by_switch(value: Any, draft: ImportDraft) -> Outcome:
-    return _chosen(value, draft) if value else (Fate.DEFAULT, "off")
-
-
-def _extras(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "the release's own"
-    parts = [draft.set(f"{part}.weights", str(value)) for part in ("autoencoder", "text_encoder")]
-    return Fate.TAKEN, ", ".join(parts)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from reelworks.annexes.imports import rules, trainer
+from reelworks.annexes.imports import tables, trainer
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.models import registry
 
 # The architecture alone, if the weights' own name does not tell more.
-_TABLE = rules.table("ai_toolkit", "models")
+_TABLE = tables.table("ai_toolkit", "models")
 PRESETS: dict[str, str] = _TABLE["presets"]
 # Architectures that other models share, which the name of the weights tells apart, with what a name contains.
 BY_WEIGHTS: dict[str, list[list[str]]] = _TABLE["by_weights"]

@@ -28,10 +28,7 @@ def _previews(value: Any, draft: ImportDraft) -> Outcome:
     pictures = _given_pictures(draft.settings)
     if wants.needs_first_frame or "source" in wants.companions.needs:
         if not pictures:
-            return (
-                Fate.NOT_POSSIBLE,
-                "previews need a picture: set samples.prompts with samples.source or samples.reference",
-            )
+            return Fate.NOT_POSSIBLE, datasets.PICTURE_NEEDED
         key = "samples.source" if "source" in wants.companions.takes else "samples.reference"
         draft.set(key, pictures if len(pictures) > 1 and key == "samples.source" else pictures[0])
     return Fate.TAKEN, draft.set("samples.prompts", prompts)
@@ -65,8 +62,6 @@ def _preview_picture(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _reported(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     for key, name in (("project_name", "project"), ("run_name", "name")):
         if isinstance(own := draft.settings.get(f"logging.{key}"), str) and own:
             draft.set(f"logging.{name}", own, f"logging.{key}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import optimizers, rules
+from reelworks.annexes.imports import optimizers, schedules, tables
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.core.toml_none import WORD as NONE
@@ -14,22 +14,14 @@ _RELEASE_SHIFTS = ("shift", "flux_shift", "lumina2_shift")
 _FLAT = ("linear", "weighted", "one_step", "two_step", "four_step", "eight_step", "next_sample")
 
 
-_OPTIMIZERS = optimizers.of_trainer("ai_toolkit")  # by the beginnings of their names
-
-
+_OPTIMIZERS = optimizers.of_trainer("ai_toolkit")
+_SCHEDULES = schedules.of_trainer("ai_toolkit")
 _LEAST_PRODIGY_RATE = 0.1  # a smaller one becomes 1.0 in ai-toolkit
 
-_SCHEDULES = {
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-    "cosine": "cosine",
-    "cosine_with_restarts": "cosine",
-}
-
-DTYPES = {
-    **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16"), "bfloat16"),
-    **dict.fromkeys(("fp32", "float32", "float"), "float32"),
-}
+_OF_PREVIEWS = (
+    *("prompts", "every_steps", "width", "height"),
+    *("num_frames", "fps", "guidance_scale", "num_inference_steps"),
+)
 
 
 def accumulation(settings: FormerSettings) -> int:
@@ -41,12 +33,8 @@ def accumulation(settings: FormerSettings) -> int:
 def _steps(value: Any, draft: ImportDraft) -> Outcome:
     own = max(int(value) // accumulation(draft.settings), 1)
     remark = draft.set("train.max_steps", own)
-    if own != value:
-        return (
-            Fate.TAKEN,
-            f"{remark}: its steps are micro-batches, {accumulation(draft.settings)} for each optimizer step",
-        )
-    return Fate.TAKEN, remark
+    count = accumulation(draft.settings)
+    return Fate.TAKEN, remark if own == value else f"{remark}: {count} steps there are one of the optimizer"
 
 
 def interval(target: str) -> Rule:
@@ -61,18 +49,14 @@ def interval(target: str) -> Rule:
 
 def _accumulated(value: Any, draft: ImportDraft) -> Outcome:
     if value == -1:
-        return (
-            Fate.NOT_POSSIBLE,
-            "an optimizer step is not an epoch here: set train.gradient_accumulation_steps to its micro-batches",
-        )
+        return Fate.NOT_POSSIBLE, "a step is no epoch here: set train.gradient_accumulation_steps to its micro-batches"
     if value in (None, 0, 1):
         return Fate.DEFAULT, "1"
     return Fate.TAKEN, draft.set("train.gradient_accumulation_steps", value)
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    known = (own for start, own in _OPTIMIZERS.items() if str(value).lower().startswith(start))
-    return next(known, _OPTIMIZERS["adamw"].replaces()).set(draft, f"{value} in ai-toolkit")
+    return tables.fitting(_OPTIMIZERS, str(value).lower()).set(draft, f"{value} in ai-toolkit")
 
 
 def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
@@ -89,33 +73,19 @@ def _own_rate(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
-    if value in _SCHEDULES:
-        if (
-            value == "constant_with_warmup"
-            and "train.lr_scheduler_params.num_warmup_steps" not in draft.settings.values
-        ):
-            draft.set("train.warmup_steps", 1000)
-        return Fate.TAKEN, draft.set("train.learning_rate_schedule", _SCHEDULES[value])
-    remark = draft.set("train.learning_rate_schedule", "constant")
-    return (
-        Fate.NOT_POSSIBLE,
-        f"{remark} replaces it: cosine, linear (falling) and constant are there, with train.warmup_steps",
-    )
+    warmup = "train.lr_scheduler_params.num_warmup_steps"
+    if value == "constant_with_warmup" and warmup not in draft.settings.values:
+        draft.set("train.warmup_steps", 1000)
+    return tables.fitting(_SCHEDULES, value).set(draft)
 
 
 def _timesteps(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("objective.name", "rectified-flow") != "rectified-flow":
-        return Fate.NO_MEANING, "all 1000 steps are trained alike"
     flat = value in _FLAT or any(draft.settings.get(f"train.linear_timesteps{v}") for v in ("", "2"))
     if value in _RELEASE_SHIFTS and not flat:
         remark = draft.set("objective.timestep_sampling", "uniform")
         shift = draft.get("objective.timestep_shift")
-        if value == "flux_shift":
-            return (
-                Fate.TAKEN,
-                f"{remark}, with the release's shift, {shift}, for all sizes, which grows with them in ai-toolkit",
-            )
-        return Fate.TAKEN, f"{remark}, with the release's shift, {shift}"
+        grows = ", which grows with the size there" if value == "flux_shift" else ""
+        return Fate.TAKEN, f"{remark}, with the release's shift, {shift}{grows}"
     draft.set("objective.timestep_shift", NONE)
     if flat:
         remark = draft.set("objective.timestep_sampling", "uniform")
@@ -131,8 +101,6 @@ def _timesteps(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _flat_timesteps(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     remark = draft.set("objective.loss_weighting", "bell")
     if draft.key == "train.linear_timesteps2":
         return Fate.NOT_POSSIBLE, f"{remark}; its weights do not fall towards noise"
@@ -140,8 +108,6 @@ def _flat_timesteps(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _emphasis(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "balanced":
-        return Fate.DEFAULT, "balanced"
     mean = 1.0 if value == "content" else -1.0
     return Fate.NOT_POSSIBLE, (
         f"its cubic density is not there: objective.timestep_sampling = 'logit-normal' with objective.logit_mean = {mean} is similar"
@@ -153,14 +119,12 @@ def _limit(value: Any, draft: ImportDraft) -> Outcome:
     low, high = (draft.settings.get(f"train.{which}_denoising_steps", end) for which, end in (("min", 0), ("max", 999)))
     if (low, high) == (0, 999):
         return Fate.DEFAULT, "all timesteps"
-    if draft.get("objective.name", "rectified-flow") != "rectified-flow":
+    if not draft.is_flow:
         return Fate.NOT_POSSIBLE, "all timesteps are trained"
     return Fate.TAKEN, draft.set("objective.timestep_range", [float(max(999 - high, 0)), float(min(1000 - low, 1000))])
 
 
 def _loss(value: Any, draft: ImportDraft) -> Outcome:
-    if value in ("mse", None):
-        return Fate.DEFAULT, "squared error"
     if value == "pseudo_huber":
         draft.set("objective.huber_delta", 0.01)
         return Fate.TAKEN, f"{draft.set('objective.loss', 'huber')}, whose bend is sharper"
@@ -170,18 +134,7 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, "this loss is not there; the squared error replaces it"
 
 
-def _snr(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    if draft.get("objective.name", "rectified-flow") == "rectified-flow":
-        return Fate.NO_MEANING, "flow matching has no such weights in ai-toolkit"
-    draft.set("objective.loss_weighting", "min-snr")
-    return Fate.TAKEN, f'objective.loss_weighting = "min-snr", {draft.set("objective.snr_gamma", float(value))}'
-
-
 def _guidance(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     target = draft.settings.get("train.guidance_loss_target", 3.0)
     scale = sum(target) / len(target) if isinstance(target, list) else float(target)
     remark = draft.set("objective.target_guidance_scale", scale)
@@ -190,14 +143,9 @@ def _guidance(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _guidance_embedding(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if not str(draft.get("model.name")).startswith("flux-"):
         return Fate.NO_MEANING, "ai-toolkit reads it for FLUX.1 alone"
-    return (
-        Fate.NOT_POSSIBLE,
-        "the guidance that the network is given in training is that of the release; it cannot be switched off",
-    )
+    return Fate.NOT_POSSIBLE, "the guidance that the network is given in training is that of the release"
 
 
 def _average(value: Any, draft: ImportDraft) -> Outcome:
@@ -208,15 +156,7 @@ def _average(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("train.ema_decay", draft.settings.get("train.ema_config.ema_decay", 0.999))
 
 
-def _average_rate(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("train.ema_config.use_ema") is not True:
-        return Fate.NO_MEANING, "it belongs to use_ema"
-    return _average(value, draft)
-
-
 def _attention(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "native":
-        return Fate.DEFAULT, "torch chooses"
     known = next((name for name in ("flash_3", "flash_4", "flash", "cudnn") if name in str(value)), None)
     if known is None:
         return Fate.NOT_POSSIBLE, "this kernel is not there: torch chooses"
@@ -224,29 +164,6 @@ def _attention(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _never(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    for key in (
-        "prompts",
-        "every_steps",
-        "width",
-        "height",
-        "num_frames",
-        "fps",
-        "guidance_scale",
-        "num_inference_steps",
-    ):
+    for key in _OF_PREVIEWS:
         draft.remove(f"samples.{key}")
     return Fate.TAKEN, "no samples.prompts"
-
-
-def _dtype(value: Any, draft: ImportDraft) -> Outcome:
-    if value in ("fp16", "float16"):
-        return Fate.NOT_POSSIBLE, f"float16 is not there, {draft.set('precision.compute', 'bfloat16')} replaces it"
-    return rules.by_name("precision.compute", DTYPES, "bfloat16", "this dtype is not there")(value, draft)
-
-
-def _sound_weight(value: Any, draft: ImportDraft) -> Outcome:
-    if not draft.get("sound.name"):
-        return Fate.NO_MEANING, "no sound"
-    return Fate.TAKEN, draft.set("sound.loss_weight", float(value))

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from reelworks.annexes.imports import datasets, rules, settle
-from reelworks.annexes.imports.captions import Beside, FormerCaption
+from reelworks.annexes.imports import datasets, optimizers, settle, tables
 from reelworks.annexes.imports.diffusion_pipe import (
     buckets,
     clips,
@@ -22,17 +21,19 @@ from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile, existing, flatten, parse_arguments, plain
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.script import Command
-from reelworks.annexes.imports.trainer import FormerBuckets, convert_by_rules
+from reelworks.annexes.imports.trainer import convert_by_rules
 from reelworks.core.errors import UserError
 
 _PLACEHOLDER = "data"
-_RULES = rules.read("diffusion_pipe", "keys", keys, optimizer, objective, directories)
+_RULES = tables.read("diffusion_pipe", "keys", optimizers, keys, optimizer, objective, directories)
 
 
 @final
 class _DiffusionPipe:
     name = "diffusion-pipe"
     gives = "the main TOML, which names the dataset TOML; or both; or a script with `train.py --deepspeed --config`"
+    buckets = staticmethod(clips.buckets)
+    caption = staticmethod(clips.caption)
 
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.suffix == ".toml":
@@ -76,12 +77,6 @@ class _DiffusionPipe:
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         # Of two lines of a setting, the later one knows more.
         yield from settle.settle(draft, {key.key: key for key in _convert(draft)}.values())
-
-    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
-        return clips.buckets(settings, dataset)
-
-    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
-        return clips.caption(settings, beside)
 
 
 DIFFUSION_PIPE = _DiffusionPipe()

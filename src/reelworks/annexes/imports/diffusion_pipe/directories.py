@@ -12,7 +12,7 @@ from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 def _control(value: Any, draft: ImportDraft) -> Outcome:
     takes = datasets.conditioning_of(draft).companions.takes
     if "source" not in takes:
-        return Fate.NOT_POSSIBLE, "this model takes no pictures to edit: choose one that does with --model"
+        return datasets.takes_no(draft, "pictures to edit")
     return Fate.TAKEN, draft.set("dataset.*.source", values.text(value))
 
 

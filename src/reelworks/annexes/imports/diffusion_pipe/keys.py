@@ -6,11 +6,11 @@ import re
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from reelworks.annexes.imports import datasets, rules, values
+from reelworks.annexes.imports import datasets, rules, tables, values
 from reelworks.annexes.imports.diffusion_pipe import data, models, objective
 from reelworks.annexes.imports.diffusion_pipe.models import DiffusionPipeModel
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.trainer import choose_model, find_model
 from reelworks.models import registry
 
@@ -21,9 +21,9 @@ _BASES = {
     "bfloat16": "bfloat16",
     "float32": "float32",
 }
-_TABLE = rules.table("diffusion_pipe", "defaults")
+_TABLE = tables.table("diffusion_pipe", "defaults")
 FIRST: list[str] = _TABLE["first"]
-DEFAULTS = rules.defaults(_TABLE["all"])
+DEFAULTS = tables.defaults(_TABLE["all"])
 
 
 def _model_type(value: Any, draft: ImportDraft) -> Outcome:
@@ -74,8 +74,6 @@ def _base(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _merged(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     first, *others = value
     if not objective.trains_adapter(draft):
         return Fate.NOT_POSSIBLE, "only a LoRA is trained with another one: merge it into the weights"
@@ -98,16 +96,8 @@ def _dropout(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("lora.dropout", values.range_of(0, 0.99, values.number(value, 0, 1)))
 
 
-def _factor(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") != "lokr" or value == -1:
-        return Fate.DEFAULT, "as even as possible"
-    return Fate.TAKEN, draft.set("lora.decompose_factor", values.whole(value))
-
-
 def _existing(value: Any, draft: ImportDraft) -> Outcome:
     """Take the file in a folder of a saved adapter, whose name is always the same."""
-    if not value:
-        return Fate.DEFAULT, "off"
     path = values.text(value)
     if not path.endswith(".safetensors"):
         kind = PureWindowsPath if "\\" in path else PurePosixPath
@@ -124,8 +114,6 @@ def _clip_mode(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _swap(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if draft.get("lora.base") not in (None, "bfloat16", "float32"):
         return Fate.NOT_POSSIBLE, (
             f"weights in {draft.get('lora.base')} stay on the GPU; for less memory set lora.base = "
@@ -161,21 +149,6 @@ def _save_examples(value: Any, draft: ImportDraft) -> Outcome:
 def _checkpoint_epochs(value: Any, draft: ImportDraft) -> Outcome:
     every, remark = values.whole(value), draft.set("checkpoints.at_epoch_end", True)
     return (Fate.TAKEN, remark) if every == 1 else (Fate.NOT_POSSIBLE, f"{remark}: there is one after each epoch")
-
-
-def _tracker(value: Any, draft: ImportDraft) -> Outcome:
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, draft.set("logging.trackers", ["wandb"])
-
-
-def _tracker_text(target: str) -> Rule:
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if not value or draft.settings.get("monitoring.enable_wandb") is not True:
-            return Fate.DEFAULT, "off"
-        return Fate.TAKEN, draft.set(target, values.text(value))
-
-    return handle
 
 
 def _output(value: Any, draft: ImportDraft) -> Outcome:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import FormerSettings
 
 
@@ -34,7 +34,7 @@ class DiffusionPipeModel(NamedTuple):
         return max((frames - self.first) // self.frames * self.frames + self.first, 1)
 
 
-MODELS = {name: DiffusionPipeModel(**found) for name, found in rules.table("diffusion_pipe", "models").items()}
+MODELS = {name: DiffusionPipeModel(**found) for name, found in tables.table("diffusion_pipe", "models").items()}
 _TYPES = (*MODELS, "cosmos", "cosmos_predict2", "anima", "lumina_2", "hidream", "omnigen2", "hunyuan_image")
 TYPES = frozenset((*_TYPES, "hunyuan-video", "auraflow", "ernie_image", "ideogram4"))
 _PATHS = ("transformer_path", "diffusion_model", "single_file_path", "checkpoint_path", "ckpt_path", "diffusers_path")

@@ -7,28 +7,16 @@ from typing import Any
 from reelworks.annexes.imports import datasets, rules, values
 from reelworks.annexes.imports.diffusion_pipe import data
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.core.toml_none import WORD as NONE
 from reelworks.models import registry
 
 _FLUX_LINE = (256, 0.5, 4096, 1.15)  # utils/common.py
 
 
-def is_rectified_flow(draft: ImportDraft) -> bool:
-    """Whether the model in the draft is trained with rectified flow."""
-    return bool(draft.get("objective.name", "rectified-flow") == "rectified-flow")
-
-
 def trains_adapter(draft: ImportDraft) -> bool:
     """Whether the config trains a LoRA or LoKr, and not all weights."""
     return bool(draft.settings.below("adapter"))
-
-
-def _timesteps(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_rectified_flow(draft):
-        return Fate.NO_MEANING, "this model draws one of 1000 steps"
-    names = {"logit_normal": "logit-normal", "uniform": "uniform"}
-    return rules.by_name("objective.timestep_sampling", names, "logit-normal", "no such density")(value, draft)
 
 
 def _sigmoid_scale(value: Any, draft: ImportDraft) -> Outcome:
@@ -38,8 +26,6 @@ def _sigmoid_scale(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_rectified_flow(draft):
-        return Fate.NO_MEANING, "this model draws one of 1000 steps"
     if value:
         return Fate.TAKEN, draft.set("objective.timestep_shift", values.number(value, 1e-3))
     if draft.settings.get("model.flux_shift"):
@@ -49,16 +35,11 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
 
 def _flux_shift(value: Any, draft: ImportDraft) -> Outcome:
     """Take the shift of the mean area: it depends on the area alone, which is the same for all aspect ratios."""
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
     if draft.settings.get("model.shift"):
         return Fate.NO_MEANING, "model.shift decides"
     sides = sorted({side for each in data.directories(draft.settings) for side in each.sides})
     if not sides:
-        return (
-            Fate.TO_FILL_IN,
-            "set objective.timestep_shift to that of the size that is trained: 1.9 at 512, 3.2 at 1024",
-        )
+        return Fate.TO_FILL_IN, "set objective.timestep_shift to that of the size: 1.9 at 512, 3.2 at 1024"
     shift = datasets.shift_by_size(_FLUX_LINE, sum(side * side for side in sides) / len(sides))
     remark = draft.set("objective.timestep_shift", round(shift, 3))
     if len(sides) == 1:
@@ -99,26 +80,3 @@ def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
     if not datasets.conditioning_of(draft).frames:
         return Fate.NOT_POSSIBLE, "this model does not know given frames: choose one that does with --model"
     return Fate.TAKEN, draft.set("objective.mask_ratios.image_head", share)
-
-
-def _min_snr(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    draft.set("objective.loss_weighting", "min-snr")
-    return Fate.TAKEN, draft.set("objective.snr_gamma", values.number(value, 1e-6))
-
-
-def _v_prediction(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    if is_rectified_flow(draft):
-        return Fate.NO_MEANING, "this model predicts velocities"
-    return Fate.TAKEN, draft.set("objective.name", "v-prediction")
-
-
-def _distance(name: str) -> Rule:
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        draft.set("objective.loss", name)
-        return Fate.TAKEN, draft.set("objective.huber_delta", values.number(value, 1e-6, 10))
-
-    return handle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import lycoris, reading
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -15,7 +15,7 @@ from reelworks.models import registry
 from reelworks.models.adapters.config import LoraConfig
 
 # Algorithms of LyCORIS and modules of the trainers, and the types here; others have LoRA as the nearest.
-_ALGORITHMS: dict[str, str] = rules.table("kohya", "names")["adapters"]
+_ALGORITHMS: dict[str, str] = tables.table("kohya", "names")["adapters"]
 _FULL = 100_000  # of LyCORIS's dimension from which on a LoKr's factor is a full matrix
 
 
@@ -62,8 +62,6 @@ def _no_adapter(draft: ImportDraft) -> Outcome | None:
 
 
 def _rank(value: Any, draft: ImportDraft) -> Outcome:
-    if (none := _no_adapter(draft)) is not None:
-        return none
     if _is(draft, "oft"):
         return Fate.NOT_POSSIBLE, "the blocks of OFT have one size: lora.block_size"
     if value is None:
@@ -72,8 +70,6 @@ def _rank(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _alpha(value: Any, draft: ImportDraft) -> Outcome:
-    if (none := _no_adapter(draft)) is not None:
-        return none
     if _is(draft, "oft"):
         return Fate.NO_MEANING, "OFT has no scale"
     alpha = number_of(1 if value is None else value)
@@ -85,10 +81,6 @@ def _alpha(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
-    if (none := _no_adapter(draft)) is not None:
-        return none
-    if value in (None, 0):
-        return Fate.DEFAULT, "off"
     if _is(draft, "oft"):
         return Fate.NOT_POSSIBLE, "OFT has no dropout"
     return rules.within("lora.dropout", 0, 0.99)(value, draft)
@@ -102,8 +94,6 @@ def _factor(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _dora(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
     if not _is(draft, "lora"):
         return Fate.NOT_POSSIBLE, "only LoRA has magnitudes of its own (DoRA)"
     return Fate.TAKEN, draft.set("lora.dora", True)

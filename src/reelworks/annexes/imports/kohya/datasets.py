@@ -33,10 +33,7 @@ def list_of_files(value: Any, draft: ImportDraft) -> Outcome:
     root = _root(str(value))
     if root is None:
         return Fate.TO_FILL_IN, f"{found[1]}; set dataset.root to a folder that contains all files of the list"
-    return (
-        Fate.TAKEN,
-        f"{found[1]}, {draft.set('dataset.*.root', root, 'contains the files of the list')}",
-    )
+    return Fate.TAKEN, f"{found[1]}, {draft.set('dataset.*.root', root, 'contains the files of the list')}"
 
 
 def _root(name: str) -> str | None:

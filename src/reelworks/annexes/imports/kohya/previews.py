@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from reelworks.annexes.imports import datasets
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.values import number_of, whole_of
 from reelworks.core import toml, user_files
-from reelworks.models import components
-from reelworks.models.config import ModelConfig
 
 _MOST = 64
 # Options of a line with their names in other files, and the keys here.
@@ -31,14 +30,8 @@ _KEYS = {
 
 def prompts(value: Any, draft: ImportDraft) -> Outcome:
     """Read the file of prompts; their sizes, steps and guidance are taken if all prompts have the same."""
-    if not value:
-        return Fate.DEFAULT, "no previews"
-    wants = components.conditioning(ModelConfig(name=draft.get("model.name")))
-    if wants.companions.needs or wants.needs_first_frame:
-        return (
-            Fate.TO_FILL_IN,
-            "this model needs a picture with each prompt: set samples.prompts and samples.reference or source",
-        )
+    if datasets.needs_picture(draft):
+        return Fate.TO_FILL_IN, datasets.PICTURE_NEEDED
     try:
         found = _read(Path(str(value)).expanduser())
     except (OSError, ValueError, TypeError, KeyError, RuntimeError):
@@ -86,13 +79,3 @@ def _of_line(line: str) -> dict[str, Any]:
         if (match := re.match(r"([a-z]+) (\S+)", option, re.IGNORECASE)) and match[1].lower() in _OPTIONS:
             found[_OPTIONS[match[1].lower()]] = match[2]
     return found
-
-
-def every_epochs(value: Any, draft: ImportDraft) -> Outcome:
-    """Tell that previews are counted in steps here."""
-    if not value:
-        return Fate.DEFAULT, "off"
-    return (
-        Fate.TO_FILL_IN,
-        "previews are counted in steps: set samples.every_steps to those of an epoch (`reelworks plan`)",
-    )

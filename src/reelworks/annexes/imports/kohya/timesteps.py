@@ -10,6 +10,7 @@ import math
 import re
 from typing import Any
 
+from reelworks.annexes.imports import densities
 from reelworks.annexes.imports.datasets import shift_by_size
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -80,16 +81,12 @@ def _sigma(draft: ImportDraft, shift: float | None) -> Outcome:
 def _set(
     draft: ImportDraft, name: str, shift: float | None, mean: float = 0.0, std: float = 1.0, scale: float | None = None
 ) -> str:
-    parts = [draft.set("objective.timestep_sampling", name)]
-    if name == "logit-normal" and mean:
-        parts.append(draft.set("objective.logit_mean", min(max(mean, -10.0), 10.0)))
-    if name == "logit-normal" and std != 1:
-        parts.append(draft.set("objective.logit_std", min(max(std, 0.01), 10.0)))
-    if scale is not None:
-        parts.append(draft.set("objective.mode_scale", min(max(scale, -1.0), 1.75)))
+    numbers = {"logit_mean": mean} if mean else {}
+    numbers |= {"logit_std": std} if std != 1 else {}
+    numbers |= {"mode_scale": scale} if scale is not None else {}
+    remark, _ = densities.draw(draft, name, **numbers)
     is_plain = shift is None or shift == 1 or shift <= 0
-    parts.append(draft.set("objective.timestep_shift", NONE if is_plain else shift))
-    return ", ".join(parts)
+    return f"{remark}, {draft.set('objective.timestep_shift', NONE if is_plain else shift)}"
 
 
 def weighting(value: Any, draft: ImportDraft, *, weighs: bool = True) -> Outcome:

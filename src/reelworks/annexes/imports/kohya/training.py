@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reelworks.annexes.imports import rates, rules
+from reelworks.annexes.imports import optimizers, rates, rules, schedules, tables
 from reelworks.annexes.imports.datasets import needed
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, reading
@@ -18,12 +18,9 @@ from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
 from reelworks.annexes.imports.trainer import convert_by_rules
 from reelworks.annexes.imports.values import is_on, number_of, whole_of
 
-_NAMES = rules.table("kohya", "names")
-# Optimizers that search the rate by themselves, or average in place of a schedule, and the nearest one here.
-_NEAREST = (("prodigy", "prodigy"), ("dadapt", "prodigy"), ("schedulefree", "schedulefree"), ("8bit", "adamw8bit"))
-_WITHOUT_BETAS = ("adafactor",)
-_ADAMS = ("adamw", "adamw8bit")
-_PRECISIONS = {"bf16": "bfloat16", "no": "float32"}
+_OPTIMIZERS = optimizers.of_trainer("kohya")
+_SCHEDULES = schedules.of_trainer("kohya")
+_OFF = (False, "False", "false")
 _FLOAT8 = ("fp8_base", "fp8_scaled", "fp8_base_unet")
 
 
@@ -37,12 +34,6 @@ def steps_of(draft: ImportDraft) -> int | None:
         return None
 
 
-def _steps(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("max_train_epochs") is not None:
-        return Fate.NO_MEANING, "max_train_epochs decides"
-    return rules.within("train.max_steps", 1, whole=True)(value, draft)
-
-
 def optimizer_of(draft: ImportDraft) -> str:
     """Return the name of the trainer's optimizer in lower case, without its package."""
     name = draft.settings.get("optimizer_type")
@@ -54,61 +45,37 @@ def optimizer_of(draft: ImportDraft) -> str:
 
 def _is_absolute(draft: ImportDraft) -> bool:
     """Whether an Adafactor has updates of a size of their own, which do not grow with the weights."""
-    return draft.settings.get("optimizer_args.scale_parameter") in (False, "False", "false")
+    return draft.settings.get("optimizer_args.scale_parameter") in _OFF
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
     name = optimizer_of(draft)
-    if name == "adafactor" and _is_absolute(draft):
-        chosen, why = "adamw8bit", "Adafactor's rate multiplies the size of the weights here, as with scale_parameter"
-    elif name in _NAMES["optimizers"]:
-        chosen, why = _NAMES["optimizers"][name], ""
-    else:
-        chosen = next((ours for part, ours in _NEAREST if part in name), "adamw")
-        why = "this optimizer is not there"
-    remark = draft.set("train.optimizer", chosen)
-    if chosen not in _WITHOUT_BETAS:
-        draft.set("train.betas", [0.9, 0.999], f"default of {name}")
-    if chosen != "adafactor":
-        draft.set("train.eps", 1e-8, f"default of {name}")
-    draft.set("train.weight_decay", 0.01 if chosen in _ADAMS and not why else 0.0, f"default of {name}")
-    return (Fate.NOT_POSSIBLE, f"{why}; {remark} replaces it") if why else (Fate.TAKEN, remark)
+    absolute = name == "adafactor" and _is_absolute(draft)
+    return tables.fitting(_OPTIMIZERS, f"{name} without scale_parameter" if absolute else name).set(draft, name)
 
 
 def rate(value: Any, draft: ImportDraft) -> Outcome:
     """Take the learning rate of the network, where the optimizer does not find it."""
-    own, name = number_of(value), optimizer_of(draft)
+    own = number_of(value)
     if draft.key == "learning_rate" and draft.settings.get("unet_lr") is not None:
         return Fate.NO_MEANING, "unet_lr decides"
-    if (
-        name == "adafactor"
-        and not _is_absolute(draft)
-        and draft.settings.get("optimizer_args.relative_step")
-        not in (
-            False,
-            "False",
-            "false",
-        )
-    ):
+    finds = draft.settings.get("optimizer_args.relative_step") not in _OFF
+    if finds and optimizer_of(draft) == "adafactor" and not _is_absolute(draft):
         return Fate.NO_MEANING, f"relative_step finds the rate: {draft.set('train.learning_rate', 0.01)} bounds it"
-    if draft.get("train.optimizer") == "prodigy" and own < 0.01:
-        return Fate.NOT_POSSIBLE, f"this optimizer multiplies the rate that it finds by it; {_factor(draft)}"
+    if draft.get("train.optimizer") == "prodigy":
+        return optimizers.rate(own, draft)
     return rules.within("train.learning_rate", above=True)(value, draft)
 
 
-def _factor(draft: ImportDraft) -> str:
-    return f"{draft.set('train.learning_rate', 1.0)} replaces it"
-
-
 def _betas(value: Any, draft: ImportDraft) -> Outcome:
-    values = value if isinstance(value, list) else re.findall(r"[\d.eE+-]+", str(value))
-    betas = [number_of(each) for each in values]
-    if draft.get("train.optimizer") in _WITHOUT_BETAS:
-        return Fate.NO_MEANING, "Adafactor has none"
+    found = value if isinstance(value, list) else re.findall(r"[\d.eE+-]+", str(value))
+    betas = [number_of(each) for each in found]
+    if draft.get("train.optimizer") == "adafactor":
+        return Fate.NO_MEANING, "adafactor has none here"
     if len(betas) < 2 or not all(0 <= beta < 1 for beta in betas):
         return Fate.NOT_POSSIBLE, "betas are two numbers from 0 to 1"
-    remark = draft.set("train.betas", betas[:2])
-    return (Fate.TAKEN, remark) if len(betas) == 2 else (Fate.TAKEN, f"{remark}; the third has its default")
+    fate, remark = optimizers.betas(betas, draft)
+    return fate, remark if len(betas) == 2 else f"{remark}; the third has its default"
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
@@ -123,19 +90,10 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
         name = "linear"
     if name == "adafactor":
         return Fate.NO_MEANING, "the optimizer finds the rate"
-    known = _NAMES["schedules"].get(name)
-    remark = draft.set("train.learning_rate_schedule", known or _nearest_schedule(name))
+    outcome = tables.fitting(_SCHEDULES, name).set(draft)
     if name == "constant":
         draft.remove("train.warmup_steps")
-    if known is None:
-        return Fate.NOT_POSSIBLE, f"this schedule is not there; {remark} replaces it"
-    return Fate.TAKEN, remark
-
-
-def _nearest_schedule(name: str) -> str:
-    if name.startswith("cosine") or name == "rex":
-        return "cosine"
-    return "linear" if name == "polynomial" else "constant"
+    return outcome
 
 
 def _warmup(value: Any, draft: ImportDraft) -> Outcome:
@@ -159,16 +117,6 @@ def _least_rate(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("train.learning_rate_schedule") == "constant":
         return Fate.NOT_POSSIBLE, "a constant rate does not fall"
     return Fate.TAKEN, draft.set("train.final_learning_rate", rate)
-
-
-def _precision(value: Any, draft: ImportDraft) -> Outcome:
-    return rules.by_name("precision.compute", _PRECISIONS, "bfloat16", "float16 is not there")(value, draft)
-
-
-def _accelerate_precision(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("mixed_precision") is not None:
-        return Fate.NO_MEANING, "mixed_precision decides"
-    return _precision(value, draft)
 
 
 def _output(value: Any, draft: ImportDraft) -> Outcome:
@@ -211,15 +159,6 @@ def _tracker(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.DEFAULT, "TensorBoard is always written"
 
 
-def _of_tracker(target: str) -> Rule:
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if draft.settings.get("log_with") not in ("wandb", "all"):
-            return Fate.NO_MEANING, "there is no tracker beside TensorBoard"
-        return rules.word(target)(value, draft)
-
-    return handle
-
-
 def _processes(value: Any, draft: ImportDraft) -> Outcome:
     if whole_of(value) <= 1:
         return Fate.DEFAULT, "one process"
@@ -227,12 +166,10 @@ def _processes(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _swap(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if draft.get("lora.type") is not None and any(is_on(draft.settings.get(key)) for key in _FLOAT8):
         return (
             Fate.NOT_POSSIBLE,
-            'a base in float8 stays on the GPU: lora.base = "bfloat16" with parallel.offload moves it',
+            'a float8 base stays on the GPU: parallel.offload moves one with lora.base = "bfloat16"',
         )
     return Fate.TAKEN, f"{draft.set('parallel.offload', True)}, which keeps all blocks in CPU memory"
 
@@ -247,8 +184,6 @@ def float8(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _dataset_config(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "not set"
     if any(key.startswith("datasets.") for key in draft.settings.values):
         return Fate.NO_MEANING, "it is read too"
     return Fate.UNREAD, "this file is not there, or is no dataset config: give it too, or --data"
@@ -259,7 +194,7 @@ def impossible(what_to_do: str) -> Rule:
     return rules.impossible(what_to_do, (None, False, 0, "", [], "false", "False", "none", "None"))
 
 
-_TABLE = rules.table("kohya", "defaults")
+_TABLE = tables.table("kohya", "defaults")
 FIRST: list[str] = _TABLE["first"]
 DEFAULTS: Mapping[str, Any] = _TABLE["all"]
 
@@ -288,7 +223,7 @@ def finish(draft: ImportDraft) -> None:
 
 def _eps(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("train.optimizer") == "adafactor" or isinstance(value, list):
-        return Fate.NO_MEANING, "Adafactor has its own"
+        return Fate.NO_MEANING, "adafactor has its own here"
     return rules.within("train.eps", above=True)(value, draft)
 
 
@@ -296,12 +231,6 @@ def _clipping(value: Any, draft: ImportDraft) -> Outcome:
     if not number_of(value):
         return Fate.TAKEN, draft.set("train.max_grad_norm", None)
     return rules.within("train.max_grad_norm", above=True)(value, draft)
-
-
-def _epochs(value: Any, draft: ImportDraft) -> Outcome:
-    if value is None:
-        return Fate.DEFAULT, "not set"
-    return rules.within("train.max_epochs", 1, whole=True)(value, draft)
 
 
 def convert(draft: ImportDraft, known: Mapping[str, Rule], defaults: Mapping[str, Any]) -> Iterator[ImportedKey]:

@@ -6,14 +6,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import datasets as datasets_here
+from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, datasets, previews, timesteps, training
 from reelworks.annexes.imports.musubi import models
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.values import whole_of
-from reelworks.models import components
-from reelworks.models.config import ModelConfig
 
 DEFAULT_SHIFT = 1.0
 
@@ -23,8 +22,6 @@ def _sampling(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, ""):
-        return Fate.DEFAULT, "not set"
     if draft.get("model.experts") is not None:
         return Fate.NO_MEANING, "model.experts has the timesteps of each network"
     return timesteps.bound(value, draft, default_sampling="sigma")
@@ -50,15 +47,12 @@ def _control(value: Any, draft: ImportDraft) -> Outcome:
     """Take the folder of pictures that an edit begins with, if the model takes one."""
     if not isinstance(value, str) or not value:
         raise TypeError
-    takes = components.conditioning(ModelConfig(name=draft.get("model.name"))).companions.takes
+    takes = datasets_here.conditioning_of(draft).companions.takes
     kind = next((kind for kind in ("source", "control") if kind in takes), None)
     if kind is None:
-        return Fate.NOT_POSSIBLE, "this model takes no pictures beside the caption"
-    return (
-        Fate.TAKEN,
-        f"{draft.set(f'dataset.*.{kind}', str(value))}; several pictures of a clip, name_0 and "
-        "name_1, are in a folder each here",
-    )
+        return datasets_here.takes_no(draft, "pictures beside the caption")
+    remark = draft.set(f"dataset.*.{kind}", str(value))
+    return Fate.TAKEN, f"{remark}; several pictures of a clip, name_0 and name_1, are in a folder each here"
 
 
 def _extraction(value: Any, draft: ImportDraft) -> Outcome:
@@ -67,17 +61,12 @@ def _extraction(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.TAKEN, draft.set("data.clip_start", "start")
     remark = draft.set("data.clip_start", "random")
     if value == "full":
-        return (
-            Fate.TAKEN,
-            f"{draft.set('data.clip_start', 'start')}, and all lengths of 4 n + 1 frames up to max_frames",
-        )
+        remark = draft.set("data.clip_start", "start")
+        return Fate.TAKEN, f"{remark}, and all lengths of 4 n + 1 frames up to max_frames"
     if value == "uniform":
         return Fate.TAKEN, f"{remark}: each use begins at another frame, frame_sample times in an epoch"
     if value in ("chunk", "slide"):
-        return (
-            Fate.NOT_POSSIBLE,
-            f"{remark} replaces it: each use begins at another frame; set dataset.clip_seconds to train all parts of a video",
-        )
+        return rules.told(remark, "each use begins at another frame; dataset.clip_seconds trains all parts of a video")
     return Fate.NOT_POSSIBLE, "there is no such way to read a video"
 
 
@@ -94,17 +83,14 @@ def _rate(value: Any, draft: ImportDraft) -> Outcome:
     rate = models.frame_rate_of(draft.settings)
     if rate is None:
         return Fate.NO_MEANING, "pictures have no rate"
-    return (
-        Fate.TAKEN,
-        f"{draft.set('data.fps', rate)}, by the rate of each file; those without source_fps are read so too",
-    )
+    return Fate.TAKEN, f"{draft.set('data.fps', rate)}, by the rate of each file, also without source_fps"
 
 
 SIZES = ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale")
 LENGTHS = ("target_frames", "max_frames")
 DATASET_DEFAULTS: Mapping[str, Any] = {}
 
-RULES = rules.read("kohya", "keys", training, adapters, previews) | rules.read(
+RULES = tables.read("kohya", "keys", training, adapters, previews) | tables.read(
     "musubi", "keys", training, timesteps, sys.modules[__name__]
 )
-DATASETS = rules.read("musubi", "datasets", datasets, sys.modules[__name__])
+DATASETS = tables.read("musubi", "datasets", datasets, sys.modules[__name__])

@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.kohya.reading import not_here, not_told
 from reelworks.annexes.imports.trainer import find_model
 
-_TABLE = rules.table("musubi", "models")
+_TABLE = tables.table("musubi", "models")
 _NOT_HERE: dict[str, str] = _TABLE["not_here"]
 _ATTENTIONS = ("to_q", "to_k", "to_v", "to_out.0")
 _JOINT = (*_ATTENTIONS, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import final
 
-from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes, training
@@ -16,7 +15,7 @@ from reelworks.annexes.imports.musubi import clips as former_clips
 from reelworks.annexes.imports.musubi import keys, models
 from reelworks.annexes.imports.musubi.musubi_datasets import FOLDERS, datasets_of, is_video, lengths_of
 from reelworks.annexes.imports.rules import Fate, ImportedKey
-from reelworks.annexes.imports.trainer import FormerBuckets, choose_model
+from reelworks.annexes.imports.trainer import choose_model
 from reelworks.annexes.imports.values import is_on
 from reelworks.models import registry
 
@@ -27,6 +26,8 @@ _LEVELS = ("general.", "datasets.")
 class _Musubi:
     name = "musubi-tuner"
     gives = "a dataset config with image_directory or video_directory, a config_file, or a script that starts wan_train_network.py or others"
+    buckets = staticmethod(former_clips.buckets)
+    caption = staticmethod(former_clips.caption)
 
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.is_dir():
@@ -74,12 +75,6 @@ class _Musubi:
         rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
         defaults = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if draft.get("lora.type") else {})}
         yield from training.convert(draft, rules, defaults)
-
-    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
-        return former_clips.buckets(settings, dataset)
-
-    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
-        return former_clips.caption(settings, beside)
 
 
 MUSUBI = _Musubi()

@@ -8,44 +8,17 @@ from typing import Any
 from reelworks.annexes.imports import rules, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import layers, parts
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.models import registry
 
 _FORMATS = {"DIFFUSERS_LORA": "diffusers", "COMFY_LORA": "comfyui", "ORIGINAL_LORA": "comfyui", "KOHYA_LORA": "kohya"}
-_TYPES = {"LORA": "lora", "LOHA": "loha", "LOKR": "lokr", "OFT_2": "oft"}
 _MOST_RANK = 100_000  # of a LoKr whose second factor is to be a full matrix
 
 
-def _peft(value: Any, draft: ImportDraft) -> Outcome:
-    if not parts.trains_adapter(draft):
-        return Fate.NO_MEANING, "all weights are trained"
-    return rules.by_name("lora.type", _TYPES, "lora", "there is no such adapter")(value, draft)
-
-
-def _adapter(kinds: tuple[str, ...], rule: Rule) -> Rule:
-    """Use a rule for adapters of some types."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        kind = draft.get("lora.type", "lora")
-        if not parts.trains_adapter(draft) or kind not in kinds:
-            return Fate.NO_MEANING, f"it belongs to {' and '.join(kinds)}"
-        return rule(value, draft)
-
-    return handle
-
-
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
-    if not value or not parts.trains_adapter(draft):
-        return Fate.DEFAULT, "off"
     if draft.get("lora.type") == "oft":
         return Fate.NOT_POSSIBLE, "rotations are not dropped"
     return Fate.TAKEN, draft.set("lora.dropout", values.range_of(0, 0.99, values.number(value, 0, 1)))
-
-
-def _full_matrix(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, f"{draft.set('lora.rank', _MOST_RANK)}, with which the factors are full matrices"
 
 
 def _lokr_rank(value: Any, draft: ImportDraft) -> Outcome:
@@ -54,15 +27,7 @@ def _lokr_rank(value: Any, draft: ImportDraft) -> Outcome:
     return rules.count("lora.rank")(value, draft)
 
 
-def _factor(value: Any, draft: ImportDraft) -> Outcome:
-    if value == -1:
-        return Fate.DEFAULT, "as even as possible"
-    return rules.count("lora.decompose_factor")(value, draft)
-
-
 def _decompose(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     remark = draft.set("lora.dora", True)
     if draft.settings.get("lora_decompose_output_axis") is True:
         return Fate.TAKEN, remark
@@ -89,15 +54,8 @@ def _filter(value: Any, draft: ImportDraft) -> Outcome:
     if found.by_number:
         return Fate.NOT_POSSIBLE, f"{remark}, in all blocks: to choose some, write complete names"
     if found.others:
-        return (
-            Fate.NOT_POSSIBLE,
-            f"{remark}, which means {len(found.others)} other kinds of layers too: {found.others[0]}, …",
-        )
+        return rules.told(remark, f"it means {len(found.others)} other kinds of layers too: {found.others[0]}, …")
     return Fate.TAKEN, remark
-
-
-def _filter_preset(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.NO_MEANING, "layer_filter decides" if draft.settings.get("layer_filter") is not None else "lora.targets"
 
 
 def _format(value: Any, draft: ImportDraft) -> Outcome:

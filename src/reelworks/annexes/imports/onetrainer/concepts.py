@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from reelworks.annexes.imports import datasets, rules, sizes, values
+from reelworks.annexes.imports import datasets, sizes, tables, values
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.onetrainer import objective, parts
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
@@ -56,13 +56,20 @@ def _of_concept(rule: Callable[[Any, ImportDraft, int], Outcome]) -> Rule:
     def handle(value: Any, draft: ImportDraft) -> Outcome:
         number = numbers(draft.settings).get(draft.numbers[0])
         if number is None:
-            return (
-                Fate.NO_MEANING,
-                f"the concept is {_kind(draft.settings, draft.numbers[0]).lower()}: it is not trained",
-            )
+            return Fate.NO_MEANING, f"of a concept that is {_kind(draft.settings, draft.numbers[0]).lower()}"
         return rule(value, draft, number)
 
     return handle
+
+
+def _of_dataset(rule: Rule) -> Rule:
+    """Use a rule with targets in the concept's `dataset.*`, if it is trained."""
+
+    def handle(value: Any, draft: ImportDraft, number: int) -> Outcome:
+        draft.numbers = (number,)
+        return rule(value, draft)
+
+    return _of_concept(handle)
 
 
 def _own(draft: ImportDraft, key: str, default: Any = None) -> Any:
@@ -134,21 +141,9 @@ def _count(draft: ImportDraft, concept: int, number: int) -> int:
 
 
 @_of_concept
-def _weight(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    return rules.only((1, 1.0), "as here", "a dataset has no weight in the loss: use dataset.repeats")(value, draft)
-
-
-@_of_concept
 def _crop(value: Any, draft: ImportDraft, number: int) -> Outcome:
     crop = "random" if values.flag(value) or draft.get("data.crop") == "random" else "center"
     return Fate.TAKEN, draft.set("data.crop", crop)
-
-
-@_of_concept
-def _flip(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, draft.set(f"dataset.{number}.flip", 0.5 if draft.key.endswith("random_flip") else 1.0)
 
 
 def _augmentation(strength: str, key: str, factor: float = 1.0, most: float = 1.0) -> Rule:
@@ -166,30 +161,16 @@ def _augmentation(strength: str, key: str, factor: float = 1.0, most: float = 1.
 
 
 @_of_concept
-def _override(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, "dataset.resolutions"
-
-
-@_of_concept
 def _source(value: Any, draft: ImportDraft, number: int) -> Outcome:
     """Take captions of files, a line at a time; those of one file for all only if it has one line."""
     if value == "sample":
         draft.set(f"dataset.{number}.missing_caption", "")
         return Fate.TAKEN, draft.set(f"dataset.{number}.captions", "lines")
-    if value == "filename":
-        return (
-            Fate.NOT_POSSIBLE,
-            "captions are not taken from names, and pictures without a text file are left out: make a list (.jsonl) with "
-            "columns path and text",
-        )
-    prompts = _lines(str(_own(draft, "text.prompt_path", "")))
+    prompts = [] if value == "filename" else _lines(str(_own(draft, "text.prompt_path", "")))
     if len(prompts) != _MOST_LINES:
-        return (
-            Fate.NOT_POSSIBLE,
+        return Fate.NOT_POSSIBLE, (
             "captions are texts beside the files, and pictures without one are left out: make a list (.jsonl) with columns "
-            "path and text",
+            "path and text"
         )
     draft.set(f"dataset.{number}.missing_caption", "")
     return Fate.TAKEN, draft.set(f"dataset.{number}.caption", datasets.as_text(prompts[0]))
@@ -216,10 +197,7 @@ def _tag_dropout(value: Any, draft: ImportDraft, number: int) -> Outcome:
     if mode == "RANDOM WEIGHTED":
         remark = draft.set(f"dataset.{number}.tag_dropout", share / 2)
         return Fate.NOT_POSSIBLE, f"all tags have one probability: {remark}, the mean"
-    return (
-        Fate.NOT_POSSIBLE,
-        "tags are dropped one by one, and not together: set dataset.tag_dropout, or caption_dropout",
-    )
+    return Fate.NOT_POSSIBLE, "tags are dropped one by one: set dataset.tag_dropout, or objective.caption_dropout"
 
 
 @_of_concept
@@ -235,7 +213,7 @@ def _delimiter(value: Any, draft: ImportDraft, number: int) -> Outcome:
     return Fate.TAKEN, draft.set(f"dataset.{number}.tag_separator", values.text(value))
 
 
-_DEFAULTS: dict[str, Any] = rules.table("onetrainer", "defaults")["concept"]
+_DEFAULTS: dict[str, Any] = tables.table("onetrainer", "defaults")["concept"]
 
 
 def _is_shown(draft: ImportDraft) -> bool:
@@ -251,11 +229,10 @@ def _is_first(draft: ImportDraft) -> bool:
 
 
 def _prompt(value: Any, draft: ImportDraft) -> Outcome:
-    wants = datasets.conditioning_of(draft)
     if not _is_shown(draft) or not value:
         return Fate.NO_MEANING, "the sample is off"
-    if wants.companions.needs or wants.needs_first_frame:
-        return Fate.NOT_POSSIBLE, "previews of this model need a picture too: set samples.source"
+    if datasets.needs_picture(draft):
+        return Fate.NOT_POSSIBLE, datasets.PICTURE_NEEDED
     prompts = draft.get("samples.prompts", [])
     draft.set("samples.prompts", [*prompts, values.text(value)], "samples")
     return Fate.TAKEN, "samples.prompts"
@@ -350,15 +327,3 @@ def _ratios(draft: ImportDraft) -> list[str]:
     if draft.settings.get("aspect_ratio_bucketing", True) is not True:
         return ["1:1"]
     return [f"{ratio:g}:1" for ratio in reversed(RATIOS)] + [f"1:{ratio:g}" for ratio in RATIOS[1:]]
-
-
-@_of_concept
-def _name_of_concept(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    return Fate.TAKEN, f"dataset.{number}.name"
-
-
-@_of_concept
-def _shuffle(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    if value in (False,):
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, draft.set(f"dataset.{number}.shuffle_tags", values.flag(value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import datasets, rules, values
+from reelworks.annexes.imports import datasets, tables, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import models, objective, parts
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
@@ -13,16 +13,16 @@ from reelworks.core.errors import UserError
 from reelworks.models import registry
 
 _MINUTES = {"SECOND": 1 / 60, "MINUTE": 1.0, "HOUR": 60.0}
-_TABLE = rules.table("onetrainer", "defaults")
+_TABLE = tables.table("onetrainer", "defaults")
 FIRST: list[str] = _TABLE["first"]
 
 
 def defaults(draft: ImportDraft) -> dict[str, Any]:
     """Return the defaults that differ here, of the parts of the model and of what is trained."""
     model = parts.model_of(draft)
-    found = rules.defaults(_TABLE["all"]) | {f"{part}.train": True for part in model.texts}
+    found = tables.defaults(_TABLE["all"]) | {f"{part}.train": True for part in model.texts}
     found |= {f"{model.part}.gradient_checkpointing": True, f"{model.part}.weight_dtype": "FLOAT_32"}
-    found |= rules.defaults(_TABLE["lora"]) if parts.trains_adapter(draft) else {}
+    found |= tables.defaults(_TABLE["lora"]) if parts.trains_adapter(draft) else {}
     return found | ({"sample_after": 10} if draft.settings.count("samples") else {})
 
 
@@ -112,29 +112,6 @@ def _batch_size(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("buckets.batch_size", values.whole(value, 1, 65536))
 
 
-def _gpus(value: Any, draft: ImportDraft) -> Outcome:
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
-    return Fate.NO_MEANING, "start as many processes with torchrun"
-
-
 def _resolution(value: Any, draft: ImportDraft) -> Outcome:
     objective.sides_of(str(value))
     return Fate.TAKEN, "[[bucket]]"
-
-
-def _masks(value: Any, draft: ImportDraft) -> Outcome:
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
-    return Fate.TO_FILL_IN, (
-        "move each NAME-masklabel.png to a folder of masks as NAME.png, and name that folder as dataset.loss_mask"
-    )
-
-
-def _mask_setting(as_here: tuple[Any, ...], told: str) -> Rule:
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if draft.settings.get("masked_training") is not True:
-            return Fate.NO_MEANING, "masks are not used"
-        return rules.only(as_here, "as here", told)(value, draft)
-
-    return handle

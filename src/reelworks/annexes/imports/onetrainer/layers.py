@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 from reelworks.models import registry
 
 # By the beginning of the preset; N stands for a number.
-LAYERS: Mapping[str, Sequence[str]] = rules.table("onetrainer", "layers")
+LAYERS: Mapping[str, Sequence[str]] = tables.table("onetrainer", "layers")
 _NUMBERS = ("0", "1")  # of blocks, to find out whether a filter tells them apart
 
 

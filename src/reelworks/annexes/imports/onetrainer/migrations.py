@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.onetrainer import models
 
-_NAMES: dict[str, str] = rules.table("onetrainer", "names")
+_NAMES: dict[str, str] = tables.table("onetrainer", "names")
 _WITH_PRIOR = ("STABLE_CASCADE_1", "WUERSTCHEN_2")
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 from reelworks.models import registry
 
 
@@ -29,9 +29,9 @@ class OneTrainerModel(NamedTuple):
     filters: Mapping[str, Sequence[str]] = {}
 
 
-MODELS = {name: OneTrainerModel(**found) for name, found in rules.table("onetrainer", "models").items()}
+MODELS = {name: OneTrainerModel(**found) for name, found in tables.table("onetrainer", "models").items()}
 # Those that are not here, by the names under which people know them.
-OTHERS: dict[str, str] = rules.table("onetrainer", "others")
+OTHERS: dict[str, str] = tables.table("onetrainer", "others")
 
 
 def names_of(model_type: str, *weights: str) -> list[str]:

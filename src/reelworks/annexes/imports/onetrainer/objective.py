@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from reelworks.annexes.imports import datasets, values
+from reelworks.annexes.imports import datasets, densities, rules, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import parts
 from reelworks.annexes.imports.rules import Fate, Outcome
 
 
 def _distribution(value: Any, draft: ImportDraft) -> Outcome:
-    if not parts.is_rectified_flow(draft):
+    if not draft.is_flow:
         same = value == "UNIFORM"
         return (Fate.DEFAULT, "uniform") if same else (Fate.NOT_POSSIBLE, "timesteps of this model are drawn uniformly")
     weight = values.number(draft.settings.get("noising_weight", 0.0))
@@ -23,71 +23,52 @@ def _distribution(value: Any, draft: ImportDraft) -> Outcome:
     return density(weight, bias, draft)
 
 
-def _uniform(weight: float, bias: float, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("objective.timestep_sampling", "uniform")
-
-
 def _logit_normal(weight: float, bias: float, draft: ImportDraft) -> Outcome:
-    remark = draft.set("objective.timestep_sampling", "logit-normal")
-    draft.set("objective.logit_mean", values.range_of(-10, 10, bias))
-    return Fate.TAKEN, f"{remark}, {draft.set('objective.logit_std', values.range_of(0.01, 10, weight + 1))}"
-
-
-def _heavy_tail(weight: float, bias: float, draft: ImportDraft) -> Outcome:
-    remark = draft.set("objective.timestep_sampling", "mode")
-    taken = values.range_of(-1, 1.75, weight)
-    remark += f", {draft.set('objective.mode_scale', taken)}"
-    return (Fate.TAKEN, remark) if taken == weight else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
+    return Fate.TAKEN, densities.draw(draft, "logit-normal", logit_mean=bias, logit_std=weight + 1)[0]
 
 
 def _cos_map(weight: float, bias: float, draft: ImportDraft) -> Outcome:
-    remark = draft.set("objective.timestep_sampling", "uniform")
-    draft.set("objective.loss_weighting", "cosmap")
-    return Fate.TAKEN, f'{remark}, objective.loss_weighting = "cosmap": weights in place of a density'
-
-
-def _sigmoid(weight: float, bias: float, draft: ImportDraft) -> Outcome:
-    remark = draft.set("objective.timestep_sampling", "uniform")
-    return (
-        (Fate.TAKEN, remark) if not weight else (Fate.NOT_POSSIBLE, f"there is no such density; the nearest: {remark}")
-    )
+    remark, _ = densities.draw(draft, "uniform")
+    return Fate.TAKEN, f"{remark}, {draft.set('objective.loss_weighting', 'cosmap')}: weights in place of a density"
 
 
 def _parabola(weight: float, bias: float, draft: ImportDraft) -> Outcome:
     """Take the beta distribution of the same spread as 2 − weight · (t − 0.5)², which is beta(2, 2) for 8."""
     if bias or not 0 < weight <= 8:
-        return Fate.NOT_POSSIBLE, f"there is no such density; the nearest: {_logit_normal(0.0, 0.0, draft)[1]}"
+        return rules.told(_logit_normal(0.0, 0.0, draft)[1], _NEAREST)
     spread = (2 / 12 - weight / 80) / (2 - weight / 12)
     shape = round((1 / (4 * spread) - 1) / 2, 3)
-    remark = draft.set("objective.timestep_sampling", "beta")
-    for key in ("beta_alpha", "beta_beta"):
-        remark += f", {draft.set(f'objective.{key}', shape)}"
-    return Fate.TAKEN if weight == 8 else Fate.NOT_POSSIBLE, f"{remark}, of the same spread"
+    remark, _ = densities.draw(draft, "beta", beta_alpha=shape, beta_beta=shape)
+    return rules.told(remark, "" if weight == 8 else "it has the same spread, and another form")
 
 
-def _beta(weight: float, bias: float, draft: ImportDraft) -> Outcome:
-    remark, exact = draft.set("objective.timestep_sampling", "beta"), True
-    for key, value in (("beta_alpha", weight), ("beta_beta", bias)):
-        taken = values.range_of(0.5, 50, value)
-        exact = exact and taken == value
-        remark += f", {draft.set(f'objective.{key}', taken)}"
-    return (Fate.TAKEN, remark) if exact else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
+def _drawn(density: str, *keys: str) -> Callable[[float, float, ImportDraft], Outcome]:
+    """Take a density whose numbers are the weight and the bias."""
+
+    def handle(weight: float, bias: float, draft: ImportDraft) -> Outcome:
+        remark, exact = densities.draw(draft, density, **dict(zip(keys, (weight, bias), strict=False)))
+        return rules.told(remark, "" if exact else _NEAREST)
+
+    return handle
 
 
+def _sigmoid(weight: float, bias: float, draft: ImportDraft) -> Outcome:
+    return rules.told(densities.draw(draft, "uniform")[0], _NEAREST if weight else "")
+
+
+_NEAREST = "this density is not there, and the nearest replaces it"
 _DENSITIES: dict[str, Callable[[float, float, ImportDraft], Outcome]] = {
-    "UNIFORM": _uniform,
+    "UNIFORM": _drawn("uniform"),
     "LOGIT_NORMAL": _logit_normal,
-    "HEAVY_TAIL": _heavy_tail,
+    "HEAVY_TAIL": _drawn("mode", "mode_scale"),
     "COS_MAP": _cos_map,
     "SIGMOID": _sigmoid,
     "INVERTED_PARABOLA": _parabola,
-    "BETA": _beta,
+    "BETA": _drawn("beta", "beta_alpha", "beta_beta"),
 }
 
 
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
-    if not parts.is_rectified_flow(draft):
-        return Fate.NO_MEANING, "this model has no shift"
     if draft.settings.get("dynamic_timestep_shifting") is True and parts.model_of(draft).line is not None:
         return Fate.NO_MEANING, "dynamic_timestep_shifting decides"
     return Fate.TAKEN, draft.set("objective.timestep_shift", values.number(value, 1e-3))
@@ -95,10 +76,8 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
 
 def _dynamic(value: Any, draft: ImportDraft) -> Outcome:
     """Take the shift of the mean area: it depends on the area alone, which is the same for all aspect ratios."""
-    if not values.flag(value):
-        return Fate.DEFAULT, "off"
     line = parts.model_of(draft).line
-    if not parts.is_rectified_flow(draft) or line is None:
+    if not draft.is_flow or line is None:
         return Fate.NO_MEANING, "this model has no shift by size"
     sides = sides_of(str(draft.settings.get("resolution", "512")))
     shift = datasets.shift_by_size(line, sum(height * width for height, width in sides) / len(sides))
@@ -123,7 +102,7 @@ def _strength(value: Any, draft: ImportDraft) -> Outcome:
     )
     if (low, high) == (0, 1):
         return Fate.DEFAULT, "all timesteps"
-    if not parts.is_rectified_flow(draft):
+    if not draft.is_flow:
         return Fate.NOT_POSSIBLE, "all timesteps of this model are trained"
     remark = draft.set("objective.timestep_range", [round(1000 * low, 6), round(1000 * high, 6)])
     if draft.settings.get("timestep_distribution", "UNIFORM") == "UNIFORM":
@@ -150,8 +129,6 @@ _STRENGTHS = {"mse": 1.0, "mae": 0.0, "log_cosh": 0.0, "huber": 0.0}
 
 
 def _weighting(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "CONSTANT":
-        return Fate.DEFAULT, "all timesteps count alike"
     names = {"MIN_SNR_GAMMA": "min-snr", "DEBIASED_ESTIMATION": "debiased"}
     if value not in names:
         return Fate.NOT_POSSIBLE, "there is no such weight; see objective.loss_weighting"
@@ -160,11 +137,3 @@ def _weighting(value: Any, draft: ImportDraft) -> Outcome:
         strength = values.number(draft.settings.get("loss_weight_strength", 5.0), 1e-6)
         remark += f", {draft.set('objective.snr_gamma', strength)}"
     return Fate.TAKEN, remark
-
-
-def _v_prediction(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    if parts.is_rectified_flow(draft):
-        return Fate.NO_MEANING, "this model predicts velocities"
-    return Fate.TAKEN, draft.set("objective.name", "v-prediction")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from reelworks.annexes.imports import rules, settle
-from reelworks.annexes.imports.captions import Beside, FormerCaption
+from reelworks.annexes.imports import rules, settle, tables
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile, flatten
 from reelworks.annexes.imports.onetrainer import (
@@ -21,11 +20,11 @@ from reelworks.annexes.imports.onetrainer import (
     rates,
 )
 from reelworks.annexes.imports.rules import Fate, ImportedKey
-from reelworks.annexes.imports.trainer import FormerBuckets, convert_by_rules
+from reelworks.annexes.imports.trainer import convert_by_rules
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
-_RULES = rules.read("onetrainer", "keys", keys, parts, objective, adapter, rates, concepts) | parts.of_parts()
+_RULES = tables.read("onetrainer", "keys", keys, parts, objective, adapter, rates, concepts) | parts.of_parts()
 _LISTS = {"concepts": "concept_file_name", "samples": "sample_definition_file_name"}
 
 
@@ -33,6 +32,8 @@ _LISTS = {"concepts": "concept_file_name", "samples": "sample_definition_file_na
 class _OneTrainer:
     name = "onetrainer"
     gives = "a preset or saved config (JSON), with its concepts.json if they are not in it"
+    buckets = staticmethod(clips.buckets)
+    caption = staticmethod(clips.caption)
 
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.suffix.lower() != ".json":
@@ -72,12 +73,6 @@ class _OneTrainer:
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         # Of two lines of a setting, the later one knows more.
         yield from settle.settle(draft, {key.key: key for key in _convert(draft)}.values())
-
-    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
-        return clips.buckets(settings, dataset)
-
-    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
-        return clips.caption(settings, beside)
 
 
 ONETRAINER = _OneTrainer()

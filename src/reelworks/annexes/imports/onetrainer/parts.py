@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from reelworks.annexes.imports import datasets, rules, values
+from reelworks.annexes.imports import datasets, rules, tables, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import models, optimizers
 from reelworks.annexes.imports.onetrainer.models import OneTrainerModel
@@ -36,14 +36,7 @@ def trains_adapter(draft: ImportDraft) -> bool:
     return bool(draft.settings.get("training_method") == "LORA")
 
 
-def is_rectified_flow(draft: ImportDraft) -> bool:
-    """Whether the model in the draft is trained with rectified flow."""
-    return bool(draft.get("objective.name", "rectified-flow") == "rectified-flow")
-
-
 def _base_model(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "the published weights"
     if "://" in values.text(value):
         return Fate.TO_FILL_IN, "download the file, and set model.weights to its path"
     return Fate.TAKEN, f"model.weights = {draft.get('model.weights')!r}"
@@ -62,12 +55,6 @@ def _weight_dtype(value: Any, draft: ImportDraft) -> Outcome:
             return Fate.TAKEN, draft.set("lora.base", "gguf")
         return Fate.TO_FILL_IN, 'name the .gguf file as model.weights, and set lora.base = "gguf"'
     return rules.by_name("lora.base", _BASES, "int8", "this storage is not supported")(value, draft)
-
-
-def _rate_of_part(value: Any, draft: ImportDraft) -> Outcome:
-    if value is None:
-        return Fate.DEFAULT, "learning_rate decides"
-    return set_rate(value, draft)
 
 
 def set_rate(value: Any, draft: ImportDraft) -> Outcome:
@@ -101,8 +88,6 @@ def rate_scale(draft: ImportDraft) -> int:
 
 
 def _offload(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
     if _BASES.get(draft.settings.get(f"{model_of(draft).part}.weight_dtype")) in ("float8", "int8", "nf4"):
         return Fate.NOT_POSSIBLE, (
             'quantised weights stay on the GPU; for less memory set lora.base = "bfloat16" and parallel.offload = true, '
@@ -123,14 +108,9 @@ def _caption_dropout(value: Any, draft: ImportDraft) -> Outcome:
     if draft.key.partition(".")[0] == "text_encoder":
         return Fate.TAKEN, draft.set("objective.caption_dropout", share)
     same = share == values.number(draft.settings.get("text_encoder.dropout_probability", 0.0))
-    return (
-        (Fate.DEFAULT, "for all text encoders")
-        if same
-        else (
-            Fate.NOT_POSSIBLE,
-            "captions are dropped for all text encoders together: text_encoder.dropout_probability decides",
-        )
-    )
+    if same:
+        return Fate.DEFAULT, "for all text encoders"
+    return Fate.NOT_POSSIBLE, "for all text encoders together: text_encoder.dropout_probability decides"
 
 
 def _guidance(value: Any, draft: ImportDraft) -> Outcome:
@@ -142,7 +122,7 @@ def _guidance(value: Any, draft: ImportDraft) -> Outcome:
 
 _NO_PART = rules.without_meaning("it is no part of this model")
 _OF_TEXT = {"train": _text_trained, "dropout_probability": _caption_dropout, "model_name": _OF_RELEASE}
-_OF_DENOISER = rules.read("onetrainer", "parts", sys.modules[__name__])
+_OF_DENOISER = tables.read("onetrainer", "parts", sys.modules[__name__])
 
 
 def of_parts() -> dict[str, Rule]:

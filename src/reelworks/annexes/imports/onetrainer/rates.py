@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import rates, values
+from reelworks.annexes.imports import optimizers as former_optimizers
+from reelworks.annexes.imports import rates, schedules, tables, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import optimizers, parts
 from reelworks.annexes.imports.rules import Fate, Outcome
+
+_SCHEDULES = schedules.of_trainer("onetrainer")
 
 
 def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
@@ -17,8 +20,6 @@ def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _scaler(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "NONE":
-        return Fate.DEFAULT, "off"
     return Fate.TAKEN, f"train.learning_rate is multiplied by the root of {parts.rate_scale(draft)}, as for one process"
 
 
@@ -33,19 +34,16 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
+    own = tables.fitting(_SCHEDULES, str(value))
     if value == "CONSTANT" or draft.get("train.optimizer") == "schedulefree":
         return Fate.DEFAULT, "the rate is constant after warm-up"
-    nearest = {"LINEAR": "linear", "COSINE": "cosine", "REX": "linear"}.get(str(value))
-    if nearest is None and not str(value).startswith("COSINE"):
-        return (
-            Fate.NOT_POSSIBLE,
-            "the rate is constant after warm-up; set train.learning_rate_schedule for linear or cosine",
-        )
+    if own.name == "constant":
+        return Fate.NOT_POSSIBLE, own.differs
     factor = values.number(draft.settings.get("learning_rate_min_factor", 0.0), 0, 1)
-    remark = draft.set("train.learning_rate_schedule", nearest or "cosine")
+    fate, remark = own.set(draft)
     if factor:
         remark += f", {draft.set('train.final_learning_rate', factor * draft.get('train.learning_rate', 1e-4))}"
-    return (Fate.TAKEN, remark) if value in ("LINEAR", "COSINE") else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
+    return fate, remark
 
 
 def _ema(value: Any, draft: ImportDraft) -> Outcome:
@@ -63,16 +61,13 @@ def _ema(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    known = optimizers.OPTIMIZERS.get(str(value), optimizers.UNKNOWN)
-    remark = draft.set("train.optimizer", known.name)
-    return (Fate.TAKEN, remark) if known.exact else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
+    return optimizers.find(draft.settings).set(draft)
 
 
 def _betas(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("train.optimizer") == "adafactor":
         return Fate.NO_MEANING, "adafactor has none here"
-    betas = [values.number(optimizers.setting(draft.settings, key), 0, 1 - 1e-9) for key in ("beta1", "beta2")]
-    return Fate.TAKEN, draft.set("train.betas", betas)
+    return former_optimizers.betas([optimizers.setting(draft.settings, key) for key in ("beta1", "beta2")], draft)
 
 
 def _eps(value: Any, draft: ImportDraft) -> Outcome:

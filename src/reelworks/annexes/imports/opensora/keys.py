@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.core.errors import UserError
@@ -143,10 +143,7 @@ def _spread(value: Any, draft: ImportDraft) -> Outcome:
     if value is None:
         return Fate.NO_MEANING, "latents are not divided"
     remark = draft.set("autoencoder.std", value)
-    return (
-        Fate.TAKEN,
-        f"{remark}; with the published weights of the network, 2.0 generates without it: leave it out",
-    )
+    return Fate.TAKEN, f"{remark}; with the published weights, 2.0 generates without it: leave it out"
 
 
 def _model_type(value: Any, draft: ImportDraft) -> Outcome:
@@ -289,4 +286,4 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
     return rules.by_name("objective.timestep_shift", _SHIFTS, NONE, "no such shift")(value, draft)
 
 
-_KEYS = rules.read("opensora", "keys", sys.modules[__name__])
+_KEYS = tables.read("opensora", "keys", sys.modules[__name__])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, final
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
@@ -20,7 +20,7 @@ from reelworks.annexes.imports.trainer import FormerBuckets, apply_rule
 from reelworks.core.errors import UserError, nearest
 from reelworks.data.buckets.opensora import parse
 
-_DEFAULTS: dict[str, Any] = rules.defaults(rules.table("opensora", "defaults")) | {"optim.betas": (0.9, 0.999)}
+_DEFAULTS: dict[str, Any] = tables.defaults(tables.table("opensora", "defaults")) | {"optim.betas": (0.9, 0.999)}
 # With the name that version 2.0 gives it in `optim`.
 _OPTIMIZER = {"lr": ("lr", 1e-4), "weight_decay": ("weight_decay", 0.0), "adam_eps": ("eps", 1e-8)}
 _MEANINGS: tuple[parse.Meaning, ...] = ("opensora-1.2", "opensora-2.0", "downgrade")

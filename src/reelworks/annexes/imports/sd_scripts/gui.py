@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 
 _MARKS = ("LoRA_type", "max_resolution", "epoch", "flux1_checkbox")
-_TABLE = rules.table("sd_scripts", "gui")
+_TABLE = tables.table("sd_scripts", "gui")
 _OF_LYCORIS = (
     *("conv_dim", "conv_alpha", "factor", "decompose_both", "bypass_mode", "dora_wd", "use_tucker", "use_cp"),
     *("use_scalar", "rank_dropout", "module_dropout", "train_norm", "constrain", "rescaled", "unit", "full_matrix"),

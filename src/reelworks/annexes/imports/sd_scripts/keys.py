@@ -6,16 +6,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.datasets import as_text
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, datasets, previews, timesteps, training
-from reelworks.annexes.imports.rules import Fate, Outcome
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.annexes.imports.values import is_on, number_of
 
 _TEXT = "text encoders keep their weights: only the denoiser is trained"
 _PARTS = "the text encoders and the autoencoder of the release are used: text_encoder.weights, autoencoder.weights"
-_DIFFUSION = ("sdxl",)
 # Defaults of flow matching by model, where they differ: density, shift, kind of prediction.
 SAMPLING = {"flux": ("sigma", 3.0), "chroma": ("sigma", 3.0), "sd3": ("sigma", 1.0)}
 _SDXL_LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
@@ -30,18 +29,12 @@ def family_of(draft: ImportDraft) -> str:
 
 def targets_of(draft: ImportDraft) -> tuple[Any, str]:
     """Return the layers of the trained network of the scripts' own modules, and why: of SDXL those of its attentions' blocks."""
-    if family_of(draft) in _DIFFUSION:
+    if not draft.is_flow:
         return list(_SDXL_LAYERS), "linear layers of Transformer2DModel"
     return "blocks", "linear layers of all blocks"
 
 
-def _is_flow(draft: ImportDraft) -> bool:
-    return family_of(draft) not in _DIFFUSION
-
-
 def _sampling(value: Any, draft: ImportDraft) -> Outcome:
-    if not _is_flow(draft):
-        return Fate.NO_MEANING, "SDXL draws all timesteps alike"
     if family_of(draft) == "sd3":
         return Fate.NO_MEANING, "SD3 has no such setting: weighting_scheme and training_shift decide"
     _, shift = SAMPLING.get(family_of(draft), ("sigma", 3.0))
@@ -49,8 +42,6 @@ def _sampling(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _weighting(value: Any, draft: ImportDraft) -> Outcome:
-    if not _is_flow(draft):
-        return Fate.NO_MEANING, "only flow matching has it"
     if family_of(draft) == "sd3":
         return _sd3_density(value, draft)
     weighs = draft.settings.get("model_prediction_type", "sigma_scaled") == "sigma_scaled"
@@ -74,32 +65,22 @@ def _sd3_density(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, ""):
-        return Fate.DEFAULT, "not set"
-    if not _is_flow(draft):
+    if not draft.is_flow:
         return Fate.NOT_POSSIBLE, "SDXL is trained at all timesteps"
     default = "uniform" if family_of(draft) == "sd3" else "sigma"
     return timesteps.bound(value, draft, default_sampling=default)
 
 
 def _of_flow(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.NO_MEANING, "the density of timesteps has it" if _is_flow(draft) else "only flow matching has it"
+    return Fate.NO_MEANING, "the density of timesteps has it" if draft.is_flow else "only flow matching has it"
 
 
 def _prediction(value: Any, draft: ImportDraft) -> Outcome:
-    if not _is_flow(draft) or family_of(draft) == "sd3":
+    if not draft.is_flow or family_of(draft) == "sd3":
         return Fate.NO_MEANING, "this model has no such setting"
     if value == "raw":
         return Fate.DEFAULT, "the network predicts the velocity"
     return Fate.NOT_POSSIBLE, "the network predicts the velocity, as it was trained to (raw there)"
-
-
-def _velocity(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
-    if _is_flow(draft):
-        return Fate.NO_MEANING, "only SDXL has it"
-    return Fate.TAKEN, draft.set("objective.name", "v-prediction")
 
 
 def _guidance(value: Any, draft: ImportDraft) -> Outcome:
@@ -109,8 +90,6 @@ def _guidance(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _loss(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, "l2"):
-        return Fate.DEFAULT, "the squared error"
     if value == "l1":
         draft.set("objective.huber_delta", 0.001)
         return Fate.NOT_POSSIBLE, f"{draft.set('objective.loss', 'smooth-l1')} with a small delta replaces it"
@@ -122,36 +101,17 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
     )
 
 
-def _huber(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("loss_type") not in _HUBER:
-        return Fate.NO_MEANING, "loss_type decides"
-    if draft.key == "huber_c":
-        return rules.within("objective.huber_delta", 0, 10, above=True)(value, draft)
-    if draft.key == "huber_scale":
-        return rules.only((1, 1.0, None), "no further scale", "objective.huber_delta has no further scale")(
-            value, draft
-        )
-    if value in ("constant", "exponential"):
-        return Fate.TAKEN, draft.set("objective.huber_schedule", value)
-    return Fate.NOT_POSSIBLE, f"{draft.set('objective.huber_schedule', 'exponential')} replaces it"
+def _of_huber(rule: Rule) -> Rule:
+    """Use a rule for losses with a bend."""
 
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        known = draft.settings.get("loss_type") in _HUBER
+        return rule(value, draft) if known else (Fate.NO_MEANING, "loss_type decides")
 
-def _min_snr(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    if _is_flow(draft):
-        return Fate.NO_MEANING, "only SDXL has it there"
-    copied = rules.within("objective.snr_gamma", above=True)(value, draft)
-    if copied[0] is not Fate.TAKEN:
-        return copied
-    return Fate.TAKEN, f"{draft.set('objective.loss_weighting', 'min-snr')}, {copied[1]}"
+    return handle
 
 
 def _debiased(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
-    if _is_flow(draft):
-        return Fate.NO_MEANING, "only SDXL has it there"
     if draft.settings.get("min_snr_gamma"):
         return Fate.NOT_POSSIBLE, "one weight of a timestep's loss is there: min_snr_gamma is taken"
     return Fate.TAKEN, draft.set("objective.loss_weighting", "debiased")
@@ -165,13 +125,8 @@ def draws_captions(draft: ImportDraft) -> bool:
 
 
 def _store(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
     if draws_captions(draft):
-        return (
-            Fate.NOT_POSSIBLE,
-            "captions or crops are drawn at each use: encode.store with encode.variants stores several of each",
-        )
+        return Fate.NOT_POSSIBLE, "captions or crops are drawn: encode.store with encode.variants stores several"
     return Fate.TAKEN, draft.set("encode.store", True)
 
 
@@ -187,9 +142,7 @@ def _text_encoders(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _tokens(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, 75, 77):
-        return Fate.DEFAULT, "captions have up to 77 tokens"
-    if _is_flow(draft):
+    if draft.is_flow:
         return Fate.NO_MEANING, "T5 has a length of its own"
     return Fate.NOT_POSSIBLE, "captions are cut after 77 tokens, the length of SDXL's encoders"
 
@@ -214,10 +167,7 @@ OF_SD3: Mapping[str, Any] = {"weighting_scheme": "uniform"}
 def _metadata(value: Any, draft: ImportDraft) -> Outcome:
     if str(value).lower().endswith(".jsonl"):
         return datasets.path(value, draft)
-    return (
-        Fate.NOT_POSSIBLE,
-        "captions are read from text files beside the pictures, or from a .csv, .parquet or .jsonl",
-    )
+    return Fate.NOT_POSSIBLE, "captions are in text files beside the pictures, or in a .csv, .parquet or .jsonl"
 
 
 def _prefix(value: Any, draft: ImportDraft) -> Outcome:
@@ -237,10 +187,7 @@ def _template(draft: ImportDraft, form: str, value: Any) -> str:
 
 def _wildcard(value: Any, draft: ImportDraft) -> Outcome:
     if not is_on(value):
-        return (
-            Fate.TAKEN,
-            f"{draft.set('dataset.*.captions', 'first')}: the other lines are not read",
-        )
+        return Fate.TAKEN, f"{draft.set('dataset.*.captions', 'first')}: the other lines are not read"
     remark = draft.set("dataset.*.captions", "lines")
     return Fate.TAKEN, f"{remark}: each use draws a line; choices in a line, as in {{a|b}}, are not there"
 
@@ -250,10 +197,7 @@ def _validation(value: Any, draft: ImportDraft) -> Outcome:
     if share == 0:
         return Fate.DEFAULT, "no validation"
     if not 0 < share < 1:
-        return (
-            Fate.NOT_POSSIBLE,
-            "a folder for validation alone is not there: validation.split holds back a share of all",
-        )
+        return Fate.NOT_POSSIBLE, "no folder is for validation alone: validation.split holds back a share of all"
     return Fate.TAKEN, f"{draft.set('validation.split', share)}, of all datasets"
 
 
@@ -263,25 +207,9 @@ def _conditioning(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, "a ControlNet cannot be trained here; with masked_loss, it is dataset.loss_mask"
 
 
-def _separator(value: Any, draft: ImportDraft) -> Outcome:
-    if value == ",":
-        return Fate.DEFAULT, "a comma"
-    return rules.word("dataset.*.tag_separator")(value, draft)
-
-
-def _wanted(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
-    return Fate.NOT_POSSIBLE, "write the alpha channels as pictures to a folder: dataset.loss_mask"
-
-
 SIZES = ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale")
 DATASET_DEFAULTS: Mapping[str, Any] = {"caption_dropout_rate": 0.0, "class_tokens": "", "enable_wildcard": False}
 ALSO = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
-
-
-def _rate_of_network(value: Any, draft: ImportDraft) -> Outcome:
-    return (Fate.DEFAULT, "learning_rate decides") if value is None else training.rate(value, draft)
 
 
 def _folder(value: Any, draft: ImportDraft) -> Outcome:
@@ -291,13 +219,7 @@ def _folder(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("dataset.*.root", str(value))
 
 
-def _regularises(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, "repeated as often in all as the other pictures: dataset.repeats"
-
-
-RULES = rules.read("kohya", "keys", training, adapters, previews) | rules.read(
+RULES = tables.read("kohya", "keys", training, adapters, previews) | tables.read(
     "sd_scripts", "keys", training, timesteps, sys.modules[__name__]
 )
-DATASETS = rules.read("sd_scripts", "datasets", datasets, sys.modules[__name__])
+DATASETS = tables.read("sd_scripts", "datasets", datasets, sys.modules[__name__])

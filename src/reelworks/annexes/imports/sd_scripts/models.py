@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya.reading import not_here, not_told
 from reelworks.annexes.imports.trainer import find_model
 
-_TABLE = rules.table("sd_scripts", "models")
+_TABLE = tables.table("sd_scripts", "models")
 _NOT_HERE: dict[str, str] = _TABLE["not_here"]
 _FAMILIES: dict[str, str] = _TABLE["families"]
 _SD3 = (("3.5_large", "sd3.5-large"), ("35large", "sd3.5-large"), ("3_medium", "sd3-medium"), ("3medium", "sd3-medium"))

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes, training
@@ -17,7 +16,7 @@ from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.sd_scripts import clips as former_clips
 from reelworks.annexes.imports.sd_scripts import gui, keys, models
 from reelworks.annexes.imports.sd_scripts.folders import repeated_folders, usable
-from reelworks.annexes.imports.trainer import FormerBuckets, choose_model
+from reelworks.annexes.imports.trainer import choose_model
 from reelworks.annexes.imports.values import is_on
 from reelworks.models import registry
 
@@ -28,6 +27,8 @@ _LEVELS = ("general.", "datasets.")
 class _SdScripts:
     name = "sd-scripts"
     gives = "a dataset config with subsets, a config_file, a script that starts sdxl_train_network.py or others, or a folder of folders named 10_word"
+    buckets = staticmethod(former_clips.buckets)
+    caption = staticmethod(former_clips.caption)
 
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.is_dir():
@@ -73,12 +74,6 @@ class _SdScripts:
         rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
         defaults = _defaults(draft, is_adapter=is_adapter)
         yield from training.convert(draft, rules, defaults)
-
-    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
-        return former_clips.buckets(settings, dataset)
-
-    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
-        return former_clips.caption(settings, beside)
 
 
 SD_SCRIPTS = _SdScripts()

@@ -116,10 +116,7 @@ def _hub(value: Any, draft: ImportDraft) -> Outcome:
     """Name a folder for a dataset of the hub, whose pictures lie in tables there."""
     number = draft.numbers[0]
     remark = datasets.place(draft, number, str(value).rpartition("/")[2] or "clips")
-    return (
-        Fate.TO_FILL_IN,
-        f"pictures in tables of the hub are not read: save those of {value} into a folder, with text files; {remark}",
-    )
+    return Fate.TO_FILL_IN, f"tables of the hub are not read: save the pictures with text files; {remark}"
 
 
 def _identity(value: Any, draft: ImportDraft) -> Outcome:
@@ -214,12 +211,7 @@ def _frames(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _repeats(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "once in an epoch"
-    return (
-        Fate.TAKEN,
-        f"{draft.set('dataset.*.repeats', int(value) + 1)}: repeats are added to the first time there",
-    )
+    return Fate.TAKEN, f"{draft.set('dataset.*.repeats', int(value) + 1)}: the first use is not counted there"
 
 
 def _crop(value: Any, draft: ImportDraft) -> Outcome:
@@ -230,10 +222,7 @@ def _crop(value: Any, draft: ImportDraft) -> Outcome:
     if all(shapes):
         draft.set("buckets.max_crop", 0.95)
         return Fate.TAKEN, draft.set("buckets.aspect_ratios", ["1:1"])
-    return (
-        Fate.NOT_POSSIBLE,
-        'shapes are common to all datasets here: clips keep theirs; buckets.aspect_ratios = ["1:1"] crops all',
-    )
+    return Fate.NOT_POSSIBLE, 'clips keep their shapes: buckets.aspect_ratios = ["1:1"] crops those of all datasets'
 
 
 def _crop_style(value: Any, draft: ImportDraft) -> Outcome:
@@ -286,20 +275,15 @@ def _companion(value: Any, draft: ImportDraft) -> Outcome:
         else:
             found["source" if "source" in takes else "control"].append(folder)
     if found["control"] and "control" not in takes:
-        return (
-            Fate.NOT_POSSIBLE,
-            f"{draft.get('model.name')} takes no such pictures here: the clips are trained without them",
-        )
+        return datasets.takes_no(draft, "control pictures")
     remarks = [
         draft.set(f"dataset.{number}.{kind}", folders if len(folders) > 1 and kind == "source" else folders[0])
         for kind, folders in found.items()
         if folders
     ]
-    return (
-        (Fate.TAKEN, ", ".join(remarks))
-        if remarks
-        else (Fate.TO_FILL_IN, "no folder of it is known: set dataset.source or control")
-    )
+    if not remarks:
+        return Fate.TO_FILL_IN, "no folder of it is known: set dataset.source or control"
+    return Fate.TAKEN, ", ".join(remarks)
 
 
 def _first_frame(value: Any, draft: ImportDraft) -> Outcome:

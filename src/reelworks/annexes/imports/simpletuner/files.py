@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from reelworks.annexes.imports import files as config_files
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import FormerSettings
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
 _OPTIONS = ("model_family", "data_backend_config", "model_type", "lora_rank", "train_batch_size")
-_NAMES = rules.table("simpletuner", "names")
+_NAMES = tables.table("simpletuner", "names")
 _CONFIGS = ("config.env", "config.toml", "config.json")  # each wins over those before
 _LYCORIS = "lycoris_config"
 _TRAINED = ("image", "video")

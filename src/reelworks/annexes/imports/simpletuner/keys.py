@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import FormerSettings
 from reelworks.annexes.imports.simpletuner import data_keys, lora_keys, models, run_keys, train_keys
 
-_TABLE = rules.table("simpletuner", "defaults")
+_TABLE = tables.table("simpletuner", "defaults")
 FIRST: list[str] = _TABLE["first"]
 
 
 def defaults(settings: FormerSettings) -> dict[str, Any]:
     """Return the defaults that mean something for this config."""
-    found = rules.defaults(_TABLE["all"])
+    found = tables.defaults(_TABLE["all"])
     if settings.get("model_type") == "lora":
         found |= _TABLE["lora"]
     if settings.get("validation_prompt"):
@@ -26,12 +26,12 @@ def defaults(settings: FormerSettings) -> dict[str, Any]:
     if not settings.count("data"):
         found["data_backend_config"] = None
     for number in range(settings.count("data")):
-        found |= {f"data.{number}.{key}": value for key, value in rules.defaults(_TABLE["dataset"]).items()}
+        found |= {f"data.{number}.{key}": value for key, value in tables.defaults(_TABLE["dataset"]).items()}
         if data_keys.is_video(settings, number):
             found[f"data.{number}.video.num_frames"] = data_keys.FRAMES
     return found
 
 
-RULES = rules.read("simpletuner", "keys", lora_keys, train_keys, run_keys, data_keys)
+RULES = tables.read("simpletuner", "keys", lora_keys, train_keys, run_keys, data_keys)
 # A whole table may be null.
 RULES |= {name[:-2]: rule for name, rule in RULES.items() if name.endswith(".*") and name[:-2] not in RULES}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 
@@ -28,6 +29,7 @@ _LAYERS: dict[str, Any] = {
     "tiny": ["single_transformer_blocks.7.proj_out", "single_transformer_blocks.20.proj_out"],
     "nano": ["single_transformer_blocks.7.proj_out"],
 }
+_KERNELS = {"4": "flash-4", "3": "flash-3", "flash": "flash", "cudnn": "cudnn"}  # by parts of their names
 
 
 def _model_type(value: Any, draft: ImportDraft) -> Outcome:
@@ -40,8 +42,6 @@ def _model_type(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _lora_type(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") is None:
-        return Fate.NO_MEANING, "all weights are trained"
     if value == "lycoris":
         if "lycoris.algo" not in draft.settings.values:
             draft.set("lora.type", "lokr")
@@ -67,16 +67,11 @@ def _of_lora(rule: Rule) -> Rule:
 def _layers(value: Any, draft: ImportDraft) -> Outcome:
     named = _LAYERS.get(value) if isinstance(value, str) else value
     if not isinstance(named, list | str) or not named:
-        return (
-            Fate.NOT_POSSIBLE,
-            "layers of this name are not known: list them in lora.targets; all attentions until then",
-        )
+        return Fate.NOT_POSSIBLE, "no layers have this name: list them in lora.targets; all attentions until then"
     return Fate.TAKEN, draft.set("lora.targets", named)
 
 
 def _algorithm(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") is None:
-        return Fate.NO_MEANING, "all weights are trained"
     here = {"lora": "lora", "locon": "lora", "lokr": "lokr", "loha": "loha", "diag-oft": "oft"}.get(str(value).lower())
     settings = draft.settings
     draft.set("lora.targets", _targets_of_classes(draft), "lycoris.apply_preset")
@@ -112,13 +107,10 @@ def _layers_of_classes(draft: ImportDraft) -> dict[str, list[str]]:
 
 
 def _target_module(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") is None:
-        return Fate.NO_MEANING, "all weights are trained"
     if _classes(draft) <= _layers_of_classes(draft).keys():
         return Fate.TAKEN, "lora.targets"
-    return (
-        Fate.NOT_POSSIBLE,
-        f"layers of these classes are not known: name them in lora.targets, {draft.get('lora.targets')!r} until then",
+    return rules.told(
+        f"lora.targets = {draft.get('lora.targets')!r}", "layers of these classes are not known: name them"
     )
 
 
@@ -141,87 +133,36 @@ def _lycoris_alpha(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("lora.alpha", float(value or rank))
 
 
-def _factor(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") != "lokr" or value == -1:
-        return Fate.DEFAULT, "factors as near in size as possible"
-    return Fate.TAKEN, draft.set("lora.decompose_factor", value)
-
-
 def _base(value: Any, draft: ImportDraft) -> Outcome:
     name = str(value).lower()
     if name in ("no_change", "none", ""):
         return Fate.DEFAULT, "the base is not quantised"
     if draft.get("lora.type") is None:
         return Fate.NOT_POSSIBLE, "all weights are trained, which are not quantised"
-    kinds = (
-        ("nf4", "nf4"),
-        ("int8", "int8"),
-        ("fp8", "float8"),
-        ("float8", "float8"),
-        ("int4", "nf4"),
-        ("fp4", "nf4"),
-        ("int2", "nf4"),
-    )
-    base = next((base for part, base in kinds if part in name), "float8")
+    kinds = {
+        "nf4": "nf4",
+        "int8": "int8",
+        "fp8": "float8",
+        "float8": "float8",
+        "int4": "nf4",
+        "fp4": "nf4",
+        "int2": "nf4",
+    }
+    base = next((base for part, base in kinds.items() if part in name), "float8")
     remark = draft.set("lora.base", base)
     exact = name.startswith(("int8-", "fp8-", "nf4-bnb"))
     return (Fate.TAKEN, remark) if exact else (Fate.NOT_POSSIBLE, f"{remark} replaces it")
-
-
-def _assistant(value: Any, draft: ImportDraft) -> Outcome:
-    if not value or value == "None" or draft.get("lora.type") is None:
-        return Fate.DEFAULT, "none"
-    return Fate.TAKEN, draft.set("lora.training_adapter", str(value))
 
 
 def _chosen(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, f'model.name = "{draft.get("model.name")}", model.weights = "{draft.get("model.weights")}"'
 
 
-def _autoencoder(value: Any, draft: ImportDraft) -> Outcome:
-    if not value or value == "None":
-        return Fate.DEFAULT, "the release's"
-    return Fate.TAKEN, draft.set("autoencoder.weights", str(value))
-
-
-def _alpha(value: Any, draft: ImportDraft) -> Outcome:
-    return (Fate.DEFAULT, "the rank") if value is None else (Fate.TAKEN, draft.set("lora.alpha", float(value)))
-
-
-def _first_weights(value: Any, draft: ImportDraft) -> Outcome:
-    if not value or not draft.get("lora.type"):
-        return Fate.DEFAULT, "none"
-    return Fate.TAKEN, draft.set("lora.weights", str(value))
-
-
-def _both_factors(value: Any, draft: ImportDraft) -> Outcome:
-    if not value or draft.get("lora.type") != "lokr":
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, draft.set("lora.decompose_both", True)
-
-
 def _attention(value: Any, draft: ImportDraft) -> Outcome:
     name = str(value).lower()
-    if name in ("diffusers", "none", "", "xformers", "sageattention"):
-        fate = Fate.DEFAULT if name in ("diffusers", "none", "") else Fate.NOT_POSSIBLE
-        return fate, "torch chooses the kernel"
-    kind = next(
-        (
-            kernel
-            for part, kernel in (("4", "flash-4"), ("3", "flash-3"), ("flash", "flash"), ("cudnn", "cudnn"))
-            if part in name
-        ),
-        None,
-    )
-    if kind is None:
+    if name in ("diffusers", "none", ""):
+        return Fate.DEFAULT, "torch chooses the kernel"
+    kernel = next((kernel for part, kernel in _KERNELS.items() if part in name), None)
+    if kernel is None:
         return Fate.NOT_POSSIBLE, "this kernel is not there: torch chooses"
-    return Fate.TAKEN, draft.set("model.attention", kind)
-
-
-def _texts(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, "no_change", "None", ""):
-        return Fate.DEFAULT, "not quantised"
-    return (
-        Fate.NOT_POSSIBLE,
-        'text encoders are not quantised: encode.store = true or text_encoder.device = "cpu" saves memory',
-    )
+    return Fate.TAKEN, draft.set("model.attention", kernel)

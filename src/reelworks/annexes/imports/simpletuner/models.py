@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from reelworks.annexes.imports import rules, trainer
+from reelworks.annexes.imports import tables, trainer
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.models import registry
 
@@ -21,7 +21,7 @@ class Flavour(NamedTuple):
 # By family; the first flavour is the default.
 FLAVOURS = {
     family: {name: Flavour(**flavour) for name, flavour in flavours.items()}
-    for family, flavours in rules.table("simpletuner", "models").items()
+    for family, flavours in tables.table("simpletuner", "models").items()
 }
 _SPELLINGS = {"qwen-image": "qwen_image", "z-image": "z_image", "ltxvideo-2": "ltxvideo2", "minimax-h3": "minimaxh3"}
 _EIGHTS = ("wan", "ltxvideo", "ltxvideo2", "longcat_video")  # families whose clips have 8 n + 1 frames there

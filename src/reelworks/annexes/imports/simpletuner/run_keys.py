@@ -14,12 +14,8 @@ def _prompts(value: Any, draft: ImportDraft) -> Outcome:
     found = [prompt.strip()] if isinstance(prompt, str) and prompt.strip() not in ("", "None") else []
     if draft.settings.get("validation_disable") is True or not found:
         return Fate.DEFAULT, "no previews"
-    wants = datasets.conditioning_of(draft)
-    if wants.needs_first_frame or wants.companions.needs:
-        return (
-            Fate.NOT_POSSIBLE,
-            "previews need a picture: set samples.prompts with samples.reference or samples.source",
-        )
+    if datasets.needs_picture(draft):
+        return Fate.NOT_POSSIBLE, datasets.PICTURE_NEEDED
     return Fate.TAKEN, draft.set("samples.prompts", found)
 
 
@@ -44,25 +40,16 @@ def _preview_frames(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _reported(value: Any, draft: ImportDraft) -> Outcome:
-    known = [name for name in ("wandb", "trackio") if name in str(value).lower() or str(value).lower() == "all"]
-    known = [name for name in known if name == "wandb" or str(value).lower() != "all"]
+    text = str(value).lower()
+    known = ["wandb"] if text == "all" else [name for name in ("wandb", "trackio") if name in text]
+    if not known and value not in ("none", "None", "tensorboard", None, "", False):
+        return Fate.NOT_POSSIBLE, "this tracker is not there"
     if not known:
-        unknown = value not in ("none", "None", "tensorboard", None, "", False)
-        return (
-            (Fate.NOT_POSSIBLE, "this tracker is not there")
-            if unknown
-            else (Fate.DEFAULT, "TensorBoard is always written")
-        )
+        return Fate.DEFAULT, "TensorBoard is always written"
     for key, name in (("tracker_project_name", "project"), ("tracker_run_name", "name")):
         if isinstance(own := draft.settings.get(key), str) and own:
             draft.set(f"logging.{name}", own, key)
     return Fate.TAKEN, draft.set("logging.trackers", known)
-
-
-def _compiled(value: Any, draft: ImportDraft) -> Outcome:
-    if str(value).lower() in ("no", "none", ""):
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, draft.set("train.compile", True)
 
 
 def _seed(value: Any, draft: ImportDraft) -> Outcome:
@@ -72,8 +59,6 @@ def _seed(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _shared_tokens(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, 0, 1):
-        return Fate.DEFAULT, "1"
     split = datasets.preset_of(draft).config.network.sequence
     if split is not None and split.pads:
         return Fate.TAKEN, draft.set("parallel.sequence_degree", value)
@@ -86,7 +71,4 @@ def _shared_tokens(value: Any, draft: ImportDraft) -> Outcome:
 def _backends(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.count("data"):
         return Fate.TAKEN, "[[dataset]]"
-    return (
-        Fate.TO_FILL_IN,
-        "the list of data backends is not found: give it too, or replace the placeholder of [[dataset]]",
-    )
+    return Fate.TO_FILL_IN, "the data backends are not found: give them too, or replace the path of [[dataset]]"

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import final
 
-from reelworks.annexes.imports import settle, sizes, trainer
-from reelworks.annexes.imports.captions import Beside, FormerCaption
+from reelworks.annexes.imports import settle, trainer
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.rules import ImportedKey
-from reelworks.annexes.imports.simpletuner import clips, files, keys, models, train_keys
-from reelworks.annexes.imports.sizes import Sizes
-from reelworks.annexes.imports.trainer import FormerBuckets
+from reelworks.annexes.imports.simpletuner import clips, files, keys, models
 from reelworks.core.errors import UserError
 
 
@@ -20,6 +17,8 @@ from reelworks.core.errors import UserError
 class _SimpleTuner:
     name = "simpletuner"
     gives = "config.json, config.toml or config.env, with the multidatabackend.json that it names"
+    buckets = staticmethod(clips.buckets)
+    caption = staticmethod(clips.caption)
 
     def recognises(self, file: ConfigFile) -> bool:
         return files.recognises(file)
@@ -50,26 +49,15 @@ class _SimpleTuner:
         converted = trainer.convert_by_rules(draft, keys.RULES, keys.defaults(draft.settings), keys.FIRST)
         yield from settle.settle(draft, converted)
 
-    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
-        return clips.buckets(settings, dataset)
-
-    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
-        return clips.caption(settings, beside)
-
 
 SIMPLETUNER = _SimpleTuner()
 
 
 def _prepare(draft: ImportDraft) -> None:
-    """Fill in what no setting says: there are no clips held out, each dataset has a folder, and timesteps a density."""
-    draft.begin("")
-    draft.set("validation.split", 0.0, "SimpleTuner holds no clips back")
+    """Fill in what no setting says: beside what others lack too, timesteps have a density, and sound has a rate."""
+    trainer.prepare(draft, "SimpleTuner", "data", "1024px")
     if draft.get("sound.name") is not None:
         draft.set("data.fps", "model", "clips with sound need one rate")
-    for number in range(max(draft.settings.count("data"), 1)):
-        draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
-    sizes.write(draft, [Sizes(("1024px",))])
-    draft.set("buckets.upscale", True, "smaller pictures are trained too")
-    if train_keys.is_flow(draft):
+    if draft.is_flow:
         draft.set("objective.timestep_shift", 3.0, "default of flow_schedule_shift")
         draft.set("objective.timestep_sampling", "logit-normal", "default of SimpleTuner")

@@ -5,24 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from reelworks.annexes.imports import optimizers
+from reelworks.annexes.imports import optimizers, rules, schedules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.core.toml_none import WORD as NONE
 
 _OPTIMIZERS = optimizers.of_trainer("simpletuner")
-_SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"}
-
-_FALLING = {"cosine": "cosine", "sine": "cosine", "cosine_with_restarts": "cosine", "polynomial": "linear"}
-
-
-def is_flow(draft: ImportDraft) -> bool:
-    """Whether the model is trained by rectified flow."""
-    return bool(draft.get("objective.name", "rectified-flow") == "rectified-flow")
-
-
-def _steps(value: Any, draft: ImportDraft) -> Outcome:
-    return (Fate.TAKEN, draft.set("train.max_steps", value)) if value else (Fate.DEFAULT, "num_train_epochs decides")
+_SCHEDULES = schedules.of_trainer("simpletuner")
 
 
 def _epochs(value: Any, draft: ImportDraft) -> Outcome:
@@ -40,17 +29,11 @@ def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
         for key, default in (("train_batch_size", 4), ("gradient_accumulation_steps", 1), ("num_processes", 1)):
             factor *= float(settings.get(key, default))
         rate *= math.sqrt(factor) if settings.get("lr_scale_sqrt") is True else factor
-    if draft.get("train.optimizer") == "prodigy" and rate < 0.01:
-        return (
-            Fate.NOT_POSSIBLE,
-            f"{draft.set('train.learning_rate', 1.0)}: Prodigy multiplies the rate that it finds by this",
-        )
-    return Fate.TAKEN, draft.set("train.learning_rate", rate)
+    return optimizers.rate(rate, draft)
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    own = _OPTIMIZERS.get(str(value).lower(), _OPTIMIZERS["adamw_bf16"].replaces())
-    return own.set(draft, f"{value} in SimpleTuner")
+    return tables.fitting(_OPTIMIZERS, str(value).lower()).set(draft, f"{value} in SimpleTuner")
 
 
 def _optimizer_config(value: Any, draft: ImportDraft) -> Outcome:
@@ -76,21 +59,15 @@ def _betas(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
-    settings = draft.settings
     if draft.get("train.optimizer") == "schedulefree":
         return Fate.NO_MEANING, "schedule-free AdamW has a constant rate"
-    if value in _SCHEDULES:
-        return Fate.TAKEN, draft.set("train.learning_rate_schedule", _SCHEDULES[value])
-    if value in _FALLING:
-        remark = draft.set("train.learning_rate_schedule", _FALLING[value])
-        remark += f", {draft.set('train.final_learning_rate', float(settings.get('lr_end', 4e-7)))}"
-        if value == "polynomial" and settings.get("lr_power", 0.8) in (1, 1.0):
-            return Fate.TAKEN, remark
-        course = (
-            "a straight line" if value == "polynomial" else "one fall until max_steps, and no waves of lr_warmup_steps"
-        )
-        return Fate.NOT_POSSIBLE, f"{remark}: {course}"
-    return Fate.NOT_POSSIBLE, f"{draft.set('train.learning_rate_schedule', 'constant')} replaces it"
+    own = tables.fitting(_SCHEDULES, value)
+    if value == "polynomial" and draft.settings.get("lr_power", 0.8) in (1, 1.0):
+        own = own._replace(differs="")
+    fate, remark = own.set(draft)
+    if own.end:
+        remark += f", {draft.set('train.final_learning_rate', float(draft.settings.get(own.end, 4e-7)))}"
+    return fate, remark
 
 
 def _warmup(value: Any, draft: ImportDraft) -> Outcome:
@@ -122,8 +99,6 @@ def _average(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
-    if not is_flow(draft):
-        return Fate.NO_MEANING, "it belongs to flow matching"
     if draft.settings.get("flow_schedule_auto_shift") is True and not value:
         return Fate.NO_MEANING, "flow_schedule_auto_shift decides"
     return Fate.TAKEN, draft.set("objective.timestep_shift", float(value) if value else NONE)
@@ -132,16 +107,13 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
 def _auto_shift(value: Any, draft: ImportDraft) -> Outcome:
     if not value or draft.settings.get("flow_schedule_shift", 3.0):
         return Fate.DEFAULT, "off"
-    return (
-        Fate.NOT_POSSIBLE,
-        f"{draft.set('objective.timestep_shift', 'auto')} grows with the size too, by another rule",
-    )
+    return rules.told(draft.set("objective.timestep_shift", "auto"), "it grows with the size by another rule")
 
 
 def _density(value: Any, draft: ImportDraft) -> Outcome:
     """Convert the density of timesteps, of which each kind has an option of its own."""
     settings = draft.settings
-    if not is_flow(draft):
+    if not draft.is_flow:
         return Fate.NO_MEANING, "it belongs to flow matching"
     if settings.get("flow_use_uniform_schedule") is True:
         return Fate.TAKEN, draft.set("objective.timestep_sampling", "uniform")
@@ -154,36 +126,18 @@ def _density(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _loss(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "l2":
-        return Fate.DEFAULT, "squared error"
     here = {"huber": "huber", "smooth_l1": "smooth-l1"}.get(str(value))
     if here is None:
         return Fate.NOT_POSSIBLE, "this loss is not there; the squared error replaces it"
-    settings = draft.settings
-    draft.set("objective.huber_delta", float(settings.get("huber_c", 0.1)))
-    schedule = settings.get("huber_schedule", "snr")
+    schedule = draft.settings.get("huber_schedule", "snr")
+    draft.set("objective.huber_delta", float(draft.settings.get("huber_c", 0.1)))
     if schedule == "exponential":
         draft.set("objective.huber_schedule", "exponential")
     remark = f"{draft.set('objective.loss', here)}, whose bend is sharper"
-    if schedule == "snr":
-        return Fate.NOT_POSSIBLE, f"{remark}; its bound is the same at all timesteps"
-    return Fate.TAKEN, remark
-
-
-def _snr(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    if is_flow(draft):
-        return Fate.NO_MEANING, "flow matching has no such weights there"
-    remark = draft.set("objective.snr_gamma", float(value))
-    return Fate.TAKEN, f"{draft.set('objective.loss_weighting', 'min-snr')}, {remark}"
-
-
-def _caption_dropout(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("objective.caption_dropout", float(value or 0))
+    return rules.told(remark, "its bound is the same at all timesteps" if schedule == "snr" else "")
 
 
 def _prediction(value: Any, draft: ImportDraft) -> Outcome:
-    if value != "v_prediction" or is_flow(draft):
+    if value != "v_prediction" or draft.is_flow:
         return Fate.DEFAULT, "that of the model"
     return Fate.TAKEN, draft.set("objective.name", "v-prediction")
