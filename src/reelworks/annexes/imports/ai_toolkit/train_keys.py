@@ -45,7 +45,7 @@ def interval(target: str) -> Rule:
 
 def _accumulated(value: Any, draft: ImportDraft) -> Outcome:
     if value == -1:
-        return Fate.NOT_POSSIBLE, "a step is no epoch here: set train.gradient_accumulation_steps to its micro-batches"
+        return Fate.NOT_POSSIBLE, "no step is as long as an epoch: set train.gradient_accumulation_steps to its batches"
     if value in (None, 0, 1):
         return Fate.DEFAULT, "1"
     return Fate.TAKEN, draft.set("train.gradient_accumulation_steps", value)

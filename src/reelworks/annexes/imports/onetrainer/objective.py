@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from reelworks.annexes.imports import datasets, densities, rules, values
+from reelworks.annexes.imports import densities, rules, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import parts
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -75,16 +75,11 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _dynamic(value: Any, draft: ImportDraft) -> Outcome:
-    """Take the shift of the mean area: it depends on the area alone, which is the same for all aspect ratios."""
     line = parts.model_of(draft).line
     if not draft.is_flow or line is None:
         return Fate.NO_MEANING, "this model has no shift by size"
     sides = sides_of(str(draft.settings.get("resolution", "512")))
-    shift = datasets.shift_by_size(line, sum(height * width for height, width in sides) / len(sides))
-    remark = draft.set("objective.timestep_shift", round(shift, 3))
-    if len(sides) == 1:
-        return Fate.TAKEN, f"{remark}, that of this size"
-    return Fate.NOT_POSSIBLE, f"there is one shift for all sizes: {remark}, that of the mean area"
+    return densities.shift_by_size(draft, line, [height * width for height, width in sides])
 
 
 def sides_of(resolution: str) -> list[tuple[int, int]]:
