@@ -54,6 +54,16 @@ def needs_picture(draft: ImportDraft) -> bool:
     return bool(wants.companions.needs) or wants.needs_first_frame
 
 
+def offload(draft: ImportDraft, *, is_quantised: bool) -> Outcome:
+    """Keep the blocks in CPU memory, where those of a quantised base cannot be."""
+    if is_quantised:
+        return (
+            Fate.NOT_POSSIBLE,
+            'a quantised base stays on the GPU: parallel.offload moves one with lora.base = "bfloat16"',
+        )
+    return Fate.TAKEN, f"{draft.set('parallel.offload', True)}, which keeps all blocks in CPU memory"
+
+
 def geometry_of(draft: ImportDraft) -> Geometry:
     """Return the constraints of the draft's model on sizes."""
     name = draft.get("autoencoder.name", preset_of(draft).parts.autoencoder)

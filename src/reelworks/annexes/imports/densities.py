@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from reelworks.annexes.imports import datasets, rules
 from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.rules import Outcome
 from reelworks.annexes.imports.values import range_of
 
 _BOUNDS = {
@@ -21,3 +25,10 @@ def draw(draft: ImportDraft, density: str, **numbers: float) -> tuple[str, bool]
         taken[key] = range_of(*_BOUNDS[key], number)
         remarks.append(draft.set(f"objective.{key}", taken[key]))
     return ", ".join(remarks), taken == numbers
+
+
+def shift_by_size(draft: ImportDraft, line: Sequence[float], areas_px: Sequence[float]) -> Outcome:
+    """Set the shift of the mean area: it depends on the area alone, which is the same for all aspect ratios."""
+    shift = datasets.shift_by_size(line, sum(areas_px) / len(areas_px))
+    remark = draft.set("objective.timestep_shift", round(shift, 3))
+    return rules.exact_or_nearest(remark, "" if len(areas_px) == 1 else "there is one shift, that of the mean area")

@@ -24,7 +24,7 @@ class FormerOptimizer(NamedTuple):
         remark = draft.set("train.optimizer", self.name)
         for key, value in self.settings.items() if there is not None else ():
             draft.set(f"train.{key}", value, f"default of {there}")
-        return rules.told(remark, self.differs)
+        return rules.exact_or_nearest(remark, self.differs)
 
 
 def of_trainer(folder: str) -> dict[str, FormerOptimizer]:
@@ -35,7 +35,9 @@ def of_trainer(folder: str) -> dict[str, FormerOptimizer]:
 def rate(value: float, draft: ImportDraft) -> Outcome:
     """Set a learning rate; Prodigy multiplies the one that it finds by it."""
     if draft.get("train.optimizer") == "prodigy" and value < _LEAST_OF_PRODIGY:
-        return rules.told(draft.set("train.learning_rate", 1.0), "Prodigy multiplies the rate that it finds by it")
+        return rules.exact_or_nearest(
+            draft.set("train.learning_rate", 1.0), "Prodigy multiplies the rate that it finds by it"
+        )
     return Fate.TAKEN, draft.set("train.learning_rate", value)
 
 

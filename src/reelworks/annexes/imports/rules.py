@@ -38,7 +38,7 @@ Rule = Callable[[Any, ImportDraft], Outcome]
 _OFF: tuple[Any, ...] = (None, False, 0, "", [])
 
 
-def told(remark: str, differs: str = "") -> Outcome:
+def exact_or_nearest(remark: str, differs: str = "") -> Outcome:
     """Return that a setting is taken, or how what it becomes here differs from what it is there."""
     return (Fate.NOT_POSSIBLE, f"{remark}: {differs}") if differs else (Fate.TAKEN, remark)
 

@@ -18,7 +18,7 @@ class FormerSchedule(NamedTuple):
 
     def set(self, draft: ImportDraft) -> Outcome:
         """Put it into a draft."""
-        return rules.told(draft.set("train.learning_rate_schedule", self.name), self.differs)
+        return rules.exact_or_nearest(draft.set("train.learning_rate_schedule", self.name), self.differs)
 
 
 def of_trainer(folder: str) -> dict[str, FormerSchedule]:

@@ -146,7 +146,7 @@ def _num_frames(value: Any, draft: ImportDraft) -> Outcome:
     if own != wanted:
         return Fate.NOT_POSSIBLE, f"{datasets.geometry_of(draft).frame_words}: {told}"
     if draft.settings.get(f"datasets.{number}.shrink_video_to_frames", True) is not False:
-        return rules.told(told, "these frames follow each other, and are taken from all over a video there")
+        return rules.exact_or_nearest(told, "these frames follow each other, and are taken from all over a video there")
     return Fate.TAKEN, told
 
 

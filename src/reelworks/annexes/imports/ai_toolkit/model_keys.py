@@ -27,7 +27,7 @@ def _network(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, f"{remark} replaces it"
     if name in ("locon", "lycoris"):
         return Fate.NOT_POSSIBLE, f"{remark}: convolutions are not adapted"
-    return rules.told(remark, "" if blocks else "layers outside the blocks are not adapted")
+    return rules.exact_or_nearest(remark, "" if blocks else "layers outside the blocks are not adapted")
 
 
 def _rank(value: Any, draft: ImportDraft) -> Outcome:
@@ -74,7 +74,7 @@ def _quantised(value: Any, draft: ImportDraft) -> Outcome:
     remark = draft.set("lora.base", base)
     exact = base in ("float8", "int8") and not adapter and name in ("qfloat8", "float8", "qint8", "int8")
     without = ", without the adapter that recovers accuracy" if adapter else ""
-    return rules.told(remark, "" if exact else f"it replaces {name}{without}")
+    return rules.exact_or_nearest(remark, "" if exact else f"it replaces {name}{without}")
 
 
 def _experts(value: Any, draft: ImportDraft) -> Outcome:

@@ -9,15 +9,11 @@ from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.core.toml_none import WORD as NONE
 
-_RELEASE_SHIFTS = ("shift", "flux_shift", "lumina2_shift")
-
-_FLAT = ("linear", "weighted", "one_step", "two_step", "four_step", "eight_step", "next_sample")
-
-
 _OPTIMIZERS = optimizers.of_trainer("ai_toolkit")
 _SCHEDULES = schedules.of_trainer("ai_toolkit")
 _LEAST_PRODIGY_RATE = 0.1  # a smaller one becomes 1.0 in ai-toolkit
-
+_RELEASE_SHIFTS = ("shift", "flux_shift", "lumina2_shift")
+_FLAT = ("linear", "weighted", "one_step", "two_step", "four_step", "eight_step", "next_sample")
 _OF_PREVIEWS = (
     *("prompts", "every_steps", "width", "height"),
     *("num_frames", "fps", "guidance_scale", "num_inference_steps"),
@@ -49,7 +45,7 @@ def interval(target: str) -> Rule:
 
 def _accumulated(value: Any, draft: ImportDraft) -> Outcome:
     if value == -1:
-        return Fate.NOT_POSSIBLE, "a step is no epoch here: set train.gradient_accumulation_steps to its micro-batches"
+        return Fate.NOT_POSSIBLE, "no step is as long as an epoch: set train.gradient_accumulation_steps to its batches"
     if value in (None, 0, 1):
         return Fate.DEFAULT, "1"
     return Fate.TAKEN, draft.set("train.gradient_accumulation_steps", value)

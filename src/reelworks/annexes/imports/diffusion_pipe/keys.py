@@ -114,12 +114,7 @@ def _clip_mode(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _swap(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.base") not in (None, "bfloat16", "float32"):
-        return Fate.NOT_POSSIBLE, (
-            f"weights in {draft.get('lora.base')} stay on the GPU; for less memory set lora.base = "
-            '"bfloat16" and parallel.offload = true, which keeps all blocks in CPU memory'
-        )
-    return Fate.TAKEN, f"{draft.set('parallel.offload', True)}, which keeps all blocks in CPU memory"
+    return datasets.offload(draft, is_quantised=draft.get("lora.base") not in (None, "bfloat16", "float32"))
 
 
 def _checkpointing(value: Any, draft: ImportDraft) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import datasets, rules, values
+from reelworks.annexes.imports import datasets, densities, rules, values
 from reelworks.annexes.imports.diffusion_pipe import data
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -34,17 +34,12 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _flux_shift(value: Any, draft: ImportDraft) -> Outcome:
-    """Take the shift of the mean area: it depends on the area alone, which is the same for all aspect ratios."""
     if draft.settings.get("model.shift"):
         return Fate.NO_MEANING, "model.shift decides"
     sides = sorted({side for each in data.directories(draft.settings) for side in each.sides})
     if not sides:
         return Fate.TO_FILL_IN, "set objective.timestep_shift to that of the size: 1.9 at 512, 3.2 at 1024"
-    shift = datasets.shift_by_size(_FLUX_LINE, sum(side * side for side in sides) / len(sides))
-    remark = draft.set("objective.timestep_shift", round(shift, 3))
-    if len(sides) == 1:
-        return Fate.TAKEN, f"{remark}, that of {sides[0]:g} × {sides[0]:g} pixels"
-    return Fate.NOT_POSSIBLE, f"there is one shift for all sizes: {remark}, that of the mean area"
+    return densities.shift_by_size(draft, _FLUX_LINE, [side * side for side in sides])
 
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reelworks.annexes.imports import optimizers, rates, rules, schedules, tables
-from reelworks.annexes.imports.datasets import needed
+from reelworks.annexes.imports import datasets, optimizers, rates, rules, schedules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, reading
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
@@ -166,12 +165,8 @@ def _processes(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _swap(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") is not None and any(is_on(draft.settings.get(key)) for key in _FLOAT8):
-        return (
-            Fate.NOT_POSSIBLE,
-            'a float8 base stays on the GPU: parallel.offload moves one with lora.base = "bfloat16"',
-        )
-    return Fate.TAKEN, f"{draft.set('parallel.offload', True)}, which keeps all blocks in CPU memory"
+    is_float8 = any(is_on(draft.settings.get(key)) for key in _FLOAT8)
+    return datasets.offload(draft, is_quantised=is_float8 and draft.get("lora.type") is not None)
 
 
 def float8(value: Any, draft: ImportDraft) -> Outcome:
@@ -238,7 +233,7 @@ def convert(draft: ImportDraft, known: Mapping[str, Rule], defaults: Mapping[str
     if not reading.has_arguments(draft.settings):
         defaults = {}
         yield WITHOUT_ARGUMENTS
-    yield from needed(draft)
+    yield from datasets.needed(draft)
     yield from convert_by_rules(draft, known, defaults, FIRST)
     finish(draft)
     adapters.finish(draft)

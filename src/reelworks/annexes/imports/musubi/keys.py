@@ -66,7 +66,9 @@ def _extraction(value: Any, draft: ImportDraft) -> Outcome:
     if value == "uniform":
         return Fate.TAKEN, f"{remark}: each use begins at another frame, frame_sample times in an epoch"
     if value in ("chunk", "slide"):
-        return rules.told(remark, "each use begins at another frame; dataset.clip_seconds trains all parts of a video")
+        return rules.exact_or_nearest(
+            remark, "each use begins at another frame; dataset.clip_seconds trains all parts of a video"
+        )
     return Fate.NOT_POSSIBLE, "there is no such way to read a video"
 
 

@@ -12,7 +12,6 @@ from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.models import registry
 
 _FORMATS = {"DIFFUSERS_LORA": "diffusers", "COMFY_LORA": "comfyui", "ORIGINAL_LORA": "comfyui", "KOHYA_LORA": "kohya"}
-_MOST_RANK = 100_000  # of a LoKr whose second factor is to be a full matrix
 
 
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
@@ -54,7 +53,9 @@ def _filter(value: Any, draft: ImportDraft) -> Outcome:
     if found.by_number:
         return Fate.NOT_POSSIBLE, f"{remark}, in all blocks: to choose some, write complete names"
     if found.others:
-        return rules.told(remark, f"it means {len(found.others)} other kinds of layers too: {found.others[0]}, …")
+        return rules.exact_or_nearest(
+            remark, f"it means {len(found.others)} other kinds of layers too: {found.others[0]}, …"
+        )
     return Fate.TAKEN, remark
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from reelworks.annexes.imports import datasets, densities, rules, values
+from reelworks.annexes.imports import densities, rules, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import parts
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -35,11 +35,11 @@ def _cos_map(weight: float, bias: float, draft: ImportDraft) -> Outcome:
 def _parabola(weight: float, bias: float, draft: ImportDraft) -> Outcome:
     """Take the beta distribution of the same spread as 2 − weight · (t − 0.5)², which is beta(2, 2) for 8."""
     if bias or not 0 < weight <= 8:
-        return rules.told(_logit_normal(0.0, 0.0, draft)[1], _NEAREST)
+        return rules.exact_or_nearest(_logit_normal(0.0, 0.0, draft)[1], _NEAREST)
     spread = (2 / 12 - weight / 80) / (2 - weight / 12)
     shape = round((1 / (4 * spread) - 1) / 2, 3)
     remark, _ = densities.draw(draft, "beta", beta_alpha=shape, beta_beta=shape)
-    return rules.told(remark, "" if weight == 8 else "it has the same spread, and another form")
+    return rules.exact_or_nearest(remark, "" if weight == 8 else "it has the same spread, and another form")
 
 
 def _drawn(density: str, *keys: str) -> Callable[[float, float, ImportDraft], Outcome]:
@@ -47,13 +47,13 @@ def _drawn(density: str, *keys: str) -> Callable[[float, float, ImportDraft], Ou
 
     def handle(weight: float, bias: float, draft: ImportDraft) -> Outcome:
         remark, exact = densities.draw(draft, density, **dict(zip(keys, (weight, bias), strict=False)))
-        return rules.told(remark, "" if exact else _NEAREST)
+        return rules.exact_or_nearest(remark, "" if exact else _NEAREST)
 
     return handle
 
 
 def _sigmoid(weight: float, bias: float, draft: ImportDraft) -> Outcome:
-    return rules.told(densities.draw(draft, "uniform")[0], _NEAREST if weight else "")
+    return rules.exact_or_nearest(densities.draw(draft, "uniform")[0], _NEAREST if weight else "")
 
 
 _NEAREST = "this density is not there, and the nearest replaces it"
@@ -75,16 +75,11 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _dynamic(value: Any, draft: ImportDraft) -> Outcome:
-    """Take the shift of the mean area: it depends on the area alone, which is the same for all aspect ratios."""
     line = parts.model_of(draft).line
     if not draft.is_flow or line is None:
         return Fate.NO_MEANING, "this model has no shift by size"
     sides = sides_of(str(draft.settings.get("resolution", "512")))
-    shift = datasets.shift_by_size(line, sum(height * width for height, width in sides) / len(sides))
-    remark = draft.set("objective.timestep_shift", round(shift, 3))
-    if len(sides) == 1:
-        return Fate.TAKEN, f"{remark}, that of this size"
-    return Fate.NOT_POSSIBLE, f"there is one shift for all sizes: {remark}, that of the mean area"
+    return densities.shift_by_size(draft, line, [height * width for height, width in sides])
 
 
 def sides_of(resolution: str) -> list[tuple[int, int]]:

@@ -88,12 +88,8 @@ def rate_scale(draft: ImportDraft) -> int:
 
 
 def _offload(value: Any, draft: ImportDraft) -> Outcome:
-    if _BASES.get(draft.settings.get(f"{model_of(draft).part}.weight_dtype")) in ("float8", "int8", "nf4"):
-        return Fate.NOT_POSSIBLE, (
-            'quantised weights stay on the GPU; for less memory set lora.base = "bfloat16" and parallel.offload = true, '
-            "which keeps all blocks in CPU memory"
-        )
-    return Fate.TAKEN, f"{draft.set('parallel.offload', True)}, which keeps all blocks in CPU memory"
+    base = _BASES.get(draft.settings.get(f"{model_of(draft).part}.weight_dtype"))
+    return datasets.offload(draft, is_quantised=base in ("float8", "int8", "nf4"))
 
 
 def _text_trained(value: Any, draft: ImportDraft) -> Outcome:

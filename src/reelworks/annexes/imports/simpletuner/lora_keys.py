@@ -109,7 +109,7 @@ def _layers_of_classes(draft: ImportDraft) -> dict[str, list[str]]:
 def _target_module(value: Any, draft: ImportDraft) -> Outcome:
     if _classes(draft) <= _layers_of_classes(draft).keys():
         return Fate.TAKEN, "lora.targets"
-    return rules.told(
+    return rules.exact_or_nearest(
         f"lora.targets = {draft.get('lora.targets')!r}", "layers of these classes are not known: name them"
     )
 

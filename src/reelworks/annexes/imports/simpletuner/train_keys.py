@@ -107,7 +107,9 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
 def _auto_shift(value: Any, draft: ImportDraft) -> Outcome:
     if not value or draft.settings.get("flow_schedule_shift", 3.0):
         return Fate.DEFAULT, "off"
-    return rules.told(draft.set("objective.timestep_shift", "auto"), "it grows with the size by another rule")
+    return rules.exact_or_nearest(
+        draft.set("objective.timestep_shift", "auto"), "it grows with the size by another rule"
+    )
 
 
 def _density(value: Any, draft: ImportDraft) -> Outcome:
@@ -134,7 +136,7 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
     if schedule == "exponential":
         draft.set("objective.huber_schedule", "exponential")
     remark = f"{draft.set('objective.loss', here)}, whose bend is sharper"
-    return rules.told(remark, "its bound is the same at all timesteps" if schedule == "snr" else "")
+    return rules.exact_or_nearest(remark, "its bound is the same at all timesteps" if schedule == "snr" else "")
 
 
 def _prediction(value: Any, draft: ImportDraft) -> Outcome:
