@@ -41,7 +41,7 @@ PARTS = {
     "captions": Part(("annexes/captions",), 1_790, 1_350),
     "quality": Part(("annexes/quality",), 2_080, 1_950),
     "hub": Part(("annexes/hub",), 680, 580),
-    "imports": Part(("annexes/imports",), 6_870, 4_850),
+    "imports": Part(("annexes/imports",), 6_860, 4_850),
     "page": Part(("annexes/page",), 3_050, 2_700),
 }
 
