@@ -43,7 +43,7 @@ PARTS = {
     "quality": Part(("annexes/quality",), 2_080, 1_950),
     "learning": Part(("annexes/learning",), 840, 700),
     "hub": Part(("annexes/hub",), 680, 580),
-    "imports": Part(("annexes/imports",), 6_870, 4_850),
+    "imports": Part(("annexes/imports",), 6_860, 4_850),
     "page": Part(("annexes/page",), 2_990, 2_700),
 }
 
