@@ -88,6 +88,7 @@ def parse(values: dict[str, Any]) -> Recipe:
 
     The error for invalid values has the field of the first problem and lists the others.
     """
+    _require_64_bits(values, "")
     if not values.get("stage"):
         recipe = _parse_one(values)
         if recipe.train.lacks_end and recipe.train.max_epochs is None:  # the steps of epochs are told by a plan
@@ -104,6 +105,21 @@ def parse(values: dict[str, Any]) -> Recipe:
     kept = [stages.difference(first, other, stage) for other, stage in zip([first, *others], listed, strict=True)]
     ends = {"max_steps": train.get("max_steps"), "max_epochs": None, "max_clips": None}
     return recipes[0].model_copy(update={"stage": kept, "train": recipes[0].train.model_copy(update=ends)})
+
+
+def _require_64_bits(value: Any, field: str) -> None:
+    """Refuse integers that TOML cannot hold: arithmetic and even messages fail at larger ones."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            _require_64_bits(inner, f"{field}.{key}" if field else str(key))
+    elif isinstance(value, int) and value.bit_length() > 63:
+        raise UserError(
+            "the number is too large for a recipe, whose integers have 64 bits",
+            code="number-too-large",
+            field=field,
+            value=f"an integer of {value.bit_length()} bits",
+            remedy="give a smaller number",
+        )
 
 
 def of_stage(recipe: Recipe, index: int, start: StageStart | None = None) -> Recipe:
