@@ -111,7 +111,7 @@ def test_what_lies_in_cpu_memory_is_counted_there() -> None:
     low = offloaded["memory"]
     assert low["host"] == sum(wide[part] for part in ("weights", "gradients", "optimizer", "ema"))
     assert wide["weights"] / 4 < low["weights"] < wide["weights"]
-    assert low["total"] == low["weights"] + low["encoders"] + low["activations"]
+    assert low["total"] == low["weights"] + low["encoders"] + low["activations"] + low["reserve"]
     assert wide["host"] == 0
 
 

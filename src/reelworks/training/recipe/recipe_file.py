@@ -112,7 +112,7 @@ def _require_64_bits(value: Any, field: str) -> None:
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             _require_64_bits(inner, f"{field}.{key}" if field else str(key))
-    elif isinstance(value, int) and value.bit_length() > 63:
+    elif isinstance(value, int) and value.bit_length() > 64:
         raise UserError(
             "the number is too large for a recipe, whose integers have 64 bits",
             code="number-too-large",
