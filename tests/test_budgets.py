@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_220, 1_600),
+    "core": Part(("core",), 2_205, 1_600),
     "data": Part(("data",), 15_455, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 9_580, 8_600),
@@ -39,7 +39,7 @@ PARTS = {
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_970, 1_450),
     "captions": Part(("annexes/captions",), 1_790, 1_350),
-    "cluster": Part(("annexes/cluster",), 160, 160),
+    "cluster": Part(("annexes/cluster",), 165, 160),
     "quality": Part(("annexes/quality",), 2_080, 1_950),
     "learning": Part(("annexes/learning",), 840, 700),
     "hub": Part(("annexes/hub",), 680, 580),

@@ -244,7 +244,7 @@ def test_a_node_without_the_folders_is_named_with_the_path(
     else:
         recipe["dataset"] = [{"path": path}]
     job = ClusterJob(recipe_file.parse(recipe), 1, RUN_START, None, **places, most_tries=1, uses_gpu=False)
-    (row,) = EncodeActor(job)({"part": [json.dumps({"number": 0, "name": "chunk", "clips": 1})]})["result"]
+    row = EncodeActor(job)(json.dumps({"number": 0, "name": "chunk", "clips": 1}))
     error = json.loads(row)["error"]
     assert (error["code"], error["value"]) == ("node-lacks-folder", path)
     assert error["problem"].startswith(f"on node {socket.gethostname()}: ")

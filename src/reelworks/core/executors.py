@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from reelworks.core import annexes, named_code
 from reelworks.core.errors import UserError
@@ -24,7 +24,7 @@ from reelworks.core.worker_pool import WorkerPool
 T = TypeVar("T")
 R = TypeVar("R")
 J = TypeVar("J")
-Actor = Callable[[dict[str, Any]], dict[str, list[str]]]
+Actor = Callable[[str], str]
 
 LOCAL = "local"
 
@@ -60,8 +60,8 @@ class ActorExecutor(Executor, Protocol):
     def run_actors(self, actor: Callable[[J], Actor], job: J, parts: Sequence[str]) -> Iterator[str]:
         """Yield the result of each part, in any order.
 
-        Each worker makes one actor, as `actor(job)`, and calls it with `{"part": TEXTS}`, for which it returns
-        `{"result": TEXTS}`. An actor that dies is made anew, and gets the same parts again.
+        Each worker makes one actor, as `actor(job)`, and calls it with one part after the other. An actor that dies is made
+        anew, and gets the same part again.
         """
 
 

@@ -64,10 +64,10 @@ class Cluster:
             size=min(self.gpus or self.cpus, len(parts)), max_tasks_in_flight_per_actor=1
         )
         items = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts))
-        kind: Any = actor  # a class, by Ray's own types
+        kind: Any = _BatchActor  # Ray's types know functions alone
         results = items.map_batches(
             kind,
-            fn_constructor_args=(job,),
+            fn_constructor_args=(actor, job),
             batch_size=None,
             compute=actors,
             runtime_env=worker_environment() or None,
@@ -88,6 +88,16 @@ class Cluster:
                 remedy="look at the state of the cluster (`ray status`) and at Ray's logs; the same command goes on where "
                 "it was",
             ) from error
+
+
+class _BatchActor:
+    """An actor as Ray Data calls it."""
+
+    def __init__(self, actor: Callable[[J], Actor], job: J) -> None:
+        self._actor = actor(job)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
+        return {"result": [self._actor(part) for part in batch["part"]]}
 
 
 @contextmanager

@@ -145,7 +145,7 @@ class ClipLossAccount:
     last: int = -1
     _stored: ClipLosses | None = None
     _rows: _AccountRows | None = None
-    _seed: int | None = None
+    _seed: int = 0
     _objective: Any = None
     _pending: list[_Shows] = field(default_factory=list)
 
@@ -177,7 +177,7 @@ class ClipLossAccount:
             request, count = batch.request, len(batch.request.uids)
             loss, time = losses[first : first + count], times[first : first + count]
             first += count
-            words = draws.draw_state(request, self._seed or 0)
+            words = draws.draw_state(request, self._seed)
             counts = batch.is_valid.numpy() & ~draws.dropped_captions(words, self._objective)
             counts = counts & ~np.array(request.target_is_base or [False] * count) & np.isfinite(loss) & (loss > 0)
             where = np.flatnonzero(counts)

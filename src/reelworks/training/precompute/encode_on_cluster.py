@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -146,17 +145,17 @@ class EncodeActor:
         self._job = job
         self._opened: tuple[Encoding, EncodeWorker] | None = None
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
-        """Encode the parts of a batch; an error that the user can correct is returned, so that it is shown as such."""
-        return {"result": [json.dumps(self._result(ClusterPart(**json.loads(text)))) for text in batch["part"]]}
-
-    def _result(self, part: ClusterPart) -> dict[str, Any]:
+    def __call__(self, text: str) -> str:
+        """Encode a part; an error that the user can correct is returned, so that it is shown as such."""
+        part = ClusterPart(**json.loads(text))
         progress = Progress(part.clips)
         try:
             self._encode(part, progress)
         except UserError as error:
-            return {"error": error.to_json() | {"problem": f"on node {socket.gethostname()}: {error.problem}"}}
-        return {"error": None, "part": asdict(part), "progress": asdict(progress)}
+            return json.dumps(
+                {"error": error.to_json() | {"problem": f"on node {socket.gethostname()}: {error.problem}"}}
+            )
+        return json.dumps({"error": None, "part": asdict(part), "progress": asdict(progress)})
 
     def _encode(self, part: ClusterPart, progress: Progress) -> None:
         if self._opened is None:

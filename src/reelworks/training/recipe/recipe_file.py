@@ -108,7 +108,7 @@ def parse(values: dict[str, Any]) -> Recipe:
 
 
 def _require_64_bits(value: Any, field: str) -> None:
-    """Refuse integers that TOML cannot hold: arithmetic and even messages fail at larger ones."""
+    """Refuse integers of more than 64 bits: a long enough one can be neither computed with nor printed."""
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             _require_64_bits(inner, f"{field}.{key}" if field else str(key))
