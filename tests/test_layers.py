@@ -376,7 +376,7 @@ PLANTS = [
     ("data/run/lock.py", "from reelworks.data.loader import dataset", "imports"),
     ("data/loader/dataset.py", "from reelworks.training.recipe.recipe import Recipe", "lies above"),
     ("data/buckets/config.py", "from reelworks.models.config import ModelConfig", "a config.py knows the library"),
-    ("models/objectives/timesteps.py", "import torch.nn", "torch"),
+    ("models/family.py", "import torch.nn", "torch"),
     ("training/plan/plan_report.py", "import torch", "torch"),
     ("training/recipe/recipe_file.py", "from reelworks.training.loop import trainer", "imports"),
     ("data/catalog/scan/listing.py", "from reelworks.data.catalog.scan import scan", "imports"),
