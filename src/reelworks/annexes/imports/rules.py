@@ -79,8 +79,8 @@ def read_with(key: str) -> Rule:
 
 
 def taken(remark: str) -> Rule:
-    """Report a key that is taken with others."""
-    return lambda value, draft: (Fate.TAKEN, remark)
+    """Report a key that is taken with others; `*` in the remark is as in the target of `to`."""
+    return lambda value, draft: (Fate.TAKEN, draft.numbered(remark))
 
 
 def together(name: str) -> Rule:
