@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import ast
 import sys
-import tokenize
 from collections import Counter
 from pathlib import Path
 
-_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _TESTS = ("tests", "drills/tests", "benchmarks/tests")
 _SCOPES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def code_lines(file: Path) -> tuple[set[int], ast.Module]:
     """Return the numbers of a file's lines of code, and its syntax tree."""
-    with tokenize.open(file) as opened:
-        tokens = [t for t in tokenize.generate_tokens(opened.readline) if t.type not in _NO_CODE]
-    lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
-    tree = ast.parse(file.read_bytes())
+    text = file.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    lines = {n for n, line in enumerate(map(str.strip, text.splitlines()), start=1) if line and line[0] != "#"}
+    no_code: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            lines -= _lines_of(node)
-        if isinstance(node, _SCOPES) and ast.get_docstring(node, clean=False) is not None:
-            lines -= _lines_of(node.body[0])
-    return lines, tree
+        if isinstance(node, (ast.Constant, ast.JoinedStr)):
+            lines |= _lines_of(node)  # a text may have blank lines
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            no_code |= _lines_of(node)
+        elif isinstance(node, _SCOPES) and ast.get_docstring(node, clean=False) is not None:
+            no_code |= _lines_of(node.body[0])
+    return lines - no_code, tree
 
 
 def count(root: Path) -> Counter[str]:
@@ -45,7 +45,7 @@ def count(root: Path) -> Counter[str]:
     return counts
 
 
-def _lines_of(node: ast.stmt) -> set[int]:
+def _lines_of(node: ast.stmt | ast.expr) -> set[int]:
     return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
 

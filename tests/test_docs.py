@@ -113,6 +113,7 @@ def test_a_list_that_became_text_is_found(tmp_path: Path) -> None:
     assert [fault.partition(" stands")[0] for fault in found] == ["page.html: '- one'", "page.html: '3.  Train'"]
 
 
+@pytest.mark.slow
 def test_the_strict_build_refuses_what_is_planted(small: Path) -> None:
     built = build(small)
     assert built.returncode == 0, built.stderr

@@ -43,7 +43,7 @@ def test_what_the_allocator_holds_counts_as_reserve() -> None:
 @pytest.mark.parametrize(
     ("base", "recomputed", "more"),
     [
-        ("int8", True, ""),
+        pytest.param("int8", True, "", marks=pytest.mark.slow),
         pytest.param("int8", True, "validation and previews", marks=pytest.mark.slow),
         pytest.param("full", "selective", "", marks=pytest.mark.slow),
         pytest.param("full", True, "micro-batches", marks=pytest.mark.slow),

@@ -82,6 +82,7 @@ SLOW = (
     "renamed, split, swapped",
     "went back behind the end of an epoch",
     "near-duplicates count once, then in turn, with others added and other ranks",
+    "killed inside saves",
 )
 
 

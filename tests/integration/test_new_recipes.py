@@ -61,7 +61,9 @@ def made(folder: str, model: str = "sdxl", **wishes: object) -> quickstart.Quick
         ([(800, 800)] * 6, "768px"),
     ],
 )
-@pytest.mark.parametrize("model", ["sdxl", "flux-dev", "qwen-image", "z-image"])
+@pytest.mark.parametrize(
+    "model", ["sdxl", *(pytest.param(n, marks=pytest.mark.slow) for n in ("flux-dev", "qwen-image", "z-image"))]
+)
 def test_data_cut_for_a_size_is_trained_at_it(sizes: list[tuple[int, int]], resolution: str, model: str) -> None:
     name = f"cut-{len(sizes)}-{sizes[0][0]}"
     if not Path(name).exists():

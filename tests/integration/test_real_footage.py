@@ -7,6 +7,7 @@ from pathlib import Path
 
 import children
 import numpy as np
+import pytest
 import real_footage
 from PIL import Image
 
@@ -21,6 +22,7 @@ from reelworks.training.recipe import dataset, recipe_file
 RECIPE = Path(__file__).parents[2] / "recipes" / "real-footage.toml"
 
 
+@pytest.mark.slow
 def test_real_footage_is_scanned_planned_trained_and_generated_from(tmp_path, monkeypatch, capsys):
     footage = tmp_path / "footage"
     files = real_footage.gather(footage)

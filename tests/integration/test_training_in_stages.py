@@ -74,6 +74,7 @@ def starts(run: Path) -> list[tuple[str, int]]:
     return [(e["stage"]["name"], e["stage"]["step"]) for e in events.read(RunFolder(run).events_file, "start")]
 
 
+@pytest.mark.slow
 def test_stages_follow_each_other_and_a_kill_changes_nothing(staged: Any, tmp_path: Path) -> None:
     calm = staged("calm")
     assert children.train(calm) == [0]

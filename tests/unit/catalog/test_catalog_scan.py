@@ -220,6 +220,7 @@ def test_a_decoder_that_never_returns_costs_its_file(
     assert counts(again) == (0, 1, 3, 0)
 
 
+@pytest.mark.slow
 def test_in_a_process_it_is_ended(data: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a scan of many files, also where nothing of Python could stop it."""
     with monkeypatch.context() as patched:

@@ -29,7 +29,9 @@ def pale(clip: np.ndarray, number: int) -> np.ndarray:
     return np.clip(0.75 * soft + 0.25 * ground + rng.normal(0, 8, clip.shape), 0, 255).astype(np.uint8)
 
 
-@pytest.mark.parametrize("seen", [lambda clip, _: clip, pale], ids=["drawn", "pale"])
+@pytest.mark.parametrize(
+    "seen", [pytest.param(lambda clip, _: clip, marks=pytest.mark.slow), pale], ids=["drawn", "pale"]
+)
 def test_drawn_clips_are_judged_right(seen: Callable[[Any, int], np.ndarray]) -> None:
     answers = [judge(seen(drawn(subject, n), n)).agrees(subject) for n, subject in enumerate(SUBJECTS)]
     for word in WORDS:

@@ -37,11 +37,13 @@ def places(clips: Samples) -> set[tuple[int, int]]:
     ("changes", "most_more"),
     [
         ({}, 0),
-        ({"validation": {"split": 0.3}}, 0),
+        pytest.param({"validation": {"split": 0.3}}, 0, marks=pytest.mark.slow),
         # Chance alone does not decide: a batch is merged with others, and what an earlier entry always takes is not known.
         ({"buckets": {"aspect_ratios": ["1:1"], "incomplete_batch": "merge"}}, 9),
         ({"data": {"short_clips": "hold"}}, 9),
-        ({"bucket": [], "buckets": {"opensora": TABLE, "probability": "opensora-1.2"}}, 1),
+        pytest.param(
+            {"bucket": [], "buckets": {"opensora": TABLE, "probability": "opensora-1.2"}}, 1, marks=pytest.mark.slow
+        ),
         ({"bucket": [], "buckets": {"opensora": TABLE, "probability": "opensora-2.0"}}, 1),
     ],
 )

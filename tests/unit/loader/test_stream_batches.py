@@ -128,7 +128,9 @@ def test_no_more_is_read_ahead_than_the_budget_or_one_micro_batch(
     assert (delivered, len(submitted)) == (sum(clips), sum(clips))
 
 
-@pytest.mark.parametrize(("clips", "at_once"), [(0, 1), (1, 4), (6, 2), (20, 1)])
+@pytest.mark.parametrize(
+    ("clips", "at_once"), [(0, 1), (6, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 4), (20, 1)))]
+)
 def test_a_long_queue_is_bounded_and_refilled_by_a_few_small_micro_batches_at_a_time(
     pictures: list[Path], clips: int, at_once: int
 ) -> None:

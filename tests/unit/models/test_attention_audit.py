@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 
@@ -226,8 +227,17 @@ def test_a_call_that_would_take_long_on_a_cpu_is_left_out():
     assert (report.calls, report.left_out) == (0, 1)
 
 
-@pytest.mark.parametrize("name", ["flux-tiny", "stdit3-tiny", "qwen-image-tiny", "ltx-2-sound-tiny"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("name", "checkpointing"),
+    [
+        ("stdit3-tiny", True),
+        ("qwen-image-tiny", False),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in itertools.product(("flux-tiny", "ltx-2-sound-tiny"), (False, True))
+        ),
+    ],
+)
 def test_what_is_recorded_on_the_meta_device_is_what_a_pass_calls(name, checkpointing):
     denoiser = contract.build(name, compute=torch.bfloat16, gradient_checkpointing=checkpointing)
     inputs = contract.example(contract.shapes(name)[-1], name)

@@ -96,7 +96,7 @@ def test_a_product_is_that_of_the_widened_weight_and_keeps_nothing(format, autoc
     assert torch.equal(weight, dequantize(Quantized(layer.codes, layer.scale), format, (24, 40), dtype))
 
 
-@pytest.mark.parametrize("name", contract.FAMILIES)
+@pytest.mark.parametrize("name", contract.CLASSES)
 def test_linear_layers_of_blocks_alone_are_quantized(name):
     """All of them, and no embedding, norm, or layer before or behind the blocks."""
     plain, found = contract.build(name), contract.with_lora(name, "int8", F32)

@@ -36,7 +36,10 @@ def made(folder: Path, weight: float = 1.0, repeats: int = 1, **changes: object)
     return files.recipe(folder, dataset=[{"path": str(folder / "data")}, few], **changes)
 
 
-@pytest.mark.parametrize(("weight", "repeats"), [(0.25, 1), (1.5, 1), (2.0, 1), (0.5, 3)])
+@pytest.mark.parametrize(
+    ("weight", "repeats"),
+    [(0.25, 1), (1.5, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2.0, 1), (0.5, 3)))],
+)
 def test_a_weight_is_the_mean_number_of_showings(folder: Path, weight: float, repeats: int) -> None:
     data = RecipeData.open(made(folder, weight, repeats))
     few = set(data.rows.uid[[name == "few" for name in data.rows.dataset.to_pylist()]].tolist())

@@ -231,6 +231,7 @@ def test_a_list_keeps_its_own_score(tmp_path: Path, decoded: list[str]) -> None:
     assert scan(tmp_path, *both).changed == 0
 
 
+@pytest.mark.slow
 def test_a_class_from_outside_with_a_crash_and_a_hang_in_it(tmp_path: Path) -> None:
     for name in ("a", "deadly", "endless", "odd", "z"):
         write(tmp_path / "d" / f"{name}.png", ord(name[0]))

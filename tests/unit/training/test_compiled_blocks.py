@@ -74,6 +74,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_nine_aspect_ratios_of_three_lengths_need_three_graphs_and_have_the_gradients_of_eager_blocks() -> None:
     name = "stdit2-tiny"  # all its blocks are of one kind
     geometry, network = of(name)
