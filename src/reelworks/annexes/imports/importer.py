@@ -28,7 +28,6 @@ from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
-WHOLE_FILES = {OPEN_SORA.name}  # trainers each of whose files is a training, so that several are its stages
 TRAINERS: dict[str, FormerTrainer] = {}
 _SILENT = "the source of {} does not tell what becomes of a clip"
 
@@ -75,7 +74,7 @@ def convert(request: ImportRequest, on_scan: Callable[[ScanProgress], None] | No
     if request.command is not None:
         given.append(ConfigFile(Path("command"), request.command))
     trainer = _trainer_of(given, request.trainer)
-    is_staged = len(given) > 1 and trainer.name in WHOLE_FILES and all(map(trainer.recognises, given))
+    is_staged = len(given) > 1 and trainer.each_file_trains and all(map(trainer.recognises, given))
     parts = [[file] for file in given] if is_staged else [given]
     settings = [trainer.read(part) for part in parts]
     made = [_Converted.from_draft(trainer, ImportDraft(each, request), is_stage=is_staged) for each in settings]

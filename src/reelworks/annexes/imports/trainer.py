@@ -48,15 +48,17 @@ class FormerBuckets(NamedTuple):
 
 
 class FormerTrainer(Protocol):
-    """A trainer whose configs can be imported; the importer knows those in `importer.TRAINERS`."""
+    """A trainer whose configs can be imported; the importer knows those in `importer.TRAINERS`.
 
-    @property
-    def name(self) -> str:
-        """Its name, as `--from` takes it."""
+    Attributes:
+        name: Its name, as `--from` takes it.
+        gives: Its files that can be given, for people.
+        each_file_trains: Whether each of its files is a training, so that several are its stages.
+    """
 
-    @property
-    def gives(self) -> str:
-        """Its files that can be given, for people."""
+    name: str
+    gives: str
+    each_file_trains: bool = False
 
     def recognises(self, file: ConfigFile) -> bool:
         """Whether a file can be nobody else's."""

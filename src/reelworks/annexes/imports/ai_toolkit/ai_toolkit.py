@@ -17,7 +17,7 @@ _TRAIN = ("sd_trainer", "diffusion_trainer", "ui_trainer", "fine_tune")
 
 
 @final
-class _AiToolkit:
+class _AiToolkit(trainer.FormerTrainer):
     name = "ai-toolkit"
     gives = "a job in YAML or JSON, such as config/examples/train_lora_flux_24gb.yaml"
     buckets = staticmethod(clips.buckets)

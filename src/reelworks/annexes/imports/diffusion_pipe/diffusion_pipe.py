@@ -21,7 +21,7 @@ from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile, existing, flatten, parse_arguments, plain
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.script import Command
-from reelworks.annexes.imports.trainer import convert_by_rules
+from reelworks.annexes.imports.trainer import FormerTrainer, convert_by_rules
 from reelworks.core.errors import UserError
 
 _PLACEHOLDER = "data"
@@ -29,7 +29,7 @@ _RULES = tables.read("diffusion_pipe", "keys", optimizers, keys, optimizer, obje
 
 
 @final
-class _DiffusionPipe:
+class _DiffusionPipe(FormerTrainer):
     name = "diffusion-pipe"
     gives = "the main TOML, which names the dataset TOML; or both; or a script with `train.py --deepspeed --config`"
     buckets = staticmethod(clips.buckets)

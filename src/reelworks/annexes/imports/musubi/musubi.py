@@ -15,7 +15,7 @@ from reelworks.annexes.imports.musubi import clips as former_clips
 from reelworks.annexes.imports.musubi import keys, models
 from reelworks.annexes.imports.musubi.musubi_datasets import FOLDERS, datasets_of, is_video, lengths_of
 from reelworks.annexes.imports.rules import Fate, ImportedKey
-from reelworks.annexes.imports.trainer import choose_model
+from reelworks.annexes.imports.trainer import FormerTrainer, choose_model
 from reelworks.annexes.imports.values import is_on
 from reelworks.models import registry
 
@@ -23,7 +23,7 @@ _LEVELS = ("general.", "datasets.")
 
 
 @final
-class _Musubi:
+class _Musubi(FormerTrainer):
     name = "musubi-tuner"
     gives = "a dataset config with image_directory or video_directory, a config_file, or a script that starts wan_train_network.py or others"
     buckets = staticmethod(former_clips.buckets)

@@ -20,7 +20,7 @@ from reelworks.annexes.imports.onetrainer import (
     rates,
 )
 from reelworks.annexes.imports.rules import Fate, ImportedKey
-from reelworks.annexes.imports.trainer import convert_by_rules
+from reelworks.annexes.imports.trainer import FormerTrainer, convert_by_rules
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
@@ -29,7 +29,7 @@ _LISTS = {"concepts": "concept_file_name", "samples": "sample_definition_file_na
 
 
 @final
-class _OneTrainer:
+class _OneTrainer(FormerTrainer):
     name = "onetrainer"
     gives = "a preset or saved config (JSON), with its concepts.json if they are not in it"
     buckets = staticmethod(clips.buckets)

@@ -16,7 +16,7 @@ from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.opensora import keys, literals
 from reelworks.annexes.imports.rules import Fate, ImportedKey
-from reelworks.annexes.imports.trainer import FormerBuckets, apply_rule
+from reelworks.annexes.imports.trainer import FormerBuckets, FormerTrainer, apply_rule
 from reelworks.core.errors import UserError, nearest
 from reelworks.data.buckets.opensora import parse
 
@@ -27,9 +27,10 @@ _MEANINGS: tuple[parse.Meaning, ...] = ("opensora-1.2", "opensora-2.0", "downgra
 
 
 @final
-class _OpenSora:
+class _OpenSora(FormerTrainer):
     name = "opensora"
     gives = "a training config, such as configs/opensora-v1-2/train/stage1.py"
+    each_file_trains = True
 
     def recognises(self, file: ConfigFile) -> bool:
         return file.path.suffix == ".py" and "bucket_config" in file.text

@@ -16,7 +16,7 @@ from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.sd_scripts import clips as former_clips
 from reelworks.annexes.imports.sd_scripts import gui, keys, models
 from reelworks.annexes.imports.sd_scripts.folders import repeated_folders, usable
-from reelworks.annexes.imports.trainer import choose_model
+from reelworks.annexes.imports.trainer import FormerTrainer, choose_model
 from reelworks.annexes.imports.values import is_on
 from reelworks.models import registry
 
@@ -24,7 +24,7 @@ _LEVELS = ("general.", "datasets.")
 
 
 @final
-class _SdScripts:
+class _SdScripts(FormerTrainer):
     name = "sd-scripts"
     gives = "a dataset config with subsets, a config_file, a script that starts sdxl_train_network.py or others, or a folder of folders named 10_word"
     buckets = staticmethod(former_clips.buckets)

@@ -14,7 +14,7 @@ from reelworks.core.errors import UserError
 
 
 @final
-class _SimpleTuner:
+class _SimpleTuner(trainer.FormerTrainer):
     name = "simpletuner"
     gives = "config.json, config.toml or config.env, with the multidatabackend.json that it names"
     buckets = staticmethod(clips.buckets)
