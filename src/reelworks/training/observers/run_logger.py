@@ -23,8 +23,7 @@ from reelworks.core import files, log, units
 from reelworks.core.log import logger
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import failures, step_source
-from reelworks.data.loader.failures import FailedClip
-from reelworks.data.loader.micro_batch import MicroBatch, StreamState
+from reelworks.data.loader.micro_batch import StreamState
 from reelworks.data.loader.position import Counts, DataPosition
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
@@ -39,7 +38,6 @@ from reelworks.training.observers.segment_records import RecordKeeper
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.step import progress
 from reelworks.training.step.step_sums import TIMESTEP_RANGES
-from reelworks.training.step.train_step import StepResult
 
 _LINE_EVERY_SECONDS = 10.0
 _MOST_OF_ERROR = 4000  # characters
@@ -128,24 +126,24 @@ class RunLogger(StepObserver):
 
     def after_step(self, step: TrainedStep) -> None:
         """Log a step with its clips."""
-        position, result, number, batches = step.position, step.result, step.number, step.result.batches
-        buckets = self._data.table.buckets
-        by_bucket = {buckets[i].name: loss for i, loss in result.loss_by_bucket.items()}
-        width = NUM_TIMESTEPS // TIMESTEP_RANGES
-        by_range = {f"{i * width}-{(i + 1) * width}": loss for i, loss in result.loss_by_range.items()}
-        names = list(by_bucket)
+        position, result, number, now = step.position, step.result, step.number, step.speed
+        buckets, width = self._data.table.buckets, NUM_TIMESTEPS // TIMESTEP_RANGES
+        losses = {
+            "loss_by_bucket": {buckets[i].name: loss for i, loss in result.loss_by_bucket.items()},
+            "loss_by_timestep": {f"{i * width}-{(i + 1) * width}": loss for i, loss in result.loss_by_range.items()},
+        }
+        names = list(losses["loss_by_bucket"])
         planned = step_source.batches_of_step(position.plan, position.plan_step)
         # Before the step, which counts them: whoever is killed in between has no step whose clips are not told.
-        recorded = self._failures(position, number, step.failed) if step.failed else []
-        stream = batches[-1].stream if batches else StreamState()
+        recorded = self._failures(step)
+        stream = result.batches[-1].stream if result.batches else StreamState()
         self.event(
             "step",
             step=number,
             epoch=position.epoch,
             plan_step=position.plan_step,
             loss=result.loss,
-            loss_by_bucket=by_bucket,
-            loss_by_timestep=by_range,
+            **losses,
             applied=result.applied,
             learning_rate=result.learning_rate,
             grad_norm=result.grad_norm,
@@ -161,7 +159,6 @@ class RunLogger(StepObserver):
             memory_bytes=_memory_bytes(self._world.device),
             **({"grad_norm_by_block": result.grad_norm_by_block} if result.grad_norm_by_block else {}),
         )
-        now = step.speed
         curves = {
             "train/loss": result.loss,
             "train/grad_norm": result.grad_norm,
@@ -170,18 +167,17 @@ class RunLogger(StepObserver):
             "train/data_wait_share": now.waited_share or 0.0,
         }
         self.curves(number, curves | {f"grad_norm/{name}": norm for name, norm in result.grad_norm_by_block.items()})
-        self._write_parts(number, {"loss_by_bucket": by_bucket, "loss_by_timestep": by_range})
-        label = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
-        self._progress.step(number, result, label, now)
+        self._write_parts(number, losses)
+        self._progress.step(step, names)
         if not result.applied:
-            self._log_skipped(number, result)
+            self._log_skipped(step)
         if result.blame is not None:
             origin = result.blame.origin
             what, module = (origin.what, origin.path) if origin else (None, None)
             self.event("non_finite", step=number, what=what, module=module, clips=list(result.blame.clips))
         self.records.step(position.plan_step, result.applied, recorded)
         if self._debug:
-            self._log_clips(position, number, result, batches)
+            self._log_clips(step)
 
     def epoch_ends(self, position: DataPosition) -> None:
         """Log the numbers of trained, failed and skipped clips of an epoch; their sum must be that of planned clips."""
@@ -214,35 +210,35 @@ class RunLogger(StepObserver):
             self.curves(step, {name: sum(values) / len(values) for name, values in self._parts.items()})
             self._parts.clear()
 
-    def _log_skipped(self, step: int, result: StepResult) -> None:
+    def _log_skipped(self, step: TrainedStep) -> None:
         """Tell of a step that is skipped; those that the recipe skips after it are told with it."""
-        train, last = self._data.recipe.train, step
-        if result.skipped_by_recipe:
-            if step > self._first_step + 1 and train.skips(step - 1):
+        train, first, last = self._data.recipe.train, step.number, step.number
+        if step.result.skipped_by_recipe:
+            if first > self._first_step + 1 and train.skips(first - 1):
                 return
-            last = train.last_skipped(step)
-        what = f"step {step} is" if last == step else f"steps {step} to {last} are"
-        logger.info("%s skipped: %s", what, result.why_not)
+            last = train.last_skipped(first)
+        what = f"step {first} is" if last == first else f"steps {first} to {last} are"
+        logger.info("%s skipped: %s", what, step.result.why_not)
 
     def curves(self, step: int, values: dict[str, float]) -> None:
         """Add values to the curves of trackers."""
         for tracker in self._trackers:
             tracker.log(step, values)
 
-    def _failures(self, position: DataPosition, step: int, clips: Sequence[FailedClip]) -> list[RecordedFailure]:
+    def _failures(self, step: TrainedStep) -> list[RecordedFailure]:
         """Log the clips that failed, and return the failures of first uses."""
-        for clip in clips:
-            self.event("failure", step=step, **asdict(clip))
+        for clip in step.failed:
+            self.event("failure", step=step.number, **asdict(clip))
             logger.info("a clip could not be decoded: %s: %s", clip.path, clip.reason)
         if self._world.is_main:
-            failures.record(self._run, position.epoch, step, clips)
+            failures.record(self._run, step.position.epoch, step.number, step.failed)
         return [
-            RecordedFailure(plan_step=position.plan_step, uid=clip.uid, copy_index=clip.copy, reason=clip.reason)
-            for clip in clips
+            RecordedFailure(plan_step=step.position.plan_step, uid=clip.uid, copy_index=clip.copy, reason=clip.reason)
+            for clip in step.failed
             if not clip.repeat_index
         ]
 
-    def _log_clips(self, position: DataPosition, step: int, result: StepResult, batches: Sequence[MicroBatch]) -> None:
+    def _log_clips(self, step: TrainedStep) -> None:
         folder = self._run.path / "debug"
         folder.mkdir(exist_ok=True)
         trained = [
@@ -252,16 +248,15 @@ class RunLogger(StepObserver):
                 "repeat_index": int(b.request.repeat_index[i]),
                 "path": str(b.request.requests[i].path),
             }
-            for b in batches
+            for b in step.result.batches
             for i in np.flatnonzero(b.is_valid.numpy()).tolist()
-            if result.applied
+            if step.result.applied
         ]
-        shapes = [str(b.request.shape) for b in batches]
         line = {
-            "step": step,
-            "epoch": position.epoch,
-            "plan_step": position.plan_step,
-            "shapes": shapes,
+            "step": step.number,
+            "epoch": step.position.epoch,
+            "plan_step": step.position.plan_step,
+            "shapes": [str(b.request.shape) for b in step.result.batches],
             "trained": trained,
         }
         files.append_json_line(folder / f"steps-rank-{self._world.rank:05d}.jsonl", line)
@@ -298,12 +293,12 @@ class _StepProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def step(self, step: int, result: StepResult, buckets: str, speed_now: Speed) -> None:
-        now = time.monotonic()
+    def step(self, done: TrainedStep, buckets: Sequence[str]) -> None:
+        now, step = time.monotonic(), done.number
         self._times.append(now)
-        self._speeds.append(speed_now)
-        if math.isfinite(result.loss):
-            self._losses.append(result.loss)
+        self._speeds.append(done.speed)
+        if math.isfinite(done.result.loss):
+            self._losses.append(done.result.loss)
         is_due = step % self._log_every == 0 and now - self._last_line >= _LINE_EVERY_SECONDS
         if self._bar is None and not is_due and step != self._total:
             return
@@ -313,10 +308,10 @@ class _StepProgress:
         parts = [
             f"loss {units.loss(statistics.fmean(self._losses) if self._losses else math.nan)}",
             f"{recent.seconds / len(self._speeds):.2f} s/it",
-            f"lr {units.learning_rate(result.learning_rate)}",
+            f"lr {units.learning_rate(done.result.learning_rate)}",
             f"{_memory_bytes(self._device) / 1e9:.1f} GB",
             f"{recent.clips_per_second or 0.0:.1f} clips/s",
-            buckets,
+            buckets[0] + (f" +{len(buckets) - 1}" if len(buckets) > 1 else "") if buckets else "no clip",
         ]
         text = "  ".join(parts)
         if self._bar is not None:
