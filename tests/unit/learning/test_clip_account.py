@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.annexes.learning.account import UNREADABLE, Measured, _AccountRows, _Shows, _UsualLoss
+from reelworks.annexes.learning.account import UNREADABLE, Measured, _AccountRows, _TrainedClips, _UsualLoss
 from reelworks.annexes.learning.losses import DOUBT, ClipLosses, Usual
 from reelworks.annexes.learning.rounds import SHARE, affordable, choose
 from reelworks.data.schedule.cursor import Aliases
@@ -27,7 +27,7 @@ def laid_out(stored: ClipLosses | None = None, uids: Any = UIDS, buckets: tuple[
     return _AccountRows.lay_out(data, position, stored)
 
 
-def shown(seed: int = 0) -> tuple[_Shows, np.ndarray]:
+def shown(seed: int = 0) -> tuple[_TrainedClips, np.ndarray]:
     """Losses of a training that falls, of two buckets and all timesteps, and each clip's own factor as a logarithm."""
     chance = np.random.default_rng(seed)
     own = np.round(chance.normal(0, 0.4, CLIPS), 2)
@@ -37,7 +37,7 @@ def shown(seed: int = 0) -> tuple[_Shows, np.ndarray]:
     usual = (0.3 + (time / 1000 - 0.5) ** 2 * 3) * np.exp(-step / 300) * np.where(bucket, 2.0, 0.7)
     loss = usual * np.exp(own[clip] + chance.normal(0, 0.05, len(step)))
     place = np.tile(np.arange(BATCH), STEPS)
-    return _Shows(step, place // 4, place % 4, UIDS[clip], bucket, time, loss), own
+    return _TrainedClips(step, place // 4, place % 4, UIDS[clip], bucket, time, loss), own
 
 
 def test_what_is_left_of_losses_is_a_clips_own_factor() -> None:

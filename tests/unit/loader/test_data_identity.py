@@ -19,7 +19,7 @@ from reelworks.core import hash_rng
 from reelworks.data.catalog.store import part_files
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import identity
-from reelworks.data.loader.identity import Identity, Known
+from reelworks.data.loader.identity import Identity, Segment
 from reelworks.data.media.config import RenamedClips
 from reelworks.data.schedule.cursor import Aliases, Excluded
 
@@ -43,8 +43,8 @@ class Run:
     folder: Path
     how: RenamedClips = "same"
     roots: dict[str, str] = field(default_factory=dict)
-    known: list[Known] = field(default_factory=list)
-    older: list[Known] = field(default_factory=list)
+    former: list[Segment] = field(default_factory=list)
+    older: list[Segment] = field(default_factory=list)
     found: Identity | None = None
     excluded: Excluded = field(default_factory=Excluded.none)
     names: dict[int, str] = field(default_factory=dict)
@@ -52,13 +52,13 @@ class Run:
     def see(self, files: Files) -> dict[str, str]:
         """Scan files and begin a segment with them; returns for each which clip it is."""
         rows = (catalog := self._scan(files)).live()
-        if self.known:
-            self.found = identity.identify(rows, catalog, self.known, self.how, self.older)
-            latest = self.known[0]
+        if self.former:
+            self.found = identity.identify(rows, catalog, self.former, self.how, self.older)
+            latest = self.former[0]
             self.excluded = identity.carry_over(self.found, latest, *self.excluded.places(), self.excluded)
         aliases = self.found.aliases if self.found else Aliases()
-        self.known.insert(0, Known(catalog, rows.ordinal, aliases))
-        keys = self.known[0].keys(rows.ordinal).tolist()
+        self.former.insert(0, Segment(catalog, rows.ordinal, aliases))
+        keys = self.former[0].keys(rows.ordinal).tolist()
         assert len(set(keys)) == len(keys), "two files are one clip"
         for name in files:
             self.names.setdefault(_uid(name), name)
@@ -90,13 +90,13 @@ class Run:
 
     def begin_epoch(self) -> None:
         """Begin the next epoch, with the files of this one and nothing trained of them."""
-        self.known, self.older = self.known[:1], self.known[1:] + self.older
+        self.former, self.older = self.former[:1], self.former[1:] + self.older
         self.excluded = Excluded.none()
 
     def keys(self) -> dict[str, int]:
         """Return the key of each file of now."""
-        rows = self.known[0].catalog.live()
-        keys = self.known[0].keys(rows.ordinal).tolist()
+        rows = self.former[0].catalog.live()
+        keys = self.former[0].keys(rows.ordinal).tolist()
         parts = zip(rows.dataset.to_pylist(), rows.path.to_pylist(), keys, strict=True)
         return {f"{dataset}/{path}": key for dataset, path, key in parts}
 
@@ -106,14 +106,14 @@ class Run:
 
     def consume(self, *places: tuple[str, int]) -> None:
         """Train files, each with a copy."""
-        rows = self.known[0].catalog.live()
+        rows = self.former[0].catalog.live()
         uids = np.array([_uid(name) for name, _ in places], dtype=np.uint64)
         copy = np.array([copy for _, copy in places], dtype=np.int64)
         self.excluded = self.excluded.with_places(rows.ordinal[rows.find(uids)], copy)
 
     def consumed(self) -> Places:
         """Files of now, and copies, that count as trained."""
-        rows = self.known[0].catalog.live()
+        rows = self.former[0].catalog.live()
         names = {
             ordinal: f"{dataset}/{path}"
             for ordinal, dataset, path in zip(
@@ -154,7 +154,7 @@ def test_nothing_changed(run: Run) -> None:
     assert run.see(ONE) == {name: name for name in ONE}
     assert run.changes() == (0, 0, 0)
     assert run.lines() == []
-    assert not run.known[0].aliases
+    assert not run.former[0].aliases
 
 
 def test_a_renamed_dataset_has_the_clips_that_it_had(run: Run) -> None:
@@ -170,7 +170,7 @@ def test_a_renamed_dataset_has_the_clips_that_it_had(run: Run) -> None:
     assert run.see(renamed(ONE, "a", "c")) == {"c/x": "a/x", "c/sub/y": "a/sub/y", "c/z": "a/z"}
     assert run.see(ONE) == {name: name for name in ONE}
     assert run.consumed() == {("a/x", 0), ("a/z", 1)}
-    assert not run.known[0].aliases
+    assert not run.former[0].aliases
 
 
 def test_with_renamed_clips_new_they_are_new_ones_and_that_is_told(run: Run) -> None:
@@ -368,7 +368,7 @@ def test_a_catalog_made_anew_has_the_same_clips(run: Run) -> None:
     assert run.see({"a/0": "0", **ONE}) == {name: name for name in ("a/0", *ONE)}
     assert run.consumed() == {("a/z", 0)}
     assert run.changes() == (1, 0, 0)
-    assert not run.known[0].aliases
+    assert not run.former[0].aliases
 
 
 names = st.sampled_from([f"{dataset}/{path}" for dataset in "abc" for path in ("x", "y", "sub/x")])
@@ -397,7 +397,7 @@ def test_whatever_changes_each_file_is_one_clip_and_no_consumed_clip_is_lost(
         former: Files = {}
         last: Files = {}
         for files, trained in history:
-            before = len(run.consumed()) + len(run.excluded.gone_key) if run.known else 0
+            before = len(run.consumed()) + len(run.excluded.gone_key) if run.former else 0
             clips = run.see(files)  # which checks that each file is a clip of its own
             assert len(run.consumed()) + len(run.excluded.gone_key) == before
             if run.found is not None:

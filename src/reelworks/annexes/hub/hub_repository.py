@@ -238,10 +238,10 @@ def _unanswered(name: str, why: BaseException) -> UserError:
 
 
 def _answered(name: str, status: int, said: str) -> UserError:
-    told = f" (the hub says: {said})" if said else ""
+    answer = f" (the hub says: {said})" if said else ""
     if status == 401:
         return UserError(
-            f"the hub does not take the token{told}",
+            f"the hub does not take the token{answer}",
             code="hub-token-refused",
             field="to",
             value=name,
@@ -249,7 +249,7 @@ def _answered(name: str, status: int, said: str) -> UserError:
         )
     if status in (402, 413) or re.search("storage|quota", said, re.IGNORECASE):
         return UserError(
-            f"the hub has no room for it{told}",
+            f"the hub has no room for it{answer}",
             code="hub-full",
             field="to",
             value=name,
@@ -257,7 +257,7 @@ def _answered(name: str, status: int, said: str) -> UserError:
         )
     if status == 403:
         return UserError(
-            f"the token may not write there{told}",
+            f"the token may not write there{answer}",
             code="hub-write-refused",
             field="to",
             value=name,
@@ -265,14 +265,14 @@ def _answered(name: str, status: int, said: str) -> UserError:
         )
     if status in (409, 412):
         return UserError(
-            f"the repository changed meanwhile{told}",
+            f"the repository changed meanwhile{answer}",
             code="repository-changed",
             field="to",
             value=name,
             remedy="give the same command again",
         )
     return UserError(
-        f"the hub answers with error {status}{told}",
+        f"the hub answers with error {status}{answer}",
         code="hub-failed",
         field="to",
         value=name,

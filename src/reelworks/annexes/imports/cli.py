@@ -65,8 +65,8 @@ def _tell_keys(keys: Iterable[ImportedKey], *, every: bool) -> None:
             show.line(f"{fate} ({len(found)})")
             for line in _lines(found, every=every):
                 show.line(line)
-    if told := ", ".join(f"{fate} ({len(by_fate[fate])})" for fate in brief if by_fate[fate]):
-        show.line(f"{told}: --all shows them")
+    if others := ", ".join(f"{fate} ({len(by_fate[fate])})" for fate in brief if by_fate[fate]):
+        show.line(f"{others}: --all shows them")
 
 
 def _lines(keys: Iterable[ImportedKey], *, every: bool) -> Iterator[str]:

@@ -37,7 +37,7 @@ _MOST_POINTS = 128  # of the course; when there are more, every other one is dro
 UNREADABLE = -1  # measurements of a clip that could not be decoded for one
 
 
-class _Shows(NamedTuple):
+class _TrainedClips(NamedTuple):
     """Clips that a rank trained, in arrays of one element each."""
 
     step: I64
@@ -49,11 +49,11 @@ class _Shows(NamedTuple):
     loss: F64
 
     @classmethod
-    def joined(cls, parts: Iterable[_Shows]) -> _Shows:
+    def joined(cls, parts: Iterable[_TrainedClips]) -> _TrainedClips:
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def take(self, where: Any) -> _Shows:
-        return _Shows(*(column[where] for column in self))
+    def take(self, where: Any) -> _TrainedClips:
+        return _TrainedClips(*(column[where] for column in self))
 
 
 class Measured(NamedTuple):
@@ -147,7 +147,7 @@ class ClipLossAccount:
     _rows: _AccountRows | None = None
     _seed: int = 0
     _objective: Any = None
-    _pending: list[_Shows] = field(default_factory=list)
+    _pending: list[_TrainedClips] = field(default_factory=list)
 
     def load(self, content: bytes) -> None:
         """Go on from what `to_bytes` returned; call `begin` afterwards."""
@@ -184,18 +184,18 @@ class ClipLossAccount:
             if len(where):
                 same = [np.full(len(where), number) for number in (step, request.index, request.bucket)]
                 place = request.part + where * request.parts  # among the clips of its column
-                shows = same[0], same[1], place, request.uids[where], same[2], time[where], loss[where]
-                self._pending.append(_Shows(*shows))
+                columns = same[0], same[1], place, request.uids[where], same[2], time[where], loss[where]
+                self._pending.append(_TrainedClips(*columns))
 
     def bring_together(self, world: World, step: int) -> None:
         """Add what all ranks have noted up to a step. Collective."""
-        own = _Shows.joined(self._pending) if self._pending else None
+        own = _TrainedClips.joined(self._pending) if self._pending else None
         self._pending = []
         parts: list[Any] = world.gather(own)
         if self._rows is None:
             return
-        if shows := [part for part in parts if part is not None]:
-            self._rows.add(_Shows.joined(shows))
+        if trained := [part for part in parts if part is not None]:
+            self._rows.add(_TrainedClips.joined(trained))
         self._rows.about = replace(
             self._rows.about, step=step, trained=self.trained, visits=self.visits, last=self.last
         )
@@ -267,17 +267,17 @@ class _AccountRows:
         about = replace(self.about, buckets=tuple(self.buckets), usual=self.usual.to_usual(self.buckets))
         return replace(self.table, about=about)
 
-    def add(self, shows: _Shows) -> None:
+    def add(self, clips: _TrainedClips) -> None:
         """Add clips that were trained, step by step and in the order of the plan."""
-        shows = shows.take(np.lexsort((shows.place, shows.micro_batch, shows.step)))
-        row, bucket = self.of_uids(shows.uid), self._own[shows.bucket]
-        ends = (np.flatnonzero(np.diff(shows.step, append=shows.step[-1] + 1)) + 1).tolist()
+        clips = clips.take(np.lexsort((clips.place, clips.micro_batch, clips.step)))
+        row, bucket = self.of_uids(clips.uid), self._own[clips.bucket]
+        ends = (np.flatnonzero(np.diff(clips.step, append=clips.step[-1] + 1)) + 1).tolist()
         steps = [slice(first, end) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
         usual = np.empty(len(row))
         for part in steps:
-            usual[part] = self.usual.add(shows.loss[part], shows.time[part], bucket[part])
-            self._note_course(int(shows.step[part.start]))
-        ratio = np.clip(np.log(shows.loss / usual), -_FAR, _FAR)
+            usual[part] = self.usual.add(clips.loss[part], clips.time[part], bucket[part])
+            self._note_course(int(clips.step[part.start]))
+        ratio = np.clip(np.log(clips.loss / usual), -_FAR, _FAR)
         self.table.bucket[row], self.table.held_out[row] = bucket, False
         for part in steps:
             self._add_ratios(row[part], ratio[part])

@@ -185,11 +185,11 @@ class ClipLosses:
         """
         try:
             rows = pq.read_table(io.BytesIO(data))
-            told = user_files.parse_json((rows.schema.metadata or {})[_ABOUT].decode())
-            if told.pop("format") > FORMAT_VERSION:
+            values = user_files.parse_json((rows.schema.metadata or {})[_ABOUT].decode())
+            if values.pop("format") > FORMAT_VERSION:
                 raise ClipLossError("a newer version of Reelworks wrote them")
-            lists = {"buckets": tuple(told["buckets"]), "course": tuple((s, v) for s, v in told["course"])}
-            about = LossesAbout(**told | lists | {"usual": Usual(**told["usual"])})
+            lists = {"buckets": tuple(values["buckets"]), "course": tuple((s, v) for s, v in values["course"])}
+            about = LossesAbout(**values | lists | {"usual": Usual(**values["usual"])})
             columns = {name: rows.column(name).to_numpy().astype(dtype) for name, dtype in _TYPES.items()}
         except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
             raise ClipLossError(f"they cannot be read ({error})") from error

@@ -263,8 +263,8 @@ def _write(
     )
     values = (_value(base, entry.name, edits.get(entry.name, ()), layers) for entry in entries)
     name = _SHARD.sub("", base.files[0].stem) if base.files[0].is_file() else "diffusion_pytorch_model"
-    told = ", ".join(f"{Path(file.source).name}={strength:g}" for file, strength in adapters)
-    metadata = {"format": "pt", "modelspec.merged_from": told}
+    sources = ", ".join(f"{Path(file.source).name}={strength:g}" for file, strength in adapters)
+    metadata = {"format": "pt", "modelspec.merged_from": sources}
     target = request.output
     with files.writing("output", target):
         target.parent.mkdir(parents=True, exist_ok=True)

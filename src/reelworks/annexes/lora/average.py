@@ -123,9 +123,9 @@ def average(request: AverageRunRequest) -> RunAverage:
             run_id=run.info()["id"], recipe=recipe, step=newest.step, epoch=listing.epoch(newest)
         )
         written, layers = _write(checkpoints, combined, request, kind, about, lora)
-    told = LoraResult.of_layers(written, None if lora is None else lora.format, layers, notes + _warnings(combined))
+    result = LoraResult.of_layers(written, None if lora is None else lora.format, layers, notes + _warnings(combined))
     members = [WeightedCheckpoint(each.step, w) for each, w in zip(checkpoints, combined.weights, strict=True)]
-    return RunAverage(told, kind, request.sigma_rel, members, combined.profile_error)
+    return RunAverage(result, kind, request.sigma_rel, members, combined.profile_error)
 
 
 def _good_checkpoints(run: RunFolder, request: AverageRunRequest) -> tuple[list[CheckpointInfo], list[str]]:

@@ -30,14 +30,14 @@ def sections() -> tuple[Json, ...]:
 
 def _sections(schema: Json, defs: Json, key: str, *, repeated: bool) -> Iterator[Json]:
     fields, inside = [], []
-    told = _attributes(schema.get("description", ""))
+    descriptions = _attributes(schema.get("description", ""))
     for name, value in schema["properties"].items():
         table, is_list = _table(value, defs)
         if table is not None:
             inside.append((f"{key}.{name}".lstrip("."), table, is_list, _plain(value.get("description", ""))))
         else:
             required = name in schema.get("required", ()) and name != "output"  # which has a default in files
-            fields.append(_field(name, value, told, required))
+            fields.append(_field(name, value, descriptions, required))
     about = _plain(_HEADER.sub("", " ".join(schema.get("description", "").partition("\n\n")[0].split())))
     yield {"key": key, "repeated": repeated, "about": about if key else "", "fields": fields}
     for path, table, is_list, note in inside:
@@ -57,7 +57,7 @@ def _table(value: Json, defs: Json) -> tuple[Json | None, bool]:
     return None, False
 
 
-def _field(name: str, value: Json, told: dict[str, str], required: bool) -> Json:
+def _field(name: str, value: Json, descriptions: dict[str, str], required: bool) -> Json:
     options = [option for option in value.get("anyOf", [value]) if option.get("type") != "null"]
     kind, choices = _kind(options)
     bounds = [
@@ -70,7 +70,7 @@ def _field(name: str, value: Json, told: dict[str, str], required: bool) -> Json
         "bounds": ", ".join(bounds),
         "default": value.get("default"),
         "required": required,
-        "about": _plain(value.get("description") or told.get(name, "")),
+        "about": _plain(value.get("description") or descriptions.get(name, "")),
     }
 
 

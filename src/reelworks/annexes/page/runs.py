@@ -98,7 +98,7 @@ def overview(context: Context, key: str, run: RunFolder) -> Json:
     """Return everything but curves, coverage and previews."""
     found = data(context, run)
     reasons = [*run_facts.reasons(found.summary), *filter(None, [run_facts.failures(found)])]
-    told = {
+    facts = {
         "events_bytes": context.index(run).total_bytes,
         "others": len(context.index(run).others),
         "headline": run_facts.headline(found),
@@ -113,7 +113,7 @@ def overview(context: Context, key: str, run: RunFolder) -> Json:
         "recipe": found.recipe,
         "environment": found.environment,
     }
-    return row(context, key, run.path) | dict(results.as_json(told))
+    return row(context, key, run.path) | dict(results.as_json(facts))
 
 
 def coverage(run: RunFolder) -> list[Json]:

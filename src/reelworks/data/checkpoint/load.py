@@ -90,15 +90,15 @@ def load_newest(
         UserError: As `verify.newest_valid` does, or `attempt`.
     """
     bad: dict[int, str] = {}
-    told = set[int]()
+    reported = set[int]()
     while True:
         found = collectives.on_first(lambda: verify.newest_valid(store, full=False, bad=bad, quarantine=quarantine))
         if found is None:
             return None
         info, skipped = found
         for step, reason in skipped if collectives.rank() == 0 else ():
-            if step not in told:
-                told.add(step)
+            if step not in reported:
+                reported.add(step)
                 logger.warning("checkpoint of step %d is skipped: %s", step, reason)
         try:
             with ExitStack() as stack:

@@ -32,7 +32,7 @@ _RANGE = ("cut", "first_frame", "num_frames")
 
 
 @dataclass(frozen=True)
-class Known:
+class Segment:
     """The live rows of a segment that was planned before, by ascending ordinals in its catalog at that version."""
 
     catalog: Catalog
@@ -48,7 +48,7 @@ class Known:
         """Return the keys of rows of the catalog."""
         return self.aliases.keys(ordinal, self.uids[ordinal])
 
-    def without(self, ordinal: I64, catalog: Catalog) -> Known:
+    def without(self, ordinal: I64, catalog: Catalog) -> Segment:
         """Return the segment without these rows of a catalog, if its own catalog grew to that one."""
         if not self.catalog.is_prefix_of(catalog):
             return self
@@ -95,7 +95,7 @@ class Identity:
 
 
 def identify(
-    rows: CatalogRows, catalog: Catalog, former: Sequence[Known], how: RenamedClips, older: Iterable[Known] = ()
+    rows: CatalogRows, catalog: Catalog, former: Sequence[Segment], how: RenamedClips, older: Iterable[Segment] = ()
 ) -> Identity:
     """Relate the live rows of the recipe's datasets to the clips that a run knows.
 
@@ -124,7 +124,7 @@ def identify(
         new = new[~known]
     added = len(new)
     # Most rows of an older segment are live still; to search millions of keys for them would take seconds each time.
-    left = (known.without(rows.ordinal, catalog) for known in (older if added else ()))
+    left = (segment.without(rows.ordinal, catalog) for segment in (older if added else ()))
     away = _Gone.collect(left, np.concatenate([np.delete(key, new), gone.key]))
     if len(away.key):
         matched, _, _ = _match(_Texts.from_rows(rows.take(new)), away, how)
@@ -137,7 +137,7 @@ def identify(
     return Identity(rows.ordinal, key, kept, aliases, added, removed, edited, dict(renamed))
 
 
-def carry_over(identity: Identity, former: Known, ordinal: I64, copy: I64, excluded: Excluded) -> Excluded:
+def carry_over(identity: Identity, former: Segment, ordinal: I64, copy: I64, excluded: Excluded) -> Excluded:
     """Translate consumed clips into rows of the present catalog.
 
     `ordinal` and `copy` are the clips of the `former` segment's catalog that it and the segments before it consumed; of
@@ -156,7 +156,7 @@ def carry_over(identity: Identity, former: Known, ordinal: I64, copy: I64, exclu
     return Excluded(consumed.bits, key[~matched], copy[~matched])
 
 
-def former_places(identity: Identity, former: Known) -> I64:
+def former_places(identity: Identity, former: Segment) -> I64:
     """Return the index among the rows of the latest `former` segment of each live row, -1 where it has none."""
     place = np.full(len(identity.ordinal), -1, dtype=np.int64)
     place[identity.kept] = np.searchsorted(former.ordinal, identity.ordinal[identity.kept])
@@ -217,16 +217,16 @@ class _Gone:
     texts: _Texts
 
     @classmethod
-    def collect(cls, former: Iterable[Known], live: U64) -> _Gone:
+    def collect(cls, former: Iterable[Segment], live: U64) -> _Gone:
         """Collect the clips whose key is not among the live keys."""
         held, keys, tables, latest = np.sort(live), [], [], []
-        for i, known in enumerate(former):
-            key = known.keys(known.ordinal)
+        for i, segment in enumerate(former):
+            key = segment.keys(segment.ordinal)
             mine = np.flatnonzero(_find(held, key) < 0)
             keys.append(key[mine])
             if len(mine):
-                columns = known.catalog.columns("uid", *_TEXTS, *_RANGE)
-                tables.append(columns.take(pa.array(known.ordinal[mine])))
+                columns = segment.catalog.columns("uid", *_TEXTS, *_RANGE)
+                tables.append(columns.take(pa.array(segment.ordinal[mine])))
             latest.append(np.full(len(mine), i == 0))
             held = np.union1d(held, key)
         if not tables:

@@ -13,7 +13,7 @@ from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.data.loader import clip_uses, held_out, position, segment_record
 from reelworks.data.loader.dataset import Dataset
-from reelworks.data.loader.identity import Identity, Known, carry_over, former_places, identify
+from reelworks.data.loader.identity import Identity, Segment, carry_over, former_places, identify
 from reelworks.data.loader.position import Counts, DataPosition
 from reelworks.data.run import records
 from reelworks.data.run.folder import RunFolder
@@ -45,20 +45,20 @@ def resume(
     identity: Identity | None = None
     if not same:
         try:
-            former, known, identity = _identify(data, run, cursor, aliases)
+            record, former, identity = _identify(data, run, cursor, aliases)
         except UserError:
             if _is_unbegun(cursor):  # a record is written when the first step is requested
                 return _begun(data, spec, cursor, cursor.epoch)
             raise
-        if (changed := _other_uses(data, former, identity, cursor)) is not None:
+        if (changed := _other_uses(data, record, identity, cursor)) is not None:
             begun = without_record(data, spec, cursor)
             if begun is None:
                 raise changed
-            lines = identity.lines(data.spec.data.renamed_clips, begins=True) + _other_sides(data, known, identity)
+            lines = identity.lines(data.spec.data.renamed_clips, begins=True) + _other_sides(data, former, identity)
             return Resumed(replace(begun.position, aliases=identity.aliases), [*lines, *begun.changes])
-        consumed = zip(former.before(cursor.plan_step), excluded.places(), strict=True)
+        consumed = zip(record.before(cursor.plan_step), excluded.places(), strict=True)
         ordinal, copy = (np.concatenate(both) for both in consumed)
-        excluded = carry_over(identity, _known(run, former), ordinal, copy, excluded)
+        excluded = carry_over(identity, _segment(run, record), ordinal, copy, excluded)
         aliases = identity.aliases
     segment = cursor.segment + (not same)
     plan = data.plan(spec, cursor.epoch, data_restarts=cursor.data_restarts, segment=segment, excluded=excluded)
@@ -81,14 +81,14 @@ def resume(
         stage=cursor.stage,
         clips_before=cursor.clips_before,
     )
-    changes = [] if identity is None else _difference(data, spec, cursor, done, plan, known, identity)
+    changes = [] if identity is None else _difference(data, spec, cursor, done, plan, former, identity)
     return Resumed(resumed, changes)
 
 
-def _other_uses(data: Dataset, former: Record, identity: Identity, cursor: Cursor) -> UserError | None:
+def _other_uses(data: Dataset, record: Record, identity: Identity, cursor: Cursor) -> UserError | None:
     """Return an error if a dataset has other resolutions or lengths than in a segment, by which its uses are numbered."""
-    before, now = former.about.uses, clip_uses.of_datasets(data.spec.datasets)
-    had, names = former.about.datasets, [dataset.dataset_name for dataset in data.spec.datasets]
+    before, now = record.about.uses, clip_uses.of_datasets(data.spec.datasets)
+    had, names = record.about.datasets, [dataset.dataset_name for dataset in data.spec.datasets]
     renamed = identity.renamed.keys() if data.spec.data.renamed_clips == "same" else set()
     # A clip that was moved from one dataset to another has the uses of its number there.
     same = {(was, name) for was, name in renamed if was not in names and name not in had}
@@ -152,23 +152,23 @@ def start_again(
     changes: list[str] = []
     if cursor.catalog != data.digest:
         try:
-            _, known, identity = _identify(data, run, cursor, aliases)
+            _, former, identity = _identify(data, run, cursor, aliases)
         except UserError:  # a restart does not need the clips that were trained before
             aliases = Aliases()
         else:
-            aliases, changes = identity.aliases, _other_sides(data, known, identity)
+            aliases, changes = identity.aliases, _other_sides(data, former, identity)
             if not stage.name:  # a stage has other datasets on purpose
                 changes = identity.lines(data.spec.data.renamed_clips, begins=True) + changes
     begun = replace(first, global_step=cursor.global_step, aliases=aliases, stage=stage, clips_before=cursor.clips)
     return Resumed(begun, changes)
 
 
-def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Known, Identity]:
+def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Segment, Identity]:
     """Recognise the clips that the epoch had, by the records of its segments; returns its latest one, too."""
     key = cursor.data_restarts, cursor.epoch, cursor.segment
     try:
-        former = records.read(run, key, cursor.plan)
-        known = [_known(run, former, aliases)]
+        record = records.read(run, key, cursor.plan)
+        segments = [_segment(run, record, aliases)]
     except RecordError as missing:
         raise UserError(
             f"the data changed since the checkpoint, and the record of the clips trained before is lost: {missing}",
@@ -178,16 +178,16 @@ def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -
             remedy="restore that folder from a backup of the run, undo the changes, or restart the data with "
             "--restart-data",
         ) from None
-    for segment in range(cursor.segment - 1, -1, -1):
+    for number in range(cursor.segment - 1, -1, -1):
         try:
-            known.append(_known(run, records.read(run, (*key[:2], segment))))
+            segments.append(_segment(run, records.read(run, (*key[:2], number))))
         except RecordError:
             continue  # the cursor has its consumed clips; only clips that are gone since then are not recognised
-    identity = identify(data.rows, data.catalog, known, data.spec.data.renamed_clips, _older(run, key))
-    return former, known[0], identity
+    identity = identify(data.rows, data.catalog, segments, data.spec.data.renamed_clips, _older(run, key))
+    return record, segments[0], identity
 
 
-def _older(run: RunFolder, key: Key) -> Iterator[Known]:
+def _older(run: RunFolder, key: Key) -> Iterator[Segment]:
     """Yield what the run saw besides an epoch up to a segment, latest first, as far as it is recorded; equal ones once.
 
     That is earlier epochs, and what was begun after the checkpoint: of an epoch that a restart of the data leaves, the
@@ -199,18 +199,18 @@ def _older(run: RunFolder, key: Key) -> Iterator[Known]:
             about = records.read_about(run, each)
             clips = about.catalog_digest, about.files.get(records.ALIASES)
             if clips not in seen:
-                yield _known(run, records.read(run, each))
+                yield _segment(run, records.read(run, each))
                 seen.add(clips)
 
 
-def _known(run: RunFolder, record: Record, aliases: Aliases | None = None) -> Known:
+def _segment(run: RunFolder, record: Record, aliases: Aliases | None = None) -> Segment:
     held = np.union1d(record.ordinal, record.other_ordinal)
     catalog = segment_record.recorded_catalog(run, record.about)
-    return Known(catalog, held, aliases or Aliases(record.alias_ordinal, record.alias_key))
+    return Segment(catalog, held, aliases or Aliases(record.alias_ordinal, record.alias_key))
 
 
 def _difference(
-    data: Dataset, spec: PlanSpec, cursor: Cursor, done: int, rest: EpochPlan, known: Known, identity: Identity
+    data: Dataset, spec: PlanSpec, cursor: Cursor, done: int, rest: EpochPlan, former: Segment, identity: Identity
 ) -> list[str]:
     lines = []
     if cursor.catalog != data.digest:
@@ -218,7 +218,7 @@ def _difference(
         if not (identity.added or identity.removed or identity.edited or identity.renamed):
             changes = "the same clips; companions were added, removed or changed"
         lines = [f"catalog: {changes}", *identity.lines(data.spec.data.renamed_clips)]
-        lines += _other_sides(data, known, identity)
+        lines += _other_sides(data, former, identity)
     if cursor.spec != spec.digest():
         lines.append(
             "buckets, batch sizes, costs, dataset settings, micro-batches per step or the seed differ from the "
@@ -228,15 +228,15 @@ def _difference(
     return lines
 
 
-def _other_sides(data: Dataset, known: Known, identity: Identity) -> list[str]:
+def _other_sides(data: Dataset, former: Segment, identity: Identity) -> list[str]:
     """Return a line if clips are held out now and were trained, or the other way round; settings count as they are now."""
     spec = data.spec
     if not spec.split:
         return []
-    place = former_places(identity, known)
+    place = former_places(identity, former)
     still = np.flatnonzero(place >= 0)
-    former = known.catalog.rows_at(known.ordinal)
-    before = held_out.held_out(former, spec.seed, spec.split, spec.group)[place[still]]
+    rows = former.catalog.rows_at(former.ordinal)
+    before = held_out.held_out(rows, spec.seed, spec.split, spec.group)[place[still]]
     now = data.is_held_out[still]
     added, left = int((now & ~before).sum()), int((before & ~now).sum())
     if not added and not left:

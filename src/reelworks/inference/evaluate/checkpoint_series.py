@@ -329,8 +329,8 @@ class _Series:
                         skipped.append(SkippedCheckpoint(info.step, error.problem))
                         continue
                     _record(store, one, other)
-                    told = ", ".join(f"{name} {value:.4g}" for name, value in one.values.items())
-                    logger.info("step %d (%d of %d): %s", info.step, number, len(left), told)
+                    measured = ", ".join(f"{name} {value:.4g}" for name, value in one.values.items())
+                    logger.info("step %d (%d of %d): %s", info.step, number, len(left), measured)
         return [found[step] for step in sorted(found)], skipped
 
     def _measured_otherwise(self, store: CheckpointFolder, steps: Set[int]) -> Set[str]:

@@ -198,9 +198,9 @@ class MetricReports:
         skipped = {m.name: m.skipped for m in measured if m.value is None}
         self._training.log.event("metrics", step=step, values=values, skipped=skipped)
         self._training.log.curves(step, {f"samples/{name}": value for name, value in values.items()})
-        told = [f"{name} {value:.4g}" for name, value in values.items()]
+        parts = [f"{name} {value:.4g}" for name, value in values.items()]
         logger.info(
-            f"step {step}  previews: {', '.join([*told, *(f'{n} skipped: {why}' for n, why in skipped.items())])}"
+            f"step {step}  previews: {', '.join([*parts, *(f'{n} skipped: {why}' for n, why in skipped.items())])}"
         )
         if any(name.startswith("likeness-") for name in values):
             self._advise(step)

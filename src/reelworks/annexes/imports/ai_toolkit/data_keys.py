@@ -31,10 +31,10 @@ def _resolution(value: Any, draft: ImportDraft) -> Outcome:
     number = draft.numbers[0]
     _uses(draft, number)
     own = _set_buckets(draft)[number].resolutions
-    told = f"[[bucket]] resolution = {', '.join(own)}"
+    note = f"[[bucket]] resolution = {', '.join(own)}"
     if draft.get(f"dataset.{number}.resolutions") is not None:
-        told += ", and dataset.resolutions: each clip is used once at each"
-    return Fate.TAKEN, f"{told}; smaller pictures are enlarged, which ai-toolkit trains at their own size"
+        note += ", and dataset.resolutions: each clip is used once at each"
+    return Fate.TAKEN, f"{note}; smaller pictures are enlarged, which ai-toolkit trains at their own size"
 
 
 def _set_buckets(draft: ImportDraft) -> list[Sizes]:
@@ -142,12 +142,12 @@ def _num_frames(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, f"{draft.get('model.name')} takes pictures only"
     draft.set("data.short_clips", "hold", "shorter clips are stretched in ai-toolkit")
     own = datasets.frames_here(draft, wanted)
-    told = f"[[bucket]] num_frames = {own}, and 1 for pictures beside the videos"
+    note = f"[[bucket]] num_frames = {own}, and 1 for pictures beside the videos"
     if own != wanted:
-        return Fate.NOT_POSSIBLE, f"{datasets.geometry_of(draft).frame_words}: {told}"
+        return Fate.NOT_POSSIBLE, f"{datasets.geometry_of(draft).frame_words}: {note}"
     if draft.settings.get(f"datasets.{number}.shrink_video_to_frames", True) is not False:
-        return rules.exact_or_nearest(told, "these frames follow each other, and are taken from all over a video there")
-    return Fate.TAKEN, told
+        return rules.exact_or_nearest(note, "these frames follow each other, and are taken from all over a video there")
+    return Fate.TAKEN, note
 
 
 def _rate(value: Any, draft: ImportDraft) -> Outcome:

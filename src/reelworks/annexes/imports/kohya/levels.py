@@ -62,7 +62,7 @@ def _kinds(default: Any) -> tuple[type, ...]:
     return (int, float) if isinstance(default, int | float) else (type(default),)
 
 
-class Told:
+class OutcomesByKey:
     """Outcomes of settings, of which one may hold for several datasets."""
 
     def __init__(self) -> None:
@@ -74,13 +74,13 @@ class Told:
 
     def rules(self, levels: Iterable[str], names: Iterable[str], settings: FormerSettings) -> dict[str, Rule]:
         """Return a rule for each setting that tells its outcome; settings that others replace have no meaning."""
-        told = {key: _constant(_joined(list(outcomes))) for key, outcomes in self._outcomes.items()}
+        rules = {key: _constant(_joined(list(outcomes))) for key, outcomes in self._outcomes.items()}
         known, begins = set(names), tuple(levels)
         for key in settings.values:
             name = key.rpartition(".")[2]
-            if key not in told and name in known and (key.startswith(begins) or key == name):
-                told[key] = _constant((Fate.NO_MEANING, "each dataset has its own value"))
-        return told
+            if key not in rules and name in known and (key.startswith(begins) or key == name):
+                rules[key] = _constant((Fate.NO_MEANING, "each dataset has its own value"))
+        return rules
 
 
 def _constant(outcome: Outcome) -> Rule:
@@ -97,7 +97,7 @@ def convert(
     datasets: Sequence[FormerDataset],
     rules: Mapping[str, Rule],
     defaults: Mapping[str, Any],
-    told: Told,
+    outcomes: OutcomesByKey,
 ) -> None:
     """Apply rules of parameters to each dataset; in their targets, `*` is the number of the [[dataset]]."""
     for number, dataset in enumerate(datasets):
@@ -111,4 +111,4 @@ def convert(
             draft.numbers = (number,)
             outcome = apply_rule(rule, found.value, draft)
             if not found.is_default:
-                told.add(found.key, outcome)
+                outcomes.add(found.key, outcome)

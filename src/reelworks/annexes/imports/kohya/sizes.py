@@ -10,7 +10,7 @@ from typing import Any
 
 from reelworks.annexes.imports import sizes
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.kohya.levels import FormerDataset, Told
+from reelworks.annexes.imports.kohya.levels import FormerDataset, OutcomesByKey
 from reelworks.annexes.imports.rules import Fate
 from reelworks.annexes.imports.sizes import Sizes
 from reelworks.models import components
@@ -106,13 +106,15 @@ def _resolutions(sizing: Sizing, multiple: int, *, with_smaller: bool) -> list[s
     return [f"{each}px" for each in (side, *smaller) if each == side or each >= 2 * multiple]
 
 
-def tell(draft: ImportDraft, datasets: Sequence[FormerDataset], sizings: Sequence[Sizing], told: Told) -> None:
+def tell(
+    draft: ImportDraft, datasets: Sequence[FormerDataset], sizings: Sequence[Sizing], outcomes: OutcomesByKey
+) -> None:
     """Tell what became of the settings of sizes and batches, of which a recipe has one for all datasets."""
     for name in ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale"):
         for number, dataset in enumerate(datasets):
             if (found := dataset.find(draft.settings, name)) is None:
                 continue
-            told.add(found.key, _outcome(draft, name, sizings[number], sizings))
+            outcomes.add(found.key, _outcome(draft, name, sizings[number], sizings))
 
 
 def _outcome(draft: ImportDraft, name: str, sizing: Sizing, sizings: Sequence[Sizing]) -> tuple[Fate, str]:

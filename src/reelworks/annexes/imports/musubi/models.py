@@ -128,8 +128,8 @@ def find(draft: ImportDraft) -> tuple[str, str, Model]:
         raise not_told(draft, "wan-2.1-14b")
     preset = model.preset(draft.settings)
     if preset is None:
-        told = "task" if start == "wan_train" or start == "hv_1_5_train" else "model_version"
-        raise not_here(f"{start.removesuffix('_train')} {draft.settings.get(told)}", told, draft.settings.get(told))
+        name = "task" if start == "wan_train" or start == "hv_1_5_train" else "model_version"
+        raise not_here(f"{start.removesuffix('_train')} {draft.settings.get(name)}", name, draft.settings.get(name))
     return preset, key, model
 
 

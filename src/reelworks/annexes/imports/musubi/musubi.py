@@ -9,7 +9,7 @@ from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes, training
 from reelworks.annexes.imports.kohya import datasets as dataset_rules
-from reelworks.annexes.imports.kohya.levels import FormerDataset, Told
+from reelworks.annexes.imports.kohya.levels import FormerDataset, OutcomesByKey
 from reelworks.annexes.imports.kohya.sizes import Sizing
 from reelworks.annexes.imports.musubi import clips as former_clips
 from reelworks.annexes.imports.musubi import keys, models
@@ -44,12 +44,12 @@ class _Musubi(FormerTrainer):
         return reading.read(files, models.is_training)
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
-        told = Told()
+        outcomes = OutcomesByKey()
         preset, key, model = models.find(draft)
-        _choose(draft, preset, key, told)
+        _choose(draft, preset, key, outcomes)
         datasets = datasets_of(draft.settings)
         sizings = [_sizing(draft, each) for each in datasets]
-        levels.convert(draft, datasets, keys.DATASETS, keys.DATASET_DEFAULTS, told)
+        levels.convert(draft, datasets, keys.DATASETS, keys.DATASET_DEFAULTS, outcomes)
         draft.begin("")
         for number, sizing in enumerate(sizings):
             if draft.get(f"dataset.{number}.path") is None:
@@ -61,8 +61,8 @@ class _Musubi(FormerTrainer):
                 kind = "video" if sizing.is_video else "image"
                 draft.set(f"dataset.{number}.filter", f"kind == '{kind}'", "a dataset has one kind there")
         sizes.write(draft, sizings)
-        sizes.tell(draft, datasets, sizings, told)
-        _tell_lengths(draft, datasets, sizings, told)
+        sizes.tell(draft, datasets, sizings, outcomes)
+        _tell_lengths(draft, datasets, sizings, outcomes)
         dataset_rules.name_all(draft)
         draft.set("objective.caption_dropout", 0.0, "captions are never left out there")
         draft.set("encode.store", True, "latents and embeddings are always stored there")
@@ -70,9 +70,9 @@ class _Musubi(FormerTrainer):
         if adapters.trains_adapter(draft, script):
             draft.begin("network_module")
             targets = (draft.settings.get("network_weights") and model.of_files) or model.targets
-            told.add("network_module", adapters.begin(draft, targets, "the layers that its network adapts"))
+            outcomes.add("network_module", adapters.begin(draft, targets, "the layers that its network adapts"))
         names = {*keys.DATASETS, *keys.SIZES, *keys.LENGTHS}
-        rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
+        rules = {**keys.RULES, **outcomes.rules(_LEVELS, names, draft.settings)}
         defaults = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if draft.get("lora.type") else {})}
         yield from training.convert(draft, rules, defaults)
 
@@ -80,7 +80,7 @@ class _Musubi(FormerTrainer):
 MUSUBI = _Musubi()
 
 
-def _choose(draft: ImportDraft, preset: str, key: str, told: Told) -> None:
+def _choose(draft: ImportDraft, preset: str, key: str, outcomes: OutcomesByKey) -> None:
     weights = draft.settings.get("dit")
     is_pair = preset in models.PAIRS
     usable = isinstance(weights, str) and weights and not weights.startswith("<")
@@ -88,28 +88,28 @@ def _choose(draft: ImportDraft, preset: str, key: str, told: Told) -> None:
         usable = False
     draft.begin("dit")
     remark = choose_model(draft, preset, str(weights) if usable else None)
-    told.add("dit", (Fate.TAKEN, remark))
+    outcomes.add("dit", (Fate.TAKEN, remark))
     if is_pair:
-        _choose_experts(draft, told)
+        _choose_experts(draft, outcomes)
     draft.begin(key)
     draft.set("model.name", preset, None if draft.settings.get(key) is not None else "as given with --model")
     for name in ("script", "task", "model_version", key):
-        told.add(name, (Fate.TAKEN, f'model.name = "{preset}"'))
+        outcomes.add(name, (Fate.TAKEN, f'model.name = "{preset}"'))
 
 
-def _choose_experts(draft: ImportDraft, told: Told) -> None:
+def _choose_experts(draft: ImportDraft, outcomes: OutcomesByKey) -> None:
     """Choose which of the two networks of Wan 2.2 is trained, each at its own timesteps."""
     experts, sources, why = models.experts_of(draft.settings)
     draft.begin(sources[0] if sources else "dit")
     draft.set("model.experts", experts, None if sources else why)
     for name in sources:
-        told.add(name, (Fate.TAKEN, f'model.experts = "{experts}", {why}'))
+        outcomes.add(name, (Fate.TAKEN, f'model.experts = "{experts}", {why}'))
     if experts == "both":
-        told.add(
+        outcomes.add(
             "dit", (Fate.NOT_POSSIBLE, "model.weights is a folder or hub id with both networks: the published ones")
         )
     elif not sources:
-        told.add(
+        outcomes.add(
             "dit", (Fate.NOT_POSSIBLE, f'model.experts = "{experts}": a network is trained at its own timesteps alone')
         )
 
@@ -135,7 +135,9 @@ def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
     )
 
 
-def _tell_lengths(draft: ImportDraft, datasets: Sequence[FormerDataset], sizings: Sequence[Sizing], told: Told) -> None:
+def _tell_lengths(
+    draft: ImportDraft, datasets: Sequence[FormerDataset], sizings: Sequence[Sizing], outcomes: OutcomesByKey
+) -> None:
     differs = {number: sizes.frames_differ(number, sizings) for number in range(len(sizings))}
     for number, (dataset, sizing) in enumerate(zip(datasets, sizings, strict=True)):
         for name in keys.LENGTHS:
@@ -145,7 +147,7 @@ def _tell_lengths(draft: ImportDraft, datasets: Sequence[FormerDataset], sizings
             fate, remark = _lengths_outcome(name, dataset, sizing, draft.settings)
             if fate is Fate.TAKEN and differs[number]:
                 fate, remark = Fate.NOT_POSSIBLE, f"{remark}; videos take longer lengths of other datasets too"
-            told.add(found.key, (fate, remark))
+            outcomes.add(found.key, (fate, remark))
 
 
 def _lengths_outcome(name: str, dataset: FormerDataset, sizing: Sizing, settings: FormerSettings) -> tuple[Fate, str]:

@@ -41,5 +41,5 @@ def names_of(model_type: str, *weights: str) -> list[str]:
         return [OTHERS.get(model_type, model_type)]
     presets = [preset for _, preset in known.presets]
     exact = [preset for name in weights if name and (preset := registry.find(name)) in presets]
-    told = [preset for name in weights for pattern, preset in known.presets if pattern and re.search(pattern, name)]
-    return [*exact, *told, presets[-1]]
+    named = [preset for name in weights for pattern, preset in known.presets if pattern and re.search(pattern, name)]
+    return [*exact, *named, presets[-1]]

@@ -45,8 +45,8 @@ def _base_model(value: Any, draft: ImportDraft) -> Outcome:
 def _weight_dtype(value: Any, draft: ImportDraft) -> Outcome:
     if not trains_adapter(draft):
         kept = value in ("FLOAT_32", "BFLOAT_16")
-        told = "weights are trained in float32, which the products of precision.compute are rounded from"
-        return (Fate.DEFAULT, told) if kept else (Fate.NOT_POSSIBLE, told)
+        remark = "weights are trained in float32, which the products of precision.compute are rounded from"
+        return (Fate.DEFAULT, remark) if kept else (Fate.NOT_POSSIBLE, remark)
     compute = draft.get("precision.compute")
     if value == "FLOAT_16" or _BASES.get(value) == compute or (value == "BFLOAT_16" and compute == "float32"):
         return Fate.DEFAULT, f"the frozen weights have the dtype of products, {compute}"

@@ -10,7 +10,7 @@ from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes, training
 from reelworks.annexes.imports.kohya import datasets as dataset_rules
-from reelworks.annexes.imports.kohya.levels import FormerDataset, Told
+from reelworks.annexes.imports.kohya.levels import FormerDataset, OutcomesByKey
 from reelworks.annexes.imports.kohya.sizes import Sizing
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.sd_scripts import clips as former_clips
@@ -46,32 +46,32 @@ class _SdScripts(FormerTrainer):
         return reading.read(files, models.is_training, gui.translate)
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
-        told = Told()
+        outcomes = OutcomesByKey()
         draft.begin("script")
         preset, key = models.find(draft)
-        _choose(draft, preset, key, told)
+        _choose(draft, preset, key, outcomes)
         _take_data(draft)
         datasets, left_out = usable(draft.settings)
         sizings = [_sizing(draft, each) for each in datasets]
-        levels.convert(draft, datasets, keys.DATASETS, keys.DATASET_DEFAULTS, told)
+        levels.convert(draft, datasets, keys.DATASETS, keys.DATASET_DEFAULTS, outcomes)
         for key in draft.settings.values:
             if (place := next((each for each in left_out if each and key.startswith(each)), None)) is not None:
-                told.add(key, left_out[place])
+                outcomes.add(key, left_out[place])
         for number, each in enumerate(datasets):
-            _fix_tags(draft, number, each, told)
+            _fix_tags(draft, number, each, outcomes)
         _paths(draft, datasets)
         draft.begin("")
         sizes.write(draft, sizings)
-        sizes.tell(draft, datasets, sizings, told)
+        sizes.tell(draft, datasets, sizings, outcomes)
         _regularise(draft, datasets)
         dataset_rules.name_all(draft)
         is_adapter = adapters.trains_adapter(draft, models.script_of(draft) if draft.settings.get("script") else "")
         if is_adapter:
             draft.begin("network_module")
             targets, why = keys.targets_of(draft)
-            told.add("network_module", adapters.begin(draft, targets, why))
+            outcomes.add("network_module", adapters.begin(draft, targets, why))
         names = {*keys.DATASETS, *keys.SIZES, *keys.ALSO.values()}
-        rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
+        rules = {**keys.RULES, **outcomes.rules(_LEVELS, names, draft.settings)}
         defaults = _defaults(draft, is_adapter=is_adapter)
         yield from training.convert(draft, rules, defaults)
 
@@ -79,19 +79,19 @@ class _SdScripts(FormerTrainer):
 SD_SCRIPTS = _SdScripts()
 
 
-def _choose(draft: ImportDraft, preset: str, key: str, told: Told) -> None:
+def _choose(draft: ImportDraft, preset: str, key: str, outcomes: OutcomesByKey) -> None:
     weights = draft.settings.get("pretrained_model_name_or_path")
     usable_weights = isinstance(weights, str) and weights and not weights.startswith("<")
     draft.begin("pretrained_model_name_or_path")
     same = isinstance(weights, str) and registry.find(weights) == preset
     remark = choose_model(draft, preset, str(weights) if usable_weights and not same else None)
-    told.add("pretrained_model_name_or_path", (Fate.TAKEN, remark))
+    outcomes.add("pretrained_model_name_or_path", (Fate.TAKEN, remark))
     if key != "pretrained_model_name_or_path":
         draft.begin(key)
         draft.set("model.name", preset)
-        told.add(key, (Fate.TAKEN, f'model.name = "{preset}"'))
+        outcomes.add(key, (Fate.TAKEN, f'model.name = "{preset}"'))
     if draft.settings.get("script") and key != "script":
-        told.add("script", (Fate.NO_MEANING, "--model decides"))
+        outcomes.add("script", (Fate.NO_MEANING, "--model decides"))
 
 
 def _take_data(draft: ImportDraft) -> None:
@@ -127,7 +127,7 @@ def _paths(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
             draft.remove(f"dataset.{number}.root")
 
 
-def _fix_tags(draft: ImportDraft, number: int, dataset: FormerDataset, told: Told) -> None:
+def _fix_tags(draft: ImportDraft, number: int, dataset: FormerDataset, outcomes: OutcomesByKey) -> None:
     """Count the tags that stay in place without those of the prefix, which is joined to the caption before, there."""
     if not draft.get(f"dataset.{number}.shuffle_tags") and not draft.get(f"dataset.{number}.tag_dropout"):
         return
@@ -137,14 +137,14 @@ def _fix_tags(draft: ImportDraft, number: int, dataset: FormerDataset, told: Tol
         *tags, rest = str(prefix.value).split(separator)
         if kept < len(tags) + bool(rest.strip()):
             remark = "there, its tags are shuffled or dropped with the others; here, it stays in place: dataset.caption"
-            told.add(prefix.key, (Fate.NOT_POSSIBLE, remark))
+            outcomes.add(prefix.key, (Fate.NOT_POSSIBLE, remark))
         if tags and (keep := dataset.find(draft.settings, "keep_tokens")):
             draft.begin(keep.key)
             remark = draft.set(f"dataset.{number}.keep_tags", max(kept - len(tags), 0))
-            told.add(keep.key, (Fate.TAKEN, f"{remark}, without those of caption_prefix"))
+            outcomes.add(keep.key, (Fate.TAKEN, f"{remark}, without those of caption_prefix"))
     if suffix := dataset.find(draft.settings, "caption_suffix"):
         remark = "there, its tags are shuffled or dropped with the others; here, it stays behind them: dataset.caption"
-        told.add(suffix.key, (Fate.NOT_POSSIBLE, remark))
+        outcomes.add(suffix.key, (Fate.NOT_POSSIBLE, remark))
 
 
 def _regularise(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:

@@ -57,13 +57,13 @@ def frames_of(settings: FormerSettings, number: int) -> int:
 def _resolution(value: Any, draft: ImportDraft) -> Outcome:
     settings, number = draft.settings, draft.numbers[0]
     names = set_buckets(draft)
-    told = f'[[bucket]] resolution = "{names[number]}"; smaller clips are enlarged, as there'
+    remark = f'[[bucket]] resolution = "{names[number]}"; smaller clips are enlarged, as there'
     if len(set(names)) > 1:
-        told += ", and dataset.resolutions, since others have other sizes"
+        remark += ", and dataset.resolutions, since others have other sizes"
     shorter = option(settings, number, "resolution_type", "pixel_area") == "pixel"
     if shorter and not crops_square(settings, number):
-        return Fate.NOT_POSSIBLE, f"{told}; the shorter side is fixed there, and the area here"
-    return Fate.TAKEN, told
+        return Fate.NOT_POSSIBLE, f"{remark}; the shorter side is fixed there, and the area here"
+    return Fate.TAKEN, remark
 
 
 def set_buckets(draft: ImportDraft) -> list[str]:
@@ -145,10 +145,10 @@ def _captions(value: Any, draft: ImportDraft) -> Outcome:
             return Fate.DEFAULT, "captions are read from text files beside the clips"
         return Fate.TAKEN, f"{draft.set(f'dataset.{number}.captions', 'lines')}: each line of a text file is a caption"
     sources = {"filename": "names of files", "parquet": "tables", "csv": "tables", "huggingface": "tables of the hub"}
-    told = f"captions are not read from {sources.get(strategy, 'there')}"
+    remark = f"captions are not read from {sources.get(strategy, 'there')}"
     return (
         Fate.TO_FILL_IN,
-        f"{told}, and clips without a text file are left out: write text files beside them, or a list (.csv, .parquet) with "
+        f"{remark}, and clips without a text file are left out: write text files beside them, or a list (.csv, .parquet) with "
         "the columns path and text",
     )
 
@@ -204,10 +204,10 @@ def _frames(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, f"{draft.get('model.name')} takes pictures only"
     draft.set("data.clip_start", "start", "longer clips begin with their first frame there")
     there, here = frames_of(settings, number), datasets.frames_here(draft, frames_of(settings, number))
-    told = f"[[bucket]] num_frames = {here}"
+    remark = f"[[bucket]] num_frames = {here}"
     if here != there:
-        return Fate.NOT_POSSIBLE, f"{datasets.geometry_of(draft).frame_words}: {told}"
-    return Fate.TAKEN, told if there == value else f"{told}, to which it is shortened there too"
+        return Fate.NOT_POSSIBLE, f"{datasets.geometry_of(draft).frame_words}: {remark}"
+    return Fate.TAKEN, remark if there == value else f"{remark}, to which it is shortened there too"
 
 
 def _repeats(value: Any, draft: ImportDraft) -> Outcome:
