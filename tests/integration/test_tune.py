@@ -60,6 +60,13 @@ def test_what_does_not_fit_is_survived_and_the_rest_is_used(recipe: Path) -> Non
     assert measured.with_numbers(fixed).bucket[0].batch_size == [3, 3]
 
 
+@pytest.mark.slow(reason="a process that runs out of memory as it begins")
+def test_a_network_without_memory_of_its_own_is_told(recipe: Path) -> None:
+    done = CliRunner().invoke(app, ["tune", str(recipe), "--memory", "0.2"])
+    assert getattr(done.exception, "code", None) == "out-of-memory"
+    assert "memory does not suffice for the network" in str(done.exception)
+
+
 def test_limits_on_an_estimate_hold(recipe: Path) -> None:
     entry = 'bucket=[{resolution="256px", num_frames=17, batch_size="auto"}]'
     few, more = (

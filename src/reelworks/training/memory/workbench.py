@@ -82,11 +82,15 @@ def peak_bytes(device: torch.device) -> int:
     """Return the peak memory since `reset_peak`."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if os.uname().sysname == "Darwin" else 1024)
+    unit = 1 if os.uname().sysname == "Darwin" else 1024
+    return _own_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _own_bytes(name: str) -> int:
+    """Return memory of this process by its name in proc_pid_status(5); 0 where there is none, as on macOS."""
+    file = Path("/proc/self/status")
+    lines = file.read_text().splitlines() if file.exists() else []
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def device_bytes() -> int:
@@ -170,10 +174,23 @@ def child(recipe: Recipe, memory_bytes: int) -> Iterator[ChildProcess]:
         process.close()
 
 
+def _cap(memory_bytes: int) -> None:
+    """Let allocations beyond this memory fail in this process; else the system would end other processes first, or swap.
+
+    The limit of the system counts what is reserved: pyarrow reserves a GiB as it is imported, and touches little of it.
+    """
+    untouched = max(0, _own_bytes("VmData") - _own_bytes("RssAnon"))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes + untouched, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def _is_lack(error: Exception) -> bool:
+    """Whether memory did not suffice; in a capped process, that may be for the stack of a thread."""
+    return out_of_memory.is_lack(error) or "can't start new thread" in str(error)
+
+
 def _serve(pipe: Any, recipe: Recipe, memory_bytes: int) -> None:
     if not torch.cuda.is_available():
-        # Without a cap, the system would end other processes first, or swap.
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        _cap(memory_bytes)
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
     with mesh.join(offload=recipe.parallel.offload) as world:
@@ -183,7 +200,7 @@ def _serve(pipe: Any, recipe: Recipe, memory_bytes: int) -> None:
             pipe.send(error)
             return
         except Exception as error:
-            pipe.send(_too_large(memory_bytes) if out_of_memory.is_lack(error) else RuntimeError(repr(error)))
+            pipe.send(_too_large(memory_bytes) if _is_lack(error) else RuntimeError(repr(error)))
             return
         pipe.send("ready")
         with contextlib.suppress(EOFError):
@@ -194,4 +211,4 @@ def _serve(pipe: Any, recipe: Recipe, memory_bytes: int) -> None:
                 except UserError as error:
                     pipe.send(error)
                 except Exception as error:
-                    pipe.send(_OUT_OF_MEMORY if out_of_memory.is_lack(error) else RuntimeError(repr(error)))
+                    pipe.send(_OUT_OF_MEMORY if _is_lack(error) else RuntimeError(repr(error)))
