@@ -650,9 +650,12 @@ def use_the_page(reader: Reader, _: Shared) -> None:
 @of("docs/how-to/watch-a-run.md")
 def watch_a_run(reader: Reader, _: Shared) -> None:
     small_clips(reader)
+    # An epoch is one step, of all pictures and all videos: its line tells two buckets, as that of the page does.
+    whole = {"resolution": "32px", "num_frames": [1, 5], "batch_size": [8, 4]}
+    two = {"bucket": [whole], "buckets": {"aspect_ratios": ["1:1"]}}
     for name in ("first", "second"):
         several = {"gradient_accumulation_steps": 2, "max_steps": 22}
-        reader.writes("recipe.toml", recipe(output=f"runs/{name}", train=several))
+        reader.writes("recipe.toml", recipe(output=f"runs/{name}", train=several, **two))
         reader.types("reelworks train recipe.toml")
     (reader.folder / "RUN").symlink_to("runs/first")
     reader.writes("recipe.toml", recipe(output="runs/third", train={"max_steps": 22}))
