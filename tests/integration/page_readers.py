@@ -326,7 +326,8 @@ def compiled(reader: Reader, _: Shared) -> None:
 def evaluate(reader: Reader, _: Shared) -> None:
     small_clips(reader)
     skipped = {"max_steps": 1000, "skip_steps": [[3, 1000]]}  # only their numbers matter
-    reader.writes("shapes.toml", recipe(output="runs/shapes", train=skipped, validation={"split": 0.5}))
+    held_out = {"validation": {"split": 0.5}, "buckets": {"aspect_ratios": ["1:1"]}}  # of two buckets, as on the page
+    reader.writes("shapes.toml", recipe(output="runs/shapes", train=skipped, **held_out))
     reader.types("reelworks train shapes.toml")
     for folder in ("made", "real"):
         clips(reader.folder / folder, [f"{i}.mp4" for i in range(4)], (64, 64), "waves")
