@@ -14,6 +14,7 @@ import pytest
 
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
+from reelworks.training.recipe import dataset, recipe_file
 
 TRAIN = {"max_steps": 6, "micro_batches_per_step": 4, "same_bucket_run": 2, "log_block_grad_norms_every": 1}
 
@@ -76,6 +77,20 @@ def test_ranks_without_work_keep_the_others_company(tiny, tmp_path, strategy):
     assert children.train(tiny("two", **changes), debug=True, world=2) == [0] * 2
     assert global_batches(tmp_path / "two") == global_batches(tmp_path / "one")
     assert_same_training(tmp_path / "two", tmp_path / "one")
+
+
+def test_ranks_validate_clips_of_different_buckets_together(tiny, tmp_path):
+    """A picture's five timesteps fit into one pass, and those of a video do not; all ranks pass equally often."""
+    entries = [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [5, 1]}]
+    validation = {"split": 0.5, "timesteps": [100.0, 300.0, 500.0, 700.0, 900.0]}
+    made = partial(tiny, bucket=entries, train={"max_steps": 1}, validation=validation)
+    assert children.train(made("one")) == [0]
+    data = dataset.RecipeData.open(recipe_file.parse(made("one")))
+    passes = [1 if data.table.buckets[bucket].batch_size == 5 else 5 for bucket in data.held_out().bucket.tolist()]
+    assert sum(passes[::2]) != sum(passes[1::2]), "by their own buckets, both ranks would pass equally often"
+    assert children.train(made("two", parallel={"strategy": "fsdp"}), world=2) == [0] * 2
+    losses = [told(tmp_path / run, "validation", "loss_by_bucket")[0] for run in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=5e-4)
 
 
 def test_more_ranks_than_micro_batches_are_refused(tiny):

@@ -63,8 +63,9 @@ class Validator:
 
     Attributes:
         recipe: Its validation.timesteps are those to measure at.
-        times_at_once: Timesteps of a clip that run as one batch; None for as many as clips in a micro-batch of its bucket, so
-            that validation takes no more memory than training. Losses differ by rounding only.
+        times_at_once: Timesteps of a clip that run as one batch; None for as many as clips in a micro-batch of its bucket, or
+            of one that another rank measures at the same time, if fewer, so that validation takes no more memory than
+            training. Losses differ by rounding only.
         on_clip: Called after each clip with the number of clips that are measured, and of all.
     """
 
@@ -88,15 +89,15 @@ class Validator:
         sums = torch.zeros(1 + len(buckets), len(times) + 1, dtype=torch.float64)
         budget_bytes = self.recipe.data.prefetch_budget_bytes
         requests = shared_out(self.source, self.world, len(self.held_out), lambda i: self.held_out.take(np.array([i])))
-        for done, batch in enumerate(self.encoder.read(requests, pool, budget_bytes), 1):
+        for i, batch in enumerate(self.encoder.read(requests, pool, budget_bytes)):
             # Groups of fewer ranks than a sequence group has measure the same clip, and one of them counts.
             self.sequence.use(batch.request.sequence_degree)
-            losses = self._losses(batch)
+            losses = self._losses(batch, self._times_at_once(i))
             if self.world.is_data_leader and bool(batch.is_valid.all()):
                 for row in (0, 1 + batch.request.bucket):
                     sums[row, :-1] += losses
                     sums[row, -1] += 1
-            self.on_clip(done * self.world.data_size, len(self.held_out))
+            self.on_clip((i + 1) * self.world.data_size, len(self.held_out))
         sums = self.world.sum(sums)
         if not sums[0, -1]:
             return None
@@ -108,12 +109,16 @@ class Validator:
         whole = HeldOutLoss.of_sums(sums[0], times)
         return Validation(whole.loss, whole.loss_by_time, whole.clips, by_bucket)
 
-    def _losses(self, batch: MicroBatch) -> Tensor:
+    def _times_at_once(self, i: int) -> int:
+        """Return how many timesteps the i-th clips of all ranks run at once: ranks with shards pass at the same time."""
+        size, buckets = self.world.data_size, self.source.data.table.buckets
+        least = min(buckets[bucket].batch_size for bucket in self.held_out.bucket[i * size : (i + 1) * size].tolist())
+        return self.times_at_once or max(least, 1) * self.recipe.clips_per_place
+
+    def _losses(self, batch: MicroBatch, at_once: int) -> Tensor:
         """Return the loss of one clip at each timestep, float64 on the CPU."""
         objective, times = self.recipe.objective.for_validation(), self.recipe.validation.timesteps
         example = validation_example(batch, self.encoder, objective, seed=self.recipe.seed, times=times)
-        bucket = self.source.data.table.buckets[batch.request.bucket]
-        at_once = self.times_at_once or max(bucket.batch_size, 1) * self.recipe.clips_per_place
         outputs = []
         for first in range(0, len(times), at_once):
             part = example.inputs.each(operator.itemgetter(slice(first, first + at_once)))
