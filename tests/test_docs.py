@@ -28,6 +28,7 @@ font = false
 """
 # Names that the page describes where they are defined.
 DEFINED = {
+    "check_attention": "reelworks.models.attention.attention_audit.check_attention",
     "export": "reelworks.inference.generate.export_run.export",
     "load_model": "reelworks.inference.generate.load_run.load_model",
     "objectives": "reelworks.models.objectives.objectives",
