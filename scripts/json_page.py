@@ -89,8 +89,8 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.training.encoding import upkeep
     from reelworks.training.encoding.precompute import encode
     from reelworks.training.loop import replay, trainer
-    from reelworks.training.memory import refit, tune
-    from reelworks.training.plan import plan_comparison, plan_forecast, rejections
+    from reelworks.training.memory import tune
+    from reelworks.training.plan import plan_comparison, plan_forecast, refit, rejections
     from reelworks.training.preflight import check, stage_forecast
 
     row = (Shape(listing.ListedCheckpoint),)

@@ -60,7 +60,7 @@ def companions(preset: str) -> list[tuple[str, ...]]:
     return list(dict.fromkeys((conditioning.companions.needs, conditioning.companions.takes)))
 
 
-def recipe_of(preset: str, given: Sequence[str], checkpointing: bool = False, base: str | None = None) -> Recipe:
+def recipe_of(preset: str, given: Sequence[str], checkpointing: bool | str = False, base: str | None = None) -> Recipe:
     """Return the recipe of a LoRA, with weights that are nowhere; presets without a release have parts without weights."""
     known = registry.PRESETS[preset]
     values: dict[str, Any] = (
@@ -112,6 +112,7 @@ def measured(preset: str) -> PublishedSizes:
     passes = {
         "+".join(recipe_of(preset, given).given_companions): (
             factors(preset, given, False),
+            factors(preset, given, "selective"),
             factors(preset, given, True),
         )
         for given in companions(preset)
@@ -128,7 +129,7 @@ def measured(preset: str) -> PublishedSizes:
     )
 
 
-def factors(preset: str, given: Sequence[str], checkpointing: bool) -> PassFactors:
+def factors(preset: str, given: Sequence[str], checkpointing: bool | str) -> PassFactors:
     """Compute the factors of a pass from measured ones."""
     recipe = recipe_of(preset, given, checkpointing)
     network, buckets = estimate.network(recipe), [bucket(recipe, point) for point in points(preset)]

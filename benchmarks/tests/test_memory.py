@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import memory as benchmark
 from reelworks.models import recompute
-from reelworks.training.memory import estimate, memory
+from reelworks.training.memory import estimate, memory, recomputation
 from reelworks.training.recipe import dataset, recipe_file
 
 
@@ -31,13 +31,8 @@ def test_gradients_of_an_earlier_micro_batch_are_there_at_the_peak() -> None:
 
 
 def test_what_the_allocator_holds_counts_as_reserve() -> None:
-    values = benchmark.recipe_in(benchmark.Path("unused"), "int8", True)
-    recipe = recipe_file.parse(values)
-    assert memory.reserve(recipe, 10**10) - memory.reserve(recipe, 0) == 25 * 10**8
-    selective = recipe.model_copy(
-        update={"model": recipe.model.model_copy(update={"gradient_checkpointing": "selective"})}
-    )
-    assert memory.reserve(selective, 10**10) - memory.reserve(selective, 0) == 7 * 10**8
+    shares = {way: (memory.reserve(10**10, way) - memory.reserve(0, way)) / 10**10 for way in recomputation.LADDER}
+    assert shares == {False: 0.07, "selective": 0.07, 0.25: 0.25, 0.5: 0.25, 0.75: 0.25, True: 0.25}
 
 
 @pytest.mark.parametrize(

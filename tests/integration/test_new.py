@@ -26,9 +26,7 @@ from reelworks.models import registry
 from reelworks.quickstart import recipe_lines
 from reelworks.quickstart.survey import PLACEHOLDER, PLACEHOLDER_CLIPS, FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
-from reelworks.training.memory import memory_presets
 from reelworks.training.recipe import recipe_file, toml_writer
-from reelworks.training.recipe.toml_writer import Line
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -252,8 +250,6 @@ def test_every_companion_that_is_given_is_written(preset, given):
 def test_the_recipe_that_comes_with_the_project_is_what_the_verb_writes():
     """A change of the verb shows in it, or it is made again: `reelworks new lora --model wan -o ...`."""
     lines = recipe_lines.lora_table("wan-2.1-1.3b", [DatasetConfig(path=recipe_lines.PLACEHOLDER)], PLACEHOLDER)
-    first = memory_presets.TIERS[0]
-    lines = recipe_lines.with_setting(lines, Line(f"[{first.table}]", first.key, first.value, first.why))
     text = toml_writer.write(f"A LoRA of {PLACEHOLDER.to_text()} on wan-2.1-1.3b.", lines)
     assert (RECIPES / "lora-20-pictures.toml").read_text() == text
 

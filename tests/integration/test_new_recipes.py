@@ -20,7 +20,7 @@ from reelworks.quickstart import quickstart
 from reelworks.quickstart.request import NewLoraRequest
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
-from reelworks.training.memory import memory_presets
+from reelworks.training.memory.measurements import Measurements
 from reelworks.training.recipe import recipe_file
 
 
@@ -191,7 +191,8 @@ def test_memory_that_is_not_counted_or_not_there_never_fits(monkeypatch: pytest.
     command = ["new", "lora", "--model", "hunyuan", "--data", "clips", "--vram", "24", "--force", "-o", "h.toml"]
     told = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert told["estimate"]["memory"]["activations"] > 1e9
-    assert "model.gradient_checkpointing" in told["settings"]
+    assert told["recomputation"]
+    assert all(told["recomputation"].values())
     host = told["estimate"]["memory"]["host"]
     monkeypatch.setattr(quickstart.machine, "memory_bytes", lambda: host)
     assert "it fits" in CliRunner().invoke(app, command).stdout
@@ -201,7 +202,7 @@ def test_memory_that_is_not_counted_or_not_there_never_fits(monkeypatch: pytest.
     assert "so it does not fit here" in said
     assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["fits"] is False
     # A network that cannot be measured is given what saves activations, and no promise.
-    monkeypatch.setattr(memory_presets._Search, "_sizes", _unmeasured(memory_presets._Search._sizes))
+    monkeypatch.setattr(Measurements, "sizes", _unmeasured(Measurements.sizes))
     said = CliRunner().invoke(app, [*command, "--vram", "80"]).stdout
     assert "it fits" not in said
     assert "buckets.batch_size = 1" in said

@@ -77,7 +77,8 @@ def _print_report(report: CheckReport) -> None:
     for rehearsal in report.rehearsed:
         show.line(
             f"{rehearsal.bucket}, batch size {rehearsal.batch_size}: forward and backward in "
-            f"{rehearsal.seconds:.1f} s on {report.device}, {_size(rehearsal.activations_bytes)} of activations"
+            f"{rehearsal.seconds:.1f} s on {report.device}, {_size(rehearsal.activations_bytes)} of activations; "
+            f"recomputed: {rehearsal.recomputed}"
         )
     if (attention := report.attention) is not None:
         left_out = f", {attention.left_out} too large to compare" if attention.left_out else ""

@@ -88,6 +88,7 @@ def _write(request: NewLoraRequest, *, json: bool = False, warns: bool = True) -
 
 
 def _print_result(path: Path, new: QuickstartResult) -> None:
+    from reelworks.training.memory import recomputation
     from reelworks.training.memory.memory import BUS_GB, UTILISATION
 
     found, estimate = new.found, new.choice.estimate
@@ -111,6 +112,8 @@ def _print_result(path: Path, new: QuickstartResult) -> None:
         without = new.choice.without
         why = f"at least {without[i] / 1e9:.1f} GB without it" if without else "nearly all need it"
         show.line(f"  {tier.to_text()}: {tier.why}; {why}")
+    for line in recomputation.told(new.recomputation):
+        show.line(f"  {line}")
     if new.fits:
         show.line("  it fits")
     moving = estimate.moving_seconds

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from reelworks.commands import show
 from reelworks.core import units
 from reelworks.data.buckets.assign import Reason
+from reelworks.training.memory import recomputation
 from reelworks.training.plan import compiled_graphs, plan_comparison, plan_report
 from reelworks.training.plan.discarded import BucketFrames, VideoFrames
 from reelworks.training.plan.epoch_stats import DatasetShare, Figures
@@ -104,7 +105,7 @@ def epoch(plan: PlanSummary) -> None:
         f"imbalance {plan.imbalance:.1%}, padding {plan.padding:.1%}"
     )
 
-    for text in compiled_graphs.lines(plan.graphs):
+    for text in [*compiled_graphs.lines(plan.graphs), *recomputation.told(plan.recomputation)]:
         show.line(text)
 
 

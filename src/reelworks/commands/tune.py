@@ -12,9 +12,9 @@ from reelworks.training.memory.tune_request import TuneRequest
 
 if TYPE_CHECKING:
     from reelworks.data.schedule.cost_fit import CostModel
-    from reelworks.training.memory.refit import Refit
     from reelworks.training.memory.search import Trial
     from reelworks.training.memory.tune import Tuned
+    from reelworks.training.plan.refit import Refit
 
 
 def tune(request: TuneRequest, json: Json = False) -> None:
@@ -33,7 +33,7 @@ def tune(request: TuneRequest, json: Json = False) -> None:
     bucket each, and writes RECIPE with .costs.json, for cost.measured.
     """
     if request.from_run is not None:
-        from reelworks.training.memory import refit
+        from reelworks.training.plan import refit
 
         with show.scan_progress(quiet=json) as on_scan:
             fitted = refit.refit(request, on_scan)

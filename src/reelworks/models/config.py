@@ -28,7 +28,9 @@ class ModelConfig(Config):
         experts: Networks to train of a model with two for different timesteps (Wan 2.2's 14B): "high" (high noise),
             "low", or "both", of which each step trains one. Timesteps are drawn accordingly.
         gradient_checkpointing: Store only block inputs for the backward pass and recompute the rest; "selective" also
-            stores the results of matrix products and attention, which is faster and takes more memory.
+            stores the results of matrix products and attention, which is faster and takes more memory; "auto" is for each
+            bucket the least recomputation with which it fits into the GPU's memory (`train.memory_gb`), or what its entry
+            says.
         attention: Kernel of attention: "native" (torch chooses), "cudnn", or FlashAttention 2, 3 or 4 by the packages of
             its authors ("flash", "flash-3" on Hopper, "flash-4" on Hopper and Blackwell); all but "native" need a CUDA GPU
             and bfloat16.
@@ -43,7 +45,7 @@ class ModelConfig(Config):
     name: Told[str] = "stdit3-xl"
     weights: Weights[str | None] = Field(default=None, min_length=1)
     experts: Literal["high", "low", "both"] | None = None
-    gradient_checkpointing: bool | Literal["selective"] = False
+    gradient_checkpointing: bool | Literal["selective", "auto"] = False
     attention: Attention = "native"
     hidden_size: int | None = Field(default=None, gt=0)
     depth: int | None = Field(default=None, gt=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,8 +12,10 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-# False stores all, True only the inputs of blocks, "selective" these and the results of matrix products and attention.
-Recompute = bool | Literal["selective"]
+from reelworks.data.buckets.entry import Recomputation
+
+# What a network is built with: "auto" leaves it to `by`, which says for each micro-batch how its bucket is recomputed.
+Recompute = bool | Literal["selective", "auto"]
 
 _aten = torch.ops.aten
 # Their results take long to compute for their size; what lies between them is quick.
@@ -51,8 +54,42 @@ def as_compiled() -> Iterator[None]:
         _kept.reset(token)
 
 
+class _Blocks:
+    """Blocks of a forward pass, of which a share keeps its inputs alone."""
+
+    def __init__(self, recompute: Recomputation) -> None:
+        self._recompute, self._count = recompute, 0
+
+    def next(self) -> bool | Literal["selective"]:
+        """Return how the next block is recomputed; the last blocks of a pass, whose turn comes first, store more."""
+        if not isinstance(self._recompute, float):
+            return self._recompute
+        before, self._count = self._count, self._count + 1
+        turns = (math.ceil(count * self._recompute) for count in (before, self._count))
+        return "selective" if next(turns) == next(turns) else True
+
+
+_blocks: ContextVar[_Blocks | None] = ContextVar("blocks", default=None)
+
+
+@contextmanager
+def by(recompute: Recomputation) -> Iterator[None]:
+    """Recompute the blocks of networks that were built with "auto" so in forward passes within the context.
+
+    Their backward passes may come later. Without it, such networks keep the inputs of blocks alone.
+    """
+    token = _blocks.set(_Blocks(recompute))
+    try:
+        yield
+    finally:
+        _blocks.reset(token)
+
+
 def run_block(block: Callable[..., Any], recompute: Recompute, *args: Any) -> Any:
     """Call a block, storing for the backward pass what `recompute` says."""
+    if recompute == "auto":
+        blocks = _blocks.get()
+        recompute = True if blocks is None else blocks.next()
     if not recompute or not torch.is_grad_enabled():
         return block(*args)
     if recompute == "selective":
@@ -63,7 +100,5 @@ def run_block(block: Callable[..., Any], recompute: Recompute, *args: Any) -> An
 
 def enable(module: Any, recompute: Recompute) -> None:
     """Turn recomputation on in a network of diffusers."""
-    if recompute == "selective":
-        module.enable_gradient_checkpointing(lambda block, *args: run_block(block.__call__, "selective", *args))
-    elif recompute:
-        module.enable_gradient_checkpointing()
+    if recompute:
+        module.enable_gradient_checkpointing(lambda block, *args: run_block(block.__call__, recompute, *args))

@@ -12,6 +12,7 @@ import numpy as np
 
 from reelworks.core import files, machine, requests, toml, units
 from reelworks.core.errors import UserError, first_few
+from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.scan import scan
 from reelworks.data.catalog.scan.scan import ScanProgress
@@ -23,7 +24,7 @@ from reelworks.quickstart import recipe_lines, survey, trained_sizes
 from reelworks.quickstart.request import NewLoraRequest
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
-from reelworks.training.memory import memory_presets
+from reelworks.training.memory import measurements, memory_presets
 from reelworks.training.memory.memory import ASSUMED_TFLOPS, Estimate
 from reelworks.training.memory.memory_presets import MemoryPlan
 from reelworks.training.recipe import recipe_file, toml_writer, validation
@@ -46,7 +47,7 @@ class QuickstartResult:
 
     JSON_KEYS: ClassVar = (
         *("path", "model", "pictures", "clips", "uncaptioned", "remarks", "estimate", "fits", "host_bytes"),
-        *("settings", "steps", "seconds_per_step", "tflops", "moving_seconds_per_step"),
+        *("settings", "recomputation", "steps", "seconds_per_step", "tflops", "moving_seconds_per_step"),
     )
 
     path: Path
@@ -109,6 +110,11 @@ class QuickstartResult:
     def settings(self) -> dict[str, Any]:
         """Settings that save memory, by their recipe keys."""
         return {f"{tier.table}.{tier.key}": tier.value for tier in self.choice.tiers}
+
+    @property
+    def recomputation(self) -> Mapping[str, Recomputation]:
+        """What backward passes compute again, by entry; empty for a GPU of unknown memory."""
+        return self.choice.recomputation
 
     @property
     def moving_seconds_per_step(self) -> float:
@@ -328,7 +334,7 @@ class _Epoch(NamedTuple):
     def first_of(cls, recipe: Recipe, scanned: bool) -> _Epoch:
         """Plan the first epoch; without a scan, one of square pictures."""
         if not scanned:
-            buckets, number = memory_presets.bucket_table(recipe).buckets, survey.PLACEHOLDER.clips
+            buckets, number = measurements.bucket_table(recipe).buckets, survey.PLACEHOLDER.clips
             square = next((b for b in buckets if b.ratio == "1:1"), buckets[0])
             return cls(number, number, {square.name: -(-number // square.batch_size)})
         data = RecipeData.open(recipe)

@@ -159,7 +159,8 @@ def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[i
 def model_lines(preset: str, known: Release, weights: str | None) -> list[Line]:
     """Return the lines of the model, its autoencoder and its text encoder."""
     lines = [Line("[model]", "name", preset)]
-    checkpointing = Line("[model]", "gradient_checkpointing", False)
+    why = "recompute in backward passes only what a bucket's activations need to fit into the GPU's memory"
+    checkpointing = Line("[model]", "gradient_checkpointing", "auto", why)
     if switch_timestep(ModelConfig(name=preset)) is not None:
         why = 'the network for high noise; "low" trains the other one, and "both" trains them in turn'
         lines += [Line("[model]", "experts", "high", why)]

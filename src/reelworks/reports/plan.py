@@ -12,6 +12,7 @@ from reelworks.core import files, units
 from reelworks.reports import page, run_facts
 from reelworks.reports.plots import COLOURS
 from reelworks.reports.run_facts import BarPart, Fact
+from reelworks.training.memory import recomputation
 from reelworks.training.plan import compiled_graphs
 from reelworks.training.plan.plan_fixes import RanksFigures
 from reelworks.training.plan.plan_forecast import PlanForecast
@@ -73,7 +74,7 @@ def write_plan_page(forecast: PlanForecast, name: str, file: Path) -> None:
         wasted=dict(_WASTED),
         cut={one.name: one.mean for one in forecast.losses.crop.by_bucket},
         frames={one.name: one.trained / one.there for one in forecast.losses.frames.by_bucket},
-        graphs=compiled_graphs.lines(forecast.graphs),
+        graphs=[*compiled_graphs.lines(forecast.graphs), *recomputation.told(forecast.recomputation)],
         accounting=run_facts.accounting(forecast),
         balance=run_facts.balance(forecast),
         reasons=run_facts.reasons(forecast),

@@ -200,7 +200,7 @@ class ContactSheets:
 
 def write_page(recipe: Recipe, folder: Path, clips: int) -> ContactSheets:
     """Draw a sheet of some clips of each bucket that the first epoch trains, and `index.html`; the catalog must exist."""
-    data = RecipeData.open(recipe)
+    data = plan_forecast.settled(RecipeData.open(recipe))
     begun, _ = position.next_epoch(data, plan_forecast.plan_spec(data), None)
     entries = discarded.planned(begun.plan)
     row = data.rows_at(entries.ordinal)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.shape import Shape
+from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.catalog.sources import SOURCES
-from reelworks.models import components, factory, registry
+from reelworks.models import components, factory, recompute, registry
 from reelworks.models.adapters import frozen, inject
 from reelworks.models.adapters.adapter_types.registry import TYPES
 from reelworks.models.adapters.config import BaseStorage, LoraConfig, Targets
@@ -287,19 +288,21 @@ def answer(denoiser: Denoiser, inputs: DenoiserInputs) -> dict[str, Tensor]:
 def check_gradient_checkpointing(name: str, type: str = "lora") -> None:
     """Check that gradient checkpointing gives bit-identical gradients of an adapter and saves less for backward.
 
-    Selective checkpointing stores more than the full one, and less than none.
+    That of a network which leaves it to buckets is the same.
     """
     inputs, answers, saved = example(shapes(name)[-1], name), [], []
-    for checkpointing in (False, "selective", True):
-        denoiser = with_lora(name, "float32", torch.float32, gradient_checkpointing=checkpointing, type=type)
-        with counted() as activations:
-            DtypeBoundary(denoiser)(inputs)
-        saved.append(activations.bytes)
-        answers.append(answer(denoiser, inputs))
-    assert saved[2] < saved[0], f"{name}: gradient checkpointing recomputes no block"
-    for kind, found in zip(("selective", "full"), answers[1:], strict=True):
-        differing = _differing(answers[0], found)
-        assert not differing, f"{name}: {kind} gradient checkpointing changes {differing[:5]}"
+    ways: list[tuple[Recompute, Recomputation]] = [(False, False), (True, True), ("selective", False)]
+    for built, way in [*ways, ("auto", False), ("auto", "selective"), ("auto", 0.5), ("auto", True)]:
+        denoiser = with_lora(name, "float32", torch.float32, gradient_checkpointing=built, type=type)
+        with recompute.by(way):
+            with counted() as activations:
+                DtypeBoundary(denoiser)(inputs)
+            saved.append(activations.bytes)
+            answers.append(answer(denoiser, inputs))
+        differing = _differing(answers[0], answers[-1])
+        assert not differing, f"{name}: gradient checkpointing ({built}, {way}) changes {differing[:5]}"
+    assert saved[1] < saved[0], f"{name}: gradient checkpointing recomputes no block"
+    assert [saved[3], saved[-1]] == saved[:2], f"{name}: buckets do not decide what is recomputed"
 
 
 def check_bases(name: str, type: str = "lora") -> None:

@@ -25,7 +25,7 @@ from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 from reelworks.training.assembly import build
-from reelworks.training.memory import dry_run, estimate, memory, memory_presets, meter
+from reelworks.training.memory import dry_run, estimate, measurements, memory, memory_presets, meter
 from reelworks.training.memory.memory import Memory, Pass
 from reelworks.training.preflight import check
 from reelworks.training.recipe import recipe_file
@@ -252,22 +252,23 @@ def test_companions_that_a_network_is_shown_are_counted() -> None:
 def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> None:
     """None where there is room, all that save where there is none, and what is told to fit does."""
     resize(monkeypatch, "wan-tiny", num_layers=3)
-    start, _ = recipe("wan-tiny")
+    start, _ = recipe("wan-tiny", model={"name": "wan-tiny", "gradient_checkpointing": "auto"})
     roomy = memory_presets.choose(start, 10**12)
     assert (roomy.fits, roomy.tiers, roomy.recipe) == (True, (), start)
     tight = memory_presets.choose(start, 1)
     # Hashed words and lossless pixels take no memory; blocks of few bits are not fetched.
-    first = ["model.gradient_checkpointing = true", "buckets.batch_size = 1"]
+    first = ["buckets.batch_size = 1"]
     assert [tier.to_text() for tier in tight.tiers] == [*first, "parallel.offload = true"]
+    assert (roomy.recomputation, tight.recomputation) == ({"256px ×1": False}, {"256px ×1": True})
     assert (tight.fits, tight.recipe.lora.base) == (False, None)
     network = estimate.network(start)
     block, whole = (estimate.size(list(m.parameters())) for m in (network.sharding().blocks[0], network.module))
     assert tight.estimate.memory.base == whole - block  # two of three lie on the GPU at a time
     few = start.model_copy(update={"lora": start.lora.model_copy(update={"base": "nf4"})})
-    few = few.model_copy(update={"model": few.model.model_copy(update={"gradient_checkpointing": True})})
     few = few.model_copy(update={"buckets": few.buckets.model_copy(update={"batch_size": 1})})
-    size = estimate.estimate(few, memory_presets.bucket_table(few)).memory.total
+    size = estimate.estimate(few, measurements.bucket_table(few)).memory.total
     choice = memory_presets.choose(start, size)
+    assert choice.recomputation == {"256px ×1": True}
     assert [tier.to_text() for tier in choice.tiers] == [*first, 'lora.base = "nf4"']
     assert (choice.fits, choice.recipe, choice.estimate.memory.total) == (True, few, size)
     assert tight.estimate.memory.total < size < min(choice.without)
@@ -340,7 +341,7 @@ def test_stored_latents_leave_no_encoder_in_memory() -> None:
 
     def needed(**changes: object) -> Memory:
         recipe = parsed(**changes)
-        return estimate.estimate(recipe, memory_presets.bucket_table(recipe)).memory
+        return estimate.estimate(recipe, measurements.bucket_table(recipe)).memory
 
     live, stored = needed(), needed(encode={"store": True})
     encoders = live.encoders

@@ -16,8 +16,8 @@ from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule import cost
 from reelworks.data.schedule.cost_fit import CostModel
-from reelworks.training.memory import refit
 from reelworks.training.memory.tune_request import TuneRequest
+from reelworks.training.plan import refit
 from reelworks.training.recipe import recipe_file
 
 WORLD, PER_STEP = 2, 4

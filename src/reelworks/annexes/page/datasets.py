@@ -11,6 +11,7 @@ from reelworks.data.buckets import table
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.run.folder import RunFolder
+from reelworks.training.plan import plan_forecast
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 
@@ -38,7 +39,10 @@ class Datasets:
         if known is not None:
             return known
         # Outside of the lock: the datasets of other recipes are not to wait. Two that open the same share the first.
-        opened = Dataset(Catalog.open(catalog), table.EMPTY) if recipe is None else RecipeData.open(recipe)
+        if recipe is None:
+            opened = Dataset(Catalog.open(catalog), table.EMPTY)
+        else:
+            opened = plan_forecast.settled(RecipeData.open(recipe))
         with self._lock:
             return self._opened.setdefault(key, opened)
 

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Literal
 
 from reelworks.data.buckets.opensora.ratios import Resolution
+
+# What a network does not store of a forward pass and computes again in the backward pass (gradient checkpointing): False,
+# nothing; "selective", all but the results of matrix products and attention; True, all but the inputs of its blocks; a
+# number between 0 and 1, the share of blocks that are recomputed like True, while the others are like "selective".
+Recomputation = bool | float | Literal["selective"]
+
+_SELECTIVE = 0.25  # of a forward pass, about: in compiled blocks half of it, in others only what lies between products
+
+
+def recomputed_share(recomputation: Recomputation | None) -> float:
+    """Return the share of a forward pass that is computed a second time."""
+    if isinstance(recomputation, float):
+        return _SELECTIVE + (1 - _SELECTIVE) * recomputation
+    return _SELECTIVE if recomputation == "selective" else float(recomputation or 0)
 
 
 class Draws(Enum):
@@ -37,6 +52,7 @@ class Entry:
     spare_frames: int = 0  # frames that a video must have in addition to `num_frames`
     pixel_share: float = 1.0  # share of `pixels` that a clip must have
     sequence_degree: int | None = None  # ranks that share a clip; None for all of a sequence group
+    recomputation: Recomputation | None = None  # None for that of the whole network
 
     @property
     def is_used(self) -> bool:

@@ -18,7 +18,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.buckets import families, sizes
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig, parse_ratio
-from reelworks.data.buckets.entry import Draws, Entry
+from reelworks.data.buckets.entry import Draws, Entry, Recomputation, recomputed_share
 from reelworks.data.buckets.opensora.ratios import COMPUTED_MULTIPLE, Resolution
 
 
@@ -63,6 +63,7 @@ class Bucket:
         batch_size: Clips of a micro-batch.
         sequence_degree: Ranks that share its clips.
         parts: Micro-batches that the ranks of a sequence group train side by side.
+        recomputation: What its backward passes compute again; None for what the model's key says.
     """
 
     entry: int
@@ -73,6 +74,7 @@ class Bucket:
     tokens: int
     sequence_degree: int = 1
     parts: int = 1
+    recomputation: Recomputation | None = None
 
     @property
     def column_size(self) -> int:
@@ -167,6 +169,10 @@ class BucketTable:
         buckets = [replace(b, sequence_degree=degrees[b.entry], parts=ranks // degrees[b.entry]) for b in self.buckets]
         return replace(self, buckets=tuple(buckets))
 
+    def recomputed_shares(self) -> list[float]:
+        """Return the share of a forward pass that is computed again, for every bucket; 0 where the model's key says it."""
+        return [recomputed_share(bucket.recomputation) for bucket in self.buckets]
+
     def with_one_entry(self, index: int) -> BucketTable:
         """Return the table as chance may make it for a clip: one entry takes all that fit it, and the others take none."""
         # In a table of Open-Sora a clip that leaves a length tries the next one, but none if it leaves the resolution.
@@ -230,15 +236,22 @@ def build(
                 value=f"{first} and {second}",
                 remedy="remove one of them",
             )
-    buckets = tuple(b for i, e in enumerate(expanded) for b in _sizes_of(i, e, config, geometry))
+    named = _with_recomputation(expanded, config)
+    buckets = tuple(b for i, e in enumerate(named) for b in _sizes_of(i, e, config, geometry))
     return BucketTable(
-        tuple(expanded), buckets, config.upscale, config.max_crop, extends_short, config=config, given=tuple(entries)
+        named, buckets, config.upscale, config.max_crop, extends_short, config=config, given=tuple(entries)
     )
+
+
+def _with_recomputation(entries: Sequence[Entry], config: BucketsConfig) -> tuple[Entry, ...]:
+    told = config.gradient_checkpointing
+    return tuple(replace(entry, recomputation=told.get(str(entry))) for entry in entries)
 
 
 def _of_opensora(config: BucketsConfig, geometry: Geometry, extends_short: bool) -> BucketTable:
     """Build the table of Open-Sora; entries without a batch size have no bucket, since no clip stays there."""
-    entries, draws = config.opensora_entries(_computed_multiple(geometry))
+    plain, draws = config.opensora_entries(_computed_multiple(geometry))
+    entries = _with_recomputation(plain, config)
     buckets: list[Bucket] = []
     for index, entry in enumerate(entries):
         _check_frames(entry.num_frames, geometry, f'buckets.opensora."{entry.resolution}"')
@@ -254,7 +267,8 @@ def _of_opensora(config: BucketsConfig, geometry: Geometry, extends_short: bool)
 def _bucket(index: int, entry: Entry, ratio: str, size: tuple[int, int], geometry: Geometry) -> Bucket:
     shape = Shape(entry.num_frames, *size)
     name = f"{entry.resolution} {ratio} ×{entry.num_frames}"
-    return Bucket(index, ratio, shape, name, entry.batch_size, geometry.tokens(shape))
+    tokens = geometry.tokens(shape)
+    return Bucket(index, ratio, shape, name, entry.batch_size, tokens, recomputation=entry.recomputation)
 
 
 def _computed_multiple(geometry: Geometry) -> int:

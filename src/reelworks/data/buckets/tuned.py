@@ -14,6 +14,7 @@ from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.data.buckets.degrees import RankLimits
+from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.opensora import parse
 from reelworks.data.schedule import cost_fit
 from reelworks.data.schedule.cost_fit import CostModel
@@ -37,6 +38,16 @@ def read(path: str, step_seconds: float | None = None) -> dict[str, int]:
                 for entry, size in sizes.items()
             }
         return dict(sizes)
+
+
+def read_recomputation(path: str) -> dict[str, Recomputation]:
+    """Return what the backward passes of entries compute again, where it was measured."""
+    with _reading(path) as value:
+        found = value.get("recomputation", {})
+        wrong = [each for each in found.values() if not (isinstance(each, bool) or each == "selective")]
+        if wrong:
+            raise _bad(path, f"{wrong[0]!r} is nothing that is recomputed")
+        return dict(found)
 
 
 def read_limits(path: str, step_seconds: float | None = None) -> tuple[CostModel, RankLimits]:

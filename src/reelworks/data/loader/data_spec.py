@@ -94,8 +94,8 @@ _SPEC = {
     "mask_ratios": arguments.a(Mapping),
 }
 
-# Only the buckets that result from these are digested.
-_BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned"}
+# Only the buckets that result from these are digested; what recomputation changes is in the costs.
+_BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned", "gradient_checkpointing"}
 # Clips that lack a companion, and how videos are cut, are covered by the catalog's digest.
 _NOT_OF_A_PLAN = {
     "path",

@@ -298,7 +298,9 @@ class Dataset(CatalogView):
             same_bucket_run=same_bucket_run,
             incomplete_batch=incomplete_batch,
             batch_sizes=tuple(int(n) for n in self.table.column_sizes()),
-            costs_us=cost.costs_us(names, self.table.tokens(), self.spec.cost, self.measured_ms),
+            costs_us=cost.costs_us(
+                names, self.table.tokens(), self.spec.cost, self.measured_ms, self.table.recomputed_shares()
+            ),
             buckets_digest=data_spec.plan_digest(self.spec, self.table, self.exclude_list),
             merge_to=data_spec.merge_targets(self.table, incomplete_batch),
             window_clips=self.spec.data.shuffle_window if self.spec.data.locality else 0,

@@ -52,17 +52,24 @@ class CostConfig(PublicConfig):
 
 
 def costs_us(
-    names: Sequence[str], tokens: NDArray[np.int64], config: CostConfig, measured_ms: Mapping[str, float]
+    names: Sequence[str],
+    tokens: NDArray[np.int64],
+    config: CostConfig,
+    measured_ms: Mapping[str, float],
+    recomputed: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
     """Return the cost of a clip of each bucket in microseconds, or in a finer unit if rounding would distort ratios.
 
-    `tokens` are those of one clip of each bucket. The formula of `config` counts for buckets that were not measured,
+    `tokens` are those of one clip of each bucket, `recomputed` the share of a forward pass that its backward pass computes
+    again: a third of a step has the forward pass. The formula of `config` counts for buckets that were not measured,
     scaled by the median ratio to those that were. A clip of more than a day is refused.
     """
     n = tokens.astype(np.float64)
     known = np.array([measured_ms.get(name, np.nan) * 1000 for name in names])
     with np.errstate(all="ignore"):  # values that overflow are refused below
         formula = config.per_clip_us + config.per_token_us * n + config.per_token_squared_us * n * n
+        if recomputed is not None and any(recomputed):
+            formula *= 1 + np.array(recomputed) / 3
         ratios = (known / formula)[~np.isnan(known)]
         scaled = formula * (float(np.median(ratios)) if len(ratios) else 1.0)
     costs = np.where(np.isnan(known), scaled, known)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core import log
+from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.distributed import layout
 from reelworks.data.distributed.layout import Layout, Needs
 from reelworks.models import components, factory, hub
@@ -56,6 +57,7 @@ class TrainedModel:
     sequence: SequenceParallel
     layout: Layout
     wrong_kernels: tuple[AttentionFault, ...]
+    recomputation: tuple[Recomputation, ...] = ()  # of each bucket, where the recipe leaves it to the bucket
 
 
 def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = True) -> dict[str, str]:

@@ -135,6 +135,13 @@ class TrainConfig(Config):
         description='backend of torch.compile. "aot_eager" and "eager" trace blocks and do not make them faster; they '
         "tell in which part a fault of compilation lies",
     )
+    memory_gb: Told[float | None] = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description='memory of a GPU that `model.gradient_checkpointing = "auto"` may fill, in GB; default: 95 % of the '
+        "smallest GPU of the run, and without a GPU no limit",
+    )
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads of each rank; default: OMP_NUM_THREADS, or the job's cores / ranks"
     )

@@ -65,6 +65,7 @@ class StartedStage:
     run: OpenRun
     data: RecipeData
     spec: PlanSpec
+    limit_bytes: int | None = None  # memory that recomputation keeps to, see `memory.recomputation`
 
 
 @contextmanager

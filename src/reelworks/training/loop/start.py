@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from reelworks.core import log
 from reelworks.core.log import logger
@@ -14,7 +15,7 @@ from reelworks.data.distributed import layout, mesh
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.position import DataPosition
 from reelworks.data.run.folder import RunFolder
-from reelworks.models import components
+from reelworks.models import components, recompute
 from reelworks.models.attention import attention
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.sequence import sequence_limits
@@ -29,7 +30,7 @@ from reelworks.training.loop.config import no_end
 from reelworks.training.loop.open_run import FolderLock, StartedStage
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.loop.stages import Stage
-from reelworks.training.memory import dry_run
+from reelworks.training.memory import dry_run, recomputation
 from reelworks.training.observers import trackers
 from reelworks.training.precompute import encoding
 from reelworks.training.preflight import kernels, stage_data
@@ -71,14 +72,23 @@ def plan(stage: Stage, request: TrainRequest, folder_lock: FolderLock, world: Wo
     """Open the run, and its catalog with the buckets that were proposed if the recipe names none."""
     recipe = stage.recipe
     with log.stage("planning"):
-        data = replace(RecipeData.open(recipe), run=RunFolder(Path(recipe.output)), stage=stage.start)
+        limit = _limit_of_all(recipe, world)
+        data = recomputation.settle(RecipeData.open(recipe), limit)
+        data = replace(data, run=RunFolder(Path(recipe.output)), stage=stage.start)
         recipe = data.recipe
         sequence_limits.require_buckets(recipe.model, data.table)
         run = open_run.open_run(recipe, folder_lock, world)
         spec = open_run.plan_spec(data, run)
         if recipe.train.lacks_end:
             raise no_end(recipe.train, data.plan(spec, stage.start.epoch).num_steps)
-    return StartedStage(stage, request, run, data, spec)
+    return StartedStage(stage, request, run, data, spec, limit)
+
+
+def _limit_of_all(recipe: Recipe, world: World) -> int | None:
+    """Return the memory that each rank may fill, by the smallest GPU. Collective."""
+    own = world.device_bytes if world.device.type == "cuda" else None
+    least: list[Any] = world.gather(own) if recipe.model.gradient_checkpointing == "auto" else [own]
+    return recomputation.limit(recipe, None if own is None else min(least))
 
 
 def require_weights(recipe: Recipe, *, resumed: bool) -> dict[str, str]:
@@ -136,8 +146,12 @@ def build_model(started: StartedStage, sources: Mapping[str, str], encoders: Fro
     mesh.shard(network.module, network.sharding().blocks, network.contract, world, shards)
     compiled = CompiledBlocks.of_recipe(network, data)
     state = TrainState.start(network, recipe.train)
+    levels = recomputation.raised(data, started.limit_bytes)
+    if world.is_main:
+        for line in recomputation.lines(data, levels):
+            logger.info(line)
     return TrainedModel(
-        DtypeBoundary(network), encoders, state, network.base, compiled, sequence, shards, wrong_kernels
+        DtypeBoundary(network), encoders, state, network.base, compiled, sequence, shards, wrong_kernels, levels
     )
 
 
@@ -145,13 +159,19 @@ def rehearse(started: StartedStage, model: TrainedModel, position: DataPosition)
     """Run the largest planned bucket once: a lack of memory shows before the first step, or not at all."""
     run, data = started.run, started.data
     planned = set(position.plan.micro_bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
-    bucket = dry_run.largest(data.table, planned)
+    levels = model.recomputation or (None,) * len(data.table.buckets)
+    of_levels = {
+        str(level): {i for i in planned if levels[i] == level} for level in levels
+    }  # each largest may need most
     if started.request.debug:
         out_of_memory.record_history(run.world.device)
     snapshot = run.folder.snapshot_file(run.world.rank)
-    clips = bucket.batch_size * data.recipe.clips_per_place
-    model.sequence.use(bucket.sequence_degree)
     with log.stage("running the largest bucket once"):
-        dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
+        for indices in filter(None, of_levels.values()):
+            bucket = dry_run.largest(data.table, indices)
+            clips = bucket.batch_size * data.recipe.clips_per_place
+            model.sequence.use(bucket.sequence_degree)
+            with recompute.by(levels[min(indices)] or False):
+                dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
     for line in data.chosen.lines() if data.chosen else []:
         logger.info(line)

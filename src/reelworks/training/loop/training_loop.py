@@ -68,6 +68,7 @@ class Trainer:
             data.stage,
             sequence=model.sequence,
             watch=idle.watch,
+            recomputation=model.recomputation,
         )
         self._observers: list[StepObserver] = [
             log,

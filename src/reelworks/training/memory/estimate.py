@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reelworks.data.buckets.entry import recomputed_share
 from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.models import components, recompute
 from reelworks.models.adapters import frozen
@@ -48,11 +49,13 @@ def passes(recipe: Recipe, denoiser: Denoiser, table: BucketTable) -> dict[str, 
 
 def one_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
     """Run a micro-batch of a bucket on the meta device; its memory is that of a rank's share."""
-    clips = bucket.batch_size * recipe.clips_per_place
+    clips, recomputed = bucket.batch_size * recipe.clips_per_place, memory.recomputation(recipe, bucket)
+    if isinstance(recomputed, float):
+        return memory.partly(lambda one: one_pass(recipe, denoiser, one), bucket, recomputed)
     if not denoiser.runs_on_meta:
         times = 2 if recipe.lora is not None else 3  # frozen weights get no gradient
-        times += recipe.model.gradient_checkpointing is True
-        return Pass(0, 2 * times * _count(denoiser) * bucket.tokens * clips)
+        more = recomputed_share(memory.recomputation(recipe, bucket))
+        return Pass(0, round(2 * (times + more) * _count(denoiser) * bucket.tokens * clips))
     whole = measured_pass(recipe, denoiser, bucket, clips)
     if bucket.sequence_degree == 1:
         return whole
@@ -64,7 +67,8 @@ def measured_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket, clips: int
     """Run some clips of a bucket on the meta device as the recipe's training does."""
     inputs = dry_run.blank(encoder_sizes(recipe), bucket, clips, torch.device("meta"))
     accumulates = recipe.train.gradient_accumulation_steps > 1 or (recipe.train.micro_batches_per_step or 1) > 1
-    with recompute.as_compiled() if recipe.train.compile else contextlib.nullcontext():
+    how = recompute.by(memory.recomputation(recipe, bucket))
+    with how, recompute.as_compiled() if recipe.train.compile else contextlib.nullcontext():
         return meter.measure_few_blocks(denoiser, inputs, accumulates=accumulates)
 
 

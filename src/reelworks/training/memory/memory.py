@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from reelworks.core.shape import Geometry
+from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.models import components, registry
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.training.recipe.recipe import Recipe
 
+_FEWEST_BLOCKS = 16  # of networks that are so large that it matters
 ASSUMED_TFLOPS = 165.0  # of an RTX 4090 in bfloat16, summed in float32
 UTILISATION = 0.4  # usual in the training of transformers
 BUS_GB = 25.0  # per second, of PCIe 4.0 with 16 lanes, from pinned memory
 _CONTEXT_BYTES = 600_000_000  # that CUDA and its libraries take on a GPU, beside torch's tensors
 # What torch's allocator holds beyond the tensors of a pass: 4 to 7 % without recomputation or with a selective one, and 5 to
 # 24 % with all recomputed, for steps of one shape of Wan 2.1 1.3B, SD3.5 medium and STDiT3-XL, by `benchmarks.memory.held`.
-_HELD_SHARE = {False: 0.07, "selective": 0.07, True: 0.25}
+_HELD_SHARE, _HELD_SHARE_OF_INPUTS = 0.07, 0.25
 # Parameters of the encoders that do not belong to a family of diffusers.
 _PARAMETERS = {
     "pixel": 0,
@@ -159,8 +161,13 @@ def share(bucket: Bucket, geometry: Geometry) -> Bucket:
 
 def from_passes(recipe: Recipe, table: BucketTable, sizes: NetworkSizes, passes: Mapping[str, Pass]) -> Estimate:
     """Return the estimate of a recipe, given the sizes of its network and its passes by bucket name."""
-    memory = with_activations(
-        recipe, without_activations(recipe, sizes), max(each.peak_bytes for each in passes.values())
+    fixed, buckets = without_activations(recipe, sizes), {b.name: b for b in table.buckets}
+    memory = max(
+        (
+            with_activations(recipe, fixed, one.peak_bytes, recomputation(recipe, buckets[name]))
+            for name, one in passes.items()
+        ),
+        key=lambda each: each.total,
     )
     # Scale the operations of each entry's largest bucket to the tokens of the others.
     per_token = {b.entry: passes[b.name].flops / (b.tokens * b.batch_size) for b in table.buckets if b.name in passes}
@@ -198,14 +205,34 @@ def without_activations(recipe: Recipe, sizes: NetworkSizes) -> Memory:
     return _with_encoders(recipe, Memory(**parts, encoders=0, activations=0, host=host))
 
 
-def with_activations(recipe: Recipe, memory: Memory, peak_bytes: int) -> Memory:
+def recomputation(recipe: Recipe, bucket: Bucket) -> Recomputation:
+    """Return what the backward passes of a bucket compute again; as long as that is not chosen, as much as possible."""
+    whole = recipe.model.gradient_checkpointing
+    if whole != "auto":
+        return whole
+    return True if bucket.recomputation is None else bucket.recomputation
+
+
+def partly(one_pass: Callable[[Bucket], Pass], bucket: Bucket, share: float) -> Pass:
+    """Return the pass of a bucket of which a share of the blocks keeps inputs alone, from those without and with all.
+
+    One block is counted twice: it is recomputed while most of the others still hold what they keep.
+    """
+    least, most = (one_pass(replace(bucket, recomputation=end)) for end in ("selective", True))
+    peak, flops = (round((1 - share) * own + share * its) for own, its in zip(least, most, strict=True))
+    block = max(least.peak_bytes - most.peak_bytes, 0) // _FEWEST_BLOCKS
+    return Pass(min(peak + block, max(least.peak_bytes, most.peak_bytes)), flops)
+
+
+def with_activations(recipe: Recipe, memory: Memory, peak_bytes: int, recomputed: Recomputation) -> Memory:
     """Return the memory with the peak of a pass, and with what it makes the allocator hold."""
-    return _with_encoders(recipe, replace(memory, activations=peak_bytes, reserve=reserve(recipe, peak_bytes)))
+    return _with_encoders(recipe, replace(memory, activations=peak_bytes, reserve=reserve(peak_bytes, recomputed)))
 
 
-def reserve(recipe: Recipe, activations: int) -> int:
+def reserve(activations: int, recomputed: Recomputation) -> int:
     """Return the memory of a GPU that a training takes beyond its tensors, given the peak of a pass."""
-    return _CONTEXT_BYTES + round(_HELD_SHARE[recipe.model.gradient_checkpointing] * activations)
+    share = _HELD_SHARE if recomputed in (False, "selective") else _HELD_SHARE_OF_INPUTS
+    return _CONTEXT_BYTES + round(share * activations)
 
 
 def _with_encoders(recipe: Recipe, memory: Memory) -> Memory:

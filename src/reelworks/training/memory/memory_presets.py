@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from reelworks.data.buckets import table
-from reelworks.data.buckets.table import BucketTable
-from reelworks.models.components import geometry
-from reelworks.training.memory import memory, published_sizes
-from reelworks.training.memory.memory import Estimate, NetworkSizes
+from reelworks.data.buckets.entry import Recomputation
+from reelworks.training.memory import recomputation
+from reelworks.training.memory.measurements import Measurements, bucket_table
+from reelworks.training.memory.memory import Estimate
 from reelworks.training.recipe.recipe import Recipe
-
-if TYPE_CHECKING:
-    from reelworks.models.api import Denoiser
-
-T = TypeVar("T")
 
 
 class MemoryPreset(NamedTuple):
@@ -38,13 +32,6 @@ class MemoryPreset(NamedTuple):
 # Cheapest first; each is added to those before it.
 TIERS = (
     MemoryPreset(
-        "model",
-        "gradient_checkpointing",
-        True,
-        "keeps block inputs alone for the backward pass, and is a third slower",
-        passing=True,
-    ),
-    MemoryPreset(
         "text_encoder", "device", "cpu", "text encoders in CPU memory, which takes seconds for each new caption"
     ),
     MemoryPreset("buckets", "batch_size", 1, "one clip at a time", passing=True),
@@ -63,43 +50,50 @@ TIERS = (
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The settings that make a recipe fit, with its estimate."""
+    """The settings that make a recipe fit, with its estimate.
+
+    Attributes:
+        recomputation: What backward passes compute again, by entry, where the recipe leaves it to memory.
+    """
 
     recipe: Recipe  # with these settings
     tiers: tuple[MemoryPreset, ...]
     estimate: Estimate
     fits: bool | None  # None if the GPU's memory is unknown
     without: tuple[int, ...] = ()  # for each setting, bytes that the recipe needs at least without it
+    recomputation: Mapping[str, Recomputation] = field(default_factory=dict)
 
 
 def choose(recipe: Recipe, vram_bytes: int | None, given: Container[str] = ()) -> MemoryPlan:
-    """Add settings one by one until a recipe fits; for an unknown GPU only the first, which most recipes need.
+    """Add settings one by one until a recipe fits; none for an unknown GPU.
 
     Settings that save nothing in this recipe are skipped, so that each further one needs less memory, and so are those
     of keys that are given. Where activations cannot be measured, all that save them are taken, and nothing fits for sure.
     """
     tiers = [tier for tier in TIERS if f"{tier.table}.{tier.key}" not in given]
+    search, taken, waiting = Measurements(), dict[MemoryPreset, int](), tiers
+
+    def planned(fits: bool | None, found: _Estimated) -> MemoryPlan:
+        return MemoryPlan(recipe, tuple(taken), found.estimate, fits, tuple(taken.values()), found.recomputation)
+
     if vram_bytes is None:
-        first = TIERS[:1] if TIERS[0] in tiers else ()
-        recipe = _with(recipe, *first) if first else recipe
-        return MemoryPlan(recipe, first, _Search().estimate(recipe), None)
-    search, taken, waiting = _Search(), dict[MemoryPreset, int](), tiers
+        return planned(None, _estimated(recipe, None, search))
     if not search.measures(recipe):
-        for unmeasured in [tier for tier in tiers if tier.passing and search.saves(recipe, tier)]:
+        for unmeasured in [tier for tier in tiers if tier.passing and _saves(recipe, tier, search)]:
             waiting.remove(unmeasured)
             taken[unmeasured] = search.held(recipe)
             recipe = _with(recipe, unmeasured)
     while True:
         need = search.held(recipe)
         # The full estimate is slow: skip it if the recipe does not fit even without activations.
-        result = search.estimate(recipe) if need <= vram_bytes else None
-        need = need if result is None else result.memory.total
-        if result is not None and need <= vram_bytes:
-            return MemoryPlan(recipe, tuple(taken), result, result.measured or None, tuple(taken.values()))
+        found = _estimated(recipe, vram_bytes, search) if need <= vram_bytes else None
+        need = need if found is None else found.estimate.memory.total
+        if found is not None and need <= vram_bytes:
+            return planned(found.estimate.measured or None, found)
         # One that saves nothing now may do so later: stored latents need the text encoder or the network at a time.
-        tier = next((each for each in waiting if search.saves(recipe, each)), None)
+        tier = next((each for each in waiting if _saves(recipe, each, search)), None)
         if tier is None:
-            return MemoryPlan(recipe, tuple(taken), result or search.estimate(recipe), False, tuple(taken.values()))
+            return planned(False, found or _estimated(recipe, vram_bytes, search))
         waiting.remove(tier)
         replaced = ((tier.table, tier.key), tier.without)
         taken = {old: size for old, size in taken.items() if (old.table, old.key) not in replaced}
@@ -107,67 +101,27 @@ def choose(recipe: Recipe, vram_bytes: int | None, given: Container[str] = ()) -
         recipe = _with(recipe, tier)
 
 
-class _Search:
-    """Estimates of recipes that differ in few settings, of which networks, their sizes and their passes are kept.
-
-    Only what is not among the published sizes is built and measured, which imports torch and takes long.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], Any] = {}
-
-    def measures(self, recipe: Recipe) -> bool:
-        """Whether activations can be measured."""
-        return self._sizes(recipe).runs_on_meta
-
-    def held(self, recipe: Recipe) -> int:
-        """Return the bytes on the GPU without activations."""
-        key = recipe.model_dump_json(exclude={"model": {"gradient_checkpointing"}, "buckets": True})
-        return self._once("held", key, lambda: memory.without_activations(recipe, self._sizes(recipe)).total)
-
-    def saves(self, recipe: Recipe, tier: MemoryPreset) -> bool:
-        """Whether a setting changes the recipe and lowers its memory."""
-        config = getattr(recipe, tier.table)
-        if config is None or getattr(config, tier.key) == tier.value:
-            return False
-        return tier.passing or self.held(_with(recipe, tier)) < self.held(recipe)
-
-    def estimate(self, recipe: Recipe) -> Estimate:
-        buckets = bucket_table(recipe)
-        if (known := published_sizes.find(recipe)) is not None:
-            passes = {each.name: known.one_pass(recipe, each) for each in memory.largest_of_entries(buckets)}
-        else:
-            from reelworks.training.memory import estimate
-
-            key = recipe.model_dump_json(include={"model", "lora", "buckets"})
-            passes = self._once("passes", key, lambda: estimate.passes(recipe, self._network(recipe), buckets))
-        return memory.from_passes(recipe, buckets, self._sizes(recipe), passes)
-
-    def _sizes(self, recipe: Recipe) -> NetworkSizes:
-        if (known := published_sizes.find(recipe)) is not None:
-            return known.network(recipe)
-        from reelworks.training.memory import estimate
-
-        # Checkpointing changes no size, so that a network with another setting of it serves as well.
-        key = recipe.model_dump_json(include={"model", "lora"}, exclude={"model": {"gradient_checkpointing"}})
-        return self._once("sizes", key, lambda: estimate.sizes(recipe, self._network(recipe)))
-
-    def _network(self, recipe: Recipe) -> Denoiser:
-        from reelworks.training.memory import estimate
-
-        key = recipe.model_dump_json(include={"model", "lora"})
-        return self._once("network", key, lambda: estimate.network(recipe))
-
-    def _once(self, kind: str, key: str, make: Callable[[], T]) -> T:
-        if (kind, key) not in self._kept:
-            self._kept[kind, key] = make()
-        found: T = self._kept[kind, key]
-        return found
+class _Estimated(NamedTuple):
+    estimate: Estimate
+    recomputation: Mapping[str, Recomputation]
 
 
-def bucket_table(recipe: Recipe) -> BucketTable:
-    """Build the buckets of a recipe."""
-    return table.build(recipe.bucket, recipe.buckets, geometry(recipe.model, recipe.autoencoder))
+def _estimated(recipe: Recipe, vram_bytes: int | None, search: Measurements) -> _Estimated:
+    """Estimate a recipe as it will be trained on a GPU of so much memory, or of as little as possible."""
+    found: dict[str, Recomputation] = {}
+    if recipe.model.gradient_checkpointing == "auto" and vram_bytes is not None:
+        limit = recomputation.limit(recipe, vram_bytes)
+        found = recomputation.least(recipe, bucket_table(recipe), limit, search)
+        recipe = recomputation.with_recomputation(recipe, found)
+    return _Estimated(search.estimate(recipe, bucket_table(recipe)), found)
+
+
+def _saves(recipe: Recipe, tier: MemoryPreset, search: Measurements) -> bool:
+    """Whether a setting changes the recipe and lowers its memory."""
+    config = getattr(recipe, tier.table)
+    if config is None or getattr(config, tier.key) == tier.value:
+        return False
+    return tier.passing or search.held(_with(recipe, tier)) < search.held(recipe)
 
 
 def _with(recipe: Recipe, tier: MemoryPreset) -> Recipe:

@@ -24,6 +24,7 @@ from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
 from reelworks.models.precision.config import PrecisionConfig
 from reelworks.models.sound.config import SoundConfig
 from reelworks.training.loop.config import TrainConfig
+from reelworks.training.memory import memory
 from reelworks.training.memory.memory import NetworkSizes, Pass
 from reelworks.training.recipe.dataset import sound_spec
 from reelworks.training.recipe.recipe import Recipe
@@ -55,8 +56,8 @@ class PublishedSizes:
     Attributes:
         digest: Digest of the preset's config.
         base_bytes: Bytes of frozen weights by `lora.base`.
-        passes: By companions that the network is given (`control+mask`; empty for none): factors without and with gradient
-            checkpointing.
+        passes: By companions that the network is given (`control+mask`; empty for none): factors with nothing recomputed,
+            with selective recomputation, and with all but the inputs of blocks recomputed.
     """
 
     digest: str
@@ -66,7 +67,7 @@ class PublishedSizes:
     in_use_bytes: int
     runs_on_meta: bool
     base_bytes: Mapping[str, int]
-    passes: Mapping[str, tuple[PassFactors, PassFactors]]
+    passes: Mapping[str, tuple[PassFactors, PassFactors, PassFactors]]
 
     def network(self, recipe: Recipe) -> NetworkSizes:
         """Return the sizes of the network of a recipe; those of a LoRA are in proportion to its rank."""
@@ -83,7 +84,10 @@ class PublishedSizes:
 
     def one_pass(self, recipe: Recipe, bucket: Bucket) -> Pass:
         """Return memory and operations of a micro-batch of a bucket."""
-        factors = self.passes[_given(recipe)][int(bool(recipe.model.gradient_checkpointing))]
+        recomputed = memory.recomputation(recipe, bucket)
+        if isinstance(recomputed, float):
+            return memory.partly(lambda one: self.one_pass(recipe, one), bucket, recomputed)
+        factors = self.passes[_given(recipe)][(False, "selective", True).index(recomputed)]
         clips = bucket.batch_size * recipe.clips_per_place
         usual = factors.of_tokens(clips, tokens_of(recipe, bucket), _base(recipe))
         more = max(_rank(recipe) - LoraConfig().rank, 0) / _NARROWEST
@@ -134,7 +138,6 @@ def _is_usual(recipe: Recipe) -> bool:
         and _base(recipe) in BASES
         and recipe.precision == PrecisionConfig()
         and train.optimizer == TrainConfig.model_fields["optimizer"].default
-        and model.gradient_checkpointing in (True, False)
         and model.experts != "both"
         and sizes == (None, None, None)
     )
@@ -197,5 +200,5 @@ def read(package: str) -> Mapping[str, PublishedSizes]:
 
 def from_json(values: Mapping[str, Any]) -> PublishedSizes:
     """Return sizes from their JSON value."""
-    passes = {given: tuple(PassFactors(**one) for one in both) for given, both in values["passes"].items()}
+    passes = {given: tuple(PassFactors(**one) for one in each) for given, each in values["passes"].items()}
     return PublishedSizes(**{**values, "passes": passes})

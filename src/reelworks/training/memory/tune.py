@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,6 +11,7 @@ import torch
 
 from reelworks.core import files, log, requests, units
 from reelworks.core.errors import UserError
+from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.schedule import cost_fit
@@ -29,6 +31,8 @@ class Tuned:
         device: Name of the device, or "estimate".
         batch_sizes: Clips per micro-batch by entry; 0 where not even one kept the limits.
         ms_per_clip: Milliseconds of a clip by bucket.
+        recomputation: What backward passes compute again, by entry, where the recipe leaves it to memory: that with which a
+            clip takes the least time.
         trials: All measurements that memory allowed.
         model_ms: The fitted time of a micro-batch.
         held_out_errors: Relative error at each number of tokens, predicted from the others.
@@ -38,6 +42,7 @@ class Tuned:
     limits: Limits
     batch_sizes: dict[str, int]
     ms_per_clip: dict[str, float]
+    recomputation: dict[str, Recomputation]
     trials: list[Trial]
     model_ms: CostModel
     held_out_errors: dict[int, float]
@@ -80,7 +85,7 @@ def measure(recipe: Recipe, table: BucketTable, limits: Limits, on_trial: Callab
             return found
 
         device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
-        return _search(device, table, limits, trial)
+        return _search(device, table, limits, trial, _ways(recipe))
 
 
 def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
@@ -105,26 +110,45 @@ def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
     def trial(bucket: Bucket, batch_size: int) -> Trial:
         peak, flops = estimate.measured_pass(recipe, denoiser, bucket, batch_size * recipe.clips_per_place)
         seconds = flops / (ASSUMED_TFLOPS * 1e12 * UTILISATION)
-        needed = memory.with_activations(recipe, fixed, peak).total
+        needed = memory.with_activations(recipe, fixed, peak, memory.recomputation(recipe, bucket)).total
         return Trial(bucket.name, bucket.tokens, batch_size, 1000 * seconds, needed)
 
-    return _search("estimate", table, limits, trial)
+    return _search("estimate", table, limits, trial, _ways(recipe))
 
 
-def _search(device: str, table: BucketTable, limits: Limits, trial: Callable[[Bucket, int], Trial | None]) -> Tuned:
-    """Search the largest batch size of each entry's largest bucket, and fit the times of all trials."""
+def _ways(recipe: Recipe) -> tuple[Recomputation | None, ...]:
+    """Return what backward passes may compute again; None for what the recipe says."""
+    return (False, "selective", True) if recipe.model.gradient_checkpointing == "auto" else (None,)
+
+
+def _search(
+    device: str,
+    table: BucketTable,
+    limits: Limits,
+    trial: Callable[[Bucket, int], Trial | None],
+    ways: Sequence[Recomputation | None],
+) -> Tuned:
+    """Search the largest batch size of each entry's largest bucket, and fit the times of all trials.
+
+    With several ways to recompute, an entry gets the one with which a clip takes the least time at its batch size.
+    """
     batch_sizes: dict[str, int] = {}
+    recomputation: dict[str, Recomputation] = {}
     trials: list[Trial] = []
     # The smallest first: if it does not fit, nothing does.
     for bucket in sorted(memory.largest_of_entries(table), key=lambda b: b.tokens):
-        size, own = search.largest_batch(partial(trial, bucket), limits)
-        batch_sizes[str(table.entries[bucket.entry])] = size
+        entry = str(table.entries[bucket.entry])
+        found = {way: search.largest_batch(partial(trial, replace(bucket, recomputation=way)), limits) for way in ways}
+        best = min(found, key=lambda way: _ms_per_clip(*found[way]))
+        batch_sizes[entry], own = found[best]
+        if best is not None:
+            recomputation[entry] = best
         trials += own
     if not any(batch_sizes.values()):
         least = min((t.peak_bytes for t in trials), default=0)
-        found = f"; one clip of the smallest takes {least / 1e9:.2f} GB" if least else ""
+        smallest = f"; one clip of the smallest takes {least / 1e9:.2f} GB" if least else ""
         raise UserError(
-            f"no entry keeps the limits with one clip{found}",
+            f"no entry keeps the limits with one clip{smallest}",
             code="out-of-memory",
             field="--memory",
             value=f"{limits.memory_bytes / 1e9:.2f} GB",
@@ -141,4 +165,9 @@ def _search(device: str, table: BucketTable, limits: Limits, trial: Callable[[Bu
         ms_per_clip[bucket.name] = known / clips
     fitted = [replace(t, residual=r) for t, r in zip(trials, model.residuals(timings), strict=True)]
     errors = cost_fit.held_out_errors(timings)
-    return Tuned(device, limits, batch_sizes, ms_per_clip, fitted, model, errors)
+    return Tuned(device, limits, batch_sizes, ms_per_clip, recomputation, fitted, model, errors)
+
+
+def _ms_per_clip(batch_size: int, trials: Sequence[Trial]) -> float:
+    """Return the milliseconds of a clip at a batch size; without limit where none fits, and then the most recomputation."""
+    return min((t.milliseconds / batch_size for t in trials if t.batch_size == batch_size), default=math.inf)

@@ -20,9 +20,10 @@ from reelworks.data.buckets.table import Bucket
 from reelworks.data.distributed import mesh
 from reelworks.data.distributed.layout import Layout
 from reelworks.data.distributed.mesh import World
+from reelworks.models import recompute
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
-from reelworks.training.memory import dry_run, estimate
+from reelworks.training.memory import dry_run, estimate, memory
 from reelworks.training.memory.search import Trial
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import out_of_memory
@@ -61,7 +62,8 @@ class Workbench:
         clips = batch_size * self._recipe.clips_per_place
         inputs = dry_run.blank(self._sizes, bucket, clips, self._device)
         try:
-            torch.autograd.backward(self._boundary(inputs).float().square().mean())
+            with recompute.by(memory.recomputation(self._recipe, bucket)):
+                torch.autograd.backward(self._boundary(inputs).float().square().mean())
             self._state.optimizer.step()
             self._state.update_ema(0, self._recipe.train.ema_decay)
         finally:

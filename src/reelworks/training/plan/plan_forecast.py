@@ -17,6 +17,7 @@ from reelworks.data.loader.left_out import by_reason
 from reelworks.data.loader.position import begin_epoch
 from reelworks.data.schedule.plan import PlanSpec, plan_epoch
 from reelworks.models.sequence import sequence_limits
+from reelworks.training.memory import recomputation
 from reelworks.training.plan import epoch_stats, plan_fixes, plan_report, strategies
 from reelworks.training.plan.epoch_stats import BucketShare, Course, DatasetShare, Figures, figures
 from reelworks.training.plan.plan_fixes import ProposedChange, RanksFigures
@@ -222,7 +223,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | Non
         UserError: GPUs cannot be divided into sequence groups, or these cannot share the tokens of a bucket.
     """
     ranks = recipe.parallel.data_ranks(world)
-    data = RecipeData.open(recipe) if data is None else data
+    data = settled(RecipeData.open(recipe)) if data is None else data
     sequence_limits.require_buckets(recipe.model, data.table)
     spec = plan_spec(data, ranks)
     plan = begin_epoch(data, spec, epoch=0).plan
@@ -240,6 +241,11 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | Non
         max_steps_to_set=(train.max_epochs or 0) * plan.num_steps if train.lacks_end else None,
         advice=_advice(data, spec, ahead.sum, ranks, epochs),
     )
+
+
+def settled(data: RecipeData) -> RecipeData:
+    """Return the dataset of a recipe with the recomputation of its entries, for a GPU like that of this machine, if any."""
+    return recomputation.settle(data, recomputation.limit_here(data.recipe))
 
 
 def outline(data: RecipeData, world: int) -> PlanOutline:

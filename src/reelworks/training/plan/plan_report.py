@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from reelworks.core import blocks, results, units, user_files
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.buckets.config import BucketsConfig
+from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.loader.left_out import Rejection, by_reason
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.plan import EpochPlan, PlanSpec
@@ -73,6 +74,7 @@ class PlanNumbers:
         imbalance: Share of time in which ranks wait for the slowest, from 0 to 1.
         padding: Share of the clips in micro-batches that have weight 0, from 0 to 1.
         steps_not_full: Steps that lack a micro-batch.
+        recomputation: What backward passes compute again, by entry, where the model's key leaves it to entries.
     """
 
     catalog: CatalogCounts
@@ -92,6 +94,7 @@ class PlanNumbers:
     imbalance: float
     padding: float
     steps_not_full: int
+    recomputation: dict[str, Recomputation]
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,7 @@ def numbers(data: RecipeData, spec: PlanSpec, plan: EpochPlan, left_out: list[Re
         imbalance=plan.waste(spec, world),
         padding=1 - int(plan.real.sum()) / places if places else 0.0,
         steps_not_full=int((plan.steps < 0).any(axis=1).sum()),
+        recomputation=data.recipe.buckets.gradient_checkpointing,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from reelworks.data.distributed import layout, mesh
 from reelworks.data.distributed.contract import Contract, Role, name_of
 from reelworks.data.distributed.layout import Layout
 from reelworks.data.distributed.mesh import World
-from reelworks.models import components
+from reelworks.models import components, recompute
 from reelworks.models.adapters import frozen
 from reelworks.models.api import Denoiser
 from reelworks.models.attention import attention, attention_audit
@@ -30,11 +31,11 @@ from reelworks.models.sequence import sequence_limits
 from reelworks.training.assembly import build, preview_model
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.loop.config import no_end
-from reelworks.training.memory import dry_run, estimate, memory, meter
+from reelworks.training.memory import dry_run, estimate, memory, meter, recomputation
 from reelworks.training.memory.dry_run import Encoder
 from reelworks.training.memory.estimate import size
 from reelworks.training.preflight import kernels
-from reelworks.training.recipe import validation
+from reelworks.training.recipe import dataset, validation
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import optimizer_names
 from reelworks.training.step.state import TrainState
@@ -75,11 +76,17 @@ class RehearsedBucket:
     """A bucket that was run forward and backward, with the peak memory of a rank in it beside weights and gradients.
 
     Where ranks share clips, it was run with as many tokens as one of them has.
+
+    Attributes:
+        held_bytes: What else the device takes: memory of CUDA, and what torch's allocator holds beyond the tensors.
+        recomputed: What the backward pass computes again.
     """
 
     bucket: str
     batch_size: int
     activations_bytes: int
+    held_bytes: int
+    recomputed: str
     seconds: float
 
 
@@ -151,6 +158,8 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckRep
     optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world, local_ranks(world)))
     if recipe.train.lacks_end:
         raise no_end(recipe.train)
+    recipe = recomputation.settled(recipe, table, recomputation.limit_here(recipe))
+    table = dataset.bucket_table(recipe)[1]
     with mesh.join(offload=recipe.parallel.offload) as this_process, attention.prefer(recipe.model.attention):
         return _check(recipe, table, this_process, world)
 
@@ -191,7 +200,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         except DtypeError as fault:
             violations.append(fault)
     note = None if (told := validation.licence_note(recipe)) is None else f"licence of {told}"
-    activations = max((one.activations_bytes for one in rehearsed), default=0)
+    largest = max(rehearsed, key=lambda one: one.activations_bytes + one.held_bytes, default=None)
     return CheckReport(
         device=str(this_process.device),
         world=world,
@@ -200,7 +209,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         components=_components(recipe, denoiser, encoder, str(this_process.device)),
         rehearsed=rehearsed,
         attention=compared,
-        memory=_memory(recipe, state, encoder, units, activations=activations, shards=planned.shards),
+        memory=_memory(recipe, state, encoder, units, rehearsed=largest, shards=planned.shards),
         violations=[Violation.from_error(fault) for fault in violations],
         warnings=[
             *(warning for warning in (validation.distilled_warning(recipe), note) if warning is not None),
@@ -230,16 +239,17 @@ def _rehearse(
     on_meta = estimate.network(recipe) if denoiser.runs_on_meta else None
     for bucket in largest_of_each(table):
         began, clips = time.monotonic(), bucket.batch_size * recipe.clips_per_place
+        recomputed = memory.recomputation(recipe, bucket)
         share = memory.share(bucket, components.geometry(recipe.model, recipe.autoencoder))
         logger.info(f"running {bucket.name} forward and backward with {plural(clips, 'clip')}")
-        if on_meta is None:
-            with meter.Meter(state.module) as counted:
-                dry_run.rehearse(denoiser, encoder, state, share, clips=clips)
-            peak = counted.peak
-        else:
+        counted = meter.Meter(state.module) if on_meta is None else None
+        with recompute.by(recomputed), counted or nullcontext():
             dry_run.rehearse(denoiser, encoder, state, share, clips=clips)
-            peak = estimate.one_pass(recipe, on_meta, bucket).peak_bytes
-        yield RehearsedBucket(bucket.name, bucket.batch_size, peak, time.monotonic() - began)
+        peak = estimate.one_pass(recipe, on_meta, bucket).peak_bytes if on_meta is not None else 0
+        peak = peak if counted is None else counted.peak
+        held = memory.reserve(peak, recomputed)
+        told = recomputation.to_text(recomputed)
+        yield RehearsedBucket(bucket.name, bucket.batch_size, peak, held, told, time.monotonic() - began)
 
 
 def _encoder_faults(encoder: FrozenEncoders, table: BucketTable) -> list[DtypeError]:
@@ -305,7 +315,7 @@ def _memory(
     encoder: FrozenEncoders,
     units: Sequence[nn.Module],
     *,
-    activations: int,
+    rehearsed: RehearsedBucket | None,
     shards: int,
 ) -> MemoryReport:
     """Sum up memory by purpose, for `shards` processes that share the network; each holds all of a quantized base."""
@@ -322,8 +332,8 @@ def _memory(
         "optimizer": size(list(state.optimizer.tensors().values())) // shards,
         "ema": size(list(state.ema.values())) // shards,
         "encoders": 0,
-        "activations": activations,
-        "reserve": memory.reserve(recipe, activations),
+        "activations": 0 if rehearsed is None else rehearsed.activations_bytes,
+        "reserve": memory.reserve(0, False) if rehearsed is None else rehearsed.held_bytes,
     }
     host = 0
     if recipe.keeps_autoencoder:

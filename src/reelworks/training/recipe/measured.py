@@ -10,6 +10,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.buckets import degrees, table, tuned
 from reelworks.data.buckets.config import BucketEntryConfig
 from reelworks.data.buckets.degrees import Degree, Exchange, RankLimits
+from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.schedule.cost_fit import CostModel
 from reelworks.models import components
@@ -21,9 +22,23 @@ def with_numbers(recipe: Recipe) -> Recipe:
     """Return the recipe with numbers for batch sizes and sequence degrees that were measured, as its run keeps it."""
     shared = _with_degrees(recipe)
     entries, settings = tuned.measured(shared.bucket, recipe.buckets, recipe.train.step_seconds)
+    if recipe.buckets.tuned is not None and recipe.model.gradient_checkpointing == "auto":
+        settings = settings.model_copy(update={"gradient_checkpointing": _recomputation(recipe, recipe.buckets.tuned)})
     # The bound is in the numbers now.
     train = recipe.train if entries == recipe.bucket else recipe.train.model_copy(update={"step_seconds": None})
     return shared.model_copy(update={"bucket": entries, "buckets": settings, "train": train})
+
+
+def _recomputation(recipe: Recipe, path: str) -> dict[str, Recomputation]:
+    """Return what the recipe says of its entries, and what was measured of those whose batch size was."""
+    sizes = {
+        f"{entry.resolution} ×{frames}": size or recipe.buckets.batch_size
+        for entry in recipe.bucket
+        for frames, size in zip(entry.frames(), entry.batch_sizes(), strict=True)
+    }
+    found = tuned.read_recomputation(path)
+    measured = {name: found[name] for name, size in sizes.items() if size == "auto" and name in found}
+    return measured | recipe.buckets.gradient_checkpointing
 
 
 def exchange(recipe: Recipe) -> Exchange | None:

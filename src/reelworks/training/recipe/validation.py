@@ -360,6 +360,18 @@ def require_shared_tokens(recipe: Recipe) -> None:
         )
 
 
+def require_recomputation(recipe: Recipe) -> None:
+    """Refuse what single entries recompute if the model's key decides it for all."""
+    if recipe.buckets.gradient_checkpointing and recipe.model.gradient_checkpointing != "auto":
+        raise UserError(
+            "model.gradient_checkpointing decides it for all entries",
+            code="recomputation-not-by-entry",
+            field="buckets.gradient_checkpointing",
+            value=recipe.buckets.gradient_checkpointing,
+            remedy='write model.gradient_checkpointing = "auto", or remove this table',
+        )
+
+
 def require_lora_base(recipe: Recipe) -> None:
     """Refuse a data type of the LoRA's base that does not suit the compute type or offloading."""
     if recipe.lora is None:
@@ -478,6 +490,7 @@ RULES: tuple[Rule, ...] = (
     require_objective,
     require_text_encoder,
     require_autoencoder,
+    require_recomputation,
     require_lora_base,
     require_base_target,
     require_preferences,

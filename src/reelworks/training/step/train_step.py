@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
+from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.distributed import mesh
 from reelworks.data.distributed.mesh import World
@@ -31,7 +33,7 @@ from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.schedule import cost
 from reelworks.data.schedule.cursor import RUN_START, StageStart
 from reelworks.data.schedule.plan import EpochPlan, ForwardCounts
-from reelworks.models import components
+from reelworks.models import components, recompute
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
@@ -125,6 +127,7 @@ class TrainStep:
     stage: StageStart = RUN_START
     sequence: SequenceParallel = field(default_factory=SequenceParallel)
     watch: AdapterWatch = field(default_factory=AdapterWatch.none)
+    recomputation: Sequence[Recomputation] = ()  # of each bucket, for a network that leaves it to the bucket
 
     @property
     def recipe(self) -> Recipe:
@@ -217,7 +220,8 @@ class TrainStep:
             mesh.set_gradient_sync(self.state.module, request.ends_step)
             self._seed_model(request, step)
             self.sequence.use(request.sequence_degree)
-            with self.compiled.running(request, example.inputs.text_mask):
+            recomputed = recompute.by(self.recomputation[request.bucket]) if self.recomputation else nullcontext()
+            with recomputed, self.compiled.running(request, example.inputs.text_mask):
                 with self.times.noting(request):
                     losses_B = self.loss.of_clips(example, forwards.min_batch_size(request.index))
                 weights_B = self._weights(example)

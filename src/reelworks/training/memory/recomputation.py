@@ -1,0 +1,180 @@
+"""Choose for each entry the least recomputation with which its micro-batches fit into a GPU's memory; torch-free.
+
+It is chosen at the start of a run, which keeps it in its recipe as `buckets.gradient_checkpointing`, since the costs by which
+ranks are balanced depend on it. A GPU with less memory that goes on with the run recomputes more, and trains the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from reelworks.core import machine
+from reelworks.core.errors import UserError
+from reelworks.data.buckets.entry import Recomputation
+from reelworks.data.buckets.table import Bucket, BucketTable
+from reelworks.data.run.folder import RunFolder
+from reelworks.training.memory import memory
+from reelworks.training.memory.measurements import Measurements
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.recipe import Recipe
+
+LADDER: tuple[Recomputation, ...] = (
+    False,
+    "selective",
+    0.25,
+    0.5,
+    0.75,
+    True,
+)  # each saves more memory, and takes longer
+_USABLE = 0.95  # of a GPU's memory, since estimates may be 2 % too low
+
+
+def settle(data: RecipeData, limit_bytes: int | None) -> RecipeData:
+    """Return the dataset of a recipe with the recomputation of its entries; see `settled`."""
+    recipe = settled(data.recipe, data.table, limit_bytes)
+    return data if recipe is data.recipe else data.with_buckets(recipe)
+
+
+def settled(recipe: Recipe, buckets: BucketTable, limit_bytes: int | None) -> Recipe:
+    """Return a recipe with the recomputation of each entry, where the model's key leaves it to memory.
+
+    Entries that the recipe or its run names keep theirs. Without a limit, nothing is recomputed.
+
+    Raises:
+        UserError: The recipe names an entry that it does not have.
+    """
+    if recipe.model.gradient_checkpointing != "auto":
+        return recipe
+    names = list(map(str, buckets.entries))
+    own = recipe.buckets.gradient_checkpointing
+    if strangers := sorted(own.keys() - set(names)):
+        raise UserError(
+            "there is no such entry",
+            code="entry-not-there",
+            field="buckets.gradient_checkpointing",
+            value=strangers[0],
+            remedy=f"write one of {', '.join(names)}, or remove it",
+        )
+    told = _of_run(recipe) | own
+    found = least(recipe, buckets, limit_bytes) if any(name not in told for name in names) else {}
+    return with_recomputation(recipe, {name: told.get(name, found.get(name, True)) for name in names})
+
+
+def with_recomputation(recipe: Recipe, of_entries: Mapping[str, Recomputation]) -> Recipe:
+    """Return a recipe with the recomputation of its entries."""
+    buckets = recipe.buckets.model_copy(update={"gradient_checkpointing": dict(of_entries)})
+    return recipe.model_copy(update={"buckets": buckets})
+
+
+def _of_run(recipe: Recipe) -> dict[str, Recomputation]:
+    """Return what the run of a recipe chose for the same network, entries and limit, if it has begun."""
+    file = RunFolder(Path(recipe.output)).recipe_file
+    if not file.exists():
+        return {}
+    stored = recipe_file.load(file)
+    same = all(getattr(stored, key) == getattr(recipe, key) for key in ("model", "lora", "bucket"))
+    return stored.buckets.gradient_checkpointing if same and stored.train.memory_gb == recipe.train.memory_gb else {}
+
+
+def limit(recipe: Recipe, device_bytes: int | None) -> int | None:
+    """Return the bytes that a training may fill on GPUs of so much memory; None for no limit."""
+    if recipe.train.memory_gb is not None:
+        return round(1e9 * recipe.train.memory_gb)
+    return None if device_bytes is None else round(_USABLE * device_bytes)
+
+
+def limit_here(recipe: Recipe) -> int | None:
+    """Return the limit on this machine, whose GPU is asked only if the recipe tells no memory and leaves it open."""
+    if recipe.model.gradient_checkpointing != "auto" or recipe.train.memory_gb is not None or not machine.has_gpu():
+        return limit(recipe, None)
+    import torch
+
+    known = torch.cuda.is_available()
+    return limit(recipe, torch.cuda.get_device_properties(0).total_memory if known else None)
+
+
+def least(
+    recipe: Recipe,
+    buckets: BucketTable,
+    limit_bytes: int | None,
+    measurements: Measurements | None = None,
+    among: Callable[[Bucket], tuple[Recomputation, ...]] = lambda bucket: LADDER,
+) -> dict[str, Recomputation]:
+    """Return the least recomputation by entry with which its largest bucket fits; the most where nothing does.
+
+    Where activations cannot be measured, all is recomputed. Entries without buckets are left out.
+    """
+    found: dict[str, Recomputation] = {}
+    measured = measurements or Measurements()
+    for bucket in memory.largest_of_entries(buckets):
+        rungs = among(bucket)
+        chosen = rungs[0]
+        if limit_bytes is not None and not measured.measures(recipe):
+            chosen = rungs[-1]
+        elif limit_bytes is not None:
+            chosen = next((rung for rung in rungs if _need(recipe, bucket, rung, measured) <= limit_bytes), rungs[-1])
+        found[str(buckets.entries[bucket.entry])] = chosen
+    return found
+
+
+def _need(recipe: Recipe, bucket: Bucket, recomputed: Recomputation, measured: Measurements) -> int:
+    one = measured.one_pass(recipe, replace(bucket, recomputation=recomputed))
+    fixed = memory.without_activations(recipe, measured.sizes(recipe))
+    return memory.with_activations(recipe, fixed, one.peak_bytes, recomputed).total
+
+
+def raised(data: RecipeData, limit_bytes: int | None) -> tuple[Recomputation, ...]:
+    """Return the recomputation of each bucket on GPUs of this start: as planned, or more where these have less memory.
+
+    None at all where the recipe does not leave it to buckets.
+    """
+    if data.recipe.model.gradient_checkpointing != "auto":
+        return ()
+    planned = {bucket.name: memory.recomputation(data.recipe, bucket) for bucket in data.table.buckets}
+    if limit_bytes is None:
+        return tuple(planned.values())
+
+    def rungs(bucket: Bucket) -> tuple[Recomputation, ...]:
+        own = planned[bucket.name]
+        return (own, *(rung for rung in LADDER if _rank(rung) > _rank(own)))
+
+    found = least(data.recipe, data.table, limit_bytes, among=rungs)
+    return tuple(found[str(data.table.entries[bucket.entry])] for bucket in data.table.buckets)
+
+
+def _rank(recomputed: Recomputation) -> float:
+    """Return a number that is larger the more is recomputed."""
+    if isinstance(recomputed, str):
+        return 0.0
+    return float(recomputed) if recomputed else -1.0
+
+
+def lines(data: RecipeData, of_buckets: Sequence[Recomputation]) -> list[str]:
+    """Describe for people what a start recomputes, and where that is more than was planned."""
+    entries = [str(data.table.entries[bucket.entry]) for bucket in data.table.buckets]
+    own = dict(zip(entries, of_buckets, strict=False))  # none at all, or that of each
+    planned = data.recipe.buckets.gradient_checkpointing
+    more = [name for name, recomputed in own.items() if recomputed != planned.get(name, True)]
+    less_memory = f"more than was planned of {', '.join(more)}, since these GPUs have less memory; steps take longer"
+    return [*told(own), *([less_memory] if more else [])]
+
+
+def told(of_entries: Mapping[str, Recomputation]) -> list[str]:
+    """Describe for people what is recomputed of entries; nothing if none is named."""
+    names: dict[str, list[str]] = {}
+    for name, recomputed in of_entries.items():
+        names.setdefault(to_text(recomputed), []).append(name)
+    parts = [f"{text} ({', '.join(own)})" for text, own in names.items()]
+    return [f"recomputed in backward passes: {'; '.join(parts)}"] if parts else []
+
+
+def to_text(recomputed: Recomputation) -> str:
+    """Return what is recomputed, in words."""
+    if isinstance(recomputed, float):
+        return f"all but the inputs of {recomputed:.0%} of the blocks"
+    if recomputed == "selective":
+        return "all but products and attention"
+    return "all but the inputs of blocks" if recomputed else "nothing"

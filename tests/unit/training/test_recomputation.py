@@ -1,0 +1,210 @@
+"""What backward passes compute again is chosen by bucket: the least that fits, and never a number of the training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tiny_recipe
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refused import refused
+
+from reelworks.data.buckets.entry import Recomputation, recomputed_share
+from reelworks.data.buckets.table import BucketTable
+from reelworks.data.schedule import cost
+from reelworks.models import recompute, registry
+from reelworks.training.memory import dry_run, estimate, memory, meter, recomputation
+from reelworks.training.memory.measurements import Measurements, bucket_table
+from reelworks.training.recipe import dataset, recipe_file
+from reelworks.training.recipe.recipe import Recipe
+
+ENTRIES = [
+    {"resolution": "64px", "num_frames": [1, 5, 17], "batch_size": [4, 2, 1]},
+    {"resolution": "128px", "num_frames": [1, 17], "batch_size": [2, 1]},
+]
+NAMES = ["128px ×17", "128px ×1", "64px ×17", "64px ×5", "64px ×1"]  # in the order of the table
+
+
+def recipe(name: str = "stdit3-tiny", **changes: Any) -> Recipe:
+    sizes = {"hidden_size": 32, "depth": 1, "num_heads": 2} if name == "stdit3-tiny" else {}
+    values = tiny_recipe.least(
+        bucket=ENTRIES,
+        buckets={"aspect_ratios": ["1:1", "16:9"]},
+        model={"name": name, "gradient_checkpointing": "auto", **sizes},
+    )
+    return recipe_file.parse(values | changes)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measurements:
+    """Networks and passes, each measured once."""
+    return Measurements()
+
+
+def needs(made: Recipe, table: BucketTable, measured: Measurements, way: Recomputation) -> list[int]:
+    """Memory of each entry's largest bucket."""
+    return [recomputation._need(made, bucket, way, measured) for bucket in memory.largest_of_entries(table)]
+
+
+@pytest.mark.parametrize(
+    ("share", "blocks"),
+    [(0.25, "1000100010"), (0.5, "1010101010"), (0.75, "1110111011"), (True, "1" * 10), ("selective", "0" * 10)],
+)
+def test_a_share_of_the_blocks_keeps_inputs_alone(share: Recomputation, blocks: str) -> None:
+    counted = recompute._Blocks(share)
+    assert "".join(str(int(counted.next() is True)) for _ in blocks) == blocks
+
+
+def test_blocks_of_buckets_without_recomputation_are_called_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(recompute, "checkpoint", lambda block, *args, **how: calls.append(how) or block(*args))
+    x = torch.ones(1, requires_grad=True)
+    for way, expected in ((False, 0), ("selective", 1), (True, 1)):
+        calls.clear()
+        with recompute.by(way):
+            assert recompute.run_block(torch.square, "auto", x) == 1
+        assert len(calls) == expected
+        assert ["context_fn" in how for how in calls] == [way == "selective"] * expected
+    calls.clear()
+    recompute.run_block(torch.square, "auto", x)  # a pass of no bucket takes the least memory
+    with torch.no_grad():
+        recompute.run_block(torch.square, "auto", x)
+    assert len(calls) == 1
+
+
+@settings(max_examples=30)
+@given(model=st.sampled_from(["stdit3-tiny", "wan-tiny", "flux-tiny"]), at=st.floats(-0.2, 1.2), compiles=st.booleans())
+def test_what_is_chosen_fits_and_is_the_least_that_does(
+    measured: Measurements, model: str, at: float, compiles: bool
+) -> None:
+    """For memory from too little for anything to more than enough for all."""
+    entries = (
+        {}
+        if model != "flux-tiny"
+        else {"bucket": [{"resolution": ["64px", "128px"][i], "num_frames": 1} for i in (0, 1)]}
+    )
+    made = recipe(model, train={"max_steps": 1, "compile": compiles}, **entries)
+    table = bucket_table(made)
+    by_way = {way: needs(made, table, measured, way) for way in recomputation.LADDER}
+    least, most = min(by_way[True]), max(by_way[False])
+    limit = round(least + at * (most - least))
+    found = recomputation.least(made, table, limit, measured)
+    assert list(found) == [str(table.entries[bucket.entry]) for bucket in memory.largest_of_entries(table)]
+    for place, way in enumerate(found.values()):
+        rungs = [by_way[each][place] for each in recomputation.LADDER]
+        at_rung = recomputation.LADDER.index(way)
+        assert rungs[at_rung] <= limit or way is True
+        assert all(need > limit for need in rungs[:at_rung])
+
+
+@pytest.mark.parametrize("name", ["wan-tiny", "stdit3-tiny"])
+def test_shares_take_no_more_than_is_told(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A pass in which single blocks keep their inputs, run with all its blocks; memory falls from step to step."""
+    sizes = {"num_layers": 10} if name == "wan-tiny" else {"depth": 5}
+    preset = registry.PRESETS[name]
+    monkeypatch.setitem(registry.PRESETS, name, replace(preset, config=preset.config.model_copy(update=sizes)))
+    made = recipe(name, model={"name": name, "gradient_checkpointing": "auto"})
+    bucket = memory.largest_of_entries(bucket_table(made))[-1]
+    network, inputs = (
+        estimate.network(made),
+        dry_run.blank(estimate.encoder_sizes(made), bucket, 1, torch.device("meta")),
+    )
+    bucket, told = replace(bucket, batch_size=1), []
+    for way in recomputation.LADDER:
+        with recompute.by(way):
+            real = meter.measure(network, inputs)
+        said = estimate.one_pass(made, network, replace(bucket, recomputation=way))
+        assert real.peak_bytes <= 1.02 * said.peak_bytes, way
+        assert said.peak_bytes <= 1.15 * real.peak_bytes, way
+        told.append(said.peak_bytes)
+    assert told == sorted(told, reverse=True)
+    assert told[-1] < 0.6 * told[0]
+
+
+def test_entries_that_the_recipe_names_keep_theirs_and_others_are_chosen() -> None:
+    made = recipe(buckets={"aspect_ratios": ["1:1"], "gradient_checkpointing": {"64px ×5": 0.5}})
+    roomy = recomputation.settled(made, bucket_table(made), 10**15).buckets.gradient_checkpointing
+    tight = recomputation.settled(made, bucket_table(made), 1).buckets.gradient_checkpointing
+    assert roomy == {name: 0.5 if name == "64px ×5" else False for name in NAMES}
+    assert tight == {name: 0.5 if name == "64px ×5" else True for name in NAMES}
+    assert list(roomy) == NAMES
+    settled = recomputation.settled(made, bucket_table(made), 1)
+    assert recomputation.settled(settled, bucket_table(settled), 10**15) == settled
+    assert recipe_file.parse(settled.model_dump(exclude_unset=True)) == settled
+    assert recomputation.settled(recipe(**FIXED), bucket_table(made), 1) == recipe(**FIXED)
+
+
+FIXED: dict[str, Any] = {"model": {"name": "stdit3-tiny", "gradient_checkpointing": True}}
+
+
+def test_what_cannot_be_is_refused() -> None:
+    made = recipe(buckets={"gradient_checkpointing": {"64px ×9": True}})
+    with refused("entry-not-there", field="buckets.gradient_checkpointing", says="64px ×9"):
+        recomputation.settled(made, bucket_table(made), None)
+    with refused("recomputation-not-by-entry", field="buckets.gradient_checkpointing"):
+        recipe(buckets={"gradient_checkpointing": {"64px ×5": True}}, **FIXED)
+    for wrong in (0.0, 1.5, "all", None):
+        with pytest.raises(Exception, match="gradient_checkpointing"):
+            recipe(buckets={"gradient_checkpointing": {"64px ×5": wrong}})
+
+
+def test_costs_follow_and_nothing_else_of_a_plan() -> None:
+    """A third of a step is its forward pass, of which a share is computed again."""
+    made = recipe()
+    plain = dataset.bucket_table(made)[1]
+    some = dataset.bucket_table(recomputation.with_recomputation(made, {"64px ×17": True, "128px ×17": "selective"}))[1]
+    names = [bucket.name for bucket in plain.buckets]
+    costs = [
+        dict(zip(names, cost.costs_us(names, table.tokens(), made.cost, {}, table.recomputed_shares()), strict=True))
+        for table in (plain, some)
+    ]
+    ratios = {
+        name: costs[1][name] / costs[0][name] / (costs[1]["64px 1:1 ×1"] / costs[0]["64px 1:1 ×1"]) for name in names
+    }
+    for name, ratio in ratios.items():
+        entry = f"{name.split()[0]} {name.split()[2]}"
+        wanted = {"64px ×17": 4 / 3, "128px ×17": 1 + recomputed_share("selective") / 3}.get(entry, 1)
+        assert ratio == pytest.approx(wanted, rel=0.02)
+    assert cost.costs_us(names, plain.tokens(), made.cost, {}) == cost.costs_us(
+        names, plain.tokens(), made.cost, {}, plain.recomputed_shares()
+    )
+
+
+def test_a_gpu_with_less_memory_recomputes_more_and_one_with_more_keeps_what_was_planned() -> None:
+    made = recipe()
+
+    class Data:
+        recipe = recomputation.settled(made, bucket_table(made), 10**15)
+        table = bucket_table(recipe)
+
+    assert set(recomputation.raised(Data, None)) == set(recomputation.raised(Data, 10**15)) == {False}
+    less = recomputation.raised(Data, 1)
+    assert set(less) == {True}
+    first, second = recomputation.lines(Data, less)
+    assert first == f"recomputed in backward passes: all but the inputs of blocks ({', '.join(NAMES)})"
+    assert second.startswith(f"more than was planned of {', '.join(NAMES)}")
+    Data.recipe = recomputation.settled(made, bucket_table(made), 1)
+    Data.table = bucket_table(Data.recipe)
+    assert set(recomputation.raised(Data, 10**15)) == {True}
+    assert recomputation.raised(type("Fixed", (), {"recipe": recipe(**FIXED), "table": Data.table}), 1) == ()
+
+
+def test_published_networks_need_no_torch_to_choose() -> None:
+    """Of a LoRA: 24 GB recompute less than 12, and 80 nothing of pictures."""
+    values = {
+        "bucket": [{"resolution": "480p", "num_frames": [1, 81]}],
+        "model": {"name": "wan-2.1-1.3b", "weights": "w", "gradient_checkpointing": "auto"},
+        "autoencoder": {"name": "wan-2.1", "weights": "w"},
+        "text_encoder": {"name": "wan", "weights": "w"},
+        "encode": {"store": True},
+        "lora": {},
+    }
+    made = recipe(**values)
+    found = [recomputation.least(made, bucket_table(made), round(gb * 1e9), Measurements()) for gb in (12, 24, 48, 200)]
+    ranks = [[recomputation._rank(way) for way in each.values()] for each in found]
+    assert ranks == sorted(ranks, reverse=True)
+    assert found[0] == {"480p ×1": False, "480p ×81": True}
+    assert found[-1] == {"480p ×1": False, "480p ×81": False}
