@@ -54,7 +54,7 @@ def test_a_run_trains_the_same_with_less_memory_at_another_start(
     chosen = recipe_file.load(kept).buckets.gradient_checkpointing
     assert chosen["32px ×1"] is False
     assert chosen["32px ×5"] is not False
-    assert set(ways[1]) == set(chosen.values())
+    assert set(ways[1][-2:]) <= set(chosen.values())
     said = capsys.readouterr().out
     assert "recomputed in backward passes" in said
     assert "less memory" not in said
@@ -63,6 +63,6 @@ def test_a_run_trains_the_same_with_less_memory_at_another_start(
     monkeypatch.setattr(start, "_limit_of_all", lambda *_: 1)
     ways.append([])
     assert trained(recipe, 4) == expected
-    assert set(ways[2]) == {True}
+    assert ways[2][-2:] == [True, True]  # of the steps; what came before measured each way
     assert "more than was planned of 32px ×5, 32px ×1" in capsys.readouterr().out
     assert recipe_file.load(kept).buckets.gradient_checkpointing == chosen

@@ -112,7 +112,7 @@ def _print_result(path: Path, new: QuickstartResult) -> None:
         without = new.choice.without
         why = f"at least {without[i] / 1e9:.1f} GB without it" if without else "nearly all need it"
         show.line(f"  {tier.to_text()}: {tier.why}; {why}")
-    for line in recomputation.told(new.recomputation):
+    for line in recomputation.lines_of_entries(new.recomputation):
         show.line(f"  {line}")
     if new.fits:
         show.line("  it fits")

@@ -113,7 +113,7 @@ class QuickstartResult:
 
     @property
     def recomputation(self) -> Mapping[str, Recomputation]:
-        """What backward passes compute again, by entry; empty for a GPU of unknown memory."""
+        """Return what backward passes compute again, by entry; nothing for a GPU of unknown memory."""
         return self.choice.recomputation
 
     @property

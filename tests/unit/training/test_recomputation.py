@@ -183,7 +183,7 @@ def test_a_gpu_with_less_memory_recomputes_more_and_one_with_more_keeps_what_was
     assert set(recomputation.raised(Data, None)) == set(recomputation.raised(Data, 10**15)) == {False}
     less = recomputation.raised(Data, 1)
     assert set(less) == {True}
-    first, second = recomputation.lines(Data, less)
+    first, second = recomputation.lines_of_start(Data, less)
     assert first == f"recomputed in backward passes: all but the inputs of blocks ({', '.join(NAMES)})"
     assert second.startswith(f"more than was planned of {', '.join(NAMES)}")
     Data.recipe = recomputation.settled(made, bucket_table(made), 1)

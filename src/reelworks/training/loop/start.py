@@ -148,7 +148,7 @@ def build_model(started: StartedStage, sources: Mapping[str, str], encoders: Fro
     state = TrainState.start(network, recipe.train)
     levels = recomputation.raised(data, started.limit_bytes)
     if world.is_main:
-        for line in recomputation.lines(data, levels):
+        for line in recomputation.lines_of_start(data, levels):
             logger.info(line)
     return TrainedModel(
         DtypeBoundary(network), encoders, state, network.base, compiled, sequence, shards, wrong_kernels, levels

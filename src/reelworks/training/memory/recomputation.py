@@ -152,17 +152,17 @@ def _rank(recomputed: Recomputation) -> float:
     return float(recomputed) if recomputed else -1.0
 
 
-def lines(data: RecipeData, of_buckets: Sequence[Recomputation]) -> list[str]:
+def lines_of_start(data: RecipeData, of_buckets: Sequence[Recomputation]) -> list[str]:
     """Describe for people what a start recomputes, and where that is more than was planned."""
     entries = [str(data.table.entries[bucket.entry]) for bucket in data.table.buckets]
     own = dict(zip(entries, of_buckets, strict=False))  # none at all, or that of each
     planned = data.recipe.buckets.gradient_checkpointing
     more = [name for name, recomputed in own.items() if recomputed != planned.get(name, True)]
     less_memory = f"more than was planned of {', '.join(more)}, since these GPUs have less memory; steps take longer"
-    return [*told(own), *([less_memory] if more else [])]
+    return [*lines_of_entries(own), *([less_memory] if more else [])]
 
 
-def told(of_entries: Mapping[str, Recomputation]) -> list[str]:
+def lines_of_entries(of_entries: Mapping[str, Recomputation]) -> list[str]:
     """Describe for people what is recomputed of entries; nothing if none is named."""
     names: dict[str, list[str]] = {}
     for name, recomputed in of_entries.items():
