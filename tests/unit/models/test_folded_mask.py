@@ -1,0 +1,87 @@
+"""A mask of keys that is folded into the width of heads hides the same keys as the mask, to the last bit of a weight."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_recipe
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from reelworks.models.attention import folded_mask
+from reelworks.models.attention.attention_calls import Recorder
+from reelworks.training.assembly import build
+from reelworks.training.memory import dry_run, estimate, meter
+from reelworks.training.memory.measurements import bucket_table
+from reelworks.training.recipe import recipe_file
+
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=3)  # of captions, of up to nine tokens
+
+
+def case(lengths: list[int], width: int, dtype: torch.dtype, seed: int, size: float = 1.0) -> list[Tensor]:
+    """Return queries, keys, values and the mask of clips with captions of these lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(len(lengths), 2, places, width) for places in (13, 9, 9)]
+    tensors = [size * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    mask = torch.arange(9) < torch.tensor(lengths)[:, None]
+    return [*(tensor.to(dtype).requires_grad_() for tensor in tensors), mask[:, None, None]]
+
+
+def exact(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Attention by its definition."""
+    logits = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
+    return logits.softmax(-1) @ value
+
+
+def answers(attend, tensors: list[Tensor]) -> list[Tensor]:
+    """The result, and the gradients of queries, keys and values."""
+    out = attend(*tensors)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), tensors[:3])]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=LENGTHS,
+    width=st.sampled_from([8, 24, 64, 72]),
+    seed=st.integers(0, 99),
+    size=st.sampled_from([0.1, 1.0, 8.0]),
+)
+def test_it_is_attention_with_the_mask(lengths: list[int], width: int, seed: int, size: float) -> None:
+    """In float64, for logits of some hundreds too; hidden keys and values have no gradient at all."""
+    tensors = case(lengths, width, torch.float64, seed, size)
+    found, expected = answers(folded_mask.fold, tensors), answers(exact, tensors)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    hidden = ~tensors[3].mT.expand_as(tensors[1])
+    assert not found[2][hidden].any()
+    assert not found[3][hidden].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_near_to_exact_attention_as_with_a_mask(dtype: torch.dtype) -> None:
+    tensors = case([9, 1, 4], 72, dtype, 0)
+    wide = [t.detach().double().requires_grad_() for t in tensors[:3]]
+    expected = answers(exact, [*wide, tensors[3]])
+    masked = answers(lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), tensors)
+    for found, plain, right in zip(answers(folded_mask.fold, tensors), masked, expected, strict=True):
+        off, usual = ((each.double() - right).norm() for each in (found, plain))
+        assert off <= 1.5 * usual + 1e-6
+        assert off < 0.02 * right.norm()
+
+
+def test_a_cpu_keeps_the_mask_and_a_gpu_gets_none() -> None:
+    """Golden numbers are those of a mask; calls on the meta device are those of a GPU."""
+    values = tiny_recipe.least(model={"name": "stdit3-tiny", "hidden_size": 48, "num_heads": 2, "depth": 1})
+    made = recipe_file.parse(values)
+    masked = []
+    for device in ("cpu", "meta"):
+        denoiser = build.denoiser(made, torch.device(device))
+        inputs = dry_run.blank(estimate.encoder_sizes(made), bucket_table(made).buckets[0], 1, torch.device(device))
+        with Recorder() as recorder:
+            meter.run_pass(denoiser, inputs)
+        assert {call.query.shape[-1] for call in recorder.calls} == ({24} if device == "cpu" else {24, 32})
+        masked.append(any(call.mask is not None for call in recorder.calls))
+    assert masked == [True, False]
