@@ -14,6 +14,7 @@ from reelworks.training.loop import start, trainer
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.memory import memory, recomputation
 from reelworks.training.memory.measurements import Measurements, bucket_table
+from reelworks.training.memory.recomputation import Cards
 from reelworks.training.recipe import recipe_file
 
 AUTO = {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2, "gradient_checkpointing": "auto"}
@@ -30,7 +31,8 @@ def between(recipe: dict[str, Any]) -> int:
     """Return memory in which the largest entry needs some recomputation, and the smallest none."""
     made, measured = recipe_file.parse(recipe), Measurements()
     buckets = memory.largest_of_entries(bucket_table(made))
-    need = [[recomputation._need(made, bucket, way, measured) for bucket in buckets] for way in (False, True)]
+    fixed = memory.without_activations(made, measured.sizes(made))
+    need = [[recomputation._need(made, bucket, way, fixed, measured) for bucket in buckets] for way in (False, True)]
     low, high = max(need[0][0], need[1][1]), need[0][1]
     assert low < high
     return (low + high) // 2
@@ -47,7 +49,7 @@ def test_a_run_trains_the_same_with_less_memory_at_another_start(
 
     recipe = tiny("cards", model=AUTO)
     limit = between(recipe)
-    monkeypatch.setattr(start, "_limit_of_all", lambda *_: limit)
+    monkeypatch.setattr(start, "_cards", lambda *_: Cards(limit))
     ways.append([])
     trained(recipe, 2)
     kept = RunFolder(Path(recipe["output"])).recipe_file
@@ -60,7 +62,7 @@ def test_a_run_trains_the_same_with_less_memory_at_another_start(
     assert "less memory" not in said
 
     # The same run on a smaller card: more is recomputed, and what was planned stays.
-    monkeypatch.setattr(start, "_limit_of_all", lambda *_: 1)
+    monkeypatch.setattr(start, "_cards", lambda *_: Cards(1))
     ways.append([])
     assert trained(recipe, 4) == expected
     assert ways[2][-2:] == [True, True]  # of the steps; what came before measured each way

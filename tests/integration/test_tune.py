@@ -79,6 +79,26 @@ def test_limits_on_an_estimate_hold(recipe: Path) -> None:
     assert peaks[more_clips] <= 3e9 < peaks[more_clips + 1]
 
 
+def test_an_entry_gets_the_recomputation_with_which_a_clip_takes_the_least_time(recipe: Path) -> None:
+    """By what was computed that is none, but where a clip fits with recomputation alone; the recipe takes it over."""
+    entries = 'bucket=[{resolution="64px", num_frames=1, batch_size="auto"}, {resolution="512px", num_frames=17, batch_size="auto"}]'
+    deep = ("--set", entries, "--set", "model.depth=5")
+    auto = (*deep, "--set", 'model.gradient_checkpointing="auto"')
+    plain = run("tune", str(recipe), "--estimate", "--memory", "1.4", "--max-batch", "4", *deep)
+    found = run("tune", str(recipe), "--estimate", "--memory", "1.4", "--max-batch", "4", *auto)
+    assert plain["recomputation"] == {}
+    assert plain["batch_sizes"]["512px ×17"] == 0 < found["batch_sizes"]["512px ×17"]
+    assert found["recomputation"]["64px ×1"] is False
+    assert found["recomputation"]["512px ×17"] in ("selective", True)
+    overrides = [*auto[1::2], f"buckets.tuned={json.dumps(str(recipe.with_suffix('.tuned.json')))}"]
+    taken = measured.with_numbers(recipe_file.load(recipe, overrides))
+    assert taken.buckets.gradient_checkpointing == found["recomputation"]
+    named = measured.with_numbers(
+        recipe_file.load(recipe, [*overrides, 'buckets.gradient_checkpointing={"64px ×1" = 0.5}'])
+    )
+    assert named.buckets.gradient_checkpointing == found["recomputation"] | {"64px ×1": 0.5}
+
+
 def test_no_entry_fits(recipe: Path) -> None:
     done = CliRunner().invoke(app, ["tune", str(recipe), "--estimate", "--memory", "0.2"])
     assert getattr(done.exception, "code", None) == "out-of-memory"

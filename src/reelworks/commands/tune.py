@@ -67,6 +67,8 @@ def _print(result: Tuned, path: Path) -> None:
     from rich import box
     from rich.table import Table
 
+    from reelworks.training.memory.recomputation import lines_of_entries
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("entry", "batch size", "ms", "GB"):
         table.add_column(heading, justify="left" if heading == "entry" else "right")
@@ -77,6 +79,8 @@ def _print(result: Tuned, path: Path) -> None:
         cells = ("–", "–") if trial is None else (f"{trial.milliseconds:,.1f}", f"{trial.peak_bytes / 1e9:.2f}")
         table.add_row(entry, str(size) if size else "does not fit", *cells)
     show.print_table(table)
+    for line in lines_of_entries(result.recomputation):
+        show.line(line)
     _print_model(result.model_ms, result.held_out_errors)
     show.line(f'written to {path}; in the recipe: buckets.tuned and cost.measured = "{path}"')
 

@@ -85,6 +85,17 @@ def by(recompute: Recomputation) -> Iterator[None]:
         _blocks.reset(token)
 
 
+@contextmanager
+def _without_autocast_cache() -> Iterator[None]:
+    """Lower each weight where it is used: those that another block has lowered would be missing when one is recomputed."""
+    former = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(former)
+
+
 def run_block(block: Callable[..., Any], recompute: Recompute, *args: Any) -> Any:
     """Call a block, storing for the backward pass what `recompute` says."""
     if recompute == "auto":
@@ -94,7 +105,8 @@ def run_block(block: Callable[..., Any], recompute: Recompute, *args: Any) -> An
         return block(*args)
     if recompute == "selective":
         contexts = partial(create_selective_checkpoint_contexts, _policy)
-        return checkpoint(block, *args, use_reentrant=False, context_fn=contexts)
+        with _without_autocast_cache():
+            return checkpoint(block, *args, use_reentrant=False, context_fn=contexts)
     return checkpoint(block, *args, use_reentrant=False)
 
 

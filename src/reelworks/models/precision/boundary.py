@@ -220,7 +220,8 @@ class MetaAutocast(TorchFunctionMode):
     def _lowered(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == torch.float64:
             return value
-        if self._caches and value.is_leaf and value.requires_grad and value.dtype == torch.float32:
+        caches = self._caches and torch.is_autocast_cache_enabled()
+        if caches and value.is_leaf and value.requires_grad and value.dtype == torch.float32:
             if id(value) not in self._weights:
                 self._weights[id(value)] = value.to(self._compute)
             return self._weights[id(value)]

@@ -18,6 +18,7 @@ from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.plan import PlanSpec
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.loop.stages import Stage
+from reelworks.training.memory.recomputation import Cards
 from reelworks.training.plan import plan_forecast
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
@@ -65,7 +66,7 @@ class StartedStage:
     run: OpenRun
     data: RecipeData
     spec: PlanSpec
-    limit_bytes: int | None = None  # memory that recomputation keeps to, see `memory.recomputation`
+    cards: Cards
 
 
 @contextmanager

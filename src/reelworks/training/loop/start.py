@@ -31,6 +31,7 @@ from reelworks.training.loop.open_run import FolderLock, StartedStage
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.loop.stages import Stage
 from reelworks.training.memory import dry_run, recomputation
+from reelworks.training.memory.recomputation import Cards
 from reelworks.training.observers import trackers
 from reelworks.training.precompute import encoding
 from reelworks.training.preflight import kernels, stage_data
@@ -72,8 +73,8 @@ def plan(stage: Stage, request: TrainRequest, folder_lock: FolderLock, world: Wo
     """Open the run, and its catalog with the buckets that were proposed if the recipe names none."""
     recipe = stage.recipe
     with log.stage("planning"):
-        limit = _limit_of_all(recipe, world)
-        data = recomputation.settle(RecipeData.open(recipe), limit)
+        cards = _cards(recipe, world)
+        data = recomputation.settle(RecipeData.open(recipe), cards)
         data = replace(data, run=RunFolder(Path(recipe.output)), stage=stage.start)
         recipe = data.recipe
         sequence_limits.require_buckets(recipe.model, data.table)
@@ -81,14 +82,14 @@ def plan(stage: Stage, request: TrainRequest, folder_lock: FolderLock, world: Wo
         spec = open_run.plan_spec(data, run)
         if recipe.train.lacks_end:
             raise no_end(recipe.train, data.plan(spec, stage.start.epoch).num_steps)
-    return StartedStage(stage, request, run, data, spec, limit)
+    return StartedStage(stage, request, run, data, spec, cards)
 
 
-def _limit_of_all(recipe: Recipe, world: World) -> int | None:
-    """Return the memory that each rank may fill, by the smallest GPU. Collective."""
+def _cards(recipe: Recipe, world: World) -> Cards:
+    """Return the GPUs of all ranks, with the memory of the smallest. Collective."""
     own = world.device_bytes if world.device.type == "cuda" else None
     least: list[Any] = world.gather(own) if recipe.model.gradient_checkpointing == "auto" else [own]
-    return recomputation.limit(recipe, None if own is None else min(least))
+    return Cards(recomputation.limit(recipe, None if own is None else min(least)), world.size, world.local_size)
 
 
 def require_weights(recipe: Recipe, *, resumed: bool) -> dict[str, str]:
@@ -146,7 +147,7 @@ def build_model(started: StartedStage, sources: Mapping[str, str], encoders: Fro
     mesh.shard(network.module, network.sharding().blocks, network.contract, world, shards)
     compiled = CompiledBlocks.of_recipe(network, data)
     state = TrainState.start(network, recipe.train)
-    levels = recomputation.raised(data, started.limit_bytes)
+    levels = recomputation.raised(data, started.cards)
     if world.is_main:
         for line in recomputation.lines_of_start(data, levels):
             logger.info(line)

@@ -213,6 +213,14 @@ def recomputation(recipe: Recipe, bucket: Bucket) -> Recomputation:
     return True if bucket.recomputation is None else bucket.recomputation
 
 
+def of_share(memory: Memory, sizes: NetworkSizes, shards: int) -> Memory:
+    """Return the memory of a rank that holds a share of the weights, and whole ones only while they are in use."""
+    if shards == 1:
+        return memory
+    shares = {name: getattr(memory, name) // shards for name in ("base", "trained", "gradients", "optimizer", "ema")}
+    return replace(memory, **shares | {"base": shares["base"] + sizes.in_use_bytes})
+
+
 def partly(one_pass: Callable[[Bucket], Pass], bucket: Bucket, share: float) -> Pass:
     """Return the pass of a bucket of which a share of the blocks keeps inputs alone, from those without and with all.
 

@@ -9,17 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from reelworks.core import machine
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import Bucket, BucketTable
+from reelworks.data.distributed import layout
+from reelworks.data.distributed.layout import Needs
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.memory import memory
 from reelworks.training.memory.measurements import Measurements
+from reelworks.training.memory.memory import Memory, NetworkSizes
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import optimizer_names
 
 LADDER: tuple[Recomputation, ...] = (
     False,
@@ -29,16 +34,31 @@ LADDER: tuple[Recomputation, ...] = (
     0.75,
     True,
 )  # each saves more memory, and takes longer
+_USUAL_LOCAL_RANKS = 8
 _USABLE = 0.95  # of a GPU's memory, since estimates may be 2 % too low
 
 
-def settle(data: RecipeData, limit_bytes: int | None) -> RecipeData:
+class Cards(NamedTuple):
+    """GPUs that train.
+
+    Attributes:
+        limit_bytes: Memory that each may fill; None for no limit.
+        ranks: Their number, by which weights may be divided.
+        local_ranks: Those of a node.
+    """
+
+    limit_bytes: int | None
+    ranks: int = 1
+    local_ranks: int = 1
+
+
+def settle(data: RecipeData, cards: Cards) -> RecipeData:
     """Return the dataset of a recipe with the recomputation of its entries; see `settled`."""
-    recipe = settled(data.recipe, data.table, limit_bytes)
+    recipe = settled(data.recipe, data.table, cards)
     return data if recipe is data.recipe else data.with_buckets(recipe)
 
 
-def settled(recipe: Recipe, buckets: BucketTable, limit_bytes: int | None) -> Recipe:
+def settled(recipe: Recipe, buckets: BucketTable, cards: Cards) -> Recipe:
     """Return a recipe with the recomputation of each entry, where the model's key leaves it to memory.
 
     Entries that the recipe or its run names keep theirs. Without a limit, nothing is recomputed.
@@ -59,7 +79,7 @@ def settled(recipe: Recipe, buckets: BucketTable, limit_bytes: int | None) -> Re
             remedy=f"write one of {', '.join(names)}, or remove it",
         )
     told = _of_run(recipe) | own
-    found = least(recipe, buckets, limit_bytes) if any(name not in told for name in names) else {}
+    found = least(recipe, buckets, cards) if any(name not in told for name in names) else {}
     return with_recomputation(recipe, {name: told.get(name, found.get(name, True)) for name in names})
 
 
@@ -86,20 +106,21 @@ def limit(recipe: Recipe, device_bytes: int | None) -> int | None:
     return None if device_bytes is None else round(_USABLE * device_bytes)
 
 
-def limit_here(recipe: Recipe) -> int | None:
-    """Return the limit on this machine, whose GPU is asked only if the recipe tells no memory and leaves it open."""
+def cards_like_here(recipe: Recipe, ranks: int) -> Cards:
+    """Return cards like that of this machine, which is asked only if the recipe tells no memory and leaves it open."""
+    local = min(ranks, _USUAL_LOCAL_RANKS)
     if recipe.model.gradient_checkpointing != "auto" or recipe.train.memory_gb is not None or not machine.has_gpu():
-        return limit(recipe, None)
+        return Cards(limit(recipe, None), ranks, local)
     import torch
 
     known = torch.cuda.is_available()
-    return limit(recipe, torch.cuda.get_device_properties(0).total_memory if known else None)
+    return Cards(limit(recipe, torch.cuda.get_device_properties(0).total_memory if known else None), ranks, local)
 
 
 def least(
     recipe: Recipe,
     buckets: BucketTable,
-    limit_bytes: int | None,
+    cards: Cards,
     measurements: Measurements | None = None,
     among: Callable[[Bucket], tuple[Recomputation, ...]] = lambda bucket: LADDER,
 ) -> dict[str, Recomputation]:
@@ -110,23 +131,42 @@ def least(
     found: dict[str, Recomputation] = {}
     measured = measurements or Measurements()
     for bucket in memory.largest_of_entries(buckets):
-        rungs = among(bucket)
-        chosen = rungs[0]
-        if limit_bytes is not None and not measured.measures(recipe):
-            chosen = rungs[-1]
-        elif limit_bytes is not None:
-            chosen = next((rung for rung in rungs if _need(recipe, bucket, rung, measured) <= limit_bytes), rungs[-1])
-        found[str(buckets.entries[bucket.entry])] = chosen
+        found[str(buckets.entries[bucket.entry])] = _least(recipe, bucket, cards, measured, among(bucket))
     return found
 
 
-def _need(recipe: Recipe, bucket: Bucket, recomputed: Recomputation, measured: Measurements) -> int:
+def _least(
+    recipe: Recipe, bucket: Bucket, cards: Cards, measured: Measurements, rungs: tuple[Recomputation, ...]
+) -> Recomputation:
+    if cards.limit_bytes is None:
+        return rungs[0]
+    if not measured.measures(recipe):
+        return rungs[-1]
+    fixed = _fixed(recipe, measured.sizes(recipe), cards)
+    if _need(recipe, bucket, rungs[0], fixed, measured) <= cards.limit_bytes:
+        return rungs[0]
+    # Where nothing fits, as when the encoders alone need more, no more is recomputed than lowers the need.
+    limit = max(cards.limit_bytes, _need(recipe, bucket, rungs[-1], fixed, measured))
+    return next(rung for rung in rungs if _need(recipe, bucket, rung, fixed, measured) <= limit)
+
+
+def _fixed(recipe: Recipe, sizes: NetworkSizes, cards: Cards) -> Memory:
+    """Return the memory of a card that all steps need, with its share of the weights."""
+    assert cards.limit_bytes is not None
+    whole = memory.without_activations(recipe, sizes)
+    state = sizes.base_bytes + 4 * 3 * sizes.trained_parameters + sizes.optimizer_bytes  # weights, gradients, average
+    of_optimizer = optimizer_names.OPTIMIZERS[recipe.train.optimizer].whole
+    needs = Needs(recipe.lora is not None, state, cards.limit_bytes, of_optimizer)
+    shared, _ = layout.choose(recipe.parallel, cards.ranks, cards.local_ranks, needs)
+    return memory.of_share(whole, sizes, shared.shards)
+
+
+def _need(recipe: Recipe, bucket: Bucket, recomputed: Recomputation, fixed: Memory, measured: Measurements) -> int:
     one = measured.one_pass(recipe, replace(bucket, recomputation=recomputed))
-    fixed = memory.without_activations(recipe, measured.sizes(recipe))
     return memory.with_activations(recipe, fixed, one.peak_bytes, recomputed).total
 
 
-def raised(data: RecipeData, limit_bytes: int | None) -> tuple[Recomputation, ...]:
+def raised(data: RecipeData, cards: Cards) -> tuple[Recomputation, ...]:
     """Return the recomputation of each bucket on GPUs of this start: as planned, or more where these have less memory.
 
     None at all where the recipe does not leave it to buckets.
@@ -134,14 +174,14 @@ def raised(data: RecipeData, limit_bytes: int | None) -> tuple[Recomputation, ..
     if data.recipe.model.gradient_checkpointing != "auto":
         return ()
     planned = {bucket.name: memory.recomputation(data.recipe, bucket) for bucket in data.table.buckets}
-    if limit_bytes is None:
+    if cards.limit_bytes is None:
         return tuple(planned.values())
 
     def rungs(bucket: Bucket) -> tuple[Recomputation, ...]:
         own = planned[bucket.name]
         return (own, *(rung for rung in LADDER if _rank(rung) > _rank(own)))
 
-    found = least(data.recipe, data.table, limit_bytes, among=rungs)
+    found = least(data.recipe, data.table, cards, among=rungs)
     return tuple(found[str(data.table.entries[bucket.entry])] for bucket in data.table.buckets)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,7 +138,8 @@ def _search(
     for bucket in sorted(memory.largest_of_entries(table), key=lambda b: b.tokens):
         entry = str(table.entries[bucket.entry])
         found = {way: search.largest_batch(partial(trial, replace(bucket, recomputation=way)), limits) for way in ways}
-        best = min(found, key=lambda way: _ms_per_clip(*found[way]))
+        fitting = [way for way, (size, _) in found.items() if size]
+        best = min(fitting, key=lambda way: _ms_per_clip(*found[way])) if fitting else ways[-1]
         batch_sizes[entry], own = found[best]
         if best is not None:
             recomputation[entry] = best
@@ -169,5 +169,5 @@ def _search(
 
 
 def _ms_per_clip(batch_size: int, trials: Sequence[Trial]) -> float:
-    """Return the milliseconds of a clip at a batch size; without limit where none fits, and then the most recomputation."""
-    return min((t.milliseconds / batch_size for t in trials if t.batch_size == batch_size), default=math.inf)
+    """Return the milliseconds of a clip at a batch size."""
+    return min(t.milliseconds / batch_size for t in trials if t.batch_size == batch_size)

@@ -223,7 +223,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | Non
         UserError: GPUs cannot be divided into sequence groups, or these cannot share the tokens of a bucket.
     """
     ranks = recipe.parallel.data_ranks(world)
-    data = settled(RecipeData.open(recipe)) if data is None else data
+    data = settled(RecipeData.open(recipe), world) if data is None else data
     sequence_limits.require_buckets(recipe.model, data.table)
     spec = plan_spec(data, ranks)
     plan = begin_epoch(data, spec, epoch=0).plan
@@ -243,9 +243,9 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | Non
     )
 
 
-def settled(data: RecipeData) -> RecipeData:
-    """Return the dataset of a recipe with the recomputation of its entries, for a GPU like that of this machine, if any."""
-    return recomputation.settle(data, recomputation.limit_here(data.recipe))
+def settled(data: RecipeData, world: int = 1) -> RecipeData:
+    """Return the dataset of a recipe with the recomputation of its entries, for GPUs like that of this machine, if any."""
+    return recomputation.settle(data, recomputation.cards_like_here(data.recipe, world))
 
 
 def outline(data: RecipeData, world: int) -> PlanOutline:

@@ -96,7 +96,7 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
         with stages.naming(stage):
             one = recipe_file.of_stage(recipe, index)
             scan(one)
-            data = plan_forecast.settled(RecipeData.open(one))
+            data = plan_forecast.settled(RecipeData.open(one), world)
             plan = plan_forecast.forecast(one, world, epochs, data)
             of_network = estimate.estimate(data.recipe, data.table)
             spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
@@ -149,7 +149,7 @@ def start_of(recipe: Recipe, index: int, world: int) -> StageStart:
     start = StageStart()
     for before in range(index):
         one = recipe_file.of_stage(recipe, before)
-        data = plan_forecast.settled(RecipeData.open(one))
+        data = plan_forecast.settled(RecipeData.open(one), world)
         spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
         start = _extent(data, spec, recipe_file.of_stage(recipe, before, start).train, start).end
     return replace(start, name=recipe.stage[index].name) if recipe.stage else start
