@@ -30,7 +30,7 @@ NAMES = ["128px ×17", "64px ×5", "64px ×1"]  # in the order of the table
 
 
 def recipe(name: str = "stdit3-tiny", **changes: Any) -> Recipe:
-    sizes = {"hidden_size": 32, "depth": 2, "num_heads": 2} if name == "stdit3-tiny" else {}
+    sizes = {"hidden_size": 32, "depth": 4, "num_heads": 2} if name == "stdit3-tiny" else {}
     values = tiny_recipe.least(
         bucket=ENTRIES,
         buckets={"aspect_ratios": ["1:1", "16:9"]},
