@@ -29,13 +29,13 @@ PARTS = {
     "core": Part(("core",), 2_205, 1_600),
     "data": Part(("data",), 15_490, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 9_610, 8_600),
-    "training": Part(("training",), 11_840, 9_700),
+    "models": Part(("models",), 9_625, 8_600),
+    "training": Part(("training",), 11_845, 9_700),
     "inference": Part(("inference",), 2_640, 2_400),
     "commands": Part(("commands",), 1_595, 1_200),
     "reports": Part(("reports",), 1_410, 1_250),
     "quickstart": Part(("quickstart",), 785, 500),
-    "demo and testing": Part(("demo", "testing"), 1_180, 1_100),
+    "demo and testing": Part(("demo", "testing"), 1_185, 1_100),
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_970, 1_450),
     "captions": Part(("annexes/captions",), 1_790, 1_350),

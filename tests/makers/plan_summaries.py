@@ -54,6 +54,7 @@ def summary(
         "imbalance": 0.0,
         "padding": 0.0,
         "steps_not_full": 0,
+        "recomputation": {},
         "reasons": named,
         "exclude_list_unmatched": [],
         "mirrored_sides": [],

@@ -45,7 +45,8 @@ def lora_table(
     """
     known = registry.release_of(preset)
     sizes = sizes or TrainedSizes.choose(preset, found)
-    parts = model_lines(preset, known, weights)
+    why = "recompute in backward passes what a bucket's activations need to fit into the GPU's memory"
+    parts = with_setting(model_lines(preset, known, weights), Line("[model]", "gradient_checkpointing", "auto", why))
     if registry.PRESETS[preset].sound is not None and found.silent:
         why = f"{found.silent} of {units.plural(found.clips, 'clip')} have no sound and are trained as silent"
         parts = with_setting(parts, Line("[sound]", "missing", "silent", why))
@@ -159,8 +160,7 @@ def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[i
 def model_lines(preset: str, known: Release, weights: str | None) -> list[Line]:
     """Return the lines of the model, its autoencoder and its text encoder."""
     lines = [Line("[model]", "name", preset)]
-    why = "recompute in backward passes only what a bucket's activations need to fit into the GPU's memory"
-    checkpointing = Line("[model]", "gradient_checkpointing", "auto", why)
+    checkpointing = Line("[model]", "gradient_checkpointing", False)
     if switch_timestep(ModelConfig(name=preset)) is not None:
         why = 'the network for high noise; "low" trains the other one, and "both" trains them in turn'
         lines += [Line("[model]", "experts", "high", why)]

@@ -113,12 +113,14 @@ class BucketsConfig(Config):
     tuned: Place[str | None] = Field(
         default=None, min_length=1, description='file of `reelworks tune`, for entries whose batch_size is "auto"'
     )
-    gradient_checkpointing: dict[str, StrictBool | Literal["selective"] | Annotated[float, Field(gt=0, lt=1)]] = Field(
-        default={},
-        description='with `model.gradient_checkpointing = "auto"`: what the backward passes of entries compute again, by '
-        'names such as "480p ×17". false: nothing. "selective": all but matrix products and attention. true: all but the '
-        'inputs of blocks. 0.5: half of the blocks as with true, the others as with "selective". For an entry that is not '
-        "named, a run chooses the least with which it fits into the GPU's memory, and keeps that in its recipe",
+    gradient_checkpointing: Told[dict[str, StrictBool | Literal["selective"] | Annotated[float, Field(gt=0, lt=1)]]] = (
+        Field(
+            default={},
+            description='with `model.gradient_checkpointing = "auto"`: what the backward passes of entries compute again, by '
+            'names such as "480p ×17". false: nothing. "selective": all but matrix products and attention. true: all but the '
+            'inputs of blocks. 0.5: half of the blocks as with true, the others as with "selective". For an entry that is not '
+            "named, a run chooses the least with which it fits into the GPU's memory, and keeps that in its recipe",
+        )
     )
     incomplete_batch: Literal["partial", "pad", "merge", "repeat"] = Field(
         default="partial",
