@@ -125,13 +125,15 @@ class Case:
         return counter.get_total_flops()
 
 
-_BOTH: tuple[Way, ...] = (Way("ours", False, "selective"), Way("ours", True, "selective"))
+_STORED = Way("ours", True, False)  # the last, as it may take more memory than there is
+_BOTH: tuple[Way, ...] = (Way("ours", False, "selective"), Way("ours", True, "selective"), _STORED)
 _COMPARED: tuple[Way, ...] = (
     Way("ours", True, "selective"),
     Way("diffusers", True, True),
     Way("diffusers", False, True),
     Way("ours", True, True),
     Way("ours", False, True),
+    _STORED,
 )
 # Batch sizes take about 100 GB at most, by `training.memory.meter`; smaller devices get fewer clips.
 _MEMORY_BYTES = 140e9
