@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -29,7 +30,9 @@ def predict(module: Any, inputs: DenoiserInputs, config: ChromaConfig) -> Tensor
     *_, H, W = inputs.latent.shape
     positions = pad(grid(H // 2, W // 2, device=inputs.latent.device), (1, 0))
     mask_BN = pad(inputs.text_mask, (0, len(positions)), value=True)
-    with embedded(module.time_text_embed.time_proj, inputs.time), _masked_again(module, mask_BN):
+    embeds, zeros = module.time_text_embed, torch.zeros_like(inputs.time)
+    # Its own zeros lie in the host's memory, and would be copied.
+    with embedded(embeds.time_proj, inputs.time), embedded(embeds.guidance_proj, zeros), _masked_again(module, mask_BN):
         out: Tensor = module(
             pack(inputs.latent[:, :, 0]),
             encoder_hidden_states=inputs.text,

@@ -29,14 +29,14 @@ def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
     """
     *_, H, W = inputs.latent.shape
     tokens = pack(inputs.latent[:, :, 0])
-    positions = pad(grid(H // 2, W // 2, device=inputs.latent.device), (1, 0))
-    count = len(positions)
+    places = grid(H // 2, W // 2, device=inputs.latent.device)
+    positions, count = pad(places, (1, 0)), len(places)
     if config.companion == "control":
         assert inputs.control is not None
         tokens = torch.cat([tokens, pack(inputs.control[:, :, 0])], dim=2)
     for source in inputs.sources:
         tokens = torch.cat([tokens, pack(source[:, :, 0])], dim=1)
-        positions = torch.cat([positions, positions + positions.new_tensor([1, 0, 0])])
+        positions = torch.cat([positions, pad(places, (1, 0), value=1)])
     guidance = inputs.guidance if config.guidance_embeds else None
     exact = [inputs.time] if guidance is None else [inputs.time, guidance * PURE_NOISE]
     with diffusers_denoiser.embedded(module.time_text_embed.time_proj, *exact):

@@ -27,8 +27,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: Flux2Config) -> Tensor:
     count = len(positions)
     for number, source in enumerate(inputs.sources, start=1):
         tokens = torch.cat([tokens, source.flatten(2).transpose(1, 2)], dim=1)
-        own = pad(grid(*source.shape[3:], device=device), (1, 1))
-        positions = torch.cat([positions, own + own.new_tensor([number * _SOURCE, 0, 0, 0])])
+        own = pad(pad(grid(*source.shape[3:], device=device), (0, 1)), (1, 0), value=number * _SOURCE)
+        positions = torch.cat([positions, own])
     guidance = inputs.guidance if config.guidance_embeds else None
     exact = [inputs.time] if guidance is None else [inputs.time, guidance * PURE_NOISE]
     with embedded(module.time_guidance_embed.time_proj, *exact):

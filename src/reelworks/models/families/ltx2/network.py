@@ -15,6 +15,7 @@ from reelworks.core.errors import UserError
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, with_sources
 from reelworks.models.families.ltx2.spec import LTX2Config
+from reelworks.models.host_waits import NumbersSent
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
@@ -89,7 +90,8 @@ def _positions(module: Any, inputs: DenoiserInputs) -> Tensor:
     bounds = []
     for latent in (inputs.latent, *inputs.sources):
         B, _, T, H, W = latent.shape
-        own = module.rope.prepare_video_coords(B, T, H, W, latent.device, fps=1.0)
+        with NumbersSent():
+            own = module.rope.prepare_video_coords(B, T, H, W, latent.device, fps=1.0)
         own[:, 0] /= inputs.fps[:, None, None]
         own[:, 1] *= height / H
         own[:, 2] *= width / W

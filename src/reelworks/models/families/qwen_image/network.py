@@ -23,6 +23,7 @@ from reelworks.models.diffusers_denoiser import (
     unpack,
 )
 from reelworks.models.families.qwen_image.spec import QwenImageConfig
+from reelworks.models.host_waits import NumbersSent, until_called
 
 _PICTURE = "<|image_pad|>"  # occurs in the text once for each token of the picture
 
@@ -73,7 +74,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: QwenImageConfig) -> Ten
         pictures = [*pictures, (1, source.shape[3] // 2, source.shape[4] // 2)]
     # With `zero_cond_t`, sources have a second time, which is zero.
     exact = torch.cat([timestep, 0 * timestep]) if config.zero_cond_t else timestep
-    with embedded(module.time_text_embed.time_proj, exact):
+    sent = until_called(module.transformer_blocks[0], NumbersSent())
+    with embedded(module.time_text_embed.time_proj, exact), sent:
         out = module(
             tokens,
             encoder_hidden_states=inputs.text,
