@@ -267,6 +267,18 @@ def with_sources(inputs: DenoiserInputs) -> tuple[Tensor, Tensor]:
     return tokens, pad(times, (0, tokens.shape[1] - times.shape[1]))
 
 
+def unpadded(text_BLD: Tensor, mask_BL: Tensor) -> list[Tensor]:
+    """Return texts without the tokens that are masked, `[tokens, D]`; the host waits for the device once.
+
+    On `meta` there are no mask values; all tokens are kept, since only shapes matter.
+    """
+    if mask_BL.is_meta:
+        return list(text_BLD)
+    order_BL = (~mask_BL).argsort(dim=1, stable=True)  # an index with a mask would wait for its sum
+    counts = mask_BL.sum(dim=1).tolist()
+    return [text[order[:count]] for text, order, count in zip(text_BLD, order_BL, counts, strict=True)]
+
+
 def pack(latent_BCHW: Tensor) -> Tensor:
     """Return 2 × 2 latent elements as tokens: `[B, H/2 · W/2, 4·C]`, rows first, channels outermost."""
     B, C, H, W = latent_BCHW.shape

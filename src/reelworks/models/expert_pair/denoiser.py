@@ -44,9 +44,10 @@ class ExpertPairDenoiser:
         if inputs.time.is_meta:  # without values, run both
             return self._high.predict(inputs) + self._low.predict(inputs)
         is_high_B = inputs.time >= self.switch_timestep
-        sides = [(self._high, is_high_B.nonzero()[:, 0]), (self._low, (~is_high_B).nonzero()[:, 0])]
+        order_B, count = is_high_B.argsort(descending=True, stable=True), int(is_high_B.sum())
+        sides = [(self._high, order_B[:count]), (self._low, order_B[count:])]
         outputs = [expert.predict(inputs.each(itemgetter(index))) for expert, index in sides if len(index)]
-        return torch.cat(outputs)[torch.cat([index for _, index in sides]).argsort()]
+        return torch.cat(outputs)[order_B.argsort()]
 
     def sharding(self) -> ShardingPlan:
         """Return the blocks of both and each expert as a unit, since one is called without the other."""

@@ -55,9 +55,10 @@ def _windows(inputs: DenoiserInputs) -> tuple[Tensor, Tensor | None]:
     """Return texts cut to the longest window, and a mask if there are shorter ones, since networks know none."""
     if inputs.text_mask.is_meta:  # nobody knows there whether any is shorter
         return inputs.text, inputs.text_mask
-    longest = int(inputs.text_mask.sum(dim=1).max())
-    mask_BL = inputs.text_mask[:, :longest]
-    return inputs.text[:, :longest], None if bool(mask_BL.all()) else mask_BL
+    counts_2B = torch.stack([inputs.text_mask.sum(dim=1), inputs.text_mask.cumprod(dim=1).sum(dim=1)])
+    lengths, unbroken = counts_2B.tolist()  # together, since the host waits for the device here
+    longest = max(lengths)
+    return inputs.text[:, :longest], inputs.text_mask[:, :longest] if min(unbroken) < longest else None
 
 
 def _masks(module: Any, mask_BL: Tensor | None, others: int) -> Mapping[nn.Module, Tensor]:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reelworks.data.loader import upload
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, pack, unpack
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, pack, unpack, unpadded
 from reelworks.models.families.minimax_h3.spec import SOUND_CHANNELS, MiniMaxH3Config
 from reelworks.models.text.qwen3_vl import TextParts, load_text_parts
 
@@ -31,16 +32,15 @@ def predict(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config) -> Ten
 
 def predict_both(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config) -> tuple[Tensor, Tensor]:
     """Return the velocities of picture and sound."""
-    made = [_one(module, inputs, config, row) for row in range(len(inputs.latent))]
+    texts = unpadded(inputs.text, inputs.text_mask)
+    made = [_one(module, inputs, config, row, text) for row, text in enumerate(texts)]
     return torch.cat([picture for picture, _ in made]), torch.cat([sound for _, sound in made])
 
 
-def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int) -> tuple[Tensor, Tensor]:
+def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int, text: Tensor) -> tuple[Tensor, Tensor]:
     """Return the velocities of one clip. What is given has time 1, which is clean there; texts have the picture's time."""
     latent_CTHW, device, K = inputs.latent[row], inputs.latent.device, SOUND_CHANNELS
     _, T, H, W = latent_CTHW.shape
-    text = inputs.text[row]
-    text = text if text.is_meta else text[inputs.text_mask[row]]
     heard = latent_CTHW.new_zeros(0, config.audio_in_channels)
     N, sound_time, of_sound = 0, inputs.time, inputs.frame_mask.new_zeros(0, dtype=torch.int64)
     if (given := inputs.sound) is not None:
@@ -50,21 +50,22 @@ def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int)
         of_sound = torch.where(given.mask[row], _OF_SOUND, _CLEAN).repeat(K)
     layout: Any = importlib.import_module(f"{_STEPS}.before_denoise").MiniMaxH3PrepareLayoutStep
     tags = torch.full((len(text),), _TEXT, device="cpu")
-    positions, tags, *indices, _, _ = layout.build_packed_sequence(
+    positions, tags, video, audio, words, _, _ = layout.build_packed_sequence(
         tags, T, H, W, N, config.patch_size, K, _SOUND, _VIDEO
     )
     tokens = pack(latent_CTHW.transpose(0, 1))
     time, sound_time = (1 - t[row] / PURE_NOISE for t in (inputs.time, sound_time))
     of_picture = torch.where(inputs.frame_mask[row], _OF_PICTURE, _CLEAN).repeat_interleave(tokens.shape[1])
-    video, audio, words = (each.to(device) for each in indices)
+    made = (positions.float(), tags, video, audio, words)
+    positions, tags, video, audio, words = (upload.to_device(each, device) for each in made)
     picture, sound = module(
         tokens.flatten(0, 1)[None],
         audio_hidden_states=heard[None],
         encoder_hidden_states=text[None],
         timestep=torch.stack([time, sound_time, torch.ones_like(time)]),
         timestep_indices=torch.cat([of_picture.new_full((len(text),), _OF_PICTURE), of_sound, of_picture]),
-        token_tags=tags.to(device),
-        position_ids=positions.float().to(device),
+        token_tags=tags,
+        position_ids=positions,
         video_indices=video,
         audio_indices=audio,
         text_indices=words,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, unpadded
 from reelworks.models.families.z_image.spec import ZImageConfig
 
 
@@ -18,8 +18,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: ZImageConfig) -> Tensor
     Its times run from 0 (noise) to 1 (data), and its velocity points towards the data. It takes texts without
     padding.
     """
-    # On `meta` there are no mask values; all tokens are kept, since only shapes matter.
-    texts = [text if text.is_meta else text[mask] for text, mask in zip(inputs.text, inputs.text_mask, strict=True)]
+    texts = unpadded(inputs.text, inputs.text_mask)
     out = module(list(inputs.latent), 1 - inputs.time / PURE_NOISE, texts, return_dict=False)[0]
     return torch.stack(out)
 
