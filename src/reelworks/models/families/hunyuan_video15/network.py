@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
 from reelworks.core import optional_imports
 from reelworks.models.api import DenoiserInputs, TextEmbedding
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded
 from reelworks.models.families.hunyuan_video15.spec import HunyuanVideo15Config
+from reelworks.models.host_waits import until_called
 
 _IMAGE_TOKENS = 1  # for a missing picture; masked
 
@@ -27,14 +28,16 @@ def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -
     B = len(latent)
     first, mask = torch.zeros_like(latent), torch.zeros_like(latent[:, :1])
     image = latent.new_zeros(B, _IMAGE_TOKENS, config.image_embed_dim)
-    if config.first_frame and latent.shape[2] > 1:
+    shows = config.first_frame and latent.shape[2] > 1
+    if shows:
         assert inputs.first_frame is not None
         assert inputs.image is not None
         first, image = inputs.first_frame, inputs.image
         mask[:, :, 0] = 1
     clip_time, text_time = module.time_embed.time_proj, module.context_embedder.time_text_embed.time_proj
-    shapes = _AllKept() if latent.is_meta else nullcontext()
-    with embedded(clip_time, inputs.time), embedded(text_time, inputs.time), shapes:
+    kept_BM = pad(pad(inputs.text_mask, (1, 0)), (image.shape[1], 0), value=shows)
+    in_order = until_called(module.transformer_blocks[0], _Sorted(shows, kept_BM, image.shape[1]))
+    with embedded(clip_time, inputs.time), embedded(text_time, inputs.time), in_order:
         out: Tensor = module(
             torch.cat([latent, first, mask], dim=1),
             inputs.time.to(latent.dtype),
@@ -48,23 +51,37 @@ def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -
     return -out
 
 
-class _AllKept(TorchFunctionMode):
-    """Let the network sort its texts on the meta device, where masks have no values: all tokens are kept, none masked.
+class _Sorted(TorchFunctionMode):
+    """Let the network put kept tokens before masked ones without waiting for the numbers of both.
 
-    It puts what `mask` selects before what `~mask` does; together they always have all tokens.
+    It concatenates what masks select of the picture and the texts of a clip, then what they do not. Here they select all,
+    and the rows are sorted once they are stacked. Legend: B clips, M tokens of pictures, rendered texts and texts.
     """
+
+    def __init__(self, shows: bool, kept_BM: Tensor, pictures: int) -> None:
+        super().__init__()
+        self._shows, self._sorts = shows, False
+        self._rows_B1 = torch.arange(len(kept_BM), device=kept_BM.device)[:, None]
+        self._order_BM = (~kept_BM).argsort(dim=1, stable=True)
+        # Of the masked tokens, those of texts become zeros.
+        self._has_value_BM = kept_BM[self._rows_B1, self._order_BM] | (self._order_BM < pictures)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Replace what depends on values."""
-        if func is torch.all:
-            return True
+        if func is torch.all:  # whether there is no picture, which it asks before it concatenates
+            self._sorts = True
+            return not self._shows
         if func is Tensor.__getitem__ and isinstance(mask := args[1], Tensor) and mask.dtype == torch.bool:
-            return args[0][:0] if getattr(mask, "is_inverted", False) else args[0][:]
+            return args[0][:0] if getattr(mask, "is_inverted", False) else args[0]
         result = func(*args, **(kwargs or {}))
         if func is Tensor.__invert__:
             result.is_inverted = True
+        if func is torch.stack and self._sorts:
+            result = result[self._rows_B1, self._order_BM]
+            if result.dtype != torch.bool:
+                result = torch.where(self._has_value_BM[..., None], result, result.new_zeros(()))
         return result
 
 
