@@ -7,6 +7,7 @@ picture, where the network puts them. In embeddings here one row of zeros that c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, final
 
@@ -23,8 +24,6 @@ from reelworks.models.families.qwen_image.network import ImagePlaceholderTokens
 from reelworks.models.families.qwen_image21.spec import QwenImage21Config
 from reelworks.models.precision.boundary import is_sharded
 
-_PER_PLACE = 4  # latent elements
-
 
 def predict(module: Any, inputs: DenoiserInputs, config: QwenImage21Config) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
@@ -32,74 +31,97 @@ def predict(module: Any, inputs: DenoiserInputs, config: QwenImage21Config) -> T
     A picture's position is behind its text, so that captions of several lengths take a pass each. Ranks that share the
     weights take one for each clip in any case, as they must take equally many.
     """
-    lengths = inputs.text_mask.sum(dim=1)
-    if inputs.latent.is_meta or (not is_sharded(module) and bool((lengths == lengths[0]).all())):
-        return _of_one_length(module, inputs)
-    rows = (slice(row, row + 1) for row in range(len(lengths)))
-    return torch.cat([_of_one_length(module, inputs.each(itemgetter(row))) for row in rows])
+    kept, has_value = _read(inputs)
+    lengths = [sum(row) for row in kept]
+    texts = [_around_places(row[:length], len(inputs.sources)) for row, length in zip(has_value, lengths, strict=True)]
+    if inputs.latent.is_meta or (not is_sharded(module) and len(set(lengths)) == 1):
+        return _of_one_length(module, inputs, texts[0])
+    rows = [inputs.each(itemgetter(slice(row, row + 1))) for row in range(len(lengths))]
+    return torch.cat([_of_one_length(module, *each) for each in zip(rows, texts, strict=True)])
 
 
-def _of_one_length(module: Any, inputs: DenoiserInputs) -> Tensor:
-    """Return the velocity. Pictures of sources precede that of the edit. Texts and sources have time 0."""
-    pictures = [*inputs.sources, inputs.latent]
-    tokens = torch.cat([picture.flatten(2).transpose(1, 2) for picture in pictures], dim=1)
+def _read(inputs: DenoiserInputs) -> tuple[list[list[bool]], list[list[bool]]]:
+    """Return which tokens of texts are kept, and which are not zeros; the host waits for the device here, and only here.
+
+    On the meta device, where there are no values, all are.
+    """
+    if inputs.latent.is_meta:
+        every = [[True] * inputs.text.shape[1]] * len(inputs.text)
+        return every, every
+    kept, has_value = torch.stack([inputs.text_mask, inputs.text.any(dim=2)]).tolist()
+    return kept, has_value
+
+
+def _around_places(has_value: list[bool], sources: int) -> list[slice]:
+    """Return the parts of a text before each of its sources' places, and the one behind them.
+
+    A text of an encoder that keeps no places has all of them in front.
+    """
+    places = [at for at, each in enumerate(has_value) if not each][:sources]
+    if len(places) < sources:
+        return [slice(0, 0)] * sources + [slice(0, len(has_value))]
+    return [slice(*ends) for ends in zip([0, *(at + 1 for at in places)], [*places, len(has_value)], strict=True)]
+
+
+def _of_one_length(module: Any, inputs: DenoiserInputs, texts: list[slice]) -> Tensor:
+    """Return the velocity. Texts of a batch have their sources' places where the first one has them."""
     timestep = inputs.time / PURE_NOISE
     exact = torch.cat([timestep, timestep.new_zeros(1)])
-    with embedded(module.time_text_embed.time_proj, exact):
-        if inputs.latent.is_meta:
-            out = _shape_only(module, inputs, tokens, timestep)
-        else:
-            text, places = _text(inputs)
-            out = module(
-                tokens,
-                encoder_hidden_states=text,
-                timestep=timestep,
-                img_shapes=[[(1, *picture.shape[3:]) for picture in pictures]] * len(tokens),
-                img_mask=places,
-                return_dict=False,
-            )[0]
-    count = inputs.latent[0, 0].numel()
-    return -out[:, -count:].transpose(1, 2).reshape(inputs.latent.shape)
+    # The network's own hooks, as those of sharded weights, are around what runs in place of its function.
+    module.forward = partial(_forward, module)
+    try:
+        with embedded(module.time_text_embed.time_proj, exact):
+            out: Tensor = module([*inputs.sources, inputs.latent], [inputs.text[:, part] for part in texts], exact)
+    finally:
+        del module.forward
+    return -out.transpose(1, 2).reshape(inputs.latent.shape)
 
 
-def _text(inputs: DenoiserInputs) -> tuple[Tensor, Tensor]:
-    """Return texts without padding and with all places of their sources, and where places are.
+def _forward(module: Any, pictures: list[Tensor], texts: list[Tensor], times: Tensor) -> Tensor:
+    """Return the output for the last picture, as diffusers' function does, which reads where pictures are many times.
 
-    The second result goes on with the places of the picture that is generated. Texts of a batch have their sources'
-    places at the same positions. Those of a text encoder that keeps none have them in front.
+    Each picture `[B, C, 1, H, W]` follows its text. Only those of sources precede the last one. Texts and sources have
+    time 0, the last time.
     """
-    sources = len(inputs.sources)
-    text = inputs.text[:, : int(inputs.text_mask[0].sum())]
-    is_place = ~text[0].any(dim=1)
-    if int(is_place.sum()) < sources:
-        text = pad(text, (0, 0, sources, 0))
-        is_place = ~text[0].any(dim=1)
-    is_place = is_place & (is_place.cumsum(dim=0) <= sources)
-    repeats = torch.ones_like(is_place, dtype=torch.long)
-    counts = [source[0, 0].numel() // _PER_PLACE for source in inputs.sources]
-    repeats[is_place] = torch.tensor(counts, dtype=torch.long, device=text.device)
-    own = is_place.new_ones(inputs.latent[0, 0].numel() // _PER_PLACE)
-    places = torch.cat([is_place.repeat_interleave(repeats), own])
-    return text.repeat_interleave(repeats, dim=1), places.expand(len(text), -1)
-
-
-def _shape_only(module: Any, inputs: DenoiserInputs, tokens: Tensor, timestep: Tensor) -> Tensor:
-    """Run the network's parts on the meta device, where it cannot read where pictures are: behind the text, for all."""
-    hidden = torch.cat([module.txt_in(inputs.text), module.img_in(tokens)], dim=1)
-    length, count = hidden.shape[1], inputs.latent[0, 0].numel()
-    is_own = torch.arange(length, device=hidden.device) >= length - count
-    times = torch.cat([timestep, timestep.new_zeros(1)]).to(hidden.dtype)
-    embedding = module.time_text_embed(times, hidden)
-    rotary = torch.empty(length, module.config.attention_head_dim // 2, dtype=torch.complex64, device=hidden.device)
-    segments = [(0, length - count, True)]
-    given = (module.modulation(embedding), rotary, None, is_own, None, None, None, segments, None)
+    sizes, device = [picture.shape[3:] for picture in pictures], times.device
+    tokens = module.img_in(torch.cat([picture.flatten(2).transpose(1, 2) for picture in pictures], dim=1))
+    words = module.txt_in(torch.cat(texts, dim=1)).split([text.shape[1] for text in texts], dim=1)
+    shown = tokens.split([size.numel() for size in sizes], dim=1)
+    hidden = torch.cat([part for pair in zip(words, shown, strict=True) for part in pair], dim=1)
+    places, segments, start, position = [], [], 0, 0
+    for text, (height, width) in zip(texts, sizes, strict=True):
+        end = start + text.shape[1]
+        spans = [(start, end, True), (end, end + height * width, False)]
+        segments += [span for span in spans if span[0] < span[1]]
+        places.append(torch.arange(position, position + text.shape[1], device=device).expand(3, -1))
+        position += text.shape[1]
+        axes = ((position, position + 1), *((size // 2 - size, size // 2) for size in (height, width)))
+        ranges = (torch.arange(*ends, device=device) for ends in axes)
+        places.append(torch.stack(torch.meshgrid(*ranges, indexing="ij")).flatten(1))
+        start, position = spans[1][1], position + max(height, width)
+    rope = module.pos_embed
+    rope.freqs = [table.to(device) for table in rope.freqs]
+    angles = [table[index] for table, index in zip(rope.freqs, torch.cat(places, dim=1), strict=True)]
+    is_own = torch.arange(start, device=device) >= segments[-1][0]
+    embedding = module.time_text_embed(times.to(tokens.dtype), tokens)
+    given = (
+        module.modulation(embedding),
+        torch.cat(angles, dim=1),
+        None,
+        is_own,
+        None,
+        None,
+        None,
+        segments[:-1],
+        None,
+    )
     for block in module.transformer_blocks:
         if torch.is_grad_enabled() and module.gradient_checkpointing:
             hidden = module._gradient_checkpointing_func(block, hidden, *given)
         else:
             hidden = block(hidden, *given)
     out: Tensor = module.proj_out(module.norm_out(hidden, embedding, is_own))
-    return out
+    return out[:, segments[-1][0] :]
 
 
 @final
