@@ -1,8 +1,9 @@
-"""Places where the host would wait for the device are counted on the pretended one."""
+"""A pass of a network waits for the device once at most: for how many tokens captions have, or which expert clips go to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import second_device
@@ -10,7 +11,17 @@ import torch
 import waits
 from torch import Tensor
 
+from reelworks.core.shape import Shape
 from reelworks.data.loader import upload
+from reelworks.models.families.hunyuan_video15 import network as hunyuan_video15
+from reelworks.models.host_waits import NumbersSent
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.testing import contract
+
+_MOST = 1
+# Families whose networks need no value of the inputs as a number.
+_WITHOUT = ("chroma", "flux-", "flux2", "hunyuan", "krea", "ltx", "opensora", "qwen-image-e", "qwen-image-t", "sd")
+_WITHOUT += ("stdit", "wan-e", "wan-f", "wan-i", "wan-t", "wan-v")
 
 Use = Callable[[Tensor], object]
 
@@ -69,3 +80,48 @@ def test_a_backward_pass_is_counted(device: torch.device) -> None:
     with waits.counted() as places:
         torch.autograd.backward(kept)
     assert len(places) == 1
+
+
+def test_numbers_are_sent_without_waiting(device: torch.device) -> None:
+    with waits.counted() as places, NumbersSent():
+        made = torch.tensor([[1, 2]], device=device), torch.as_tensor(3, device=device, dtype=torch.float64)
+    assert not places
+    assert [each.device.type for each in made] == [second_device.NAME] * 2
+    assert [each.tolist() for each in made] == [[[1, 2]], 3.0]
+    assert made[1].dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in contract.CLASSES else pytest.mark.slow) for n in contract.FAMILIES]
+)
+def test_a_pass_waits_once_at_most(device: torch.device, name: str) -> None:
+    """Counted in the second pass, since tables are made in the first."""
+    denoiser = contract.build(name, compute=torch.bfloat16)
+    denoiser.module.to(device)
+    boundary = DtypeBoundary(denoiser)
+    inputs = contract.example(contract.shapes(name)[-1], name).each(lambda value: value.to(device))
+
+    def run() -> None:
+        made = (boundary(inputs),) if inputs.sound is None else boundary.both(inputs)
+        torch.autograd.backward(sum((each.square().mean() for each in made), torch.zeros((), device=device)))
+
+    run()
+    with waits.counted() as places:
+        run()
+    assert len(places) <= (0 if name.startswith(_WITHOUT) else _MOST), places
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 4, 4), Shape(5, 4, 4)])
+def test_tokens_of_hunyuan_video_are_sorted_as_its_network_does(monkeypatch: pytest.MonkeyPatch, shape: Shape) -> None:
+    """With a picture and without one, and texts with tokens masked anywhere."""
+    name, found = "hunyuan-video-1.5-i2v-tiny", []
+    inputs, denoiser = contract.example(shape, name, batch=3), contract.build(name)
+    inputs.text_mask[1, 1] = inputs.text_mask[2, 0] = False
+    for by in (hunyuan_video15.until_called, lambda *_: nullcontext()):
+        monkeypatch.setattr(hunyuan_video15, "until_called", by)
+        denoiser.module.zero_grad()
+        out = DtypeBoundary(denoiser)(inputs)
+        torch.autograd.backward(out.square().mean())
+        found.append([out, *(p.grad for p in denoiser.module.parameters() if p.grad is not None)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
