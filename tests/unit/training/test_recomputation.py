@@ -93,7 +93,7 @@ def test_what_is_chosen_fits_and_is_the_least_that_does(
     by_way = {way: needs(made, table, measured, way) for way in recomputation.LADDER}
     least, most = min(by_way[True]), max(by_way[False])
     limit = round(least + at * (most - least))
-    found = recomputation.least(made, table, Cards(limit), measured)
+    found = recomputation.least(made, table, Cards(limit, measured=measured))
     assert list(found) == [str(table.entries[bucket.entry]) for bucket in memory.largest_of_entries(table)]
     for place, way in enumerate(found.values()):
         rungs = [by_way[each][place] for each in recomputation.LADDER]
@@ -208,10 +208,7 @@ def test_published_networks_need_no_torch_to_choose() -> None:
         "lora": {},
     }
     made = recipe(**values)
-    found = [
-        recomputation.least(made, bucket_table(made), Cards(round(gb * 1e9)), Measurements())
-        for gb in (14, 24, 48, 200)
-    ]
+    found = [recomputation.least(made, bucket_table(made), Cards(round(gb * 1e9))) for gb in (14, 24, 48, 200)]
     ranks = [[recomputation._rank(way) for way in each.values()] for each in found]
     assert ranks == sorted(ranks, reverse=True)
     assert found[0] == {"480p ×1": False, "480p ×81": True}
@@ -228,7 +225,7 @@ def test_ranks_that_share_the_weights_recompute_less(measured: Measurements) -> 
     assert shared.total == whole.total - 7 * whole.trained // 8 * 5 + sizes.in_use_bytes  # with optimizer and average
     largest = memory.largest_of_entries(table)[-1]
     limit = recomputation._need(made, largest, "selective", shared, measured)
-    alone, together = (recomputation.least(made, table, Cards(limit, ranks, ranks), measured) for ranks in (1, 8))
+    alone, together = (recomputation.least(made, table, Cards(limit, ranks, ranks, measured)) for ranks in (1, 8))
     ranks = [[recomputation._rank(way) for way in each.values()] for each in (together, alone)]
     assert all(less <= more for less, more in zip(*ranks, strict=True))
     assert ranks[0] != ranks[1]

@@ -50,7 +50,7 @@ class Measurements:
             return memory.partly(lambda one: self.one_pass(recipe, one), bucket, bucket.recomputation)
         from reelworks.training.memory import estimate
 
-        key = f"{recipe.model_dump_json(include={'model', 'lora'})} {bucket}"
+        key = f"{recipe.model_dump_json(include={'model', 'lora', 'train'})} {bucket}"
         return self._once("pass", key, lambda: estimate.one_pass(recipe, self.network(recipe), bucket))
 
     def sizes(self, recipe: Recipe) -> NetworkSizes:

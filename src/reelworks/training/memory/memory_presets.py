@@ -110,8 +110,8 @@ def _estimated(recipe: Recipe, vram_bytes: int | None, search: Measurements) -> 
     """Estimate a recipe as it will be trained on a GPU of so much memory, or of as little as possible."""
     found: dict[str, Recomputation] = {}
     if recipe.model.gradient_checkpointing == "auto" and vram_bytes is not None:
-        cards = recomputation.Cards(recomputation.limit(recipe, vram_bytes))
-        found = recomputation.least(recipe, bucket_table(recipe), cards, search)
+        cards = recomputation.Cards(recomputation.limit(recipe, vram_bytes), measured=search)
+        found = recomputation.least(recipe, bucket_table(recipe), cards)
         recipe = recomputation.with_recomputation(recipe, found)
     return _Estimated(search.estimate(recipe, bucket_table(recipe)), found)
 

@@ -7,9 +7,8 @@ ranks are balanced depend on it. A GPU with less memory that goes on with the ru
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from reelworks.core import machine
 from reelworks.core.errors import UserError
@@ -38,18 +37,21 @@ _USUAL_LOCAL_RANKS = 8
 _USABLE = 0.95  # of a GPU's memory, since estimates may be 2 % too low
 
 
-class Cards(NamedTuple):
+@dataclass(frozen=True)
+class Cards:
     """GPUs that train.
 
     Attributes:
         limit_bytes: Memory that each may fill; None for no limit.
         ranks: Their number, by which weights may be divided.
         local_ranks: Those of a node.
+        measured: Networks and passes that were measured for them.
     """
 
     limit_bytes: int | None
     ranks: int = 1
     local_ranks: int = 1
+    measured: Measurements = field(default_factory=Measurements, compare=False, repr=False)
 
 
 def settle(data: RecipeData, cards: Cards) -> RecipeData:
@@ -121,7 +123,6 @@ def least(
     recipe: Recipe,
     buckets: BucketTable,
     cards: Cards,
-    measurements: Measurements | None = None,
     among: Callable[[Bucket], tuple[Recomputation, ...]] = lambda bucket: LADDER,
 ) -> dict[str, Recomputation]:
     """Return the least recomputation by entry with which its largest bucket fits; the most where nothing does.
@@ -129,15 +130,13 @@ def least(
     Where activations cannot be measured, all is recomputed. Entries without buckets are left out.
     """
     found: dict[str, Recomputation] = {}
-    measured = measurements or Measurements()
     for bucket in memory.largest_of_entries(buckets):
-        found[str(buckets.entries[bucket.entry])] = _least(recipe, bucket, cards, measured, among(bucket))
+        found[str(buckets.entries[bucket.entry])] = _least(recipe, bucket, cards, among(bucket))
     return found
 
 
-def _least(
-    recipe: Recipe, bucket: Bucket, cards: Cards, measured: Measurements, rungs: tuple[Recomputation, ...]
-) -> Recomputation:
+def _least(recipe: Recipe, bucket: Bucket, cards: Cards, rungs: tuple[Recomputation, ...]) -> Recomputation:
+    measured = cards.measured
     if cards.limit_bytes is None:
         return rungs[0]
     if not measured.measures(recipe):
