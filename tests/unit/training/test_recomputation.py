@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -148,6 +149,9 @@ def test_entries_that_the_recipe_names_keep_theirs_and_others_are_chosen() -> No
     assert roomy == {"480p ×81": False, "480p ×1": 0.5}
     assert tight == {"480p ×81": True, "480p ×1": 0.5}
     assert list(roomy) == ["480p ×81", "480p ×1"]
+    unknown = recomputation.settled(made, bucket_table(made), Cards(None)).buckets.gradient_checkpointing
+    on_a_cpu = recomputation.settled(made, bucket_table(made), Cards(math.inf)).buckets.gradient_checkpointing
+    assert (unknown, on_a_cpu) == ({"480p ×1": 0.5}, roomy)
     settled = recomputation.settled(made, bucket_table(made), Cards(1))
     assert recomputation.settled(settled, bucket_table(settled), Cards(10**15)) == settled
     assert recipe_file.parse(settled.model_dump(exclude_unset=True)) == settled
@@ -233,3 +237,13 @@ def test_ranks_that_share_the_weights_recompute_less(measured: Measurements) -> 
     ranks = [[recomputation._rank(way) for way in each.values()] for each in (together, alone)]
     assert all(less <= more for less, more in zip(*ranks, strict=True))
     assert ranks[0] != ranks[1]
+
+
+def test_a_base_of_few_bits_lies_whole_on_each_rank() -> None:
+    for base, divided in (("bfloat16", True), ("int8", False)):
+        made = published(lora={"base": base})
+        sizes = Measurements().sizes(made)
+        whole = memory.without_activations(made, sizes)
+        shared = memory.of_share(made, whole, sizes, 4)
+        assert shared.base == (whole.base // 4 + sizes.in_use_bytes if divided else whole.base)
+        assert shared.optimizer == whole.optimizer // 4

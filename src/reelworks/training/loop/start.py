@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -87,9 +88,11 @@ def plan(stage: Stage, request: TrainRequest, folder_lock: FolderLock, world: Wo
 
 def _cards(recipe: Recipe, world: World) -> Cards:
     """Return the GPUs of all ranks, with the memory of the smallest. Collective."""
-    own = world.device_bytes if world.device.type == "cuda" else None
-    least: list[Any] = world.gather(own) if recipe.model.gradient_checkpointing == "auto" else [own]
-    return Cards(recomputation.limit(recipe, None if own is None else min(least)), world.size, world.local_size)
+    if recipe.model.gradient_checkpointing != "auto":
+        return Cards(None)
+    own: list[Any] = world.gather(world.device_bytes)
+    limit = recomputation.limit(recipe, min(own) if world.device.type == "cuda" else None)
+    return Cards(math.inf if limit is None else limit, world.size, world.local_size)
 
 
 def require_weights(recipe: Recipe, *, resumed: bool) -> dict[str, str]:

@@ -213,12 +213,17 @@ def recomputation(recipe: Recipe, bucket: Bucket) -> Recomputation:
     return True if bucket.recomputation is None else bucket.recomputation
 
 
-def of_share(memory: Memory, sizes: NetworkSizes, shards: int) -> Memory:
-    """Return the memory of a rank that holds a share of the weights, and whole ones only while they are in use."""
+def of_share(recipe: Recipe, memory: Memory, sizes: NetworkSizes, shards: int) -> Memory:
+    """Return the memory of a rank that holds a share of the weights, and whole ones only while they are in use.
+
+    A base of few bits is not divided.
+    """
     if shards == 1:
         return memory
     shares = {name: getattr(memory, name) // shards for name in ("base", "trained", "gradients", "optimizer", "ema")}
-    return replace(memory, **shares | {"base": shares["base"] + sizes.in_use_bytes})
+    is_divided = recipe.lora is None or recipe.lora.exact_base(recipe.precision.compute) in ("float32", "bfloat16")
+    base = shares["base"] + sizes.in_use_bytes if is_divided else memory.base
+    return replace(memory, **shares | {"base": base})
 
 
 def partly(one_pass: Callable[[Bucket], Pass], bucket: Bucket, share: float) -> Pass:

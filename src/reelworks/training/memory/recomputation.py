@@ -6,6 +6,7 @@ ranks are balanced depend on it. A GPU with less memory that goes on with the ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,14 +26,8 @@ from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import optimizer_names
 
-LADDER: tuple[Recomputation, ...] = (
-    False,
-    "selective",
-    0.25,
-    0.5,
-    0.75,
-    True,
-)  # each saves more memory, and takes longer
+# Each saves more memory than the one before, and takes longer.
+LADDER: tuple[Recomputation, ...] = (False, "selective", 0.25, 0.5, 0.75, True)
 _USUAL_LOCAL_RANKS = 8
 _USABLE = 0.95  # of a GPU's memory, since estimates may be 2 % too low
 
@@ -42,13 +37,13 @@ class Cards:
     """GPUs that train.
 
     Attributes:
-        limit_bytes: Memory that each may fill; None for no limit.
+        limit_bytes: Memory that each may fill: infinite on a CPU, None if it is not known.
         ranks: Their number, by which weights may be divided.
         local_ranks: Those of a node.
         measured: Networks and passes that were measured for them.
     """
 
-    limit_bytes: int | None
+    limit_bytes: float | None
     ranks: int = 1
     local_ranks: int = 1
     measured: Measurements = field(default_factory=Measurements, compare=False, repr=False)
@@ -63,7 +58,7 @@ def settle(data: RecipeData, cards: Cards) -> RecipeData:
 def settled(recipe: Recipe, buckets: BucketTable, cards: Cards) -> Recipe:
     """Return a recipe with the recomputation of each entry, where the model's key leaves it to memory.
 
-    Entries that the recipe or its run names keep theirs. Without a limit, nothing is recomputed.
+    Entries that the recipe or its run names keep theirs; others stay open for GPUs of unknown memory.
 
     Raises:
         UserError: The recipe names an entry that it does not have.
@@ -81,8 +76,9 @@ def settled(recipe: Recipe, buckets: BucketTable, cards: Cards) -> Recipe:
             remedy=f"write one of {', '.join(names)}, or remove it",
         )
     told = _of_run(recipe) | own
-    found = least(recipe, buckets, cards) if any(name not in told for name in names) else {}
-    return with_recomputation(recipe, {name: told.get(name, found.get(name, True)) for name in names})
+    if cards.limit_bytes is not None and any(name not in told for name in names):
+        told = least(recipe, buckets, cards) | told
+    return with_recomputation(recipe, {name: told[name] for name in names if name in told})
 
 
 def with_recomputation(recipe: Recipe, of_entries: Mapping[str, Recomputation]) -> Recipe:
@@ -102,7 +98,7 @@ def _of_run(recipe: Recipe) -> dict[str, Recomputation]:
 
 
 def limit(recipe: Recipe, device_bytes: int | None) -> int | None:
-    """Return the bytes that a training may fill on GPUs of so much memory; None for no limit."""
+    """Return the bytes that a training may fill on GPUs of so much memory; None if it is not known."""
     if recipe.train.memory_gb is not None:
         return round(1e9 * recipe.train.memory_gb)
     return None if device_bytes is None else round(_USABLE * device_bytes)
@@ -137,7 +133,8 @@ def least(
 
 def _least(recipe: Recipe, bucket: Bucket, cards: Cards, rungs: tuple[Recomputation, ...]) -> Recomputation:
     measured = cards.measured
-    if cards.limit_bytes is None:
+    assert cards.limit_bytes is not None
+    if cards.limit_bytes == math.inf:
         return rungs[0]
     if not measured.measures(recipe):
         return rungs[-1]
@@ -155,9 +152,9 @@ def _fixed(recipe: Recipe, sizes: NetworkSizes, cards: Cards) -> Memory:
     whole = memory.without_activations(recipe, sizes)
     state = sizes.base_bytes + 4 * 3 * sizes.trained_parameters + sizes.optimizer_bytes  # weights, gradients, average
     of_optimizer = optimizer_names.OPTIMIZERS[recipe.train.optimizer].whole
-    needs = Needs(recipe.lora is not None, state, cards.limit_bytes, of_optimizer)
+    needs = Needs(recipe.lora is not None, state, int(cards.limit_bytes), of_optimizer)
     shared, _ = layout.choose(recipe.parallel, cards.ranks, cards.local_ranks, needs)
-    return memory.of_share(whole, sizes, shared.shards)
+    return memory.of_share(recipe, whole, sizes, shared.shards)
 
 
 def _need(recipe: Recipe, bucket: Bucket, recomputed: Recomputation, fixed: Memory, measured: Measurements) -> int:

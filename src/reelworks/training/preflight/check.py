@@ -245,8 +245,9 @@ def _rehearse(
         counted = meter.Meter(state.module) if on_meta is None else None
         with recompute.by(recomputed), counted or nullcontext():
             dry_run.rehearse(denoiser, encoder, state, share, clips=clips)
-        peak = estimate.one_pass(recipe, on_meta, bucket).peak_bytes if on_meta is not None else 0
-        peak = peak if counted is None else counted.peak
+        peak = counted.peak if counted is not None else 0
+        if on_meta is not None:
+            peak = estimate.one_pass(recipe, on_meta, bucket).peak_bytes
         held = memory.reserve(peak, recomputed)
         told = recomputation.to_text(recomputed)
         yield RehearsedBucket(bucket.name, bucket.batch_size, peak, held, told, time.monotonic() - began)
