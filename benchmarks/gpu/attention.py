@@ -1,7 +1,8 @@
 """Attention kernels against exact attention, for the calls of every family: its own sizes, masks and memory layouts.
 
 A network in full size has one clip of 17 frames in 480p, or one picture of 1024²; tiny ones have the shapes of the tests. Calls are
-recorded on the meta device, and run on the GPU in the kernel that torch chooses and in each of the others that takes them.
+recorded on the meta device, and run on the GPU in the kernel that torch chooses and in each of the others that takes them; then they
+are timed, and what a training would choose is told.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def rows(_: str, device: str, tiny: bool) -> Iterator[dict[str, Any]]:
             with warnings.catch_warnings(), nullcontext() if backend is None else sdpa_kernel(backend):
                 warnings.simplefilter("ignore")  # torch says why a kernel does not take a call
                 yield {"network": name, "kernel": kernel, **_compared(calls, torch.device(device))}
+        yield {"network": name, "kernel": "timed", **_timed(calls, torch.device(device))}
 
 
 def _full_sizes() -> list[str]:
@@ -67,6 +69,12 @@ def _calls(name: str) -> list[AttentionCall]:
         case = video if video.geometry.accepts_frames(17) else Case(name, "1024px", 1, 1, (), ("1:1",))
         denoiser, shapes = case.build("meta"), [case.clean("meta")]
     return kernels.calls_of(denoiser, None, shapes)
+
+
+def _timed(calls: Sequence[AttentionCall], device: torch.device) -> dict[str, Any]:
+    """Return what a training would choose."""
+    report = attention_audit.audit(calls, device, times=True)
+    return {"quicker": list(report.quicker_lines()), "planning_s": round(report.planning_seconds, 2)}
 
 
 def _compared(calls: Sequence[AttentionCall], device: torch.device) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""A kernel of attention with wrong gradients never trains a step: it is told and replaced, or refused."""
+"""A kernel of attention with wrong gradients never trains a step: it is told and replaced, or refused; a slow one is replaced."""
 
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from refused import refused
 
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
-from reelworks.models.attention import attention_audit
+from reelworks.models.attention import attention_audit, attention_calls
 from reelworks.training.loop import trainer
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.preflight import kernels
@@ -27,6 +28,11 @@ def garbage(a: Arguments) -> Results:
     if a.gradient is None or a.gradient.stride(-2) == a.gradient.shape[-1] * a.gradient.shape[1]:
         return found
     return (found[0] * 1e31, found[1] * math.nan, found[2])
+
+
+def slow(a: Arguments) -> Results:
+    time.sleep(0.01)
+    return exact(a)
 
 
 @pytest.fixture
@@ -71,17 +77,26 @@ def test_a_wrong_kernel_is_told_once_and_replaced_in_the_whole_run(
 def test_without_any_right_kernel_nothing_is_trained(
     start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(attention_audit, "_first_right", lambda calls, device: None)
+    monkeypatch.setattr(attention_audit, "_right_kernels", lambda *given, times: iter(()))
     with planted(garbage), refused("attention-is-wrong", "model.attention", says="no other kernel is right"):
         start("none")
     assert not RunFolder(tmp_path / "none").checkpoints_folder.exists()
 
 
-def test_right_kernels_are_compared_at_the_first_start_alone(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quicker_kernel_is_found_at_the_first_start_and_takes_the_place_of_a_slow_one_in_each(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compared = []
     audit = attention_audit.audit
-    monkeypatch.setattr(attention_audit, "audit", lambda *given: compared.append(1) or audit(*given))
-    start("first")
-    start("second")
+    monkeypatch.setattr(
+        attention_audit, "audit", lambda *given, times: compared.append(1) or audit(*given, times=times)
+    )
+    with planted(slow):
+        runs = [start("first"), start("second")]
     assert len(compared) == 1
-    assert torch.nn.functional.scaled_dot_product_attention is attention_audit.ATTEND
+    for run in runs:
+        (told,) = events.read(run.events_file, "attention")
+        (line,) = told["replaced"]
+        assert "the math kernel takes the place of flash, which torch chooses, for" in line
+    assert losses(runs[0]) == losses(runs[1])
+    assert torch.nn.functional.scaled_dot_product_attention is attention_calls.ATTEND

@@ -81,11 +81,8 @@ def _print_report(report: CheckReport) -> None:
             f"recomputed: {rehearsal.recomputed}"
         )
     if (attention := report.attention) is not None:
-        left_out = f", {attention.left_out} too large to compare" if attention.left_out else ""
-        right = attention.calls - len(attention.faults)
-        show.line(
-            f"attention: kernels are right for {right} of {attention.calls} kinds of calls, at most {attention.worst:.1%} off{left_out}"
-        )
+        for line in attention.lines():
+            show.line(line)
     for fault in report.violations:
         show.line(f"violation: {fault.module}: {fault.problem}\n  remedy: {fault.remedy}")
     for warning in report.warnings:

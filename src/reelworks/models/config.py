@@ -31,9 +31,9 @@ class ModelConfig(Config):
             stores the results of matrix products and attention, which is faster and takes more memory; "auto" is for each
             bucket the least recomputation with which it fits into the GPU's memory (`train.memory_gb`), or what its entry
             says.
-        attention: Kernel of attention: "native" (torch chooses), "cudnn", or FlashAttention 2, 3 or 4 by the packages of
-            its authors ("flash", "flash-3" on Hopper, "flash-4" on Hopper and Blackwell); all but "native" need a CUDA GPU
-            and bfloat16.
+        attention: Kernel of attention: "native" (torch's quickest, by measurement on a GPU), "cudnn", or FlashAttention 2, 3
+            or 4 by the packages of its authors ("flash", "flash-3" on Hopper, "flash-4" on Hopper and Blackwell); all but
+            "native" need a CUDA GPU and bfloat16.
         hidden_size: Width, overrides the preset's; only for STDiT, as are the next two.
         depth: Number of pairs of spatial and temporal blocks, overrides the preset's.
         num_heads: Number of attention heads, overrides the preset's.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import reelworks as rw
-from reelworks.models.attention import attention_audit
+from reelworks.models.attention import attention_audit, torch_kernels
 from reelworks.models.attention.attention_calls import ATTEND, AttentionCall, Recorder, TensorLayout, mask_for
 from reelworks.models.precision import audit
 from reelworks.testing import contract
@@ -211,6 +212,66 @@ def test_only_the_calls_of_a_fault_are_replaced_in_compiled_code_too(compiled):
                 assert x.grad is not None
                 assert x.grad.norm() < 100
     assert seen == [23, 23]
+
+
+def slow(a: Arguments) -> Results:
+    time.sleep(0.02)
+    return exact(a)
+
+
+def slow_at_first(planned: set[tuple[int, ...]]) -> Callable[[Arguments], Results]:
+    """Return a kernel that plans each shape for long, and computes it as any other."""
+
+    def compute(a: Arguments) -> Results:
+        if a.query.shape not in planned:
+            planned.add(a.query.shape)
+            time.sleep(0.3)
+        return exact(a)
+
+    return compute
+
+
+def test_a_kernel_that_is_quicker_takes_the_place_of_the_chosen_one_for_calls_of_its_kind():
+    calls = [call_of(), call_of(clips=1), call_of(queries=30, keys=30)]
+    with planted(lambda a: slow(a) if a.query.shape[-2] == 22 else exact(a)):
+        report = attention_audit.audit(calls, CPU, times=True)
+        assert report.faults == ()
+        (quicker,) = [each for each in report.quicker if each.kind == calls[0].kind]
+        assert (quicker.kernel, quicker.instead) == ("flash", "math")
+        assert quicker.times > 2
+        seen: list[str] = []
+        with report.replaced():
+            for call in calls[:2]:
+                query = call.query.drawn(CPU, torch.Generator()).requires_grad_()
+                seen.append(torch_kernels.kernel_of(functional.scaled_dot_product_attention(query, query, query)))
+        assert seen == ["math", "math"]
+    assert any("math kernel takes the place of flash" in line for line in report.quicker_lines())
+
+
+def test_without_times_no_other_kernel_is_looked_for():
+    with planted(slow):
+        report = attention_audit.audit([call_of()], CPU)
+    assert (report.quicker, report.planning_seconds) == ((), 0.0)
+
+
+def test_what_planning_takes_is_told(monkeypatch):
+    monkeypatch.setattr(attention_audit, "_LEAST_GAIN", math.inf)  # no other kernel is chosen
+    with planted(slow_at_first(set())):
+        report = attention_audit.audit([call_of(), call_of(queries=30, keys=30)], CPU, times=True)
+    assert 0.6 <= report.planning_seconds < 2
+
+
+@given(st.floats(1e-4, 1), st.floats(1e-4, 1), st.floats(0, 60), st.floats(0, 60))
+def test_a_kernel_is_chosen_if_a_run_gains_by_it(former, other, former_plan, other_plan):
+    def seconds_of_run(total: attention_audit._Total) -> float:
+        return total.planning + attention_audit._PASSES * total.seconds
+
+    old = attention_audit._Total("flash", former, former_plan)
+    new = attention_audit._Total("cuDNN", other, other_plan)
+    if new.is_worth(old):
+        assert seconds_of_run(new) < seconds_of_run(old)
+        assert other < former / 1.09
+        assert not old.is_worth(new)
 
 
 def test_a_kernel_that_raises_is_a_fault_and_none_that_is_right_is_told():

@@ -1,4 +1,4 @@
-"""Compare attention kernels with exact attention, for the calls of a network, and let others take the place of wrong ones.
+"""Compare attention kernels with exact attention, for the calls of a network, and find what takes the place of wrong and slow ones.
 
 A kernel is wrong if any number that it returns is not finite, or if a row of the output or of a gradient is further from the
 exact one than rounding explains. Rows are compared for as many clips and heads as can be computed exactly in a moment.
@@ -8,35 +8,31 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from reelworks.core import arguments
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
-from reelworks.models.attention.attention_calls import ATTEND, AttentionCall, CallKind, Recorder, kind_of, mask_for
+from reelworks.core.units import plural
+from reelworks.models.attention.attention_calls import ATTEND, AttentionCall, CallKind, Recorder, mask_for
+from reelworks.models.attention.torch_kernels import KERNELS, Attend, kernel_of, replacing, versions
 
-Attend = Callable[..., Tensor]  # with the arguments of torch's scaled_dot_product_attention
-
-# The kernels that may take the place of a wrong one, the quickest first.
-_INSTEAD = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cuDNN": SDPBackend.CUDNN_ATTENTION,
-    "math": SDPBackend.MATH,
-}
-# Parts of the names of torch's backward functions.
-_NAMES = {"Flash": "flash", "Efficient": "memory-efficient", "Cudnn": "cuDNN"}
 # What rounding explains, of a row's natural size. Kernels round the weights of values to the dtype, and sum in float32.
 _TOLERATED = {torch.bfloat16: 0.05, torch.float16: 0.01, torch.float32: 5e-3}
 _MOST_ON_CPU = 2e10  # operations of a call: about a second
+_REPEATS = 3  # of a call that is timed; the shortest counts
+_LEAST_GAIN = 1.1  # times as fast; a measurement that is repeated may differ by less
+_PASSES = (
+    3000  # of a call in a run, such as 100 steps of a bucket through 30 blocks: they earn back what planning it takes
+)
 _LEAST_SIZE = 0.01  # of the largest row
 _HUGE = 10.0  # an error that needs no number
 _MOST_PAIRS, _MOST_OPERATIONS, _MOST_LOGITS = 64, 1e12, 2**25
@@ -66,23 +62,78 @@ class AttentionFault:
 
 
 @dataclass(frozen=True)
-class AttentionReport:
+class QuickerKernel:
+    """A right kernel that computes calls in less time than the one that torch chooses.
+
+    Attributes:
+        call: One of the calls.
+        kernel: Name of the kernel that torch chooses.
+        instead: Name of the quicker one.
+        times: How many times as fast it is, forward and backward, over all such calls.
+    """
+
+    call: str
+    kind: CallKind
+    kernel: str
+    instead: str
+    times: float
+    JSON_KEYS: ClassVar = ("call", "kernel", "instead", "times")
+
+
+@dataclass(frozen=True)
+class ReplacedKernels:
+    """Kernels that others take the place of, because they are wrong or slow."""
+
+    faults: tuple[AttentionFault, ...] = ()
+    quicker: tuple[QuickerKernel, ...] = ()
+
+    def replaced(self) -> AbstractContextManager[None]:
+        """Compute calls with the kernels that are right and quicker, while open; other calls go on as before."""
+        slow = {each.kind: [each.instead, each.kernel] for each in self.quicker}
+        wrong = {fault.kind: [fault.instead] for fault in self.faults if fault.instead is not None}
+        return replacing({**slow, **wrong})
+
+    def fault_lines(self) -> Iterator[str]:
+        """Yield a line for each kernel and kind of call that is wrong and replaced."""
+        for fault in {(each.kernel, each.kind): each for each in self.faults if each.instead is not None}.values():
+            yield f"{fault}; the {fault.instead} kernel, which is right, takes its place for these calls"
+
+    def quicker_lines(self) -> Iterator[str]:
+        """Yield a line for each kernel that takes the place of a slower one."""
+        for instead, kernel in sorted({(one.instead, one.kernel) for one in self.quicker}):
+            times = [one.times for one in self.quicker if (one.instead, one.kernel) == (instead, kernel)]
+            yield (
+                f"attention: the {instead} kernel takes the place of {kernel}, which torch chooses, for "
+                f"{plural(len(times), 'kind')} of calls: it was {min(times):.1f} to {max(times):.1f} times as fast"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionReport(ReplacedKernels):
     """The result of an audit.
 
     Attributes:
+        faults: Kernels that are wrong.
+        quicker: Kernels that are quicker than what torch chooses; empty where none was timed.
         calls: Number of different calls that were compared.
         left_out: Number of those that were not: memory did not suffice, or a CPU would take long.
         worst: Largest error of a right kernel, of the size of a row.
+        planning_seconds: What the first passes of all calls take longer than later ones, in the kernels that are used.
     """
 
     calls: int
     left_out: int
     worst: float
-    faults: tuple[AttentionFault, ...]
+    planning_seconds: float
 
-    def replaced(self) -> AbstractContextManager[None]:
-        """Compute the calls of faults with kernels that are right, while open; other calls go on as before."""
-        return replacing(self.faults)
+    def lines(self) -> Iterator[str]:
+        """Yield what was found, but for faults."""
+        left_out = f", {self.left_out} too large to compare" if self.left_out else ""
+        right = self.calls - len(self.faults)
+        yield f"attention: kernels are right for {right} of {self.calls} kinds of calls, at most {self.worst:.1%} off{left_out}"
+        if self.planning_seconds:
+            yield f"attention: planning these calls takes {self.planning_seconds:.1f} s in each start"
+        yield from self.quicker_lines()
 
 
 def _read_device(value: Any) -> torch.device:
@@ -117,98 +168,110 @@ def check_attention(step: Callable[[], object], *, device: torch.device | str | 
             field="step",
             remedy="pass a function that runs the model, without torch.compile",
         )
-    return audit(recorder.calls, recorder.device if device is None else torch.device(device))
+    chosen = recorder.device if device is None else torch.device(device)
+    return audit(recorder.calls, chosen, times=chosen.type == "cuda")
 
 
-def audit(calls: Iterable[AttentionCall], device: torch.device, attend: Attend = ATTEND) -> AttentionReport:
-    """Compare each call as `attend` computes it."""
+def audit(
+    calls: Iterable[AttentionCall], device: torch.device, attend: Attend = ATTEND, *, times: bool = False
+) -> AttentionReport:
+    """Compare each call as `attend` computes it; with `times`, look for quicker kernels of torch."""
     compared: dict[AttentionCall, _Found] = {}
     left_out = 0
     for call in calls:
-        found = None if device.type == "cpu" and call.operations > _MOST_ON_CPU else _compare(call, device, attend)
+        is_long = device.type == "cpu" and call.operations > _MOST_ON_CPU
+        found = None if is_long else _compare(call, device, attend, times=times)
         if found is None:
             left_out += 1
         else:
             compared[call] = found
-    wrong = {call: found for call, found in compared.items() if found.problem is not None}
-    instead: dict[CallKind, str | None] = {}
-    for kind in {call.kind for call in wrong}:
-        # What takes a kernel's place is told by the kind, so it must be right for all calls of that kind.
-        of_kind = [call for call in compared if call.kind == kind]
-        instead[kind] = _first_right(of_kind, device) if attend is ATTEND else None
-    faults = (
-        AttentionFault(str(call), call.kind, found.kernel, str(found.problem), instead[call.kind])
-        for call, found in wrong.items()
-    )
-    worst = max((found.error for call, found in compared.items() if call not in wrong), default=0.0)
+    faults: list[AttentionFault] = []
+    quicker: list[QuickerKernel] = []
+    planning = 0.0
+    # What takes a kernel's place is told by the kind of a call, so it is judged by all calls of that kind.
+    for kind in dict.fromkeys(call.kind for call in compared):
+        of_kind = {call: found for call, found in compared.items() if call.kind == kind}
+        wrong = {call: found for call, found in of_kind.items() if found.problem is not None}
+        others = list(_right_kernels(of_kind, device, times=times)) if attend is ATTEND and (wrong or times) else []
+        best = min(others, key=lambda other: other.seconds, default=None)
+        used = _Total.of_calls("", of_kind.values())
+        if wrong:
+            instead = None if best is None else best.kernel
+            faults += [
+                AttentionFault(str(call), kind, found.kernel, str(found.problem), instead)
+                for call, found in wrong.items()
+            ]
+            used = best or used
+        elif best is not None and best.is_worth(used):
+            call, found = next(iter(of_kind.items()))
+            quicker.append(QuickerKernel(str(call), kind, found.kernel, best.kernel, used.seconds / best.seconds))
+            used = best
+        planning += used.planning
+    worst = max((found.error for found in compared.values() if found.problem is None), default=0.0)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # a training's tensors have other sizes
-    return AttentionReport(len(compared), left_out, worst, tuple(faults))
+    return AttentionReport(
+        tuple(faults),
+        tuple(quicker),
+        calls=len(compared),
+        left_out=left_out,
+        worst=worst,
+        planning_seconds=planning if times else 0.0,
+    )
 
 
-def _compare(call: AttentionCall, device: torch.device, attend: Attend) -> _Found | None:
+def _compare(call: AttentionCall, device: torch.device, attend: Attend, *, times: bool) -> _Found | None:
     """Return how far a call is off, or None if memory does not suffice to know."""
     try:
-        return _Comparison.of_call(call, device).run(attend)
+        return _Comparison.of_call(call, device).run(attend, repeats=_REPEATS if times else 0)
     except torch.OutOfMemoryError:
         return None
-
-
-def _first_right(calls: Sequence[AttentionCall], device: torch.device) -> str | None:
-    """Return the first kernel that is right for all calls."""
-    for name, backend in _INSTEAD.items():
-        with warnings.catch_warnings(), sdpa_kernel(backend):
-            warnings.simplefilter("ignore")  # torch says why a kernel does not take a call
-            found = (_compare(call, device, ATTEND) for call in calls)
-            if all(one is not None and one.problem is None for one in found):
-                return name
-    return None
-
-
-def versions() -> str:
-    """Return the versions that decide which kernels there are, and the card."""
-    parts = [f"torch {torch.__version__}"]
-    if torch.cuda.is_available():
-        parts += [
-            f"cuDNN {torch.backends.cudnn.version()}",  # type: ignore[no-untyped-call]
-            f"on {torch.cuda.get_device_name()}",
-        ]
-    return " ".join(parts)
-
-
-@contextmanager
-def replacing(faults: Sequence[AttentionFault]) -> Iterator[None]:
-    """Let right kernels take the place of wrong ones while open, in recomputations of the backward pass too."""
-    # Each kernel once: compiled code goes wrong with one that is named twice.
-    instead = {
-        fault.kind: list(dict.fromkeys([_INSTEAD[fault.instead], SDPBackend.MATH]))
-        for fault in faults
-        if fault.instead is not None
-    }
-    if not instead:
-        yield
-        return
-
-    former: Attend = functional.scaled_dot_product_attention
-
-    def attend(*args: Any, **more: Any) -> Tensor:
-        backends = instead.get(kind_of(*args, **more))
-        if backends is None:
-            return former(*args, **more)
-        with sdpa_kernel(backends, set_priority=True):
-            return former(*args, **more)
-
-    functional.scaled_dot_product_attention = attend
-    try:
-        yield
-    finally:
-        functional.scaled_dot_product_attention = former
 
 
 class _Found(NamedTuple):
     kernel: str
     error: float
     problem: str | None
+    first_seconds: float = 0.0  # of the first pass
+    seconds: float = 0.0  # of the shortest
+
+
+class _Total(NamedTuple):
+    """Time that a kernel takes for several calls."""
+
+    kernel: str
+    seconds: float
+    planning: float  # seconds that first passes take longer
+
+    @classmethod
+    def of_calls(cls, kernel: str, found: Iterable[_Found]) -> _Total:
+        found = list(found)
+        seconds = sum(one.seconds for one in found)
+        return cls(kernel, seconds, sum(one.first_seconds for one in found) - seconds)
+
+    def is_worth(self, former: _Total) -> bool:
+        """Return whether a run gains by this kernel, which plans each call once, in place of the former."""
+        gain = former.seconds - self.seconds
+        return former.seconds > _LEAST_GAIN * self.seconds and gain * _PASSES > self.planning - former.planning
+
+
+def _right_kernels(calls: Mapping[AttentionCall, _Found], device: torch.device, *, times: bool) -> Iterator[_Total]:
+    """Yield the other kernels that are right for all calls of a kind; the slowest if no other is."""
+    is_any = False
+    for name, backend in KERNELS.items():
+        if {name} == {found.kernel for found in calls.values()} or (name == "math" and is_any):
+            continue
+        with warnings.catch_warnings(), sdpa_kernel(backend):
+            warnings.simplefilter("ignore")  # torch says why a kernel does not take a call
+            found = []
+            for call in calls:
+                one = _compare(call, device, ATTEND, times=times)
+                if one is None or one.problem is not None:
+                    break
+                found.append(one)
+            else:
+                is_any = True
+                yield _Total.of_calls(name, found)
 
 
 @dataclass(frozen=True)
@@ -233,20 +296,29 @@ class _Comparison:
             gradient.masked_fill_(~mask.any(dim=-1, keepdim=True), 0)
         return cls(call, inputs, mask, gradient, _Exact.compute(call, inputs, mask, gradient))
 
-    def run(self, attend: Attend) -> _Found:
-        """Compute the call, and compare its results."""
-        inputs = [tensor.detach().requires_grad_() for tensor in self.inputs]
-        more: dict[str, Any] = {"enable_gqa": True} if self.call.enable_gqa else {}
+    def run(self, attend: Attend, *, repeats: int) -> _Found:
+        """Compute the call, compare its results, and time it, `repeats` times more."""
         try:
-            out = attend(*inputs, attn_mask=self.mask, is_causal=self.call.is_causal, scale=self.call.scale, **more)
-            results = [out.detach()]
-            if self.gradient is not None:
-                results += torch.autograd.grad(out, inputs, self.gradient)
+            (kernel, results), first = self._timed(attend)
+            again = [self._timed(attend)[1] for _ in range(repeats)]
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             return _Found("chosen", math.inf, f"it fails ({str(error).splitlines()[0]})")
-        return _Found(_kernel_of(out), *self._compared(results))
+        return _Found(kernel, *self._compared(results), first, min([first, *again]))
+
+    def _timed(self, attend: Attend) -> tuple[tuple[str, list[Tensor]], float]:
+        """Run forward and backward; return the kernel's name with its results, and the seconds that it took."""
+        inputs = [tensor.detach().requires_grad_() for tensor in self.inputs]
+        more: dict[str, Any] = {"enable_gqa": True} if self.call.enable_gqa else {}
+        _wait(inputs[0].device)
+        start = perf_counter()
+        out = attend(*inputs, attn_mask=self.mask, is_causal=self.call.is_causal, scale=self.call.scale, **more)
+        results = [out.detach()]
+        if self.gradient is not None:
+            results += torch.autograd.grad(out, inputs, self.gradient)
+        _wait(inputs[0].device)
+        return (kernel_of(out), results), perf_counter() - start
 
     def _compared(self, results: Sequence[Tensor]) -> tuple[float, str | None]:
         tolerated, worst, problems = _TOLERATED[self.call.query.dtype], 0.0, []
@@ -261,15 +333,10 @@ class _Comparison:
         return worst, " and ".join(problems) or None
 
 
-def _kernel_of(out: Tensor) -> str:
-    """Return the name of the kernel that computed a result, from the function of its backward pass."""
-    function = out.grad_fn
-    for _ in range(4):  # views and casts of the result come first
-        name = "" if function is None else function.name()
-        if name.startswith("ScaledDotProduct"):
-            return next((kernel for part, kernel in _NAMES.items() if part in name), "chosen")
-        function = function.next_functions[0][0] if function is not None and function.next_functions else None
-    return "math"
+def _wait(device: torch.device) -> None:
+    """Wait until the device has computed what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from reelworks.data.distributed.layout import Layout, Needs
 from reelworks.models import components, factory, hub
 from reelworks.models.adapters import frozen
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
-from reelworks.models.attention.attention_audit import AttentionFault
+from reelworks.models.attention.attention_audit import ReplacedKernels
 from reelworks.models.base_model import Base
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
@@ -46,7 +46,7 @@ _BYTES_BESIDE_A_TRAINED_WEIGHT = 16
 class TrainedModel:
     """The network, sharded and with its optimizer, and the encoders of its inputs; without a LoRA, `base` is None.
 
-    Attention must be computed while `attention_audit.replacing(wrong_kernels)` is open.
+    Attention must be computed while `attention.replaced()` is open.
     """
 
     boundary: DtypeBoundary[DenoiserInputs]
@@ -56,7 +56,7 @@ class TrainedModel:
     compiled: CompiledBlocks
     sequence: SequenceParallel
     layout: Layout
-    wrong_kernels: tuple[AttentionFault, ...]
+    attention: ReplacedKernels
     recomputation: tuple[Recomputation, ...] = ()  # of each bucket, where the recipe leaves it to the bucket
 
 

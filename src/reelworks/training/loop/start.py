@@ -140,7 +140,7 @@ def build_model(started: StartedStage, sources: Mapping[str, str], encoders: Fro
     for fault in dry_run.faults_of_encoders(encoders):
         raise fault
     attention.use(network, recipe.model.attention, world.device)
-    wrong_kernels = kernels.require_right(network, encoders, data, world)
+    replaced = kernels.choose(network, encoders, data, world)
     shards, reason = build.choose_layout(
         recipe, network, ranks=world.size, local_ranks=world.local_size, device_bytes=world.device_bytes
     )
@@ -155,7 +155,7 @@ def build_model(started: StartedStage, sources: Mapping[str, str], encoders: Fro
         for line in recomputation.lines_of_start(data, levels):
             logger.info(line)
     return TrainedModel(
-        DtypeBoundary(network), encoders, state, network.base, compiled, sequence, shards, wrong_kernels, levels
+        DtypeBoundary(network), encoders, state, network.base, compiled, sequence, shards, replaced, levels
     )
 
 

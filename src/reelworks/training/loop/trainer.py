@@ -21,7 +21,7 @@ from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.position import DataPosition
 from reelworks.data.loader.step_source import StepSource
 from reelworks.data.run.folder import RunFolder
-from reelworks.models.attention import attention, attention_audit
+from reelworks.models.attention import attention
 from reelworks.training.encoding import stored_batches
 from reelworks.training.encoding.precompute.encode_worker import Progress
 from reelworks.training.loop import checkpointing, open_run, rendezvous, resume, stages, start
@@ -36,7 +36,6 @@ from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.observers.observer import Training
 from reelworks.training.observers.profile import StepProfiler
 from reelworks.training.observers.run_logger import RunLogger
-from reelworks.training.preflight import kernels
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
@@ -188,7 +187,7 @@ def _train_stage(
 
         stack.enter_context(attention.prefer(recipe.model.attention))
         model = start.build_model(started, sources, encoders)
-        stack.enter_context(attention_audit.replacing(model.wrong_kernels))
+        stack.enter_context(model.attention.replaced())
         position, resumed_from = resume.restore(started, model)
         start.rehearse(started, model, position)
         checkpointing.try_disk(this_run, recipe, model.state, position)
@@ -201,8 +200,7 @@ def _train_stage(
             RunLogger(this_run.folder, data, world, position, recipe_name=recipe_name, debug=request.debug)
         )
         run_log.start(started.spec, threads=threads, resumed_from=resumed_from, sources=sources)
-        if model.wrong_kernels:
-            replaced = list(kernels.replacement_lines(model.wrong_kernels))
+        if replaced := [*model.attention.fault_lines(), *model.attention.quicker_lines()]:
             run_log.event("attention", step=position.global_step, replaced=replaced)
         mirror = stack.enter_context(checkpointing.mirroring(this_run, recipe, run_log, resumed_from))
         checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)

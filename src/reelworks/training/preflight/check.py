@@ -23,7 +23,7 @@ from reelworks.data.distributed.mesh import World
 from reelworks.models import components, recompute
 from reelworks.models.adapters import frozen
 from reelworks.models.api import Denoiser
-from reelworks.models.attention import attention, attention_audit
+from reelworks.models.attention import attention
 from reelworks.models.attention.attention_audit import AttentionReport
 from reelworks.models.precision import audit
 from reelworks.models.precision.boundary import DtypeError
@@ -195,7 +195,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
     rehearsed: list[RehearsedBucket] = []
     if compared is not None and not violations:
         try:
-            with attention_audit.replacing(compared.faults):
+            with compared.replaced():
                 rehearsed += _rehearse(recipe, denoiser, encoder, state, table)
         except DtypeError as fault:
             violations.append(fault)
@@ -213,7 +213,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         violations=[Violation.from_error(fault) for fault in violations],
         warnings=[
             *(warning for warning in (validation.distilled_warning(recipe), note) if warning is not None),
-            *(kernels.replacement_lines(compared.faults) if compared else ()),
+            *(compared.fault_lines() if compared else ()),
         ],
     )
 

@@ -1,10 +1,13 @@
-"""Check the attention kernels of a run before its first step: a wrong gradient is found before anything is trained on it."""
+"""Choose the attention kernels of a run before its first step: the quickest of those that are right.
+
+A wrong gradient is found before anything is trained on it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import cast
 
@@ -18,8 +21,9 @@ from reelworks.data.distributed import collectives
 from reelworks.data.distributed.mesh import World
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.attention import attention, attention_audit
-from reelworks.models.attention.attention_audit import AttentionFault, AttentionReport
+from reelworks.models.attention.attention_audit import AttentionFault, AttentionReport, QuickerKernel, ReplacedKernels
 from reelworks.models.attention.attention_calls import AttentionCall, CallKind, Recorder
+from reelworks.models.attention.torch_kernels import versions
 from reelworks.models.precision import audit, audited
 from reelworks.models.precision.repeats import RepeatedOperations
 from reelworks.training.encoding.encoders import FrozenEncoders
@@ -27,41 +31,50 @@ from reelworks.training.memory import dry_run, meter
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 
-_TRUSTED = {"cpu"}  # devices whose kernels were never found wrong; `check` compares them all the same
+_TRUSTED = {"cpu"}  # devices that have one kernel, never found wrong; `check` compares it all the same
+_KINDS = {"faults": AttentionFault, "quicker": QuickerKernel}  # what the cache has of each
 
 
-def require_right(
-    denoiser: Denoiser, encoders: FrozenEncoders, data: RecipeData, world: World
-) -> tuple[AttentionFault, ...]:
-    """Check the kernels of a run on a GPU, and tell which are replaced, in the whole run. Collective.
+def choose(denoiser: Denoiser, encoders: FrozenEncoders, data: RecipeData, world: World) -> ReplacedKernels:
+    """Compare and time the kernels of a run on a GPU, and tell which are replaced, in the whole run. Collective.
 
     Raises:
         UserError: No kernel is right for a call.
     """
     if world.device.type in _TRUSTED:
-        return ()
+        return ReplacedKernels()
     shapes = examples(data.recipe, denoiser, encoders, data.table.buckets)[world.rank :: world.size]
 
-    def check() -> tuple[AttentionFault, ...]:
-        about = f"{data.recipe.model.attention} {attention_audit.versions()} {attention.package_versions()}"
+    def found() -> ReplacedKernels:
+        about = f"{data.recipe.model.attention} {versions()} {attention.package_versions()}"
         key = audited.key_of(denoiser, shapes, sharded=world.shards, units=denoiser.sharding().blocks, about=about)
         with contextlib.suppress(ValueError, TypeError, KeyError):  # the cache has none, or none that can be read
-            found = json.loads(audited.find(key) or "")
-            return tuple(AttentionFault(**{**each, "kind": CallKind(*each["kind"])}) for each in found)
+            noted = json.loads(audited.find(key) or "")
+            return ReplacedKernels(
+                *(
+                    tuple(result(**{**each, "kind": CallKind(*each["kind"])}) for each in noted[name])
+                    for name, result in _KINDS.items()
+                )
+            )
         with log.stage("comparing attention kernels with exact attention"):
-            faults = run(data.recipe, denoiser, shapes, world).faults
-        audited.note(key, json.dumps([asdict(fault) for fault in faults]))
-        return faults
+            report = run(data.recipe, denoiser, shapes, world)
+        audited.note(key, json.dumps({name: [asdict(each) for each in getattr(report, name)] for name in _KINDS}))
+        return ReplacedKernels(report.faults, report.quicker)
 
-    of_ranks = [check()] if world.size == 1 else collectives.on_all(check)
-    faults = tuple(dict.fromkeys(fault for faults in of_ranks for fault in faults))
+    of_ranks = [found()] if world.size == 1 else collectives.on_all(found)
+    faults = tuple(dict.fromkeys(fault for rank in of_ranks for fault in rank.faults))
+    # All ranks take the same kernel, also where their measurements differ.
+    quicker = {one.kind: one for rank in reversed(of_ranks) for one in rank.quicker}
+    replaced = ReplacedKernels(faults, tuple(quicker.values()))
     if world.is_main:
-        for line in replacement_lines(faults):
+        for line in replaced.fault_lines():
             logger.warning(line)
+        for line in replaced.quicker_lines():
+            logger.info(line)
     for fault in faults:
         if fault.instead is None:
             raise refusal(data.recipe, fault)
-    return faults
+    return replaced
 
 
 def refusal(recipe: Recipe, fault: AttentionFault) -> UserError:
@@ -79,13 +92,8 @@ def run(recipe: Recipe, denoiser: Denoiser, shapes: Sequence[DenoiserInputs], wo
     """Compare each kind of call that the network makes for these shapes; use the denoiser before it is sharded."""
     compute = denoiser.contract.compute if world.shards else None
     attend = attention.function_of(denoiser, recipe.model.attention)
-    return attention_audit.audit(calls_of(denoiser, compute, shapes), world.device, attend)
-
-
-def replacement_lines(faults: Sequence[AttentionFault]) -> Iterator[str]:
-    """Yield a line for each kernel and kind of call that is replaced."""
-    for fault in {(each.kernel, each.kind): each for each in faults if each.instead is not None}.values():
-        yield f"{fault}; the {fault.instead} kernel, which is right, takes its place for these calls"
+    times = recipe.model.attention == "native" and world.device.type not in _TRUSTED
+    return attention_audit.audit(calls_of(denoiser, compute, shapes), world.device, attend, times=times)
 
 
 def examples(
