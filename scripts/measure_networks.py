@@ -98,8 +98,10 @@ def bucket(recipe: Recipe, point: Point) -> Bucket:
     entry: dict[str, Any] = {"resolution": point.resolution, "num_frames": point.num_frames, "batch_size": point.clips}
     changed = recipe.model_copy(update={"bucket": [type(recipe.bucket[0])(**entry)]})
     buckets = table.build(changed.bucket, changed.buckets, components.geometry(recipe.model, recipe.autoencoder))
-    ratio = "1:1" if point.resolution.endswith("px") else "16:9"
-    return next(each for each in buckets.buckets if each.ratio == ratio)
+    if point.resolution.endswith("px"):
+        # Ratios that a coarse grid rounds to a square share it, under the name of one of them.
+        return next(each for each in buckets.buckets if each.shape.height == each.shape.width)
+    return next(each for each in buckets.buckets if each.ratio == "16:9")
 
 
 def measured(preset: str) -> PublishedSizes:

@@ -391,19 +391,21 @@ def hunyuan_video15(module, x0, noise, i):
     return _mse(out, noise - x0)
 
 
-def sdxl(module, x0, noise, i):
+def sd15(module, x0, noise, i):
+    """Noise is predicted, on the schedule of diffusers."""
+    return sdxl(module, x0, noise, i, has_sizes=False)
+
+
+def sdxl(module, x0, noise, i, has_sizes=True):
     """Noise is predicted, on the schedule of diffusers."""
     scheduler = from_diffusers("DDPMScheduler")(
         beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", num_train_timesteps=1000
     )
     x_t = scheduler.add_noise(x0[:, :, 0], noise[:, :, 0], i.time.long())
     size = (x_t.shape[-2], x_t.shape[-1])
-    out = module(
-        x_t,
-        i.time.long(),
-        encoder_hidden_states=i.text,
-        added_cond_kwargs={"text_embeds": i.pooled, "time_ids": torch.tensor([[*size, 0, 0, *size]] * len(x_t))},
-    ).sample
+    ids = torch.tensor([[*size, 0, 0, *size]] * len(x_t))
+    added = {"added_cond_kwargs": {"text_embeds": i.pooled, "time_ids": ids}} if has_sizes else {}
+    out = module(x_t, i.time.long(), encoder_hidden_states=i.text, **added).sample
     return _mse(out, noise[:, :, 0])
 
 
@@ -429,6 +431,7 @@ LOSSES = {
     "qwen-image-edit-plus-tiny": qwen_image,
     "qwen-image-2.1-tiny": qwen_image21,
     "qwen-image-2.1-edit-tiny": qwen_image21,
+    "sd1.5-tiny": sd15,
     "sd3-tiny": sd3,
     "sdxl-tiny": sdxl,
     "wan-tiny": wan,

@@ -65,6 +65,7 @@ SIZES = {
     "ltx-2": 18_876_174_592,  # both branches; "19B" in its name
     "ltx-2.5": 18_987_859_200,  # with the 3.17 B that embed its texts, the "22B" in its name
     "minimax-h3": 33_122_992_896,
+    "sd1.5": 859_520_964,
     "sdxl": 2_567_463_684,
     "sd3-medium": 2_028_328_000,
     "sd3.5-medium": 2_243_171_520,
@@ -82,7 +83,7 @@ MEASURED = {
 
 
 def objective_of(name):
-    return ObjectiveConfig(name="epsilon" if name.startswith("sdxl") else "rectified-flow")
+    return ObjectiveConfig(name="epsilon" if name.startswith(("sd1", "sdxl")) else "rectified-flow")
 
 
 @every_family

@@ -124,6 +124,7 @@ AUTOENCODERS = {
     "qwen-image": WAN,
     "qwen-image-2.1": {"base_dim": 8, "decoder_base_dim": 8, "dim_mult": [1, 1, 1, 1, 1], "num_res_blocks": 1},
     "sd3": KL | {"latent_channels": 16, "shift_factor": 0.0609, "scaling_factor": 1.5305},
+    "sd1.5": KL | {"latent_channels": 4, "scaling_factor": 0.18215},
     "sdxl": KL | {"latent_channels": 4, "scaling_factor": 0.13025},
     "wan-2.1": WAN,
     "wan-2.2": WAN | WAN_22,
@@ -144,9 +145,11 @@ TEXTS = {
     "ltx-video": {"dim": 32, "max_length": 12},
     "ltx-2": {"dim": 32, "max_length": 12},
     "hunyuan-video-1.5": {"dim": 32, "max_length": 1000},
+    "sd1.5": {"dim": 16, "max_length": 16},
     "sdxl": {"dim": 32, "max_length": 16, "pooled_dim": 12},
     "sd3": {"dim": 32, "max_length": 28, "pooled_dim": 24},
 }
+UNETS = ("sd1.5", "sdxl")
 
 
 SPECIAL = ["<pad>", "</s>", "<unk>"]
@@ -196,6 +199,8 @@ def _encoders(text):
         return one | {"text_encoder": _t5()}
     if text == "flux":
         return one | {"text_encoder": _clip(False), "text_encoder_2": _t5(), "tokenizer_2": words}
+    if text == "sd1.5":
+        return one | {"text_encoder": _clip(False), "safety_checker": None, "feature_extractor": None}
     if text == "sdxl":
         return one | {"text_encoder": _clip(False), "text_encoder_2": _clip(True), "tokenizer_2": words}
     if text == "sd3":
@@ -239,7 +244,7 @@ def _encoders(text):
 
 
 def _scheduler(text):
-    if text == "sdxl":
+    if text in UNETS:
         betas = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
         return diffusers.EulerDiscreteScheduler(**betas, timestep_spacing="leading", steps_offset=1)
     return diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
@@ -287,7 +292,7 @@ def write(name, place, *, without=(), **settings):
     made = _encoders(parts.text) | {
         "scheduler": _scheduler(parts.text),
         "vae": autoencoder(**AUTOENCODERS[parts.autoencoder]),
-        "unet" if parts.text == "sdxl" else "transformer": network(name),
+        "unet" if parts.text in UNETS else "transformer": network(name),
     }
     if name == "wan-2.2-tiny":
         made["transformer_2"], settings["boundary_ratio"] = network(name, seed=2), 0.875

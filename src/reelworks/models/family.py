@@ -128,6 +128,7 @@ class LoraNames:
     release: tuple[KeyRule, ...] = ()  # rules for layers with other names in the original release
     trainers: tuple[KeyRule, ...] = ()  # rules for names that other trainers' files have, and that are read only
     comfyui: Literal["release", "diffusers"] = "release"  # whose names ComfyUI's files have
+    kohya: Literal["release", "diffusers"] = "release"  # whose names those of kohya's scripts have
     # Whether ComfyUI maps diffusers' names of layers that are parts of one layer of the release to rows of it.
     comfyui_maps_parts: bool = False
     attention: str | None = None  # pattern of linear layers of attention whose modules' names do not tell it

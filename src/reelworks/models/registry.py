@@ -145,8 +145,8 @@ _NOT_HERE = {
         "Z-Image-Omni and Z-Image-Edit, whose weights and sizes were announced and not yet seen,",
     ),
     **dict.fromkeys(
-        ("sd1", "sd2", "stablediffusion1", "stablediffusion2", "stablediffusionv1", "stablediffusionv2"),
-        "Stable Diffusion 1 and 2",
+        ("sd2", "stablediffusion2", "stablediffusionv2"),
+        "Stable Diffusion 2",
     ),
     "stablevideodiffusion": "Stable Video Diffusion",
     "svd": "Stable Video Diffusion",

@@ -35,6 +35,7 @@ CALLS = {
     "krea2-tiny": {"guidance_scale": 2.0},  # counted from 0
     "ltx-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12, "num_frames": 9, "frame_rate": 12.0},
     "hunyuan-video-1.5-tiny": {"num_frames": 5},
+    "sd1.5-tiny": {"guidance_scale": 3.0},
     "sdxl-tiny": {"guidance_scale": 3.0},
     "sd3-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12},
 }
@@ -51,7 +52,7 @@ def recipe_for(name, place, **tables):
     values = tiny_families.recipe_of(name, place)
     for key, changes in tables.items():
         values[key] = {**values.get(key, {}), **changes}
-    if name.startswith("sdxl"):
+    if name.startswith(("sd1", "sdxl")):
         values.setdefault("objective", {"name": "epsilon"})
     return recipe_file.parse(
         tiny_recipe.least(

@@ -82,7 +82,7 @@ def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
     latent = autoencoder.encode(video)
     assert latent.shape == (1, autoencoder.latent_channels, *geometry.latent(shape))
     with torch.no_grad():
-        flat = name in ("flux", "flux2", "sd3", "sdxl")
+        flat = name in ("flux", "flux2", "sd1.5", "sd3", "sdxl")
         shown = torch.cat([video, torch.ones_like(video[:, :1])], dim=1) if name == "qwen-image-2.1" else video
         if name == "minimax-h3":
             shown = imagenet(shown)

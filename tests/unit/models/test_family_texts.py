@@ -60,6 +60,17 @@ class Processor:
         self.tokenizer, self.apply_chat_template = tokenizer, tokenizer.apply_chat_template
 
 
+def shortened(encoder):
+    """A text encoder of CLIP without its last layer."""
+    config = transformers.CLIPTextConfig(
+        **encoder.config.to_dict() | {"num_hidden_layers": encoder.config.num_hidden_layers - 1}
+    )
+    short = transformers.CLIPTextModel(config).to(encoder.dtype)
+    left_over = short.load_state_dict(encoder.state_dict(), strict=False)
+    assert not left_over.missing_keys
+    return short
+
+
 def modular_tokens(place, caption, length):
     """The tokens that the blocks of a modular pipeline hand to its network; its template needs no pictures."""
     pipeline = encoders.Flux3DistilledTextEncoderStep().init_pipeline()
@@ -120,6 +131,12 @@ def test_tokens_are_the_pipelines(family):
         tokens, _, pooled, _ = pipeline.encode_prompt(*repeats, do_classifier_free_guidance=False, **more)
         assert torch.equal(made.pooled, pooled.float())
         tokens = tokens[0][: SIZES[name]["max_length"]]
+    elif name == "sd1.5":
+        tokens = pipeline.encode_prompt(LINES[:1], "cpu", 1, False)[0][0]
+        config = TextEncoderConfig(name="sd1.5-clip-skip-2", weights=str(place), **SIZES[name])
+        skipped = factory.build_text_encoder(config).encode(LINES[:1])
+        pipeline.text_encoder = shortened(pipeline.text_encoder)
+        assert torch.equal(skipped.tokens[0], pipeline.encode_prompt(LINES[:1], "cpu", 1, False)[0][0].float())
     elif name == "z-image":
         tokens = pipeline.encode_prompt(LINES[:1], do_classifier_free_guidance=False, max_sequence_length=64)[0][0]
     elif name in ("qwen-image", "flux2", "flux2-klein-4b"):

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import diffusers
@@ -43,6 +44,7 @@ FEW = {
     "qwen-image": {"num_layers": 1},
     "qwen-image-2.1": {"num_layers": 1},
     "sd3.5-medium": {"num_layers": 2, "dual_attention_layers": (0,)},
+    "sd1.5": {},
     "sdxl": {},
     "wan-2.1-14b": {"num_layers": 1},
     "wan-2.1-i2v-14b": {"num_layers": 1},
@@ -106,7 +108,9 @@ def require_found_by_diffusers(config):
     kind = config.network.name
     if kind == "UNet2DConditionModel":
         # Blocks are counted, those without linear layers too.
-        file |= {f"input_blocks.{i}.0.in_layers.0.bias": torch.zeros(1) for i in range(9)}
+        file |= {
+            f"input_blocks.{i}.0.in_layers.0.bias": torch.zeros(1) for i in range(3 * len(config.block_out_channels))
+        }
         file = {f"model.diffusion_model.{key}": value for key, value in file.items()}
     convert = SINGLE_FILE_LOADABLE_CLASSES[kind]["checkpoint_mapping_fn"]
     found = convert(checkpoint=Whole(file), config=config.model_dump())
@@ -174,13 +178,15 @@ def zeros(layers, kind):
     return made
 
 
-def names_that_comfyui_takes(network):
-    """A pattern of the names of layers in files for ComfyUI and kohya's, for networks of a class."""
+def names_that_comfyui_takes(network, own):
+    """A pattern of the names of layers in files for ComfyUI and kohya's, for networks of a class with layers `own` in diffusers."""
     known = [one for one in COMFYUI_NETWORKS if config_of(one["presets"][0]).network.name == network]
     layers = {layer for one in known for layer in one["layers"]}
     names = {f"diffusion_model.{layer}" for layer in layers}
     names |= {f"lora_unet_{layer.replace('.', '_')}" for layer in layers}
     names |= {name for one in known for name in one.get("mapped", ())}
+    if network == "UNet2DConditionModel":  # whose layers of diffusers `model_lora_keys_unet` in comfy/lora.py maps
+        names |= {f"lora_unet_{layer.replace('.', '_')}" for layer in own}
     block = re.compile(r"(?<=[._])N(?=[\\_])")
     return re.compile("|".join(block.sub("[0-9]+", re.escape(name)) for name in sorted(names)))
 
@@ -191,7 +197,8 @@ def test_comfyui_takes_every_layer_of_a_file(name):
     config = config_of(name)
     if config.network.name not in {config_of(preset).network.name for preset in COMFYUI}:
         pytest.skip("ComfyUI's network of this class is not known here")
-    pattern, layers, written = names_that_comfyui_takes(config.network.name), linear(config), set()
+    layers, written = linear(config), set()
+    pattern = names_that_comfyui_takes(config.network.name, layers)
     homes = release_layers.homes(layers, config)
     for kind, format in itertools.product(("lora", "loha", "lokr"), ("comfyui", "kohya")):
         settings = LoraConfig(type=kind, rank=1)
@@ -226,8 +233,8 @@ def updates(made, scale, ends):
     return {one: scale * (made[one + b] @ made[one + a].sum(1)) for one in layers}
 
 
-def of_unet(tensors):
-    config = diffusers.UNet2DConditionModel.from_config(config_of("sdxl-tiny").model_dump()).config
+def of_unet(tensors, name="sdxl-tiny"):
+    config = diffusers.UNet2DConditionModel.from_config(config_of(name).model_dump()).config
     mapped = converters._maybe_map_sgm_blocks_to_diffusers(dict(tensors), _Like(config, layers_per_block=2))
     made, alphas = converters._convert_non_diffusers_lora_to_diffusers(mapped)
     (alpha,) = set(alphas.values())
@@ -302,6 +309,7 @@ CASES = [
     ("qwen-image", "kohya", converters._convert_non_diffusers_qwen_lora_to_diffusers, ""),
     ("z-image", "comfyui", converters._convert_non_diffusers_z_image_lora_to_diffusers, "feed_forward.w2"),
     ("z-image", "kohya", converters._convert_non_diffusers_z_image_lora_to_diffusers, "feed_forward.w2"),
+    ("sd1.5", "kohya", partial(of_unet, name="sd1.5-tiny"), ""),
     ("sdxl", "kohya", of_unet, ""),
 ]
 

@@ -29,6 +29,8 @@ RECIPE = tiny_recipe.least(bucket=[{"resolution": "32px", "num_frames": 1}], tra
         ("Wan-AI/Wan2.2-I2V-A14B", "wan-2.2-i2v-14b"),  # not the preset of the same weights with a last frame
         ("Wan-AI/Wan2.1-VACE-1.3B", "wan-2.1-vace-1.3b"),
         ("SDXL", "sdxl"),
+        ("SD15", "sd1.5"),
+        ("stable-diffusion-v1-5", "sd1.5"),
         ("flux2-klein", "flux2-klein-base-4b"),
         ("flux.2-klein-4B", "flux2-klein-4b"),
         ("black-forest-labs/FLUX.2-klein-base-9B", "flux2-klein-base-9b"),
@@ -53,7 +55,7 @@ def test_each_preset_and_short_name_is_found_as_itself():
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("sd15", "Stable Diffusion 1 and 2 cannot be trained here"),
+        ("sd2.1", "Stable Diffusion 2 cannot be trained here"),
         ("hunyuan-video", "the first HunyuanVideo (13B, 2024) cannot be trained here"),
         ("Tongyi-MAI/Z-Image-Omni-Base", "announced and not yet seen, cannot be trained here"),
         ("flux-3-image-klein", "not a velocity (train on its base), cannot be trained here"),

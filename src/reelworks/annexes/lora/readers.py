@@ -51,7 +51,7 @@ _GAPS = (
 # Layers that the networks of kohya's scripts are made for: of the release, or of diffusers for those of _OF_DIFFUSERS.
 _OF_DIFFUSERS = (_QWEN, _Z_IMAGE)
 _SD_SCRIPTS = {
-    _SDXL: re.compile(r"(input_blocks\.(?!0\.)|middle_block\.|output_blocks\.).*"),
+    _SDXL: re.compile(r"(input_blocks\.(?!0\.)|middle_block\.|output_blocks\.|(down|up)_blocks\.|mid_block\.).*"),
     **dict.fromkeys((_FLUX, _CHROMA), re.compile(r"(double|single)_blocks\..*")),
     _SD3: re.compile(r"joint_blocks\..*"),
 }

@@ -99,6 +99,9 @@ class _Kohya(Convention):
     def has_stem(self, stem: str) -> bool:
         return super().has_stem(stem) or (text_encoders.part_of(stem) is not None and "." not in stem)
 
+    def has_release_names(self, network: Network) -> bool:
+        return network.lora.kohya == "release"
+
     def stem(self, layer: str) -> str:
         return super().stem(layer.replace(".", "_"))
 

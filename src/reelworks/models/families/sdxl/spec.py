@@ -1,9 +1,9 @@
-"""Sizes of Stable Diffusion XL networks; torch-free."""
+"""Sizes of the UNets of Stable Diffusion XL and 1; torch-free."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from reelworks.core.config import Config
 from reelworks.models import family, family_file
@@ -11,37 +11,32 @@ from reelworks.models import family, family_file
 _OUTSIDE_BLOCKS = (
     family.KeyRule("time_embedding.linear_1", "time_embed.0"),
     family.KeyRule("time_embedding.linear_2", "time_embed.2"),
-    family.KeyRule("add_embedding.linear_1", "label_emb.0.0"),
+    family.KeyRule("add_embedding.linear_1", "label_emb.0.0"),  # of sizes, in SDXL
     family.KeyRule("add_embedding.linear_2", "label_emb.0.2"),
     family.KeyRule("conv_in", "input_blocks.0.0"),
     family.KeyRule("conv_out", "out.2"),
 )
 
 
-class SDXLConfig(Config):
-    """Arguments of diffusers' UNet2DConditionModel; defaults are those of SDXL base.
-
-    Six sizes enter as sines and cosines of width `addition_time_embed_dim`.
-    """
+class UNetConfig(Config):
+    """Arguments of diffusers' UNet2DConditionModel that Stable Diffusion XL and 1 have in common."""
 
     pictures_only: ClassVar[bool] = True
     conditioning: ClassVar[family.Conditioning] = family.Conditioning(objectives=("epsilon", "v-prediction"))
+    kohya_names: ClassVar[Literal["release", "diffusers"]] = "release"  # of layers in files of kohya's scripts
 
-    sample_size: int = 128
+    sample_size: int
     in_channels: int = 4
     out_channels: int = 4
-    down_block_types: tuple[str, ...] = ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D")
-    up_block_types: tuple[str, ...] = ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D")
-    block_out_channels: tuple[int, ...] = (320, 640, 1280)
+    down_block_types: tuple[str, ...]
+    up_block_types: tuple[str, ...]
+    block_out_channels: tuple[int, ...]
     layers_per_block: int = 2
     norm_num_groups: int = 32
-    cross_attention_dim: int = 2048
-    transformer_layers_per_block: tuple[int, ...] = (1, 2, 10)
-    attention_head_dim: tuple[int, ...] = (5, 10, 20)
-    use_linear_projection: bool = True
-    addition_embed_type: str = "text_time"
-    addition_time_embed_dim: int = 256
-    projection_class_embeddings_input_dim: int = 2816
+    cross_attention_dim: int
+    transformer_layers_per_block: tuple[int, ...]
+    attention_head_dim: tuple[int, ...]  # which are numbers of heads
+    use_linear_projection: bool
 
     @property
     def patch_size(self) -> tuple[int, int, int]:
@@ -56,21 +51,15 @@ class SDXLConfig(Config):
             "UNet2DConditionModel",
             ("down_blocks", "up_blocks"),
             part="unet",
-            lora=family.LoraNames((*_OUTSIDE_BLOCKS, *self._release_blocks())),
+            lora=family.LoraNames((*_OUTSIDE_BLOCKS, *self._release_blocks()), kohya=self.kohya_names),
             passes=family.PassRules(blocks_see_shapes=True),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
-        channels, pooled = components.latent_channels, family.require_pooled(components)
-        return self.model_copy(
-            update={
-                "in_channels": channels,
-                "out_channels": channels,
-                "cross_attention_dim": components.text_dim,
-                "projection_class_embeddings_input_dim": pooled + 6 * self.addition_time_embed_dim,
-            }
-        )
+        channels = components.latent_channels
+        widths = {"in_channels": channels, "out_channels": channels, "cross_attention_dim": components.text_dim}
+        return self.model_copy(update=widths)
 
     def _release_blocks(self) -> Iterator[family.KeyRule]:
         """Yield the rules of all blocks; the release numbers the layers of all levels in sequence."""
@@ -88,6 +77,28 @@ class SDXLConfig(Config):
         yield family.KeyRule("mid_block.attentions.0.*", "middle_block.1.*")
         for i, place in ((0, 0), (1, 2)):
             yield from _resnet(f"mid_block.resnets.{i}", f"middle_block.{place}")
+
+
+class SDXLConfig(UNetConfig):
+    """Defaults are those of SDXL base; six sizes enter as sines and cosines of width `addition_time_embed_dim`."""
+
+    sample_size: int = 128
+    down_block_types: tuple[str, ...] = ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D")
+    up_block_types: tuple[str, ...] = ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D")
+    block_out_channels: tuple[int, ...] = (320, 640, 1280)
+    cross_attention_dim: int = 2048
+    transformer_layers_per_block: tuple[int, ...] = (1, 2, 10)
+    attention_head_dim: tuple[int, ...] = (5, 10, 20)
+    use_linear_projection: bool = True
+    addition_embed_type: str = "text_time"
+    addition_time_embed_dim: int = 256
+    projection_class_embeddings_input_dim: int = 2816
+
+    def fit(self, components: family.ComponentShapes) -> Self:
+        """Return a copy with the widths of the components."""
+        pooled = family.require_pooled(components)
+        width = pooled + 6 * self.addition_time_embed_dim
+        return super().fit(components).model_copy(update={"projection_class_embeddings_input_dim": width})
 
 
 def _block(own: str, layer: int, release: str) -> Iterator[family.KeyRule]:
