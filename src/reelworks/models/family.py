@@ -200,6 +200,7 @@ class Parts(NamedTuple):
     autoencoder: str
     text: str
     same_latents: tuple[str, ...] = ()  # other autoencoders whose latents the published weights understand
+    more_texts: tuple[str, ...] = ()  # other text encoders that weights of this model are tuned with
 
 
 class SamplingDefaults(NamedTuple):

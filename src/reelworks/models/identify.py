@@ -61,8 +61,9 @@ def what(shapes: Shapes, for_field: str, name: str = "") -> tuple[str, str]:
     if match.fitting == match.total:
         problem = f"these are the weights of {names} (all {match.total:,} tensors fit)"
         if name in match.names:
-            autoencoder, text, _ = registry.PRESETS[name].parts
-            return problem, f'set autoencoder.name = "{autoencoder}" and text_encoder.name = "{text}" as published'
+            parts = registry.PRESETS[name].parts
+            remedy = f'set autoencoder.name = "{parts.autoencoder}" and text_encoder.name = "{parts.text}" as published'
+            return problem, remedy
         also = "" if for_field in ("model.weights", "--load") else ", and point model.weights to them"
         return problem, f'set model.name = "{match.names[0]}"{also}'
     if any(part in name for name in shapes for part in _TEXT_ENCODERS):

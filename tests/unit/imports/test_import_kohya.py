@@ -126,7 +126,8 @@ def test_a_page_config_of_kohya_ss(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        ("python train_network.py --network_dim 4", "Stable Diffusion 1 and 2"),
+        ("python train_network.py --v2 --network_dim 4", "Stable Diffusion 2"),
+        ("python train_textual_inversion.py", "textual inversion"),
         ("python lumina_train_network.py --network_dim 4", "Lumina"),
         ("python sdxl_train_control_net.py", "ControlNet"),
         ("python src/musubi_tuner/hv_train_network.py --dit x", "HunyuanVideo"),
@@ -139,6 +140,26 @@ def test_a_model_that_is_not_here_is_one_line(tmp_path: Path, command: str, name
         converted(tmp_path, command=command)
     assert "cannot be trained here" in caught.value.problem
     assert not (tmp_path / "imported.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "fate"),
+    [
+        ("", "sd1.5", None),
+        ("--clip_skip 1", "sd1.5", Fate.DEFAULT),
+        ("--clip_skip 2", "sd1.5-clip-skip-2", Fate.TAKEN),
+        ("--clip_skip 3", "sd1.5", Fate.NOT_POSSIBLE),
+    ],
+)
+def test_stable_diffusion_1_has_the_layer_of_its_text_encoder(
+    tmp_path: Path, options: str, text: str, fate: Any
+) -> None:
+    command = f"python train_network.py --pretrained_model_name_or_path old.safetensors --network_module networks.lora {options}"
+    made, recipe = converted(tmp_path, command=command)
+    assert (recipe.model.name, recipe.text_encoder.name) == ("sd1.5", text)
+    assert fates(made).get("clip_skip") is fate
+    assert recipe.lora is not None
+    assert "proj_in" not in recipe.lora.targets  # a convolution there
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def require_layers(preset: str) -> None:
     assert all(any(pattern.fullmatch(name) for name in own) for pattern in patterns)
 
 
-@pytest.mark.parametrize("kind", ["STABLE_DIFFUSION_15", "HUNYUAN_VIDEO", "PIXART_SIGMA", "SANA"])
+@pytest.mark.parametrize("kind", ["STABLE_DIFFUSION_21", "HUNYUAN_VIDEO", "PIXART_SIGMA", "SANA"])
 def test_a_model_that_is_not_here_is_refused(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UserError) as caught:
         converted(tmp_path, write(tmp_path, PRESET | {"model_type": kind, "base_model_name": "x"}))

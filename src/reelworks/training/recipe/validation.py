@@ -64,14 +64,16 @@ def require_objective(recipe: Recipe) -> None:
 def require_text_encoder(recipe: Recipe) -> None:
     """Refuse weights that were trained with other text encoders, which may have the same width."""
     model, text = recipe.model, recipe.text_encoder
-    expected = registry.PRESETS[model.name].parts.text
-    if text.name not in ("hashed", expected) and _trained_elsewhere(model.weights, "text_encoder", text.name):
+    parts = registry.PRESETS[model.name].parts
+    if text.name not in ("hashed", parts.text, *parts.more_texts) and _trained_elsewhere(
+        model.weights, "text_encoder", text.name
+    ):
         raise UserError(
             f"the weights of {model.name} were trained with other text encoders",
             code="other-text-encoder",
             field="text_encoder.name",
             value=text.name,
-            remedy=f'write "{expected}"',
+            remedy=f'write "{parts.text}"',
         )
 
 

@@ -17,7 +17,8 @@ _STREAMS = [
     for name in (*_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 ]
 _FEED_FORWARD = [f"{name}.net.{layer}" for name in ("ff", "ff_context") for layer in ("0.proj", "2")]
-_TRANSFORMER_2D = [*_ATTENTION, "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out"]
+_LINEAR_2D = [*_ATTENTION, "ff.net.0.proj", "ff.net.2"]
+_TRANSFORMER_2D = [*_LINEAR_2D, "proj_in", "proj_out"]
 _RESNET = ["time_emb_proj"]
 _HUNYUAN = [
     *_STREAMS,
@@ -42,6 +43,9 @@ class _Network(NamedTuple):
 # By the beginning of the preset's name here.
 _NETWORKS: Mapping[str, _Network] = {
     "sdxl": _Network(_TRANSFORMER_2D, tuple(_RESNET), _ATTENTION),
+    "sd1.5": _Network(
+        _LINEAR_2D, tuple(_RESNET), _ATTENTION, missing="it adapts the convolutions proj_in and proj_out too"
+    ),
     **dict.fromkeys(("flux-", "chroma", "flux2-"), _Network(attention=tuple(_STREAMS))),
     "hunyuan-video-1.5": _Network(
         _HUNYUAN, missing="it adapts norm_out.linear too, a name that means layers of the refiner here"

@@ -48,7 +48,7 @@ def _filter(value: Any, draft: ImportDraft) -> Outcome:
     except (LookupError, ValueError, re.error):
         return Fate.NOT_POSSIBLE, f"no linear layer matches; the nearest: {draft.set('lora.targets', 'blocks')}"
     remark = draft.set("lora.targets", found.names)
-    if draft.get("model.name") == "sdxl" and patterns in (("",), [""]):
+    if draft.get("model.name") in ("sdxl", "sd1.5") and patterns in (("",), [""]):
         return Fate.NOT_POSSIBLE, f"{remark}; convolutions have no update here"
     if found.by_number:
         return Fate.NOT_POSSIBLE, f"{remark}, in all blocks: to choose some, write complete names"

@@ -17,20 +17,22 @@ _TEXT = "text encoders keep their weights: only the denoiser is trained"
 _PARTS = "the text encoders and the autoencoder of the release are used: text_encoder.weights, autoencoder.weights"
 # Defaults of flow matching by model, where they differ: density, shift, kind of prediction.
 SAMPLING = {"flux": ("sigma", 3.0), "chroma": ("sigma", 3.0), "sd3": ("sigma", 1.0)}
-_SDXL_LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
+_UNET_LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
 _HUBER = {"huber": "huber", "smooth_l1": "smooth-l1"}
 
 
 def family_of(draft: ImportDraft) -> str:
-    """Return the beginning of the preset's name: sdxl, flux, sd3 or chroma."""
+    """Return the beginning of the preset's name: sdxl, sd1.5, flux, sd3 or chroma."""
     preset = str(draft.get("model.name", ""))
-    return next((name for name in ("sdxl", "sd3", "flux", "chroma") if preset.startswith(name)), preset)
+    return next((name for name in ("sdxl", "sd1.5", "sd3", "flux", "chroma") if preset.startswith(name)), preset)
 
 
 def targets_of(draft: ImportDraft) -> tuple[Any, str]:
-    """Return the layers of the trained network of the scripts' own modules, and why: of SDXL those of its attentions' blocks."""
+    """Return the layers of the trained network of the scripts' own modules, and why: of SDXL and SD 1.5 those of their attentions' blocks."""
+    if family_of(draft) == "sd1.5":
+        return list(_UNET_LAYERS), "linear layers of Transformer2DModel, and not its convolutions proj_in and proj_out"
     if not draft.is_flow:
-        return list(_SDXL_LAYERS), "linear layers of Transformer2DModel"
+        return [*_UNET_LAYERS, "proj_in", "proj_out"], "linear layers of Transformer2DModel"
     return "blocks", "linear layers of all blocks"
 
 
@@ -66,7 +68,7 @@ def _sd3_density(value: Any, draft: ImportDraft) -> Outcome:
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
     if not draft.is_flow:
-        return Fate.NOT_POSSIBLE, "SDXL is trained at all timesteps"
+        return Fate.NOT_POSSIBLE, "this model is trained at all timesteps"
     default = "uniform" if family_of(draft) == "sd3" else "sigma"
     return timesteps.bound(value, draft, default_sampling=default)
 
@@ -144,7 +146,20 @@ def _text_encoders(value: Any, draft: ImportDraft) -> Outcome:
 def _tokens(value: Any, draft: ImportDraft) -> Outcome:
     if draft.is_flow:
         return Fate.NO_MEANING, "T5 has a length of its own"
-    return Fate.NOT_POSSIBLE, "captions are cut after 77 tokens, the length of SDXL's encoders"
+    return Fate.NOT_POSSIBLE, "captions are cut after 77 tokens, the length of CLIP"
+
+
+def _layers_of_clip(rule: Rule) -> Rule:
+    """Take the layers that text encoders of SD 1.5 have, and use a rule for others."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        if value == 1 and family_of(draft) == "sd1.5":
+            return Fate.DEFAULT, "the last layer gives embeddings"
+        if value == 2 and draft.get("text_encoder.name") == "sd1.5":
+            return Fate.TAKEN, draft.set("text_encoder.name", "sd1.5-clip-skip-2")
+        return rule(value, draft)
+
+    return handle
 
 
 def _masks(value: Any, draft: ImportDraft) -> Outcome:

@@ -8,6 +8,7 @@ from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya.reading import not_here, not_told
 from reelworks.annexes.imports.trainer import find_model
+from reelworks.annexes.imports.values import is_on
 
 _TABLE = tables.table("sd_scripts", "models")
 _NOT_HERE: dict[str, str] = _TABLE["not_here"]
@@ -42,6 +43,8 @@ def script_of(draft: ImportDraft) -> str:
     if get("qwen3"):
         return f"anima{ending}"
     weights = _plain(str(get("pretrained_model_name_or_path", "")))
+    if any(word in weights for word in ("sd15", "v15", "sdv1")):
+        return ending.removeprefix("_") if ending == "_train_network" else "train_db"
     for word, family in (
         ("sdxl", "sdxl"),
         ("xlbase", "sdxl"),
@@ -62,6 +65,8 @@ def find(draft: ImportDraft) -> tuple[str, str]:
     if draft.request.model is not None:
         return find_model(draft, "--model", []), "--model"
     key = "script" if draft.settings.get("script") else "network_module"
+    if is_on(draft.settings.get("v2", False)):
+        raise not_here("Stable Diffusion 2", "v2", "true")
     name = next((known for known in sorted(_NOT_HERE, key=len, reverse=True) if script.startswith(known)), None)
     if name is not None:
         raise not_here(_NOT_HERE[name], key, script)
@@ -81,7 +86,7 @@ def _preset(draft: ImportDraft, family: str) -> str:
         return "flux-schnell" if "schnell" in weights else "flux-dev"
     if family == "sd3":
         return next((preset for word, preset in _SD3 if _plain(word) in weights), "sd3.5-medium")
-    return "sdxl"
+    return family
 
 
 def _plain(name: str) -> str:
