@@ -108,13 +108,16 @@ SIZES = OpenSoraSizes({**SPEC["pipeline"]["spatial_config"]}, TemporalSizes(filt
 @torch.no_grad()
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # of torch, when it is imported
-@pytest.mark.parametrize(("backend", "channels_last"), [("aot_eager", True), ("inductor", False)])
-def test_golden_latents_stay(backend: str, channels_last: bool) -> None:
-    """Both halves of Open-Sora's autoencoder give upstream's numbers, to the tolerance that they have without."""
+@pytest.mark.parametrize(("backend", "halves"), [("aot_eager", 2), ("inductor", 1)])
+def test_golden_latents_stay(backend: str, halves: int) -> None:
+    """Both halves of Open-Sora's autoencoder give upstream's numbers, to the tolerance that they have without.
+
+    Inductor needs minutes on a CPU for both.
+    """
     weights = str(GOLDEN / "vae_pipeline_tiny.weights.safetensors")
     autoencoder = opensora.build(AutoencoderConfig(name="opensora-1.2", weights=weights), SIZES)
-    for network in autoencoder.encoding_networks:
-        if channels_last:
+    for network in autoencoder.encoding_networks[-halves:]:
+        if backend == "aot_eager":
             compiled_encoder.store_channels_last(network)
         compiled_encoder.compile_network(network, 8, backend)
     cases = load_file(GOLDEN / "vae_pipeline_tiny.cases.safetensors")
