@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,11 @@ def test_a_recipe_compiles_the_encoder_with_the_model(tmp_path: Path) -> None:
     found = []
     for compile in (False, True):
         torch._dynamo.utils.counters.clear()
-        found.append(encoding.lazy_encoder(recipe(tmp_path, compile=compile), CPU).latents(frames))
+        encoders: Any = encoding.lazy_encoder(recipe(tmp_path, compile=compile), CPU)
+        found.append(encoders.latents(frames))
+        network = weakref.ref(encoders.autoencoder.encoding_networks[0])
+        encoders.autoencoder.later.drop()
+        assert network() is None  # its memory is free for the model
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == int(compile)
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, final
 
@@ -37,6 +38,7 @@ class _Later(Generic[E]):
 
     def drop(self) -> None:
         self._made.clear()
+        gc.collect()  # a compiled network refers to itself
 
 
 class _Lazy(Generic[E]):
