@@ -21,9 +21,10 @@ from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderC
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
-WAYS = [
-    *((base, False) for base in ("float32", "bfloat16", "float8", "int8", "nf4")),
-    ("bfloat16", True),
+WAYS: list[tuple[dict[str, Any], bool]] = [
+    *(({"base": base}, False) for base in ("float32", "bfloat16", "float8", "int8", "nf4")),
+    ({"base": "int8", "int8_products": True}, False),
+    ({"base": "bfloat16"}, True),
 ]
 
 
@@ -37,14 +38,15 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"{args.model}, latent {'x'.join(map(str, args.latent))}, {name}, torch {torch.__version__}")
-    print(f"{'base':10} {'weights in':10} {'peak GB':>8} {'kept MB':>8} {'s a step':>8}")
-    for base, offload in WAYS:
-        peak, stays, seconds = measure(args, base, offload)
+    print(f"{'base':13} {'weights in':10} {'peak GB':>8} {'kept MB':>8} {'s a step':>8}")
+    for lora, offload in WAYS:
+        peak, stays, seconds = measure(args, lora, offload)
         place = "CPU memory" if offload else str(device)
-        print(f"{base:10} {place:10} {peak:>8} {stays:8.2f} {seconds:8.3f}", flush=True)
+        base = "int8 products" if lora.get("int8_products") else lora["base"]
+        print(f"{base:13} {place:10} {peak:>8} {stays:8.2f} {seconds:8.3f}", flush=True)
 
 
-def measure(args: argparse.Namespace, base: Any, offload: bool) -> tuple[str, float, float]:
+def measure(args: argparse.Namespace, lora: dict[str, Any], offload: bool) -> tuple[str, float, float]:
     """Peak of GPU memory, MB kept for the backward pass, and seconds of a step."""
     with mesh.join(offload=offload) as world:
         denoiser = factory.build_denoiser(
@@ -53,7 +55,7 @@ def measure(args: argparse.Namespace, base: Any, offload: bool) -> tuple[str, fl
             device=world.home,
             seed=0,
             compute=torch.bfloat16,
-            lora=LoraConfig(base=base),
+            lora=LoraConfig(**lora),
         )
         mesh.shard(
             denoiser.module,

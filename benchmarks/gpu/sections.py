@@ -54,7 +54,12 @@ UNITS = (
     _step("stdit3-16x240p", "a step of STDiT3-XL/2, clips of 16 frames in 240p", 45, 150),
     _step("stdit3-1x720p", "a step of STDiT3-XL/2, pictures in 720p", 45, 150),
     Unit("tune", "", "tuning", "batch size of `tune` against the largest that fits", 100, 300),
-    Unit("latents", "", "latents", "clips per second from stored latents against encoding live", 60, 240),
+    Unit(
+        "latents", "training", "latents", "clips per second, live and from stored latents, plain and compiled", 150, 400
+    ),
+    Unit(
+        "latents", "encoder", "latents", "clips per second of encoders alone, plain, channels last, compiled", 150, 400
+    ),
     Unit("saves", "", "saves", "time that training waits for an asynchronous save", 45, 180),
     Unit("memory", "full", "training", "memory of a training of all weights against its estimate", 100, 300),
     Unit("memory", "lora", "training", "the same for LoRAs on bases of all storages", 150, 400),

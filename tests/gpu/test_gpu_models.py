@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import devices
+import diffusers
 import pytest
+import tiny_families
+import tiny_recipe
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +20,7 @@ from reelworks.data.distributed.layout import Layout
 from reelworks.inference.generate import pipeline
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.pipeline import GenerateOptions
-from reelworks.models import components, factory
+from reelworks.models import components, factory, registry
 from reelworks.models.adapters import frozen
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.api import Denoiser, DenoiserInputs
@@ -27,13 +31,15 @@ from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.loop.config import TrainConfig
+from reelworks.training.precompute import encoding
+from reelworks.training.recipe import recipe_file
 from reelworks.training.step.optimizer_names import OPTIMIZERS
 from reelworks.training.step.optimizers import ShardedOptimizer, matrices
 from reelworks.training.step.state import TrainState
 
 # bfloat16 has 8 bits: the contract allows 5 % of the output, and gradients add the errors of all blocks.
 OUTPUT, GRADIENT = 0.05, 0.15
-_BASES = ("bfloat16", "float8", "int8", "nf4")
+_BASES = ("bfloat16", "float8", "int8", "int8-products", "nf4")
 _NETWORKS = ("stdit3-tiny", "wan-tiny", "flux-tiny")
 # Muon brings all singular values near 1, by products in bfloat16.
 _ROUNDED = {"adamw8bit": 0.05, "muon": 0.3}
@@ -64,6 +70,30 @@ def check_alike(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> None:
     assert distance(*whole) < GRADIENT
 
 
+@devices.both([f"{name} {dtype}" for name in ("sd3", "wan-2.1") for dtype in ("float32", "bfloat16")])
+def test_a_compiled_encoder_gives_the_latents_of_a_plain_one(device: str, name: str, tmp_path: Path) -> None:
+    """On a GPU by its usual compiler and with channels last; in float32 its convolutions round to 10 bits."""
+    autoencoder, dtype = name.split()
+    torch.manual_seed(0)
+    kind: Any = getattr(diffusers, registry.AUTOENCODERS[autoencoder].network)
+    kind(**tiny_families.AUTOENCODERS[autoencoder]).save_pretrained(tmp_path / "vae")
+    frames = torch.randint(0, 256, (2, 1 if autoencoder == "sd3" else 9, 32, 48, 3), dtype=torch.uint8)
+
+    def latents(dtype: str, device: str, **train: Any) -> Tensor:
+        own = {"name": autoencoder, "weights": str(tmp_path), "dtype": dtype}
+        made = tiny_recipe.of_family(
+            "wan-tiny" if autoencoder == "wan-2.1" else "sd3-tiny", tmp_path, {"path": "unused"}
+        )
+        recipe = recipe_file.parse(made | {"autoencoder": own, "train": {"max_steps": 1, **train}})
+        return encoding.lazy_encoder(recipe, torch.device(device)).latents(frames).cpu()
+
+    exact = latents("float32", "cpu")
+    backend = "aot_eager" if device == "cpu" else "inductor"
+    assert distance(exact, latents(dtype, device, compile=True, compile_backend=backend)) < (
+        5e-3 if dtype == "float32" else OUTPUT
+    )
+
+
 @devices.both(contract.FAMILIES)
 def test_every_family_in_bfloat16_is_near_float32(device: str, name: str) -> None:
     """Forward and backward, for each of its shapes, with kernels of attention that are right."""
@@ -83,9 +113,11 @@ def test_every_family_in_bfloat16_is_near_float32(device: str, name: str) -> Non
 @devices.both([f"{name} {base}" for name in _NETWORKS for base in _BASES], quick=["wan-tiny int8"])
 def test_a_lora_on_a_frozen_base(device: str, name: str) -> None:
     """A base is quantised on the device to the codes of the CPU, and gradients reach the LoRA alike."""
-    network, base = name.split()
+    network, stored = name.split()
+    base, _, products = stored.partition("-")
     inputs = contract.example(contract.shapes(network)[-1], network)
-    config: Any = {"lora": LoraConfig(rank=2, base=base), "compute": torch.bfloat16}  # type: ignore[arg-type]
+    lora: dict[str, Any] = {"base": base, "int8_products": bool(products)}
+    config: Any = {"lora": LoraConfig(rank=2, **lora), "compute": torch.bfloat16}
     here, there = (
         factory.build_denoiser(
             ModelConfig(name=network, gradient_checkpointing=True),

@@ -177,6 +177,10 @@ class Autoencoder(Protocol):
     latent_channels: int
     contract: Contract
 
+    @property
+    def encoding_networks(self) -> tuple[nn.Module, ...]:
+        """Networks in which encoding spends its time and that can be compiled; each takes a tensor first."""
+
     def encode(self, video_BCTHW: Tensor) -> Tensor:
         """Encode video in [-1, 1] to latents of about unit variance."""
 

@@ -183,7 +183,8 @@ def adapt(
     if has_values:
         denoiser.base = Base(model.name, model.weights, digest(denoiser.module.state_dict(keep_vars=True)))
     blocks = [block for each in experts for block in each.sharding().blocks]
-    frozen.store(denoiser.module, blocks, lora.exact_base(name_of(compute)), compute=compute, device=device)
+    base = lora.exact_base(name_of(compute))
+    frozen.store(denoiser.module, blocks, base, compute=compute, device=device, int8_products=lora.int8_products)
     if lora.training_adapter is not None and denoiser.base is not None:
         adapter = TrainingAdapter.read(lora.training_adapter)
         for each in experts:

@@ -273,6 +273,7 @@ class PublishedAutoencoder:
     imagenet_pixels: bool = False  # whether pixels are normalised by the statistics of ImageNet, and not to [-1, 1]
     has_alpha: bool = False  # whether it takes a fourth channel, opacity, which is full here
     one_by_one: bool = False  # whether it encodes only one clip at a time
+    compiles: bool = True  # whether its encoder becomes one graph for a shape
     # Name of the file in a repository of several models, with the names of diffusers' class; None if there is none.
     file: str | None = None
     # Whether it works on large pictures in overlapping tiles, and on all frames together, as the model was trained.

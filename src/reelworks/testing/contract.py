@@ -262,11 +262,13 @@ def with_lora(
     gradient_checkpointing: Recompute = False,
     dora: bool = False,
     type: str = "lora",
+    int8_products: bool = False,
 ) -> Denoiser:
     """Build a family's tiny network with a frozen base in some format and a random adapter."""
     denoiser = build(name, gradient_checkpointing=gradient_checkpointing, compute=compute)
     blocks = denoiser.sharding().blocks
-    frozen.store(denoiser.module, blocks, base, compute=compute, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    frozen.store(denoiser.module, blocks, base, compute=compute, device=cpu, int8_products=int8_products)
     denoiser.contract = dataclasses.replace(denoiser.contract, base=base)
     inject.inject(denoiser, tiny_lora(type).model_copy(update={"dora": dora}), seed=0)
     generator = torch.Generator().manual_seed(1)

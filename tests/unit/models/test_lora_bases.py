@@ -313,7 +313,7 @@ def test_int8_of_comfyui_is_read_in_its_basis(tmp_path, base, group, header):
         torch.testing.assert_close(found.detach(), value, rtol=0, atol=2e-6 * float(value.abs().max() + 1e-9))
     if base == "int8":
         layers = [m for m in denoiser.module.modules() if isinstance(m, QuantizedLinear)]
-        assert {layer.group for layer in layers} == {group}
+        assert {0 if layer.rotation is None else len(layer.rotation) for layer in layers} == {group}
     inject.inject(reference, LoraConfig(rank=2), seed=0)
     inputs = contract.example(contract.shapes("wan-tiny")[-1], "wan-tiny")
     for one in (reference, denoiser):
@@ -322,6 +322,20 @@ def test_int8_of_comfyui_is_read_in_its_basis(tmp_path, base, group, header):
     torch.testing.assert_close(
         contract.answer(denoiser, inputs), contract.answer(reference, inputs), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("group", [0, 4])
+def test_int8_products_take_the_codes_of_a_file_in_its_basis(tmp_path, group):
+    reference = int8_file(tmp_path / "model.safetensors", "wan-tiny", group)
+    denoiser = from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base="int8", int8_products=True))
+    plain = from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base="int8"))
+    layers = [m for m in denoiser.module.modules() if isinstance(m, QuantizedLinear)]
+    others = [m for m in plain.module.modules() if isinstance(m, QuantizedLinear)]
+    assert all(torch.equal(a.codes, b.codes) and a.int8_products for a, b in zip(layers, others, strict=True))
+    inputs = contract.example(contract.shapes("wan-tiny")[-1], "wan-tiny")
+    wanted, found = reference.predict(inputs), denoiser.predict(inputs)
+    assert not torch.equal(plain.predict(inputs), found)
+    assert (found - wanted).norm() < 0.03 * wanted.norm()
 
 
 @pytest.mark.parametrize(

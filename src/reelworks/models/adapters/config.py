@@ -43,6 +43,9 @@ class LoraConfig(Config):
             (`nf4`), or all weights of matrix products in `bfloat16` or `float32`; default: the dtype of
             `precision.compute`, which changes no result. In `float8`, weights that a file stores in fp8 stay as they
             are, in `int8` those in ComfyUI's int8, and in `nf4` those that bitsandbytes stored in nf4. `gguf` keeps the codes of a GGUF file.
+        int8_products: With `base = "int8"`: multiply in 8 bits in the forward pass (W8A8), each row of inputs rounded by
+            its largest value, in a rotated basis that spreads outliers; weights that a file stores in int8 stay in theirs.
+            Faster on GPUs whose int8 is faster than their bfloat16, and less exact; gradients are as without.
         weights: A LoRA of this model to start from, a `.safetensors` file of any convention; not read again when a
             run is resumed.
         training_adapter: A LoRA that undoes what was distilled into the base, a `.safetensors` file of any convention
@@ -60,6 +63,7 @@ class LoraConfig(Config):
     block_size: int = Field(default=32, ge=2)
     dora: bool = False
     base: BaseStorage | None = None
+    int8_products: bool = False
     weights: Weights[str | None] = Field(default=None, min_length=1)
     training_adapter: Weights[str | None] = Field(default=None, min_length=1)
 
@@ -72,6 +76,18 @@ class LoraConfig(Config):
                 field="lora.training_adapter",
                 value=self.training_adapter,
                 remedy="leave it out, or train without lora.dora",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_codes_to_multiply(self) -> Self:
+        if self.int8_products and self.base != "int8":
+            raise UserError(
+                f"products in 8 bits need a base in int8, and this one is in {self.base or 'the dtype of precision.compute'}",
+                code="int8-products-without-codes",
+                field="lora.int8_products",
+                value=True,
+                remedy='set lora.base = "int8", or leave it out',
             )
         return self
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.models.adapters.config import BaseStorage
 from reelworks.models.precision.audit import PRODUCTS
@@ -35,19 +36,19 @@ class Quantized(NamedTuple):
     """A quantised weight: codes `[out, in]` in float8 or int8, and their scale `[out, 1]` in float32.
 
     In nf4 the codes are `[ceil(out * in / 64) * 32]` uint8 with two values each, the first in the lower four bits, and
-    the scale is `[ceil(out * in / 64), 1]`. Codes of a file may be those of inputs that are rotated in groups of `group`.
+    the scale is `[ceil(out * in / 64), 1]`. Codes may be those of inputs that are rotated in groups, by `[group, group]`.
     """
 
     codes: Tensor
     scale: Tensor
-    group: int = 0
+    rotation: Tensor | None = None
 
 
-def quantize(weight: Tensor, format: Format) -> Quantized:
-    """Round a weight `[out, in]` to the nearest codes, scaled by the largest value of each row or block."""
+def quantize(weight: Tensor, format: Format, rotation: Tensor | None = None) -> Quantized:
+    """Round a weight `[out, in]`, perhaps rotated, to the nearest codes, scaled by the largest value of each row or block."""
     if weight.is_meta:  # every operation takes time there for no values
-        return _empty_codes(weight, format)
-    rows = weight.float()
+        return _empty_codes(weight, format)._replace(rotation=rotation)
+    rows = scaled_weights.rotate(weight.float(), rotation)
     if format == "nf4":
         rows = functional.pad(rows.flatten(), (0, -rows.numel() % BLOCK)).view(-1, BLOCK)
     scale = (rows.abs().amax(dim=1, keepdim=True) / _LARGEST[format]).bfloat16().float()
@@ -56,7 +57,7 @@ def quantize(weight: Tensor, format: Format) -> Quantized:
     if format == "float8":
         return Quantized(units.to(_FLOAT8), scale)
     if format == "int8":
-        return Quantized(units.round().to(torch.int8), scale)
+        return Quantized(units.round().to(torch.int8), scale, rotation)
     levels = nf4_files.levels().to(units.device)
     codes = torch.bucketize(units.flatten(), (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
     return Quantized(codes[0::2] | codes[1::2] << 4, scale)
@@ -70,7 +71,7 @@ def _stored_codes(weight: Tensor, format: Format) -> Quantized | None:
         return Quantized(codes.flatten(), scale.reshape(-1, 1))
     if isinstance(stored, ScaledWeight) and stored.parts[0].dtype == _CODES.get(format):
         codes, scale = stored.parts
-        return Quantized(codes.clone(), scale.contiguous(), stored.group)
+        return Quantized(codes.clone(), scale.contiguous(), scaled_weights.rotation(stored.group))
     return None
 
 
@@ -88,8 +89,50 @@ def dequantize(weight: Quantized, format: Format, shape: tuple[int, int], dtype:
     """Return the weight `[out, in]` in a dtype."""
     scale = weight.scale.to(dtype)
     if format != "nf4":
-        return scaled_weights.unrotated(weight.codes.to(dtype) * scale, weight.group)
+        return scaled_weights.rotate(weight.codes.to(dtype) * scale, weight.rotation)
     return nf4_files.dequantize(weight.codes, scale, shape, dtype)
+
+
+def rotation_group(width: int) -> int:
+    """Return how many of a layer's inputs are rotated together for int8 products: the most up to 256 that divide them."""
+    return next((size for size in (256, 64, 16) if width % size == 0), 0)
+
+
+def takes_int8_product(rows: int, weight: Quantized) -> bool:
+    """Whether torch's int8 product takes so many rows of inputs, by its rules for GPUs."""
+    out, width = weight.codes.shape
+    return rows > 16 and out % 8 == 0 and width % 8 == 0
+
+
+def int8_product(input: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
+    """Multiply `[..., in]` by an int8 weight, with each row of inputs rounded to 8 bits by its largest value.
+
+    Inputs are rotated as those of the weight were (ConvRot, arXiv 2512.03673): an outlier is then a small part of many
+    numbers, and leaves the others their digits. Sums are exact. The result has the dtype of the input.
+    """
+    rows = scaled_weights.rotate(input.reshape(-1, input.shape[-1]), weight.rotation)
+    scale = rows.abs().amax(dim=1, keepdim=True).float() / 127
+    codes = (rows / torch.where(scale == 0, 1.0, scale)).round().to(torch.int8)
+    sums: Tensor = torch._int_mm(codes, weight.codes.t())
+    out = sums.float().mul_(scale).mul_(weight.scale.t())
+    if bias is not None:
+        out += bias
+    return out.to(input.dtype).view(*input.shape[:-1], -1)
+
+
+def require_int8_products(device: torch.device) -> None:
+    """Refuse a device for which torch has no int8 product."""
+    codes = torch.ones(32, 32, dtype=torch.int8, device=device)
+    try:
+        torch._int_mm(codes, codes)
+    except (RuntimeError, NotImplementedError) as error:
+        raise UserError(
+            f"this device multiplies no matrices of int8 ({str(error).partition(chr(10))[0][:200]})",
+            code="no-int8-products",
+            field="lora.int8_products",
+            value=True,
+            remedy="leave it out; products are then those of precision.compute",
+        ) from error
 
 
 class FrozenLinear(nn.Linear, ABC):
@@ -123,25 +166,37 @@ class QuantizedLinear(FrozenLinear):
 
     codes: Tensor
     scale: Tensor
+    rotation: Tensor | None
 
-    def __init__(self, layer: nn.Linear, format: Format, device: torch.device | None = None) -> None:
+    def __init__(
+        self, layer: nn.Linear, format: Format, device: torch.device | None = None, *, int8_products: bool = False
+    ) -> None:
         super().__init__(layer)
-        self.format = format
-        # Rounded on the device, where that is fast.
-        weight = _stored_codes(layer.weight, format) or quantize(stored_weights.value(layer.weight).to(device), format)
+        self.format, self.int8_products = format, int8_products
+        weight = _stored_codes(layer.weight, format)
+        if weight is None:  # rounded on the device, where that is fast
+            group = rotation_group(self.in_features) if int8_products else 0
+            value = stored_weights.value(layer.weight).to(device)
+            weight = quantize(value, format, scaled_weights.rotation(group, value.device))
         # Scales of published files have more bits than bfloat16.
         self.wide_scale = not weight.scale.is_meta and not torch.equal(weight.scale, weight.scale.bfloat16().float())
-        self.group = weight.group
         self.register_buffer("codes", weight.codes.to(device))
         self.register_buffer("scale", weight.scale.to(device))
+        # On its device from the start, since to copy it for a product would make the host wait; one for all layers.
+        rotation = None if weight.rotation is None else scaled_weights.rotation(len(weight.rotation), self.codes.device)
+        self.register_buffer("rotation", rotation, persistent=False)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in a dtype."""
         shape = (self.out_features, self.in_features)
-        weight = Quantized(self.codes, self.scale, self.group)
-        if self.wide_scale or self.group:
-            return dequantize(weight, self.format, shape, torch.float32).to(dtype)
-        return dequantize(weight, self.format, shape, dtype)
+        if self.wide_scale or self.rotation is not None:
+            return dequantize(self.quantized, self.format, shape, torch.float32).to(dtype)
+        return dequantize(self.quantized, self.format, shape, dtype)
+
+    @property
+    def quantized(self) -> Quantized:
+        """The codes with their scales."""
+        return Quantized(self.codes, self.scale, self.rotation)
 
 
 @final
@@ -171,12 +226,19 @@ def count(module: nn.Module) -> int:
 
 
 class _Product(torch.autograd.Function):
-    """A product with a frozen weight that is widened again in the backward pass, instead of being saved for it."""
+    """A product with a frozen weight that is widened again in the backward pass, instead of being saved for it.
+
+    Gradients are those of the widened weight, also of a product in 8 bits.
+    """
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, layer: FrozenLinear) -> Tensor:
         ctx.layer = layer
         bias = None if layer.bias is None else layer.bias.to(input.dtype)
+        if isinstance(layer, QuantizedLinear) and layer.int8_products:
+            weight = layer.quantized
+            if takes_int8_product(input.shape[:-1].numel(), weight):
+                return int8_product(input, weight, bias)
         return functional.linear(input, layer.dequantize(input.dtype), bias)
 
     @staticmethod
@@ -186,13 +248,21 @@ class _Product(torch.autograd.Function):
 
 
 def store(
-    module: nn.Module, blocks: Sequence[nn.Module], base: BaseStorage, *, compute: torch.dtype, device: torch.device
+    module: nn.Module,
+    blocks: Sequence[nn.Module],
+    base: BaseStorage,
+    *,
+    compute: torch.dtype,
+    device: torch.device,
+    int8_products: bool = False,
 ) -> None:
     """Freeze a network and store it on a device, in place and layer by layer, so that it is never all in float32.
 
     The weights may have any dtype and be on any device. Linear layers of `blocks` are quantised if `base` is a quantised
-    format; `compute` is the dtype of products.
+    format; `compute` is the dtype of products, but of those of codes with `int8_products`, which the device must have.
     """
+    if int8_products and device.type != "meta":
+        require_int8_products(device)
     block_ids = set(map(id, blocks))
     product_dtype = torch.float32 if base == "float32" else compute
 
@@ -211,7 +281,9 @@ def store(
         for name, buffer in list(parent.named_buffers(recurse=False)):
             setattr(parent, name, buffer.to(device, torch.float32 if buffer.is_floating_point() else None))
         for name, child in list(parent.named_children()):
-            layer = _quantize_layer(child, base, device) if inside and type(child) is nn.Linear else None
+            layer = None
+            if inside and type(child) is nn.Linear:
+                layer = _quantize_layer(child, base, device, int8_products=int8_products)
             if layer is not None:
                 store_parameters(layer)
                 setattr(parent, name, layer)
@@ -237,9 +309,11 @@ class _RoundingProgress:
             logger.info(f"{self._done} of {self._layers} layers are rounded")
 
 
-def _quantize_layer(layer: nn.Linear, base: BaseStorage, device: torch.device) -> FrozenLinear | None:
+def _quantize_layer(
+    layer: nn.Linear, base: BaseStorage, device: torch.device, *, int8_products: bool
+) -> FrozenLinear | None:
     """Return a linear layer in a quantised format; None if the base, or in GGUF its file, has no codes for it."""
     if base == "gguf":
         stored = stored_weights.stored_weight(layer.weight)
         return GgufLinear(layer, stored, device) if isinstance(stored, GgufWeight) else None
-    return QuantizedLinear(layer, base, device) if base in FORMATS else None
+    return QuantizedLinear(layer, base, device, int8_products=int8_products) if base in FORMATS else None

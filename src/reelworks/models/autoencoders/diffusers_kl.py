@@ -60,6 +60,7 @@ class DiffusersAutoencoder:
         self.latent_channels = facts.channels
         self.contract = CONTRACT.computing_in(getattr(torch, config.dtype))
         self.module = _load(config, facts)
+        self.encoding_networks = (self.module.encoder,) if facts.compiles else ()
         self._flat, self._packed = not facts.has_time_axis, facts.packs_squares
         self._has_alpha = facts.has_alpha
         self._pixels = _IMAGENET if facts.imagenet_pixels else None

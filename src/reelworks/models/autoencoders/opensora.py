@@ -195,6 +195,12 @@ class Spatial(nn.Module):
         super().__init__()
         self.module: Any = module
 
+    @property
+    def encoder(self) -> nn.Module:
+        """The network that encodes."""
+        encoder: nn.Module = self.module.encoder
+        return encoder
+
     def encode(self, video_BCTHW: Tensor) -> Tensor:
         """Return the posterior's means, `[B, 4, T, H/8, W/8]` float32; remainders of H and W are dropped."""
         parts = _as_pictures(video_BCTHW.to(_dtype(self)))
@@ -262,6 +268,8 @@ class OpenSoraAutoencoder:
         self.geometry = autoencoder_geometry(config)
         self.latent_channels, self.contract = 4, CONTRACT.computing_in(getattr(torch, config.dtype))
         self._network = network.requires_grad_(False).eval()
+        halves = (network.spatial_vae, network.temporal_vae) if isinstance(network, VideoNetwork) else (network,)
+        self.encoding_networks = tuple(half.encoder for half in halves)
         for parameter in network.parameters():  # the buffers (shift and scale) stay float32
             parameter.data = parameter.data.to(self.contract.storage)
 

@@ -82,6 +82,7 @@ class PcaAutoencoder:
 
     contract = pixel.CONTRACT
     latent_channels = PCA_CHANNELS
+    encoding_networks = ()  # one product
 
     def __init__(self, config: AutoencoderConfig, network: PcaNetwork) -> None:
         self.geometry = autoencoder_geometry(config)

@@ -37,6 +37,7 @@ class PixelAutoencoder:
     """
 
     contract = CONTRACT
+    encoding_networks = ()
 
     def __init__(self, config: AutoencoderConfig) -> None:
         self._stride = config.stride

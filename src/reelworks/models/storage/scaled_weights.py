@@ -51,14 +51,20 @@ class ScaledWeight(StoredWeight):
     def dequantize(self) -> Tensor:
         """Return the values, `[out, in]` in float32."""
         codes, scale = self.parts
-        return unrotated(codes.float() * scale, self.group)
+        return rotate(codes.float() * scale, rotation(self.group, codes.device))
 
 
-def unrotated(weight: Tensor, group: int) -> Tensor:
-    """Return a weight `[out, in]` whose inputs were rotated in groups, in the basis of the network; 0 groups change nothing."""
-    if not group:
-        return weight
-    return (weight.view(-1, group) @ hadamard(group).to(weight)).view(weight.shape)
+def rotate(rows: Tensor, rotation: Tensor | None) -> Tensor:
+    """Return rows `[..., in]` with inputs rotated in groups, or those that were rotated as they were; None changes nothing."""
+    if rotation is None:
+        return rows
+    return (rows.reshape(-1, len(rotation)) @ rotation.to(rows)).view(rows.shape)
+
+
+@functools.cache
+def rotation(group: int, device: torch.device | None = None) -> Tensor | None:
+    """Return the matrix that rotates so many inputs together, one for all layers of a device; None for 0."""
+    return hadamard(group).to(device) if group else None
 
 
 @functools.cache
@@ -132,7 +138,7 @@ def _scaled(value: Tensor, scale: Tensor, group: int) -> Tensor:
     if is_code and value.ndim == 2 and (not scale.ndim or scale.shape[1] == 1):
         rotated = f" rotated by {group}" if group else ""
         return ScaledWeight((value, scale.expand(len(value), 1)), f"{value.dtype}{rotated}", group).on_meta()
-    return value if scale is _ONE else unrotated(value.float() * scale, group)
+    return value if scale is _ONE else rotate(value.float() * scale, rotation(group, value.device))
 
 
 def _marker(name: str, data: Tensor) -> _Format:

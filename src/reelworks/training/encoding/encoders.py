@@ -21,7 +21,16 @@ from reelworks.training.encoding.lazy import LazyAutoencoder, LazySoundEncoder, 
 
 _MOST_BYTES = 2_000_000_000  # 480 captions of 512 tokens, 4096 wide
 _ENTRY_BYTES = 2_000  # Python objects around an embedding
+# Pixels of a pass, unless one clip has more: 4 pictures of 1024 × 1024. They keep a GPU busy, and each map of 128 channels
+# that a picture's encoder makes of them takes 2 GB in float32.
+_MOST_PIXELS = 4 * 1024 * 1024
 _FULL_SCALE = 32768.0  # of a sample of sound
+
+
+def clips_at_once(shape: Sequence[int]) -> int:
+    """Return how many clips `[B, T, H, W, 3]` a GPU encodes together, which bounds the memory of a pass."""
+    clips, frames, height, width = shape[:4]
+    return max(1, min(clips, _MOST_PIXELS // (frames * height * width)))
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,14 @@ class FrozenEncoders:
 
         Frames travel as bytes and are normalised to [-1, 1] here, on the device.
         """
+        if self.device.type != "cuda":
+            return self.latents_at_once(frames_BTHWC)
+        parts = torch.split(frames_BTHWC, clips_at_once(frames_BTHWC.shape))
+        return torch.cat([self.latents_at_once(part_BTHWC) for part_BTHWC in parts])
+
+    @torch.no_grad()
+    def latents_at_once(self, frames_BTHWC: Tensor) -> Tensor:
+        """Encode frames as `latents` does, all in one pass of the autoencoder."""
         video_BTHWC = upload.to_device(frames_BTHWC, self.device).float() / 127.5 - 1.0
         return self.autoencoder.encode(video_BTHWC.permute(0, 4, 1, 2, 3)).float()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reelworks.core import log
 from reelworks.core.shape import Geometry
@@ -37,6 +38,7 @@ class _Later(Generic[E]):
 
     def drop(self) -> None:
         self._made.clear()
+        gc.collect()  # a compiled network refers to itself
 
 
 class _Lazy(Generic[E]):
@@ -61,6 +63,11 @@ class LazyAutoencoder(_Lazy[Autoencoder]):
     def __init__(self, geometry: Geometry, latent_channels: int, build: Callable[[], Autoencoder]) -> None:
         self.geometry, self.latent_channels = geometry, latent_channels
         self.later = _Later("autoencoder", build)
+
+    @property
+    def encoding_networks(self) -> tuple[nn.Module, ...]:
+        """Networks that encode; see `models.api.Autoencoder`."""
+        return self.later.get().encoding_networks
 
     def encode(self, video_BCTHW: Tensor) -> Tensor:
         """Encode video; see `models.api.Autoencoder`."""

@@ -79,7 +79,13 @@ class EncoderIds:
 
 
 def encoder_id(
-    config: BaseModel, field: str, known: FileDigests, *, part: str | None = None, only: set[str] | None = None
+    config: BaseModel,
+    field: str,
+    known: FileDigests,
+    *,
+    part: str | None = None,
+    only: set[str] | None = None,
+    compiled: bool = False,
 ) -> str:
     """Return the digest of an encoder: its settings and the content of its weights.
 
@@ -88,15 +94,15 @@ def encoder_id(
         field: Recipe key of the weights, for errors.
         part: Folder of the weights if they are a whole pipeline; None takes all folders that embed captions.
         only: Settings that count; None counts all.
+        compiled: Whether it is compiled so that its values differ by more than the order of sums.
 
     Raises:
         UserError: The weights do not exist.
     """
     source = getattr(config, "weights", None)
     settings = config.model_dump(include=only, exclude=_WITHOUT_EFFECT)
-    return digests.digest_json(
-        [ENCODER_VERSION, settings, None if source is None else _content(source, field, part, known)]
-    )
+    content = None if source is None else _content(source, field, part, known)
+    return digests.digest_json([ENCODER_VERSION, settings, content, *(["compiled"] if compiled else [])])
 
 
 def image_encoder_id(kind: str, source: str, known: FileDigests) -> str:

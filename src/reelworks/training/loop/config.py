@@ -121,14 +121,14 @@ class TrainConfig(Config):
     log_every: int = Field(default=1, ge=1, description="steps between two lines of progress")
     compile: bool = Field(
         default=False,
-        description="compile the model's blocks: steps are faster, and the first step with each graph takes up to "
-        "minutes longer. The sizes of buckets change too, unless buckets.token_families = false",
+        description="compile the model's blocks and the encoder of its autoencoder: steps are faster, and the first step "
+        "with each graph takes up to minutes longer. The sizes of buckets change too, unless buckets.token_families = false",
     )
     compile_graphs: int = Field(
         default=32,
         ge=1,
         description="with compile: largest number of graphs, each for one batch size, number of frames and number of "
-        "tokens; buckets beyond it run without compilation, and plan names them",
+        "tokens; buckets beyond it run without compilation, and plan names them. As many shapes are compiled of the encoder",
     )
     compile_backend: Literal["inductor", "aot_eager", "eager"] = Field(
         default="inductor",

@@ -39,7 +39,7 @@ from reelworks.training.preflight import kernels, stage_data
 from reelworks.training.recipe import dataset, recipe_file, validation
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
-from reelworks.training.step import optimizer_names, out_of_memory
+from reelworks.training.step import compiled_encoder, optimizer_names, out_of_memory
 from reelworks.training.step.compiled_blocks import CompiledBlocks
 from reelworks.training.step.state import TrainState
 
@@ -135,6 +135,7 @@ def build_model(started: StartedStage, sources: Mapping[str, str], encoders: Fro
     if resumed and world.is_main:
         resume.log_moved_sources(run.folder, sources)
     network = build.denoiser(recipe, world.home, resumed=resumed)
+    live = encoders is None
     encoders = build.encoder(recipe, world.device) if encoders is None else encoders
     dry_run.audit_shapes(network, encoders, data.table, world)
     for fault in dry_run.faults_of_encoders(encoders):
@@ -149,6 +150,8 @@ def build_model(started: StartedStage, sources: Mapping[str, str], encoders: Fro
     sequence = SequenceParallel.of_denoiser(network, components.family_config(recipe.model).network, world)
     mesh.shard(network.module, network.sharding().blocks, network.contract, world, shards)
     compiled = CompiledBlocks.of_recipe(network, data)
+    if live:
+        compiled_encoder.of_recipe(encoders.autoencoder, recipe, world.device)
     state = TrainState.start(network, recipe.train)
     levels = recomputation.raised(data, started.cards)
     if world.is_main:

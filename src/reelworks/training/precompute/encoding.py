@@ -29,6 +29,7 @@ from reelworks.training.encoding.store import EncodedStore
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import compiled_encoder
 
 
 def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
@@ -40,8 +41,12 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
     if recipe.sound is not None:  # how its latents are trained is no part of its identity
         only = {"name", "sample_rate"}
         sound = request_key.encoder_id(recipe.sound, "sound.weights", known, part="audio_vae", only=only)
+    # Graphs round to bfloat16 in fewer places. In float32 they differ as batches do: in the order of sums.
+    compiled = recipe.train.compile and recipe.autoencoder.dtype == "bfloat16"
     return EncoderIds(
-        autoencoder=request_key.encoder_id(recipe.autoencoder, "autoencoder.weights", known, part="vae"),
+        autoencoder=request_key.encoder_id(
+            recipe.autoencoder, "autoencoder.weights", known, part="vae", compiled=compiled
+        ),
         text=request_key.encoder_id(recipe.text_encoder, "text_encoder.weights", known),
         image=None if kind is None or image is None else request_key.image_encoder_id(kind, image, known),
         first_frame=conditioning.shown.first,
@@ -61,14 +66,14 @@ def open_store(data: RecipeData) -> StoredLatents:
 
 
 def lazy_encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
-    """Return the recipe's encoders, each of which is loaded when it is first used."""
+    """Return the recipe's encoders, each of which is loaded, and perhaps compiled, when it is first used."""
     conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
     text, kind = recipe.text_encoder, conditioning.shown.encoder
     known = registry.TEXT_ENCODERS.get(text.name)
     autoencoder: Any = LazyAutoencoder(
         components.autoencoder_geometry(recipe.autoencoder),
         components.latent_channels(recipe.autoencoder),
-        partial(build.autoencoder, recipe, device),
+        lambda: compiled_encoder.of_recipe(build.autoencoder(recipe, device), recipe, device),
     )
     text_encoder: Any = LazyTextEncoder(
         text.dim,

@@ -34,6 +34,27 @@ from reelworks.training.recipe.dataset import RecipeData
 _KINDS_PER_CLASS = 8
 
 
+def allow_graphs(of_code: int, of_all: int) -> None:
+    """Let this thread compile so many graphs of one piece of code; checkpointed blocks run again in autograd's thread."""
+    config: Any = torch._dynamo.config
+    if config.recompile_limit != of_code:
+        config.recompile_limit, config.accumulated_recompile_limit = of_code, of_all
+
+
+def explain(error: Exception, what: str) -> None:
+    """Raise an error of the compiler in words for people; return if it is another one."""
+    of_compiler: type[Exception] = torch._dynamo.exc.TorchDynamoException
+    if isinstance(error, of_compiler):
+        reason = " ".join(str(error).split("Set TORCHDYNAMO_VERBOSE")[0].split())
+        raise UserError(
+            f"{what} could not be compiled ({reason[:300]})",
+            code="not-compiled",
+            field="train.compile",
+            value=True,
+            remedy="install a C++ compiler such as gcc if there is none, or set it to false",
+        ) from error
+
+
 class CompiledBlocks:
     """Blocks that run compiled inside `running`, and as they were everywhere else: validation, previews, checks.
 
@@ -89,10 +110,7 @@ class CompiledBlocks:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not self._on:
                 return eager(*args, **kwargs)
-            # These settings belong to a thread, and checkpointed blocks run again in autograd's.
-            config: Any = torch._dynamo.config
-            if config.recompile_limit != limit:
-                config.recompile_limit, config.accumulated_recompile_limit = limit, limit * classes
+            allow_graphs(limit, limit * classes)
             return compiled(*args, **kwargs)
 
         block.forward = forward
@@ -114,17 +132,9 @@ class CompiledBlocks:
         try:
             yield
         except Exception as error:
-            of_compiler: type[Exception] = torch._dynamo.exc.TorchDynamoException
-            if not self._on or not isinstance(error, of_compiler):
-                raise
-            reason = " ".join(str(error).split("Set TORCHDYNAMO_VERBOSE")[0].split())
-            raise UserError(
-                f"the blocks could not be compiled ({reason[:300]})",
-                code="not-compiled",
-                field="train.compile",
-                value=True,
-                remedy="install a C++ compiler such as gcc if there is none, or set it to false",
-            ) from error
+            if self._on:
+                explain(error, "the blocks")
+            raise
         finally:
             self._on = False
 
@@ -141,8 +151,8 @@ class CompiledBlocks:
         """Return what was compiled since the last call, None if nothing was.
 
         Returns:
-            `buckets`, names of those that were new; `graphs`, the number of graphs so far over all kinds of blocks;
-            and `seconds` spent.
+            `buckets`, names of those that were new; `graphs`, the number of graphs so far over all kinds of blocks and
+            the autoencoder; and `seconds` spent.
         """
         if not self._new:
             return None

@@ -27,6 +27,10 @@ def family_of(draft: ImportDraft) -> str:
     return next((name for name in ("sdxl", "sd1.5", "sd3", "flux", "chroma") if preset.startswith(name)), preset)
 
 
+def _title(draft: ImportDraft) -> str:
+    return "SD 1.5" if family_of(draft) == "sd1.5" else "SDXL"
+
+
 def targets_of(draft: ImportDraft) -> tuple[Any, str]:
     """Return the layers of the trained network of the scripts' own modules, and why: of SDXL and SD 1.5 those of their attentions' blocks."""
     if family_of(draft) == "sd1.5":
@@ -68,7 +72,7 @@ def _sd3_density(value: Any, draft: ImportDraft) -> Outcome:
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
     if not draft.is_flow:
-        return Fate.NOT_POSSIBLE, "this model is trained at all timesteps"
+        return Fate.NOT_POSSIBLE, f"{_title(draft)} is trained at all timesteps"
     default = "uniform" if family_of(draft) == "sd3" else "sigma"
     return timesteps.bound(value, draft, default_sampling=default)
 
@@ -146,7 +150,7 @@ def _text_encoders(value: Any, draft: ImportDraft) -> Outcome:
 def _tokens(value: Any, draft: ImportDraft) -> Outcome:
     if draft.is_flow:
         return Fate.NO_MEANING, "T5 has a length of its own"
-    return Fate.NOT_POSSIBLE, "captions are cut after 77 tokens, the length of CLIP"
+    return Fate.NOT_POSSIBLE, f"captions are cut after 77 tokens, the length of {_title(draft)}'s encoders"
 
 
 def _layers_of_clip(rule: Rule) -> Rule:

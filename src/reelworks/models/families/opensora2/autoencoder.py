@@ -112,6 +112,7 @@ class VideoDCAutoencoder:
         self.contract = CONTRACT.computing_in(getattr(torch, config.dtype))
         self.module = network.requires_grad_(False).eval()
         nn.Module.to(self.module, self.contract.storage)
+        self.encoding_networks = (self.module.encoder,)
         self._std = config.std
 
     @torch.no_grad()
