@@ -33,6 +33,9 @@ latents that are there. **Of peak** is the work of three forward passes, over th
 bfloat16 rate of the device: what gradient checkpointing computes twice does not count. The loop of diffusers is that of
 its example scripts, over the same network.
 
+**LoRAs** are on a base that is frozen in bfloat16, with drawn weights. The work of their steps is twice the linear layers and
+three times the attention of a forward pass. **Time error** and **memory error** are those of the forecast.
+
 ## Memory
 
 Estimates are of tensors, and of what a GPU takes beside them: the CUDA context, and what torch's allocator holds. **Estimate

@@ -1,6 +1,7 @@
 """Write `sizes.json` of model families: sizes and passes of their published networks, measured on the meta device.
 
-Without names, presets without sizes and those that changed since are measured, each in some seconds to a minute.
+Without names, presets without sizes and those that changed since are measured, each in some seconds to a minute. After
+a change to the meter or to `step_time`, all must be.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from reelworks.data.buckets.table import Bucket
 from reelworks.models import components, registry
 from reelworks.models.config import ModelConfig
 from reelworks.training.memory import estimate, published_sizes
-from reelworks.training.memory.published_sizes import FILE, PassFactors, PublishedSizes
+from reelworks.training.memory.published_sizes import FILE, PassFactors, PublishedSizes, WorkFactors
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
@@ -128,7 +129,21 @@ def measured(preset: str) -> PublishedSizes:
         sizes.runs_on_meta,
         base_bytes,
         passes,
+        {"+".join(recipe_of(preset, given).given_companions): work(preset, given) for given in companions(preset)},
     )
+
+
+def work(preset: str, given: Sequence[str]) -> WorkFactors:
+    """Compute the factors of the work of a pass; of networks without sound, pictures tell those of clips."""
+    recipe = recipe_of(preset, given)
+    used = points(preset) if registry.PRESETS[preset].sound is not None else points(preset)[:3]
+    network, buckets = estimate.network(recipe), [bucket(recipe, point) for point in used]
+    runs = [estimate.one_pass(recipe, network, each).work for each in buckets]
+    tokens = [published_sizes.tokens_of(recipe, each) for each in buckets]
+    per_clip = [run.products / b.batch_size for b, run in zip(buckets, runs, strict=True)]
+    products = solved([published_sizes.flops_terms(each) for each in tokens], per_clip)
+    terms = [published_sizes.peak_terms(b.batch_size, each) for b, each in zip(buckets, tokens, strict=True)]
+    return WorkFactors(products, solved(terms, [run.moved_bytes for run in runs]), round(runs[0].launches))
 
 
 def factors(preset: str, given: Sequence[str], checkpointing: bool | str) -> PassFactors:

@@ -11,26 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Dense TFLOP/s in bfloat16, summed in float32, as NVIDIA's data sheets have them (halves of those "with sparsity").
-PUBLISHED_TFLOPS = {
-    "A10": 125.0,
-    "A100": 312.0,
-    "A40": 149.7,
-    "A6000": 154.8,
-    "B200": 2250.0,
-    "GH200": 989.4,
-    "H100": 989.4,
-    "H100 NVL": 835.0,
-    "H100 PCIe": 756.0,
-    "H200": 989.4,
-    "L4": 121.0,
-    "L40": 181.0,
-    "L40S": 362.0,
-    "RTX 3090": 71.2,
-    "RTX 4090": 165.2,
-    "RTX 5090": 209.5,
-    "RTX 6000 Ada": 364.2,
-}
+from reelworks.core import gpus
+
 _MOST_SECONDS, _MOST_CALLS, _LEAST_CALLS = 5.0, 12, 3
 
 
@@ -61,18 +43,13 @@ def file_name(device: str, *, tiny: bool) -> str:
     return "-".join(["gpu", *words, *(["tiny"] if tiny else [])]) + ".json"
 
 
-def published_tflops(device_name: str) -> float | None:
-    """Return the published speed of a device, by the longest listed name within its own."""
-    listed = [key for key in PUBLISHED_TFLOPS if re.search(rf"\b{re.escape(key)}\b", device_name)]
-    return PUBLISHED_TFLOPS[max(listed, key=len)] if listed else None
-
-
 def speed(device: str) -> Speed:
     """Look up and measure the speed of the device."""
     size = 8192 if device == "cuda" else 512
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     fastest = timed(lambda: a @ b, device, most_seconds=1.0).fastest
-    return Speed(published_tflops(name(device)), 2 * size**3 / fastest / 1e12)
+    found = gpus.of_device(name(device))
+    return Speed(found.tflops if found else None, 2 * size**3 / fastest / 1e12)
 
 
 def facts(device: str) -> dict[str, Any]:

@@ -53,6 +53,27 @@ UNITS = (
     _step("sd3.5-1024px", "a step of Stable Diffusion 3.5 medium against the loop of diffusers", 100, 240),
     _step("stdit3-16x240p", "a step of STDiT3-XL/2, clips of 16 frames in 240p", 45, 150),
     _step("stdit3-1x720p", "a step of STDiT3-XL/2, pictures in 720p", 45, 150),
+    *(
+        Unit(
+            "lora",
+            name,
+            "loras",
+            f"a step of a LoRA on {model}, with all, some or nothing recomputed",
+            seconds,
+            3 * seconds,
+        )
+        for name, model, seconds in (
+            ("wan-1.3b", "Wan 2.1 1.3B, clips of 81 frames", 70),
+            ("flux", "FLUX.1", 75),
+            ("qwen-image", "Qwen-Image", 75),
+            ("z-image", "Z-Image", 60),
+            ("sdxl", "SDXL", 75),
+            ("wan-14b", "Wan 2.1 14B, clips of 81 frames", 120),
+            ("sd3.5", "Stable Diffusion 3.5 medium", 60),
+            ("chroma", "Chroma", 70),
+            ("krea2", "Krea 2", 75),
+        )
+    ),
     Unit("tune", "", "tuning", "batch size of `tune` against the largest that fits", 100, 300),
     Unit(
         "latents", "training", "latents", "clips per second, live and from stored latents, plain and compiled", 150, 400

@@ -21,15 +21,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu import formulas, machine
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.buckets import table
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import Bucket, BucketTable
-from reelworks.models import components, factory, registry
+from reelworks.models import components, factory, recompute, registry
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.api import Denoiser, DenoiserInputs
+from reelworks.models.attention.attention_calls import ATTEND
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.objectives import objectives
 from reelworks.models.objectives.config import ObjectiveConfig
@@ -50,7 +54,7 @@ class Way(NamedTuple):
 
     loop: str
     compiled: bool
-    checkpointing: Recompute
+    checkpointing: Recomputation
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Case:
     Attributes:
         ratios: Aspect ratios of the entry; the first one's bucket is timed.
         token_families: As in `[buckets]`.
+        rank: Rank of a LoRA on the network, which is frozen in bfloat16; None trains all weights.
     """
 
     model: str
@@ -69,6 +74,7 @@ class Case:
     ways: tuple[Way, ...]
     ratios: tuple[str, ...] = ("16:9",)
     token_families: bool = False
+    rank: int | None = None
 
     def parts(self) -> tuple[AutoencoderConfig, TextEncoderConfig]:
         """Return the encoders whose sizes the network takes; they are not built."""
@@ -98,17 +104,26 @@ class Case:
         return f"{self.model} {self.bucket().shape} x{self.batch_size}"
 
     def build(self, device: str, checkpointing: Recompute = False) -> Denoiser:
-        """Build the network on the device, where drawing its weights takes no time."""
+        """Build the network on the device, where drawing its weights takes no time.
+
+        Under a LoRA weights are drawn as they are stored: in float32 large ones would not fit.
+        """
         autoencoder, text = self.parts()
-        with torch.device(device):
-            return factory.build_denoiser(
+        lora = None if self.rank is None else LoraConfig(rank=self.rank)
+        built_on = device if lora is None else "meta"
+        with torch.device(built_on):
+            denoiser = factory.build_denoiser(
                 ModelConfig(name=self.model, gradient_checkpointing=checkpointing),
                 autoencoder=autoencoder,
                 text=text,
-                device=device,
+                device=built_on,
                 seed=0,
                 compute=torch.bfloat16,
+                lora=lora,
             )
+        if built_on != device:
+            draw(denoiser.module, device)
+        return denoiser
 
     def clean(self, device: str, bucket: Bucket | None = None) -> DenoiserInputs:
         """Return random latents and texts of a bucket."""
@@ -123,6 +138,42 @@ class Case:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             denoiser.predict(self.clean("meta"))
         return counter.get_total_flops()
+
+    def attention_flops(self) -> int:
+        """Count those of its attention."""
+        with torch.no_grad(), _AttentionCounter() as counter:
+            self.build("meta").predict(self.clean("meta"))
+        return counter.flops
+
+
+class _AttentionCounter(TorchFunctionMode):
+    """Count the operations of attention while entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is ATTEND:
+            query, key, value = (*args, *(kwargs or {}).values())[:3]
+            self.flops += 2 * key.shape[-2] * (query.numel() + query.numel() // query.shape[-1] * value.shape[-1])
+        return func(*args, **(kwargs or {}))
+
+
+def draw(module: nn.Module, device: str) -> None:
+    """Give a network of shapes alone small values on a device, its tables included: what they are changes no time."""
+    for each in module.modules():
+        tables: tuple[dict[str, Any], ...] = (each._parameters, each._buffers, vars(each))
+        for held in tables:
+            for name, value in held.items():
+                if isinstance(value, Tensor) and value.is_meta:
+                    held[name] = _drawn(value, device)
+
+
+def _drawn(value: Tensor, device: str) -> Tensor:
+    filled = torch.zeros(value.shape, dtype=value.dtype, device=device)
+    filled = filled.normal_(std=0.02) if value.is_floating_point() or value.is_complex() else filled
+    return nn.Parameter(filled, value.requires_grad) if isinstance(value, nn.Parameter) else filled
 
 
 _STORED = Way("ours", True, False)  # the last, as it may take more memory than there is
@@ -179,7 +230,7 @@ def _backend(device: str) -> str:
 
 def ours(case: Case, way: Way, device: str) -> Loop:
     """Return the trainer's step on micro-batches of all buckets of a case, in turn."""
-    denoiser = case.build(device, way.checkpointing)
+    denoiser = case.build(device, "auto")
     buckets, turn = case.table(), iter(range(10**9))
     clean = [case.clean(device, bucket) for bucket in buckets.buckets]
     noise = [torch.randn_like(each.latent) for each in clean]
@@ -191,7 +242,7 @@ def ours(case: Case, way: Way, device: str) -> Loop:
     def step() -> None:
         index = next(turn) % len(clean)
         work: Any = SimpleNamespace(bucket=index, uids=range(case.batch_size))
-        with compiled.running(work, clean[index].text_mask):
+        with compiled.running(work, clean[index].text_mask), recompute.by(way.checkpointing):
             torch.autograd.backward(contract.loss(denoiser, OBJECTIVE, clean[index], noise[index]))
         torch.nn.utils.clip_grad_norm_(denoiser.module.parameters(), TRAIN.max_grad_norm or 1.0)
         state.optimizer.step()
@@ -265,7 +316,7 @@ _CALLS: dict[str, Callable[[Any, Tensor, DenoiserInputs], Tensor]] = {
 }
 
 
-def measure(case: Case, way: Way, device: str, forward_flops: int, speed: machine.Speed) -> dict[str, Any]:
+def measure(case: Case, way: Way, device: str, step_flops: int, speed: machine.Speed) -> dict[str, Any]:
     """Time one way to train a case, and leave the device's memory as it was."""
     torch.manual_seed(0)
     torch.compiler.reset()
@@ -275,7 +326,7 @@ def measure(case: Case, way: Way, device: str, forward_flops: int, speed: machin
     loop = (ours if way.loop == "ours" else plain)(case, way, device)
     built = time.perf_counter() - began
     times = machine.timed(loop.step, device, most_seconds=_SECONDS[device])
-    tflops = 3 * forward_flops / times.median / 1e12
+    tflops = step_flops / times.median / 1e12
     return {
         **_named(case, way),
         "step_s": round(times.median, 5),
@@ -293,7 +344,7 @@ def measure(case: Case, way: Way, device: str, forward_flops: int, speed: machin
 
 
 def _named(case: Case, way: Way) -> dict[str, Any]:
-    names: dict[Recompute, str] = {False: "none", True: "full"}
+    names: dict[Recomputation, str] = {False: "none", True: "full"}
     checkpointing = names.get(way.checkpointing, "selective")
     return {"case": case.name, "loop": way.loop, "compiled": way.compiled, "checkpointing": checkpointing}
 
@@ -321,33 +372,35 @@ def rows(unit: str, device: str, tiny: bool) -> Iterator[dict[str, Any]]:
     speeds: dict[Way, float] = {}
     for way in case.ways:
         try:
-            row = _measure_or_fewer(case, way, device, flops, speed)
+            row = _measure_or_fewer(case, way, device, 3 * flops, speed)
             speeds[way] = row["tokens_per_s"]
         except Exception as error:  # of one way; the others go on
-            row = {**_named(case, way), "error": _short(error)}
-        _free(device)
+            row = {**_named(case, way), "error": short(error)}
+        free(device)
         yield row
     if told := _compared(speeds):
         yield {"case": case.name, **told}
 
 
-def _short(error: Exception) -> str:
+def short(error: Exception) -> str:
+    """Return an error on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
 
 
-def _measure_or_fewer(case: Case, way: Way, device: str, flops: int, speed: machine.Speed) -> dict[str, Any]:
+def _measure_or_fewer(case: Case, way: Way, device: str, step_flops: int, speed: machine.Speed) -> dict[str, Any]:
     """Time a way, with half the clips if memory does not suffice for all; speeds by token stay comparable."""
     try:
-        return measure(case, way, device, flops, speed)
+        return measure(case, way, device, step_flops, speed)
     except torch.OutOfMemoryError:
         if case.batch_size == 1:
             raise
-    _free(device)  # outside of the handler, whose error holds the tensors of the step
+    free(device)  # outside of the handler, whose error holds the tensors of the step
     size = case.batch_size // 2
-    return measure(dataclasses.replace(case, batch_size=size), way, device, flops * size // case.batch_size, speed)
+    return measure(dataclasses.replace(case, batch_size=size), way, device, step_flops * size // case.batch_size, speed)
 
 
-def _free(device: str) -> None:
+def free(device: str) -> None:
+    """Give memory back that nothing needs."""
     torch.compiler.reset()  # graphs may hold weights
     gc.collect()
     if device == "cuda":

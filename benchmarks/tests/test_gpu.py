@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import formulas, machine, sections, steps, training
+from benchmarks.gpu import formulas, loras, machine, sections, steps, training
 from benchmarks.gpu.results import DONE, FAILED, UNFINISHED, Results
 
 REPOSITORY = Path(__file__).parents[2]
@@ -48,12 +48,6 @@ def test_the_work_that_torch_counts_is_that_of_the_formula(case: steps.Case, off
     assert one.forward_flops() == pytest.approx(formula, rel=off)
 
 
-def test_the_published_rate_is_that_of_the_longest_name() -> None:
-    names = {"NVIDIA H200": 989.4, "NVIDIA H100 PCIe": 756.0, "NVIDIA H100 80GB HBM3": 989.4, "NVIDIA L40S": 362.0}
-    assert {name: machine.published_tflops(name) for name in names} == names
-    assert machine.published_tflops("NVIDIA GeForce GTX 1080") is None
-
-
 def test_a_case_that_does_not_fit_is_timed_with_half_its_clips(monkeypatch: pytest.MonkeyPatch) -> None:
     case, asked = steps.TINY["wan-49x480p"], []
 
@@ -69,6 +63,51 @@ def test_a_case_that_does_not_fit_is_timed_with_half_its_clips(monkeypatch: pyte
     assert asked == [(2, 10), (1, 5)]
     with pytest.raises(torch.OutOfMemoryError):
         steps._measure_or_fewer(dataclasses.replace(case, batch_size=1), case.ways[0], "cpu", 5, speed)
+
+
+def test_the_work_of_a_lora_is_twice_its_layers_and_three_times_its_attention() -> None:
+    """Of Wan, whose attention is known by a formula."""
+    case = dataclasses.replace(loras.TINY["wan-1.3b"], rank=None)
+    network: Any = case.build("meta").module
+    tokens, texts = case.bucket().tokens, case.clean("meta").text.shape[1]
+    width = network.config.num_attention_heads * network.config.attention_head_dim
+    attention = network.config.num_layers * 4 * tokens * (tokens + texts) * width
+    assert case.attention_flops() == attention
+    assert loras.step_flops(loras.TINY["wan-1.3b"]) == 2 * (case.forward_flops() - attention) + 3 * attention
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in loras.CASES] + ["tiny"])
+def test_loras_of_full_size_can_be_built_and_their_work_is_counted(name: str) -> None:
+    case = loras.CASES.get(name, loras.TINY["sd3.5"])
+    module = case.build("meta").module
+    trained = [p for p in module.parameters() if p.requires_grad]
+    frozen = [p for p in module.parameters() if not p.requires_grad and p.ndim == 2]
+    assert trained
+    assert {p.dtype for p in trained} == {torch.float32}
+    assert torch.bfloat16 in {p.dtype for p in frozen}
+    clips, tokens = case.batch_size, case.bucket().tokens
+    assert loras.step_flops(case) > 0.2 * clips * tokens * sum(p.numel() for p in frozen)
+
+
+def test_a_drawn_network_has_the_values_of_none_and_the_layout_of_all() -> None:
+    """As a frozen base in bfloat16 and a LoRA in float32, on the device, finite."""
+    case = loras.TINY["flux"]
+    drawn, shapes = case.build("cpu").module.state_dict(), case.build("meta").module.state_dict()
+    assert {name: (t.shape, t.dtype) for name, t in drawn.items()} == {n: (t.shape, t.dtype) for n, t in shapes.items()}
+    assert all(t.device.type == "cpu" and torch.isfinite(t).all() for t in drawn.values())
+
+
+def test_what_does_not_fit_keeps_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(case: steps.Case, way: steps.Way, *_: object) -> dict[str, Any]:
+        if way.checkpointing is False:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"step_s": 0.5, "of_peak": 0.4, "peak_gb": 30.0, "more": 1}
+
+    monkeypatch.setattr(steps, "measure", measure)
+    found = list(loras.rows("flux", "cpu", tiny=True))
+    assert [row["note"] for row in found] == ["measured", "out of memory", "measured", "measured"]
+    assert len({tuple(row) for row in found}) == 1, "one table"
+    assert found[1]["step_s"] is None
 
 
 def test_loops_are_compared_at_their_best_and_with_equal_settings() -> None:
@@ -141,3 +180,4 @@ def test_everything_runs_on_a_cpu(tmp_path: Path) -> None:
     assert {name: unit["status"] for name, unit in units.items()} == {unit.name: DONE for unit in sections.UNITS}
     assert all(unit["rows"] for unit in units.values())
     assert [row for unit in units.values() for row in unit["rows"] if isinstance(row.get("error"), str)] == []
+    assert {row["note"] for unit in units.values() for row in unit["rows"] if "note" in row} == {"measured"}

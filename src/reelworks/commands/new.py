@@ -89,7 +89,7 @@ def _write(request: NewLoraRequest, *, json: bool = False, warns: bool = True) -
 
 def _print_result(path: Path, new: QuickstartResult) -> None:
     from reelworks.training.memory import recomputation
-    from reelworks.training.memory.memory import BUS_GB, UTILISATION
+    from reelworks.training.memory.memory import BUS_GB
 
     found, estimate = new.found, new.choice.estimate
     show.line(f"data: {found.to_text()}" + (f", {found.uncaptioned} without a caption" if found.uncaptioned else ""))
@@ -118,8 +118,8 @@ def _print_result(path: Path, new: QuickstartResult) -> None:
         show.line("  it fits")
     moving = estimate.moving_seconds
     show.line(
-        f"time, estimated: {new.steps:,} steps of {max(new.seconds_per_step, 0.001):.2g} s, {_duration(new)}, at {UTILISATION:.0%} "
-        f"of {new.tflops:g} TFLOP/s"
+        f"time, estimated: {new.steps:,} steps of {max(new.seconds_per_step, 0.001):.2g} s, {_duration(new)}, "
+        f"on one {new.gpu}"
         + (f" and {moving:.2g} s to move weights at {BUS_GB:g} GB/s" if estimate.moved_bytes else "")
         + "; decoding and encoding come on top"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,12 @@ def plan(request: PlanRequest, json: Json = False) -> None:
         before, after = request.recipes
         show.json(compared) if json else show_plan.difference(compared, (str(before), str(after)))
         return
-    ((_, forecast),) = forecasts
+    ((recipe, forecast),) = forecasts
+    if request.named_gpu is not None:
+        with show.loading():
+            from reelworks.training.preflight import stage_forecast
+
+        forecast = replace(forecast, on_gpu=stage_forecast.of_gpu(recipe, forecast, request.named_gpu))
     if request.html is not None:
         from reelworks.reports.plan import write_plan_page
 
@@ -92,7 +98,7 @@ def _stages(request: PlanRequest, recipes: list[Recipe], json: bool) -> None:
             on_note = (lambda note: None) if json else show.line
             scan = partial(plan_request.scan, request, on_scan=on_scan, on_note=on_note)
             world = max(request.world, recipe.parallel.group_size)
-            found.append((recipe, stage_forecast.forecast(recipe, scan, world, request.epochs)))
+            found.append((recipe, stage_forecast.forecast(recipe, scan, world, request.epochs, request.named_gpu)))
     if request.diff:
         compared = stage_forecast.compare(*found)
         before, after = map(str, request.recipes)

@@ -44,6 +44,11 @@ def forecast(values: PlanForecast, html: Path | None) -> None:
     _never_seen(ahead)
     if values.strategies:
         _strategies(values)
+    if (gpu := values.on_gpu) is not None:
+        show.line(
+            f"\nOn {gpu.gpu}: {gpu.steps:,} steps of {'' if gpu.is_measured else '≈ '}{gpu.seconds_per_step:.2g} s, and "
+            f"{units.format_bytes(gpu.memory_bytes)} of memory, estimated"
+        )
     if (steps := values.max_steps_to_set) is not None:
         show.line(
             "\nwarning: the learning rate schedule needs train.max_steps, which is not set, so this recipe cannot be "
@@ -77,7 +82,7 @@ def stages(values: RunForecast) -> None:
         show.line("≈ of steps and clips: epochs that were not planned count as the last one of the stage that was")
     if not all(one.is_measured for one in values.stages):
         show.line(
-            "≈ of times: computed from arithmetic on an RTX 4090; cost.measured, by `reelworks tune`, tells the time of a GPU"
+            f"≈ of times: estimated for {values.gpu}; cost.measured, by `reelworks tune`, tells the time of a GPU"
         )
 
 

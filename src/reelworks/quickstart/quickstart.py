@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from reelworks.core import files, machine, requests, toml, units
+from reelworks.core import files, gpus, machine, requests, toml, units
 from reelworks.core.errors import UserError, first_few
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.catalog.config import DatasetConfig
@@ -25,7 +25,7 @@ from reelworks.quickstart.request import NewLoraRequest
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
 from reelworks.training.memory import measurements, memory_presets
-from reelworks.training.memory.memory import ASSUMED_TFLOPS, Estimate
+from reelworks.training.memory.memory import Estimate
 from reelworks.training.memory.memory_presets import MemoryPlan
 from reelworks.training.recipe import recipe_file, toml_writer, validation
 from reelworks.training.recipe.dataset import RecipeData
@@ -41,13 +41,13 @@ class QuickstartResult:
         path: Its file.
         remarks: Sentences on the folders.
         micro_batches: Those of an epoch, by bucket.
-        tflops: Speed of the GPU that times are estimated for.
+        gpu: The GPU that times are estimated for, of `tflops` in bfloat16.
         host_bytes: CPU memory of this machine.
     """
 
     JSON_KEYS: ClassVar = (
         *("path", "model", "pictures", "clips", "uncaptioned", "remarks", "estimate", "fits", "host_bytes"),
-        *("settings", "recomputation", "steps", "seconds_per_step", "tflops", "moving_seconds_per_step"),
+        *("settings", "recomputation", "steps", "seconds_per_step", "gpu", "tflops", "moving_seconds_per_step"),
     )
 
     path: Path
@@ -57,7 +57,7 @@ class QuickstartResult:
     choice: MemoryPlan
     remarks: tuple[str, ...]
     micro_batches: dict[str, int]
-    tflops: float
+    gpu: str
     host_bytes: int
 
     @property
@@ -78,8 +78,14 @@ class QuickstartResult:
     @property
     def seconds_per_step(self) -> float:
         """Mean seconds of a step."""
-        seconds = sum(n * self.choice.estimate.seconds(name, self.tflops) for name, n in self.micro_batches.items())
-        return seconds / max(sum(self.micro_batches.values()), 1)
+        estimate, gpu = self.choice.estimate, gpus.GPUS[self.gpu]
+        seconds = sum(n * estimate.seconds(name, gpu) for name, n in self.micro_batches.items())
+        return seconds / max(sum(self.micro_batches.values()), 1) + estimate.update_seconds(gpu)
+
+    @property
+    def tflops(self) -> float:
+        """Speed of the GPU by its maker."""
+        return gpus.GPUS[self.gpu].tflops
 
     @property
     def model(self) -> str:
@@ -149,7 +155,7 @@ def lora(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
         drafted.choice,
         tuple(remarks),
         planned.micro_batches,
-        request.tflops or ASSUMED_TFLOPS,
+        (request.named_gpu or gpus.here() or gpus.USUAL).name,
         machine.memory_bytes(),
     )
     files.write_for("--output", request.path, text.encode())
@@ -214,7 +220,7 @@ class _Draft(NamedTuple):
                 lines[at] = Line("[train]", "max_steps", request.steps, "as given with --steps")
         given = {override.partition("=")[0].strip() for override in request.overrides}
         drafted = _read(lines, request.path, request.overrides)
-        return cls(lines, memory_presets.choose(drafted, _vram_bytes(request.vram_gb), given), sizes)
+        return cls(lines, memory_presets.choose(drafted, _vram_bytes(request), given), sizes)
 
 
 def _choose(request: NewLoraRequest, footage: _Footage) -> _Draft:
@@ -311,9 +317,11 @@ def _with_companions(
     return [dataset.model_copy(update=dict(given)) for dataset in datasets]
 
 
-def _vram_bytes(asked_gb: float | None) -> int | None:
-    if asked_gb is not None:
-        return int(asked_gb * 1e9)
+def _vram_bytes(request: NewLoraRequest) -> int | None:
+    if request.vram_gb is not None:
+        return int(request.vram_gb * 1e9)
+    if request.named_gpu is not None:
+        return int(request.named_gpu.memory_gb * 1e9)
     if not machine.has_gpu():
         return None
     import torch  # takes longer than all else here

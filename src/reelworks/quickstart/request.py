@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from reelworks.core import requests
+from reelworks.core import gpus, requests
 from reelworks.core.errors import UserError
+from reelworks.core.gpus import Gpu
 from reelworks.core.requests import arg
 
 _MOST_GB = 100_000
@@ -61,9 +62,7 @@ class NewLoraRequest(FootageRequest):
         metavar="SIDE|SIZE",
     )
     overrides: tuple[str, ...] = arg((), requests.OVERRIDES, names=("--set",), metavar="A.B=V")
-    tflops: float | None = arg(
-        None, "Speed of the GPU in bfloat16, to estimate training time; default: 165.", least=0.1
-    )
+    gpu: str | None = arg(None, f"{gpus.ASKED}; with its memory, unless --vram tells another.", metavar="NAME")
     output: Path | None = arg(
         None, "Default: DIR-MODEL.toml in the current folder.", names=("--output", "-o"), metavar="RECIPE"
     )
@@ -79,6 +78,7 @@ class NewLoraRequest(FootageRequest):
                     remedy="choose a rare word, or leave the option out",
                 )
             assert self.preset  # an unknown model is refused
+            assert self.named_gpu or self.gpu is None  # and so is an unknown GPU
             for folder in self.data:
                 _require_folder(folder)
             require_new_recipe(self.path, force=self.force)
@@ -89,6 +89,11 @@ class NewLoraRequest(FootageRequest):
         from reelworks.models import registry  # slow to import
 
         return registry.preset_name(self.model)
+
+    @property
+    def named_gpu(self) -> Gpu | None:
+        """The GPU that --gpu names; raises `UserError` if it is not known."""
+        return None if self.gpu is None else gpus.of_name(self.gpu, "--gpu")
 
     @property
     def path(self) -> Path:

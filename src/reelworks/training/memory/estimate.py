@@ -24,6 +24,7 @@ from reelworks.training.assembly import build
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.memory import dry_run, memory, meter
 from reelworks.training.memory.memory import Estimate, NetworkSizes, Pass
+from reelworks.training.memory.step_time import Work
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import optimizers
 
@@ -37,7 +38,7 @@ def network(recipe: Recipe) -> Denoiser:
 
 
 def estimate(recipe: Recipe, table: BucketTable) -> Estimate:
-    """Estimate memory and arithmetic of a recipe."""
+    """Estimate memory and work of a recipe."""
     denoiser = network(recipe)
     return memory.from_passes(recipe, table, sizes(recipe, denoiser), passes(recipe, denoiser, table))
 
@@ -55,7 +56,8 @@ def one_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
     if not denoiser.runs_on_meta:
         times = 2 if recipe.lora is not None else 3  # frozen weights get no gradient
         more = recomputed_share(memory.recomputation(recipe, bucket))
-        return Pass(0, round(2 * (times + more) * _count(denoiser) * bucket.tokens * clips))
+        flops = round(2 * (times + more) * _count(denoiser) * bucket.tokens * clips)
+        return Pass(0, flops, Work(flops, 0, 0))
     whole = measured_pass(recipe, denoiser, bucket, clips)
     if bucket.sequence_degree == 1:
         return whole

@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, NamedTuple
 
+from reelworks.core import gpus
+from reelworks.core.gpus import Gpu
 from reelworks.core.shape import Geometry
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.models import components, registry
 from reelworks.models.family import IMAGE_ENCODERS
+from reelworks.training.memory import step_time
+from reelworks.training.memory.step_time import Work
 from reelworks.training.recipe.recipe import Recipe
 
 _FEWEST_BLOCKS = 16  # of networks that are so large that it matters
-ASSUMED_TFLOPS = 165.0  # of an RTX 4090 in bfloat16, summed in float32
-UTILISATION = 0.4  # usual in the training of transformers
 BUS_GB = 25.0  # per second, of PCIe 4.0 with 16 lanes, from pinned memory
 _CONTEXT_BYTES = 600_000_000  # that CUDA and its libraries take on a GPU, beside torch's tensors
 # What torch's allocator holds beyond the tensors of a pass: 4 to 7 % without recomputation or with a selective one, and 5 to
@@ -33,15 +35,17 @@ _PARAMETERS = {
 
 
 class Pass(NamedTuple):
-    """Memory and operations of one forward and backward pass.
+    """Memory and work of one forward and backward pass.
 
     Attributes:
         peak_bytes: Peak memory of a rank in addition to parameters and their gradients: activations and temporary values.
         flops: Multiplications and additions in matrix products and convolutions, of all ranks that share the clips.
+        work: What the time depends on, of all these ranks too.
     """
 
     peak_bytes: int
     flops: int
+    work: Work
 
 
 class NetworkSizes(NamedTuple):
@@ -108,22 +112,28 @@ class Memory:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Memory and arithmetic of a recipe on one GPU.
+    """Memory and work of a recipe on one GPU.
 
     Attributes:
         parameters: Number of parameters of the network, without a LoRA.
         trained_parameters: Number of parameters of the LoRA, or of the network.
         flops: Operations of a forward and backward pass of a micro-batch, by bucket name.
-        measured: False for a network that cannot run on the meta device: activations are left out, and `flops` is
-            computed from the numbers of parameters and tokens.
+        work: What its time depends on, by bucket name.
+        measured: False for a network that cannot run on the meta device: activations are left out, and work is computed
+            from the numbers of parameters and tokens.
+        compiled: Whether the network is compiled.
         moved_bytes: Bytes that a micro-batch moves between CPU memory and the GPU, with offload.
     """
+
+    JSON_KEYS: ClassVar = ("parameters", "trained_parameters", "memory", "flops", "measured", "moved_bytes")
 
     parameters: int
     trained_parameters: int
     memory: Memory
     flops: dict[str, float]
+    work: dict[str, Work]
     measured: bool
+    compiled: bool
     moved_bytes: int = 0
 
     @property
@@ -131,12 +141,16 @@ class Estimate:
         """Seconds that a micro-batch spends on offload transfers."""
         return self.moved_bytes / (BUS_GB * 1e9)
 
-    def seconds(self, bucket: str, tflops: float = ASSUMED_TFLOPS) -> float:
-        """Return the seconds of a micro-batch at a speed in bfloat16, without encoding and decoding.
+    def update_seconds(self, gpu: Gpu) -> float:
+        """Return the seconds of an update of the weights."""
+        return step_time.update_seconds(self.trained_parameters, gpu)
+
+    def seconds(self, bucket: str, gpu: Gpu = gpus.USUAL) -> float:
+        """Return the seconds of a micro-batch on a GPU, without encoding, decoding and the update of weights.
 
         Transfers are added in full, although some GPUs hide them behind arithmetic.
         """
-        return self.flops[bucket] / (tflops * 1e12 * UTILISATION) + self.moving_seconds
+        return self.work[bucket].seconds(gpu, compiled=self.compiled) + self.moving_seconds
 
 
 def largest_of_entries(table: BucketTable) -> list[Bucket]:
@@ -169,8 +183,13 @@ def from_passes(recipe: Recipe, table: BucketTable, sizes: NetworkSizes, passes:
         ),
         key=lambda each: each.total,
     )
-    # Scale the operations of each entry's largest bucket to the tokens of the others.
-    per_token = {b.entry: passes[b.name].flops / (b.tokens * b.batch_size) for b in table.buckets if b.name in passes}
+    # Scale the work of each entry's largest bucket to the tokens of the others.
+    largest = {b.entry: (b.tokens * b.batch_size, passes[b.name]) for b in table.buckets if b.name in passes}
+    flops, work = dict[str, float](), dict[str, Work]()
+    for bucket in table.buckets:
+        tokens, one = largest[bucket.entry]
+        scale = bucket.tokens * bucket.batch_size / tokens
+        flops[bucket.name], work[bucket.name] = scale * one.flops, Work(*(scale * each for each in one.work))
     trained_bytes = 4 * sizes.trained_parameters
     # A pass moves all weights to the GPU twice, forward and backward, and gradients back.
     moved = 2 * (sizes.base_bytes + trained_bytes) + trained_bytes if recipe.parallel.offload else 0
@@ -178,8 +197,10 @@ def from_passes(recipe: Recipe, table: BucketTable, sizes: NetworkSizes, passes:
         sizes.parameters,
         sizes.trained_parameters,
         memory,
-        {b.name: per_token[b.entry] * b.tokens * b.batch_size for b in table.buckets},
+        flops,
+        work,
         sizes.runs_on_meta,
+        recipe.train.compile,
         moved,
     )
 
@@ -232,9 +253,14 @@ def partly(one_pass: Callable[[Bucket], Pass], bucket: Bucket, share: float) -> 
     One block is counted twice: it is recomputed while most of the others still hold what they keep.
     """
     least, most = (one_pass(replace(bucket, recomputation=end)) for end in ("selective", True))
-    peak, flops = (round((1 - share) * own + share * its) for own, its in zip(least, most, strict=True))
+
+    def between(ends: tuple[float, float]) -> float:
+        return (1 - share) * ends[0] + share * ends[1]
+
+    peak, flops = (round(between(ends)) for ends in zip(least[:2], most[:2], strict=True))
+    work = Work(*map(between, zip(least.work, most.work, strict=True)))
     block = max(least.peak_bytes - most.peak_bytes, 0) // _FEWEST_BLOCKS
-    return Pass(min(peak + block, max(least.peak_bytes, most.peak_bytes)), flops)
+    return Pass(min(peak + block, max(least.peak_bytes, most.peak_bytes)), flops, work)
 
 
 def with_activations(recipe: Recipe, memory: Memory, peak_bytes: int, recomputed: Recomputation) -> Memory:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,7 +23,9 @@ from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.attention.attention_calls import ATTEND
 from reelworks.models.precision import repeats
 from reelworks.models.precision.boundary import DtypeBoundary, MetaAutocast
+from reelworks.training.memory import step_time
 from reelworks.training.memory.memory import Pass
+from reelworks.training.memory.step_time import Work
 
 _BACKWARD_MATMULS = 5  # of flash attention, which computes query · key again
 
@@ -37,10 +39,17 @@ class _Peaks(NamedTuple):
     early: int
     late: int
     flops: int
+    work: Work
 
     def with_blocks(self, count: int, without: _Peaks, one_more: _Peaks) -> _Peaks:
         """Return the peaks with `count` blocks more, of which one makes the difference of the two others."""
-        return _Peaks(*(own + count * (more - less) for own, less, more in zip(self, without, one_more, strict=True)))
+
+        def extended(values: Iterable[tuple[float, float, float]]) -> Iterator[Any]:
+            return (own + count * (more - less) for own, less, more in values)
+
+        work = Work(*extended(zip(self.work, without.work, one_more.work, strict=True)))
+        early, late, flops = extended(zip(self[:3], without[:3], one_more[:3], strict=True))
+        return _Peaks(early, late, flops, work)
 
 
 def measure(denoiser: Denoiser, inputs: DenoiserInputs, *, accumulates: bool = False) -> Pass:
@@ -55,7 +64,7 @@ def measure(denoiser: Denoiser, inputs: DenoiserInputs, *, accumulates: bool = F
 def _as_pass(denoiser: Denoiser, peaks: _Peaks, accumulates: bool) -> Pass:
     """Leave out the gradients, which count by themselves."""
     gradients = 0 if accumulates else _bytes_of_gradients(denoiser)
-    return Pass(max(peaks.early, peaks.late, gradients) - gradients, peaks.flops)
+    return Pass(max(peaks.early, peaks.late, gradients) - gradients, peaks.flops, peaks.work)
 
 
 def _bytes_of_gradients(denoiser: Denoiser) -> int:
@@ -71,7 +80,7 @@ def _peaks(denoiser: Denoiser, inputs: DenoiserInputs, late_bytes: int, accumula
         run_pass(denoiser, inputs)
     denoiser.module.zero_grad(set_to_none=True)
     meter.close()
-    return _Peaks(meter.early_peak, meter.peak, meter.flops)
+    return _Peaks(meter.early_peak, meter.peak, meter.flops, meter.work)
 
 
 def run_pass(denoiser: Denoiser, inputs: DenoiserInputs) -> None:
@@ -115,6 +124,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, module: nn.Module, *, accumulates: bool = True, late_bytes: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = self.peak = self.early_peak = self._now = 0
+        self.work = Work(0, 0, 0)
         trained = _trained(module)
         if accumulates:
             for parameter in trained:
@@ -142,16 +152,30 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation, and count its result and its floating-point operations."""
+        """Run an operation, and count its result and its work."""
         run = repeats.run if repeats.makes_new(func) else _run
         result = run(func, args, kwargs or {})
         count = flop_registry.get(func._overloadpacket)
-        if count is not None:
-            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        flops = 0 if count is None else count(*args, **(kwargs or {}), out_val=result)
+        self.flops += flops
+        if func is _FLASH:
+            self.attends(*args[:2])
+        elif not func.is_view and func not in _WITHOUT_KERNEL:
+            moved = sum(map(_moved_bytes, _tensors((args, kwargs, result))))
+            waits = flops < step_time.LEAST_INTENSITY * moved
+            self._asks(*((0, moved) if waits else (flops, 0)))
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, Tensor):
                 self.follow(tensor)
         return result
+
+    def attends(self, query: Tensor, key: Tensor, times: float = 1.0) -> None:
+        """Count the work of attention, so many times that of a forward pass."""
+        *batch, queries, width = query.shape
+        self._asks(times * step_time.attention(math.prod(batch), queries, key.shape[-2], width), 0)
+
+    def _asks(self, products: float, moved_bytes: int) -> None:
+        self.work = Work(self.work.products + products, self.work.moved_bytes + moved_bytes, self.work.launches + 1)
 
     def follow(self, tensor: Tensor) -> None:
         """Count a tensor's memory until it is freed, unless it is counted already."""
@@ -165,6 +189,27 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _free(self, size: int) -> None:
         self._now -= size
+
+
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
+_WITHOUT_KERNEL = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("_unsafe_view", "detach", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+) | {torch.ops.aten.empty.memory_format}
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors among arguments or results."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, tuple | list | dict):
+        for each in values.values() if isinstance(values, dict) else values:
+            yield from _tensors(each)
+
+
+def _moved_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor that are in memory; an expanded one has fewer than values."""
+    return min(_nbytes(tensor), tensor.untyped_storage().nbytes())
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -248,6 +293,7 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor, Tensor]:
         query, key, value, *_ = ctx.saved_tensors
         ctx.meter.flops += _BACKWARD_MATMULS * ctx.product
+        ctx.meter.attends(query, key, _BACKWARD_MATMULS / 2)
         *batch, tokens, width = query.shape
         # The kernel sums gradients of queries in float32, in whole tiles.
         workspace = query.new_empty((*batch, _rounded_up(tokens, 128), _rounded_up(width, 32)), dtype=torch.float32)
@@ -258,8 +304,9 @@ class _Flash(torch.autograd.Function):
 def _attention_outputs(meter: Meter, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return the result and the sums of attention, of an operation that selective recomputation keeps."""
     if query.ndim == 4 and value.shape[-1] == query.shape[-1]:
-        out, sums, *_ = torch.ops.aten._scaled_dot_product_flash_attention.default(query, key, value)
+        out, sums, *_ = _FLASH(query, key, value)
         return out, sums
+    meter.attends(query, key)
     meter.flops += 2 * key.shape[-2] * (query.numel() + math.prod(query.shape[:-1]) * value.shape[-1])
     out = query.new_empty(*query.shape[:-1], value.shape[-1])
     return out, query.new_empty(query.shape[:-1], dtype=torch.float32)

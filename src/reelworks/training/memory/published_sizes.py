@@ -2,7 +2,7 @@
 
 Building a network of billions of parameters without values and running it takes many seconds, most of them for imports.
 What is measured depends on the preset alone: `scripts/measure_networks.py` writes `sizes.json` into the folder of a family.
-Memory and arithmetic of a pass are sums of few terms with the measured factors; a network that changed since, and one that
+Memory and work of a pass are sums of few terms with the measured factors; a network that changed since, and one that
 is trained in another way, must be built and measured.
 """
 
@@ -26,6 +26,7 @@ from reelworks.models.sound.config import SoundConfig
 from reelworks.training.loop.config import TrainConfig
 from reelworks.training.memory import memory
 from reelworks.training.memory.memory import NetworkSizes, Pass
+from reelworks.training.memory.step_time import Work
 from reelworks.training.recipe.dataset import sound_spec
 from reelworks.training.recipe.recipe import Recipe
 
@@ -43,10 +44,29 @@ class PassFactors:
     widened_bytes: int  # more with a base of few bits: a layer's weights as products need them
     flops: Sequence[float]  # of one clip
 
-    def of_tokens(self, clips: int, tokens: Sequence[int], base: str) -> Pass:
+    def of_tokens(self, clips: int, tokens: Sequence[int], base: str) -> tuple[int, int]:
         """Return memory and operations of a micro-batch; tokens of a clip are those of picture and of sound, if any."""
         peak = _sum(self.peak, peak_terms(clips, tokens)) + (self.widened_bytes if base != "bfloat16" else 0)
-        return Pass(round(peak), round(clips * _sum(self.flops, flops_terms(tokens))))
+        return round(peak), round(clips * _sum(self.flops, flops_terms(tokens)))
+
+
+@dataclass(frozen=True)
+class WorkFactors:
+    """Factors of the work of a pass with nothing recomputed.
+
+    Attributes:
+        products: Factors of the terms of arithmetic, of one clip.
+        moved: Factors of the terms of memory.
+    """
+
+    products: Sequence[float]
+    moved: Sequence[float]
+    launches: int
+
+    def of_tokens(self, clips: int, tokens: Sequence[int]) -> Work:
+        """Return the work of a micro-batch; tokens of a clip are those of picture and of sound, if any."""
+        products = clips * _sum(self.products, flops_terms(tokens))
+        return Work(products, _sum(self.moved, peak_terms(clips, tokens)), self.launches)
 
 
 @dataclass(frozen=True)
@@ -58,6 +78,7 @@ class PublishedSizes:
         base_bytes: Bytes of frozen weights by `lora.base`.
         passes: By companions that the network is given (`control+mask`; empty for none): factors with nothing recomputed,
             with selective recomputation, and with all but the inputs of blocks recomputed.
+        work: By the same companions.
     """
 
     digest: str
@@ -68,6 +89,7 @@ class PublishedSizes:
     runs_on_meta: bool
     base_bytes: Mapping[str, int]
     passes: Mapping[str, tuple[PassFactors, PassFactors, PassFactors]]
+    work: Mapping[str, WorkFactors]
 
     def network(self, recipe: Recipe) -> NetworkSizes:
         """Return the sizes of the network of a recipe; those of a LoRA are in proportion to its rank."""
@@ -83,15 +105,20 @@ class PublishedSizes:
         )
 
     def one_pass(self, recipe: Recipe, bucket: Bucket) -> Pass:
-        """Return memory and operations of a micro-batch of a bucket."""
+        """Return memory and work of a micro-batch of a bucket."""
         recomputed = memory.recomputation(recipe, bucket)
         if isinstance(recomputed, float):
             return memory.partly(lambda one: self.one_pass(recipe, one), bucket, recomputed)
-        factors = self.passes[_given(recipe)][(False, "selective", True).index(recomputed)]
-        clips = bucket.batch_size * recipe.clips_per_place
-        usual = factors.of_tokens(clips, tokens_of(recipe, bucket), _base(recipe))
-        more = max(_rank(recipe) - LoraConfig().rank, 0) / _NARROWEST
-        return usual if not more else Pass(round(usual.peak_bytes * (1 + more)), round(usual.flops * (1 + more)))
+        clips, tokens = bucket.batch_size * recipe.clips_per_place, tokens_of(recipe, bucket)
+        ways = [each.of_tokens(clips, tokens, _base(recipe)) for each in self.passes[_given(recipe)]]
+        peak, flops = ways[(False, "selective", True).index(recomputed)]
+        (_, once), _, (_, twice) = ways
+        # What lies between products is computed again in both ways, and is about the same share of a pass as these.
+        again = twice / once if recomputed else 1.0
+        work = self.work[_given(recipe)].of_tokens(clips, tokens)
+        more = 1 + max(_rank(recipe) - LoraConfig().rank, 0) / _NARROWEST
+        work = Work(work.products * flops / once, work.moved_bytes * again * more, work.launches * again)
+        return Pass(round(peak * more), round(flops * more), work)
 
 
 def tokens_of(recipe: Recipe, bucket: Bucket) -> tuple[int, ...]:
@@ -201,4 +228,5 @@ def read(package: str) -> Mapping[str, PublishedSizes]:
 def from_json(values: Mapping[str, Any]) -> PublishedSizes:
     """Return sizes from their JSON value."""
     passes = {given: tuple(PassFactors(**one) for one in each) for given, each in values["passes"].items()}
-    return PublishedSizes(**{**values, "passes": passes})
+    work = {given: WorkFactors(**one) for given, one in values["work"].items()}
+    return PublishedSizes(**{**values, "passes": passes, "work": work})

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from reelworks.core import machine
 from reelworks.core.errors import UserError
+from reelworks.core.gpus import Gpu
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.data.distributed import layout
@@ -104,9 +105,11 @@ def limit(recipe: Recipe, device_bytes: int | None) -> int | None:
     return None if device_bytes is None else round(_USABLE * device_bytes)
 
 
-def cards_like_here(recipe: Recipe, ranks: int) -> Cards:
-    """Return cards like that of this machine, which is asked only if the recipe tells no memory and leaves it open."""
+def cards_for(recipe: Recipe, ranks: int, gpu: Gpu | None = None) -> Cards:
+    """Return cards of a kind, or like that of this machine, which is asked only if recipe leaves recomputation open."""
     local = min(ranks, _USUAL_LOCAL_RANKS)
+    if gpu is not None:
+        return Cards(limit(recipe, round(1e9 * gpu.memory_gb)), ranks, local)
     if recipe.model.gradient_checkpointing != "auto" or recipe.train.memory_gb is not None or not machine.has_gpu():
         return Cards(limit(recipe, None), ranks, local)
     import torch

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from reelworks.core import files, log, requests, units
+from reelworks.core import files, gpus, log, requests, units
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import Bucket, BucketTable
@@ -16,7 +16,6 @@ from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.schedule import cost_fit
 from reelworks.data.schedule.cost_fit import CostModel, Timing
 from reelworks.training.memory import estimate, memory, search, workbench
-from reelworks.training.memory.memory import ASSUMED_TFLOPS, UTILISATION
 from reelworks.training.memory.search import Limits, Trial
 from reelworks.training.memory.tune_request import TuneRequest
 from reelworks.training.recipe.recipe import Recipe
@@ -90,7 +89,7 @@ def measure(recipe: Recipe, table: BucketTable, limits: Limits, on_trial: Callab
 def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
     """Estimate the same for a GPU with the memory of `limits`, without one: passes on the meta device.
 
-    Times assume a GPU of `memory.ASSUMED_TFLOPS`; their ratios matter.
+    Times are of `gpus.USUAL`; their ratios matter.
 
     Raises:
         UserError: The network cannot run on the meta device, or not even one clip fits.
@@ -107,8 +106,8 @@ def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
     fixed = memory.without_activations(recipe, estimate.sizes(recipe, denoiser))
 
     def trial(bucket: Bucket, batch_size: int) -> Trial:
-        peak, flops = estimate.measured_pass(recipe, denoiser, bucket, batch_size * recipe.clips_per_place)
-        seconds = flops / (ASSUMED_TFLOPS * 1e12 * UTILISATION)
+        peak, _, work = estimate.measured_pass(recipe, denoiser, bucket, batch_size * recipe.clips_per_place)
+        seconds = work.seconds(gpus.USUAL, compiled=recipe.train.compile)
         needed = memory.with_activations(recipe, fixed, peak, memory.recomputation(recipe, bucket)).total
         return Trial(bucket.name, bucket.tokens, batch_size, 1000 * seconds, needed)
 

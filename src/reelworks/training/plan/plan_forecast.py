@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from reelworks.core import blocks, results
 from reelworks.core.errors import UserError
+from reelworks.core.gpus import Gpu
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.loader.left_out import by_reason
 from reelworks.data.loader.position import begin_epoch
@@ -80,6 +81,25 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class StepForecast:
+    """Forecast of a run without stages on GPUs of a kind.
+
+    Attributes:
+        gpu: Its name.
+        seconds_per_step: Mean time of the steps, by `cost.measured`, else estimated; without reading and encoding.
+        steps: Those of the run.
+        is_measured: Whether the time is a measured one.
+        memory_bytes: Estimated memory of a GPU.
+    """
+
+    gpu: str
+    seconds_per_step: float
+    steps: int
+    is_measured: bool
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
 class PlanForecast(PlanSummary):
     """The first epoch of a run, several epochs, and advice.
 
@@ -87,6 +107,7 @@ class PlanForecast(PlanSummary):
         smaller_worlds: Figures of the first epoch on fewer GPUs.
         strategies: The first epoch beside those of simpler strategies; empty for a single rank.
         max_steps_to_set: Steps of all epochs, if the learning rate decays without an end; else None.
+        on_gpu: Time and memory on the GPU that was named, if one was.
     """
 
     ahead: LookAhead = field(metadata=results.INLINED)
@@ -95,6 +116,7 @@ class PlanForecast(PlanSummary):
     loss_reduction: str
     max_steps_to_set: int | None
     advice: Advice = field(metadata=results.INLINED)
+    on_gpu: StepForecast | None = None
 
 
 @dataclass(frozen=True)
@@ -243,9 +265,9 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | Non
     )
 
 
-def settled(data: RecipeData, world: int = 1) -> RecipeData:
-    """Return the dataset of a recipe with the recomputation of its entries, for GPUs like that of this machine, if any."""
-    return recomputation.settle(data, recomputation.cards_like_here(data.recipe, world))
+def settled(data: RecipeData, world: int = 1, gpu: Gpu | None = None) -> RecipeData:
+    """Return the dataset of a recipe with the recomputation of its entries, for GPUs of a kind, or like that of this machine."""
+    return recomputation.settle(data, recomputation.cards_for(data.recipe, world, gpu))
 
 
 def outline(data: RecipeData, world: int) -> PlanOutline:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reelworks.core import requests
+from reelworks.core import gpus, requests
 from reelworks.core.errors import UserError
+from reelworks.core.gpus import Gpu
 from reelworks.core.requests import arg
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ class PlanRequest:
         ..., "A recipe; two with --diff; or a run with --rejected.", metavar="RECIPE", is_option=False
     )
     world: int = arg(1, "Number of GPUs to plan for.", least=1)
+    gpu: str | None = arg(
+        None,
+        "Also forecast time and memory for GPUs such as H100, for which the network is built without weights.",
+        metavar="NAME",
+    )
     epochs: int = arg(1, "Number of epochs to plan.", least=1)
     html: Path | None = arg(None, requests.HTML, metavar="FILE")
     rejected: Path | None = arg(
@@ -39,6 +45,7 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         with requests.checked(self):
+            assert self.named_gpu or self.gpu is None  # an unknown one is refused
             for field, path in (("html", self.html), ("rejected", self.rejected)):
                 if self.diff and path is not None:
                     raise UserError(
@@ -56,6 +63,11 @@ class PlanRequest:
                     value=[str(path) for path in self.recipes],
                     remedy="give two, as in --diff a.toml b.toml" if self.diff else "add --diff to compare two",
                 )
+
+    @property
+    def named_gpu(self) -> Gpu | None:
+        """The GPU that --gpu names; raises `UserError` if it is not known."""
+        return None if self.gpu is None else gpus.of_name(self.gpu, "--gpu")
 
     @property
     def run(self) -> Path | None:

@@ -158,7 +158,7 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckRep
     optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world, local_ranks(world)))
     if recipe.train.lacks_end:
         raise no_end(recipe.train)
-    recipe = recomputation.settled(recipe, table, recomputation.cards_like_here(recipe, world))
+    recipe = recomputation.settled(recipe, table, recomputation.cards_for(recipe, world))
     table = dataset.bucket_table(recipe)[1]
     with mesh.join(offload=recipe.parallel.offload) as this_process, attention.prefer(recipe.model.attention):
         return _check(recipe, table, this_process, world)

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.core import gpus
+from reelworks.core.gpus import Gpu
 from reelworks.data.checkpoint import disk_space
 from reelworks.data.loader.position import next_epoch
 from reelworks.data.schedule.cursor import StageStart
 from reelworks.data.schedule.plan import PlanSpec
 from reelworks.training.loop.config import TrainConfig
 from reelworks.training.memory import estimate
+from reelworks.training.memory.measurements import Measurements
 from reelworks.training.memory.memory import Estimate
 from reelworks.training.plan import plan_forecast
 from reelworks.training.plan.plan_comparison import (
@@ -26,7 +29,7 @@ from reelworks.training.plan.plan_comparison import (
     clips_of_buckets,
     side_by_side,
 )
-from reelworks.training.plan.plan_forecast import PlanForecast
+from reelworks.training.plan.plan_forecast import PlanForecast, StepForecast
 from reelworks.training.recipe import recipe_file, stages
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
@@ -74,9 +77,11 @@ class RunForecast:
         memory_bytes: Memory of a GPU in the stage that takes most.
         checkpoint_bytes: Size of the largest checkpoint.
         disk_bytes: The most that checkpoints take at a time.
+        gpu: The GPU that times are estimated for.
     """
 
     stages: list[StageForecast]
+    gpu: str
     steps: int
     clips: int
     tokens: int
@@ -86,8 +91,22 @@ class RunForecast:
     disk_bytes: int
 
 
-def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epochs: int = 1) -> RunForecast:
-    """Forecast all stages of a recipe on `world` GPUs; `scan` brings the catalog up to date for each."""
+def of_gpu(recipe: Recipe, plan: PlanForecast, gpu: Gpu) -> StepForecast:
+    """Forecast time and memory of a recipe without stages; its data must have been scanned."""
+    data = plan_forecast.settled(RecipeData.open(recipe), plan.world, gpu)
+    of_network = Measurements().estimate(data.recipe, data.table)
+    spec = plan_forecast.plan_spec(data, recipe.parallel.data_ranks(plan.world))
+    extent = _extent(data, spec, recipe.train, StageStart())
+    seconds = _seconds(data, plan, of_network, extent, gpu)
+    each = seconds / max(extent.steps, 1)
+    return StepForecast(gpu.name, each, extent.steps, bool(data.measured_ms), of_network.memory.total)
+
+
+def forecast(
+    recipe: Recipe, scan: Callable[[Recipe], object], world: int, epochs: int = 1, gpu: Gpu | None = None
+) -> RunForecast:
+    """Forecast all stages of a recipe on `world` GPUs of a kind; `scan` brings the catalog up to date for each."""
+    speed = gpu or gpus.here() or gpus.USUAL
     found: list[StageForecast] = []
     checkpoint_bytes = []
     start = StageStart()
@@ -96,7 +115,7 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
         with stages.naming(stage):
             one = recipe_file.of_stage(recipe, index)
             scan(one)
-            data = plan_forecast.settled(RecipeData.open(one), world)
+            data = plan_forecast.settled(RecipeData.open(one), world, gpu)
             plan = plan_forecast.forecast(one, world, epochs, data)
             of_network = estimate.estimate(data.recipe, data.table)
             spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
@@ -106,12 +125,12 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
                 stage.name,
                 stage.end_text,
                 start.step,
-                extent.end.step - start.step,
+                extent.steps,
                 extent.epochs,
                 extent.end.clips - start.clips,
                 int(extent.clips @ data.table.tokens()),
                 extent.is_exact,
-                _seconds(data, plan, of_network, extent.micro_batches),
+                _seconds(data, plan, of_network, extent, speed),
                 bool(data.measured_ms),
                 of_network.memory.total,
                 plan,
@@ -123,6 +142,7 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
     largest, ends = max(checkpoint_bytes), [stage.first_step + stage.steps for stage in found]
     return RunForecast(
         found,
+        speed.name,
         sum(stage.steps for stage in found),
         sum(stage.clips for stage in found),
         sum(stage.tokens for stage in found),
@@ -160,6 +180,7 @@ class _Extent:
     """Clips that a stage trains, repeats included, and its micro-batches, both by bucket, and where it ends."""
 
     epochs: float
+    steps: int
     clips: NDArray[np.int64]
     micro_batches: NDArray[np.int64]
     end: StageStart  # of the next stage
@@ -189,19 +210,20 @@ def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageSt
         position, _ = next_epoch(data, spec, ended)
     end = StageStart("", last, ended.epoch + 1 + math.ceil(more), ended.clips + round(more * clips))
     all_clips, micro_batches = (sums + more * of_epoch).round().astype(np.int64)
-    return _Extent(epochs + more, all_clips, micro_batches, end, is_exact=not more)
+    return _Extent(epochs + more, last - start.step, all_clips, micro_batches, end, is_exact=not more)
 
 
-def _seconds(data: RecipeData, plan: PlanForecast, of_network: Estimate, micro_batches: NDArray[np.int64]) -> float:
-    """Return the time of micro-batches by bucket; those that are not full count as full ones."""
-    seconds = 0.0
+def _seconds(data: RecipeData, plan: PlanForecast, of_network: Estimate, extent: _Extent, gpu: Gpu) -> float:
+    """Return the time of a stage's steps; micro-batches that are not full count as full ones."""
+    seconds, micro_batches = 0.0, extent.micro_batches
     for index in np.flatnonzero(micro_batches).tolist():
         bucket = data.table.buckets[index]
         measured = data.measured_ms.get(bucket.name)
-        each = of_network.seconds(bucket.name) if measured is None else measured * bucket.batch_size / 1000
+        each = of_network.seconds(bucket.name, gpu) if measured is None else measured * bucket.batch_size / 1000
         seconds += int(micro_batches[index]) * each / bucket.sequence_degree
     ranks = data.recipe.parallel.data_ranks(plan.world)
-    return seconds / ranks / max(1 - plan.imbalance, 1e-9)
+    updates = 0.0 if data.measured_ms else extent.steps * of_network.update_seconds(gpu)
+    return seconds / ranks / max(1 - plan.imbalance, 1e-9) + updates
 
 
 _OF_STAGE = ("steps", "epochs", "clips", "tokens", "seconds", "memory_bytes")
