@@ -65,14 +65,14 @@ def find(draft: ImportDraft) -> tuple[str, str]:
     if draft.request.model is not None:
         return find_model(draft, "--model", []), "--model"
     key = "script" if draft.settings.get("script") else "network_module"
-    if is_on(draft.settings.get("v2", False)):
-        raise not_here("Stable Diffusion 2", "v2", "true")
     name = next((known for known in sorted(_NOT_HERE, key=len, reverse=True) if script.startswith(known)), None)
     if name is not None:
         raise not_here(_NOT_HERE[name], key, script)
     family = next((family for start, family in _FAMILIES.items() if script.startswith(start)), None)
     if family is None:
         raise not_told(draft, "sdxl or flux")
+    if family == "sd1.5" and is_on(draft.settings.get("v2", False)):
+        raise not_here("Stable Diffusion 2", "v2", "true")
     return _preset(draft, family), key
 
 
