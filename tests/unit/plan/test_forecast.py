@@ -245,6 +245,18 @@ def test_the_command_draws_what_it_prints(written: tuple[str, str], tmp_path: Pa
         command("--diff", *written, "--html", str(page))
 
 
+def test_time_and_memory_are_told_for_a_gpu_that_is_named(written: tuple[str, str]) -> None:
+    told = json.loads(command(written[0], "--gpu", "h100", "--json"))
+    assert told["on_gpu"]["gpu"] == "H100"
+    assert told["on_gpu"]["steps"] > 0
+    assert 0 < told["on_gpu"]["seconds_per_step"] < 1
+    assert 1e6 < told["on_gpu"]["memory_bytes"] < 8e9
+    with refused("unknown-gpu", "--gpu"):
+        command(written[0], "--gpu", "RTX 4080")
+    with refused("one-plan-only", "--gpu"):
+        command("--diff", *written, "--gpu", "H100")
+
+
 def test_the_command_compares_two_recipes(written: tuple[str, str]) -> None:
     said = command("--diff", *written)
     told = json.loads(command("--diff", *written, "--json"))

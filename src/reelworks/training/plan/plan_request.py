@@ -46,13 +46,13 @@ class PlanRequest:
     def __post_init__(self) -> None:
         with requests.checked(self):
             assert self.named_gpu or self.gpu is None  # an unknown one is refused
-            for field, path in (("html", self.html), ("rejected", self.rejected)):
-                if self.diff and path is not None:
+            for field, value in (("html", self.html), ("rejected", self.rejected), ("gpu", self.gpu)):
+                if self.diff and value is not None:
                     raise UserError(
-                        "the file describes a single plan",
+                        "it tells of a single plan",
                         code="one-plan-only",
                         field=field,
-                        value=str(path),
+                        value=str(value),
                         remedy=f"leave out --diff or --{field}",
                     )
             if len(self.recipes) != (2 if self.diff else 1):
