@@ -32,9 +32,9 @@ PARTS = {
     "models": Part(("models",), 9_890, 8_600),
     "training": Part(("training",), 12_045, 9_700),
     "inference": Part(("inference",), 2_640, 2_400),
-    "commands": Part(("commands",), 1_605, 1_200),
+    "commands": Part(("commands",), 1_625, 1_200),
     "reports": Part(("reports",), 1_410, 1_250),
-    "quickstart": Part(("quickstart",), 795, 500),
+    "quickstart": Part(("quickstart",), 830, 500),
     "demo and testing": Part(("demo", "testing"), 1_185, 1_100),
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_970, 1_450),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
 
 from reelworks.commands import show
 from reelworks.commands.app import App
 from reelworks.commands.options import Json
+from reelworks.core import gpus, units
 from reelworks.core.errors import UserError
 from reelworks.quickstart.request import FootageRequest, NewLoraRequest
 
@@ -17,12 +20,42 @@ if TYPE_CHECKING:
     from reelworks.quickstart.quickstart import QuickstartResult
 
 
-app = App(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = App(no_args_is_help=True, invoke_without_command=True, rich_markup_mode=None, add_completion=False)
 
 
 @app.callback()
-def new() -> None:
+def new(
+    listed: Annotated[bool, Option("--list", help="List recipes for 20 pictures that fit, by model and GPU.")] = False,
+    gpu: Annotated[str | None, Option(metavar="NAME", help=f"With --list: {gpus.ASKED}.")] = None,
+    json: Json = False,
+) -> None:
     """Write a recipe to begin with."""
+    if listed:
+        _list(gpu, json=json)
+
+
+def _list(gpu: str | None, *, json: bool) -> None:
+    """Print the recipes that are ready, whose files are in the project's recipes/lora."""
+    with show.loading():
+        from rich.table import Table
+
+        from reelworks.quickstart import ready_recipes
+
+    ready = [one for model in ready_recipes.models() for one in ready_recipes.of_model(model, gpu)]
+    if json:
+        show.json(ready)
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("model", "GPU of", "takes", "steps", "in all"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for one in ready:
+        made = one.result
+        size, memory = f"{one.vram_gb} GB", units.format_bytes(made.choice.estimate.memory.total)
+        table.add_row(made.model, size, memory, f"{made.steps:,}", _duration(made))
+    show.print_table(table)
+    show.line(
+        f"LoRAs of 20 pictures by `reelworks new lora --model NAME --vram GB`; times are estimated for one {ready[0].result.gpu}"
+    )
 
 
 @app.command("lora", doing="choosing settings")

@@ -133,12 +133,23 @@ def lora(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
     """Make the recipe of a LoRA and write it, if the training fits into the GPU.
 
     Raises:
-        UserError: The model does not take the footage, no settings fit, or the recipe cannot be written.
+        UserError: As from `make`, or the recipe cannot be written.
 
     Examples:
         >>> from reelworks.quickstart.request import NewLoraRequest
         >>> NewLoraRequest(model="flux-dev", vram_gb=24).path
         PosixPath('lora-flux-dev.toml')
+    """
+    made = make(request, on_progress)
+    files.write_for("--output", request.path, made.text.encode())
+    return made
+
+
+def make(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | None = None) -> QuickstartResult:
+    """Make the recipe of a LoRA, and write nothing.
+
+    Raises:
+        UserError: The model does not take the footage, or no settings fit.
     """
     footage = _Footage.survey(request, on_progress)
     drafted = _choose(request, footage)
@@ -147,7 +158,7 @@ def lora(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
     remarks = [*footage.remarks, *drafted.sizes.remarks]
     if not registry.PRESETS[request.preset].release:
         remarks.append(f"{request.preset} starts from fresh weights and is meant for experiments")
-    result = QuickstartResult(
+    return QuickstartResult(
         request.path,
         text,
         _read(lines, request.path, request.overrides),
@@ -158,8 +169,6 @@ def lora(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
         (request.named_gpu or gpus.here() or gpus.USUAL).name,
         machine.memory_bytes(),
     )
-    files.write_for("--output", request.path, text.encode())
-    return result
 
 
 class _Footage(NamedTuple):
