@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 def check(
     recipe: RecipeArgument,
     world: Annotated[int, Option(min=1, help="Processes to check and to estimate memory for.")] = 1,
+    weights: Annotated[
+        bool, Option("--weights", help="Tell also whether the weights predict as trained ones.")
+    ] = False,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
@@ -36,6 +39,9 @@ def check(
 
     Kernels of attention are run for every shape on a GPU, and for the largest on a CPU, and compared with exact attention.
 
+    With --weights the network predicts a picture that comes with the program, at three timesteps. The line that is
+    printed may be pasted into a report: which weights, how many tensors, and their error.
+
     Each violation is reported with the path of its module, both dtypes and a remedy, and the exit code is 1.
     `train` runs only the largest bucket for real, at each start, and compares kernels at the first start on a GPU.
     """
@@ -47,7 +53,7 @@ def check(
             loaded, table = dataset.bucket_table(stage, on_scan)
         with show.loading():
             from reelworks.training.preflight.check import check_recipe
-        report = check_recipe(loaded, table, max(world, loaded.parallel.group_size))
+        report = check_recipe(loaded, table, max(world, loaded.parallel.group_size), weights=weights)
         if name:
             show.line(f"\nstage {name}")
         show.json(report) if json else _print_report(report)
@@ -83,6 +89,8 @@ def _print_report(report: CheckReport) -> None:
     if (attention := report.attention) is not None:
         for line in attention.lines():
             show.line(line)
+    if report.weights is not None:
+        show.line(str(report.weights))
     for fault in report.violations:
         show.line(f"violation: {fault.module}: {fault.problem}\n  remedy: {fault.remedy}")
     for warning in report.warnings:

@@ -34,7 +34,8 @@ from reelworks.training.loop.config import no_end
 from reelworks.training.memory import dry_run, estimate, memory, meter, recomputation
 from reelworks.training.memory.dry_run import Encoder
 from reelworks.training.memory.estimate import size
-from reelworks.training.preflight import kernels
+from reelworks.training.preflight import kernels, weights_check
+from reelworks.training.preflight.weights_check import WeightsReport
 from reelworks.training.recipe import dataset, validation
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import optimizer_names
@@ -131,6 +132,7 @@ class CheckReport:
         shapes: Number of shapes that were run on the meta device.
         rehearsed: Buckets that were run on `device`; none if there are violations.
         attention: Comparison of attention kernels with exact attention on `device`; None if there are violations.
+        weights: What the model's weights predict, if it was asked for.
     """
 
     device: str
@@ -140,15 +142,17 @@ class CheckReport:
     components: list[ComponentReport]
     rehearsed: list[RehearsedBucket]
     attention: AttentionReport | None
+    weights: WeightsReport | None
     memory: MemoryReport
     violations: list[Violation]
     warnings: list[str]
 
 
-def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckReport:
+def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1, *, weights: bool = False) -> CheckReport:
     """Run the shape of every bucket on the meta device, and the largest bucket of each resolution for real.
 
-    Dtypes are checked and memory is estimated for `world` processes; only this one is used.
+    Dtypes are checked and memory is estimated for `world` processes; only this one is used. With `weights`, it is told
+    whether they predict as trained ones do.
 
     Raises:
         UserError: Weights cannot be loaded, a contract or the optimizer cannot train, or memory does not suffice.
@@ -161,10 +165,10 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckRep
     recipe = recomputation.settled(recipe, table, recomputation.cards_for(recipe, world))
     table = dataset.bucket_table(recipe)[1]
     with mesh.join(offload=recipe.parallel.offload) as this_process, attention.prefer(recipe.model.attention):
-        return _check(recipe, table, this_process, world)
+        return _check(recipe, table, this_process, world, weights=weights)
 
 
-def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) -> CheckReport:
+def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int, *, weights: bool) -> CheckReport:
     build.require_sources(recipe)
     preview_model.require_layers(recipe)
     denoiser, encoder = build.denoiser(recipe, this_process.home), build.encoder(recipe, this_process.device)
@@ -199,6 +203,9 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
                 rehearsed += _rehearse(recipe, denoiser, encoder, state, table)
         except DtypeError as fault:
             violations.append(fault)
+    predicted = weights_check.run(recipe, denoiser, encoder, table.buckets) if weights and not violations else None
+    if predicted is not None and predicted.fault is not None:
+        violations.append(predicted.fault)
     note = None if (told := validation.licence_note(recipe)) is None else f"licence of {told}"
     largest = max(rehearsed, key=lambda one: one.activations_bytes + one.held_bytes, default=None)
     return CheckReport(
@@ -209,6 +216,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         components=_components(recipe, denoiser, encoder, str(this_process.device)),
         rehearsed=rehearsed,
         attention=compared,
+        weights=predicted,
         memory=_memory(recipe, state, encoder, units, rehearsed=largest, shards=planned.shards),
         violations=[Violation.from_error(fault) for fault in violations],
         warnings=[
