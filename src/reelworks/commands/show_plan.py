@@ -110,7 +110,7 @@ def epoch(plan: PlanSummary) -> None:
         f"imbalance {plan.imbalance:.1%}, padding {plan.padding:.1%}"
     )
 
-    for text in [*compiled_graphs.lines(plan.graphs), *recomputation.lines_of_entries(plan.recomputation)]:
+    for text in [*compiled_graphs.lines(plan.graphs), *recomputation.lines_of_plan(plan.recomputation)]:
         show.line(text)
 
 

@@ -74,7 +74,7 @@ def write_plan_page(forecast: PlanForecast, name: str, file: Path) -> None:
         wasted=dict(_WASTED),
         cut={one.name: one.mean for one in forecast.losses.crop.by_bucket},
         frames={one.name: one.trained / one.there for one in forecast.losses.frames.by_bucket},
-        graphs=[*compiled_graphs.lines(forecast.graphs), *recomputation.lines_of_entries(forecast.recomputation)],
+        graphs=[*compiled_graphs.lines(forecast.graphs), *recomputation.lines_of_plan(forecast.recomputation)],
         accounting=run_facts.accounting(forecast),
         balance=run_facts.balance(forecast),
         reasons=run_facts.reasons(forecast),

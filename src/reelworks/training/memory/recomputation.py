@@ -210,6 +210,13 @@ def lines_of_entries(of_entries: Mapping[str, Recomputation]) -> list[str]:
     return [f"recomputed in backward passes: {'; '.join(parts)}"] if parts else []
 
 
+def lines_of_plan(of_entries: Mapping[str, Recomputation] | None) -> list[str]:
+    """Describe the same, and how to learn it where the memory of the GPUs is not known."""
+    if of_entries is None:
+        return ["recomputed in backward passes: by the memory of the GPU, which plan --gpu or train.memory_gb tells"]
+    return lines_of_entries(of_entries)
+
+
 def to_text(recomputed: Recomputation) -> str:
     """Return what is recomputed, in words."""
     if isinstance(recomputed, float):

@@ -74,7 +74,8 @@ class PlanNumbers:
         imbalance: Share of time in which ranks wait for the slowest, from 0 to 1.
         padding: Share of the clips in micro-batches that have weight 0, from 0 to 1.
         steps_not_full: Steps that lack a micro-batch.
-        recomputation: What backward passes compute again, by entry, where the model's key leaves it to entries.
+        recomputation: What backward passes compute again, by entry, where the model's key leaves it to entries; None if the
+            memory of the GPUs, by which it is chosen, is not known.
     """
 
     catalog: CatalogCounts
@@ -94,7 +95,7 @@ class PlanNumbers:
     imbalance: float
     padding: float
     steps_not_full: int
-    recomputation: dict[str, Recomputation]
+    recomputation: dict[str, Recomputation] | None
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,8 @@ def read_summary(run: RunFolder) -> PlanSummary | None:
 def numbers(data: RecipeData, spec: PlanSpec, plan: EpochPlan, left_out: list[Rejection], world: int) -> PlanNumbers:
     """Return the numbers of a plan on `world` ranks."""
     buckets, places, rows = _buckets(data, plan, spec), len(plan.uid), data.rows
+    of_entries = data.recipe.buckets.gradient_checkpointing
+    is_open = data.recipe.model.gradient_checkpointing == "auto" and not of_entries
     return PlanNumbers(
         catalog=CatalogCounts(
             clips=len(rows),
@@ -182,7 +185,7 @@ def numbers(data: RecipeData, spec: PlanSpec, plan: EpochPlan, left_out: list[Re
         imbalance=plan.waste(spec, world),
         padding=1 - int(plan.real.sum()) / places if places else 0.0,
         steps_not_full=int((plan.steps < 0).any(axis=1).sum()),
-        recomputation=data.recipe.buckets.gradient_checkpointing,
+        recomputation=None if is_open else of_entries,
     )
 
 

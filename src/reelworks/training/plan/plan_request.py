@@ -114,7 +114,7 @@ def forecast(
     scan(request, recipe, on_scan, on_note)
     # A recipe whose clips are shared by several GPUs is planned for that many at least.
     world = max(request.world, recipe.parallel.group_size)
-    found = plan_forecast.forecast(recipe, world, request.epochs)
+    found = plan_forecast.forecast(recipe, world, request.epochs, gpu=request.named_gpu)
     if request.rejected is not None:
         rejections.write(request.rejected, dataset.RecipeData.open(recipe), 0)
     return recipe, found
