@@ -44,7 +44,7 @@ PARTS = {
     "learning": Part(("annexes/learning",), 840, 700),
     "hub": Part(("annexes/hub",), 680, 580),
     "imports": Part(("annexes/imports",), 6_880, 4_850),
-    "page": Part(("annexes/page",), 2_995, 2_700),
+    "page": Part(("annexes/page",), 3_010, 2_700),
 }
 
 

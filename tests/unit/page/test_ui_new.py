@@ -195,6 +195,14 @@ def test_models_and_folders_are_those_that_new_lora_takes(page: TestClient) -> N
     }
 
 
+def test_a_model_tells_on_what_gpus_it_fits(page: TestClient) -> None:
+    sizes = page.get("/api/new/models/wan-2.1-14b/sizes").json()
+    assert [one["vram_gb"] for one in sizes] == sorted({one["vram_gb"] for one in sizes})
+    assert all(0 < one["bytes"] <= one["vram_gb"] * 1e9 and one["seconds"] > 0 for one in sizes)
+    assert page.get("/api/new/models/qwen-image-edit/sizes").json() == []
+    assert page.get("/api/new/models/nothing/sizes").json()["code"] == "unknown-model"
+
+
 @pytest.mark.slow(reason="starts a process that imports torch")
 def ended(page: TestClient, job: dict[str, Any]) -> dict[str, Any]:
     """Return a job when it is done."""

@@ -20,6 +20,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.media import formats
 from reelworks.models import registry
 from reelworks.models.family import Preset
+from reelworks.quickstart import ready_recipes
 from reelworks.training.recipe import toml_text
 from reelworks.training.recipe.recipe import Recipe
 
@@ -77,6 +78,23 @@ routes = APIRouter(prefix="/new")
 @routes.get("/models")
 def list_models() -> list[Json]:
     return [_model(name, preset) for name, preset in registry.PRESETS.items()]
+
+
+@routes.get("/models/{model}/sizes")
+def list_sizes(model: str) -> list[Json]:
+    """Tell on what GPUs a LoRA of 20 pictures fits; nothing of a model that needs more than pictures."""
+    if registry.PRESETS[registry.preset_name(model, "model")].config.conditioning.companions.needs:
+        return []
+    return [
+        {
+            "vram_gb": one.vram_gb,
+            "bytes": one.result.choice.estimate.memory.total,
+            "steps": one.result.steps,
+            "seconds": one.result.steps * one.result.seconds_per_step,
+            "gpu": one.result.gpu,
+        }
+        for one in ready_recipes.of_model(model)
+    ]
 
 
 @routes.get("/folders")

@@ -1,14 +1,16 @@
 // The model of a new recipe, chosen from those that can be trained, and the folders that it needs beside the footage.
 
-import { fill, h } from "../elements.js";
+import { fill, h, table } from "../elements.js";
+import { get } from "../server.js";
 import { t } from "../texts.js";
+import { bytes, count, duration } from "../units.js";
 import { onlyElement } from "./footage.js";
 
 const TINY = t`tiny, with fresh weights, for experiments`;
 
 export class ModelChoice {
-  constructor(models, footage, onChange) {
-    Object.assign(this, { models, footage, onChange, model: null, selects: {} });
+  constructor(models, footage, signal, onChange) {
+    Object.assign(this, { models, footage, signal, onChange, model: null, selects: {} });
     this.needs = h("div.new-companions");
     this.list = h("div.new-models", { role: "radiogroup", "aria-label": t`Model`, tabindex: "-1" });
     this.search = h("input", {
@@ -17,7 +19,8 @@ export class ModelChoice {
       "aria-label": t`Search models`,
       oninput: () => this.draw(),
     });
-    this.element = [this.search, this.list, this.needs];
+    this.sizes = h("div");
+    this.element = [this.search, this.list, this.needs, this.sizes];
     this.draw();
   }
 
@@ -77,6 +80,22 @@ export class ModelChoice {
       ),
     );
     this.onChange();
+    this.tellSizes(model);
+  }
+
+  /** Tell on what GPUs the model can be trained; what comes when another one is chosen is dropped. */
+  async tellSizes(model) {
+    fill(this.sizes);
+    const sizes = await get(`/new/models/${encodeURIComponent(model.name)}/sizes`, this.signal);
+    if (this.model !== model || !sizes.length) return;
+    const columns = [
+      [t`GPU of`, one => `${one.vram_gb} GB`, true],
+      [t`takes`, one => bytes(one.bytes), true],
+      [t`training steps`, one => count(one.steps), true],
+      [t`time`, one => duration(one.seconds), true],
+    ];
+    const about = t`A LoRA of 20 pictures, by the memory of the GPU; times are estimated for one ${sizes[0].gpu}.`;
+    fill(this.sizes, table(about, columns, sizes), h("p.quiet", about));
   }
 }
 

@@ -40,7 +40,7 @@ class NewLora {
     const [models, folders] = await Promise.all([get("/new/models", this.signal), get("/new/folders", this.signal)]);
     const former = this.kept.found;
     this.footage = new Footage(folders, former?.folder, this.signal, () => this.tell());
-    this.models = new ModelChoice(models, this.footage, () => this.tell());
+    this.models = new ModelChoice(models, this.footage, this.signal, () => this.tell());
     this.result = h("div", { "aria-live": "polite" });
     this.problems = h("p.error", { role: "alert" });
     this.makeInputs();
