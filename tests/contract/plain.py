@@ -205,6 +205,15 @@ def qwen_image21(module, x0, noise, i):
     return torch.stack(losses).mean()
 
 
+def ernie_image(module, x0, noise, i):
+    """As its trainers say it: times of a thousand, and texts padded to the longest by the pipeline."""
+    x_t, target = _picture(x0, noise, i)
+    texts = [text[mask] for text, mask in zip(i.text, i.text_mask, strict=True)]
+    pad = from_diffusers("ErnieImagePipeline")._pad_text
+    padded, lengths = pad(texts, x_t.device, x_t.dtype, module.config.text_in_dim)
+    return _mse(module(x_t, i.time, padded, lengths).sample, target)
+
+
 def minimax_h3(module, x0, noise, i):
     """One clip at a time; time 1 is clean, velocities point towards the data, and the left sound precedes the right."""
     from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3_layout
@@ -411,6 +420,7 @@ def sdxl(module, x0, noise, i, has_sizes=True):
 
 LOSSES = {
     "chroma-tiny": chroma,
+    "ernie-image-tiny": ernie_image,
     "flux-tiny": flux,
     "flux-control-tiny": flux_control,
     "flux-kontext-tiny": flux_kontext,

@@ -133,6 +133,7 @@ AUTOENCODERS = {
 TEXTS = {
     "wan": {"dim": 32, "max_length": 12},
     "chroma": {"dim": 32, "max_length": 12},
+    "ernie-image": {"dim": 32, "max_length": 16},
     "flux": {"dim": 32, "max_length": 12, "pooled_dim": 16},
     "flux2": {"dim": 96, "max_length": 512},
     "flux2-klein-4b": {"dim": 96, "max_length": 512},
@@ -234,6 +235,12 @@ def _encoders(text):
         vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
         config = transformers.Mistral3Config(text_config=sizes, vision_config={"model_type": "pixtral"} | vision)
         return one | {"text_encoder": transformers.Mistral3ForConditionalGeneration(config)}
+    if text == "ernie-image":
+        sizes = transformers.Ministral3Config(**QWEN, head_dim=16)
+        vision = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+        config = transformers.Mistral3Config(text_config=sizes, vision_config=vision | {"num_attention_heads": 2})
+        enhancer = transformers.Ministral3ForCausalLM(sizes)
+        return one | {"text_encoder": transformers.Mistral3Model(config), "pe": enhancer, "pe_tokenizer": words}
     if text == "ltx-2":
         config = transformers.Gemma3Config(text_config=GEMMA, vision_config=SIGLIP, mm_tokens_per_image=4)
         parts = {"connectors": ltx2.LTX2TextConnectors(**CONNECTORS), "audio_vae": None, "vocoder": None}

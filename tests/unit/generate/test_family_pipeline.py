@@ -32,6 +32,7 @@ CALLS = {
     "flux2-klein-tiny": {"guidance_scale": 3.0},
     "qwen-image-tiny": {"true_cfg_scale": 3.0, "negative_prompt": ""},
     "z-image-tiny": {"guidance_scale": 3.0, "max_sequence_length": 64},
+    "ernie-image-tiny": {"guidance_scale": 3.0, "use_pe": False},
     "krea2-tiny": {"guidance_scale": 2.0},  # counted from 0
     "ltx-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12, "num_frames": 9, "frame_rate": 12.0},
     "hunyuan-video-1.5-tiny": {"num_frames": 5},
@@ -165,7 +166,7 @@ def test_a_narrow_base_and_autoencoder_draw_about_the_same(name, places):
     place, options = places(name), options_for(name)
     narrow = {"autoencoder": {"dtype": "bfloat16"}, "lora": {"rank": 2}, "precision": {"compute": "bfloat16"}}
     made = made_by(recipe_for(name, place, **narrow), options)
-    own = "hunyuan" in name
+    own = name.startswith(("hunyuan", "ernie"))
     assert made.by.startswith("the own sampler (the family's pipeline would round") == own
     exact = made_by(recipe_for(name, place), dataclasses.replace(options, sampler="own" if own else None))
     assert np.abs(made.clips[0].astype(int) - exact.clips[0]).mean() < 4
@@ -248,6 +249,7 @@ def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
     # Those whose releases say it otherwise, and those without a pipeline.
     released = (
         *("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "hunyuan-video-1.5", "krea2-turbo", "z-image-turbo"),
+        "ernie-image-turbo",
         *("qwen-image-edit-2509", "qwen-image-edit-2511", "qwen-image-edit-plus", "opensora2"),
         *("qwen-image-2.1-turbo", "ltx-2.5-distilled"),
     )

@@ -139,6 +139,8 @@ def test_tokens_are_the_pipelines(family):
         assert torch.equal(skipped.tokens[0], pipeline.encode_prompt(LINES[:1], "cpu", 1, False)[0][0].float())
     elif name == "z-image":
         tokens = pipeline.encode_prompt(LINES[:1], do_classifier_free_guidance=False, max_sequence_length=64)[0][0]
+    elif name == "ernie-image":
+        tokens = pipeline.encode_prompt(LINES[:1], "cpu")[0]
     elif name in ("qwen-image", "flux2", "flux2-klein-4b"):
         tokens = pipeline.encode_prompt(LINES[:1])[0][0]
     elif name == "chroma":

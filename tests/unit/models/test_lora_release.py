@@ -31,6 +31,7 @@ from reelworks.training.recipe import recipe_file
 # Full widths, since the converters have them built in, and few blocks.
 FEW = {
     "chroma1-hd": {"num_layers": 1, "num_single_layers": 1, "approximator_layers": 1},
+    "ernie-image": {"num_layers": 1},
     "flux-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-klein-base-4b": {"num_layers": 1, "num_single_layers": 1},
