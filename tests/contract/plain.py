@@ -214,6 +214,23 @@ def ernie_image(module, x0, noise, i):
     return _mse(module(x_t, i.time, padded, lengths).sample, target)
 
 
+def longcat_image(module, x0, noise, i):
+    """As the release's own script trains; its pictures lie behind the 512 words that it pads texts to."""
+    from diffusers.pipelines.longcat_image import pipeline_longcat_image as release
+
+    x_t, target = _picture(x0, noise, i)
+    B, C, H, W = x_t.shape
+    pipeline = release.LongCatImagePipeline
+    out = module(
+        hidden_states=pipeline._pack_latents(x_t, B, C, H, W),
+        timestep=i.time / 1000,
+        encoder_hidden_states=i.text,
+        img_ids=release.prepare_pos_ids(1, "image", start=(512, 512), height=H // 2, width=W // 2),
+        txt_ids=release.prepare_pos_ids(0, "text", num_token=i.text.shape[1]),
+    ).sample
+    return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8), target)
+
+
 def minimax_h3(module, x0, noise, i):
     """One clip at a time; time 1 is clean, velocities point towards the data, and the left sound precedes the right."""
     from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3_layout
@@ -431,6 +448,7 @@ LOSSES = {
     "hunyuan-video-1.5-tiny": hunyuan_video15,
     "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,
     "krea2-tiny": krea2,
+    "longcat-image-tiny": longcat_image,
     "ltx-tiny": ltx,
     "ltx-2-tiny": ltx2,
     "ltx-2-sound-tiny": ltx2_sound,

@@ -138,6 +138,7 @@ TEXTS = {
     "flux2": {"dim": 96, "max_length": 512},
     "flux2-klein-4b": {"dim": 96, "max_length": 512},
     "flux3": {"dim": 256, "max_length": 160},
+    "longcat-image": {"dim": 32, "max_length": 512},
     "krea2": {"dim": 64, "max_length": 512},
     "minimax-h3": {"dim": 32, "max_length": 24},
     "qwen-image": {"dim": 32, "max_length": 512},
@@ -211,6 +212,9 @@ def _encoders(text):
         return one | {"text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**QWEN, head_dim=16))}
     if text == "qwen-image":
         return one | {"text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())}
+    if text == "longcat-image":  # its processor only rewrites prompts
+        encoder = transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())
+        return one | {"text_encoder": encoder, "text_processor": None}
     if text in ("flux3", "minimax-h3"):
         # Eight of its states, the thirty-second among them; and the fiftieth.
         layers = 33 if text == "flux3" else 51

@@ -134,6 +134,7 @@ def test_flavours(tmp_path: Path) -> None:
         ("flux", ""): ("flux-dev", None),
         ("z-image", "turbo"): ("z-image-turbo", None),
         ("ernie", ""): ("ernie-image", None),
+        ("longcat_image", "dev"): ("longcat-image-dev", None),
     }
     for (family, flavour), expected in flavours.items():
         _, recipe = converted(tmp_path, *written(tmp_path, {"model_family": family, "model_flavour": flavour}))

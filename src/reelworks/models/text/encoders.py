@@ -26,7 +26,7 @@ _T5_WIDTH = 4096  # of the XXL
 _VOCABULARY_TOLERANCE = 0.01  # for added words and padding rows
 _NOT_OF_TEXT = {
     *("vae", "transformer", "transformer_2", "unet", "processor"),
-    *("audio_vae", "vocoder", "prompt_enhancer", "duration_head", "pe", "pe_tokenizer"),
+    *("audio_vae", "vocoder", "prompt_enhancer", "duration_head", "pe", "pe_tokenizer", "text_processor"),
 }
 
 
