@@ -205,6 +205,32 @@ def qwen_image21(module, x0, noise, i):
     return torch.stack(losses).mean()
 
 
+def ernie_image(module, x0, noise, i):
+    """As its trainers say it: times of a thousand, and texts padded to the longest by the pipeline."""
+    x_t, target = _picture(x0, noise, i)
+    texts = [text[mask] for text, mask in zip(i.text, i.text_mask, strict=True)]
+    pad = from_diffusers("ErnieImagePipeline")._pad_text
+    padded, lengths = pad(texts, x_t.device, x_t.dtype, module.config.text_in_dim)
+    return _mse(module(x_t, i.time, padded, lengths).sample, target)
+
+
+def longcat_image(module, x0, noise, i):
+    """As the release's own script trains; its pictures lie behind the 512 words that it pads texts to."""
+    from diffusers.pipelines.longcat_image import pipeline_longcat_image as release
+
+    x_t, target = _picture(x0, noise, i)
+    B, C, H, W = x_t.shape
+    pipeline = release.LongCatImagePipeline
+    out = module(
+        hidden_states=pipeline._pack_latents(x_t, B, C, H, W),
+        timestep=i.time / 1000,
+        encoder_hidden_states=i.text,
+        img_ids=release.prepare_pos_ids(1, "image", start=(512, 512), height=H // 2, width=W // 2),
+        txt_ids=release.prepare_pos_ids(0, "text", num_token=i.text.shape[1]),
+    ).sample
+    return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8), target)
+
+
 def minimax_h3(module, x0, noise, i):
     """One clip at a time; time 1 is clean, velocities point towards the data, and the left sound precedes the right."""
     from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3_layout
@@ -411,6 +437,7 @@ def sdxl(module, x0, noise, i, has_sizes=True):
 
 LOSSES = {
     "chroma-tiny": chroma,
+    "ernie-image-tiny": ernie_image,
     "flux-tiny": flux,
     "flux-control-tiny": flux_control,
     "flux-kontext-tiny": flux_kontext,
@@ -421,6 +448,7 @@ LOSSES = {
     "hunyuan-video-1.5-tiny": hunyuan_video15,
     "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,
     "krea2-tiny": krea2,
+    "longcat-image-tiny": longcat_image,
     "ltx-tiny": ltx,
     "ltx-2-tiny": ltx2,
     "ltx-2-sound-tiny": ltx2_sound,

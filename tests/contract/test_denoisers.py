@@ -28,10 +28,15 @@ from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.memory import published_sizes
 
 HERE = Path(__file__).parent
-every_family = pytest.mark.parametrize("name", contract.FAMILIES)
+# Of a family that brings nothing of its own, the loss beside that of a plain script is enough among quick tests.
+_FURTHER = ("longcat-image-tiny",)
+every_family = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in _FURTHER else []) for n in contract.FAMILIES]
+)
+_CLASSES = [n for n in contract.CLASSES if n not in _FURTHER]
 # What is done to layers is the same in all networks of a class; what each is shown goes through the checks of all.
 every_class = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in contract.CLASSES else pytest.mark.slow) for n in contract.FAMILIES]
+    "name", [pytest.param(n, marks=[] if n in _CLASSES else pytest.mark.slow) for n in contract.FAMILIES]
 )
 # Parameters of the released networks, as their files hold them or as other trainers print them; of Open-Sora, by the
 # sizes that its release was built with. The cards of SD3 count its table of positions too, a buffer here: 2,085 M,
@@ -50,6 +55,7 @@ SIZES = {
     "wan-2.1-flf2v-14b": 16_395_536_704,
     "wan-2.1-vace-1.3b": 2_153_972_032,
     "wan-2.1-vace-14b": 17_337_592_896,
+    "ernie-image": 8_033_490_048,
     "flux-dev": 11_901_408_320,
     "flux-schnell": 11_891_178_560,
     "flux2-dev": 32_223_281_152,
@@ -57,6 +63,7 @@ SIZES = {
     "flux2-klein-base-9b": 9_078_581_248,
     "flux3-klein-base": 5_538_458_368,
     "krea2-raw": 12_820_073_036,
+    "longcat-image": 6_270_668_864,
     "qwen-image": 20_430_401_088,
     "qwen-image-2.1": 7_115_124_736,
     "z-image": 6_154_908_736,
@@ -132,7 +139,7 @@ def test_overfits(name):
 
 # The layers of "default" are among those of "blocks", and have adapters in the tests of checkpointing and bases.
 _TARGETS = [
-    pytest.param(targets, n, marks=() if n in contract.CLASSES and quick in (n, "") else pytest.mark.slow)
+    pytest.param(targets, n, marks=() if n in _CLASSES and quick in (n, "") else pytest.mark.slow)
     for targets, quick in (("default", "wan-tiny"), ("blocks", ""))
     for n in contract.FAMILIES
 ]

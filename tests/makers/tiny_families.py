@@ -133,10 +133,12 @@ AUTOENCODERS = {
 TEXTS = {
     "wan": {"dim": 32, "max_length": 12},
     "chroma": {"dim": 32, "max_length": 12},
+    "ernie-image": {"dim": 32, "max_length": 16},
     "flux": {"dim": 32, "max_length": 12, "pooled_dim": 16},
     "flux2": {"dim": 96, "max_length": 512},
     "flux2-klein-4b": {"dim": 96, "max_length": 512},
     "flux3": {"dim": 256, "max_length": 160},
+    "longcat-image": {"dim": 32, "max_length": 512},
     "krea2": {"dim": 64, "max_length": 512},
     "minimax-h3": {"dim": 32, "max_length": 24},
     "qwen-image": {"dim": 32, "max_length": 512},
@@ -210,6 +212,9 @@ def _encoders(text):
         return one | {"text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**QWEN, head_dim=16))}
     if text == "qwen-image":
         return one | {"text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())}
+    if text == "longcat-image":  # its processor only rewrites prompts
+        encoder = transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())
+        return one | {"text_encoder": encoder, "text_processor": None}
     if text in ("flux3", "minimax-h3"):
         # Eight of its states, the thirty-second among them; and the fiftieth.
         layers = 33 if text == "flux3" else 51
@@ -234,6 +239,12 @@ def _encoders(text):
         vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
         config = transformers.Mistral3Config(text_config=sizes, vision_config={"model_type": "pixtral"} | vision)
         return one | {"text_encoder": transformers.Mistral3ForConditionalGeneration(config)}
+    if text == "ernie-image":
+        sizes = transformers.Ministral3Config(**QWEN, head_dim=16)
+        vision = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+        config = transformers.Mistral3Config(text_config=sizes, vision_config=vision | {"num_attention_heads": 2})
+        enhancer = transformers.Ministral3ForCausalLM(sizes)
+        return one | {"text_encoder": transformers.Mistral3Model(config), "pe": enhancer, "pe_tokenizer": words}
     if text == "ltx-2":
         config = transformers.Gemma3Config(text_config=GEMMA, vision_config=SIGLIP, mm_tokens_per_image=4)
         parts = {"connectors": ltx2.LTX2TextConnectors(**CONNECTORS), "audio_vae": None, "vocoder": None}

@@ -299,6 +299,13 @@ def grid(*lengths: int, device: torch.device) -> Tensor:
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
 
+def rounds_latents(module: nn.Module) -> str | None:
+    """Return why a pipeline that takes the dtype of its network for latents cannot generate; None if it is float32."""
+    if any(p.is_floating_point() and p.dtype != torch.float32 for p in module.parameters()):
+        return "the family's pipeline would round latents to the dtype of the stored base"
+    return None
+
+
 def guidance_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
     """Return pipeline arguments: embeddings of the caption and the empty caption, and the guidance scale."""
     return {
@@ -306,6 +313,12 @@ def guidance_arguments(text: TextEmbedding, guidance_scale: float, fps: float, c
         "negative_prompt_embeds": text.tokens[1:],
         "guidance_scale": guidance_scale,
     }
+
+
+def unpadded_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
+    """Return the arguments of `guidance_arguments` for pipelines that take texts without padding."""
+    prompt, negative = ([tokens[mask]] for tokens, mask in zip(text.tokens, text.mask, strict=True))
+    return {"prompt_embeds": prompt, "negative_prompt_embeds": negative, "guidance_scale": guidance_scale}
 
 
 def pooled_guidance_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:

@@ -287,7 +287,7 @@ class TextNetwork(NamedTuple):
     """A network that encodes captions."""
 
     part: str  # its folder in a pipeline; empty if it stands alone
-    kind: str  # `model_type` in the config of its text model
+    kind: str  # `model_type` in the config of its text model; several, separated by spaces, if its releases differ
     vocabulary: int  # number of tokens
 
 

@@ -69,6 +69,14 @@ def test_a_distilled_model_keeps_its_training_adapter(tmp_path: Path) -> None:
     assert recipe.lora.training_adapter == adapter
 
 
+def test_the_shift_is_that_of_its_own_scheduler(tmp_path: Path) -> None:
+    """It is not the release's for each model."""
+    model = {"arch": "ernie_image", "name_or_path": "baidu/ERNIE-Image"}
+    _, recipe = converted(tmp_path, job(tmp_path, model=model, train={"timestep_type": "shift"}))
+    assert (recipe.model.name, recipe.objective.timestep_shift) == ("ernie-image", 3.0)
+    assert registry.release_of("ernie-image").timestep_shift == 4.0
+
+
 def test_values_that_a_recipe_cannot_have_are_told_and_left_out(tmp_path: Path) -> None:
     train = {"steps": "many", "lr": -1.0, "batch_size": 0, "optimizer_params": {"betas": [0.9]}, "surprise": 3}
     made, recipe = converted(tmp_path, job(tmp_path, train=train, network={"type": "lora", "linear": "wide"}))

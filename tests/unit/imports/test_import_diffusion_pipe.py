@@ -49,6 +49,7 @@ def told(made: importer.Imported) -> dict[str, tuple[Fate, str]]:
         ({"type": "sd3", "diffusers_path": "/m/stable-diffusion-3.5-large"}, "sd3.5-large"),
         ({"type": "flux2", "diffusion_model": "/m/flux-2-klein-base-9b.safetensors"}, "flux2-klein-base-9b"),
         ({"type": "z_image", "diffusion_model": "/m/z_image_turbo_bf16.safetensors"}, "z-image-turbo"),
+        ({"type": "ernie_image", "diffusion_model": "/m/ernie-image-turbo.safetensors"}, "ernie-image-turbo"),
         ({"type": "qwen_image", "diffusers_path": "/m/Qwen-Image-Edit-2509"}, "qwen-image-edit-2509"),
         ({"type": "ltx2", "diffusion_model": "/m/ltx-2.3-22b-dev.safetensors"}, "ltx-2.3"),
     ],
@@ -62,6 +63,14 @@ def write(folder: Path, main: dict[str, Any], dataset: dict[str, Any]) -> tuple[
     (folder / "main.toml").write_text(tomli_w.dumps(main), encoding="utf-8")
     (folder / "dataset.toml").write_text(tomli_w.dumps(dataset), encoding="utf-8")
     return folder / "main.toml", folder / "dataset.toml"
+
+
+@pytest.mark.parametrize(("kind", "shift"), [("z_image", 3.158), ("ernie_image", 1.878)])
+def test_the_shift_grows_with_the_latents_that_it_counts(tmp_path: Path, kind: str, shift: float) -> None:
+    main = {"model": {"type": kind, "diffusion_model": "x.safetensors", "flux_shift": True}}
+    main |= {"adapter": {"type": "lora", "rank": 8}, "optimizer": {"type": "adamw", "lr": 1e-4}}
+    _, recipe = converted(tmp_path, *write(tmp_path, main, {"resolutions": [1024], "directory": [{"path": "a"}]}))
+    assert recipe.objective.timestep_shift == pytest.approx(shift)
 
 
 def test_the_low_noise_network_of_two(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_the_objective(tmp_path: Path, values: dict[str, Any], expected: dict[st
         ("chroma1-hd", ("transformer_block",), "blocks"),
         ("qwen-image", ("img_mlp",), ["img_mlp.net.0.proj", "img_mlp.net.2"]),
         ("flux2-dev", ("single_transformer_blocks",), ["to_qkv_mlp_proj", "to_out"]),
+        ("ernie-image", ("self_attention", "mlp"), "blocks"),
     ],
 )
 def test_a_filter_names_the_layers(preset: str, patterns: tuple[str, ...], wanted: list[str] | str) -> None:
@@ -86,7 +87,7 @@ def test_a_filter_of_blocks_by_number_and_one_that_no_ending_tells_apart() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "preset", ["flux-dev", "flux2-dev", "flux2-klein-base-4b", "chroma1-hd", "krea2-raw", "z-image"]
+    "preset", ["flux-dev", "flux2-dev", "flux2-klein-base-4b", "chroma1-hd", "krea2-raw", "z-image", "ernie-image"]
 )
 def test_the_layers_are_those_of_the_networks(preset: str) -> None:
     require_layers(preset)

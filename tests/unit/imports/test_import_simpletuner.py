@@ -133,6 +133,8 @@ def test_flavours(tmp_path: Path) -> None:
         ("wan", "i2v-14b-2.2-low"): ("wan-2.2-i2v-14b", "low"),
         ("flux", ""): ("flux-dev", None),
         ("z-image", "turbo"): ("z-image-turbo", None),
+        ("ernie", ""): ("ernie-image", None),
+        ("longcat_image", "dev"): ("longcat-image-dev", None),
     }
     for (family, flavour), expected in flavours.items():
         _, recipe = converted(tmp_path, *written(tmp_path, {"model_family": family, "model_flavour": flavour}))

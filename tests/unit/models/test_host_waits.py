@@ -20,8 +20,20 @@ from reelworks.testing import contract
 
 _MOST = 1
 # Families whose networks need no value of the inputs as a number.
-_WITHOUT = ("chroma", "flux-", "flux2", "hunyuan", "krea", "ltx", "opensora", "qwen-image-e", "qwen-image-t", "sd")
-_WITHOUT += ("stdit", "wan-e", "wan-f", "wan-i", "wan-t", "wan-v")
+_WITHOUT = (
+    "chroma",
+    "ernie",
+    "flux-",
+    "flux2",
+    "hunyuan",
+    "krea",
+    "ltx",
+    "opensora",
+    "qwen-image-e",
+    "qwen-image-t",
+    "sd",
+)
+_WITHOUT += ("longcat", "stdit", "wan-e", "wan-f", "wan-i", "wan-t", "wan-v")
 
 Use = Callable[[Tensor], object]
 

@@ -34,6 +34,8 @@ ALIKE = [
     ("hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
     ("flux3-klein-base-edit", "flux3-klein-base"),
     ("krea2-raw", "krea2-turbo"),
+    ("ernie-image", "ernie-image-turbo"),
+    ("longcat-image", "longcat-image-dev"),
     ("qwen-image", "qwen-image-2512", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511"),
     ("qwen-image-2.1-edit", "qwen-image-2.1", "qwen-image-2.1-turbo"),
     ("z-image", "z-image-turbo"),

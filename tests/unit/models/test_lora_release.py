@@ -31,6 +31,7 @@ from reelworks.training.recipe import recipe_file
 # Full widths, since the converters have them built in, and few blocks.
 FEW = {
     "chroma1-hd": {"num_layers": 1, "num_single_layers": 1, "approximator_layers": 1},
+    "ernie-image": {"num_layers": 1},
     "flux-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-klein-base-4b": {"num_layers": 1, "num_single_layers": 1},
@@ -144,6 +145,8 @@ def test_layers_of_hunyuan_video_lie_where_comfyui_has_them(layer, there):
 GOLDEN = Path(__file__).parents[2] / "golden" / "comfyui_layers.json"
 COMFYUI_NETWORKS = json.loads(GOLDEN.read_text())["networks"]
 COMFYUI = {name: network["layers"] for network in COMFYUI_NETWORKS for name in network["presets"]}
+# ComfyUI has the network of Flux for these, with fewer blocks.
+LIKE_FLUX = ("LongCatImageTransformer2DModel",)
 # No other program reads files of these; layers have the names of their own code.
 OWN_NAMES = ("MMDiT", "STDiT2", "STDiT3")
 _BLOCK = re.compile(r"(?<=blocks\.)\d+|(?<=\blayers\.)\d+|(?<=refiner\.)\d+")
@@ -154,11 +157,23 @@ def test_no_linear_layer_of_a_network_at_full_size_lacks_a_name_in_its_release(n
     """ComfyUI's own network has each layer of the release, in as many blocks; of others diffusers' converter knows."""
     config = config_of(name)
     if name not in COMFYUI:
-        assert config.network.name in (*OWN_NAMES, *(config_of(other).network.name for other in SINGLE_FILES))
+        assert config.network.name in (
+            *OWN_NAMES,
+            *LIKE_FLUX,
+            *(config_of(other).network.name for other in SINGLE_FILES),
+        )
         return
     layers = [layer for layer, child in identify.network(name).named_modules() if isinstance(child, nn.Linear)]
     found = Counter(_BLOCK.sub("N", layer) for layer in {release_layers.place(config, layer).layer for layer in layers})
     assert {layer: COMFYUI[name].get(layer) for layer in found} == found
+
+
+def test_layers_of_longcat_image_lie_where_those_of_flux_do():
+    """ComfyUI builds its network by the code of Flux (comfy/model_base.py)."""
+    flux, own = config_of("flux-dev"), config_of("longcat-image")
+    for layer in linear(own):
+        there = layer.replace("time_embed.", "time_text_embed.")
+        assert release_layers.place(own, layer) == release_layers.place(flux, there), layer
 
 
 def zeros(layers, kind):

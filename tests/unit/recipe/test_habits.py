@@ -39,6 +39,9 @@ RECIPE = tiny_recipe.least(bucket=[{"resolution": "32px", "num_frames": 1}], tra
         ("black-forest-labs/flux-3-image-klein-base", "flux3-klein-base"),
         ("Krea-2", "krea2-raw"),
         ("krea/Krea-2-Turbo", "krea2-turbo"),
+        ("baidu/ERNIE-Image", "ernie-image"),
+        ("ernie", "ernie-image"),
+        ("meituan-longcat/LongCat-Image-Dev", "longcat-image-dev"),
     ],
 )
 def test_a_model_is_found_by_other_spellings_and_by_its_address(asked, preset):

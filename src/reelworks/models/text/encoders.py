@@ -26,7 +26,7 @@ _T5_WIDTH = 4096  # of the XXL
 _VOCABULARY_TOLERANCE = 0.01  # for added words and padding rows
 _NOT_OF_TEXT = {
     *("vae", "transformer", "transformer_2", "unet", "processor"),
-    *("audio_vae", "vocoder", "prompt_enhancer", "duration_head"),
+    *("audio_vae", "vocoder", "prompt_enhancer", "duration_head", "pe", "pe_tokenizer", "text_processor"),
 }
 
 
@@ -217,11 +217,11 @@ def _find(source: str, part: str) -> TextNetwork | None:
 
 def _alike(found: TextNetwork, want: TextNetwork, *, vocabulary: bool) -> bool:
     diff = abs(found.vocabulary - want.vocabulary)
-    return found.kind == want.kind and (not vocabulary or diff <= _VOCABULARY_TOLERANCE * want.vocabulary)
+    return found.kind in want.kind.split() and (not vocabulary or diff <= _VOCABULARY_TOLERANCE * want.vocabulary)
 
 
 def _describe(network: TextNetwork) -> str:
-    return f"{network.kind} of {network.vocabulary:,} tokens"
+    return f"{network.kind.replace(' ', ' or ')} of {network.vocabulary:,} tokens"
 
 
 def _others(source: str) -> str:

@@ -14,6 +14,7 @@ _TABLE = tables.table("ai_toolkit", "models")
 PRESETS: dict[str, str] = _TABLE["presets"]
 # Architectures that other models share, which the name of the weights tells apart, with what a name contains.
 BY_WEIGHTS: dict[str, list[list[str]]] = _TABLE["by_weights"]
+SHIFTS: dict[str, float] = _TABLE["shifts"]
 _TRANSFORMERLESS = ("sd1", "sd2", "sdxl", "vega", "ssd")
 
 

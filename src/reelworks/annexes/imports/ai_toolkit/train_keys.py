@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from reelworks.annexes.imports import optimizers, schedules, tables
+from reelworks.annexes.imports.ai_toolkit import models
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.core.toml_none import WORD as NONE
@@ -79,6 +80,8 @@ def _timesteps(value: Any, draft: ImportDraft) -> Outcome:
     flat = value in _FLAT or any(draft.settings.get(f"train.linear_timesteps{v}") for v in ("", "2"))
     if value in _RELEASE_SHIFTS and not flat:
         remark = draft.set("objective.timestep_sampling", "uniform")
+        if (own := models.SHIFTS.get(models.architecture(draft.settings))) is not None:
+            return Fate.TAKEN, f"{remark}, {draft.set('objective.timestep_shift', own)}"
         shift = draft.get("objective.timestep_shift")
         grows = ", which grows with the size there" if value == "flux_shift" else ""
         return Fate.TAKEN, f"{remark}, with the release's shift, {shift}{grows}"

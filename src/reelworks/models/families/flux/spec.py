@@ -9,14 +9,13 @@ from pydantic import Field
 from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
-_RELEASE_LAYERS = (
+RELEASE_BLOCKS = (
     *family.FLUX_BLOCKS,
     *family.release_blocks(
         "single_transformer_blocks", "single_blocks", {"norm.linear": "modulation.lin", "proj_out": "linear2"}
     ),
-    *family.release_inputs("time_text_embed"),
-    *family.FINAL_LAYERS,
 )
+_RELEASE_LAYERS = (*RELEASE_BLOCKS, *family.release_inputs("time_text_embed"), *family.FINAL_LAYERS)
 
 
 class FluxConfig(Config):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
 from reelworks.core import optional_imports
 from reelworks.models.api import DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, rounds_latents
 from reelworks.models.families.hunyuan_video15.spec import HunyuanVideo15Config
 from reelworks.models.host_waits import until_called
 
@@ -107,12 +107,6 @@ def pipeline_arguments(
     return values
 
 
-def _no_pipeline(module: nn.Module) -> str | None:
-    if any(p.is_floating_point() and p.dtype != torch.float32 for p in module.parameters()):
-        return "the family's pipeline would round latents to the dtype of the stored base"
-    return None
-
-
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"hunyuan-video-1.5": encode_text},
@@ -120,5 +114,5 @@ NETWORK = DiffusersNetwork(
     pipeline_settings=lambda _config, scale: {
         "guider": optional_imports.from_diffusers("ClassifierFreeGuidance")(guidance_scale=scale)
     },
-    no_pipeline=_no_pipeline,
+    no_pipeline=rounds_latents,
 )

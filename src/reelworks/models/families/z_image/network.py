@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, unpadded
+from reelworks.models.api import PURE_NOISE, DenoiserInputs
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, unpadded, unpadded_arguments
 from reelworks.models.families.z_image.spec import ZImageConfig
 
 
@@ -29,10 +29,4 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText.from_rows(rows)
 
 
-def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: ZImageConfig) -> dict[str, Any]:
-    """Return the arguments of a pipeline call, with texts without padding."""
-    prompt, negative = ([tokens[mask]] for tokens, mask in zip(text.tokens, text.mask, strict=True))
-    return {"prompt_embeds": prompt, "negative_prompt_embeds": negative, "guidance_scale": guidance_scale}
-
-
-NETWORK = DiffusersNetwork(predict, encode_text={"z-image": encode_text}, pipeline_arguments=pipeline_arguments)
+NETWORK = DiffusersNetwork(predict, encode_text={"z-image": encode_text}, pipeline_arguments=unpadded_arguments)
