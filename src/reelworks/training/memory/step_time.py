@@ -46,13 +46,13 @@ class Work(NamedTuple):
         return max(arithmetic + moving, left * self.launches * _LAUNCH_SECONDS)
 
 
-def attention(heads: int, queries: int, keys: int, width: int) -> float:
+def attention(heads: int, queries: int, keys: int, width: int) -> int:
     """Return the operations of products that take as long as a forward pass of attention; `heads` are those of all clips."""
     share = PRODUCTS_SHARE
     if width % _NARROW:
         queries, keys, width = (_up(queries, _TILE), _up(keys, _TILE), _up(width, _PADDED_WIDTH))
         share *= _OLDER
-    return 4 * heads * queries * keys * (width + _SOFTMAX_WIDTH) * share
+    return round(4 * heads * queries * keys * (width + _SOFTMAX_WIDTH) * share)
 
 
 def update_seconds(trained_parameters: int, gpu: Gpu) -> float:
