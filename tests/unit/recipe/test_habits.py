@@ -39,6 +39,9 @@ RECIPE = tiny_recipe.least(bucket=[{"resolution": "32px", "num_frames": 1}], tra
         ("black-forest-labs/flux-3-image-klein-base", "flux3-klein-base"),
         ("Krea-2", "krea2-raw"),
         ("krea/Krea-2-Turbo", "krea2-turbo"),
+        ("Anima", "anima"),
+        ("circlestone-labs/Anima-Base-v1.0-Diffusers", "anima"),
+        ("Anima-2.9B", "anima-2.9b"),
     ],
 )
 def test_a_model_is_found_by_other_spellings_and_by_its_address(asked, preset):
