@@ -24,7 +24,16 @@ RANK, ALPHA = 4, 1.0
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
 # What completes the layers of the release that the targets are parts of.
 REST = {"flux-tiny": ["proj_mlp"], "chroma-tiny": ["proj_mlp"], "flux2-klein-tiny": ["to_qkv_mlp_proj"]}
-TINY = ["qwen-image-tiny", "z-image-tiny", "krea2-tiny", "chroma-tiny", "sd3-tiny", "flux2-klein-tiny", "sdxl-tiny"]
+TINY = [
+    "anima-tiny",
+    "qwen-image-tiny",
+    "z-image-tiny",
+    "krea2-tiny",
+    "chroma-tiny",
+    "sd3-tiny",
+    "flux2-klein-tiny",
+    "sdxl-tiny",
+]
 ALL = ["flux-tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in TINY)]
 
 
