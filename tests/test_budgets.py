@@ -43,7 +43,7 @@ PARTS = {
     "quality": Part(("annexes/quality",), 2_080, 1_950),
     "learning": Part(("annexes/learning",), 840, 700),
     "hub": Part(("annexes/hub",), 680, 580),
-    "imports": Part(("annexes/imports",), 6_880, 4_850),
+    "imports": Part(("annexes/imports",), 6_890, 4_850),
     "page": Part(("annexes/page",), 2_995, 2_700),
 }
 
