@@ -435,7 +435,17 @@ def sdxl(module, x0, noise, i, has_sizes=True):
     return _mse(out, noise[:, :, 0])
 
 
+def anima(module, x0, noise, i):
+    """Texts have 512 tokens, zeros behind their ends. The mask of padding, all zeros, is a channel behind the latents'."""
+    text = torch.zeros(len(x0), 512, i.text.shape[2])
+    text[:, : i.text.shape[1]] = i.text * i.text_mask[..., None]
+    module.register_to_config(concat_padding_mask=False)  # it scales the mask with torchvision
+    out = module(_blend(x0, noise, i.time), i.time / 1000, text, condition_mask=torch.zeros_like(x0[:, :1])).sample
+    return _mse(out, noise - x0)
+
+
 LOSSES = {
+    "anima-tiny": anima,
     "chroma-tiny": chroma,
     "ernie-image-tiny": ernie_image,
     "flux-tiny": flux,

@@ -42,6 +42,8 @@ every_class = pytest.mark.parametrize(
 # sizes that its release was built with. The cards of SD3 count its table of positions too, a buffer here: 2,085 M,
 # 2,470 M and 8,146 M.
 SIZES = {
+    "anima": 1_956_405_248,
+    "anima-2.9b": 2_786_883_584,  # with the 134,663,680 of the conditioner of its texts, 2 bytes each, its file of 5.84 GB
     "stdit3-xl": 1_207_643_936,
     "opensora2": 11_891_390_528,
     "opensora2-dc-ae": 11_891_971_200,

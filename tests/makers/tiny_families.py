@@ -131,6 +131,7 @@ AUTOENCODERS = {
 }
 # Sizes of the tiny text encoders, as a recipe says them.
 TEXTS = {
+    "anima": {"dim": 32, "max_length": 12},
     "wan": {"dim": 32, "max_length": 12},
     "chroma": {"dim": 32, "max_length": 12},
     "ernie-image": {"dim": 32, "max_length": 16},
@@ -210,6 +211,14 @@ def _encoders(text):
         return one | clips | {"text_encoder_3": _t5(), "tokenizer_3": words}
     if text == "z-image":
         return one | {"text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**QWEN, head_dim=16))}
+    if text == "anima":
+        sizes = {"model_dim": 32, "num_layers": 1, "num_attention_heads": 2, "target_vocab_size": 80}
+        return {
+            "text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**QWEN, head_dim=16)),
+            "tokenizer": tokenizer(ends=False, model_max_length=16),
+            "t5_tokenizer": words,
+            "text_conditioner": diffusers.AnimaTextConditioner(source_dim=32, target_dim=32, **sizes),
+        }
     if text == "qwen-image":
         return one | {"text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())}
     if text == "longcat-image":  # its processor only rewrites prompts
@@ -311,7 +320,7 @@ def write(name, place, *, without=(), **settings):
         settings["text_encoder_select_layers"] = (1, 2)
     if parts.text == "hunyuan-video-1.5":
         made["guider"] = diffusers.ClassifierFreeGuidance()
-    if parts.text in ("flux3", "minimax-h3", "qwen-image-2.1"):  # whose pipelines are not built from parts
+    if parts.text in ("anima", "flux3", "minimax-h3", "qwen-image-2.1"):  # whose pipelines are not built from parts
         for folder, part in made.items():
             part.save_pretrained(place / folder)
         if parts.text == "qwen-image-2.1":

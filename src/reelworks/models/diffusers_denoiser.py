@@ -219,7 +219,8 @@ class DiffusersNetwork:
             with contextlib.suppress(KeyError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                 renamed = loadable["checkpoint_mapping_fn"](checkpoint=dict(state), config=module.config)
                 if renamed.keys() & module.state_dict().keys():
-                    return dict(renamed)
+                    others = config.network.files.other_parts
+                    return {key: value for key, value in renamed.items() if not key.startswith(others)}
         return {key.removeprefix(_COMFYUI): value for key, value in state.items()}
 
     def learns_variance(self, config: FamilyConfig, source: str, channels: int) -> bool:

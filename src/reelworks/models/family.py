@@ -116,6 +116,8 @@ class NetworkFiles:
     file: str | None = None  # name of its file in a repository that has files of several models
     # Replacements in the keys of released weights that diffusers' own conversion misses.
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
+    # Beginnings of the keys of other parts of the model in files of its release, which are left out.
+    other_parts: tuple[str, ...] = ()
     # Parameter whose columns for companions are zeros if weights lack them, so that a network trained without
     # companions can be trained further with them.
     widened: str | None = None

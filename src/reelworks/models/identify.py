@@ -90,10 +90,14 @@ def closest(shapes: Shapes) -> BestMatch:
     counts = {}
     for first in dict.fromkeys(firsts.values()):
         own = _own(first)
-        fitting = max(sum(own.get(k) == shape for k, shape in s.items()) for s in _spellings(first, bare))
-        counts[first] = fitting, max(len(shapes), len(own))
-    best = max(counts.values(), key=lambda count: count[0] / count[1])
+        fits = [(sum(own.get(k) == v for k, v in s.items()), max(len(s), len(own))) for s in _spellings(first, bare)]
+        counts[first] = max(fits, key=_share)
+    best = max(counts.values(), key=_share)
     return BestMatch(tuple(name for name, first in firsts.items() if counts[first] == best), *best)
+
+
+def _share(count: tuple[int, int]) -> float:
+    return count[0] / count[1]
 
 
 def bare_name(key: str) -> str:

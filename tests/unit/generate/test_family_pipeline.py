@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from types import SimpleNamespace
 
 import diffusers
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import tiny_families
 import tiny_recipe
 import torch
+import transformers
+from diffusers.models.transformers import transformer_cosmos
 from refused import refused
 
 from reelworks.core.shape import Shape
@@ -261,6 +264,40 @@ def test_longcat_image_is_sampled_by_our_own_sampler(places):
     assert distance(made.clips[0], theirs) <= 1
 
 
+def resized(picture, size, interpolation):
+    """What torchvision does with the mask of a picture, which diffusers asks it for."""
+    return torch.nn.functional.interpolate(picture, size=size, mode=interpolation)
+
+
+@pytest.mark.usefixtures("exact_texts")
+def test_anima_is_drawn_as_its_modular_pipeline_draws(places, monkeypatch):
+    """The blocks of diffusers make the same picture of the same folder, words, seed, steps and guidance."""
+    place = places("anima-tiny")
+    recipe = recipe_for("anima-tiny", place, objective={"timestep_shift": 3.0})
+    made = made_by(recipe, GenerateOptions(Shape(1, 32, 64), 12.0, 3, 4.0, seed=5))
+    assert made.by == "the own sampler (the family has a modular pipeline only)"
+    nearest = SimpleNamespace(
+        functional=SimpleNamespace(resize=resized), InterpolationMode=SimpleNamespace(NEAREST="nearest")
+    )
+    monkeypatch.setattr(transformer_cosmos, "transforms", nearest, raising=False)
+    pipeline = diffusers.AnimaAutoBlocks().init_pipeline()
+    words = transformers.AutoTokenizer.from_pretrained
+    pipeline.update_components(
+        text_encoder=transformers.Qwen3Model.from_pretrained(place / "text_encoder"),
+        tokenizer=words(place / "tokenizer"),
+        t5_tokenizer=words(place / "t5_tokenizer"),
+        text_conditioner=diffusers.AnimaTextConditioner.from_pretrained(place / "text_conditioner"),
+        transformer=diffusers.CosmosTransformer3DModel.from_pretrained(place / "transformer"),
+        vae=diffusers.AutoencoderKLQwenImage.from_pretrained(place / "vae"),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(place / "scheduler"),
+    )
+    generator = torch.Generator().manual_seed(5)
+    sizes = {"height": 32, "width": 64, "num_inference_steps": 3, "max_sequence_length": 12}
+    (theirs,) = pipeline(prompt=PROMPT, generator=generator, output_type="np", output="images", **sizes)
+    assert theirs.std() > 0
+    assert distance(made.clips[0][0], (theirs * 255).round().astype(np.uint8)) <= 1
+
+
 def test_sizes_that_a_pipeline_would_round_are_refused(places):
     """A height of half a patch is told, not lowered."""
     recipe = recipe_for("wan-tiny", places("wan-tiny"))
@@ -278,7 +315,9 @@ def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
         *("qwen-image-edit-2509", "qwen-image-edit-2511", "qwen-image-edit-plus", "opensora2"),
         *("qwen-image-2.1-turbo", "ltx-2.5-distilled"),
     )
-    for name in (name for name in registry.PRESETS if not name.startswith((*released, "stdit", "flux3", "minimax-h3"))):
+    for name in (
+        name for name in registry.PRESETS if not name.startswith((*released, "stdit", "anima", "flux3", "minimax-h3"))
+    ):
         kind = getattr(diffusers, registry.TEXT_ENCODERS[registry.PRESETS[name].parts.text].pipeline)
         defaults = inspect.signature(kind.__call__).parameters
         guidance = "true_cfg_scale" if name.startswith("qwen-image") else "guidance_scale"

@@ -103,7 +103,7 @@ def test_the_command_line_tells_the_size_of_a_step(tmp_path: Path) -> None:
     assert "no such setting" not in str(made.keys)
 
 
-@pytest.mark.parametrize("kind", ["hidream", "cosmos", "anima"])
+@pytest.mark.parametrize("kind", ["hidream", "cosmos", "lumina_2"])
 def test_a_model_that_is_not_here_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     files = write(tmp_path, {"epochs": 1, "model": {"type": kind}}, {"directory": [{"path": "a"}]})
     with pytest.raises(UserError, match=kind):

@@ -143,6 +143,33 @@ def test_a_model_that_is_not_here_is_one_line(tmp_path: Path, command: str, name
 
 
 @pytest.mark.parametrize(
+    ("options", "preset", "density", "shift"),
+    [
+        ("anima-base-v1.0.safetensors", "anima", ("logit-normal", 1.0), "none"),
+        ("Anima-2.9B-preview-v1.safetensors --sigmoid_scale 2", "anima-2.9b", ("logit-normal", 2.0), "none"),
+        ("a.safetensors --timestep_sampling shift --discrete_flow_shift 3", "anima", ("logit-normal", 1.0), 3.0),
+        ("a.safetensors --timestep_sampling sigma", "anima", ("uniform", 1.0), "none"),
+    ],
+)
+def test_anima_is_trained_at_its_timesteps_and_without_its_modulation(
+    tmp_path: Path, options: str, preset: str, density: Any, shift: Any
+) -> None:
+    command = (
+        "python anima_train_network.py --network_module networks.lora_anima --network_dim 8 --network_args "
+        f'"train_llm_adapter=True" --qwen3 q.safetensors --pretrained_model_name_or_path {options}'
+    )
+    made, recipe = converted(tmp_path, command=command)
+    assert recipe.model.name == preset
+    assert (recipe.objective.timestep_sampling, recipe.objective.logit_std) == density
+    assert recipe.objective.timestep_shift == shift
+    assert recipe.lora is not None
+    assert recipe.lora.targets == ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
+    assert recipe.exports.formats == ["diffusers", "comfyui", "kohya"]
+    assert fates(made)["network_args.train_llm_adapter"] is Fate.NOT_POSSIBLE
+    assert fates(made)["qwen3"] is Fate.NO_MEANING
+
+
+@pytest.mark.parametrize(
     ("options", "text", "fate"),
     [
         ("", "sd1.5", None),

@@ -39,7 +39,12 @@ _SDXL = [f"transformer_blocks_0_attn{n}_{name}" for n in (1, 2) for name in ("to
 _SDXL += ["transformer_blocks_0_ff_net_0_proj", "transformer_blocks_0_ff_net_2", "proj_in", "proj_out"]
 _HUNYUAN = [f"{side}_attn_{name}" for side in ("img", "txt") for name in ("q", "k", "v", "proj")]
 _HUNYUAN += [f"{side}_{name}" for side in ("img", "txt") for name in ("mlp_fc1", "mlp_fc2", "mod_linear")]
+_ANIMA = [f"{kind}_attn_{name}" for kind in ("self", "cross") for name in ("q_proj", "k_proj", "v_proj", "output_proj")]
 CASES: dict[str, tuple[str, Mapping[str, list[str]]]] = {
+    "anima-tiny": (
+        "anima_train_network.py --network_module networks.lora_anima",
+        {"blocks": [*_ANIMA, "mlp_layer1", "mlp_layer2"]},
+    ),
     "wan-tiny": ("wan_train_network.py --task t2v-1.3B", {"blocks": _WAN}),
     "flux-tiny": (
         "flux_train_network.py --network_module networks.lora_flux",

@@ -45,6 +45,7 @@ CASES = {
         "hv_1_5_train_network.py --task t2v --network_module lycoris.kohya",
         r"double_blocks\.\d+\..*|final_layer\.linear",
     ),
+    "anima": ("anima-tiny", "anima_train_network.py --network_module lycoris.kohya", r".*"),
     "krea": ("krea2-tiny", "krea2_train_network.py --network_module lycoris.kohya", r"blocks\.\d+\..*"),
     "z-image": (
         "z-image-tiny",

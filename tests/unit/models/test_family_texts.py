@@ -5,6 +5,9 @@ import pytest
 import tiny_families
 import torch
 import transformers
+from diffusers.modular_pipelines import SequentialPipelineBlocks
+from diffusers.modular_pipelines.anima import before_denoise as anima_conditioning
+from diffusers.modular_pipelines.anima import encoders as anima_encoders
 from diffusers.modular_pipelines.flux3 import encoders
 from refused import refused
 
@@ -71,6 +74,25 @@ def shortened(encoder):
     return short
 
 
+def anima_tokens(place, caption, length):
+    """The tokens that the blocks of Anima's modular pipeline hand to its network."""
+    words, dtype = transformers.AutoTokenizer.from_pretrained, torch.bfloat16
+    sizes = {"num_layers": 1, "num_attention_heads": 1, "attention_head_dim": 16}
+    parts = {
+        "text_encoder": transformers.Qwen3Model.from_pretrained(place / "text_encoder", dtype=dtype),
+        "tokenizer": words(place / "tokenizer"),
+        "t5_tokenizer": words(place / "t5_tokenizer"),
+        "text_conditioner": diffusers.AnimaTextConditioner.from_pretrained(place / "text_conditioner", dtype=dtype),
+        "transformer": diffusers.CosmosTransformer3DModel(**sizes).to(dtype),  # whose dtype is asked for
+    }
+    steps = anima_encoders.AnimaTextEncoderStep, anima_conditioning.AnimaTextConditioningStep
+    pipeline = SequentialPipelineBlocks.from_blocks_dict(
+        {"encoder": steps[0](), "conditioning": steps[1]()}
+    ).init_pipeline()
+    pipeline.update_components(**parts)
+    return pipeline(prompt=[caption], max_sequence_length=length, output="prompt_embeds")[0]
+
+
 def modular_tokens(place, caption, length):
     """The tokens that the blocks of a modular pipeline hand to its network; its template needs no pictures."""
     pipeline = encoders.Flux3DistilledTextEncoderStep().init_pipeline()
@@ -108,6 +130,16 @@ def test_tokens_are_the_pipelines(family):
         assert len(tokens) == 80
         assert torch.equal(encoder.encode(LINES[:1]).tokens[0, :80], tokens.float())
         assert encoder.encode(LINES[:1]).mask.sum() == 80
+        return
+    if name == "anima":
+        made = encoder.encode(["", *LINES[:1]])
+        assert made.mask.sum(dim=1).tolist() == [1, 12]  # the end of the text alone
+        for caption, tokens, mask in zip(["", LINES[0]], made.tokens, made.mask, strict=True):
+            asked = anima_tokens(place, caption, SIZES[name]["max_length"])
+            assert torch.equal(tokens[mask], asked[:12][mask].float())
+            assert asked.shape[0] == 512
+            assert not asked[mask.sum() :].any()
+        assert encoder.unseen("") == 0
         return
     if name == "minimax-h3":
         words = transformers.AutoTokenizer.from_pretrained(place / "tokenizer")

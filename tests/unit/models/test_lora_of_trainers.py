@@ -26,6 +26,7 @@ TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
 REST = {name: ["proj_mlp"] for name in ("flux-tiny", "chroma-tiny", "longcat-image-tiny")}
 REST["flux2-klein-tiny"] = ["to_qkv_mlp_proj"]
 TINY = [
+    "anima-tiny",
     "ernie-image-tiny",
     "longcat-image-tiny",
     "qwen-image-tiny",

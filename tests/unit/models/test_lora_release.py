@@ -30,6 +30,7 @@ from reelworks.training.recipe import recipe_file
 
 # Full widths, since the converters have them built in, and few blocks.
 FEW = {
+    "anima": {"num_layers": 1},
     "chroma1-hd": {"num_layers": 1, "num_single_layers": 1, "approximator_layers": 1},
     "ernie-image": {"num_layers": 1},
     "flux-dev": {"num_layers": 1, "num_single_layers": 1},
@@ -320,6 +321,12 @@ CASES = [
     ("ltx-video-2b", "comfyui", converters._convert_non_diffusers_ltxv_lora_to_diffusers, "ff.net.2"),
     ("ltx-2", "comfyui", converters._convert_non_diffusers_ltx2_lora_to_diffusers, "ff.net.2 linear"),
     ("ltx-2.3", "comfyui", converters._convert_non_diffusers_ltx2_lora_to_diffusers, "to_gate_logits linear"),
+    (
+        "anima",
+        "comfyui",
+        converters._convert_non_diffusers_anima_lora_to_diffusers,
+        "ff.net.0.proj ff.net.2 patch_embed.proj proj_out linear_1 linear_2",
+    ),
     ("qwen-image", "comfyui", converters._convert_non_diffusers_qwen_lora_to_diffusers, "img_mlp.net.2"),
     ("qwen-image", "kohya", converters._convert_non_diffusers_qwen_lora_to_diffusers, ""),
     ("z-image", "comfyui", converters._convert_non_diffusers_z_image_lora_to_diffusers, "feed_forward.w2"),

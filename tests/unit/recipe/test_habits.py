@@ -42,6 +42,9 @@ RECIPE = tiny_recipe.least(bucket=[{"resolution": "32px", "num_frames": 1}], tra
         ("baidu/ERNIE-Image", "ernie-image"),
         ("ernie", "ernie-image"),
         ("meituan-longcat/LongCat-Image-Dev", "longcat-image-dev"),
+        ("Anima", "anima"),
+        ("circlestone-labs/Anima-Base-v1.0-Diffusers", "anima"),
+        ("Anima-2.9B", "anima-2.9b"),
     ],
 )
 def test_a_model_is_found_by_other_spellings_and_by_its_address(asked, preset):

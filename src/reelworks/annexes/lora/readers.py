@@ -26,6 +26,7 @@ from reelworks.models.adapters.adapter_types.registry import LORA
 
 _FLUX, _FLUX2, _CHROMA = "FluxTransformer2DModel", "Flux2Transformer2DModel", "ChromaTransformer2DModel"
 _SDXL, _SD3 = "UNet2DConditionModel", "SD3Transformer2DModel"
+_ANIMA = "CosmosTransformer3DModel"
 _QWEN, _Z_IMAGE, _KREA = "QwenImageTransformer2DModel", "ZImageTransformer2DModel", "Krea2Transformer2DModel"
 # Networks with layers of the release by their bare names there, and those with text encoders that have names; "" is unknown.
 _BARE = ("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel", "MiniMaxH3Transformer3DModel")
@@ -38,7 +39,7 @@ _COMFYUI: Mapping[str, tuple[str, ...]] = {
     _QWEN: ("transformer.", "", "lycoris_"),
     **dict.fromkeys((_Z_IMAGE, _KREA), ("diffusion_model.", "transformer.", "", "lycoris_")),
     **dict.fromkeys(("WanTransformer3DModel", "WanVACETransformer3DModel", "HunyuanVideo15Transformer3DModel"), ()),
-    **dict.fromkeys(_BARE, ()),
+    **dict.fromkeys((*_BARE, _ANIMA), ()),
 }
 _FORGE = {_SDXL: _COMFYUI[_SDXL], _FLUX: ("transformer.", "lycoris_", "lora_transformer_"), _SD3: (), _CHROMA: ()}
 # Layers that are not in these maps though others of their network are: networks, beginnings and names of diffusers.
@@ -54,6 +55,7 @@ _SD_SCRIPTS = {
     _SDXL: re.compile(r"(input_blocks\.(?!0\.)|middle_block\.|output_blocks\.|(down|up)_blocks\.|mid_block\.).*"),
     **dict.fromkeys((_FLUX, _CHROMA), re.compile(r"(double|single)_blocks\..*")),
     _SD3: re.compile(r"joint_blocks\..*"),
+    _ANIMA: re.compile(r"(blocks|x_embedder|t_embedder|final_layer)\..*"),
 }
 _MUSUBI = {
     "WanTransformer3DModel": re.compile(r"blocks\..*"),

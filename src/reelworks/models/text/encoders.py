@@ -93,7 +93,7 @@ def _require_width(config: TextEncoderConfig, key: str, width: int) -> None:
 
 def _words_cut_off(tokenizer: Any, caption: str, max_length: int) -> int:
     tokens = tokenizer(caption, max_length=max_length, truncation=True, return_offsets_mapping=True)
-    end = max(stop for _, stop in tokens["offset_mapping"])
+    end = max((stop for _, stop in tokens["offset_mapping"]), default=0)  # an empty caption may have no token
     return len(caption[end:].split())
 
 

@@ -51,6 +51,8 @@ _NETWORKS: Mapping[str, _Network] = {
         _HUNYUAN, missing="it adapts norm_out.linear too, a name that means layers of the refiner here"
     ),
     "krea2": _Network(_KREA),
+    # All its layers are of classes that LyCORIS knows since May 2026; before, those of the last one alone.
+    "anima": _Network([*_LINEAR_2D, "linear_1", "linear_2", "patch_embed.proj", "proj_out"]),
     # None of its blocks is of a class that LyCORIS knows, but its last layer is.
     "z-image": _Network(["all_final_layer.2-1.linear", "all_final_layer.2-1.adaLN_modulation.1"]),
 }

@@ -16,15 +16,17 @@ from reelworks.annexes.imports.values import is_on, number_of
 _TEXT = "text encoders keep their weights: only the denoiser is trained"
 _PARTS = "the text encoders and the autoencoder of the release are used: text_encoder.weights, autoencoder.weights"
 # Defaults of flow matching by model, where they differ: density, shift, kind of prediction.
-SAMPLING = {"flux": ("sigma", 3.0), "chroma": ("sigma", 3.0), "sd3": ("sigma", 1.0)}
+SAMPLING = {"flux": ("sigma", 3.0), "chroma": ("sigma", 3.0), "sd3": ("sigma", 1.0), "anima": ("sigmoid", 1.0)}
 _UNET_LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
 _HUBER = {"huber": "huber", "smooth_l1": "smooth-l1"}
 
 
 def family_of(draft: ImportDraft) -> str:
-    """Return the beginning of the preset's name: sdxl, sd1.5, flux, sd3 or chroma."""
+    """Return the beginning of the preset's name: sdxl, sd1.5, flux, sd3, chroma or anima."""
     preset = str(draft.get("model.name", ""))
-    return next((name for name in ("sdxl", "sd1.5", "sd3", "flux", "chroma") if preset.startswith(name)), preset)
+    return next(
+        (name for name in ("sdxl", "sd1.5", "sd3", "flux", "chroma", "anima") if preset.startswith(name)), preset
+    )
 
 
 def _title(draft: ImportDraft) -> str:
@@ -35,6 +37,8 @@ def targets_of(draft: ImportDraft) -> tuple[Any, str]:
     """Return the layers of the trained network of the scripts' own modules, and why: of SDXL and SD 1.5 those of their attentions' blocks."""
     if family_of(draft) == "sd1.5":
         return list(_UNET_LAYERS), "linear layers of Transformer2DModel, and not its convolutions proj_in and proj_out"
+    if family_of(draft) == "anima":
+        return list(_UNET_LAYERS), "linear layers of blocks, without those of modulation"
     if not draft.is_flow:
         return [*_UNET_LAYERS, "proj_in", "proj_out"], "linear layers of Transformer2DModel"
     return "blocks", "linear layers of all blocks"
@@ -50,7 +54,8 @@ def _sampling(value: Any, draft: ImportDraft) -> Outcome:
 def _weighting(value: Any, draft: ImportDraft) -> Outcome:
     if family_of(draft) == "sd3":
         return _sd3_density(value, draft)
-    weighs = draft.settings.get("model_prediction_type", "sigma_scaled") == "sigma_scaled"
+    kind = draft.settings.get("model_prediction_type", "sigma_scaled")
+    weighs = kind == "sigma_scaled" or family_of(draft) == "anima"
     return timesteps.weighting(value, draft, weighs=weighs)
 
 
@@ -73,7 +78,7 @@ def _sd3_density(value: Any, draft: ImportDraft) -> Outcome:
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
     if not draft.is_flow:
         return Fate.NOT_POSSIBLE, f"{_title(draft)} is trained at all timesteps"
-    default = "uniform" if family_of(draft) == "sd3" else "sigma"
+    default = {"sd3": "uniform", "anima": "sigmoid"}.get(family_of(draft), "sigma")
     return timesteps.bound(value, draft, default_sampling=default)
 
 
@@ -82,7 +87,7 @@ def _of_flow(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _prediction(value: Any, draft: ImportDraft) -> Outcome:
-    if not draft.is_flow or family_of(draft) == "sd3":
+    if not draft.is_flow or family_of(draft) in ("sd3", "anima"):
         return Fate.NO_MEANING, "this model has no such setting"
     if value == "raw":
         return Fate.DEFAULT, "the network predicts the velocity"
@@ -181,6 +186,7 @@ OF_FLOW: Mapping[str, Any] = {
     "guidance_scale": 3.5,
 }
 OF_SD3: Mapping[str, Any] = {"weighting_scheme": "uniform"}
+OF_ANIMA: Mapping[str, Any] = {"timestep_sampling": "sigmoid"}
 
 
 def _metadata(value: Any, draft: ImportDraft) -> Outcome:

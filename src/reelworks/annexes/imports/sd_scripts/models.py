@@ -86,6 +86,8 @@ def _preset(draft: ImportDraft, family: str) -> str:
         return "flux-schnell" if "schnell" in weights else "flux-dev"
     if family == "sd3":
         return next((preset for word, preset in _SD3 if _plain(word) in weights), "sd3.5-medium")
+    if family == "anima":
+        return "anima-2.9b" if "29b" in weights else family
     return family
 
 

@@ -173,4 +173,4 @@ def _defaults(draft: ImportDraft, *, is_adapter: bool) -> dict[str, Any]:
     family = keys.family_of(draft)
     if family in ("flux", "chroma"):
         values = {**values, **keys.OF_FLOW}
-    return {**values, **(keys.OF_SD3 if family == "sd3" else {})}
+    return {**values, **{"sd3": keys.OF_SD3, "anima": keys.OF_ANIMA}.get(family, {})}

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid
 from reelworks.models.families.flux3.spec import Flux3Config
-from reelworks.models.text.qwen3_vl import TextParts, load_text_parts
+from reelworks.models.text.modular_pipelines import TextParts, load_qwen3_vl
 
 _SCALE = 0.5  # of rows and columns
 
@@ -142,6 +142,6 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"flux3": encode_text},
     prepare=prepare,
-    load_text_parts=load_text_parts,
+    load_text_parts=load_qwen3_vl,
     no_pipeline=lambda _module: "the family has a modular pipeline only",
 )

@@ -14,7 +14,7 @@ from reelworks.data.loader import upload
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, pack, unpack, unpadded
 from reelworks.models.families.minimax_h3.spec import SOUND_CHANNELS, MiniMaxH3Config
-from reelworks.models.text.qwen3_vl import TextParts, load_text_parts
+from reelworks.models.text.modular_pipelines import TextParts, load_qwen3_vl
 
 _STEPS = "diffusers.modular_pipelines.minimax_h3"
 _VIDEO, _TEXT, _SOUND = 0, 1, 2  # kinds of tokens, which rows of the modulation are for
@@ -93,6 +93,6 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"minimax-h3": encode_text},
     predict_both=predict_both,
-    load_text_parts=load_text_parts,
+    load_text_parts=load_qwen3_vl,
     no_pipeline=lambda _module: "the family has a modular pipeline only",
 )

@@ -1,0 +1,1 @@
+"""Anima by CircleStone Labs: images."""

@@ -1,0 +1,66 @@
+"""Sizes of Anima's networks; torch-free."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from reelworks.core.config import Config
+from reelworks.models import family, family_file
+
+_BLOCK = {
+    **{
+        f"attn{number}.{own}": f"{kind}_attn.{released}"
+        for number, kind in ((1, "self"), (2, "cross"))
+        for own, released in (("to_q", "q_proj"), ("to_k", "k_proj"), ("to_v", "v_proj"), ("to_out.0", "output_proj"))
+    },
+    **{
+        f"norm{number}.linear_{i}": f"adaln_modulation_{kind}.{i}"
+        for number, kind in ((1, "self_attn"), (2, "cross_attn"), (3, "mlp"))
+        for i in (1, 2)
+    },
+    "ff.net.0.proj": "mlp.layer1",
+    "ff.net.2": "mlp.layer2",
+}
+_RELEASE_LAYERS = (
+    *family.release_blocks("transformer_blocks", "blocks", _BLOCK),
+    family.KeyRule("patch_embed.proj", "x_embedder.proj.1"),
+    *(family.KeyRule(f"time_embed.t_embedder.linear_{i}", f"t_embedder.1.linear_{i}") for i in (1, 2)),
+    *(family.KeyRule(f"norm_out.linear_{i}", f"final_layer.adaln_modulation.{i}") for i in (1, 2)),
+    family.KeyRule("proj_out", "final_layer.linear"),
+)
+
+
+class AnimaConfig(Config):
+    """Arguments of diffusers' CosmosTransformer3DModel; defaults are those of Anima, of Cosmos-Predict2's 2B."""
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
+    pictures_only: ClassVar[bool] = True
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
+    network: ClassVar[family.Network] = family.Network(
+        "CosmosTransformer3DModel",
+        ("transformer_blocks",),
+        files=family.NetworkFiles(renamed_keys={"model.diffusion_model.": ""}, other_parts=("llm_adapter.",)),
+        lora=family.LoraNames(_RELEASE_LAYERS),
+    )
+
+    in_channels: int = 16
+    out_channels: int = 16
+    num_attention_heads: int = 16
+    attention_head_dim: int = 128
+    num_layers: int = 28
+    mlp_ratio: float = 4.0
+    text_embed_dim: int = 1024
+    adaln_lora_dim: int = 256
+    max_size: tuple[int, int, int] = (128, 512, 512)  # released with 240, where positions end at 2048 pixels a side
+    rope_scale: tuple[float, float, float] = (1.0, 4.0, 4.0)
+    concat_padding_mask: bool = True
+    extra_pos_embed_type: str | None = None
+
+    def fit(self, components: family.ComponentShapes) -> Self:
+        """Return a copy with the widths of the components."""
+        channels = components.latent_channels
+        widths = {"in_channels": channels, "out_channels": channels, "text_embed_dim": components.text_dim}
+        return self.model_copy(update=widths)
+
+
+FAMILY = family_file.read(__package__, AnimaConfig)
