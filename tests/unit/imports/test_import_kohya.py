@@ -93,6 +93,14 @@ def test_prompts_of_previews(tmp_path: Path) -> None:
     assert "height" in next(key.remark for key in made.keys if key.key == "sample_prompts")
 
 
+def test_a_rate_falls_as_often_over_the_epochs(tmp_path: Path) -> None:
+    options = "--lr_scheduler cosine_with_restarts --lr_scheduler_num_cycles 3 --max_train_epochs 9"
+    made, recipe = converted(tmp_path, command=f"python sdxl_train_network.py {options}")
+    assert (recipe.train.learning_rate_schedule, recipe.train.learning_rate_cycles) == ("cosine", 3)
+    assert (recipe.train.max_epochs, recipe.train.max_steps) == (9, None)
+    assert {fates(made)[key] for key in ("lr_scheduler", "lr_scheduler_num_cycles")} == {Fate.TAKEN}
+
+
 def test_a_page_config_of_kohya_ss(tmp_path: Path) -> None:
     """Its page has a share of warm-up in percent, and names of its own."""
     values = {

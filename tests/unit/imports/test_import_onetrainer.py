@@ -63,6 +63,14 @@ def test_the_objective(tmp_path: Path, values: dict[str, Any], expected: dict[st
     assert all(fate != Fate.NOT_POSSIBLE for key, (fate, _) in told(made).items() if key in values)
 
 
+def test_a_rate_falls_as_often_over_the_epochs(tmp_path: Path) -> None:
+    restarts = {"learning_rate_scheduler": "COSINE_WITH_HARD_RESTARTS", "learning_rate_cycles": 4.0, "epochs": 8}
+    made, recipe = converted(tmp_path, write(tmp_path, PRESET | restarts))
+    assert (recipe.train.learning_rate_schedule, recipe.train.learning_rate_cycles) == ("cosine", 4)
+    assert (recipe.train.max_epochs, recipe.train.max_steps) == (8, None)
+    assert {told(made)[key][0] for key in restarts} == {Fate.TAKEN}
+
+
 @pytest.mark.parametrize(
     ("preset", "patterns", "wanted"),
     [
