@@ -245,28 +245,31 @@ def test_a_step_that_is_skipped_tells_the_rate_of_its_neighbours(bare, tmp_path)
 def test_a_rate_falls_over_epochs_as_planned_at_the_start(bare, tmp_path):
     """To the bit after a kill, and over other batches too, with which the epochs end elsewhere; that is told."""
     epochs = {"max_epochs": 2, "learning_rate_schedule": "cosine", "warmup_steps": 2, "final_learning_rate": 1e-5}
-    calm = bare("calm", "adamw", None, **epochs)
+    calm = bare("calm", "adamw", None, **epochs) | {"checkpoints": {"every_steps": 4}}
+    calm["bucket"] = [{"resolution": "32px", "num_frames": 1, "batch_size": 3}]
     assert children.train(calm) == [0]
     rates = told(tmp_path / "calm", "learning_rate")
     assert f"the learning rate falls until step {len(rates)}," in children.output(calm)
     in_steps = TrainConfig(**calm["train"] | {"max_steps": len(rates), "max_epochs": None})
     assert rates == [learning_rate(in_steps, step) for step in range(len(rates))]
 
-    hurt = bare("hurt", "adamw", None, **epochs)
-    assert children.train(hurt, fault=("after the optimizer stepped", 4)) == [-signal.SIGKILL]
+    hurt = calm | {"output": str(tmp_path / "hurt")}
+    assert children.train(hurt, fault=("after the optimizer stepped", 6)) == [-signal.SIGKILL]
     shutil.copytree(tmp_path / "hurt", tmp_path / "other")
     assert children.train(hurt) == [0]
     assert told(tmp_path / "hurt", "learning_rate") == rates
     assert digest(tensors_at(tmp_path / "hurt", len(rates))) == digest(tensors_at(tmp_path / "calm", len(rates)))
 
     other = hurt | {"output": str(tmp_path / "other")}
-    other["bucket"] = [one | {"batch_size": 1} for one in hurt["bucket"]]
+    other["bucket"] = [hurt["bucket"][0] | {"batch_size": 1}]
     assert children.train(other) == [0]
     longer = told(tmp_path / "other", "learning_rate")
+    assert len(longer) > len(rates)
     assert longer == rates + [1e-5] * (len(longer) - len(rates))
     assert f"set train.max_steps = {len(longer)}" in children.output(other)
 
 
+@pytest.mark.slow
 def test_a_rate_falls_over_epochs_that_begin_again(bare):
     recipe = bare("run", "adamw", None, max_epochs=1, learning_rate_schedule="linear")
     assert children.train(recipe) == [0]
