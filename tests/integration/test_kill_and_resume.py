@@ -58,8 +58,8 @@ def validations(run: Path) -> dict[int, str]:
     ("seed", "numbers"), [(0, (2, 1, 1)), *(pytest.param(s, (3, 3, 2), marks=pytest.mark.slow) for s in (0, 1))]
 )
 def test_a_run_killed_at_many_points_equals_the_uninterrupted_one(tiny, tmp_path, seed, numbers):
-    train = {"max_steps": STEPS}
-    assert children.train(tiny("calm", train=train)) == [0]
+    changes = {"train": {"max_steps": STEPS}, "objective": {"noise_offset": 0.1, "input_perturbation": 0.1}}
+    assert children.train(tiny("calm", **changes)) == [0]
     chance = random.Random(seed)
     classes = (faults.IN_A_STEP, faults.IN_A_SAVE, faults.AROUND_A_COMMIT)
     points = [p for among, n in zip(classes, numbers, strict=True) for p in chance.sample(sorted(among), n)]
@@ -67,9 +67,9 @@ def test_a_run_killed_at_many_points_equals_the_uninterrupted_one(tiny, tmp_path
     for point in points:
         # Forward passes and events come several to a step; a save and a deletion come every other step.
         call = chance.randint(1, 2) if point in faults.IN_A_STEP else 1
-        code = children.train(tiny("killed", train=train), fault=(point, call))
+        code = children.train(tiny("killed", **changes), fault=(point, call))
         assert code == [-signal.SIGKILL], f"{point} was not passed"
-    assert children.train(tiny("killed", train=train)) == [0]
+    assert children.train(tiny("killed", **changes)) == [0]
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     assert losses(killed) == losses(calm)
     assert sorted(losses(calm)) == list(range(1, STEPS + 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,6 @@ import pytest
 import torch
 
 from reelworks.core import digests
-from reelworks.core.errors import UserError
-from reelworks.data.buckets import table
 from reelworks.data.checkpoint import load
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.distributed import mesh
@@ -23,9 +22,9 @@ from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.assembly import build
 from reelworks.training.loop.config import TrainConfig
-from reelworks.training.preflight import check
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step.optimizer_names import OPTIMIZERS
+from reelworks.training.step.progress import learning_rate
 from reelworks.training.step.state import TrainState
 
 OTHERS = sorted(set(OPTIMIZERS) - {"adamw"})
@@ -243,16 +242,37 @@ def test_a_step_that_is_skipped_tells_the_rate_of_its_neighbours(bare, tmp_path)
     assert told(tmp_path / "run", "learning_rate") == [1e-6] * 3
 
 
-def test_a_rate_that_lacks_its_end_is_refused_with_the_steps_of_all_epochs(bare, tmp_path):
-    """What the refusal tells to set is where the epochs end; `check` plans nothing, and names who does."""
-    recipe = bare("run", "adamw", None, max_epochs=2, learning_rate_schedule="cosine")
-    assert children.train(recipe) != [0]
-    steps = int(re.search(r"set train.max_steps to (\d+)", children.output(recipe))[1])
-    recipe["train"]["max_steps"] = steps + 1
-    recipe["checkpoints"] = {"every_steps": 100}
+def test_a_rate_falls_over_epochs_as_planned_at_the_start(bare, tmp_path):
+    """To the bit after a kill, and over other batches too, with which the epochs end elsewhere; that is told."""
+    epochs = {"max_epochs": 2, "learning_rate_schedule": "cosine", "warmup_steps": 2, "final_learning_rate": 1e-5}
+    calm = bare("calm", "adamw", None, **epochs) | {"checkpoints": {"every_steps": 4}}
+    calm["bucket"] = [{"resolution": "32px", "num_frames": 1, "batch_size": 3}]
+    assert children.train(calm) == [0]
+    rates = told(tmp_path / "calm", "learning_rate")
+    assert f"the learning rate falls until step {len(rates)}," in children.output(calm)
+    in_steps = TrainConfig(**calm["train"] | {"max_steps": len(rates), "max_epochs": None})
+    assert rates == [learning_rate(in_steps, step) for step in range(len(rates))]
+
+    hurt = calm | {"output": str(tmp_path / "hurt")}
+    assert children.train(hurt, fault=("after the optimizer stepped", 6)) == [-signal.SIGKILL]
+    shutil.copytree(tmp_path / "hurt", tmp_path / "other")
+    assert children.train(hurt) == [0]
+    assert told(tmp_path / "hurt", "learning_rate") == rates
+    assert digest(tensors_at(tmp_path / "hurt", len(rates))) == digest(tensors_at(tmp_path / "calm", len(rates)))
+
+    other = hurt | {"output": str(tmp_path / "other")}
+    other["bucket"] = [hurt["bucket"][0] | {"batch_size": 1}]
+    assert children.train(other) == [0]
+    longer = told(tmp_path / "other", "learning_rate")
+    assert len(longer) > len(rates)
+    assert longer == rates + [1e-5] * (len(longer) - len(rates))
+    assert f"set train.max_steps = {len(longer)}" in children.output(other)
+
+
+@pytest.mark.slow
+def test_a_rate_falls_over_epochs_that_begin_again(bare):
+    recipe = bare("run", "adamw", None, max_epochs=1, learning_rate_schedule="linear")
     assert children.train(recipe) == [0]
-    assert len(told(tmp_path / "run", "loss")) == steps
-    parsed = recipe_file.parse(bare("run", "adamw", None, max_epochs=2, learning_rate_schedule="linear"))
-    with pytest.raises(UserError, match="`reelworks plan RECIPE` prints") as caught:
-        check.check_recipe(parsed, table.EMPTY)
-    assert caught.value.field == "train.learning_rate_schedule"
+    first = int(re.search(r"falls until step (\d+)", children.output(recipe))[1])
+    assert children.train(recipe, restart_data=True) == [0]
+    assert f"falls until step {2 * first}," in children.output(recipe)

@@ -34,7 +34,7 @@ SECOND = {
     "epochs": 1,
     "ema": "reset",
     "bucket": [{"resolution": "48px", "num_frames": [1, 5], "batch_size": [4, 3]}],
-    "train": {"learning_rate": 5e-4},
+    "train": {"learning_rate": 5e-4, "learning_rate_schedule": "cosine"},
 }
 THIRD = {
     "name": "third",
@@ -84,6 +84,9 @@ def test_stages_follow_each_other_and_a_kill_changes_nothing(staged: Any, tmp_pa
     rates = {step["step"]: step["learning_rate"] for step in done}
     assert [rates[1], rates[2], rates[3]] == pytest.approx([5e-4, 1e-3, 1e-3])
     assert [rates[4], rates[5]] == pytest.approx([2.5e-4, 5e-4]), "the warm-up begins anew"
+    falling = [rates[step] for step in range(6, third[1] + 1)]
+    assert falling == sorted(falling, reverse=True), "over the stage's own epoch"
+    assert falling[-1] < 5e-4 / 2
     assert rates[third[1] + 1] == pytest.approx(1e-4)
     assert 7 <= sum(step["clips"] for step in done if step["step"] > third[1]) < 9
 

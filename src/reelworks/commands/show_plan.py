@@ -49,11 +49,8 @@ def forecast(values: PlanForecast, html: Path | None) -> None:
             f"\nOn {gpu.gpu}: {gpu.steps:,} steps of {'' if gpu.is_measured else '≈ '}{gpu.seconds_per_step:.2g} s, and "
             f"{units.format_bytes(gpu.memory_bytes)} of memory, estimated"
         )
-    if (steps := values.max_steps_to_set) is not None:
-        show.line(
-            "\nwarning: the learning rate schedule needs train.max_steps, which is not set, so this recipe cannot be "
-            f"trained; all its epochs have {steps} steps"
-        )
+    if (steps := values.learning_rate_steps) is not None:
+        show.line(f"\nThe learning rate falls over {steps} steps, as if each epoch had those of the first.")
     _warning(values.advice, ahead.sum)
     if html is not None:
         show.line(f"\n{html}")

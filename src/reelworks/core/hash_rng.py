@@ -50,6 +50,9 @@ class Purpose(IntEnum):
     TAG_ORDER = 22
     SOUND = 23
     DUPLICATE = 24
+    NOISE_OFFSET = 25
+    MULTIRES_NOISE = 26
+    INPUT_PERTURBATION = 27
 
 
 def _mix(x: U64) -> U64:

@@ -126,15 +126,17 @@ def test_datasets_of_different_sizes_keep_them(tmp_path: Path, trainer: str) -> 
 
 
 @pytest.mark.parametrize("clips", [True, False])
-def test_a_rate_that_falls_over_epochs_has_its_steps_counted(tmp_path: Path, clips: bool) -> None:
-    """Three epochs of four pictures in batches of one are twelve steps; without the pictures they are to be filled in."""
+def test_a_warm_up_that_is_a_share_of_epochs_has_its_steps_counted(tmp_path: Path, clips: bool) -> None:
+    """A quarter of three epochs of four pictures in batches of one is three steps; without the pictures they are to be filled in."""
     folder = pictures(tmp_path / "mug", 4) if clips else tmp_path / "gone"
-    command = f"{SD} --max_train_epochs 3 --lr_scheduler cosine --learning_rate 1e-4"
+    command = f"{SD} --max_train_epochs 3 --lr_scheduler cosine --lr_warmup_steps 0.25 --learning_rate 1e-4"
     made, _ = imported(tmp_path, subsets((folder, 512)), ".toml", command)
-    told = [key for key in made.keys if key.key == "lr_scheduler"]
-    steps = "max_steps = 12" in made.text
-    assert steps == clips
-    assert [key.fate for key in told] == [Fate.TAKEN if clips else Fate.TO_FILL_IN]
+    told = [key for key in made.keys if key.key in ("lr_scheduler", "lr_warmup_steps")]
+    assert ("warmup_steps = 3" in made.text) == clips
+    assert {key.key: key.fate for key in told} == {
+        "lr_scheduler": Fate.TAKEN,
+        "lr_warmup_steps": Fate.TAKEN if clips else Fate.TO_FILL_IN,
+    }
 
 
 def test_ai_toolkit_names_no_clip_whose_trigger_is_replaced(tmp_path: Path) -> None:

@@ -93,6 +93,37 @@ def test_prompts_of_previews(tmp_path: Path) -> None:
     assert "height" in next(key.remark for key in made.keys if key.key == "sample_prompts")
 
 
+def test_a_rate_falls_as_often_over_the_epochs(tmp_path: Path) -> None:
+    options = "--lr_scheduler cosine_with_restarts --lr_scheduler_num_cycles 3 --max_train_epochs 9"
+    made, recipe = converted(tmp_path, command=f"python sdxl_train_network.py {options}")
+    assert (recipe.train.learning_rate_schedule, recipe.train.learning_rate_cycles) == ("cosine", 3)
+    assert (recipe.train.max_epochs, recipe.train.max_steps) == (9, None)
+    assert {fates(made)[key] for key in ("lr_scheduler", "lr_scheduler_num_cycles")} == {Fate.TAKEN}
+
+
+def test_noise_of_sdxl(tmp_path: Path) -> None:
+    """Its noise is that of sd-scripts; flow matching is trained without most of it there."""
+    options = (
+        "--noise_offset 0.05 --noise_offset_random_strength --adaptive_noise_scale 0.01 --multires_noise_iterations 8 "
+        "--multires_noise_discount 0.4 --ip_noise_gamma 0.1"
+    )
+    made, recipe = converted(tmp_path, command=f"python sdxl_train_network.py {options}")
+    objective = recipe.objective
+    assert (objective.noise_offset, objective.noise_offset_random_strength) == (0.05, True)
+    assert (objective.adaptive_noise_scale, objective.input_perturbation) == (0.01, 0.1)
+    assert (objective.multires_noise_iterations, objective.multires_noise_discount) == (8, 0.4)
+    taken = {option.split()[0] for option in options.split("--")[1:]}
+    assert {key: fates(made)[key] for key in taken} == dict.fromkeys(taken, Fate.TAKEN)
+
+    for script, perturbed in (("flux", 0.1), ("sd3", 0.0)):
+        made, recipe = converted(tmp_path, command=f"python {script}_train_network.py {options}")
+        assert (recipe.objective.noise_offset, recipe.objective.multires_noise_iterations) == (0, 0)
+        assert recipe.objective.input_perturbation == perturbed
+        assert fates(made)["noise_offset"] is Fate.NO_MEANING
+    made, recipe = converted(tmp_path, command="python sdxl_train_network.py --multires_noise_discount 0.4")
+    assert fates(made)["multires_noise_discount"] is Fate.NO_MEANING
+
+
 def test_a_page_config_of_kohya_ss(tmp_path: Path) -> None:
     """Its page has a share of warm-up in percent, and names of its own."""
     values = {

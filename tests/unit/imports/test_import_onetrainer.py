@@ -54,6 +54,7 @@ def write(folder: Path, values: Any, name: str = "config.json") -> Path:
             {"timestep_shift": 2.5, "min_noising_strength": 0.2},
             {"timestep_shift": 2.5, "timestep_range": [200.0, 1000.0]},
         ),
+        ({"offset_noise_weight": 0.05}, {"noise_offset": 0.05}),
         ({"mse_strength": 0, "huber_strength": 1, "huber_delta": 0.4}, {"loss": "huber", "huber_delta": 0.4}),
     ],
 )
@@ -61,6 +62,14 @@ def test_the_objective(tmp_path: Path, values: dict[str, Any], expected: dict[st
     made, recipe = converted(tmp_path, write(tmp_path, PRESET | values))
     assert expected.items() <= recipe.objective.model_dump().items()
     assert all(fate != Fate.NOT_POSSIBLE for key, (fate, _) in told(made).items() if key in values)
+
+
+def test_a_rate_falls_as_often_over_the_epochs(tmp_path: Path) -> None:
+    restarts = {"learning_rate_scheduler": "COSINE_WITH_HARD_RESTARTS", "learning_rate_cycles": 4.0, "epochs": 8}
+    made, recipe = converted(tmp_path, write(tmp_path, PRESET | restarts))
+    assert (recipe.train.learning_rate_schedule, recipe.train.learning_rate_cycles) == ("cosine", 4)
+    assert (recipe.train.max_epochs, recipe.train.max_steps) == (8, None)
+    assert {told(made)[key][0] for key in restarts} == {Fate.TAKEN}
 
 
 @pytest.mark.parametrize(

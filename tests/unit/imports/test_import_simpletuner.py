@@ -169,6 +169,19 @@ def test_what_is_not_trained_here_is_one_line(tmp_path: Path, options: dict[str,
     assert len(str(caught.value).splitlines()) == 2
 
 
+def test_noise_of_sdxl_has_an_offset(tmp_path: Path) -> None:
+    """With its share of clips, which is a quarter by default; flow matching has none there."""
+    options = {"model_family": "sdxl", "model_flavour": "base-1.0", "offset_noise": True, "input_perturbation": 0.1}
+    made, recipe = converted(tmp_path, *written(tmp_path, options))
+    objective = recipe.objective
+    assert (objective.noise_offset, objective.noise_offset_probability) == (0.1, 0.25)
+    assert objective.input_perturbation == 0.1
+    assert {fates(made)[key] for key in ("offset_noise", "input_perturbation")} == {Fate.TAKEN}
+    made, recipe = converted(tmp_path, *written(tmp_path, {"offset_noise": True}))
+    assert recipe.objective.noise_offset == 0
+    assert fates(made)["offset_noise"] is Fate.NO_MEANING
+
+
 def test_values_that_a_recipe_cannot_have_are_told_and_left_out(tmp_path: Path) -> None:
     options = {"learning_rate": -1, "train_batch_size": "many", "lora_rank": 0, "seed": "x", "max_train_steps": "none"}
     broken = {**PICTURES, "resolution": -5, "repeats": "often", "minimum_image_size": [1]}

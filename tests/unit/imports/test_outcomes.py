@@ -39,7 +39,7 @@ def of_files(names: list[str], trainer: str, folder: Path) -> list[str]:
 def of_settings(given: dict[str, Any], trainer: str, folder: Path) -> list[str]:
     request = ImportRequest(files=(Path("config"),), output=folder / "made.toml", force=True)
     draft = ImportDraft(FormerSettings(dict(given)), request)
-    keys = rates.finish(draft, tuple(importer.TRAINERS[trainer].convert(draft)), is_stage=False)
+    keys = rates.finish(draft, tuple(importer.TRAINERS[trainer].convert(draft)))
     return [*(line(key, given) for key in keys), *draft.text("").splitlines()]
 
 

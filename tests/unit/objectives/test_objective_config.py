@@ -24,6 +24,12 @@ from reelworks.models.objectives.config import ObjectiveConfig
         ({"name": "epsilon", "loss_weighting": "cosmap"}, ["loss_weighting = 'cosmap'", "min-snr"]),
         ({"name": "iddpm", "loss": "huber"}, ["objective.loss = 'huber'", "remedy"]),
         ({"name": "iddpm", "loss_weighting": "min-snr"}, ["loss_weighting = 'min-snr'", "remedy"]),
+        ({"name": "iddpm", "noise_offset": 0.1}, ["objective.noise_offset = 0.1", "leave it out"]),
+        ({"multires_noise_iterations": 6}, ["multires_noise_iterations = 6", '"epsilon" and "v-prediction"']),
+        ({"noise_offset": 0.1, "adaptive_noise_scale": 0.1}, ["adaptive_noise_scale = 0.1", "rectified-flow"]),
+        ({"name": "epsilon", "noise_offset": -0.1}, ["noise_offset"]),
+        ({"name": "epsilon", "noise_offset_random_strength": True}, ["no effect without noise_offset", "remedy"]),
+        ({"name": "epsilon", "multires_noise_discount": 0.5}, ["no effect without multires_noise_iterations"]),
         ({"name": "epsilon", "timestep_sampling": "beta"}, ["timestep_sampling = 'beta'", "rectified flow"]),
     ],
 )
@@ -41,6 +47,8 @@ def test_a_wrong_value_is_named_with_its_remedy(values, words):
         {"timestep_shift": 2.5, "timestep_sampling": "uniform", "opensora_frame_quantization": True},
         {"mask_ratios": {"identity": 0.7, "random": 0.1, "intepolate": 0.2}},
         {"mask_ratios": {"random": 0.1, "image_head": 0.2}},
+        {"noise_offset": 0.05, "noise_offset_probability": 0.5, "input_perturbation": 0.1},
+        {"name": "v-prediction", "noise_offset": 0.05, "adaptive_noise_scale": 0.1, "multires_noise_iterations": 8},
     ],
 )
 def test_good_values_pass(values):

@@ -275,13 +275,13 @@ def test_the_number_of_recipes_must_fit(written: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("schedule", "max_steps", "told"), [("cosine", None, 3), ("constant", None, 0), ("linear", 9, 0)]
 )
-def test_the_end_that_a_falling_rate_lacks_is_told(
+def test_the_steps_over_which_a_rate_falls_are_told(
     folder: Path, capsys: pytest.CaptureFixture[str], schedule: str, max_steps: int | None, told: int
 ) -> None:
-    """A recipe says epochs, and only its plan knows their steps: so it can be planned before they are set."""
+    """A recipe says epochs, and only its plan knows their steps."""
     train = {"max_epochs": 3, "max_steps": max_steps, "learning_rate_schedule": schedule}
     found = plan_forecast.forecast(recipe(folder, train=train), 1)
-    assert found.max_steps_to_set == (told * found.steps_per_epoch or None)
+    assert found.learning_rate_steps == (told * found.steps_per_epoch or None)
     show_plan.forecast(found, None)
-    warned = f"all its epochs have {3 * found.steps_per_epoch} steps"
-    assert (warned in " ".join(capsys.readouterr().out.split())) == bool(told)
+    said = f"The learning rate falls over {3 * found.steps_per_epoch} steps"
+    assert (said in " ".join(capsys.readouterr().out.split())) == bool(told)

@@ -126,7 +126,7 @@ def test_other_footage_is_that_of_all_stages() -> None:
         ({"stage": [LOW, {**HIGH, "train": {"learning_rat": 9}}]}, "unknown-key", "stage.train.learning_rat"),
         ({"stage": [LOW, {**HIGH, "train": {"optimizer": "muon"}}]}, "optimizer-state-differs", "stage.train.optimizer"),
         ({"stage": [LOW, {**HIGH, "bucket": [], "buckets": {"entries": "auto"}}]}, "stages-with-proposed-entries", "buckets.entries"),
-        ({"stage": [LOW, {**HIGH, "train": {"learning_rate_schedule": "cosine"}}]}, "schedule-without-end", "stage.train.learning_rate_schedule"),
+        ({"stage": [LOW, {"name": "high", "clips": 9, "train": {"learning_rate_schedule": "cosine"}}]}, "schedule-without-end", "stage.train.learning_rate_schedule"),
         ({"stage": [LOW, {**HIGH, "objective": {"name": "iddpm"}}]}, "other-objective", "stage.objective.name"),
         ({"stage": [LOW, {**HIGH, "objective": {"prediction": "sample"}}]}, "other-objective", "stage.objective.prediction"),
         ({"stage": [LOW, {**HIGH, "dataset": [{"path": "new/footage"}]}]}, "duplicate-dataset-name", "stage.dataset.name"),
@@ -144,17 +144,22 @@ def test_mistakes_are_told_with_their_place(change: dict[str, Any], code: str | 
     assert code in (None, caught.value.code)
 
 
-def test_a_rate_that_falls_needs_steps_whatever_else_ends_it() -> None:
+def test_a_rate_that_falls_needs_steps_or_epochs_whatever_else_ends_it() -> None:
     falls = {"learning_rate_schedule": "cosine"}
     with refused(
-        "schedule-without-end", "stage.train.learning_rate_schedule", says=r"write steps in \[\[stage\]\] high"
+        "schedule-without-end",
+        "stage.train.learning_rate_schedule",
+        says=r"write steps or epochs in \[\[stage\]\] high",
     ):
-        recipe_file.parse(values(LOW, {**HIGH, "train": falls}))
+        recipe_file.parse(values(LOW, {"name": "high", "clips": 9, "train": falls}))
+    recipe_file.parse(values(LOW, {**HIGH, "train": falls}))
     recipe_file.parse(values(LOW, {**HIGH, "steps": 30, "train": falls}))
     recipe_file.parse(values(LOW, {"name": "rest", "train": falls}, train={"max_steps": 50}))
     whole = recipe_file.parse(values({"name": "first", "clips": 9}, LOW, train={**falls, "max_steps": 50}))
     assert [stage.train.max_steps for stage in recipe_file.each_stage(whole)] == [50, 10]
-    with refused("schedule-without-end", "train.learning_rate_schedule", says="set train.max_steps"):
+    with refused(
+        "schedule-without-end", "train.learning_rate_schedule", says="set train.max_steps or train.max_epochs"
+    ):
         recipe_file.parse(values(train={**falls, "max_clips": 30}))
 
 

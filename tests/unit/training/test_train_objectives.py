@@ -73,6 +73,26 @@ def test_any_network_learns_by_any_objective(model, objective):
     assert losses[-1] < 0.9 * losses[0]
 
 
+def test_the_network_sees_perturbed_noise_and_predicts_the_other():
+    """What was added to the latents is the noise of the target and more; a validation has plain noise."""
+    recipe = recipe_of("stdit3-tiny", "rectified-flow")
+    encoder, batch = build.encoder(recipe, CPU), micro_batch([1, 2])
+    plain = recipe.objective.model_copy(update={"mask_ratios": {}})
+    offset = plain.model_copy(update={"noise_offset": 0.1})
+    perturbed = offset.model_copy(update={"input_perturbation": 0.2})
+    without, alone, both = (training_example(batch, encoder, o, seed=1) for o in (plain, offset, perturbed))
+    assert torch.equal(both.noise, alone.noise)
+    more = (both.inputs.latent - alone.inputs.latent) / (both.inputs.time / 1000).view(-1, 1, 1, 1, 1)
+    assert more.std() == pytest.approx(0.2, rel=0.1)
+    added = alone.noise - without.noise
+    assert added.std(dim=(2, 3, 4)).max() < 1e-5 < added.std() < 0.3
+    of_configs = [
+        validation_example(micro_batch([1]), encoder, o.for_validation(), seed=1, times=[500.0])
+        for o in (perturbed, plain)
+    ]
+    assert torch.equal(*(one.inputs.latent for one in of_configs))
+
+
 def test_times_of_diffusion_are_whole_steps_and_given_frames_have_the_noise_of_the_first():
     """What the model is fed of a clip follows from the objective's own schedule."""
     recipe = recipe_of("stdit2-tiny", "iddpm")

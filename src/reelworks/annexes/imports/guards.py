@@ -45,6 +45,11 @@ def _with(told: Mapping[str, Mapping[str, Sequence[Any]]], value: Any, draft: Im
     return None
 
 
+def _belongs_to(told: str, value: Any, draft: ImportDraft) -> Outcome | None:
+    """Stop if another setting is off."""
+    return None if draft.settings.get(told) else (Fate.NO_MEANING, f"it belongs to {told}")
+
+
 def _by_default(guard: Guard) -> Guard:
     """Say of what a guard stops that it is the same by default."""
 
@@ -60,15 +65,25 @@ def _yields_to(told: str, value: Any, draft: ImportDraft) -> Outcome | None:
     return None if draft.settings.get(told) is None else (Fate.NO_MEANING, f"{told} decides")
 
 
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], "false", "False", "none", "None")
 GUARDS: dict[str, Guard] = {
     # A switch that is off: by its truth, in any spelling of a command line, or as a switch and nothing else.
     "off": lambda told, value, draft: None if value else (Fate.DEFAULT, told),
+    "zero": lambda told, value, draft: (Fate.DEFAULT, told) if value in _OFF else None,
     "not_on": lambda told, value, draft: None if is_on(value) else (Fate.DEFAULT, told),
     "flag": lambda told, value, draft: None if flag(value) else (Fate.DEFAULT, told),
     # Models of another objective.
     "flow": lambda told, value, draft: None if draft.is_flow else (Fate.NO_MEANING, told),
     "diffusion": lambda told, value, draft: (Fate.NO_MEANING, told) if draft.is_flow else None,
-    **{"same": _same, "unset": _unset, "needs": _needs, "lora": _lora, "with": _with, "yields_to": _yields_to},
+    **{
+        "same": _same,
+        "unset": _unset,
+        "needs": _needs,
+        "lora": _lora,
+        "with": _with,
+        "yields_to": _yields_to,
+        "belongs_to": _belongs_to,
+    },
     **{"default_needs": _by_default(_needs), "default_lora": _by_default(_lora), "default_with": _by_default(_with)},
 }
 

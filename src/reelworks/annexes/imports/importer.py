@@ -77,7 +77,7 @@ def convert(request: ImportRequest, on_scan: Callable[[ScanProgress], None] | No
     is_staged = len(given) > 1 and trainer.each_file_trains and all(map(trainer.recognises, given))
     parts = [[file] for file in given] if is_staged else [given]
     settings = [trainer.read(part) for part in parts]
-    made = [_Converted.from_draft(trainer, ImportDraft(each, request), is_stage=is_staged) for each in settings]
+    made = [_Converted.from_draft(trainer, ImportDraft(each, request)) for each in settings]
     title = f"Imported from {', '.join(file.path.name for file in given)} of {trainer.name}."
     if is_staged:
         names = stages.names_of([file.path.stem for file in given])
@@ -104,15 +104,15 @@ class _Converted(NamedTuple):
     recipe: Recipe
 
     @classmethod
-    def from_draft(cls, trainer: FormerTrainer, draft: ImportDraft, *, is_stage: bool = False) -> _Converted:
+    def from_draft(cls, trainer: FormerTrainer, draft: ImportDraft) -> _Converted:
         """Convert a draft's settings, and check the recipe."""
-        keys = _fill(trainer, draft, is_stage=is_stage)
+        keys = _fill(trainer, draft)
         return cls(draft, keys, _parse(draft))
 
 
-def _fill(trainer: FormerTrainer, draft: ImportDraft, *, is_stage: bool) -> tuple[ImportedKey, ...]:
+def _fill(trainer: FormerTrainer, draft: ImportDraft) -> tuple[ImportedKey, ...]:
     """Fill the draft of a recipe; returns what became of each setting."""
-    keys = rates.finish(draft, tuple(trainer.convert(draft)), is_stage=is_stage)
+    keys = rates.finish(draft, tuple(trainer.convert(draft)))
     draft.begin("")
     for number, path in enumerate(() if draft.took_data else draft.request.data[: draft.count("dataset")]):
         draft.set(f"dataset.{number}.path", str(path), "as given with --data")

@@ -66,6 +66,12 @@ class DataPosition:
         """True when all steps of the epoch are done."""
         return self.plan_step >= self.plan.num_steps
 
+    def with_epochs_begun(self) -> DataPosition:
+        """Return a position in whose stage it is kept where the epochs began, and how many steps each of them has."""
+        done = (self.epoch - self.stage.epoch) * self.plan.num_steps + self.plan_step
+        kept = replace(self.stage, epochs_step=self.global_step - done, epoch_steps=self.plan.num_steps)
+        return replace(self, stage=kept)
+
     def to_cursor(self, data: Dataset) -> Cursor:
         """Return the cursor that a checkpoint stores; the excluded clips are stored separately."""
         return Cursor(

@@ -160,7 +160,7 @@ def start_again(
             if not stage.name:  # a stage has other datasets on purpose
                 changes = identity.lines(data.spec.data.renamed_clips, begins=True) + changes
     begun = replace(first, global_step=cursor.global_step, aliases=aliases, stage=stage, clips_before=cursor.clips)
-    return Resumed(begun, changes)
+    return Resumed(begun.with_epochs_begun(), changes)
 
 
 def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Segment, Identity]:

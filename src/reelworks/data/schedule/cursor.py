@@ -33,6 +33,8 @@ class StageStart:
         step, epoch: Its first, from 0.
         clips: Clips that the run had trained before, each use as one.
         average_step: Step since which the weights are averaged; negative for an average of another run that goes on.
+        epochs_step: Step with which its first epoch began: its first, or that of the last restart of the data.
+        epoch_steps: Steps of that epoch as it was planned then; 0 if an older version began it, and kept none.
     """
 
     name: str = ""
@@ -40,6 +42,8 @@ class StageStart:
     epoch: int = 0
     clips: int = 0
     average_step: int = 0
+    epochs_step: int = 0
+    epoch_steps: int = 0
 
 
 RUN_START = StageStart()
@@ -73,6 +77,8 @@ class Cursor:
     stage_epoch: int = 0
     stage_clips: int = 0
     stage_average_step: int = 0
+    stage_epochs_step: int = 0
+    stage_epoch_steps: int = 0
 
     @property
     def stage(self) -> StageStart:

@@ -26,6 +26,15 @@ _RECTIFIED_FLOW_KEYS = (
 )
 _FLOW_WEIGHTINGS = ("sigma-sqrt", "cosmap", "bell")
 _LOSS_KEYS = ("loss", "loss_weighting")
+_NOISE_KEYS = ("noise_offset", "multires_noise_iterations", "input_perturbation")  # which others belong to
+_DIFFUSION_NOISE_KEYS = ("adaptive_noise_scale", "multires_noise_iterations")
+# Keys that need another one above 0.
+_NEEDS = {
+    "noise_offset_random_strength": "noise_offset",
+    "noise_offset_probability": "noise_offset",
+    "adaptive_noise_scale": "noise_offset",
+    "multires_noise_discount": "multires_noise_iterations",
+}
 # Keys that belong to values of another key.
 _BELONGS_TO = {
     "mode_scale": ("timestep_sampling", ("mode",)),
@@ -70,6 +79,16 @@ class ObjectiveConfig(Config):
         loss_weighting: Weight of a clip's loss by its timestep. `min-snr` and `debiased` are for all predictions;
             `sigma-sqrt`, `cosmap` and `bell` for rectified flow. The validation loss has no weights.
         snr_gamma: Signal-to-noise ratio above which `min-snr` gives all timesteps the same weight.
+        noise_offset: Strength of a normal variable per channel that is added to the noise of a whole clip, so that its mean
+            brightness is learnt; 0.03 to 0.1 is usual. Validation and generation use plain noise.
+        noise_offset_random_strength: Draw the strength of each clip between 0 and `noise_offset`.
+        noise_offset_probability: Share of clips whose noise has an offset.
+        adaptive_noise_scale: Adds so many times the size of each channel's mean in the latents to `noise_offset`; a sum below
+            0 counts as 0.
+        multires_noise_iterations: Largest number of further noises that are added, the first as fine as the latents, and
+            each later one coarser; the sum is scaled to a standard deviation of 1. 6 to 10 is usual, and 0 none.
+        multires_noise_discount: Factor between the strengths of one noise and the next.
+        input_perturbation: Strength of further noise that the network sees and is not to predict; 0.1 is usual.
         caption_dropout: Share of clips trained with the empty caption, which guidance needs.
         crop_conditioning: What a network that takes crops (SDXL) is told of each picture. `file`: the size of its
             file, and where in it the crop lies, as its published weights expect; `none`: the size of its bucket,
@@ -97,6 +116,13 @@ class ObjectiveConfig(Config):
     huber_schedule: Literal["constant", "exponential"] = "constant"
     loss_weighting: Literal["none", "min-snr", "debiased", "sigma-sqrt", "cosmap", "bell"] = "none"
     snr_gamma: float = Field(default=5.0, gt=0)
+    noise_offset: float = Field(default=0.0, ge=0, le=1)
+    noise_offset_random_strength: bool = False
+    noise_offset_probability: float = Field(default=1.0, gt=0, le=1)
+    adaptive_noise_scale: float = Field(default=0.0, ge=-10, le=10)
+    multires_noise_iterations: int = Field(default=0, ge=0, le=100)
+    multires_noise_discount: float = Field(default=0.3, gt=0, le=1)
+    input_perturbation: float = Field(default=0.0, ge=0, le=1)
     caption_dropout: float = Field(default=0.1, ge=0, le=1)
     crop_conditioning: Literal["file", "none"] = "file"
     target_guidance_scale: float | None = Field(default=None, gt=1)
@@ -188,6 +214,15 @@ class ObjectiveConfig(Config):
                     value=getattr(self, key),
                     remedy=f"leave it out, or set objective.{chooser} = {names}",
                 )
+        for key, needed in _NEEDS.items():
+            if self._is_set(key) and not getattr(self, needed):
+                raise UserError(
+                    f"it has no effect without {needed}",
+                    code="key-without-effect",
+                    field=f"objective.{key}",
+                    value=getattr(self, key),
+                    remedy=f"leave it out, or set objective.{needed}",
+                )
         return self
 
     def _is_set(self, key: str) -> bool:
@@ -212,6 +247,15 @@ class ObjectiveConfig(Config):
                     value=getattr(self, key),
                     remedy='leave it out, or set objective.name to another objective, such as "v-prediction"',
                 )
+        plain = {"iddpm": _NOISE_KEYS, "rectified-flow": _DIFFUSION_NOISE_KEYS}.get(self.name, ())
+        for key in filter(self._is_set, plain):
+            raise UserError(
+                f"{self.name} is trained with noise that has no such part",
+                code="noise-of-another-objective",
+                field=f"objective.{key}",
+                value=getattr(self, key),
+                remedy='leave it out; it is for objective.name = "epsilon" and "v-prediction"',
+            )
         if self.name != "rectified-flow" and self.loss_weighting in _FLOW_WEIGHTINGS:
             raise UserError(
                 f"this weight is defined for rectified flow, and not for {self.name}",
@@ -223,5 +267,6 @@ class ObjectiveConfig(Config):
         return self
 
     def for_validation(self) -> Self:
-        """Return the objective with squared errors without weights, so that runs with different losses can be compared."""
-        return self.model_copy(update={"loss": "mse", "loss_weighting": "none", "target_guidance_scale": None})
+        """Return the objective with squared errors without weights, and plain noise, so that runs with others can be compared."""
+        plain = {"loss": "mse", "loss_weighting": "none", "target_guidance_scale": None}
+        return self.model_copy(update=plain | dict.fromkeys(_NOISE_KEYS, 0))

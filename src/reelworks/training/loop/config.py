@@ -50,11 +50,14 @@ class TrainConfig(Config):
         "size of the weights (default 0.01); the default of schedule-free AdamW is 0.0025",
     )
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="course of the rate after warm-up: constant, or falling until max_steps"
+        default="constant",
+        description="course of the rate after warm-up: constant, or falling until max_steps; without that, over the steps of "
+        "max_epochs, each of which counts as many as the first one had when training began",
     )
-    final_learning_rate: float = Field(
-        default=0.0, ge=0, description="rate at max_steps, to which linear and cosine fall"
+    learning_rate_cycles: int = Field(
+        default=1, ge=1, description="with cosine: equally long falls, each of which begins at the full rate again"
     )
+    final_learning_rate: float = Field(default=0.0, ge=0, description="rate to which linear and cosine fall")
     warmup_steps: int = Field(default=0, ge=0, description="steps of linear warm-up")
     betas: list[float] | None = Field(
         default=[0.9, 0.99],
@@ -188,6 +191,14 @@ class TrainConfig(Config):
                 value=self.final_learning_rate,
                 remedy='leave it out, or set train.learning_rate_schedule to "linear" or "cosine"',
             )
+        if self.learning_rate_cycles > 1 and self.learning_rate_schedule != "cosine":
+            raise UserError(
+                f"a {self.learning_rate_schedule} learning rate does not begin again",
+                code="key-without-effect",
+                field="train.learning_rate_cycles",
+                value=self.learning_rate_cycles,
+                remedy='leave it out, or set train.learning_rate_schedule to "cosine"',
+            )
         if self.final_learning_rate > self.learning_rate:
             raise UserError(
                 f"it is above train.learning_rate, {self.learning_rate:g}",
@@ -227,8 +238,13 @@ class TrainConfig(Config):
 
     @property
     def lacks_end(self) -> bool:
-        """True if the learning rate falls until max_steps, which is not set; such a recipe can only be planned."""
-        return self.learning_rate_schedule != "constant" and self.max_steps is None
+        """True if the learning rate falls, and neither steps nor epochs say until when."""
+        return self.learning_rate_schedule != "constant" and self.max_steps is None and self.max_epochs is None
+
+    @property
+    def falls_over_epochs(self) -> bool:
+        """Whether the learning rate falls over epochs, whose steps only a plan tells."""
+        return self.learning_rate_schedule != "constant" and self.max_steps is None and self.max_epochs is not None
 
     def skips(self, step: int) -> bool:
         """Whether a step, counted from 1, is to be skipped."""
@@ -393,29 +409,12 @@ class SamplesConfig(Config):
         return {kind: file for kind, file in files.items() if file is not None}
 
 
-def no_end(config: TrainConfig, steps_per_epoch: int | None = None) -> UserError:
-    """Return the error for a rate that lacks its end; names max_steps if the steps of an epoch are planned."""
-    steps = "the steps of all epochs, which `reelworks plan RECIPE` prints"
-    if config.max_epochs is None:
-        steps = "the steps in which the clips are trained"
-    elif steps_per_epoch is not None:
-        total = config.max_epochs * steps_per_epoch
-        steps = f"{total}, the steps of {config.max_epochs} epochs of {steps_per_epoch} steps"
+def no_end(config: TrainConfig, stage: str = "") -> UserError:
+    """Return the error for a rate that falls, where only clips say when the recipe, or the stage of that name, ends."""
     return UserError(
-        "the learning rate falls until train.max_steps, which is not set; the steps of an epoch change with the data",
+        "the learning rate falls over steps or epochs, and neither is set",
         code="schedule-without-end",
         field="train.learning_rate_schedule",
         value=config.learning_rate_schedule,
-        remedy=f"set train.max_steps to {steps}",
-    )
-
-
-def no_steps_of_stage(config: TrainConfig, stage: str) -> UserError:
-    """Return the error for a rate that falls in a stage whose end is not counted in steps."""
-    return UserError(
-        "the learning rate falls until the steps of the stage, which are not set",
-        code="schedule-without-end",
-        field="train.learning_rate_schedule",
-        value=config.learning_rate_schedule,
-        remedy=f"write steps in [[stage]] {stage}; `reelworks plan` tells those of its epochs or clips while the rate is constant",
+        remedy=f"write steps or epochs in [[stage]] {stage}" if stage else "set train.max_steps or train.max_epochs",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from reelworks.data.loader.position import DataPosition, next_epoch
 from reelworks.data.run import events, history, records
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.cursor import Aliases, Cursor
+from reelworks.data.schedule.plan import PlanSpec
 from reelworks.models import hub
 from reelworks.models.adapters.files import base_warning
 from reelworks.training.assembly import init_from
@@ -31,7 +32,9 @@ from reelworks.training.loop.stages import Stage
 from reelworks.training.plan import plan_report, rejections
 from reelworks.training.plan.plan_report import PlanSummary
 from reelworks.training.recipe import diff, recipe_file
+from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.step import progress
 from reelworks.training.step.spikes import SpikeDetector
 
 _MOST_NAMED = 10  # clips left out that a start names
@@ -61,6 +64,11 @@ def restore(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
         else:
             position, resumed_from = _resume(started, model)
         data.stage = position.stage  # of a run that began with --load, its average is older
+        if data.recipe.train.falls_over_epochs:
+            steps, until = data.stage.epoch_steps, progress.falls_until(data.recipe.train, data.stage)
+            logger.info(
+                "the learning rate falls until step %d, as if each epoch had the %d steps of the first", until, steps
+            )
         plans = world.gather(position.plan.digest())
         others = [str(rank) for rank, plan in enumerate(plans) if plan != plans[0]]
         if others:  # on all ranks: a machine with an older copy of the catalog plans something else
@@ -104,9 +112,32 @@ def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
     else:
         position, data_changes = resume.resume(data, spec, run.folder, cursor, excluded, aliases)
         logger.info("resumed from step %d, epoch %d, plan step %d", step, position.epoch, position.plan_step)
+    if not position.stage.epoch_steps:  # an older version began it
+        position = replace(_whole_epoch(data, spec, position).with_epochs_begun(), plan=position.plan)
+    if data_changes and data.recipe.train.falls_over_epochs:
+        changes.extend(_moved_end(data, spec, position))
     for line in (*data_changes, *changes):
         logger.info(line)
     return position, step
+
+
+def _whole_epoch(data: RecipeData, spec: PlanSpec, position: DataPosition) -> DataPosition:
+    """Return a position with the plan of its whole epoch, of which a later segment is only the rest."""
+    if position.segment == 0:
+        return position
+    return replace(position, plan=replace(data, run=None).plan(spec, position.epoch))
+
+
+def _moved_end(data: RecipeData, spec: PlanSpec, position: DataPosition) -> Iterator[str]:
+    """Tell where the epochs end, now that their clips changed, if that is not where the rate is at its end."""
+    train, epoch = data.recipe.train, _whole_epoch(data, spec, position).plan.num_steps
+    assert train.max_epochs is not None
+    later = (train.max_epochs - position.epoch - 1) * epoch
+    ends = position.global_step + position.plan.num_steps - position.plan_step + later
+    if ends != progress.falls_until(train, position.stage):
+        name, own = position.stage.name, ends - position.stage.step
+        where = f"steps = {own} in [[stage]] {name}" if name else f"train.max_steps = {ends}"
+        yield f"the epochs end at about step {ends} now; to let the learning rate fall until then, set {where}"
 
 
 def _begin_stage(started: StartedStage, model: TrainedModel, cursor: Cursor, aliases: Aliases) -> DataPosition:
@@ -159,7 +190,7 @@ def _start_fresh(started: StartedStage, model: TrainedModel) -> DataPosition:
     warning = base_warning(file, base) if file is not None and base is not None else None
     if warning is not None:
         logger.warning(warning)
-    return replace(position, stage=replace(data.stage, average_step=-average_steps))
+    return replace(position, stage=replace(data.stage, average_step=-average_steps)).with_epochs_begun()
 
 
 def log_moved_sources(folder: RunFolder, sources: Mapping[str, str]) -> None:
@@ -255,8 +286,7 @@ def left_out_lines(summary: PlanSummary, file: Path) -> list[str]:
 
 def _write_plan(started: StartedStage, position: DataPosition) -> None:
     run, data, spec, epoch = started.run, started.data, position.spec, position.epoch
-    # A later segment is only the rest of an epoch; the summary is of the whole one.
-    plan = position.plan if position.segment == 0 else replace(data, run=None).plan(spec, epoch)
+    plan = _whole_epoch(data, spec, position).plan
     summary = plan_report.summarise(data, spec, plan, world=run.world.data_size, epoch=epoch)
     files.write_json(run.folder.plan_folder / "summary.json", summary)
     rejections.write(run.folder.plan_folder / "left-out.parquet", data, epoch, field="output")

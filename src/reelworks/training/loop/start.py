@@ -27,7 +27,6 @@ from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute.encode_worker import Progress
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.loop import open_run, rendezvous, resume
-from reelworks.training.loop.config import no_end
 from reelworks.training.loop.open_run import FolderLock, StartedStage
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.loop.stages import Stage
@@ -81,8 +80,6 @@ def plan(stage: Stage, request: TrainRequest, folder_lock: FolderLock, world: Wo
         sequence_limits.require_buckets(recipe.model, data.table)
         run = open_run.open_run(recipe, folder_lock, world)
         spec = open_run.plan_spec(data, run)
-        if recipe.train.lacks_end:
-            raise no_end(recipe.train, data.plan(spec, stage.start.epoch).num_steps)
     return StartedStage(stage, request, run, data, spec, cards)
 
 

@@ -106,7 +106,7 @@ class PlanForecast(PlanSummary):
     Attributes:
         smaller_worlds: Figures of the first epoch on fewer GPUs.
         strategies: The first epoch beside those of simpler strategies; empty for a single rank.
-        max_steps_to_set: Steps of all epochs, if the learning rate decays without an end; else None.
+        learning_rate_steps: Steps over which the learning rate falls, if they are those of all epochs; else None.
         on_gpu: Time and memory on the GPU that was named, if one was.
     """
 
@@ -114,7 +114,7 @@ class PlanForecast(PlanSummary):
     smaller_worlds: list[RanksFigures]
     strategies: list[StrategyFigures]
     loss_reduction: str
-    max_steps_to_set: int | None
+    learning_rate_steps: int | None
     advice: Advice = field(metadata=results.INLINED)
     on_gpu: StepForecast | None = None
 
@@ -262,7 +262,7 @@ def forecast(
         smaller_worlds=smaller_worlds(data, partial(plan_spec, data), ranks),
         strategies=strategies.compare(data, spec, plan, ranks, recipe.buckets.tuned) if ranks > 1 else [],
         loss_reduction=train.loss_reduction,
-        max_steps_to_set=(train.max_epochs or 0) * plan.num_steps if train.lacks_end else None,
+        learning_rate_steps=(train.max_epochs or 0) * plan.num_steps if train.falls_over_epochs else None,
         advice=_advice(data, spec, ahead.sum, ranks, epochs),
     )
 

@@ -30,7 +30,6 @@ from reelworks.models.precision.boundary import DtypeError
 from reelworks.models.sequence import sequence_limits
 from reelworks.training.assembly import build, preview_model
 from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.loop.config import no_end
 from reelworks.training.memory import dry_run, estimate, memory, meter, recomputation
 from reelworks.training.memory.dry_run import Encoder
 from reelworks.training.memory.estimate import size
@@ -160,8 +159,6 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1, *, weights:
     recipe.parallel.data_ranks(world)
     sequence_limits.require_buckets(recipe.model, table)
     optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world, local_ranks(world)))
-    if recipe.train.lacks_end:
-        raise no_end(recipe.train)
     recipe = recomputation.settled(recipe, table, recomputation.cards_for(recipe, world))
     table = dataset.bucket_table(recipe)[1]
     with mesh.join(offload=recipe.parallel.offload) as this_process, attention.prefer(recipe.model.attention):

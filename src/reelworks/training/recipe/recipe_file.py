@@ -91,7 +91,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     _require_64_bits(values, "")
     if not values.get("stage"):
         recipe = _parse_one(values)
-        if recipe.train.lacks_end and recipe.train.max_epochs is None:  # the steps of epochs are told by a plan
+        if recipe.train.lacks_end:
             raise config.no_end(recipe.train)
         return recipe
     listed, train = _checked(StageList, {"stage": values["stage"]}).stage, values.get("train")
@@ -128,7 +128,9 @@ def of_stage(recipe: Recipe, index: int, start: StageStart | None = None) -> Rec
     with measured_columns.any_name():  # all names were checked when the recipe was read
         one = _parse_one(stages.merged(toml_none.to_toml(recipe), stage))
     if start is None:
-        if one.train.lacks_end:  # the rate falls until the end of the run
+        if (
+            one.train.learning_rate_schedule != "constant" and one.train.max_steps is None
+        ):  # it falls until the run's end
             return one.model_copy(update={"train": one.train.model_copy(update={"max_steps": total})})
         return one
     before = {"max_steps": start.step, "max_epochs": start.epoch, "max_clips": start.clips}
@@ -168,7 +170,7 @@ def _parse_stage(values: dict[str, Any], stage: StageConfig) -> Recipe:
     with stages.naming(stage):
         recipe = _parse_one(stages.merged(values, stage))
         if recipe.train.lacks_end and values.get("train", {}).get("max_steps") is None:  # where the rate ends otherwise
-            raise config.no_steps_of_stage(recipe.train, stage.name)
+            raise config.no_end(recipe.train, stage.name)
     if recipe.buckets.proposes:
         raise UserError(
             "with stages each has entries of its own",

@@ -26,7 +26,7 @@ from reelworks.training.encoding import conditioning
 from reelworks.training.encoding.batch_encoder import BatchEncoder, EncodedBatch
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.recipe.recipe import Recipe
-from reelworks.training.step import draws, sound_inputs
+from reelworks.training.step import draws, noising, sound_inputs
 from reelworks.training.step.draws import RandomDraws
 from reelworks.training.step.sound_inputs import SoundTarget
 
@@ -75,7 +75,7 @@ class Example:
         objective: Objective of its step.
         inputs: Inputs of the model, with noised latents.
         x0: `[B, C, T, H, W]` clean latents.
-        noise: `[B, C, T, H, W]` noise that was added.
+        noise: `[B, C, T, H, W]` noise that is trained on; what was added may have an input perturbation, too.
         generated_share: `[B]` share of latent frames that count in the loss.
         valid_mask: `[B]` True for a clip that counts in the loss.
         trained_frames: `[B, T]` True for a latent frame that counts in the loss; None if all of them do.
@@ -224,9 +224,9 @@ def _example(
     frame_mask = pad(to_device(torch.from_numpy(drawn.frame_mask), device), (source_frames, 0), value=True)
     is_noised_whole = drawn.frame_mask.all() or encoders.conditioning.frames_beside_noise
     trained_frames = None if is_noised_whole else frame_mask
-    time, noise = to_device(drawn.time, device), draws.normal(tuple(x0.shape[1:]), noise_seeds, device)
+    time, (trained_noise, added_noise) = to_device(drawn.time, device), noising.of_clips(config, x0, noise_seeds)
     inputs = DenoiserInputs(
-        latent=objectives.from_config(config).noised(x0, noise, time, trained_frames),
+        latent=objectives.from_config(config).noised(x0, added_noise, time, trained_frames),
         time=time,
         text=encoded.text.tokens.expand(n, -1, -1),
         text_mask=encoded.text.mask.expand(n, -1),
@@ -247,7 +247,7 @@ def _example(
         config,
         inputs,
         x0,
-        noise,
+        trained_noise,
         generated_share=share,
         valid_mask=valid_mask,
         trained_frames=trained_frames,

@@ -1,6 +1,9 @@
 """The course of training: its end, by max_steps, max_epochs or max_clips, whichever comes first, and its learning rate.
 
-Both are functions of the recipe and the position, so that a checkpoint holds no state of a scheduler.
+Both are functions of the recipe, the position and the start of the stage, so that a checkpoint holds no state of a
+scheduler. A rate that falls over epochs falls over steps, too: an epoch counts as many as the first one had when the
+stage began. That number is kept, so that clips that come and go later, other batch sizes and other ranks leave all
+rates as they were; the recipe's other keys take effect at once.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import math
 import numpy as np
 
 from reelworks.data.loader.position import DataPosition
-from reelworks.data.schedule.cursor import Cursor
+from reelworks.data.schedule.cursor import RUN_START, Cursor, StageStart
 from reelworks.training.loop.config import TrainConfig
 
 
@@ -55,18 +58,27 @@ def total_steps(train: TrainConfig, position: DataPosition) -> int | None:
     return train.max_steps if position.segment else last_step(train, position)
 
 
-def learning_rate(config: TrainConfig, step: int, first_step: int = 0) -> float:
+def falls_until(config: TrainConfig, stage: StageStart) -> int:
+    """Return the step of the run at which a falling rate reaches its end."""
+    if config.max_steps is not None:
+        return config.max_steps
+    assert config.max_epochs is not None
+    return stage.epochs_step + (config.max_epochs - stage.epoch) * stage.epoch_steps
+
+
+def learning_rate(config: TrainConfig, step: int, stage: StageStart = RUN_START) -> float:
     """Return the learning rate of the step that follows `step` done ones: linear warm-up, then the schedule.
 
-    Both count from `first_step`, with which the stage began.
+    Both count from the first step of the stage.
     """
-    step -= first_step
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
+    done_steps = step - stage.step
+    if done_steps < config.warmup_steps:
+        return config.learning_rate * (done_steps + 1) / config.warmup_steps
     if config.learning_rate_schedule == "constant":
         return config.learning_rate
-    assert config.max_steps is not None
-    falls = config.max_steps - first_step - config.warmup_steps
-    done = min((step - config.warmup_steps) / max(falls, 1), 1.0)
+    falls = falls_until(config, stage) - stage.step - config.warmup_steps
+    done = min((done_steps - config.warmup_steps) / max(falls, 1), 1.0)
+    if done < 1:
+        done = config.learning_rate_cycles * done % 1
     left = 1 - done if config.learning_rate_schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * left

@@ -270,7 +270,7 @@ class TrainStep:
 
     def set_rate(self, step: int) -> float:
         """Set the learning rate of the step that follows `step` done ones, and return it."""
-        return self.state.optimizer.set_rate(learning_rate(self.recipe.train, step, self.stage.step))
+        return self.state.optimizer.set_rate(learning_rate(self.recipe.train, step, self.stage))
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
         """Return the loss weight of one clip: its tokens, 1, or 1 / clips of the micro-batch, by `train.loss_reduction`."""

@@ -81,10 +81,7 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     name = str(value).partition(":")[0]
     if draft.get("train.optimizer") == "schedulefree":
         return Fate.NO_MEANING, "the rate of this optimizer is constant"
-    cycles = draft.settings.get("lr_scheduler_num_cycles", 1)
     power = draft.settings.get("lr_scheduler_power", 1)
-    if name == "cosine_with_restarts" and cycles in (1, "1", None):
-        name = "cosine"
     if name == "polynomial" and power in (1, 1.0, None):
         name = "linear"
     if name == "adafactor":
@@ -93,6 +90,13 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     if name == "constant":
         draft.remove("train.warmup_steps")
     return outcome
+
+
+def _cycles(value: Any, draft: ImportDraft) -> Outcome:
+    restarts = draft.settings.get("lr_scheduler") == "cosine_with_restarts"
+    if value in (1, "1", None) or not restarts or draft.get("train.learning_rate_schedule") != "cosine":
+        return rules.only([1, "1", None], "one fall", "a rate falls once here")(value, draft)
+    return rules.within("train.learning_rate_cycles", 1, whole=True)(value, draft)
 
 
 def _warmup(value: Any, draft: ImportDraft) -> Outcome:

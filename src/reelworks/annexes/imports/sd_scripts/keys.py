@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from reelworks.annexes.imports import tables
+from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.datasets import as_text
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, datasets, previews, timesteps, training
@@ -169,6 +169,12 @@ def _layers_of_clip(rule: Rule) -> Rule:
         return rule(value, draft)
 
     return handle
+
+
+def _perturbation(value: Any, draft: ImportDraft) -> Outcome:
+    if family_of(draft) == "sd3":
+        return Fate.NO_MEANING, "Stable Diffusion 3 is trained without it there"
+    return rules.within("objective.input_perturbation", most=1)(value, draft)
 
 
 def _masks(value: Any, draft: ImportDraft) -> Outcome:

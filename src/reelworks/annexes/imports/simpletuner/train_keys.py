@@ -70,6 +70,22 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     return fate, remark
 
 
+def _noise_offset(value: Any, draft: ImportDraft) -> Outcome:
+    offset, share = (
+        float(draft.settings.get(*each)) for each in (("noise_offset", 0.1), ("noise_offset_probability", 0.25))
+    )
+    if not offset or not share:
+        return Fate.DEFAULT, "off"
+    remark = draft.set("objective.noise_offset", offset)
+    return Fate.TAKEN, f"{remark}, {draft.set('objective.noise_offset_probability', share)}"
+
+
+def _perturbation(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.settings.get("input_perturbation_steps"):
+        return Fate.NOT_POSSIBLE, "it does not fall over steps here: set objective.input_perturbation"
+    return Fate.TAKEN, draft.set("objective.input_perturbation", float(value))
+
+
 def _warmup(value: Any, draft: ImportDraft) -> Outcome:
     schedule = draft.settings.get("lr_scheduler", "constant_with_warmup")
     if schedule in ("cosine", "sine", "cosine_with_restarts"):
