@@ -95,14 +95,14 @@ def _contents(tops: list[Verb]) -> str:
 
 def _section(verb: Verb, level: int) -> str:
     lines = [f"{'#' * level} {verb.name}", ""]
-    if not verb.verbs:
+    if not verb.verbs or verb.command.params:
         lines += ["```", f"reelworks {verb.name} {_usage(verb.command)}".rstrip(), "```", ""]
     for paragraph in _paragraphs(verb):
         lines += [_marked(paragraph), ""]
     if verb.name in PAGES:
         title, target = PAGES[verb.name]
         lines += [f"More: [{title}]({target}).", ""]
-    rows = [] if verb.verbs else [_row(one) for one in verb.command.params]
+    rows = [_row(one) for one in verb.command.params]
     if rows:
         lines += ["| | value | default | meaning |", "|---|---|---|---|", *rows, ""]
     return "\n".join(lines)

@@ -29,7 +29,7 @@ PARTS = {
     "core": Part(("core",), 2_255, 1_600),
     "data": Part(("data",), 15_495, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 10_120, 8_600),
+    "models": Part(("models",), 10_125, 8_600),
     "training": Part(("training",), 12_225, 9_700),
     "inference": Part(("inference",), 2_640, 2_400),
     "commands": Part(("commands",), 1_630, 1_200),

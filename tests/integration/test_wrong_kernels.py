@@ -39,6 +39,7 @@ def slow(a: Arguments) -> Results:
 def start(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Train FLUX on the CPU as if it had to be checked, and return the run."""
     monkeypatch.setattr(kernels, "_TRUSTED", set[str]())
+    monkeypatch.setattr(kernels, "_TIMED", {"cpu"})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def train(name: str, steps: int = 2) -> RunFolder:

@@ -60,6 +60,7 @@ def test_a_single_file_is_loaded_without_the_adapter_of_texts(tmp_path: Path, pr
     assert all(torch.equal(found[name], value) for name, value in given.items())
 
 
+@pytest.mark.slow
 def test_a_file_of_another_depth_is_told(tmp_path: Path) -> None:
     """A block more than the network has: the names of the release are told in those of diffusers."""
     state = tiny_families.network("anima-tiny").state_dict()

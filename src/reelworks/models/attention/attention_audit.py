@@ -334,9 +334,9 @@ class _Comparison:
 
 
 def _wait(device: torch.device) -> None:
-    """Wait until the device has computed what it was given."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+    """Wait until a GPU has computed what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True)
