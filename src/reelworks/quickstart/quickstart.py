@@ -41,13 +41,13 @@ class QuickstartResult:
         path: Its file.
         remarks: Sentences on the folders.
         micro_batches: Those of an epoch, by bucket.
-        gpu: The GPU that times are estimated for, of `tflops` in bfloat16.
+        gpu: The GPU that times are estimated for.
         host_bytes: CPU memory of this machine.
     """
 
     JSON_KEYS: ClassVar = (
         *("path", "model", "pictures", "clips", "uncaptioned", "remarks", "estimate", "fits", "host_bytes"),
-        *("settings", "recomputation", "steps", "seconds_per_step", "gpu", "tflops", "moving_seconds_per_step"),
+        *("settings", "recomputation", "steps", "seconds_per_step", "gpu", "moving_seconds_per_step"),
     )
 
     path: Path
@@ -81,11 +81,6 @@ class QuickstartResult:
         estimate, gpu = self.choice.estimate, gpus.GPUS[self.gpu]
         seconds = sum(n * estimate.seconds(name, gpu) for name, n in self.micro_batches.items())
         return seconds / max(sum(self.micro_batches.values()), 1) + estimate.update_seconds(gpu)
-
-    @property
-    def tflops(self) -> float:
-        """Speed of the GPU by its maker."""
-        return gpus.GPUS[self.gpu].tflops
 
     @property
     def model(self) -> str:

@@ -37,7 +37,7 @@ export function resultCard(found, about, onTrain) {
   );
 }
 
-function factList({ pictures, clips, uncaptioned, steps, seconds_per_step: stepSeconds, tflops, estimate }) {
+function factList({ pictures, clips, uncaptioned, steps, seconds_per_step: stepSeconds, gpu, estimate }) {
   const fact = (name, value, note) => h("div.card", h("dt", name), h("dd", value), h("dd.note", note));
   const footage = [pictures && plural(pictures, "picture"), clips && plural(clips, "clip")].filter(Boolean).join(", ");
   const { total, host } = estimate.memory;
@@ -46,7 +46,7 @@ function factList({ pictures, clips, uncaptioned, steps, seconds_per_step: stepS
     fact(t`Footage`, footage, uncaptioned ? t`${count(uncaptioned)} without a caption` : t`all with captions`),
     fact(t`Memory`, bytes(total), host > MUCH_BYTES ? t`and ${bytes(host)} of CPU memory` : t`estimated`),
     fact(t`Steps`, count(steps), plural(estimate.trained_parameters, "trained parameter")),
-    fact(t`Time`, t`about ${duration(Math.max(1, steps * stepSeconds))}`, t`estimated for a GPU of ${tflops} TFLOP/s`),
+    fact(t`Time`, t`about ${duration(Math.max(1, steps * stepSeconds))}`, t`estimated for one ${gpu}`),
   );
 }
 
