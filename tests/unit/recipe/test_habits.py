@@ -31,6 +31,7 @@ RECIPE = tiny_recipe.least(bucket=[{"resolution": "32px", "num_frames": 1}], tra
         ("SDXL", "sdxl"),
         ("SD15", "sd1.5"),
         ("stable-diffusion-v1-5", "sd1.5"),
+        ("runwayml/stable-diffusion-v1-5", "sd1.5"),
         ("flux2-klein", "flux2-klein-base-4b"),
         ("flux.2-klein-4B", "flux2-klein-4b"),
         ("black-forest-labs/FLUX.2-klein-base-9B", "flux2-klein-base-9b"),
