@@ -31,9 +31,7 @@ class AuraFlowConfig(Config):
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Take the widths of the components."""
-        channels = components.latent_channels
-        widths = {"in_channels": channels, "out_channels": channels, "joint_attention_dim": components.text_dim}
-        return self.model_copy(update=widths)
+        return self.model_copy(update=family.widths(components, "joint_attention_dim"))
 
 
 FAMILY = family_file.read(__package__, AuraFlowConfig)

@@ -26,7 +26,7 @@ app = App(no_args_is_help=True, invoke_without_command=True, rich_markup_mode=No
 @app.callback()
 def new(
     listed: Annotated[bool, Option("--list", help="List recipes for 20 pictures that fit, by model and GPU.")] = False,
-    gpu: Annotated[str | None, Option(metavar="NAME", help=f"With --list: {gpus.ASKED}.")] = None,
+    gpu: Annotated[str | None, Option(metavar="NAME", help=f"With --list: {gpus.OPTION_HELP}.")] = None,
     json: Json = False,
 ) -> None:
     """Write a recipe to begin with."""

@@ -51,16 +51,16 @@ def plan(request: PlanRequest, json: Json = False) -> None:
         with show.scan_progress(quiet=json) as on_scan:
             forecasts.append(plan_request.forecast(request, path, on_scan, (lambda note: None) if json else show.line))
     if request.diff:
-        compared = plan_comparison.compare(*forecasts)
+        compared = plan_comparison.compare(*[(recipe, forecast) for recipe, _, forecast in forecasts])
         before, after = request.recipes
         show.json(compared) if json else show_plan.difference(compared, (str(before), str(after)))
         return
-    ((recipe, forecast),) = forecasts
+    ((_, data, forecast),) = forecasts
     if request.named_gpu is not None:
         with show.loading():
             from reelworks.training.preflight import stage_forecast
 
-        forecast = replace(forecast, on_gpu=stage_forecast.of_gpu(recipe, forecast, request.named_gpu))
+        forecast = replace(forecast, on_gpu=stage_forecast.of_gpu(data, forecast, request.named_gpu))
     if request.html is not None:
         from reelworks.reports.plan import write_plan_page
 

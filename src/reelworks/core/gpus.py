@@ -46,7 +46,7 @@ GPUS = {
     )
 }
 USUAL = GPUS["RTX 4090"]  # for which times are told where no GPU is known
-ASKED = f"GPU to estimate time for, such as H100; default: that of this machine, else an {USUAL.name}"  # of an option
+OPTION_HELP = f"GPU to estimate time for, such as H100; default: that of this machine, else an {USUAL.name}"
 
 
 def of_device(device_name: str) -> Gpu | None:

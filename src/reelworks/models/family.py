@@ -416,6 +416,12 @@ def release_inputs(embedding: str) -> tuple[KeyRule, ...]:
     )
 
 
+def widths(components: ComponentShapes, text: str) -> dict[str, int]:
+    """Return the arguments of a network for the channels of latents, and under the name `text` for the width of texts."""
+    channels = components.latent_channels
+    return {"in_channels": channels, "out_channels": channels, text: components.text_dim}
+
+
 def require_pooled(components: ComponentShapes) -> int:
     """Return the width of the pooled text embedding, which the text encoder must have."""
     if components.pooled_dim == 0:

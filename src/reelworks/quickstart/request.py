@@ -62,7 +62,7 @@ class NewLoraRequest(FootageRequest):
         metavar="SIDE|SIZE",
     )
     overrides: tuple[str, ...] = arg((), requests.OVERRIDES, names=("--set",), metavar="A.B=V")
-    gpu: str | None = arg(None, f"{gpus.ASKED}; with its memory, unless --vram tells another.", metavar="NAME")
+    gpu: str | None = arg(None, f"{gpus.OPTION_HELP}; with its memory, unless --vram tells another.", metavar="NAME")
     output: Path | None = arg(
         None, "Default: DIR-MODEL.toml in the current folder.", names=("--output", "-o"), metavar="RECIPE"
     )

@@ -103,7 +103,9 @@ def test_the_layers_are_those_of_the_networks(preset: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["qwen-image", "sd3-medium", "sd3.5-medium", "sd3.5-large", "sdxl"])
+@pytest.mark.parametrize(
+    "preset", ["qwen-image", "sd3-medium", "sd3.5-medium", "sd3.5-large", "sdxl", "sd1.5", "anima"]
+)
 def test_the_layers_are_those_of_the_other_networks(preset: str) -> None:
     require_layers(preset)
 

@@ -28,8 +28,8 @@ from reelworks.models.objectives.config import ObjectiveConfig
         ({"multires_noise_iterations": 6}, ["multires_noise_iterations = 6", '"epsilon" and "v-prediction"']),
         ({"noise_offset": 0.1, "adaptive_noise_scale": 0.1}, ["adaptive_noise_scale = 0.1", "rectified-flow"]),
         ({"name": "epsilon", "noise_offset": -0.1}, ["noise_offset"]),
-        ({"name": "epsilon", "noise_offset_random_strength": True}, ["no effect without noise_offset", "remedy"]),
-        ({"name": "epsilon", "multires_noise_discount": 0.5}, ["no effect without multires_noise_iterations"]),
+        ({"name": "epsilon", "noise_offset_random_strength": True}, ["no effect with noise_offset = 0.0", "remedy"]),
+        ({"name": "epsilon", "multires_noise_discount": 0.5}, ["no effect with multires_noise_iterations = 0"]),
         ({"name": "epsilon", "timestep_sampling": "beta"}, ["timestep_sampling = 'beta'", "rectified flow"]),
     ],
 )

@@ -34,7 +34,7 @@ class StageStart:
         clips: Clips that the run had trained before, each use as one.
         average_step: Step since which the weights are averaged; negative for an average of another run that goes on.
         epochs_step: Step with which its first epoch began: its first, or that of the last restart of the data.
-        epoch_steps: Steps of that epoch as it was planned then; 0 if an older version began it, and kept none.
+        epoch_steps: Steps of that epoch as it was planned then.
     """
 
     name: str = ""

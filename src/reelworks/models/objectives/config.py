@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -28,15 +29,12 @@ _FLOW_WEIGHTINGS = ("sigma-sqrt", "cosmap", "bell")
 _LOSS_KEYS = ("loss", "loss_weighting")
 _NOISE_KEYS = ("noise_offset", "multires_noise_iterations", "input_perturbation")  # which others belong to
 _DIFFUSION_NOISE_KEYS = ("adaptive_noise_scale", "multires_noise_iterations")
-# Keys that need another one above 0.
-_NEEDS = {
-    "noise_offset_random_strength": "noise_offset",
-    "noise_offset_probability": "noise_offset",
-    "adaptive_noise_scale": "noise_offset",
-    "multires_noise_discount": "multires_noise_iterations",
-}
-# Keys that belong to values of another key.
-_BELONGS_TO = {
+# Keys that belong to values of another key, or to any of it but 0.
+_BELONGS_TO: dict[str, tuple[str, tuple[str, ...]]] = {
+    **dict.fromkeys(
+        ("noise_offset_random_strength", "noise_offset_probability", "adaptive_noise_scale"), ("noise_offset", ())
+    ),
+    "multires_noise_discount": ("multires_noise_iterations", ()),
     "mode_scale": ("timestep_sampling", ("mode",)),
     "beta_alpha": ("timestep_sampling", ("beta",)),
     "beta_beta": ("timestep_sampling", ("beta",)),
@@ -205,23 +203,14 @@ class ObjectiveConfig(Config):
     def _keys_belong_to_the_chosen_values(self) -> Self:
         for key, (chooser, choices) in _BELONGS_TO.items():
             chosen = getattr(self, chooser)
-            if self._is_set(key) and chosen not in choices:
-                names = " or ".join(f'"{choice}"' for choice in choices)
+            if self._is_set(key) and (chosen not in choices if choices else not chosen):
+                names = "= " + " or ".join(f'"{choice}"' for choice in choices) if choices else "above 0"
                 raise UserError(
-                    f'it has no effect with {chooser} = "{chosen}"',
+                    f"it has no effect with {chooser} = {json.dumps(chosen)}",
                     code="key-without-effect",
                     field=f"objective.{key}",
                     value=getattr(self, key),
-                    remedy=f"leave it out, or set objective.{chooser} = {names}",
-                )
-        for key, needed in _NEEDS.items():
-            if self._is_set(key) and not getattr(self, needed):
-                raise UserError(
-                    f"it has no effect without {needed}",
-                    code="key-without-effect",
-                    field=f"objective.{key}",
-                    value=getattr(self, key),
-                    remedy=f"leave it out, or set objective.{needed}",
+                    remedy=f"leave it out, or set objective.{chooser} {names}",
                 )
         return self
 

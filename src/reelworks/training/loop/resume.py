@@ -112,8 +112,6 @@ def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
     else:
         position, data_changes = resume.resume(data, spec, run.folder, cursor, excluded, aliases)
         logger.info("resumed from step %d, epoch %d, plan step %d", step, position.epoch, position.plan_step)
-    if not position.stage.epoch_steps:  # an older version began it
-        position = replace(_whole_epoch(data, spec, position).with_epochs_begun(), plan=position.plan)
     if data_changes and data.recipe.train.falls_over_epochs:
         changes.extend(_moved_end(data, spec, position))
     for line in (*data_changes, *changes):

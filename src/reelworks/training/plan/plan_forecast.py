@@ -236,18 +236,16 @@ def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
     )
 
 
-def forecast(
-    recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | None = None, gpu: Gpu | None = None
-) -> PlanForecast:
+def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | None = None) -> PlanForecast:
     """Summarise the first epoch of a run on `world` GPUs, and look so many epochs ahead; the catalog must exist.
 
-    `data` is the recipe's, where it is open already; `gpu` is the kind of the GPUs, by default that of this machine.
+    `data` is the recipe's, where it is open already.
 
     Raises:
         UserError: GPUs cannot be divided into sequence groups, or these cannot share the tokens of a bucket.
     """
     ranks = recipe.parallel.data_ranks(world)
-    data = settled(RecipeData.open(recipe), world, gpu) if data is None else data
+    data = settled(RecipeData.open(recipe), world) if data is None else data
     sequence_limits.require_buckets(recipe.model, data.table)
     spec = plan_spec(data, ranks)
     plan = begin_epoch(data, spec, epoch=0).plan

@@ -15,6 +15,7 @@ from reelworks.core.requests import arg
 if TYPE_CHECKING:
     from reelworks.data.catalog.scan.scan import ScanProgress
     from reelworks.training.plan.plan_forecast import PlanForecast
+    from reelworks.training.recipe.dataset import RecipeData
     from reelworks.training.recipe.recipe import Recipe
 
 
@@ -102,10 +103,10 @@ def forecast(
     path: Path,
     on_scan: Callable[[ScanProgress], None] | None = None,
     on_note: Callable[[str], None] = lambda note: None,
-) -> tuple[Recipe, PlanForecast]:
+) -> tuple[Recipe, RecipeData, PlanForecast]:
     """Forecast what training of one of the recipes would do, and write the clips that it leaves out, if asked for.
 
-    `on_note` gets sentences on what the scan found.
+    `on_note` gets sentences on what the scan found. The data are those that the forecast is of.
     """
     from reelworks.training.plan import plan_forecast, rejections
     from reelworks.training.recipe import dataset
@@ -114,7 +115,8 @@ def forecast(
     scan(request, recipe, on_scan, on_note)
     # A recipe whose clips are shared by several GPUs is planned for that many at least.
     world = max(request.world, recipe.parallel.group_size)
-    found = plan_forecast.forecast(recipe, world, request.epochs, gpu=request.named_gpu)
+    data = plan_forecast.settled(dataset.RecipeData.open(recipe), world, request.named_gpu)
+    found = plan_forecast.forecast(recipe, world, request.epochs, data)
     if request.rejected is not None:
         rejections.write(request.rejected, dataset.RecipeData.open(recipe), 0)
-    return recipe, found
+    return recipe, data, found

@@ -91,12 +91,11 @@ class RunForecast:
     disk_bytes: int
 
 
-def of_gpu(recipe: Recipe, plan: PlanForecast, gpu: Gpu) -> StepForecast:
-    """Forecast time and memory of a recipe without stages; its data must have been scanned."""
-    data = plan_forecast.settled(RecipeData.open(recipe), plan.world, gpu)
+def of_gpu(data: RecipeData, plan: PlanForecast, gpu: Gpu) -> StepForecast:
+    """Forecast time and memory of a recipe without stages, by its data and their plan for such GPUs."""
     of_network = Measurements().estimate(data.recipe, data.table)
-    spec = plan_forecast.plan_spec(data, recipe.parallel.data_ranks(plan.world))
-    extent = _extent(data, spec, recipe.train, StageStart())
+    spec = plan_forecast.plan_spec(data, data.recipe.parallel.data_ranks(plan.world))
+    extent = _extent(data, spec, data.recipe.train, StageStart())
     seconds = _seconds(data, plan, of_network, extent, gpu)
     each = seconds / max(extent.steps, 1)
     return StepForecast(gpu.name, each, extent.steps, bool(data.measured_ms), of_network.memory.total)

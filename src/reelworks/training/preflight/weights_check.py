@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 import reelworks
@@ -160,7 +160,7 @@ def _residual(x: Tensor, y: Tensor) -> Tensor:
     return (y - slope * x).square().sum()
 
 
-def picture(height: int, width: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def picture(height: int, width: int) -> NDArray[np.float32]:
     """Draw hills below a sun, `[height, width, 3]` in -1 to 1."""
     y, x = np.mgrid[0 : 1 : height * 1j, 0 : width / height : width * 1j].astype(np.float32)
     sun = np.hypot(x - 0.7 * width / height, y - 0.35) < 0.12

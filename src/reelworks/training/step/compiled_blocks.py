@@ -41,7 +41,7 @@ def allow_graphs(of_code: int, of_all: int) -> None:
         config.recompile_limit, config.accumulated_recompile_limit = of_code, of_all
 
 
-def explain(error: Exception, what: str) -> None:
+def raise_explained(error: Exception, what: str) -> None:
     """Raise an error of the compiler in words for people; return if it is another one."""
     of_compiler: type[Exception] = torch._dynamo.exc.TorchDynamoException
     if isinstance(error, of_compiler):
@@ -133,7 +133,7 @@ class CompiledBlocks:
             yield
         except Exception as error:
             if self._on:
-                explain(error, "the blocks")
+                raise_explained(error, "the blocks")
             raise
         finally:
             self._on = False

@@ -71,7 +71,7 @@ def compile_network(network: nn.Module, most_shapes: int, backend: str | Callabl
         try:
             return compiled(x, *args, **kwargs)
         except Exception as error:
-            compiled_blocks.explain(error, "the autoencoder")
+            compiled_blocks.raise_explained(error, "the autoencoder")
             raise
 
     network.forward = forward

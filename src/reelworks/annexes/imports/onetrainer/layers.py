@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from reelworks.annexes.imports import tables
 from reelworks.models import registry
 
 # By the beginning of the preset; N stands for a number.
-LAYERS: Mapping[str, Sequence[str]] = tables.table("onetrainer", "layers")
+LAYERS: dict[str, Sequence[str]] = tables.table("onetrainer", "layers")
+# Without sizes, and with convolutions where SDXL has linear layers.
+LAYERS["sd1.5"] = [name for name in LAYERS["sdxl"] if not re.search(r"add_embedding|proj_(in|out)$", name)]
 _NUMBERS = ("0", "1")  # of blocks, to find out whether a filter tells them apart
 
 

@@ -58,9 +58,7 @@ class AnimaConfig(Config):
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
-        channels = components.latent_channels
-        widths = {"in_channels": channels, "out_channels": channels, "text_embed_dim": components.text_dim}
-        return self.model_copy(update=widths)
+        return self.model_copy(update=family.widths(components, "text_embed_dim"))
 
 
 FAMILY = family_file.read(__package__, AnimaConfig)

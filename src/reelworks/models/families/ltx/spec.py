@@ -41,9 +41,7 @@ class LTXConfig(Config):
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
-        channels = components.latent_channels
-        widths = {"in_channels": channels, "out_channels": channels, "caption_channels": components.text_dim}
-        return self.model_copy(update=widths)
+        return self.model_copy(update=family.widths(components, "caption_channels"))
 
 
 FAMILY = family_file.read(__package__, LTXConfig)

@@ -46,9 +46,7 @@ class QwenImage21Config(Config):
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
-        channels = components.latent_channels
-        widths = {"in_channels": channels, "out_channels": channels, "context_in_dim": components.text_dim}
-        return self.model_copy(update=widths)
+        return self.model_copy(update=family.widths(components, "context_in_dim"))
 
 
 FAMILY = family_file.read(__package__, QwenImage21Config)

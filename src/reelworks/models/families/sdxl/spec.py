@@ -57,9 +57,7 @@ class UNetConfig(Config):
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
-        channels = components.latent_channels
-        widths = {"in_channels": channels, "out_channels": channels, "cross_attention_dim": components.text_dim}
-        return self.model_copy(update=widths)
+        return self.model_copy(update=family.widths(components, "cross_attention_dim"))
 
     def _release_blocks(self) -> Iterator[family.KeyRule]:
         """Yield the rules of all blocks; the release numbers the layers of all levels in sequence."""
