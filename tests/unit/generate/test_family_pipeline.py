@@ -38,6 +38,7 @@ CALLS = {
     "ernie-image-tiny": {"guidance_scale": 3.0, "use_pe": False},
     "krea2-tiny": {"guidance_scale": 2.0},  # counted from 0
     "ltx-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12, "num_frames": 9, "frame_rate": 12.0},
+    "hunyuan-image-2.1-tiny": {},
     "hunyuan-video-1.5-tiny": {"num_frames": 5},
     "sd1.5-tiny": {"guidance_scale": 3.0},
     "sdxl-tiny": {"guidance_scale": 3.0},
@@ -310,7 +311,8 @@ def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
     """What is known of released models is what diffusers takes where nobody says it."""
     # Those whose releases say it otherwise, and those without a pipeline.
     released = (
-        *("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "hunyuan-video-1.5", "krea2-turbo", "z-image-turbo"),
+        *("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "krea2-turbo", "z-image-turbo"),
+        *("hunyuan-image-2.1", "hunyuan-video-1.5"),
         "ernie-image-turbo",
         *("qwen-image-edit-2509", "qwen-image-edit-2511", "qwen-image-edit-plus", "opensora2"),
         *("qwen-image-2.1-turbo", "ltx-2.5-distilled"),

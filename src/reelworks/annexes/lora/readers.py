@@ -39,7 +39,7 @@ _COMFYUI: Mapping[str, tuple[str, ...]] = {
     _QWEN: ("transformer.", "", "lycoris_"),
     **dict.fromkeys((_Z_IMAGE, _KREA), ("diffusion_model.", "transformer.", "", "lycoris_")),
     **dict.fromkeys(("WanTransformer3DModel", "WanVACETransformer3DModel", "HunyuanVideo15Transformer3DModel"), ()),
-    **dict.fromkeys((*_BARE, _ANIMA), ()),
+    **dict.fromkeys((*_BARE, _ANIMA, "HunyuanImageTransformer2DModel"), ()),
 }
 _FORGE = {_SDXL: _COMFYUI[_SDXL], _FLUX: ("transformer.", "lycoris_", "lora_transformer_"), _SD3: (), _CHROMA: ()}
 # Layers that are not in these maps though others of their network are: networks, beginnings and names of diffusers.
