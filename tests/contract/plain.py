@@ -432,6 +432,13 @@ def hunyuan_video15(module, x0, noise, i):
     return _mse(out, noise - x0)
 
 
+def sana_video(module, x0, noise, i):
+    """As its trainers say it: times of a thousand, and a mask of texts."""
+    x_t = _blend(x0, noise, i.time)
+    out = module(x_t, i.text, i.time, encoder_attention_mask=i.text_mask.float()).sample
+    return _mse(out, noise - x0)
+
+
 def sd15(module, x0, noise, i):
     """Noise is predicted, on the schedule of diffusers."""
     return sdxl(module, x0, noise, i, has_sizes=False)
@@ -485,6 +492,7 @@ LOSSES = {
     "qwen-image-edit-plus-tiny": qwen_image,
     "qwen-image-2.1-tiny": qwen_image21,
     "qwen-image-2.1-edit-tiny": qwen_image21,
+    "sana-video-tiny": sana_video,
     "sd1.5-tiny": sd15,
     "sd3-tiny": sd3,
     "sdxl-tiny": sdxl,

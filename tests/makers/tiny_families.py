@@ -159,6 +159,7 @@ TEXTS = {
     "ltx-2": {"dim": 32, "max_length": 12},
     "hunyuan-image-2.1": {"dim": 32, "max_length": 384},
     "hunyuan-video-1.5": {"dim": 32, "max_length": 1000},
+    "sana-video": {"dim": 32, "max_length": 12},
     "sd1.5": {"dim": 16, "max_length": 16},
     "sdxl": {"dim": 32, "max_length": 16, "pooled_dim": 12},
     "sd3": {"dim": 32, "max_length": 28, "pooled_dim": 24},
@@ -265,6 +266,8 @@ def _encoders(text):
         config = transformers.Mistral3Config(text_config=sizes, vision_config=vision | {"num_attention_heads": 2})
         enhancer = transformers.Ministral3ForCausalLM(sizes)
         return one | {"text_encoder": transformers.Mistral3Model(config), "pe": enhancer, "pe_tokenizer": words}
+    if text == "sana-video":
+        return one | {"text_encoder": transformers.Gemma2Model(transformers.Gemma2Config(**GEMMA))}
     if text == "ltx-2":
         config = transformers.Gemma3Config(text_config=GEMMA, vision_config=SIGLIP, mm_tokens_per_image=4)
         parts = {"connectors": ltx2.LTX2TextConnectors(**CONNECTORS), "audio_vae": None, "vocoder": None}

@@ -40,6 +40,10 @@ CALLS = {
     "ltx-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12, "num_frames": 9, "frame_rate": 12.0},
     "hunyuan-image-2.1-tiny": {},
     "hunyuan-video-1.5-tiny": {"num_frames": 5},
+    "sana-video-tiny": {
+        **{"guidance_scale": 3.0, "max_sequence_length": 12},
+        **{"frames": 5, "use_resolution_binning": False},
+    },
     "sd1.5-tiny": {"guidance_scale": 3.0},
     "sdxl-tiny": {"guidance_scale": 3.0},
     "sd3-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12},
@@ -49,7 +53,7 @@ _QUICK = ("wan-tiny", "flux-tiny", "qwen-image-tiny", "ltx-tiny", "hunyuan-video
 
 
 def options_for(name, **changes):
-    shape = Shape(CALLS[name].get("num_frames", 1), 32, 64)
+    shape = Shape(CALLS[name].get("num_frames", CALLS[name].get("frames", 1)), 32, 64)
     return GenerateOptions(shape, 12.0, 3, 3.0, seed=5, **changes)
 
 
