@@ -231,6 +231,21 @@ def longcat_image(module, x0, noise, i):
     return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8), target)
 
 
+def hunyuan_image21(module, x0, noise, i):
+    """As sd-scripts trains it: letters, a third of these short texts, are given beside the words."""
+    x_t, target = _picture(x0, noise, i)
+    letters = i.text.shape[1] // 3
+    out = module(
+        hidden_states=x_t,
+        timestep=i.time,
+        encoder_hidden_states=i.text[:, letters:],
+        encoder_attention_mask=i.text_mask[:, letters:],
+        encoder_hidden_states_2=i.text[:, :letters, : module.config.text_embed_2_dim],
+        encoder_attention_mask_2=i.text_mask[:, :letters],
+    ).sample
+    return _mse(out, target)
+
+
 def minimax_h3(module, x0, noise, i):
     """One clip at a time; time 1 is clean, velocities point towards the data, and the left sound precedes the right."""
     from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3_layout
@@ -417,6 +432,13 @@ def hunyuan_video15(module, x0, noise, i):
     return _mse(out, noise - x0)
 
 
+def sana_video(module, x0, noise, i):
+    """As its trainers say it: times of a thousand, and a mask of texts."""
+    x_t = _blend(x0, noise, i.time)
+    out = module(x_t, i.text, i.time, encoder_attention_mask=i.text_mask.float()).sample
+    return _mse(out, noise - x0)
+
+
 def sd15(module, x0, noise, i):
     """Noise is predicted, on the schedule of diffusers."""
     return sdxl(module, x0, noise, i, has_sizes=False)
@@ -455,6 +477,7 @@ LOSSES = {
     "flux2-klein-tiny": flux2,
     "flux3-tiny": flux3,
     "flux3-edit-tiny": flux3,
+    "hunyuan-image-2.1-tiny": hunyuan_image21,
     "hunyuan-video-1.5-tiny": hunyuan_video15,
     "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,
     "krea2-tiny": krea2,
@@ -469,6 +492,7 @@ LOSSES = {
     "qwen-image-edit-plus-tiny": qwen_image,
     "qwen-image-2.1-tiny": qwen_image21,
     "qwen-image-2.1-edit-tiny": qwen_image21,
+    "sana-video-tiny": sana_video,
     "sd1.5-tiny": sd15,
     "sd3-tiny": sd3,
     "sdxl-tiny": sdxl,

@@ -29,7 +29,7 @@ from reelworks.training.memory import published_sizes
 
 HERE = Path(__file__).parent
 # Of a family that brings nothing of its own, the loss beside that of a plain script is enough among quick tests.
-_FURTHER = ("longcat-image-tiny",)
+_FURTHER = ("hunyuan-image-2.1-tiny", "longcat-image-tiny", "sana-video-tiny")
 every_family = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n in _FURTHER else []) for n in contract.FAMILIES]
 )
@@ -68,6 +68,7 @@ SIZES = {
     "longcat-image": 6_270_668_864,
     "qwen-image": 20_430_401_088,
     "qwen-image-2.1": 7_115_124_736,
+    "sana-video-2b": 2_056_862_144,
     "z-image": 6_154_908_736,
     "ltx-video-2b": 1_923_385_472,
     "ltx-video-13b": 13_042_569_344,
@@ -79,6 +80,7 @@ SIZES = {
     "sd3-medium": 2_028_328_000,
     "sd3.5-medium": 2_243_171_520,
     "sd3.5-large": 8_056_627_520,
+    "hunyuan-image-2.1": 17_425_795_520,
     "hunyuan-video-1.5": 8_326_608_160,
 }
 

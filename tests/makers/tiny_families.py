@@ -92,6 +92,16 @@ AUTOENCODERS = {
     "flux": KL | {"latent_channels": 16, "shift_factor": 0.1159, "scaling_factor": 0.3611},
     "flux2": KL | {"latent_channels": 32},
     "hunyuan-video": {"block_out_channels": (32,) * 4, "layers_per_block": 1, "norm_num_groups": 4},
+    "hunyuan-image-2.1": {
+        "in_channels": 3,
+        "out_channels": 3,
+        "latent_channels": 64,
+        "block_out_channels": (32, 32, 32, 32, 64, 128),
+        "layers_per_block": 1,
+        "spatial_compression_ratio": 32,
+        "sample_size": 64,
+        "scaling_factor": 0.75289,
+    },
     "hunyuan-video-1.5": {"block_out_channels": (32, 32, 32, 32, 64), "layers_per_block": 1},
     "ltx-video": {
         "block_out_channels": (8,) * 4,
@@ -147,7 +157,9 @@ TEXTS = {
     "z-image": {"dim": 32, "max_length": 64},
     "ltx-video": {"dim": 32, "max_length": 12},
     "ltx-2": {"dim": 32, "max_length": 12},
+    "hunyuan-image-2.1": {"dim": 32, "max_length": 384},
     "hunyuan-video-1.5": {"dim": 32, "max_length": 1000},
+    "sana-video": {"dim": 32, "max_length": 12},
     "sd1.5": {"dim": 16, "max_length": 16},
     "sdxl": {"dim": 32, "max_length": 16, "pooled_dim": 12},
     "sd3": {"dim": 32, "max_length": 28, "pooled_dim": 24},
@@ -254,12 +266,19 @@ def _encoders(text):
         config = transformers.Mistral3Config(text_config=sizes, vision_config=vision | {"num_attention_heads": 2})
         enhancer = transformers.Ministral3ForCausalLM(sizes)
         return one | {"text_encoder": transformers.Mistral3Model(config), "pe": enhancer, "pe_tokenizer": words}
+    if text == "sana-video":
+        return one | {"text_encoder": transformers.Gemma2Model(transformers.Gemma2Config(**GEMMA))}
     if text == "ltx-2":
         config = transformers.Gemma3Config(text_config=GEMMA, vision_config=SIGLIP, mm_tokens_per_image=4)
         parts = {"connectors": ltx2.LTX2TextConnectors(**CONNECTORS), "audio_vae": None, "vocoder": None}
         return one | parts | {"text_encoder": transformers.Gemma3ForConditionalGeneration(config)}
-    assert text == "hunyuan-video-1.5"
-    glyphs = {"text_encoder_2": _t5(d_model=8), "tokenizer_2": transformers.ByT5Tokenizer()}
+    assert text.startswith("hunyuan")
+    sizes = {"vocab_size": 384} if text == "hunyuan-image-2.1" else {}  # which reads letters too
+    glyphs = {"text_encoder_2": _t5(d_model=8, **sizes), "tokenizer_2": transformers.ByT5Tokenizer()}
+    if text == "hunyuan-image-2.1":
+        # The state before the last two layers.
+        config = _qwen_vl()
+        return one | glyphs | {"text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(config)}
     return one | glyphs | {"text_encoder": transformers.Qwen2_5_VLTextModel(_qwen_vl().text_config)}
 
 
@@ -318,7 +337,7 @@ def write(name, place, *, without=(), **settings):
         made["transformer_2"], settings["boundary_ratio"] = network(name, seed=2), 0.875
     if parts.text == "krea2":
         settings["text_encoder_select_layers"] = (1, 2)
-    if parts.text == "hunyuan-video-1.5":
+    if parts.text.startswith("hunyuan"):
         made["guider"] = diffusers.ClassifierFreeGuidance()
     if parts.text in ("anima", "flux3", "minimax-h3", "qwen-image-2.1"):  # whose pipelines are not built from parts
         for folder, part in made.items():

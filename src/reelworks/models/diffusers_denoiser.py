@@ -23,7 +23,7 @@ from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
 from reelworks.data.distributed.contract import Contract
 from reelworks.models import recompute
-from reelworks.models.adapters import inject
+from reelworks.models.adapters import inject, release_layers
 from reelworks.models.adapters.config import Targets
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan, TextEmbedding
 from reelworks.models.base_model import Base
@@ -207,7 +207,7 @@ class DiffusersNetwork:
         return state
 
     def rename_keys(self, module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Rename the tensors of a release to the keys of diffusers, where diffusers has a mapping."""
+        """Rename the tensors of a release to the keys of diffusers: by its own mapping, or else by the names of layers."""
         single: Any = importlib.import_module("diffusers.loaders.single_file_model")
         loadable = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)
         # A file with ComfyUI's prefix may hold other parts of the model too.
@@ -221,7 +221,8 @@ class DiffusersNetwork:
                 if renamed.keys() & module.state_dict().keys():
                     others = config.network.files.other_parts
                     return {key: value for key, value in renamed.items() if not key.startswith(others)}
-        return {key.removeprefix(_COMFYUI): value for key, value in state.items()}
+        bare = {key.removeprefix(_COMFYUI): value for key, value in state.items()}
+        return bare if loadable is not None else release_layers.take_apart(bare, module.state_dict(), config)
 
     def learns_variance(self, config: FamilyConfig, source: str, channels: int) -> bool:
         """Return False: no supported network of diffusers predicts variance."""

@@ -96,21 +96,23 @@ def _without_autocast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(former)
 
 
-def run_block(block: Callable[..., Any], recompute: Recompute, *args: Any) -> Any:
+def run_block(block: Callable[..., Any], recompute: Recompute, *args: Any, **named: Any) -> Any:
     """Call a block, storing for the backward pass what `recompute` says."""
     if recompute == "auto":
         blocks = _blocks.get()
         recompute = True if blocks is None else blocks.next()
     if not recompute or not torch.is_grad_enabled():
-        return block(*args)
+        return block(*args, **named)
     if recompute == "selective":
         contexts = partial(create_selective_checkpoint_contexts, _policy)
         with _without_autocast_cache():
-            return checkpoint(block, *args, use_reentrant=False, context_fn=contexts)
-    return checkpoint(block, *args, use_reentrant=False)
+            return checkpoint(block, *args, use_reentrant=False, context_fn=contexts, **named)
+    return checkpoint(block, *args, use_reentrant=False, **named)
 
 
 def enable(module: Any, recompute: Recompute) -> None:
     """Turn recomputation on in a network of diffusers."""
     if recompute:
-        module.enable_gradient_checkpointing(lambda block, *args: run_block(block.__call__, recompute, *args))
+        module.enable_gradient_checkpointing(
+            lambda block, *args, **named: run_block(block.__call__, recompute, *args, **named)
+        )

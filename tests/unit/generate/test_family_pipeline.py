@@ -38,7 +38,12 @@ CALLS = {
     "ernie-image-tiny": {"guidance_scale": 3.0, "use_pe": False},
     "krea2-tiny": {"guidance_scale": 2.0},  # counted from 0
     "ltx-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12, "num_frames": 9, "frame_rate": 12.0},
+    "hunyuan-image-2.1-tiny": {},
     "hunyuan-video-1.5-tiny": {"num_frames": 5},
+    "sana-video-tiny": {
+        **{"guidance_scale": 3.0, "max_sequence_length": 12},
+        **{"frames": 5, "use_resolution_binning": False},
+    },
     "sd1.5-tiny": {"guidance_scale": 3.0},
     "sdxl-tiny": {"guidance_scale": 3.0},
     "sd3-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12},
@@ -48,7 +53,7 @@ _QUICK = ("wan-tiny", "flux-tiny", "qwen-image-tiny", "ltx-tiny", "hunyuan-video
 
 
 def options_for(name, **changes):
-    shape = Shape(CALLS[name].get("num_frames", 1), 32, 64)
+    shape = Shape(CALLS[name].get("num_frames", CALLS[name].get("frames", 1)), 32, 64)
     return GenerateOptions(shape, 12.0, 3, 3.0, seed=5, **changes)
 
 
@@ -310,7 +315,8 @@ def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
     """What is known of released models is what diffusers takes where nobody says it."""
     # Those whose releases say it otherwise, and those without a pipeline.
     released = (
-        *("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "hunyuan-video-1.5", "krea2-turbo", "z-image-turbo"),
+        *("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "krea2-turbo", "z-image-turbo"),
+        *("hunyuan-image-2.1", "hunyuan-video-1.5"),
         "ernie-image-turbo",
         *("qwen-image-edit-2509", "qwen-image-edit-2511", "qwen-image-edit-plus", "opensora2"),
         *("qwen-image-2.1-turbo", "ltx-2.5-distilled"),

@@ -201,6 +201,30 @@ def test_anima_is_trained_at_its_timesteps_and_without_its_modulation(
 
 
 @pytest.mark.parametrize(
+    ("options", "sampling", "shift"),
+    [
+        ("", "uniform", 5.0),
+        ("--discrete_flow_shift 3 --weighting_scheme sigma_sqrt", "uniform", 3.0),
+        ("--timestep_sampling shift", "logit-normal", 5.0),
+    ],
+)
+def test_hunyuan_image_predicts_the_velocity_unless_it_is_told_otherwise(
+    tmp_path: Path, options: str, sampling: str, shift: float
+) -> None:
+    command = (
+        "python hunyuan_image_train_network.py --network_module networks.lora_hunyuan_image --network_dim 16 --fp8_vl "
+        f"--pretrained_model_name_or_path hunyuanimage2.1.safetensors --byt5 b.safetensors {options}"
+    )
+    made, recipe = converted(tmp_path, command=command)
+    assert (recipe.model.name, recipe.model.weights) == ("hunyuan-image-2.1", "hunyuanimage2.1.safetensors")
+    assert (recipe.objective.timestep_sampling, recipe.objective.timestep_shift) == (sampling, shift)
+    assert recipe.objective.loss_weighting == "none"
+    assert recipe.lora is not None
+    assert recipe.lora.targets == "blocks"
+    assert {fates(made)[key] for key in ("byt5", "fp8_vl")} == {Fate.NO_MEANING}
+
+
+@pytest.mark.parametrize(
     ("options", "text", "fate"),
     [
         ("", "sd1.5", None),

@@ -39,6 +39,7 @@ _SDXL = [f"transformer_blocks_0_attn{n}_{name}" for n in (1, 2) for name in ("to
 _SDXL += ["transformer_blocks_0_ff_net_0_proj", "transformer_blocks_0_ff_net_2", "proj_in", "proj_out"]
 _HUNYUAN = [f"{side}_attn_{name}" for side in ("img", "txt") for name in ("q", "k", "v", "proj")]
 _HUNYUAN += [f"{side}_{name}" for side in ("img", "txt") for name in ("mlp_fc1", "mlp_fc2", "mod_linear")]
+_HUNYUAN_IMAGE = ["attn_qkv", "attn_proj", "mlp_fc1", "mlp_fc2", "mod_linear"]
 _ANIMA = [f"{kind}_attn_{name}" for kind in ("self", "cross") for name in ("q_proj", "k_proj", "v_proj", "output_proj")]
 CASES: dict[str, tuple[str, Mapping[str, list[str]]]] = {
     "anima-tiny": (
@@ -61,6 +62,13 @@ CASES: dict[str, tuple[str, Mapping[str, list[str]]]] = {
     "qwen-image-tiny": ("qwen_image_train_network.py", {"transformer_blocks": _QWEN}),
     "z-image-tiny": ("zimage_train_network.py", {"layers": _Z}),
     "hunyuan-video-1.5-tiny": ("hv_1_5_train_network.py --task t2v", {"double_blocks": _HUNYUAN}),
+    "hunyuan-image-2.1-tiny": (
+        "hunyuan_image_train_network.py --network_module networks.lora_hunyuan_image",
+        {
+            "double_blocks": [f"{side}_{name}" for side in ("img", "txt") for name in _HUNYUAN_IMAGE],
+            "single_blocks": ["linear1", "linear2", "modulation_linear"],
+        },
+    ),
     "krea2-tiny": (
         "krea2_train_network.py",
         {

@@ -1,5 +1,7 @@
 """Each family's captions become what its pipeline in diffusers makes of them; tiny random encoders stand for its own."""
 
+import inspect
+
 import diffusers
 import pytest
 import tiny_families
@@ -184,6 +186,22 @@ def test_tokens_are_the_pipelines(family):
         tokens, mask = pipeline.encode_prompt(LINES[:1])
         mask = mask[:, :512].bool()
         tokens = tokens.flatten(2)[:, :512][mask]
+    elif name == "sana-video":
+        instruction = inspect.signature(kind.__call__).parameters["complex_human_instruction"].default
+        settings = {"do_classifier_free_guidance": False, "max_sequence_length": 12}
+        empty, mask, *_ = pipeline.encode_prompt("", **settings)
+        assert torch.equal(encoder.encode([""]).tokens[0][mask[0].bool()], empty[0][mask[0].bool()].float())
+        tokens, mask, *_ = pipeline.encode_prompt(LINES[:1], **settings, complex_human_instruction=instruction)
+        tokens = tokens[mask.bool()]
+    elif name == "hunyuan-image-2.1":
+        assert not made.mask[:, :128].any()  # no word is quoted
+        made = encoder.encode(['a sign that says "waves"'])
+        words, mask, letters, letters_mask = pipeline.encode_prompt(['a sign that says "waves"'])
+        assert letters_mask.sum() > len("waves")
+        assert torch.equal(made.tokens[0, :128, :8][made.mask[0, :128]], letters[letters_mask.bool()].float())
+        assert not made.tokens[0, :128, 8:].any()
+        made = made._replace(mask=made.mask.index_fill(1, torch.arange(128), value=False))
+        tokens = words[mask.bool()]
     elif name == "hunyuan-video-1.5":
         tokens, mask, *_ = pipeline.encode_prompt(LINES[:1])
         tokens = tokens[mask.bool()]

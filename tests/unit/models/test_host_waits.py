@@ -33,7 +33,7 @@ _WITHOUT = (
     "qwen-image-t",
     "sd",
 )
-_WITHOUT += ("longcat", "stdit", "wan-e", "wan-f", "wan-i", "wan-t", "wan-v")
+_WITHOUT += ("longcat", "sana", "stdit", "wan-e", "wan-f", "wan-i", "wan-t", "wan-v")
 
 Use = Callable[[Tensor], object]
 

@@ -23,11 +23,12 @@ from reelworks.testing import contract
 RANK, ALPHA = 4, 1.0
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
 # What completes the layers of the release that the targets are parts of.
-REST = {name: ["proj_mlp"] for name in ("flux-tiny", "chroma-tiny", "longcat-image-tiny")}
+REST = {name: ["proj_mlp"] for name in ("flux-tiny", "chroma-tiny", "hunyuan-image-2.1-tiny", "longcat-image-tiny")}
 REST["flux2-klein-tiny"] = ["to_qkv_mlp_proj"]
 TINY = [
     "anima-tiny",
     "ernie-image-tiny",
+    "hunyuan-image-2.1-tiny",
     "longcat-image-tiny",
     "qwen-image-tiny",
     "z-image-tiny",

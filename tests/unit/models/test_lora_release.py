@@ -149,7 +149,7 @@ COMFYUI = {name: network["layers"] for network in COMFYUI_NETWORKS for name in n
 # ComfyUI has the network of Flux for these, with fewer blocks.
 LIKE_FLUX = ("LongCatImageTransformer2DModel",)
 # No other program reads files of these; layers have the names of their own code.
-OWN_NAMES = ("MMDiT", "STDiT2", "STDiT3")
+OWN_NAMES = ("MMDiT", "SanaVideoTransformer3DModel", "STDiT2", "STDiT3")
 _BLOCK = re.compile(r"(?<=blocks\.)\d+|(?<=\blayers\.)\d+|(?<=refiner\.)\d+")
 
 

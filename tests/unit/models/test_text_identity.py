@@ -26,6 +26,7 @@ KINDS = {networks: name for name, (networks, _) in reversed(KNOWN.items())}
 find_once = functools.cache(encoders._find)  # each config is read for every family
 # What a release saves, by the kind of its half that reads texts.
 WHOLE = {
+    "gemma2": lambda size: transformers.Gemma2Config(vocab_size=size),
     "gemma3_text": lambda size: transformers.Gemma3Config(text_config={"vocab_size": size}),
     "gemma4_unified_text": lambda size: transformers.Gemma4UnifiedConfig(text_config={"vocab_size": size}),
     "mistral": lambda size: transformers.Mistral3Config(text_config={"model_type": "mistral", "vocab_size": size}),

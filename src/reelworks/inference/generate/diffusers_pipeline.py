@@ -7,6 +7,7 @@ the request, `why_not` returns the reason, and our own sampler generates.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
@@ -207,9 +208,10 @@ def _sample(
     text = encoder.texts([prompt, ""], [False, True])
     arguments = _family(recipe).pipeline_arguments
     assert arguments is not None, "why_not was asked"
+    counted = {"num_frames", "frames"} & inspect.signature(pipe.__call__).parameters.keys()
     frames = pipe(
         **arguments(text, options.guidance_scale, options.fps, config),
-        **({} if config.pictures_only else {"num_frames": shape.num_frames}),
+        **dict.fromkeys(() if config.pictures_only else counted, shape.num_frames),
         height=shape.height,
         width=shape.width,
         num_inference_steps=options.num_inference_steps,

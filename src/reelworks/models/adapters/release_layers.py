@@ -55,6 +55,21 @@ def _patterns(rules: tuple[KeyRule, ...]) -> _Patterns:
     return patterns
 
 
+def take_apart(state: Mapping[str, Tensor], names: Iterable[str], family: FamilyConfig) -> dict[str, Tensor]:
+    """Return the tensors of a release under the names of the network that they belong to; others keep their own."""
+    found, used = {}, set()
+    for name in names:
+        layer, _, kind = name.rpartition(".")
+        target = place(family, layer)
+        there = f"{target.layer}.{kind}"
+        if (whole := state.get(there)) is not None:
+            heights = [len(whole) * height // sum(target.heights) for height in target.heights]
+            rows = torch.split(whole, heights)[target.part]
+            found[name] = swap_halves(rows) if target.swapped else rows
+            used.add(there)
+    return found | {name: value for name, value in state.items() if name not in used}
+
+
 Layers = dict[str, dict[str, Tensor]]
 """Tensors of each layer by kind, such as A and B."""
 

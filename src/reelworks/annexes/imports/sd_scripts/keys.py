@@ -16,17 +16,18 @@ from reelworks.annexes.imports.values import is_on, number_of
 _TEXT = "text encoders keep their weights: only the denoiser is trained"
 _PARTS = "the text encoders and the autoencoder of the release are used: text_encoder.weights, autoencoder.weights"
 # Defaults of flow matching by model, where they differ: density, shift, kind of prediction.
-SAMPLING = {"flux": ("sigma", 3.0), "chroma": ("sigma", 3.0), "sd3": ("sigma", 1.0), "anima": ("sigmoid", 1.0)}
+SAMPLING = {
+    **{"flux": ("sigma", 3.0), "chroma": ("sigma", 3.0), "sd3": ("sigma", 1.0), "anima": ("sigmoid", 1.0)},
+    "hunyuan-image": ("sigma", 5.0),
+}
 _UNET_LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
 _HUBER = {"huber": "huber", "smooth_l1": "smooth-l1"}
 
 
 def family_of(draft: ImportDraft) -> str:
-    """Return the beginning of the preset's name: sdxl, sd1.5, flux, sd3, chroma or anima."""
+    """Return the beginning of the preset's name: sdxl, sd1.5, flux, sd3, chroma, anima or hunyuan-image."""
     preset = str(draft.get("model.name", ""))
-    return next(
-        (name for name in ("sdxl", "sd1.5", "sd3", "flux", "chroma", "anima") if preset.startswith(name)), preset
-    )
+    return next((name for name in ("sdxl", "sd1.5", *SAMPLING) if preset.startswith(name)), preset)
 
 
 def _title(draft: ImportDraft) -> str:
@@ -54,7 +55,8 @@ def _sampling(value: Any, draft: ImportDraft) -> Outcome:
 def _weighting(value: Any, draft: ImportDraft) -> Outcome:
     if family_of(draft) == "sd3":
         return _sd3_density(value, draft)
-    kind = draft.settings.get("model_prediction_type", "sigma_scaled")
+    default = "raw" if family_of(draft) == "hunyuan-image" else "sigma_scaled"
+    kind = draft.settings.get("model_prediction_type", default)
     weighs = kind == "sigma_scaled" or family_of(draft) == "anima"
     return timesteps.weighting(value, draft, weighs=weighs)
 
@@ -191,8 +193,13 @@ OF_FLOW: Mapping[str, Any] = {
     "model_prediction_type": "sigma_scaled",
     "guidance_scale": 3.5,
 }
-OF_SD3: Mapping[str, Any] = {"weighting_scheme": "uniform"}
-OF_ANIMA: Mapping[str, Any] = {"timestep_sampling": "sigmoid"}
+OF_FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "sd3": {"weighting_scheme": "uniform"},
+    "anima": {"timestep_sampling": "sigmoid"},
+    "flux": OF_FLOW,
+    "chroma": OF_FLOW,
+    "hunyuan-image": {"timestep_sampling": "sigma"},
+}
 
 
 def _metadata(value: Any, draft: ImportDraft) -> Outcome:

@@ -170,7 +170,4 @@ def _regularise(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
 
 def _defaults(draft: ImportDraft, *, is_adapter: bool) -> dict[str, Any]:
     values = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if is_adapter else {})}
-    family = keys.family_of(draft)
-    if family in ("flux", "chroma"):
-        values = {**values, **keys.OF_FLOW}
-    return {**values, **{"sd3": keys.OF_SD3, "anima": keys.OF_ANIMA}.get(family, {})}
+    return {**values, **keys.OF_FAMILIES.get(keys.family_of(draft), {})}

@@ -24,7 +24,8 @@ FLAVOURS = {
     for family, flavours in tables.table("simpletuner", "models").items()
 }
 _SPELLINGS = {"qwen-image": "qwen_image", "z-image": "z_image", "ltxvideo-2": "ltxvideo2", "minimax-h3": "minimaxh3"}
-_EIGHTS = ("wan", "ltxvideo", "ltxvideo2", "longcat_video")  # families whose clips have 8 n + 1 frames there
+# Families whose clips have 8 n + 1 frames there.
+_EIGHTS = ("wan", "ltxvideo", "ltxvideo2", "longcat_video", "sanavideo")
 
 
 def family(settings: FormerSettings) -> str:

@@ -1,0 +1,59 @@
+"""Sizes of HunyuanImage 2.1 networks; torch-free."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from reelworks.core.config import Config
+from reelworks.models import family, family_file
+from reelworks.models.families.flux.spec import RELEASE_BLOCKS
+from reelworks.models.families.hunyuan_video15.spec import FILES, NORMS, TRAINERS_BLOCKS, release_inputs
+
+_RELEASE_LAYERS = (
+    *RELEASE_BLOCKS,
+    *family.release_blocks("transformer_blocks", "double_blocks", NORMS),
+    *family.release_blocks(
+        "single_transformer_blocks",
+        "single_blocks",
+        {"attn.norm_q": "norm.query_norm", "attn.norm_k": "norm.key_norm"},
+    ),
+    *release_inputs("time_guidance_embed"),
+    *family.FINAL_LAYERS,
+)
+# Of sd-scripts' network.
+_TRAINERS_LAYERS = (
+    *family.release_blocks("transformer_blocks", "double_blocks", TRAINERS_BLOCKS),
+    family.KeyRule("single_transformer_blocks.N.norm.linear", "single_blocks.N.modulation.linear"),
+)
+
+
+class HunyuanImage21Config(Config):
+    """Arguments of diffusers' HunyuanImageTransformer2DModel; defaults are the published ones."""
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
+    pictures_only: ClassVar[bool] = True
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
+    network: ClassVar[family.Network] = family.Network(
+        "HunyuanImageTransformer2DModel",
+        ("transformer_blocks", "single_transformer_blocks"),
+        files=FILES,
+        lora=family.LoraNames(_RELEASE_LAYERS, _TRAINERS_LAYERS),
+    )
+
+    in_channels: int = 64
+    out_channels: int = 64
+    num_attention_heads: int = 28
+    attention_head_dim: int = 128
+    num_layers: int = 20
+    num_single_layers: int = 40
+    num_refiner_layers: int = 2
+    text_embed_dim: int = 3584
+    text_embed_2_dim: int = 1472
+    rope_axes_dim: tuple[int, int] = (64, 64)
+
+    def fit(self, components: family.ComponentShapes) -> Self:
+        """Return a copy with the widths of the components."""
+        return self.model_copy(update=family.widths(components, "text_embed_dim"))
+
+
+FAMILY = family_file.read(__package__, HunyuanImage21Config)

@@ -1,0 +1,1 @@
+"""SANA-Video by NVIDIA: clips."""
