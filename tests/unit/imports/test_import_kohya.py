@@ -124,6 +124,16 @@ def test_noise_of_sdxl(tmp_path: Path) -> None:
     assert fates(made)["multires_noise_discount"] is Fate.NO_MEANING
 
 
+def test_a_schedule_that_ends_in_pure_noise(tmp_path: Path) -> None:
+    """It is taken for v, of which alone a network learns there; sd-scripts warns of the other."""
+    command = "python sdxl_train_network.py --zero_terminal_snr"
+    made, recipe = converted(tmp_path, command=f"{command} --v_parameterization")
+    assert (recipe.objective.name, recipe.objective.zero_terminal_snr) == ("v-prediction", True)
+    made, recipe = converted(tmp_path, command=command)
+    assert (recipe.objective.name, recipe.objective.zero_terminal_snr) == ("epsilon", False)
+    assert fates(made)["zero_terminal_snr"] is Fate.NOT_POSSIBLE
+
+
 def test_a_page_config_of_kohya_ss(tmp_path: Path) -> None:
     """Its page has a share of warm-up in percent, and names of its own."""
     values = {

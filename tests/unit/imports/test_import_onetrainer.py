@@ -64,6 +64,14 @@ def test_the_objective(tmp_path: Path, values: dict[str, Any], expected: dict[st
     assert all(fate != Fate.NOT_POSSIBLE for key, (fate, _) in told(made).items() if key in values)
 
 
+def test_a_rescaled_schedule_predicts_v(tmp_path: Path) -> None:
+    """OneTrainer then trains v, whatever `force_v_prediction` says."""
+    values = {"model_type": "STABLE_DIFFUSION_XL_10_BASE", "rescale_noise_scheduler_to_zero_terminal_snr": True}
+    made, recipe = converted(tmp_path, write(tmp_path, {**values, "base_model_name": "a/b"}))
+    assert (recipe.objective.name, recipe.objective.zero_terminal_snr) == ("v-prediction", True)
+    assert told(made)["rescale_noise_scheduler_to_zero_terminal_snr"][0] is Fate.TAKEN
+
+
 def test_a_rate_falls_as_often_over_the_epochs(tmp_path: Path) -> None:
     restarts = {"learning_rate_scheduler": "COSINE_WITH_HARD_RESTARTS", "learning_rate_cycles": 4.0, "epochs": 8}
     made, recipe = converted(tmp_path, write(tmp_path, PRESET | restarts))

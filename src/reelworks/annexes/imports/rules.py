@@ -179,6 +179,13 @@ def passes(target: str) -> Rule:
     return handle
 
 
+def zero_snr(draft: ImportDraft, *, predicts_v: bool) -> Outcome:
+    """Take a last step of pure noise, of which a network that predicts the noise would learn nothing."""
+    if not predicts_v:
+        return Fate.NOT_POSSIBLE, "only for networks that predict v"
+    return Fate.TAKEN, draft.set("objective.zero_terminal_snr", True)
+
+
 def place(target: str) -> Rule:
     """Take a path or an address; without one, nothing is set."""
 

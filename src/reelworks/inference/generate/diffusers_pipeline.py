@@ -7,6 +7,7 @@ the request, `why_not` returns the reason, and our own sampler generates.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
@@ -37,6 +38,7 @@ from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import draws
 
 _PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # names of diffusers' schedulers
+_ZERO_SNR = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 
 
 class PipelineOutput(NamedTuple):
@@ -165,7 +167,9 @@ def _scheduler(recipe: Recipe, encoder: FrozenEncoders, options: GenerateOptions
     library = optional_imports.diffusers()
     config = _published_scheduler(recipe.model.weights)
     prediction = PREDICTIONS.get(recipe.objective.name)
-    trained = {} if prediction is None else {"prediction_type": _PREDICTION_TYPES[prediction]}
+    trained: dict[str, Any] = {} if prediction is None else {"prediction_type": _PREDICTION_TYPES[prediction]}
+    if recipe.objective.zero_terminal_snr:
+        trained |= _ZERO_SNR
     if config is not None:
         kind = getattr(library, config["_class_name"])
         if config.get("use_beta_sigmas"):
@@ -178,11 +182,13 @@ def _scheduler(recipe: Recipe, encoder: FrozenEncoders, options: GenerateOptions
                     field="model.weights",
                     remedy="pip install scipy, or sample by the recipe: --sampler recipe",
                 ) from error
+        if not trained.keys() <= inspect.signature(kind).parameters.keys():  # as SD 1.5's own lacks the last step
+            kind = library.EulerDiscreteScheduler
         return kind.from_config(config, **trained), "the weights"
     if prediction is not None:
         betas = {"beta_start": ddpm.FIRST_BETA, "beta_end": ddpm.LAST_BETA, "beta_schedule": "scaled_linear"}
         kind = library.EulerDiscreteScheduler
-        return kind(**betas, timestep_spacing="leading", steps_offset=1, **trained), "the recipe"
+        return kind(**betas | {"timestep_spacing": "leading", "steps_offset": 1} | trained), "the recipe"
     latent = encoder.autoencoder.geometry.latent(options.shape)
     shift = draws.shift_ratio(recipe.objective, options.shape, latent)
     return library.FlowMatchEulerDiscreteScheduler(shift=shift), "the recipe"

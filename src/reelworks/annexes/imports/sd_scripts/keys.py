@@ -177,6 +177,10 @@ def _perturbation(value: Any, draft: ImportDraft) -> Outcome:
     return rules.within("objective.input_perturbation", most=1)(value, draft)
 
 
+def _zero_snr(value: Any, draft: ImportDraft) -> Outcome:
+    return rules.zero_snr(draft, predicts_v=is_on(draft.settings.get("v_parameterization")))
+
+
 def _masks(value: Any, draft: ImportDraft) -> Outcome:
     if is_on(value) and not any(draft.get(f"dataset.{n}.loss_mask") for n in range(draft.count("dataset"))):
         return Fate.TO_FILL_IN, "masks are pictures in a folder: set dataset.loss_mask"
