@@ -24,7 +24,7 @@ from reelworks.inference.generate import pipeline
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.inference.generate.writers import Sound
 from reelworks.models import components, hub, registry
-from reelworks.models.api import DenoiserInputs
+from reelworks.models.api import DenoiserInputs, TextEmbedding
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS
@@ -33,10 +33,12 @@ from reelworks.models.objectives import ddpm
 from reelworks.models.objectives.config import NUM_TIMESTEPS
 from reelworks.models.objectives.objectives import PREDICTIONS
 from reelworks.models.precision.boundary import DtypeBoundary, is_sharded
+from reelworks.models.text.trained_texts import CaptionedDenoiser
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import draws
 
+_Denoiser = FamilyDenoiser | ExpertPairDenoiser | CaptionedDenoiser
 _PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # names of diffusers' schedulers
 _ZERO_SNR = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 
@@ -78,14 +80,14 @@ def generate(
     geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
     pipe, by = _build(recipe, boundary, encoder, options)
     with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder), _told(boundary):
-        return PipelineOutput([_sample(pipe, recipe, encoder, prompt, options) for prompt in prompts], by)
+        return PipelineOutput([_sample(pipe, recipe, boundary, encoder, prompt, options) for prompt in prompts], by)
 
 
 @contextmanager
 def _told(boundary: DtypeBoundary[DenoiserInputs]) -> Iterator[None]:
     """Say how far the sampling is, whoever calls the network."""
-    module = boundary.denoiser.module
-    networks = module.children() if isinstance(boundary.denoiser, ExpertPairDenoiser) else [module]
+    denoiser = boundary.denoiser
+    networks = list(_networks(denoiser).values()) if isinstance(denoiser, _Denoiser) else [denoiser.module]
     done = 0
 
     def count(*_: object) -> None:
@@ -135,7 +137,7 @@ def _build(
 ) -> tuple[Any, str]:
     """Build the pipeline without text encoders, as it is called with embeddings; also return its description."""
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
-    assert isinstance(denoiser, FamilyDenoiser | ExpertPairDenoiser)
+    assert isinstance(denoiser, _Denoiser)
     assert isinstance(autoencoder, DiffusersAutoencoder)
     if isinstance(denoiser, ExpertPairDenoiser):
         settings = {"boundary_ratio": denoiser.switch_timestep / NUM_TIMESTEPS}
@@ -155,8 +157,10 @@ def _note(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs]) -> str:
     return f", with the expert for {recipe.model.experts} noise alone" if alone else ""
 
 
-def _networks(denoiser: FamilyDenoiser | ExpertPairDenoiser) -> dict[str, nn.Module]:
+def _networks(denoiser: _Denoiser) -> dict[str, nn.Module]:
     """Return the denoising networks by their names in a pipeline."""
+    if isinstance(denoiser, CaptionedDenoiser):
+        return {denoiser.part: denoiser.network.module}
     if isinstance(denoiser, ExpertPairDenoiser):
         return dict(denoiser.module.named_children())
     return {denoiser.config.network.part: denoiser.module}
@@ -207,10 +211,19 @@ def _published_scheduler(source: str | None) -> Any:
 
 
 def _sample(
-    pipe: Any, recipe: Recipe, encoder: FrozenEncoders, prompt: str, options: GenerateOptions
+    pipe: Any,
+    recipe: Recipe,
+    boundary: DtypeBoundary[DenoiserInputs],
+    encoder: FrozenEncoders,
+    prompt: str,
+    options: GenerateOptions,
 ) -> NDArray[np.uint8]:
     shape, config = options.shape, components.family_config(recipe.model)
     text = encoder.texts([prompt, ""], [False, True])
+    if isinstance(boundary.denoiser, CaptionedDenoiser):
+        with torch.no_grad(), boundary.lowered(encoder.device):
+            embedded = boundary.denoiser.embed(text.tokens)
+        text = TextEmbedding(embedded.tokens.float(), text.mask, embedded.pooled.float())
     arguments = _family(recipe).pipeline_arguments
     assert arguments is not None, "why_not was asked"
     frames = pipe(
@@ -236,7 +249,7 @@ def _in_contract(boundary: DtypeBoundary[DenoiserInputs], encoder: FrozenEncoder
     at each step if the network returned bfloat16.
     """
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
-    assert isinstance(denoiser, FamilyDenoiser | ExpertPairDenoiser)
+    assert isinstance(denoiser, _Denoiser)
     assert isinstance(autoencoder, DiffusersAutoencoder)
     output, modules = denoiser.contract.output, list(_networks(denoiser).values())
 
