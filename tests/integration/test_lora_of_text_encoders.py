@@ -9,15 +9,20 @@ import diffusers
 import numpy as np
 import pytest
 import tiny_families
+import tiny_recipe
 import torch
 from PIL import Image
+from refused import refused
 from test_kill_and_resume import losses
 from test_lora import tensors
 
 from reelworks.core.shape import Shape
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
+from reelworks.models import registry
 from reelworks.models.adapters import inject, text_encoders
+from reelworks.models.config import TextEncoderConfig
+from reelworks.models.text import trained_texts
 from reelworks.training.assembly import build
 from reelworks.training.recipe import recipe_file
 
@@ -130,3 +135,68 @@ def test_the_familys_pipeline_draws_what_we_do_with_the_file(recipe, places, tmp
     for format in ("diffusers", "kohya"):
         assert np.abs(made.clips[0] - drawn(format)).max() <= 1, format
     assert begins_alike(recipe(name=name), tmp_path / "run")
+
+
+def test_each_part_has_its_rate(recipe, tmp_path):
+    """With a rate of nearly nothing, text encoders stand still while the network learns; resumed, too."""
+    still = {"text_encoder_learning_rate": 1e-30}
+    assert children.train(recipe(train=still | {"max_steps": 3})) == [0]
+    assert children.train(recipe(train=still)) == [0]
+    found = inject.weights(LoadedModel.load(tmp_path / "run", averaged=False).denoiser.module)
+    moved = {
+        text_encoders.part_of(name) for name, value in found.items() if "lora_B" in name and value.abs().max() > 1e-9
+    }
+    assert moved == {None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallel": {"strategy": "fsdp"}},
+        {"parallel": {"offload": True}},
+        {"model": {"gradient_checkpointing": True}},
+        {"train": {"compile": True, "compile_backend": "eager"}},
+        {"encode": {"store": True}},
+    ],
+)
+def test_losses_are_the_same_however_it_is_computed(recipe, tmp_path, changes):
+    """On two ranks in shards, in CPU memory, recomputed, compiled, and from a store of latents and numbers of words."""
+    lora, train = {"dropout": 0.0}, {"max_steps": 3, "micro_batches_per_step": 2, "learning_rate": 1e-3}
+    world = 2 if changes.get("parallel") == {"strategy": "fsdp"} else 1
+    assert children.train(recipe("plain", lora=lora, train=train)) == [0]
+    changes = {**changes, "train": train | changes.get("train", {}), "lora": lora}
+    assert children.train(recipe("other", **changes), world=world) == [0] * world
+    plain, other = ({k: float.fromhex(v) for k, v in losses(tmp_path / run).items()} for run in ("plain", "other"))
+    assert other == pytest.approx(plain, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tables", "field"),
+    [
+        ({"text_encoder": {"device": "cpu"}}, "text_encoder.device"),
+        (
+            {"lora": {"text_encoders": False}, "train": {"text_encoder_learning_rate": 1e-4}},
+            "text_encoder_learning_rate",
+        ),
+        ({"train": {"optimizer": "prodigy", "learning_rate": 1.0, "text_encoder_learning_rate": 1.0}}, "learning_rate"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(recipe, tables, field):
+    """By field, value and remedy, before anything is loaded."""
+    with refused("text-encoders-not-trained", says=field):
+        recipe_file.parse(recipe(**tables))
+
+
+def test_other_text_encoders_are_refused():
+    values = tiny_recipe.least(lora={"text_encoders": True})
+    with refused("text-encoders-not-trained", "lora.text_encoders", says='"sdxl"'):
+        recipe_file.parse(values)
+
+
+@pytest.mark.parametrize("name", ["sdxl", "sd1.5"])
+def test_the_published_sizes_need_no_weights(name):
+    """An estimate builds the published text encoders by their sizes: as many numbers as the registry says."""
+    config = TextEncoderConfig(name=name, weights="nobody/nothing")
+    built = trained_texts.on_meta(config)
+    assert sum(p.numel() for each in built for p in each.parameters()) == registry.TEXT_ENCODERS[name].parameters

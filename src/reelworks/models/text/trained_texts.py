@@ -151,7 +151,7 @@ def captioned(
     assert isinstance(family, DiffusersNetwork), "the recipe was checked"
     parts = [each.part for each in known.networks]
     if device.type == "meta":
-        built = dict(zip(parts, _on_meta(config), strict=True))
+        built = dict(zip(parts, on_meta(config), strict=True))
     else:
         pipeline = encoders.load_pipeline(config, dtype=torch.float32)
         built = {part: getattr(pipeline, part) for part in parts}
@@ -168,7 +168,7 @@ def captioned(
     return denoiser
 
 
-def _on_meta(config: TextEncoderConfig) -> list[Any]:
+def on_meta(config: TextEncoderConfig) -> list[Any]:
     """Return text encoders of the sizes of a local folder, or else of the published ones."""
     library, known = optional_imports.transformers(), registry.TEXT_ENCODERS[config.name]
     built = []
