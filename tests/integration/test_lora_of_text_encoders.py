@@ -22,7 +22,7 @@ from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import registry
 from reelworks.models.adapters import inject, text_encoders
 from reelworks.models.config import TextEncoderConfig
-from reelworks.models.text import trained_texts
+from reelworks.models.text import encoders, trained_texts
 from reelworks.training.assembly import build
 from reelworks.training.recipe import recipe_file
 
@@ -162,13 +162,30 @@ def test_each_part_has_its_rate(recipe, tmp_path):
 )
 def test_losses_are_the_same_however_it_is_computed(recipe, tmp_path, changes):
     """On two ranks in shards, in CPU memory, recomputed, compiled, and from a store of latents and numbers of words."""
-    lora, train = {"dropout": 0.0}, {"max_steps": 3, "micro_batches_per_step": 2, "learning_rate": 1e-3}
+    plan = {"micro_batches_per_step": 2, "same_bucket_run": 2, "gradient_accumulation_steps": 1}
+    lora, train = {"dropout": 0.0}, plan | {"max_steps": 3, "learning_rate": 1e-3}
     world = 2 if changes.get("parallel") == {"strategy": "fsdp"} else 1
     assert children.train(recipe("plain", lora=lora, train=train)) == [0]
     changes = {**changes, "train": train | changes.get("train", {}), "lora": lora}
     assert children.train(recipe("other", **changes), world=world) == [0] * world
     plain, other = ({k: float.fromhex(v) for k, v in losses(tmp_path / run).items()} for run in ("plain", "other"))
     assert other == pytest.approx(plain, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sdxl-tiny", "sd1.5-tiny", "sd1.5-clip-skip-2"])
+def test_captions_are_embedded_as_by_the_family(recipe, name):
+    """Words, the empty caption, the layer that is read and the pooled embedding are those of the pipeline in float32."""
+    tables = {"text_encoder": {"name": name}} if name.endswith("2") else {}
+    parsed = recipe_file.parse(recipe(name="sd1.5-tiny" if tables else name, **tables))
+    config, captions = parsed.text_encoder, [PROMPT, "", "waves"]
+    family = registry.load_network(registry.family_of_text(config.name))
+    pipeline = encoders.load_pipeline(config, dtype=torch.float32)
+    with torch.no_grad():
+        tokens, _, pooled = family.encode_text[config.name](pipeline, captions, config.max_length, [])
+        denoiser = build.denoiser(parsed, torch.device("cpu"))
+        found = denoiser.embed(build.text_encoder(parsed, torch.device("cpu")).encode(captions).tokens)
+    torch.testing.assert_close(found.tokens, tokens)
+    assert (found.pooled.shape[1] == 0) if pooled is None else torch.allclose(found.pooled, pooled, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,9 @@ def digest(state: Mapping[str, Tensor]) -> str:
 def require_same(trained_on: Base, here: Base, field: str, value: str) -> None:
     """Refuse a LoRA that was trained on another base."""
     if trained_on.digest == here.digest and trained_on.text_encoders != here.text_encoders:
-        trains, other = (
-            "has none" if each.text_encoders is None else each.text_encoders[:8] for each in (trained_on, here)
-        )
+        then, now = (each.text_encoders and each.text_encoders[:8] for each in (trained_on, here))
         raise UserError(
-            f"the LoRA was trained with text encoders of another digest ({trains}) than those here ({other})",
+            f"of text encoders, the LoRA was trained with {then or 'none'}, and here it has {now or 'none'}",
             code="lora-of-other-texts",
             field=field,
             value=value,

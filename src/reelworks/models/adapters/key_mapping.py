@@ -56,7 +56,8 @@ def is_part(kinds: Collection[str]) -> bool:
 def without_others(tensors: Mapping[str, Tensor], *, with_texts: bool = False) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors of a file that may be updates of a network's layers, and the names of the others.
 
-    Those of text encoders are others, unless they are asked for. Those of a layer's update stay together, also if they are none that is read here.
+    Those of text encoders are others, unless they are asked for. Those of a layer's update stay together, also if they are
+    none that is read here.
     """
     found = {key: target for key in tensors if (target := split_ending(key)) is not None}
     kinds: dict[str, set[str]] = defaultdict(set)

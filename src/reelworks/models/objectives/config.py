@@ -233,7 +233,7 @@ class ObjectiveConfig(Config):
             )
         if self.zero_terminal_snr and self.name != "v-prediction":
             raise UserError(
-                "of the data, a network that predicts the noise would learn nothing from pure noise"
+                "from pure noise, a network that predicts the noise learns nothing of the data"
                 if self.name == "epsilon"
                 else f"{self.name} has a noise schedule of its own",
                 code="zero-snr-without-v",

@@ -4,7 +4,7 @@ The square roots of the variances grow linearly. The network predicts the noise,
 (Salimans and Ho 2022), where a is the remaining share of the data's variance.
 
 With `zero_snr`, the schedule is that of Lin et al. 2023 (arXiv:2305.08891): the square roots of a are moved and scaled so that
-the last step is pure noise and the first one keeps its share. Of the data, a predicted noise then tells nothing there; v does.
+the last step is pure noise and the first one keeps its share. A predicted noise tells nothing of the data there; v does.
 
 Legend: B clips, C channels, T latent frames, H height, W width. Frame masks are True where a frame is
 generated and False where it is a condition.

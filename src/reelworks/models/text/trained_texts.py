@@ -111,6 +111,7 @@ class CaptionedDenoiser:
 
     def __init__(self, network: FamilyDenoiser, texts: Mapping[str, ClipTexts]) -> None:
         self.network, self.texts = network, nn.ModuleDict(texts)
+        self._encoders = tuple(texts.values())
         self.part = network.config.network.part
         self.module: nn.Module = CaptionedNetwork({self.part: network.module, **texts})
         self.config, self.latent_channels = network.config, network.latent_channels
@@ -120,7 +121,7 @@ class CaptionedDenoiser:
 
     def embed(self, words_BLN: Tensor) -> _Embedded:
         """Return the embeddings of captions."""
-        encoded = [encoder(words_BLN[..., i]) for i, encoder in enumerate(self.texts.values())]
+        encoded = [encoder(words_BLN[..., i]) for i, encoder in enumerate(self._encoders)]
         tokens = torch.cat([tokens for tokens, _ in encoded], dim=-1)
         pooled = encoded[-1][1]
         pooled = tokens.new_zeros(len(tokens), 0) if pooled is None else pooled
@@ -135,7 +136,7 @@ class CaptionedDenoiser:
 
     def sharding(self) -> ShardingPlan:
         """Return the blocks of all, and each network as a unit, since text encoders are called before."""
-        layers = [layer for encoder in self.texts.values() for layer in encoder.layers]
+        layers = [layer for encoder in self._encoders for layer in encoder.layers]
         return ShardingPlan([*self.network.sharding().blocks, *layers, *self.module.children()])
 
     def lora_targets(self, of: Targets = "default") -> Sequence[str]:
