@@ -21,6 +21,7 @@ class Base(NamedTuple):
     weights: str | None  # source of the weights; None for randomly initialised ones
     digest: str  # of names, shapes and values as they were read, before any rounding
     training_adapter: str | None = None  # digest of the adapter that takes part in training
+    text_encoders: str | None = None  # digest of those that it trains too
 
     def __str__(self) -> str:
         return f"{self.weights or 'fresh weights'} ({self.model}, {self.digest[:8]})"
@@ -51,6 +52,15 @@ def digest(state: Mapping[str, Tensor]) -> str:
 
 def require_same(trained_on: Base, here: Base, field: str, value: str) -> None:
     """Refuse a LoRA that was trained on another base."""
+    if trained_on.digest == here.digest and trained_on.text_encoders != here.text_encoders:
+        then, now = (each.text_encoders and each.text_encoders[:8] for each in (trained_on, here))
+        raise UserError(
+            f"of text encoders, the LoRA was trained with {then or 'none'}, and here it has {now or 'none'}",
+            code="lora-of-other-texts",
+            field=field,
+            value=value,
+            remedy="set lora.text_encoders, text_encoder.name and text_encoder.weights as they were",
+        )
     if trained_on.digest != here.digest:
         raise UserError(
             f"the LoRA was trained on {trained_on}, but the base here is {here}",

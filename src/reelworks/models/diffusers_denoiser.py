@@ -136,6 +136,9 @@ class DiffusersNetwork:
     # `encode(pipeline, captions, max_length, pictures)` by name of the text encoders; captions refer to uint8 pictures
     # `[B, H, W, 3]`, perhaps several in order.
     encode_text: Mapping[str, Callable[[Any, list[str], int, list[Tensor]], EncodedText]] = field(default_factory=dict)
+    # `encode(encoder, numbers of words)` by name of text encoders that a LoRA can train returns the embedding of tokens of one
+    # of them, `[B, L, D]`, and the pooled one or None; tokens of several are joined, and the last one has the pooled one.
+    trained_text: Mapping[str, Callable[[Any, Tensor], tuple[Tensor, Tensor | None]]] = field(default_factory=dict)
     # `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline call except sizes and steps;
     # `text` has a row for the caption and one for the empty caption.
     pipeline_arguments: Callable[[TextEmbedding, float, float, Any], dict[str, Any]] | None = None

@@ -42,6 +42,7 @@ from reelworks.models.storage.gguf_files import GgufWeight
 from reelworks.models.storage.stored_weights import stored_weight
 from reelworks.models.text.encoders import FamilyTextEncoder, T5TextEncoder
 from reelworks.models.text.hashed import HashedTextEncoder
+from reelworks.models.text.trained_texts import CaptionedDenoiser, CaptionNumbers, captioned
 
 
 def denoiser_contract(
@@ -102,6 +103,9 @@ def build_denoiser(
         assert isinstance(high, FamilyDenoiser)
         assert isinstance(low, FamilyDenoiser)
         denoiser = ExpertPairDenoiser(high, low, switch)
+    if lora is not None and lora.text_encoders:
+        assert isinstance(denoiser, FamilyDenoiser), "the recipe was checked"
+        denoiser = captioned(denoiser, text, device=device, recomputed=model.gradient_checkpointing)
     if lora is None:
         nn.Module.to(denoiser.module, device, storage)
     else:
@@ -181,7 +185,14 @@ def adapt(
     """Freeze a denoiser's weights, stored as its contract says, and add the layers of a LoRA, which alone are trained."""
     compute, has_values = denoiser.contract.compute, device.type != "meta"
     if has_values:
-        denoiser.base = Base(model.name, model.weights, digest(denoiser.module.state_dict(keep_vars=True)))
+        captions = denoiser.texts if isinstance(denoiser, CaptionedDenoiser) else None
+        network = denoiser.module if captions is None else experts[0].module
+        denoiser.base = Base(
+            model.name,
+            model.weights,
+            digest(network.state_dict(keep_vars=True)),
+            text_encoders=None if captions is None else digest(captions.state_dict(keep_vars=True)),
+        )
     blocks = [block for each in experts for block in each.sharding().blocks]
     base = lora.exact_base(name_of(compute))
     frozen.store(denoiser.module, blocks, base, compute=compute, device=device, int8_products=lora.int8_products)
@@ -223,9 +234,11 @@ def build_sound_encoder(config: SoundConfig) -> SoundEncoder:
     return built
 
 
-def build_text_encoder(config: TextEncoderConfig) -> TextEncoder:
-    """Build a text encoder with its weights."""
+def build_text_encoder(config: TextEncoderConfig, *, trained: bool = False) -> TextEncoder:
+    """Build a text encoder with its weights; if it is `trained`, they are in the network, and this has numbers of words."""
     require_known("text_encoder.name", config.name, text_encoder_names())
+    if trained:
+        return CaptionNumbers(config)
     if config.name in registry.TEXT_ENCODERS:
         return FamilyTextEncoder(config)
     return HashedTextEncoder(config) if config.name == "hashed" else T5TextEncoder(config)

@@ -291,6 +291,7 @@ class TextNetwork(NamedTuple):
     part: str  # its folder in a pipeline; empty if it stands alone
     kind: str  # `model_type` in the config of its text model; several, separated by spaces, if its releases differ
     vocabulary: int  # number of tokens
+    sizes: tuple[tuple[str, int | str], ...] = ()  # of a CLIP that a LoRA can train, as in its config; empty for others
 
 
 T5 = TextNetwork("", "t5", 32_128)
@@ -310,6 +311,11 @@ class PublishedText:
     sees_pictures: bool = False  # whether it encodes the pictures that captions refer to as well
     # Class of an autoencoder that is needed to build the pipeline; None if there is none.
     asks_autoencoder: str | None = None
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether a LoRA can train the text encoders."""
+        return bool(self.networks) and all(network.sizes for network in self.networks)
 
 
 class PublishedSound(NamedTuple):

@@ -57,7 +57,10 @@ def read(package: str, *configs: type[Any]) -> Family:
         if "module" in values:
             values["module"] = f"{package}.{values['module']}"
     for values in texts.values():
-        values["networks"] = tuple(TextNetwork(**network) for network in values.get("networks", ()))
+        values["networks"] = tuple(
+            TextNetwork(**network | {"sizes": tuple(network.get("sizes", {}).items())})
+            for network in values.get("networks", ())
+        )
     return Family(
         network=f"{package}.network",
         presets=made,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import shutil
 from types import SimpleNamespace
 
 import diffusers
@@ -205,6 +206,23 @@ def test_the_scheduler_reads_what_the_recipe_trained(places):
     pipeline.scheduler = pipeline.scheduler.from_config(pipeline.scheduler.config, prediction_type="v_prediction")
     assert distance(made.clips[0], call("sdxl-tiny", pipeline)) <= 8  # texts are rounded
     assert distance(made.clips[0], call("sdxl-tiny", by_hand("sdxl-tiny", place))) > 30
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+def test_the_scheduler_begins_at_pure_noise_where_the_recipe_trained_it(places):
+    """The scheduler of the weights, and one that takes the place of a kind without that step, are rescaled."""
+    place, options = places("sdxl-tiny"), options_for("sdxl-tiny")
+    rescaled = {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    recipe = recipe_for("sdxl-tiny", place, objective={"name": "v-prediction", "zero_terminal_snr": True})
+    made = made_by(recipe, options)
+    pipeline = by_hand("sdxl-tiny", place)
+    pipeline.scheduler = pipeline.scheduler.from_config(pipeline.scheduler.config, **rescaled)
+    assert distance(made.clips[0], call("sdxl-tiny", pipeline)) <= 8  # texts are rounded
+    (copy := place.with_name("pndm")).mkdir()
+    shutil.copytree(place, copy, dirs_exist_ok=True)
+    diffusers.PNDMScheduler().save_pretrained(copy / "scheduler")
+    other = recipe_for("sdxl-tiny", copy, objective={"name": "v-prediction", "zero_terminal_snr": True})
+    assert made_by(other, options).by == "StableDiffusionXLPipeline with EulerDiscreteScheduler of the weights"
 
 
 def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):

@@ -38,6 +38,17 @@ def test_alpha_scales_loras_of_convolutional_networks(tmp_path: Path) -> None:
     assert (recipe.lora.rank, recipe.lora.alpha) == (16, 1.0)
 
 
+@pytest.mark.parametrize(("model", "trained"), [("sdxl", True), ("zimage", False)])
+def test_text_encoders_of_a_lora(tmp_path: Path, model: str, trained: bool) -> None:
+    """They are trained at a rate of their own, where a LoRA can have them."""
+    train = {"train_text_encoder": True, "text_encoder_lr": 2e-5, "lr": 1e-4}
+    path = job(tmp_path, model={"arch": model, "name_or_path": "a/b"}, network={"type": "lora"}, train=train)
+    made, recipe = converted(tmp_path, path)
+    assert (recipe.lora.text_encoders, recipe.train.text_encoder_learning_rate) == (trained, 2e-5 if trained else None)
+    fate = Fate.TAKEN if trained else Fate.NOT_POSSIBLE
+    assert {fates(made)[f"train.{key}"] for key in ("train_text_encoder", "text_encoder_lr")} == {fate}
+
+
 def test_control_folders_are_the_sources_of_edits(tmp_path: Path) -> None:
     model = {"arch": "qwen_image_edit_plus", "name_or_path": "Qwen/Qwen-Image-Edit-2509"}
     datasets = [{"folder_path": "after", "control_path_1": "before", "control_path_2": "style", "mask_path": "masks"}]

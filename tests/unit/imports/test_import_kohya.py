@@ -124,6 +124,35 @@ def test_noise_of_sdxl(tmp_path: Path) -> None:
     assert fates(made)["multires_noise_discount"] is Fate.NO_MEANING
 
 
+def test_a_schedule_that_ends_in_pure_noise(tmp_path: Path) -> None:
+    """It is taken for v, of which alone a network learns there; sd-scripts warns of the other."""
+    command = "python sdxl_train_network.py --zero_terminal_snr"
+    made, recipe = converted(tmp_path, command=f"{command} --v_parameterization")
+    assert (recipe.objective.name, recipe.objective.zero_terminal_snr) == ("v-prediction", True)
+    made, recipe = converted(tmp_path, command=command)
+    assert (recipe.objective.name, recipe.objective.zero_terminal_snr) == ("epsilon", False)
+    assert fates(made)["zero_terminal_snr"] is Fate.NOT_POSSIBLE
+
+
+@pytest.mark.parametrize(
+    ("options", "trained", "rate"),
+    [
+        ("", True, None),
+        ("--network_train_unet_only", False, None),
+        ("--text_encoder_lr 5e-5", True, 5e-5),
+        ("--text_encoder_lr 0", False, None),
+        ("--text_encoder_lr 5e-5 5e-5", True, 5e-5),
+        ("--unet_lr 2e-4", True, 1e-4),
+        ("--text_encoder_lr 5e-5 --optimizer_type Prodigy", True, None),
+    ],
+)
+def test_text_encoders_of_a_lora(tmp_path: Path, options: str, trained: bool, rate: float | None) -> None:
+    """sd-scripts trains them beside the network unless it is told not to, at a rate of their own or that of all."""
+    command = f"python sdxl_train_network.py --network_module networks.lora --learning_rate 1e-4 {options}"
+    _, recipe = converted(tmp_path, command=command)
+    assert (recipe.lora.text_encoders, recipe.train.text_encoder_learning_rate) == (trained, rate)
+
+
 def test_a_page_config_of_kohya_ss(tmp_path: Path) -> None:
     """Its page has a share of warm-up in percent, and names of its own."""
     values = {

@@ -64,6 +64,28 @@ def test_the_objective(tmp_path: Path, values: dict[str, Any], expected: dict[st
     assert all(fate != Fate.NOT_POSSIBLE for key, (fate, _) in told(made).items() if key in values)
 
 
+def test_a_rescaled_schedule_predicts_v(tmp_path: Path) -> None:
+    """OneTrainer then trains v, whatever `force_v_prediction` says."""
+    values = {"model_type": "STABLE_DIFFUSION_XL_10_BASE", "rescale_noise_scheduler_to_zero_terminal_snr": True}
+    made, recipe = converted(tmp_path, write(tmp_path, {**values, "base_model_name": "a/b"}))
+    assert (recipe.objective.name, recipe.objective.zero_terminal_snr) == ("v-prediction", True)
+    assert told(made)["rescale_noise_scheduler_to_zero_terminal_snr"][0] is Fate.TAKEN
+
+
+@pytest.mark.parametrize(("second", "trained"), [(True, True), (False, False)])
+def test_text_encoders_of_a_lora(tmp_path: Path, second: bool, trained: bool) -> None:
+    """All of them are trained, or none; the first one's rate is that of all."""
+    parts = {
+        "text_encoder": {"train": True, "learning_rate": 3e-5},
+        "text_encoder_2": {"train": second, "learning_rate": 3e-5},
+    }
+    kind = {"model_type": "STABLE_DIFFUSION_XL_10_BASE", "training_method": "LORA", "base_model_name": "a/b"}
+    made, recipe = converted(tmp_path, write(tmp_path, kind | parts))
+    assert recipe.lora.text_encoders is trained
+    assert recipe.train.text_encoder_learning_rate == (3e-5 if trained else None)
+    assert told(made)["text_encoder.train"][0] is (Fate.TAKEN if trained else Fate.NOT_POSSIBLE)
+
+
 def test_a_rate_falls_as_often_over_the_epochs(tmp_path: Path) -> None:
     restarts = {"learning_rate_scheduler": "COSINE_WITH_HARD_RESTARTS", "learning_rate_cycles": 4.0, "epochs": 8}
     made, recipe = converted(tmp_path, write(tmp_path, PRESET | restarts))

@@ -183,6 +183,16 @@ def test_noise_of_sdxl_has_an_offset(tmp_path: Path) -> None:
     assert fates(made)["offset_noise"] is Fate.NO_MEANING
 
 
+def test_stable_diffusion_1_may_end_in_pure_noise(tmp_path: Path) -> None:
+    """A flavour is one of its checkpoints; only a prediction of v takes the rescaled schedule."""
+    options = {"model_family": "sd1x", "model_flavour": "1.4", "rescale_betas_zero_snr": True}
+    made, recipe = converted(tmp_path, *written(tmp_path, options))
+    assert (recipe.model.name, recipe.model.weights) == ("sd1.5", "CompVis/stable-diffusion-v1-4")
+    assert fates(made)["rescale_betas_zero_snr"] is Fate.NOT_POSSIBLE
+    made, recipe = converted(tmp_path, *written(tmp_path, {**options, "prediction_type": "v_prediction"}))
+    assert (recipe.objective.name, recipe.objective.zero_terminal_snr) == ("v-prediction", True)
+
+
 def test_values_that_a_recipe_cannot_have_are_told_and_left_out(tmp_path: Path) -> None:
     options = {"learning_rate": -1, "train_batch_size": "many", "lora_rank": 0, "seed": "x", "max_train_steps": "none"}
     broken = {**PICTURES, "resolution": -5, "repeats": "often", "minimum_image_size": [1]}

@@ -69,3 +69,51 @@ def test_keys_of_rectified_flow_are_refused():
     """A recipe that sets what the objective does not have is told so."""
     with pytest.raises(ValidationError, match="no meaning for epsilon"):
         ObjectiveConfig(name="epsilon", timestep_shift=3.0)
+
+
+def test_the_last_step_may_be_pure_noise():
+    """Shares, noised latents, targets and losses are those of diffusers' rescaled schedule, without a remainder at the end."""
+    objective = objectives.from_config(ObjectiveConfig(name="v-prediction", zero_terminal_snr=True))
+    scheduler = diffusers.DDPMScheduler(**SCHEDULE, prediction_type="v_prediction", rescale_betas_zero_snr=True)
+    torch.testing.assert_close(ddpm.share_kept(True), scheduler.alphas_cumprod, rtol=1e-4, atol=1e-6)
+    x0, noise, output = (draw(4, 3, 1, 4, 6, seed=i) for i in range(3))
+    t = torch.tensor([0, 1, 500, 999])
+    x_t = objective.noised(x0, noise, t.float(), None)
+    torch.testing.assert_close(x_t, scheduler.add_noise(x0, noise, t), rtol=1e-4, atol=1e-5)
+    assert torch.equal(x_t[-1], noise[-1])
+    losses = objective.losses(output, x_t, x0, noise, t.float(), None)
+    wanted = (output - scheduler.get_velocity(x0, noise, t)).square().mean((1, 2, 3, 4))
+    torch.testing.assert_close(losses, wanted, rtol=1e-4, atol=1e-5)
+    for weighting in ("min-snr", "debiased"):
+        weighted = ObjectiveConfig(name="v-prediction", zero_terminal_snr=True, loss_weighting=weighting)
+        found = objectives.from_config(weighted).losses(output, x_t, x0, noise, t.float(), None)
+        assert found.isfinite().all()
+        assert found[-1] == 0  # both weigh by what is left of the data
+
+
+def test_sampling_from_pure_noise_is_that_of_diffusers():
+    """Each step from the last of the 1000 ends where diffusers' DDIM ends, with trailing steps and a rescaled schedule."""
+    scheduler = diffusers.DDIMScheduler(
+        **SCHEDULE,
+        prediction_type="v_prediction",
+        rescale_betas_zero_snr=True,
+        timestep_spacing="trailing",
+        clip_sample=False,
+    )
+    scheduler.set_timesteps(1)
+    noise = draw(1, 2, 1, 4, 4)
+
+    def network(z, t, _mask):
+        return torch.tanh(z) + t.view(-1, 1, 1, 1, 1) / 1000
+
+    assert scheduler.timesteps.tolist() == [999]
+    wanted = scheduler.step(network(noise, torch.tensor([999.0]), None), 999, noise, eta=0.0).pred_original_sample
+    found = diffusion.sample_ddim(network, noise, "v", num_steps=1, guidance_scale=1.0, zero_snr=True)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["epsilon", "rectified-flow", "iddpm"])
+def test_pure_noise_needs_a_prediction_of_v(name):
+    """Other objectives are refused with the remedy."""
+    with pytest.raises(ValidationError, match=r"zero_terminal_snr = True(.|\n)*v-prediction"):
+        ObjectiveConfig(name=name, zero_terminal_snr=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.values import flag, number, number_of, text, whole, whole_of
+from reelworks.models import registry
 
 
 class Fate(StrEnum):
@@ -177,6 +178,30 @@ def passes(target: str) -> Rule:
             return Fate.TO_FILL_IN, f"set the passes over the data: {draft.set(target, 1, 'to fill in')}"
 
     return handle
+
+
+def zero_snr(draft: ImportDraft, *, predicts_v: bool) -> Outcome:
+    """Take a last step of pure noise, of which a network that predicts the noise would learn nothing."""
+    if not predicts_v:
+        return Fate.NOT_POSSIBLE, "only for networks that predict v"
+    return Fate.TAKEN, draft.set("objective.zero_terminal_snr", True)
+
+
+def train_texts(draft: ImportDraft) -> Outcome:
+    """Train the text encoders with a LoRA, where that is possible."""
+    known = registry.TEXT_ENCODERS.get(str(draft.get("text_encoder.name")))
+    if known is None or not known.is_trainable:
+        return Fate.NOT_POSSIBLE, "text encoders keep their weights: only the denoiser is trained"
+    return Fate.TAKEN, draft.set("lora.text_encoders", True)
+
+
+def text_rate(value: Any, draft: ImportDraft, optimizer: Any) -> Outcome:
+    """Take the rate of trained text encoders, which some optimizers share with the network; of several, the first one."""
+    rates = [number(each, 1e-300) for each in (value if isinstance(value, list) else [value])]
+    if any(name in str(optimizer).lower().replace("_", "") for name in ("prodigy", "schedulefree")):
+        return Fate.NOT_POSSIBLE, "this optimizer has one rate for all weights"
+    remark = draft.set("train.text_encoder_learning_rate", rates[0])
+    return exact_or_nearest(remark, "" if len({*rates}) == 1 else "for all text encoders")
 
 
 def place(target: str) -> Rule:

@@ -13,7 +13,7 @@ import torch
 class Role(StrEnum):
     """Role of an input of a model; the role fixes its dtype.
 
-    Times and geometry never fall below float32: bfloat16 turns timestep 999 into 1000 and 480 × 854
+    Times, geometry and numbers of words never fall below float32: bfloat16 turns timestep 999 into 1000 and 480 × 854
     into another size.
     """
 
@@ -23,6 +23,12 @@ class Role(StrEnum):
     MASK = "mask"
     GEOMETRY = "geometry"
     CONDITION = "condition"
+    WORDS = "words"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether inputs of this role never fall below float32."""
+        return self in (Role.TIME, Role.GEOMETRY, Role.WORDS)
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Contract:
 
     def dtype_of(self, role: Role) -> torch.dtype:
         """Return the dtype of inputs of a role inside the component."""
-        if role in (Role.TIME, Role.GEOMETRY):
+        if role.is_exact:
             return torch.float32
         return torch.bool if role is Role.MASK else self.compute
 

@@ -24,7 +24,7 @@ from reelworks.inference.generate import pipeline
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.inference.generate.writers import Sound
 from reelworks.models import components, hub, registry
-from reelworks.models.api import DenoiserInputs
+from reelworks.models.api import DenoiserInputs, TextEmbedding
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS
@@ -33,11 +33,14 @@ from reelworks.models.objectives import ddpm
 from reelworks.models.objectives.config import NUM_TIMESTEPS
 from reelworks.models.objectives.objectives import PREDICTIONS
 from reelworks.models.precision.boundary import DtypeBoundary, is_sharded
+from reelworks.models.text.trained_texts import CaptionedDenoiser
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import draws
 
+_Denoiser = FamilyDenoiser | ExpertPairDenoiser | CaptionedDenoiser
 _PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # names of diffusers' schedulers
+_ZERO_SNR = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 
 
 class PipelineOutput(NamedTuple):
@@ -77,14 +80,14 @@ def generate(
     geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
     pipe, by = _build(recipe, boundary, encoder, options)
     with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder), _told(boundary):
-        return PipelineOutput([_sample(pipe, recipe, encoder, prompt, options) for prompt in prompts], by)
+        return PipelineOutput([_sample(pipe, recipe, boundary, encoder, prompt, options) for prompt in prompts], by)
 
 
 @contextmanager
 def _told(boundary: DtypeBoundary[DenoiserInputs]) -> Iterator[None]:
     """Say how far the sampling is, whoever calls the network."""
-    module = boundary.denoiser.module
-    networks = module.children() if isinstance(boundary.denoiser, ExpertPairDenoiser) else [module]
+    denoiser = boundary.denoiser
+    networks = list(_networks(denoiser).values()) if isinstance(denoiser, _Denoiser) else [denoiser.module]
     done = 0
 
     def count(*_: object) -> None:
@@ -134,7 +137,7 @@ def _build(
 ) -> tuple[Any, str]:
     """Build the pipeline without text encoders, as it is called with embeddings; also return its description."""
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
-    assert isinstance(denoiser, FamilyDenoiser | ExpertPairDenoiser)
+    assert isinstance(denoiser, _Denoiser)
     assert isinstance(autoencoder, DiffusersAutoencoder)
     if isinstance(denoiser, ExpertPairDenoiser):
         settings = {"boundary_ratio": denoiser.switch_timestep / NUM_TIMESTEPS}
@@ -154,8 +157,10 @@ def _note(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs]) -> str:
     return f", with the expert for {recipe.model.experts} noise alone" if alone else ""
 
 
-def _networks(denoiser: FamilyDenoiser | ExpertPairDenoiser) -> dict[str, nn.Module]:
+def _networks(denoiser: _Denoiser) -> dict[str, nn.Module]:
     """Return the denoising networks by their names in a pipeline."""
+    if isinstance(denoiser, CaptionedDenoiser):
+        return {denoiser.part: denoiser.network.module}
     if isinstance(denoiser, ExpertPairDenoiser):
         return dict(denoiser.module.named_children())
     return {denoiser.config.network.part: denoiser.module}
@@ -166,7 +171,9 @@ def _scheduler(recipe: Recipe, encoder: FrozenEncoders, options: GenerateOptions
     library = optional_imports.diffusers()
     config = _published_scheduler(recipe.model.weights)
     prediction = PREDICTIONS.get(recipe.objective.name)
-    trained = {} if prediction is None else {"prediction_type": _PREDICTION_TYPES[prediction]}
+    trained: dict[str, Any] = {} if prediction is None else {"prediction_type": _PREDICTION_TYPES[prediction]}
+    if recipe.objective.zero_terminal_snr:
+        trained |= _ZERO_SNR
     if config is not None:
         kind = getattr(library, config["_class_name"])
         if config.get("use_beta_sigmas"):
@@ -179,11 +186,13 @@ def _scheduler(recipe: Recipe, encoder: FrozenEncoders, options: GenerateOptions
                     field="model.weights",
                     remedy="pip install scipy, or sample by the recipe: --sampler recipe",
                 ) from error
+        if not trained.keys() <= inspect.signature(kind).parameters.keys():  # as SD 1.5's own lacks the last step
+            kind = library.EulerDiscreteScheduler
         return kind.from_config(config, **trained), "the weights"
     if prediction is not None:
         betas = {"beta_start": ddpm.FIRST_BETA, "beta_end": ddpm.LAST_BETA, "beta_schedule": "scaled_linear"}
         kind = library.EulerDiscreteScheduler
-        return kind(**betas, timestep_spacing="leading", steps_offset=1, **trained), "the recipe"
+        return kind(**betas | {"timestep_spacing": "leading", "steps_offset": 1} | trained), "the recipe"
     latent = encoder.autoencoder.geometry.latent(options.shape)
     shift = draws.shift_ratio(recipe.objective, options.shape, latent)
     return library.FlowMatchEulerDiscreteScheduler(shift=shift), "the recipe"
@@ -202,10 +211,19 @@ def _published_scheduler(source: str | None) -> Any:
 
 
 def _sample(
-    pipe: Any, recipe: Recipe, encoder: FrozenEncoders, prompt: str, options: GenerateOptions
+    pipe: Any,
+    recipe: Recipe,
+    boundary: DtypeBoundary[DenoiserInputs],
+    encoder: FrozenEncoders,
+    prompt: str,
+    options: GenerateOptions,
 ) -> NDArray[np.uint8]:
     shape, config = options.shape, components.family_config(recipe.model)
     text = encoder.texts([prompt, ""], [False, True])
+    if isinstance(boundary.denoiser, CaptionedDenoiser):
+        with torch.no_grad(), boundary.lowered(encoder.device):
+            embedded = boundary.denoiser.embed(text.tokens)
+        text = TextEmbedding(embedded.tokens.float(), text.mask, embedded.pooled.float())
     arguments = _family(recipe).pipeline_arguments
     assert arguments is not None, "why_not was asked"
     counted = {"num_frames", "frames"} & inspect.signature(pipe.__call__).parameters.keys()
@@ -232,7 +250,7 @@ def _in_contract(boundary: DtypeBoundary[DenoiserInputs], encoder: FrozenEncoder
     at each step if the network returned bfloat16.
     """
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
-    assert isinstance(denoiser, FamilyDenoiser | ExpertPairDenoiser)
+    assert isinstance(denoiser, _Denoiser)
     assert isinstance(autoencoder, DiffusersAutoencoder)
     output, modules = denoiser.contract.output, list(_networks(denoiser).values())
 

@@ -117,6 +117,14 @@ class LoadedModel:
                     value=lora_scale,
                     remedy="leave it out",
                 )
+            if to_merge and recipe.trains_text_encoders:
+                raise UserError(
+                    "the LoRA has text encoders, which a file of the network's weights cannot hold",
+                    code="text-encoders-not-merged",
+                    field="--merge",
+                    value=True,
+                    remedy="leave it out, and load the file of the LoRA with its base",
+                )
             if to_merge and recipe.lora is not None:
                 wide = recipe.lora.model_copy(update={"base": "float32"})
                 recipe = recipe.model_copy(update={"lora": wide})

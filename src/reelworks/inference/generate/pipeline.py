@@ -347,7 +347,14 @@ def _sample(
         )
     if objective.name in PREDICTIONS:
         assert edit is None, "families of this objective make pictures alone"
-        return diffusion.sample_ddim(network, start, PREDICTIONS[objective.name], num_steps=steps, guidance_scale=scale)
+        return diffusion.sample_ddim(
+            network,
+            start,
+            PREDICTIONS[objective.name],
+            num_steps=steps,
+            guidance_scale=scale,
+            zero_snr=objective.zero_terminal_snr,
+        )
 
     def velocity(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
         output = network(z_2B, t_2B, frame_mask_2B)

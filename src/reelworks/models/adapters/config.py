@@ -46,6 +46,8 @@ class LoraConfig(Config):
         int8_products: With `base = "int8"`: multiply in 8 bits in the forward pass (W8A8), each row of inputs rounded by
             its largest value, in a rotated basis that spreads outliers; weights that a file stores in int8 stay in theirs.
             Faster on GPUs whose int8 is faster than their bfloat16, and less exact; gradients are as without.
+        text_encoders: Also adapt the text encoders, the linear layers of their blocks, by the same settings; for those of
+            SD 1.5 and SDXL. Captions are then embedded in each step, and what is stored of them are the numbers of their words.
         weights: A LoRA of this model to start from, a `.safetensors` file of any convention; not read again when a
             run is resumed.
         training_adapter: A LoRA that undoes what was distilled into the base, a `.safetensors` file of any convention
@@ -64,6 +66,7 @@ class LoraConfig(Config):
     dora: bool = False
     base: BaseStorage | None = None
     int8_products: bool = False
+    text_encoders: bool = False
     weights: Weights[str | None] = Field(default=None, min_length=1)
     training_adapter: Weights[str | None] = Field(default=None, min_length=1)
 

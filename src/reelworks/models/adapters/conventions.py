@@ -25,6 +25,7 @@ class Convention:
     matrices: ClassVar[tuple[str, str]] = ("lora_A", "lora_B")  # names of the two of a LoRA
     # Whether files need an alpha beside these. Without it the scale is 1; some readers of ComfyUI's files know none.
     needs_alpha: ClassVar[bool] = False
+    folds_names: ClassVar[bool] = False  # whether names have _ in place of each point
     is_peft: ClassVar[bool] = False  # whether readers compute as peft does, by its settings in the header
 
     def names_parts(self, network: Network) -> bool:
@@ -95,6 +96,7 @@ class _Kohya(Convention):
     prefixes = ("lora_unet_", "lora_transformer_", "lycoris_")
     matrices = ("lora_down", "lora_up")
     needs_alpha = True
+    folds_names = True
 
     def has_stem(self, stem: str) -> bool:
         return super().has_stem(stem) or (text_encoders.part_of(stem) is not None and "." not in stem)

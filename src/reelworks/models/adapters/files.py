@@ -23,8 +23,8 @@ from reelworks.core import user_files
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.models import registry
-from reelworks.models.adapters import fit, inject, key_mapping, other_tensors
-from reelworks.models.adapters.adapter_types.adapter_type import Adapter
+from reelworks.models.adapters import fit, inject, key_mapping, other_tensors, text_encoders
+from reelworks.models.adapters.adapter_types.adapter_type import Adapter, AdapterType
 from reelworks.models.adapters.adapter_types.registry import TYPES
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.conventions import CONVENTIONS, Convention
@@ -72,14 +72,36 @@ def to_file(
         for layer, kinds in inject.group_by_layer(state).items()
     }
     header = release_header(model, convention, adapter, base) | kind.header(adapter)
+    texts = {layer: kinds for layer, kinds in layers.items() if text_encoders.part_of(layer) is not None}
+    if texts:
+        layers = {layer.removeprefix(f"{part}."): kinds for layer, kinds in layers.items() if layer not in texts}
+    of_texts = _text_tensors(texts, kind, convention, adapter)
     if not convention.is_peft:
         family = registry.PRESETS[model].config if model in registry.PRESETS else None
         family = family if family is not None and convention.has_release_names(family.network) else None
-        return LoraTensors(kind.released_tensors(layers, convention, adapter.rank, family), header)
-    settings = kind.peft_settings(adapter, layers)
-    header[METADATA] = json.dumps({f"{part}.{key}": value for key, value in settings.items()})
+        return LoraTensors(kind.released_tensors(layers, convention, adapter.rank, family) | of_texts, header)
+    settings = {part: kind.peft_settings(adapter, layers)}
+    for each in {text_encoders.part_of(layer): layer for layer in texts}:
+        # By the ends of names, since names of a CLIP differ by the version of transformers.
+        ends = {layer.rpartition(".")[2]: kinds for layer, kinds in texts.items() if layer.startswith(f"{each}.")}
+        settings[str(each)] = kind.peft_settings(adapter, ends)
+    header[METADATA] = json.dumps({f"{p}.{key}": value for p, own in settings.items() for key, value in own.items()})
     named = [kind.named(f"{part}.{layer}", kinds, convention) for layer, kinds in layers.items()]
-    return LoraTensors({name: value for tensors in named for name, value in tensors.items()}, header)
+    return LoraTensors({name: value for tensors in named for name, value in tensors.items()} | of_texts, header)
+
+
+def _text_tensors(
+    texts: Mapping[str, Mapping[str, Tensor]], kind: AdapterType, convention: Convention, adapter: Adapter
+) -> dict[str, Tensor]:
+    """Return the tensors of text encoders by their names in a file; kohya's scripts number them if there are several."""
+    alone = len({text_encoders.part_of(layer) for layer in texts}) == 1
+    tensors: dict[str, Tensor] = {}
+    for layer, kinds in texts.items():
+        name, numbered, unnumbered = text_encoders.names_in_files(layer)
+        if convention.folds_names:
+            name = unnumbered if alone else numbered
+        tensors |= kind.named(name, kinds, convention, adapter.rank)
+    return tensors
 
 
 def release_header(model: str, convention: Convention, adapter: Adapter, base: Base | None) -> dict[str, str]:
@@ -127,7 +149,7 @@ def read(
     """
     try:
         metadata = header(source)
-        tensors = updates_in(weights.read(source, field=field), source, field)
+        tensors = updates_in(weights.read(source, field=field), source, field, with_texts=config.text_encoders)
         return fit.fit_to_network(tensors, metadata, own, config, family)
     except UserError as error:
         field = error.field or field
@@ -135,9 +157,11 @@ def read(
         raise UserError(error.problem, code=error.code, field=field, value=value, remedy=error.remedy) from error
 
 
-def updates_in(tensors: Mapping[str, Tensor], source: str, field: str) -> Mapping[str, Tensor]:
+def updates_in(
+    tensors: Mapping[str, Tensor], source: str, field: str, *, with_texts: bool = False
+) -> Mapping[str, Tensor]:
     """Return the tensors of a file that may be updates of a network's layers; warns of the others. All, if none may be."""
-    updates, others = key_mapping.without_others(tensors)
+    updates, others = key_mapping.without_others(tensors, with_texts=with_texts)
     if updates and others:
         counts = other_tensors.describe(other_tensors.counts_of(others))
         logger.warning(f"{field}: left out of {source}: {counts}, such as {first_few(others)}")

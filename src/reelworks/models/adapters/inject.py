@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError, nearest
+from reelworks.models.adapters import text_encoders
 from reelworks.models.adapters.adapter_types.adapter_type import AdapterType
 from reelworks.models.adapters.adapter_types.registry import TYPES
 from reelworks.models.adapters.config import LoraConfig, Targets
@@ -31,6 +32,8 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
     module = denoiser.module
     peft = optional_imports.peft()
     targets = _targets(denoiser, config.targets)
+    if config.text_encoders:
+        targets += filter(text_encoders.is_trained, linear_layers(module))
     config.kind.require_fit({name: module.get_submodule(name) for name in targets}, config)  # type: ignore[misc]
     module.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
@@ -140,7 +143,7 @@ def linear_layers(module: nn.Module) -> list[str]:
 def _targets(denoiser: Denoiser, asked: Targets | Sequence[str]) -> list[str]:
     if asked == "default" or asked == "blocks":
         return list(denoiser.lora_targets(asked))
-    layers = linear_layers(denoiser.module)
+    layers = [layer for layer in linear_layers(denoiser.module) if text_encoders.part_of(layer) is None]
     for target in asked:
         if not any(matches(target, layer) for layer in layers):
             known = layers if target.count(".") > 1 else {_ending(layer) for layer in layers}

@@ -53,10 +53,11 @@ def is_part(kinds: Collection[str]) -> bool:
     return bool(own - {"magnitude_vector"}) and is_of_a_type and type_of(own) is None
 
 
-def without_others(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+def without_others(tensors: Mapping[str, Tensor], *, with_texts: bool = False) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors of a file that may be updates of a network's layers, and the names of the others.
 
-    Those of a layer's update stay together, also if they are none that is read here.
+    Those of text encoders are others, unless they are asked for. Those of a layer's update stay together, also if they are
+    none that is read here.
     """
     found = {key: target for key in tensors if (target := split_ending(key)) is not None}
     kinds: dict[str, set[str]] = defaultdict(set)
@@ -67,7 +68,8 @@ def without_others(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], li
         if key not in found:
             return other_tensors.layer_of(key, kinds) is None
         stem = found[key][0]
-        return text_encoders.part_of(stem) is not None or kinds[stem] == {"alpha"} or is_part(kinds[stem])
+        is_of_text = text_encoders.part_of(stem) is not None and not with_texts
+        return is_of_text or kinds[stem] == {"alpha"} or is_part(kinds[stem])
 
     others = [key for key in tensors if is_other(key)]
     return {key: value for key, value in tensors.items() if key not in {*others}}, others

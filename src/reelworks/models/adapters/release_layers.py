@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
+from reelworks.models.adapters import text_encoders
 from reelworks.models.family import FamilyConfig, KeyRule
 
 
@@ -86,8 +87,16 @@ def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[
     names: dict[str, dict[TargetLayer, None]] = defaultdict(dict)
     patterns = _patterns_of(family)
     of_trainers = [] if family is None else _patterns(family.network.lora.trainers)
+    layers = list(layers)
+    has_texts = any(text_encoders.part_of(layer) is not None for layer in layers)
     for layer in layers:
-        for placed_at in (Place(layer), _place(patterns, layer), _place(of_trainers, layer)):
+        if text_encoders.part_of(layer) is not None:
+            for spelling in text_encoders.names_in_files(layer):
+                names[spelling][TargetLayer(layer, Place(layer))] = None
+            continue
+        # Beside text encoders, layers have the name of the network's folder in front of theirs.
+        own = layer.removeprefix(f"{family.network.part}.") if family is not None and has_texts else layer
+        for placed_at in (Place(own), _place(patterns, own), _place(of_trainers, own)):
             for spelling in (placed_at.layer, placed_at.layer.replace(".", "_")):
                 names[spelling][TargetLayer(layer, placed_at)] = None
     return {name: sorted(targets, key=lambda target: target.place.part) for name, targets in names.items()}

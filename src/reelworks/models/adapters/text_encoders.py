@@ -24,6 +24,22 @@ def part_of(stem: str) -> str | None:
     return "text_encoder" if number == "1" else f"text_encoder_{number}"
 
 
+# Layers of CLIP that are trained, as kohya's scripts do.
+_TRAINED = re.compile(r"text_encoder(_\d)?\..*\.encoder\.layers\..*\.([qkv]_proj|out_proj|fc[12])")
+
+
+def is_trained(layer: str) -> bool:
+    """Whether a LoRA that has text encoders adapts a linear layer of a network with its text encoders."""
+    return _TRAINED.fullmatch(layer) is not None
+
+
+def names_in_files(layer: str) -> tuple[str, ...]:
+    """Return diffusers' name of a trained layer, which ComfyUI knows too, and kohya's, in models of several and of one."""
+    kohya = in_kohya(layer)
+    assert kohya is not None, layer
+    return (layer, kohya, kohya.replace("lora_te1_", "lora_te_"))
+
+
 def is_part(part: str) -> bool:
     """Whether a folder in diffusers' pipelines is one of a text encoder."""
     return part.startswith("text_encoder")

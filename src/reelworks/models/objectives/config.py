@@ -70,6 +70,9 @@ class ObjectiveConfig(Config):
         prediction: Meaning of the network's output: the velocity, or the clean sample, from which the velocity is
             computed. A narrow network over large patches cannot reproduce the noise in a velocity, but can predict
             the sample.
+        zero_terminal_snr: Make the last of the 1000 steps pure noise, for very dark and very bright pictures, in training
+            and generation. Only for `v-prediction`. Generate with programs that know it (diffusers'
+            `rescale_betas_zero_snr` with `timestep_spacing = "trailing"`).
         loss: Distance of prediction and target: squared error, or one that large errors enter with their size only,
             half the square up to `huber_delta` (`huber`), or that divided by `huber_delta` (`smooth-l1`).
         huber_delta: Error from which on the distance grows linearly.
@@ -109,6 +112,7 @@ class ObjectiveConfig(Config):
     opensora_frame_quantization: bool = False
     mask_ratios: Told[dict[str, float]] = Field(default_factory=dict)
     prediction: Literal["velocity", "sample"] = "velocity"
+    zero_terminal_snr: bool = False
     loss: Literal["mse", "huber", "smooth-l1"] = "mse"
     huber_delta: float = Field(default=0.1, gt=0, le=10)
     huber_schedule: Literal["constant", "exponential"] = "constant"
@@ -226,6 +230,16 @@ class ObjectiveConfig(Config):
                 field="objective.target_guidance_scale",
                 value=self.target_guidance_scale,
                 remedy="leave it out",
+            )
+        if self.zero_terminal_snr and self.name != "v-prediction":
+            raise UserError(
+                "from pure noise, a network that predicts the noise learns nothing of the data"
+                if self.name == "epsilon"
+                else f"{self.name} has a noise schedule of its own",
+                code="zero-snr-without-v",
+                field="objective.zero_terminal_snr",
+                value=True,
+                remedy='leave it out, or set objective.name = "v-prediction" for weights that predict v',
             )
         for key in _LOSS_KEYS if self.name == "iddpm" else ():
             if self._is_set(key):

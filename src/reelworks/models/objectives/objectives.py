@@ -158,7 +158,14 @@ class Ddpm:
     config: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     learns_variance = False
     times = staticmethod(_uniform_steps)
-    noised = staticmethod(ddpm.noised)
+
+    def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
+        """Blend latents with noise; conditioning frames stay clean."""
+        return ddpm.noised(x0, noise, t_B, frame_mask_BT, self.config.zero_terminal_snr)
+
+    def target(self, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
+        """Return the noise or v of the clip."""
+        return ddpm.target(self.prediction, x0, noise, t_B, self.config.zero_terminal_snr)
 
     def losses(
         self,
@@ -175,13 +182,13 @@ class Ddpm:
 
     def error(self, output: Tensor, x_t: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
         """Return the difference between an output and the noise or v of the clip."""
-        return output.float() - ddpm.target(self.prediction, x0.float(), noise.float(), t_B)
+        return output.float() - self.target(x0.float(), noise.float(), t_B)
 
     def of_error(
         self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
     ) -> Tensor:
         """Return the loss of each clip for the errors of its noise or v."""
-        data_B, noise_B = (factor.flatten() for factor in ddpm.weights(t_B))
+        data_B, noise_B = (factor.flatten() for factor in ddpm.weights(t_B, self.config.zero_terminal_snr))
         predicted: loss_terms.Predicted = "noise" if self.prediction == "epsilon" else "velocity"
         weights_B = loss_terms.weights(self.config, data_B, noise_B, predicted)
         return _mean_loss(self.config, error, t_B, weights_B, frame_mask_BT, weight_BTHW)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from reelworks.core.errors import UserError
-from reelworks.data.distributed.contract import Contract, Role, name_of
+from reelworks.data.distributed.contract import Contract, name_of
 from reelworks.models.precision import tensors
 from reelworks.models.precision.tensors import TensorFields
 
@@ -100,7 +100,7 @@ def _require(contract: Contract, table: str, wide: str, narrow: str, why: str) -
 
 
 def cast_input(name: str, value: Tensor, contract: Contract) -> Tensor:
-    """Cast latents, text and conditions to the compute dtype, times and geometry to float32, masks to bool.
+    """Cast latents, text and conditions to the compute dtype, times, geometry and numbers of words to float32, masks to bool.
 
     Refuses an input without a role, and a time or size that arrives already rounded.
     """
@@ -111,7 +111,7 @@ def cast_input(name: str, value: Tensor, contract: Contract) -> Tensor:
             remedy="declare its role in the model's adapter",
         )
     role = contract.roles[name]
-    if role in (Role.TIME, Role.GEOMETRY) and value.dtype in (torch.bfloat16, torch.float16):
+    if role.is_exact and value.dtype in (torch.bfloat16, torch.float16):
         # Casting up cannot restore the lost precision: 999 is already 1000.
         raise DtypeError(
             f"an input of role {role} arrives as {name_of(value.dtype)}, already rounded",

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from reelworks.data.distributed.contract import Contract, Role, name_of
 from reelworks.models.precision.boundary import ATTENTION, LOWERED, DtypeError
 
-_EXACT = (Role.TIME, Role.GEOMETRY)
+_EXACT = tuple(role for role in Role if role.is_exact)
 _PRODUCTS = LOWERED | {ATTENTION}
 # Dtypes that hold all values of another; float16 lacks the range of bfloat16, and 8 bits that of any.
 _HOLDS = {torch.float32: (torch.float32, torch.float64), torch.bfloat16: (torch.bfloat16, torch.float32, torch.float64)}

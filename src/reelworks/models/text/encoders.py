@@ -50,11 +50,11 @@ class FamilyTextEncoder:
         self.sees_pictures = known.sees_pictures
         self._encode = network.encode_text[config.name]
         require_networks(config, known.networks, known.dim)
-        self._pipeline = _load_pipeline(known, config.weights, network)
+        self._pipeline = load_pipeline(config)
         self._tokenizer = getattr(self._pipeline, known.tokenizer)
         embedding = self.encode([""])
-        _require_width(config, "dim", embedding.tokens.shape[2])
-        _require_width(config, "pooled_dim", embedding.pooled.shape[1])
+        require_width(config, "dim", embedding.tokens.shape[2])
+        require_width(config, "pooled_dim", embedding.pooled.shape[1])
 
     @torch.no_grad()
     def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
@@ -71,7 +71,7 @@ class FamilyTextEncoder:
 
     def unseen(self, caption: str) -> int:
         """Count the words at a caption's end that `max_length` tokens do not cover, also in part."""
-        return _words_cut_off(self._tokenizer, caption, self.max_length)
+        return words_cut_off(self._tokenizer, caption, self.max_length)
 
     def to(self, device: torch.device) -> TextEncoder:
         """Move the networks and return this object."""
@@ -79,7 +79,7 @@ class FamilyTextEncoder:
         return self
 
 
-def _require_width(config: TextEncoderConfig, key: str, width: int) -> None:
+def require_width(config: TextEncoderConfig, key: str, width: int) -> None:
     """Refuse a width in a recipe that is not that of the weights."""
     if width != (asked := getattr(config, key)):
         raise UserError(
@@ -91,16 +91,22 @@ def _require_width(config: TextEncoderConfig, key: str, width: int) -> None:
         )
 
 
-def _words_cut_off(tokenizer: Any, caption: str, max_length: int) -> int:
+def words_cut_off(tokenizer: Any, caption: str, max_length: int) -> int:
+    """Count the words at a caption's end that so many tokens do not cover, also in part."""
     tokens = tokenizer(caption, max_length=max_length, truncation=True, return_offsets_mapping=True)
     end = max((stop for _, stop in tokens["offset_mapping"]), default=0)  # an empty caption may have no token
     return len(caption[end:].split())
 
 
-def _load_pipeline(known: PublishedText, source: str, network: DiffusersNetwork) -> Any:
+def load_pipeline(config: TextEncoderConfig, *, dtype: torch.dtype = _STORAGE, without: Sequence[str] = ()) -> Any:
+    """Load what embeds captions, frozen, from a local folder in diffusers' layout or from the hub; `without` some parts."""
+    known, source = registry.TEXT_ENCODERS[config.name], config.weights
+    network = registry.load_network(registry.family_of_text(config.name))
+    assert source is not None, "the recipe was checked"
+    assert isinstance(network, DiffusersNetwork), "only families of diffusers have pipelines"
     try:
         load = network.load_text_parts
-        pipeline = _without_others(known, source, network) if load is None else load(source, _STORAGE)
+        pipeline = _without_others(known, source, network, dtype, without) if load is None else load(source, dtype)
     except Exception as error:  # damaged files raise errors of any kind
         raise UserError(
             f"no text encoders of {known.pipeline} can be loaded ({str(error).partition(chr(10))[0]})",
@@ -115,16 +121,18 @@ def _load_pipeline(known: PublishedText, source: str, network: DiffusersNetwork)
     return pipeline
 
 
-def _without_others(known: PublishedText, source: str, network: DiffusersNetwork) -> Any:
-    """Load a pipeline without the parts that captions do not need."""
+def _without_others(
+    known: PublishedText, source: str, network: DiffusersNetwork, dtype: torch.dtype, without: Sequence[str]
+) -> Any:
+    """Load a pipeline without the parts that captions do not need, and without some more."""
     kind = optional_imports.from_diffusers(known.pipeline)
-    unused = _NOT_OF_TEXT & set(kind._get_signature_keys(kind)[0])
+    unused = _NOT_OF_TEXT & set(kind._get_signature_keys(kind)[0]) | {*without}
     parts: dict[str, Any] = dict.fromkeys(unused)
     if known.asks_autoencoder is not None:  # the pipeline's constructor reads its sizes
         with torch.device("meta"):
             parts["vae"] = optional_imports.from_diffusers(known.asks_autoencoder)()
     name, revision = hub.pretrained_arguments(source)
-    pipeline = kind.from_pretrained(name, **revision, dtype=_STORAGE, **parts)
+    pipeline = kind.from_pretrained(name, **revision, dtype=dtype, **parts)
     pipeline.register_modules(**dict.fromkeys(unused))
     if known.sees_pictures and network.load_processor is not None:
         pipeline.processor = network.load_processor(pipeline.tokenizer, source)
@@ -145,7 +153,7 @@ class T5TextEncoder:
         self._device = torch.device("cpu")
         require_networks(config, (T5,), _T5_WIDTH)
         self._tokenizer, self._model = _load_t5(config.weights)
-        _require_width(config, "dim", self._model.config.d_model)
+        require_width(config, "dim", self._model.config.d_model)
 
     @torch.no_grad()
     def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
@@ -158,7 +166,7 @@ class T5TextEncoder:
 
     def unseen(self, caption: str) -> int:
         """Count the words at a caption's end that `max_length` tokens do not cover, also in part."""
-        return _words_cut_off(self._tokenizer, caption, self.max_length)
+        return words_cut_off(self._tokenizer, caption, self.max_length)
 
     def to(self, device: torch.device) -> TextEncoder:
         """Move the network and return this object."""

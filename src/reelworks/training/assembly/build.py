@@ -168,7 +168,7 @@ def autoencoder(recipe: Recipe, device: torch.device) -> Autoencoder:
 
 def text_encoder(recipe: Recipe, device: torch.device) -> TextEncoder:
     """Build the recipe's text encoder on a device, or in CPU memory if the recipe says so."""
-    built = factory.build_text_encoder(recipe.text_encoder)
+    built = factory.build_text_encoder(recipe.text_encoder, trained=recipe.trains_text_encoders)
     check_contract(built.contract, "text")
     return built.to(device if recipe.text_encoder.device == "auto" else torch.device("cpu"))
 

@@ -49,6 +49,11 @@ class TrainConfig(Config):
         description="rate after warm-up. Prodigy multiplies the rate that it finds by this (default 1.0), Adafactor the "
         "size of the weights (default 0.01); the default of schedule-free AdamW is 0.0025",
     )
+    text_encoder_learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        description="with `lora.text_encoders`: rate of their part, with the same warm-up and course; default: learning_rate",
+    )
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant",
         description="course of the rate after warm-up: constant, or falling until max_steps; without that, over the steps of "

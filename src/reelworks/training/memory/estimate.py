@@ -85,7 +85,7 @@ def encoder_sizes(recipe: Recipe) -> FrozenEncoders:
         geometry=components.autoencoder_geometry(recipe.autoencoder),
         latent_channels=components.latent_channels(recipe.autoencoder),
     )
-    text: Any = recipe.text_encoder
+    text: Any = recipe.text_inputs
     image: Any = None
     if (kind := conditioning.shown.encoder) is not None:
         image = SimpleNamespace(tokens=IMAGE_ENCODERS[kind].tokens, dim=conditioning.shown.width)

@@ -292,4 +292,4 @@ def _encoder_bytes(recipe: Recipe) -> tuple[int, int]:
         images += 4 * IMAGE_ENCODERS[kind].parameters
     if recipe.sound is not None:
         images += 4 * components.sound_facts(recipe.sound).parameters
-    return images, 2 * texts[recipe.text_encoder.name]
+    return images, 0 if recipe.trains_text_encoders else 2 * texts[recipe.text_encoder.name]

@@ -47,7 +47,7 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
         autoencoder=request_key.encoder_id(
             recipe.autoencoder, "autoencoder.weights", known, part="vae", compiled=compiled
         ),
-        text=request_key.encoder_id(recipe.text_encoder, "text_encoder.weights", known),
+        text=request_key.encoder_id(recipe.text_inputs, "text_encoder.weights", known),
         image=None if kind is None or image is None else request_key.image_encoder_id(kind, image, known),
         first_frame=conditioning.shown.first,
         last_frame=conditioning.shown.last,
@@ -68,7 +68,7 @@ def open_store(data: RecipeData) -> StoredLatents:
 def lazy_encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
     """Return the recipe's encoders, each of which is loaded, and perhaps compiled, when it is first used."""
     conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
-    text, kind = recipe.text_encoder, conditioning.shown.encoder
+    text, kind = recipe.text_inputs, conditioning.shown.encoder
     known = registry.TEXT_ENCODERS.get(text.name)
     autoencoder: Any = LazyAutoencoder(
         components.autoencoder_geometry(recipe.autoencoder),

@@ -20,7 +20,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.buckets.table import Bucket
 from reelworks.models import identify
 from reelworks.models.api import Denoiser, DenoiserInputs
-from reelworks.models.objectives import ddpm, objectives
+from reelworks.models.objectives import objectives
 from reelworks.models.objectives.objectives import Ddpm, Objective, RectifiedFlow
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.encoding.encoders import FrozenEncoders
@@ -148,7 +148,7 @@ def _error(
     if isinstance(objective, RectifiedFlow):
         target, error = x0 - noise, objective.error(output, x_t, x0, noise, t_B)
     else:
-        target = ddpm.target(objective.prediction if isinstance(objective, Ddpm) else "epsilon", x0, noise, t_B)
+        target = objective.target(x0, noise, t_B) if isinstance(objective, Ddpm) else noise
         error = output - target
     return float(error.square().sum() / _residual(x_t, target))
 

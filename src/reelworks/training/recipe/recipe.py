@@ -178,6 +178,19 @@ class Recipe(Config):
         return self.lora is not None and self.lora.training_adapter is not None
 
     @property
+    def trains_text_encoders(self) -> bool:
+        """Whether the network embeds captions, of which it then gets the numbers of words."""
+        return self.lora is not None and self.lora.text_encoders
+
+    @property
+    def text_inputs(self) -> TextEncoderConfig:
+        """The text encoder with the sizes of what the network gets of captions."""
+        if not self.trains_text_encoders:
+            return self.text_encoder
+        numbers = {"dim": len(registry.TEXT_ENCODERS[self.text_encoder.name].networks), "pooled_dim": 0}
+        return self.text_encoder.model_copy(update=numbers)
+
+    @property
     def keeps_autoencoder(self) -> bool:
         """Whether the autoencoder is in memory while the network trains: previews need it, stored latents do not."""
         return not self.encode.store or bool(self.samples.prompts)

@@ -389,6 +389,29 @@ def require_lora_base(recipe: Recipe) -> None:
         )
 
 
+def require_trained_texts(recipe: Recipe) -> None:
+    """Refuse to train text encoders that cannot be, and settings that do not go with it."""
+    rate, text = recipe.train.text_encoder_learning_rate, recipe.text_encoder
+    key, remedy = "lora.text_encoders", "leave it out"
+    value: object = True
+    published = registry.TEXT_ENCODERS.get(text.name)
+    if recipe.trains_text_encoders and (published is None or not published.is_trainable):
+        names = " and ".join(f'"{name}"' for name, known in registry.TEXT_ENCODERS.items() if known.is_trainable)
+        problem = f'text encoders of the name "{text.name}" cannot be trained, only {names}'
+    elif recipe.trains_text_encoders and text.device == "cpu":
+        problem = "text encoders that are trained are on the device of the network"
+        key, value = "text_encoder.device", "cpu"
+    elif rate is not None and not recipe.trains_text_encoders:
+        problem, remedy = "no text encoder is trained", "leave it out, or set lora.text_encoders = true"
+        key, value = "train.text_encoder_learning_rate", rate
+    elif rate is not None and recipe.train.optimizer in ("prodigy", "schedulefree"):
+        problem = f"{recipe.train.optimizer} computes with one rate for all weights"
+        key, value, remedy = "train.text_encoder_learning_rate", rate, "leave it out, or choose another train.optimizer"
+    else:
+        return
+    raise UserError(problem, code="text-encoders-not-trained", field=key, value=value, remedy=remedy)
+
+
 def with_timestep_range(recipe: Recipe) -> Recipe:
     """Set the trained timestep range, which depends on the expert if the model has several."""
     objective, lora = recipe.objective, recipe.lora
@@ -494,6 +517,7 @@ RULES: tuple[Rule, ...] = (
     require_autoencoder,
     require_recomputation,
     require_lora_base,
+    require_trained_texts,
     require_base_target,
     require_preferences,
     require_guided_target,

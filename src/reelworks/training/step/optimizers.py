@@ -15,11 +15,13 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from reelworks.core.errors import UserError
 from reelworks.data.distributed.mesh import local, local_parts
+from reelworks.models.adapters import text_encoders
 from reelworks.training.loop.config import TrainConfig
 from reelworks.training.step import optimizer_names
 
 # Values that Prodigy and schedule-free AdamW compute over all weights; they store them in their parameter groups.
 _FOUND = ("d", "d_max", "d_numerator", "k", "weight_sum", "lr_max")
+_RATIO = "rate_ratio"  # key of a group whose rate is a multiple of the usual one
 _CAME_INSTABILITY_BETA = 0.9999  # the default of its authors
 
 
@@ -55,7 +57,19 @@ class ShardedOptimizer:
         inner = [weight for name, weight in weights.items() if name in matrices]
         others = [weight for name, weight in weights.items() if name not in matrices]
         self._parts = _PARTS[config.optimizer](config, inner, others)
+        if config.text_encoder_learning_rate is not None:
+            self._split_text_encoders(config.text_encoder_learning_rate / config.learning_rate)
         self.begin()
+
+    def _split_text_encoders(self, ratio: float) -> None:
+        """Give the weights of text encoders groups of their own, with so many times the rate."""
+        for part in self._parts:
+            groups = part.optimizer.param_groups
+            for group in list(groups):
+                texts = [w for w in group["params"] if text_encoders.part_of(self._names[id(w)]) is not None]
+                ids = set(map(id, texts))
+                group["params"] = [w for w in group["params"] if id(w) not in ids]
+                groups.append({**group, "params": texts, _RATIO: ratio})
 
     def begin(self) -> None:
         """Reset the state for the weights as they are now, as before the first step."""
@@ -73,9 +87,9 @@ class ShardedOptimizer:
             holder.grad = None
 
     def set_rate(self, rate: float) -> float:
-        """Set the learning rate of the next step; returns it multiplied by the factor that Prodigy finds."""
+        """Set the learning rate of the next step, of which text encoders may have a multiple; returns it multiplied by the factor that Prodigy finds."""
         for group in self._groups():
-            group["lr"] = rate
+            group["lr"] = rate * group.get(_RATIO, 1.0)
         return rate * float(next(self._groups()).get("d", 1.0))
 
     def step(self, scale: Tensor | None = None) -> None:

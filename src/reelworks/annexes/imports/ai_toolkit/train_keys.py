@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import optimizers, schedules, tables
+from reelworks.annexes.imports import optimizers, rules, schedules, tables
 from reelworks.annexes.imports.ai_toolkit import models
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
@@ -166,3 +166,17 @@ def _never(value: Any, draft: ImportDraft) -> Outcome:
     for key in _OF_PREVIEWS:
         draft.remove(f"samples.{key}")
     return Fate.TAKEN, "no samples.prompts"
+
+
+def _texts(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.settings.get("network.type") is None:
+        return Fate.NOT_POSSIBLE, "text encoders are trained with a LoRA alone"
+    return rules.train_texts(draft)
+
+
+def _text_rate(value: Any, draft: ImportDraft) -> Outcome:
+    if not draft.settings.get("train.train_text_encoder"):
+        return Fate.NO_MEANING, "text encoders are not trained"
+    if _texts(value, draft)[0] is not Fate.TAKEN:
+        return Fate.NOT_POSSIBLE, "text encoders are not trained"
+    return rules.text_rate(value, draft, draft.settings.get("train.optimizer"))

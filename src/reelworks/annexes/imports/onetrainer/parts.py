@@ -7,6 +7,7 @@ from typing import Any
 
 from reelworks.annexes.imports import datasets, rules, tables, values
 from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.guards import GUARDS, guarded
 from reelworks.annexes.imports.onetrainer import models, optimizers
 from reelworks.annexes.imports.onetrainer.models import OneTrainerModel
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
@@ -95,7 +96,29 @@ def _offload(value: Any, draft: ImportDraft) -> Outcome:
 def _text_trained(value: Any, draft: ImportDraft) -> Outcome:
     if not values.flag(value):
         return Fate.DEFAULT, "off"
-    return Fate.NOT_POSSIBLE, "text encoders are not trained"
+    if _trains_texts(draft):
+        return rules.train_texts(draft)
+    return Fate.NOT_POSSIBLE, "text encoders are trained all together, and with a LoRA alone"
+
+
+def _trains_texts(draft: ImportDraft) -> bool:
+    trained = (draft.settings.get(f"{part}.train") is True for part in model_of(draft).texts)
+    return trains_adapter(draft) and all(trained)
+
+
+def _text_rate(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the rate of the first text encoder, if they are trained; here it is that of all."""
+    if not _trains_texts(draft) or rules.train_texts(draft)[0] is not Fate.TAKEN:
+        return Fate.NO_MEANING, "it is not trained"
+    first = draft.settings.get("text_encoder.learning_rate")
+    if draft.key.partition(".")[0] != "text_encoder" and first is not None:
+        return (
+            (Fate.DEFAULT, "for all text encoders")
+            if value == first
+            else (Fate.NOT_POSSIBLE, "for all text encoders together: text_encoder.learning_rate decides")
+        )
+    rate = values.number(value, 1e-300) * rate_scale(draft) ** 0.5
+    return rules.text_rate(rate, draft, draft.settings.get("optimizer.optimizer"))
 
 
 def _caption_dropout(value: Any, draft: ImportDraft) -> Outcome:
@@ -117,7 +140,12 @@ def _guidance(value: Any, draft: ImportDraft) -> Outcome:
 
 
 _NO_PART = rules.without_meaning("it is no part of this model")
-_OF_TEXT = {"train": _text_trained, "dropout_probability": _caption_dropout, "model_name": _OF_RELEASE}
+_OF_TEXT = {
+    "train": _text_trained,
+    "learning_rate": guarded(_text_rate, [(GUARDS["unset"], "learning_rate decides")]),
+    "dropout_probability": _caption_dropout,
+    "model_name": _OF_RELEASE,
+}
 _OF_DENOISER = tables.read("onetrainer", "parts", sys.modules[__name__])
 
 

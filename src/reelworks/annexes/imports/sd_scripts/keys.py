@@ -150,8 +150,29 @@ def _autoencoder(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NO_MEANING, _PARTS
 
 
+def _trains_texts(draft: ImportDraft) -> bool:
+    """Whether the scripts' LoRA has text encoders, which a rate of 0 leaves out."""
+    get = draft.settings.get
+    return not is_on(get("network_train_unet_only")) and get("text_encoder_lr") not in (0, "0", [0], [0, 0])
+
+
 def _text_encoders(value: Any, draft: ImportDraft) -> Outcome:
-    return (Fate.DEFAULT, "text encoders keep their weights") if is_on(value) else (Fate.NOT_POSSIBLE, _TEXT)
+    if not _trains_texts(draft):
+        return Fate.DEFAULT, "text encoders keep their weights"
+    fate, remark = rules.train_texts(draft)
+    get = draft.settings.get
+    own, rate = get("unet_lr"), get("learning_rate")
+    if fate is Fate.TAKEN and get("text_encoder_lr") is None and None not in (own, rate) and own != rate:
+        remark += f", {rules.text_rate(rate, draft, get('optimizer_type'))[1]}"  # that of all but the network
+    return fate, remark
+
+
+def _text_rate(value: Any, draft: ImportDraft) -> Outcome:
+    if not _trains_texts(draft):
+        return Fate.NO_MEANING, "text encoders keep their weights"
+    if not draft.settings.get("network_module") or rules.train_texts(draft)[0] is not Fate.TAKEN:
+        return Fate.NOT_POSSIBLE, _TEXT
+    return rules.text_rate(value, draft, draft.settings.get("optimizer_type"))
 
 
 def _tokens(value: Any, draft: ImportDraft) -> Outcome:
@@ -177,6 +198,10 @@ def _perturbation(value: Any, draft: ImportDraft) -> Outcome:
     if family_of(draft) == "sd3":
         return Fate.NO_MEANING, "Stable Diffusion 3 is trained without it there"
     return rules.within("objective.input_perturbation", most=1)(value, draft)
+
+
+def _zero_snr(value: Any, draft: ImportDraft) -> Outcome:
+    return rules.zero_snr(draft, predicts_v=is_on(draft.settings.get("v_parameterization")))
 
 
 def _masks(value: Any, draft: ImportDraft) -> Outcome:

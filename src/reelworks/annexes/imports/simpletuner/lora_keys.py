@@ -12,7 +12,7 @@ _QKV, _ADDED = "to_q to_k to_v to_out.0", "add_q_proj add_k_proj add_v_proj to_a
 _FEED, _CONTEXT = "ff.net.0.proj ff.net.2", "ff_context.net.0.proj ff_context.net.2"
 # Linear layers in modules of diffusers' classes Attention and FeedForward, by the beginning of the preset.
 _CLASSES = {
-    **dict.fromkeys(("sdxl", "ltx-video"), (_QKV, _FEED)),
+    **dict.fromkeys(("sdxl", "sd1.5", "ltx-video"), (_QKV, _FEED)),
     **dict.fromkeys(("flux-", "chroma", "sd3"), (f"{_QKV} {_ADDED}", f"{_FEED} {_CONTEXT}")),
     "wan-": (_QKV, "ffn.net.0.proj ffn.net.2"),
 }

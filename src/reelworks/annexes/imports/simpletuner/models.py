@@ -39,7 +39,9 @@ def flavour(settings: FormerSettings) -> str:
     """Return the flavour of the config; the family's default if it has none."""
     name = settings.get("model_flavour")
     known = FLAVOURS.get(family(settings), {})
-    return name.strip().lower() if isinstance(name, str) and name.strip() else next(iter(known), "")
+    # "1.5" was read as a number.
+    named = str(name).strip().lower() if isinstance(name, str) or str(name) in known else ""
+    return named or next(iter(known), "")
 
 
 def bucket_multiple(settings: FormerSettings) -> int:

@@ -155,6 +155,14 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
     return rules.exact_or_nearest(remark, "its bound is the same at all timesteps" if schedule == "snr" else "")
 
 
+def _zero_snr(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "off"
+    if draft.is_flow:
+        return Fate.NO_MEANING, "models of flow matching end in pure noise"
+    return rules.zero_snr(draft, predicts_v=draft.settings.get("prediction_type") == "v_prediction")
+
+
 def _prediction(value: Any, draft: ImportDraft) -> Outcome:
     if value != "v_prediction" or draft.is_flow:
         return Fate.DEFAULT, "that of the model"

@@ -31,14 +31,23 @@ def encode_before_last_layer(pipeline: Any, captions: list[str], length: int, _p
     tokens = words(
         captions, padding="max_length", max_length=words.model_max_length, truncation=True, return_tensors="pt"
     )
-    states = encoder(tokens.input_ids.to(pipeline.device), output_hidden_states=True).hidden_states[-2]
+    return EncodedText(_before_last_layer(encoder, tokens.input_ids.to(pipeline.device))[0])
+
+
+def _last_layer(encoder: Any, words_BL: Tensor) -> tuple[Tensor, None]:
+    return encoder(words_BL)[0], None
+
+
+def _before_last_layer(encoder: Any, words_BL: Tensor) -> tuple[Tensor, None]:
+    states = encoder(words_BL, output_hidden_states=True).hidden_states[-2]
     norm = next(module for name, module in encoder.named_modules() if name.endswith("final_layer_norm"))
-    return EncodedText(norm(states))
+    return norm(states), None
 
 
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"sd1.5": encode_text, "sd1.5-clip-skip-2": encode_before_last_layer},
+    trained_text={"sd1.5": _last_layer, "sd1.5-clip-skip-2": _before_last_layer},
     pipeline_arguments=guidance_arguments,
     pipeline_settings=lambda _config, _scale: {"safety_checker": None, "feature_extractor": None},
 )

@@ -44,9 +44,15 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(tokens, pooled=pooled)
 
 
+def _encode_words(encoder: Any, words_BL: Tensor) -> tuple[Tensor, Tensor | None]:
+    out = encoder(words_BL, output_hidden_states=True)
+    return out.hidden_states[-2], getattr(out, "text_embeds", None)
+
+
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"sdxl": encode_text},
+    trained_text={"sdxl": _encode_words},
     pipeline_arguments=pooled_guidance_arguments,
     pipeline_settings=lambda _config, _scale: {"add_watermarker": False},
 )

@@ -18,7 +18,13 @@ from reelworks.models.objectives.samplers.flow import Edit, Network, check_steps
 
 @torch.no_grad()
 def sample_ddim(
-    network: Network, noise_BCTHW: Tensor, prediction: ddpm.Prediction, *, num_steps: int, guidance_scale: float
+    network: Network,
+    noise_BCTHW: Tensor,
+    prediction: ddpm.Prediction,
+    *,
+    num_steps: int,
+    guidance_scale: float,
+    zero_snr: bool = False,
 ) -> Tensor:
     """Return the latents sampled from standard normal noise in `num_steps` evenly spread steps of the 1000."""
     check_steps(num_steps, 1, ddpm.NUM_STEPS, usual="20 to 50")
@@ -27,8 +33,8 @@ def sample_ddim(
     for now, after in itertools.pairwise(times):
         t_B = now.expand(len(z)).to(z.device)
         cond, uncond = with_and_without(network, z, t_B)
-        clean, noise = ddpm.read(prediction, uncond + guidance_scale * (cond - uncond), z, t_B)
-        data_weight, noise_weight = ddpm.weights(after.expand(len(z)).to(z.device))
+        clean, noise = ddpm.read(prediction, uncond + guidance_scale * (cond - uncond), z, t_B, zero_snr)
+        data_weight, noise_weight = ddpm.weights(after.expand(len(z)).to(z.device), zero_snr)
         z = clean if after == 0 else data_weight * clean + noise_weight * noise
     return z
 

@@ -56,6 +56,7 @@ def ddim(
     steps: int = 30,
     guidance_scale: float = 1.0,
     unconditional: Model | None = None,
+    zero_terminal_snr: bool = False,
 ) -> Tensor:
     """Sample a model that predicts noise or v, trained on Stable Diffusion's 1000 steps.
 
@@ -66,12 +67,15 @@ def ddim(
         steps: Number of the 1000 steps to use.
         guidance_scale: Strength of the condition; 1 is no guidance.
         unconditional: Model without the condition; needed for guidance only.
+        zero_terminal_snr: Whether the last of the 1000 steps was pure noise in training; needs v.
 
     Returns:
         `[B, C, T, H, W]` latents in the dtype of the noise.
     """
     both = _doubled(model, guidance_scale, unconditional)
-    return sample_ddim(both, noise, prediction, num_steps=steps, guidance_scale=guidance_scale)
+    return sample_ddim(
+        both, noise, prediction, num_steps=steps, guidance_scale=guidance_scale, zero_snr=zero_terminal_snr
+    )
 
 
 def iddpm(
