@@ -133,8 +133,8 @@ class DiffusersNetwork:
     """Builds, loads and calls the networks of a diffusers family; satisfies `models.api.FamilyNetwork`."""
 
     predict: Predict  # `predict(module, inputs, config)` calls the network; see `models.api.Denoiser.predict`
-    # `encode(pipeline, captions, max_length, pictures)` by name of the text encoders; captions refer to uint8 pictures
-    # `[B, H, W, 3]`, perhaps several in order.
+    # `encode(pipeline, captions, max_length, pictures)` by name of the text encoders; captions refer to uint8 pictures and
+    # clips `[B, T, H, W, 3]`, perhaps several in order.
     encode_text: Mapping[str, Callable[[Any, list[str], int, list[Tensor]], EncodedText]] = field(default_factory=dict)
     # `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline call except sizes and steps;
     # `text` has a row for the caption and one for the empty caption.

@@ -100,7 +100,9 @@ def _words_cut_off(tokenizer: Any, caption: str, max_length: int) -> int:
 def _load_pipeline(known: PublishedText, source: str, network: DiffusersNetwork) -> Any:
     try:
         load = network.load_text_parts
-        pipeline = _without_others(known, source, network) if load is None else load(source, _STORAGE)
+        pipeline = _without_others(known, source) if load is None else load(source, _STORAGE)
+        if known.sees_pictures and network.load_processor is not None:
+            pipeline.processor = network.load_processor(pipeline.tokenizer, source)
     except Exception as error:  # damaged files raise errors of any kind
         raise UserError(
             f"no text encoders of {known.pipeline} can be loaded ({str(error).partition(chr(10))[0]})",
@@ -115,7 +117,7 @@ def _load_pipeline(known: PublishedText, source: str, network: DiffusersNetwork)
     return pipeline
 
 
-def _without_others(known: PublishedText, source: str, network: DiffusersNetwork) -> Any:
+def _without_others(known: PublishedText, source: str) -> Any:
     """Load a pipeline without the parts that captions do not need."""
     kind = optional_imports.from_diffusers(known.pipeline)
     unused = _NOT_OF_TEXT & set(kind._get_signature_keys(kind)[0])
@@ -126,8 +128,6 @@ def _without_others(known: PublishedText, source: str, network: DiffusersNetwork
     name, revision = hub.pretrained_arguments(source)
     pipeline = kind.from_pretrained(name, **revision, dtype=_STORAGE, **parts)
     pipeline.register_modules(**dict.fromkeys(unused))
-    if known.sees_pictures and network.load_processor is not None:
-        pipeline.processor = network.load_processor(pipeline.tokenizer, source)
     return pipeline
 
 
