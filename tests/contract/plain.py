@@ -6,6 +6,7 @@ need them: it takes seconds, and each process of a test run imports this module.
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -231,14 +232,16 @@ def longcat_image(module, x0, noise, i):
     return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8), target)
 
 
-def minimax_h3(module, x0, noise, i):
+def minimax_h3(module, x0, noise, i, most_ends=2):
     """One clip at a time; time 1 is clean, velocities point towards the data, and the left sound precedes the right.
 
     What is shown besides precedes the clip in its rows: references of one frame are pictures, and others clips.
     """
     from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3_layout
 
-    ends = [] if i.first_frame is None or x0.shape[2] == 1 else [i.first_frame[:, :, j : j + 1] for j in range(2)]
+    ends = (
+        [] if i.first_frame is None or x0.shape[2] == 1 else [i.first_frame[:, :, j : j + 1] for j in range(most_ends)]
+    )
 
     x_t, of_sound, sound_time = _blend(x0, noise, i.time), torch.zeros(len(x0), 4, 0, 1, 1), i.time
     clean = heard = of_sound
@@ -479,7 +482,10 @@ LOSSES = {
     "ltx-2-sound-tiny": ltx2_sound,
     "minimax-h3-tiny": minimax_h3,
     "minimax-h3-sound-tiny": minimax_h3,
+    "minimax-h3-i2v-tiny": partial(minimax_h3, most_ends=1),
+    "minimax-h3-i2v-sound-tiny": partial(minimax_h3, most_ends=1),
     "minimax-h3-flf2v-tiny": minimax_h3,
+    "minimax-h3-flf2v-sound-tiny": minimax_h3,
     "minimax-h3-ref-tiny": minimax_h3,
     "minimax-h3-ref-sound-tiny": minimax_h3,
     "qwen-image-tiny": qwen_image,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import diffusers
 import minimax_h3_release
 import numpy as np
@@ -183,14 +181,8 @@ def agree(ours, theirs):
 @torch.no_grad()
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [False, True])
-def test_first_and_last_frames(place, last, monkeypatch):
+def test_first_and_last_frames(place, last):
     """Both are pictures before the caption and tokens of their own at the ends of the clip."""
-    if not last:  # there is one tiny network of both
-        config = factory.registry.PRESETS["minimax-h3-flf2v-tiny"].config
-        changed = dataclasses.replace(
-            factory.registry.PRESETS["minimax-h3-flf2v-tiny"], config=config.model_copy(update={"last_frame": False})
-        )
-        monkeypatch.setitem(factory.registry.PRESETS, "minimax-h3-flf2v-tiny", changed)
     ends = {"reference": np.array(opened(place, "first"))[None]}
     keyframes = {"image": opened(place, "first")}
     if last:
@@ -198,7 +190,7 @@ def test_first_and_last_frames(place, last, monkeypatch):
         keyframes |= {"last_image": opened(place, "last")}
     theirs = pipelines_call(place, **keyframes)
     assert theirs["hidden_states"].shape[1] == (37 + 1 + last) * 6
-    agree(our_call(place, "minimax-h3-flf2v-tiny", ends), theirs)
+    agree(our_call(place, f"minimax-h3-{'flf2v' if last else 'i2v'}-tiny", ends), theirs)
 
 
 def frames_of(place):
@@ -284,7 +276,7 @@ def test_clips_are_prepared_as_by_the_release(place, size):
     limits = {"shortest_edge": 16_384, "longest_edge": 1_000_000}
     theirs = transformers.Qwen3VLVideoProcessor(size=limits, cap_pixels_per_frame=False)
     own = pictures.load(None, str(place))
-    own = pictures.Pictures(
+    own = pictures.SeenPictures(
         transformers.Qwen2VLImageProcessorPil(
             patch_size=16, image_mean=theirs.image_mean, image_std=theirs.image_std, size=minimax_h3_release.SIDES
         ),

@@ -16,6 +16,7 @@ from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.loader.part_masks import WHITE, PartMask
 from reelworks.data.loader.upload import to_device
 from reelworks.data.media.decode import BLACK
+from reelworks.models import components
 from reelworks.training.encoding.encoders import FrozenEncoders
 
 _GREY = 127.5  # 0 in [-1, 1]
@@ -190,7 +191,10 @@ def blank(encoder: FrozenEncoders, latent_BCTHW: Tensor) -> dict[str, Tensor]:
     names, frames = encoder.companion_latents, latent_BCTHW[:, :1]
     if encoder.conditioning.companions.sources_as_frames:
         names, frames = names[:1], pad(frames, (0, 0, 0, 0, len(names) - 1, 0))
-    inputs = {name: frames.expand(-1, channels, -1, -1, -1) * 0 for name in names}
+    t, h, w = frames.shape[2:]
+    largest = components.source_latent(encoder.conditioning, (t, h, w), encoder.autoencoder.geometry.stride)
+    sizes = {name: largest if name in SOURCES else (t, h, w) for name in names}
+    inputs = {name: frames.new_zeros(len(frames), channels, *size) for name, size in sizes.items()}
     if encoder.conditioning.shown.first is not None:
         inputs["first_frame"] = torch.zeros_like(latent_BCTHW)
     if encoder.image_encoder is not None:

@@ -127,7 +127,7 @@ def _index(places: list[int], like: Tensor) -> Tensor:
 
 
 @final
-class Pictures:
+class SeenPictures:
     """Prepares pictures and clips as the release's processors do, of which that of clips needs torchvision."""
 
     def __init__(self, prepare: Any, clip_pixels: tuple[int, int]) -> None:
@@ -165,11 +165,11 @@ class Pictures:
         return sides[1], sides[0]
 
 
-def load(_tokenizer: Any, source: str) -> Pictures:
+def load(_tokenizer: Any, source: str) -> SeenPictures:
     """Load the settings of the release's processors from their folder in a pipeline."""
     name, options = hub.pretrained_arguments(source)
     prepare = optional_imports.transformers().Qwen2VLImageProcessorPil
     videos: Any = importlib.import_module("transformers.video_processing_utils").VideoProcessorMixin
     of_clips, _ = videos.get_video_processor_dict(name, **options, subfolder="processor")
     limits = of_clips["size"]["shortest_edge"], of_clips["size"]["longest_edge"]
-    return Pictures(prepare.from_pretrained(name, **options, subfolder="processor"), limits)
+    return SeenPictures(prepare.from_pretrained(name, **options, subfolder="processor"), limits)
