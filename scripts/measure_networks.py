@@ -45,7 +45,7 @@ def points(preset: str) -> list[Point]:
     side = known.side * (4 if is_tiny else 1)
     if registry.PRESETS[preset].sound is not None:
         frames = known.num_frames
-        rule = components.geometry(ModelConfig(name=preset), recipe_of(preset, ()).autoencoder)
+        rule = components.geometry(ModelConfig(name=preset), recipe_of(preset, companions(preset)[0]).autoencoder)
         short, half = (rule.nearest_frames(frames // part) for part in (4, 2))
         shapes = [(2, short), (4, frames), (2, half), (1, half), (1, short), (2, frames), (1, frames)]
         single = [Point(1, f"{side // part}px", count) for part, count in shapes]

@@ -6,6 +6,7 @@ need them: it takes seconds, and each process of a test run imports this module.
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -246,9 +247,16 @@ def hunyuan_image21(module, x0, noise, i):
     return _mse(out, target)
 
 
-def minimax_h3(module, x0, noise, i):
-    """One clip at a time; time 1 is clean, velocities point towards the data, and the left sound precedes the right."""
+def minimax_h3(module, x0, noise, i, most_ends=2):
+    """One clip at a time; time 1 is clean, velocities point towards the data, and the left sound precedes the right.
+
+    What is shown besides precedes the clip in its rows: references of one frame are pictures, and others clips.
+    """
     from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3_layout
+
+    ends = (
+        [] if i.first_frame is None or x0.shape[2] == 1 else [i.first_frame[:, :, j : j + 1] for j in range(most_ends)]
+    )
 
     x_t, of_sound, sound_time = _blend(x0, noise, i.time), torch.zeros(len(x0), 4, 0, 1, 1), i.time
     clean = heard = of_sound
@@ -258,25 +266,35 @@ def minimax_h3(module, x0, noise, i):
     N, losses = clean.shape[2], []
     for row, (seen, target) in enumerate(zip(x_t, x0 - noise, strict=True)):
         text = i.text[row, i.text_mask[row]]
-        layout = h3_layout.MiniMaxH3PrepareLayoutStep.build_packed_sequence(
-            torch.ones(len(text)), *seen.shape[1:], N, (1, 2, 2), 2, 2, 0
+        rest, shown = (*seen.shape[1:], N, (1, 2, 2), 2, 2, 0), [each[row][None] for each in (*ends, *i.sources)]
+        if i.sources:
+            kinds = [SimpleNamespace(kind="video" if s.shape[2] > 1 else "image", has_audio=False) for s in shown]
+            build = h3_layout.MiniMaxH3Ref2VAPrepareLayoutStep.build_ref2va_packed_sequence
+            layout = build(torch.ones(len(text)), kinds, shown, [], *rest)
+        else:
+            build = h3_layout.MiniMaxH3PrepareLayoutStep.build_packed_sequence
+            layout = build(torch.ones(len(text)), *rest, ("first", "last")[: len(ends)])
+        positions, tags, video, audio, words, count, _ = layout
+        picture_time, own_sound_time = (float(1 - time[row].double() / 1000) for time in (i.time, sound_time))
+        times, which = h3_layout.MiniMaxH3SetTimestepsStep.build_row_timesteps(
+            video, audio, count, 0, len(text), picture_time, own_sound_time, max(picture_time, 0.999), 1.0
         )
-        positions, tags, video, audio, words, *_ = layout
+        rows = [h3_layout.patchify_video_latents(each, (1, 2, 2)) for each in (*shown, seen[None])]
         sides = [s[row, :, :, 0, 0].chunk(2) for s in (heard, clean - of_sound)]
         sound, sound_target = (torch.cat([side.T for side in pair]) for pair in sides)
         out = module(
-            hidden_states=h3_layout.patchify_video_latents(seen[None], (1, 2, 2))[None],
+            hidden_states=torch.cat(rows)[None],
             audio_hidden_states=sound.reshape(1, -1, module.config.audio_in_channels),
             encoder_hidden_states=text[None],
-            timestep=1 - torch.stack([i.time[row], sound_time[row]]) / 1000,
-            timestep_indices=(tags == 2).long(),
+            timestep=times,
+            timestep_indices=which,
             token_tags=tags,
             position_ids=positions,
             video_indices=video,
             audio_indices=audio,
             text_indices=words,
         )
-        losses.append(_mse(out.sample[0], h3_layout.patchify_video_latents(target[None], (1, 2, 2))))
+        losses.append(_mse(out.sample[0, count:], h3_layout.patchify_video_latents(target[None], (1, 2, 2))))
         if N:
             losses[-1] = losses[-1] + _mse(out.audio_sample[0], sound_target)
     return torch.stack(losses).mean()
@@ -487,6 +505,12 @@ LOSSES = {
     "ltx-2-sound-tiny": ltx2_sound,
     "minimax-h3-tiny": minimax_h3,
     "minimax-h3-sound-tiny": minimax_h3,
+    "minimax-h3-i2v-tiny": partial(minimax_h3, most_ends=1),
+    "minimax-h3-i2v-sound-tiny": partial(minimax_h3, most_ends=1),
+    "minimax-h3-flf2v-tiny": minimax_h3,
+    "minimax-h3-flf2v-sound-tiny": minimax_h3,
+    "minimax-h3-ref-tiny": minimax_h3,
+    "minimax-h3-ref-sound-tiny": minimax_h3,
     "qwen-image-tiny": qwen_image,
     "qwen-image-edit-tiny": qwen_image,
     "qwen-image-edit-plus-tiny": qwen_image,

@@ -164,6 +164,15 @@ TEXTS = {
     "sdxl": {"dim": 32, "max_length": 16, "pooled_dim": 12},
     "sd3": {"dim": 32, "max_length": 28, "pooled_dim": 24},
 }
+MINIMAX_H3_SOUND = {
+    "encoder_dim": 4,
+    "latent_dim": 32,
+    "decoder_dim": 128,
+    "resblock_kernel_sizes": (3,),
+    "resblock_dilation_sizes": ((1, 3, 5),),
+    "latents_mean": [0.1 * i for i in range(32)],
+    "latents_std": [1 + 0.1 * i for i in range(32)],
+}
 UNETS = ("sd1.5", "sdxl")
 
 

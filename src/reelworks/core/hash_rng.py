@@ -53,6 +53,7 @@ class Purpose(IntEnum):
     NOISE_OFFSET = 25
     MULTIRES_NOISE = 26
     INPUT_PERTURBATION = 27
+    GIVEN_NOISE = 28
 
 
 def _mix(x: U64) -> U64:

@@ -50,8 +50,8 @@ class DenoiserInputs:
     drop_text: Tensor  # `[B]` True where the empty caption, learned or fixed, replaces the text
     # `[B, C, T, H, W]` latents of the control clip, or its parts one after the other (`Companions.control_parts`).
     control: Tensor | None = None
-    # `[B, C, T, H, W]` latents of the first frame of a clip alone, or of its first and last frames with grey ones between
-    # them; unused for a picture.
+    # `[B, C, T, H, W]` latents of the first frame of a clip alone, or of it and the last one, each alone, with zeros after
+    # them; or of both with grey frames between them. Unused for a picture.
     first_frame: Tensor | None = None
     image: Tensor | None = None  # `[B, N, E]` image embeddings of the first frame, then of the last if given
     # Latents `[B, C, T, H, W]` of the sources of an edit in order, each with its own sizes, perhaps none; their number
@@ -192,7 +192,7 @@ class Autoencoder(Protocol):
 
 
 class TextEncoder(Protocol):
-    """Embeds captions, and the pictures that they refer to if it `sees_pictures`."""
+    """Embeds captions, and the pictures and clips that they refer to if it `sees_pictures`."""
 
     contract: Contract
     sees_pictures: bool
@@ -201,7 +201,7 @@ class TextEncoder(Protocol):
     max_length: int
 
     def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
-        """Embed captions, with the uint8 pictures that they refer to; L is always `max_length`."""
+        """Embed captions, with the uint8 pictures and clips `[B, T, H, W, 3]` that they refer to; L is always `max_length`."""
 
     def unseen(self, caption: str) -> int:
         """Count the words at a caption's end that `max_length` cuts off."""

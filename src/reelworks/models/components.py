@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
@@ -68,6 +69,20 @@ def source_multiple(model: ModelConfig, autoencoder: AutoencoderConfig) -> tuple
     wants = conditioning(model)
     own_sizes = wants.companions.most_sources > 1 and not wants.companions.sources_as_frames
     return geometry(model, autoencoder).multiple if own_sizes else None
+
+
+def source_latent(
+    wants: Conditioning, latent: tuple[int, int, int], stride: tuple[int, int, int]
+) -> tuple[int, int, int]:
+    """Return the sizes of the largest latents of a source beside a clip of these ones, for estimates.
+
+    A source is a clip, or a picture which may have a size of its own, whose sides are even as networks want them.
+    """
+    if wants.companions.picture_side is None:
+        return latent
+    scale = wants.companions.picture_side / min(latent[1] * stride[1], latent[2] * stride[2])
+    height, width = (2 * round(size * scale / 2) for size in latent[1:])
+    return max(latent, (1, height, width), key=math.prod)
 
 
 def whole_patches(model: ModelConfig) -> bool:

@@ -133,8 +133,8 @@ class DiffusersNetwork:
     """Builds, loads and calls the networks of a diffusers family; satisfies `models.api.FamilyNetwork`."""
 
     predict: Predict  # `predict(module, inputs, config)` calls the network; see `models.api.Denoiser.predict`
-    # `encode(pipeline, captions, max_length, pictures)` by name of the text encoders; captions refer to uint8 pictures
-    # `[B, H, W, 3]`, perhaps several in order.
+    # `encode(pipeline, captions, max_length, pictures)` by name of the text encoders; captions refer to uint8 pictures and
+    # clips `[B, T, H, W, 3]`, perhaps several in order.
     encode_text: Mapping[str, Callable[[Any, list[str], int, list[Tensor]], EncodedText]] = field(default_factory=dict)
     # `encode(encoder, numbers of words)` by name of text encoders that a LoRA can train returns the embedding of tokens of one
     # of them, `[B, L, D]`, and the pooled one or None; tokens of several are joined, and the last one has the pooled one.

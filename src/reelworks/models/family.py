@@ -19,6 +19,9 @@ class Companions:
     # Whether its control is in parts: what is kept of the clip where the mask is black, the control where it is white, and
     # the mask, whose pixels are channels. Without a mask all is white, and without a control it is grey there.
     control_parts: bool = False
+    # Shorter side in pixels of sources that are pictures, which are then single pictures beside clips too; None if they
+    # are as large as their clips, and repeated for all frames. No network changes with it.
+    picture_side: int | None = field(default=None, repr=False)
 
     @property
     def sources_as_frames(self) -> bool:
@@ -34,11 +37,13 @@ class Companions:
 class ShownFrames:
     """The ends of a clip that a network gets besides the noise."""
 
-    # How it gets the first frame: "grey": encoded with grey frames after it; "alone": encoded alone, with zeros after it;
-    # None: not at all. With `Conditioning.frames`, it is one of the conditions, as `generate` shows a picture; an
+    # How it gets the first frame: "grey": encoded with grey frames after it; "alone": encoded alone, with zeros after it,
+    # or after the last frame, which is encoded alone too; None: not at all. With `Conditioning.frames`, it is one of the conditions, as `generate` shows a picture; an
     # autoencoder that is not causal encodes the frames after it into the clip's first latents too.
     first: Literal["grey", "alone"] | None = None
-    last: bool = False  # whether the last frame stands behind the grey ones, and is embedded beside the first
+    last: bool = (
+        False  # whether it gets the last frame too: behind the grey ones, or alone; and embedded beside the first
+    )
     # Encoder whose embedding of the first frame, and of the last if given, is an input; None if there is none.
     encoder: Literal["clip", "siglip"] | None = None
     width: int = 0  # of that embedding
@@ -61,6 +66,8 @@ class Conditioning:
     shown: ShownFrames = ShownFrames()
     companions: Companions = Companions()
     sound: bool = False  # whether it is trained with the sound of clips
+    # Share of noise in the latents of shown frames and companions. No network changes with it.
+    given_noise: float = field(default=0.0, repr=False)
 
     @property
     def needs_first_frame(self) -> bool:

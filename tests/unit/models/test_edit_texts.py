@@ -51,7 +51,7 @@ def test_tokens_are_the_pipelines_and_feel_the_picture(place, monkeypatch):
     encoder = factory.build_text_encoder(config)
     pictures = torch.zeros(2, 32, 64, 3, dtype=torch.uint8)
     pictures[1, :, 32:] = 255
-    made = encoder.encode(LINES, [pictures])
+    made = encoder.encode(LINES, [pictures[:, None]])
     assert made.tokens.shape == (2, 512, 32)
     pipeline = diffusers.QwenImageEditPipeline.from_pretrained(
         place, vae=None, transformer=None, processor=None, dtype=torch.bfloat16
@@ -63,7 +63,7 @@ def test_tokens_are_the_pipelines_and_feel_the_picture(place, monkeypatch):
         mask = made.mask[i]
         assert mask.sum() == tokens.shape[1]
         torch.testing.assert_close(made.tokens[i][mask], tokens[0].float(), rtol=0, atol=0.1)
-    same = encoder.encode(LINES[:1] * 2, [pictures])
+    same = encoder.encode(LINES[:1] * 2, [pictures[:, None]])
     assert not torch.allclose(same.tokens[0], same.tokens[1], atol=0.05)
     # 192 × 96 pixels are looked at as 196 × 84, 28 × 28 a token.
     shown = Image.new("RGB", (192, 96))
@@ -77,7 +77,9 @@ def test_tokens_of_several_pictures_are_those_of_the_pipeline_in_order(place, mo
     monkeypatch.setattr(network, "_SMALL_PICTURE_PX", 96 * 96)
     config = TextEncoderConfig(name="qwen-image-edit-plus", weights=str(place), dim=32, max_length=512)
     encoder = factory.build_text_encoder(config)
-    shades = [torch.full((2, height, width, 3), 90 * i, dtype=torch.uint8) for i, (height, width) in enumerate(SIDES)]
+    shades = [
+        torch.full((2, 1, height, width, 3), 90 * i, dtype=torch.uint8) for i, (height, width) in enumerate(SIDES)
+    ]
     pipeline = diffusers.QwenImageEditPlusPipeline.from_pretrained(
         place, vae=None, transformer=None, processor=None, dtype=torch.bfloat16
     )
@@ -86,9 +88,9 @@ def test_tokens_of_several_pictures_are_those_of_the_pipeline_in_order(place, mo
         made = encoder.encode(LINES, shades[:count])
         shown = []
         for shade in shades[:count]:
-            ratio = shade.shape[2] / shade.shape[1]
+            ratio = shade.shape[3] / shade.shape[2]
             size = diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus.calculate_dimensions(96 * 96, ratio)
-            shown.append(pipeline.image_processor.resize(Image.fromarray(shade[0].numpy()), size[1], size[0]))
+            shown.append(pipeline.image_processor.resize(Image.fromarray(shade[0, 0].numpy()), size[1], size[0]))
         for i, line in enumerate(LINES):
             tokens, _ = pipeline.encode_prompt([line], shown or None)
             mask = made.mask[i]

@@ -41,7 +41,10 @@ ALIKE = [
     ("z-image", "z-image-turbo"),
     ("ltx-2", "ltx-2-sound"),
     ("ltx-2.3", "ltx-2.3-sound"),
-    ("minimax-h3-sound", "minimax-h3"),
+    (
+        *("minimax-h3-sound", "minimax-h3-i2v", "minimax-h3-i2v-sound", "minimax-h3-flf2v", "minimax-h3-flf2v-sound"),
+        *("minimax-h3-ref", "minimax-h3-ref-sound", "minimax-h3"),
+    ),
     ("ltx-2.5-distilled", "ltx-2.5-sound", "ltx-2.5"),
 ]
 FULL = [(name, "") for name in registry.PRESETS if not name.endswith("-tiny")]

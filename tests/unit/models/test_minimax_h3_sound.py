@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import diffusers
 import pytest
+import tiny_families
 import torch
 from refused import refused
 
@@ -12,16 +13,8 @@ from reelworks.models.families.minimax_h3 import sound
 from reelworks.models.objectives.samplers import flow
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+TINY = tiny_families.MINIMAX_H3_SOUND
 FACTS = registry.SOUND_ENCODERS["minimax-h3"]
-TINY = {
-    "encoder_dim": 4,
-    "latent_dim": 32,
-    "decoder_dim": 128,
-    "resblock_kernel_sizes": (3,),
-    "resblock_dilation_sizes": ((1, 3, 5),),
-    "latents_mean": [0.1 * i for i in range(32)],
-    "latents_std": [1 + 0.1 * i for i in range(32)],
-}
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ PLACES = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_st
 
 def pictures_of(count):
     g = torch.Generator().manual_seed(0)
-    return [torch.randint(0, 256, (1, h, w, 3), dtype=torch.uint8, generator=g) for h, w in SIDES[:count]]
+    return [torch.randint(0, 256, (1, 1, h, w, 3), dtype=torch.uint8, generator=g) for h, w in SIDES[:count]]
 
 
 def inputs_of(made, count):
@@ -66,7 +66,7 @@ def test_the_network_sees_what_the_pipeline_shows_it(encoder, count):
     made = encoder.encode(LINES[:1], shown)
     assert int((~made.tokens[0].any(dim=1) & made.mask[0]).sum()) == count
     inputs, module = inputs_of(made, count), contract.build("qwen-image-2.1-edit-tiny").module
-    tokens, mask, places = pipeline.encode_prompt(LINES[:1], [Image.fromarray(p[0].numpy()) for p in shown] or None)
+    tokens, mask, places = pipeline.encode_prompt(LINES[:1], [Image.fromarray(p[0, 0].numpy()) for p in shown] or None)
     pictures = [*inputs.sources, inputs.latent]
     *_, H, W = inputs.latent.shape
     wanted = module(

@@ -145,7 +145,9 @@ def _by_map(known: Mapping[str, tuple[str, ...]], ends: str | tuple[str, ...] = 
         if not layer.has(*_ADDED, ends=ends) or layer.is_scaled_by_header:
             return False
         if layer.stored.text_encoder is not None:
-            return (layer.network is None or layer.network_class in known) and _is_text_of_map(layer, known is not _FORGE)
+            return (layer.network is None or layer.network_class in known) and _is_text_of_map(
+                layer, known is not _FORGE
+            )
         return layer.network_class in known and _is_in_map(layer, known[layer.network_class])
 
     return takes

@@ -1,7 +1,8 @@
 """Names and sizes of the sources of an edit: pictures or clips in order, of which each clip may have another number.
 
 A source with the aspect ratio of its clip shows the same part of it, in its size. One of another aspect ratio has a size
-of its own: about the area of the clip, in a ratio of a few dozen, so that many clips can share a micro-batch.
+of its own: about the area of the clip, in a ratio of a few dozen, so that many clips can share a micro-batch. Some models
+take pictures in one size, whatever the size of their clips.
 """
 
 from __future__ import annotations
@@ -27,14 +28,20 @@ def ratios(width: Any, height: Any, clip_width: Any, clip_height: Any) -> Any:
     return np.where(np.abs(own - clip) <= ASPECT_TOLERANCE, ALIGNED, number)
 
 
-def own_shape(clip: Shape, ratio: int, multiple: tuple[int, int]) -> Shape:
-    """Return the shape of a source beside a clip of this shape, with sides that are multiples of a height and a width."""
-    if ratio == ALIGNED:
+def own_shape(clip: Shape, ratio: int, multiple: tuple[int, int], shorter: int | None = None) -> Shape:
+    """Return the shape of a source beside a clip of this shape, with sides that are multiples of a height and a width.
+
+    With the length of its `shorter` side, it is that of a single picture.
+    """
+    if ratio == ALIGNED and shorter is None:
         return clip
-    width = math.sqrt(clip.height * clip.width * _STEP**ratio)
-    sides = (clip.height * clip.width / width, width)
-    height, width = (max(round(side / unit), 1) * unit for side, unit in zip(sides, multiple, strict=True))
-    return Shape(clip.num_frames, height, width)
+    aspect = clip.width / clip.height if ratio == ALIGNED else _STEP**ratio
+    area = clip.height * clip.width if shorter is None else shorter**2 * max(aspect, 1 / aspect)
+    width = math.sqrt(area * aspect)
+    height, width = (
+        max(round(side / unit), 1) * unit for side, unit in zip((area / width, width), multiple, strict=True)
+    )
+    return Shape(clip.num_frames if shorter is None else 1, height, width)
 
 
 def named(values: str | list[str] | tuple[str, ...] | None) -> dict[str, str]:

@@ -119,6 +119,8 @@ class CatalogView:
         for kind in kinds:
             found = self.companions[kind]
             layout = layout * _RATIOS + np.where(found.row < 0, 0, found.ratio - ALIGNED + 1)
+            if self.spec.picture_side is not None:
+                layout = 2 * layout + (found.rows.is_image[found.row] if len(found.rows) else 0)
         return None if (layout == layout[:1]).all() else np.unique(layout, return_inverse=True)[1]
 
     @cached_property

@@ -34,6 +34,7 @@ class DataSpec:
         variants: Number of crops and first frames of each clip; None draws anew in each epoch.
         source_multiple: Height and width of which sides of sources are multiples, where sources have sizes of their own;
             None if they have those of their clips.
+        picture_side: Shorter side of sources that are pictures, if it is the same beside all clips; else None.
         whole_sources: Whether sources are pictures that are shown whole, on white, in the size of their clips.
         sound: How the sound of clips is read; None if it is not.
         exchange: Exchanges of a network whose clips ranks share; None if they share none.
@@ -58,6 +59,7 @@ class DataSpec:
     cost: CostConfig = field(default_factory=CostConfig)
     variants: int | None = None
     source_multiple: tuple[int, int] | None = None
+    picture_side: int | None = None
     whole_sources: bool = False
     sound: SoundSpec | None = None
     exchange: Exchange | None = None
@@ -88,6 +90,7 @@ _SPEC = {
     "cost": arguments.a(CostConfig),
     "variants": arguments.optional(arguments.whole(1)),
     "source_multiple": arguments.optional(arguments.exactly(2, arguments.whole(1))),
+    "picture_side": arguments.optional(arguments.whole(1)),
     "whole_sources": arguments.FLAG,
     "sound": arguments.optional(arguments.a(SoundSpec)),
     "exchange": arguments.optional(arguments.a(Exchange)),
@@ -122,7 +125,7 @@ def plan_digest(spec: DataSpec, table: BucketTable, exclude_list: ExcludeList) -
         [sum(kind in d.companions for kind in SOURCES), d.min_sources] for d in spec.datasets
     ]
     if spec.source_multiple is not None and any(count for count, _ in counts):
-        counts.append(list(spec.source_multiple))
+        counts.append([*spec.source_multiple, *([] if spec.picture_side is None else [spec.picture_side])])
     elif all(count == counts[0] and count[1] is None for count in counts):
         counts = []
     datasets = [dataset.model_dump(exclude=_NOT_OF_A_PLAN) for dataset in spec.datasets]

@@ -146,10 +146,11 @@ def _of_companion(data: Dataset, companions: CompanionMatches, row: int, own: Re
     own = replace(own, path=companions.rows.file(at), is_image=is_image, size=size, frame_ticks=None)
     if companions.kind in SOURCES and data.spec.whole_sources:
         own = _whole(own)
-    if (ratio := int(companions.ratio[row])) != ALIGNED:
+    shorter = data.spec.picture_side if companions.kind in SOURCES and is_image else None
+    if (ratio := int(companions.ratio[row])) != ALIGNED or shorter is not None:
         assert data.spec.source_multiple is not None
         assert own.measures is not None
-        shape = own_shape(own.shape, ratio, data.spec.source_multiple)
+        shape = own_shape(own.shape, ratio, data.spec.source_multiple, shorter)
         own = replace(own, shape=shape, measures=Shape(own.measures.num_frames, *size), crop_draw=(0.5, 0.5))
     own = _with_spot(data, companions.rows, at, own)
     # Sources differ from the clip by the edit, and rejected clips in quality: nothing else may differ.

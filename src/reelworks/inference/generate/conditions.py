@@ -172,29 +172,31 @@ def companions(files: Mapping[str, str], shape: Shape, prefix: str, recipe: Reci
     """Read files of companions by kind, which options or keys with a prefix name.
 
     As in training, sources of another aspect ratio than the shape's have sizes of their own if the recipe's model takes
-    several; or they are single pictures that are shown whole on white, if it takes them as frames.
+    several, and perhaps pictures one size; or they are single pictures that are shown whole on white, if it takes them as
+    frames.
     """
     multiple = components.source_multiple(recipe.model, recipe.autoencoder)
-    as_frames = components.conditioning(recipe.model).companions.sources_as_frames
+    taken = components.conditioning(recipe.model).companions
     found = {}
     for kind, file in files.items():
         path, option = Path(file), prefix + kind.partition("-")[0]
-        wanted, whole = shape, kind in SOURCES and as_frames
+        wanted, whole = shape, kind in SOURCES and taken.sources_as_frames
         if whole:
             wanted = replace(shape, num_frames=1)
         elif kind in SOURCES and multiple is not None:
-            wanted = _own_shape(path, shape, option, multiple)
+            is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
+            wanted = _own_shape(path, shape, option, multiple, taken.picture_side if is_image else None)
         found[kind] = companion(path, wanted, option, whole=whole)
     return found
 
 
-def _own_shape(path: Path, shape: Shape, option: str, multiple: tuple[int, int]) -> Shape:
+def _own_shape(path: Path, shape: Shape, option: str, multiple: tuple[int, int], shorter: int | None) -> Shape:
     try:
         size = decode_pool.within_limit(probe.probe, path)
     except (OSError, ProbeError, MediaError) as error:
         raise _unreadable(str(error), path, option, shape) from error
     ratio = int(sources.ratios(size.width, size.height, shape.width, shape.height))
-    return sources.own_shape(shape, ratio, multiple)
+    return sources.own_shape(shape, ratio, multiple, shorter)
 
 
 def read_sound(path: Path, recipe: Recipe, num_frames: int, fps: float) -> NDArray[np.int16]:

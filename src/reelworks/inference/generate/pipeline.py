@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,6 @@ from torch import Tensor
 from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.data.catalog.sources import SOURCES
 from reelworks.inference.generate import conditions, defaults
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.writers import Sound
@@ -29,8 +28,7 @@ from reelworks.models.objectives.objectives import PREDICTIONS
 from reelworks.models.objectives.samplers import diffusion, flow
 from reelworks.models.objectives.samplers.flow import Edit
 from reelworks.models.precision.boundary import DtypeBoundary
-from reelworks.training.encoding import values
-from reelworks.training.encoding.conditioning import encode_conditioning
+from reelworks.training.encoding import conditioning, values
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.recipe import validation
 from reelworks.training.recipe.dataset import RecipeData
@@ -183,8 +181,7 @@ class _Generation:
         self._sources = len(values.sources_in(options.companions)) if as_frames else 0
         self._of_clip = encoder.autoencoder.geometry.latent(options.shape)
         self._companions = {name: torch.from_numpy(np.array(f))[None] for name, f in options.companions.items()}
-        pictures = [self._companions[name][:, 0].expand(2, -1, -1, -1) for name in SOURCES if name in self._companions]
-        self._text = encoder.texts([prompt, prompt], [False, True], pictures)
+        self._prompt = prompt
         self._without_text = torch.tensor([False, True], device=device)
         embeds_guidance = encoder.conditioning.guidance == "embedded"
         self._guidance = torch.full((2,), options.guidance_scale if embeds_guidance else 1.0, device=device)
@@ -204,7 +201,11 @@ class _Generation:
         if encoder.conditioning.companions.control_parts:
             clip, mask = conditions.kept(options.conditions, reference, options.companions.get("mask"), shape)
             frames, companions = torch.from_numpy(clip)[None], companions | {"mask": torch.from_numpy(mask)[None]}
-        self._conditioning |= encode_conditioning(encoder, start, companions, frames, shape.num_frames)
+        seen = conditioning.seen_by_texts(encoder, companions, frames, shape.num_frames)
+        pictures = [each.expand(2, -1, -1, -1, -1) for each in seen]
+        self._text = encoder.texts([self._prompt] * 2, [False, True], pictures)
+        encoded = conditioning.encode_conditioning(encoder, start, companions, frames, shape.num_frames)
+        self._conditioning |= conditioning.with_noise(encoder, encoded, lambda _name, each: self._draw(each.shape))
         if encoder.conditioning.frames and not (reference is None and last is None):
             begun, ratio = conditions.give(encoder, start, reference, last, shape.num_frames)
             if encoder.conditioning.frames_beside_noise:
@@ -225,7 +226,7 @@ class _Generation:
             return _sample(network, start, objective, options, self._noise, edit, self._of_clip)
         track = sound.at_rate(options.fps)
         size = 1, *track.latent_shape(options.shape.num_frames)
-        noise = torch.randn(size, generator=self._generator, device=self._device)
+        noise = self._draw(size)
         latent, heard = _sample_both(self._both, start, noise, objective, options, edit, track.config.timestep_shift)
         samples, rate = track.samples(heard)
         self.sounds.append(Sound(samples[0].numpy(), rate))
@@ -233,7 +234,10 @@ class _Generation:
 
     def _noise(self) -> Tensor:
         size = 1, self._encoder.autoencoder.latent_channels, self._sources + self._of_clip[0], *self._of_clip[1:]
-        return torch.randn(size, generator=self._generator, device=self._device)
+        return self._draw(size)
+
+    def _draw(self, size: Sequence[int]) -> Tensor:
+        return torch.randn(tuple(size), generator=self._generator, device=self._device)
 
     def _network(self, z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
         """Predict a picture."""

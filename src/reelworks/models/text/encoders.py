@@ -106,7 +106,9 @@ def load_pipeline(config: TextEncoderConfig, *, dtype: torch.dtype = _STORAGE, w
     assert isinstance(network, DiffusersNetwork), "only families of diffusers have pipelines"
     try:
         load = network.load_text_parts
-        pipeline = _without_others(known, source, network, dtype, without) if load is None else load(source, dtype)
+        pipeline = _without_others(known, source, dtype, without) if load is None else load(source, dtype)
+        if known.sees_pictures and network.load_processor is not None:
+            pipeline.processor = network.load_processor(pipeline.tokenizer, source)
     except Exception as error:  # damaged files raise errors of any kind
         raise UserError(
             f"no text encoders of {known.pipeline} can be loaded ({str(error).partition(chr(10))[0]})",
@@ -121,9 +123,7 @@ def load_pipeline(config: TextEncoderConfig, *, dtype: torch.dtype = _STORAGE, w
     return pipeline
 
 
-def _without_others(
-    known: PublishedText, source: str, network: DiffusersNetwork, dtype: torch.dtype, without: Sequence[str]
-) -> Any:
+def _without_others(known: PublishedText, source: str, dtype: torch.dtype, without: Sequence[str]) -> Any:
     """Load a pipeline without the parts that captions do not need, and without some more."""
     kind = optional_imports.from_diffusers(known.pipeline)
     unused = _NOT_OF_TEXT & set(kind._get_signature_keys(kind)[0]) | {*without}
@@ -134,8 +134,6 @@ def _without_others(
     name, revision = hub.pretrained_arguments(source)
     pipeline = kind.from_pretrained(name, **revision, dtype=dtype, **parts)
     pipeline.register_modules(**dict.fromkeys(unused))
-    if known.sees_pictures and network.load_processor is not None:
-        pipeline.processor = network.load_processor(pipeline.tokenizer, source)
     return pipeline
 
 

@@ -16,6 +16,7 @@ class TextParts:
 
     def __init__(self, text_encoder: Any, tokenizer: Any, **others: Any) -> None:
         self.text_encoder, self.tokenizer = text_encoder, tokenizer
+        self.processor: Any = None  # of pictures, for encoders that see them
         self.components = {"text_encoder": text_encoder, "tokenizer": tokenizer, **others}
 
     def to(self, device: torch.device) -> Self:
@@ -27,7 +28,7 @@ class TextParts:
 
 
 def load_qwen3_vl(source: str, dtype: torch.dtype) -> TextParts:
-    """Load a Qwen3-VL and its tokenizer from their folders; captions need no picture processor."""
+    """Load a Qwen3-VL and its tokenizer from their folders."""
     library = optional_imports.transformers()
     name, options = hub.pretrained_arguments(source)
     kind = library.Qwen3VLForConditionalGeneration

@@ -20,7 +20,7 @@ from reelworks.data.loader import prefetch, shared_batches
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.models.api import TextEmbedding
-from reelworks.training.encoding import conditioning, values
+from reelworks.training.encoding import conditioning
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.request_key import LATENT, SOUND
 
@@ -118,5 +118,6 @@ class LiveBatchEncoder(BatchEncoder[MicroBatch]):
         return encoded | conditioning.condition_values(encoders, companions, batch.frames, shape.num_frames)
 
     def _texts(self, batch: MicroBatch, dropped: Sequence[bool]) -> TextEmbedding:
-        sources = [name for name in values.sources_in(batch.companions) if name in self.encoders.given]
-        return self.encoders.texts(batch.captions, dropped, [batch.companions[name][:, 0] for name in sources])
+        num_frames = batch.request.shape.num_frames
+        seen = conditioning.seen_by_texts(self.encoders, batch.companions, batch.frames, num_frames)
+        return self.encoders.texts(batch.captions, dropped, seen)

@@ -5,7 +5,7 @@ Legend: B clips, C channels, T frames, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.loader.part_masks import WHITE, PartMask
 from reelworks.data.loader.upload import to_device
 from reelworks.data.media.decode import BLACK
+from reelworks.models import components
 from reelworks.training.encoding.encoders import FrozenEncoders
 
 _GREY = 127.5  # 0 in [-1, 1]
@@ -94,19 +95,42 @@ def prepend_sources(latent_BCTHW: Tensor, inputs: Mapping[str, Tensor]) -> Tenso
 
 
 def first_frame_latents(encoder: FrozenEncoders, frames_BTHWC: Tensor, num_frames: int) -> Tensor:
-    """Return the latents of the given frames: of the first one alone, or with grey frames in place of those not given.
+    """Return the latents of the given frames: of each alone, or with grey frames in place of those not given.
 
     Those of a picture are the latents of a grey one.
     """
     first_B1HWC = frames_BTHWC[:, :1].float()
     if encoder.conditioning.shown.first != "grey":
-        return encoder.latents(first_B1HWC)
+        return torch.cat([encoder.latents(each) for each in shown_frames(encoder, frames_BTHWC)], dim=2)
     shown_BTHWC = torch.full_like(first_B1HWC, _GREY).repeat(1, num_frames, 1, 1, 1)
     if num_frames > 1:
         shown_BTHWC[:, :1] = first_B1HWC
         if encoder.conditioning.shown.last:
             shown_BTHWC[:, -1] = frames_BTHWC[:, -1].float()
     return encoder.latents(shown_BTHWC)
+
+
+def shown_frames(encoder: FrozenEncoders, frames_BTHWC: Tensor) -> list[Tensor]:
+    """Return the frames of clips that the network is shown, `[B, 1, H, W, 3]` each; none if it is shown none."""
+    shown = encoder.conditioning.shown
+    ends = [] if shown.first is None else [frames_BTHWC[:, :1], *([frames_BTHWC[:, -1:]] if shown.last else [])]
+    return ends
+
+
+def seen_by_texts(
+    encoder: FrozenEncoders, companions: Mapping[str, Tensor], frames_BTHWC: Tensor, num_frames: int
+) -> list[Tensor]:
+    """Return what captions refer to if the text encoder sees pictures: sources, and the frames that a clip is shown."""
+    sources = [companions[name] for name in SOURCES if name in companions and name in encoder.given]
+    return [*sources, *(shown_frames(encoder, frames_BTHWC) if num_frames > 1 else [])]
+
+
+def with_noise(
+    encoder: FrozenEncoders, inputs: Mapping[str, Tensor], draw: Callable[[str, Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """Return inputs with the share of noise that the network was trained with, of which `draw` returns that of one."""
+    share = encoder.conditioning.given_noise
+    return {name: (1 - share) * each + share * draw(name, each) if share else each for name, each in inputs.items()}
 
 
 def image_embeddings(encoder: FrozenEncoders, frames_BTHWC: Tensor) -> Tensor:
@@ -167,7 +191,10 @@ def blank(encoder: FrozenEncoders, latent_BCTHW: Tensor) -> dict[str, Tensor]:
     names, frames = encoder.companion_latents, latent_BCTHW[:, :1]
     if encoder.conditioning.companions.sources_as_frames:
         names, frames = names[:1], pad(frames, (0, 0, 0, 0, len(names) - 1, 0))
-    inputs = {name: frames.expand(-1, channels, -1, -1, -1) * 0 for name in names}
+    t, h, w = frames.shape[2:]
+    largest = components.source_latent(encoder.conditioning, (t, h, w), encoder.autoencoder.geometry.stride)
+    sizes = {name: largest if name in SOURCES else (t, h, w) for name in names}
+    inputs = {name: frames.new_zeros(len(frames), channels, *size) for name, size in sizes.items()}
     if encoder.conditioning.shown.first is not None:
         inputs["first_frame"] = torch.zeros_like(latent_BCTHW)
     if encoder.image_encoder is not None:

@@ -155,8 +155,8 @@ class FrozenEncoders:
         """Embed captions one by one, so that no embedding depends on the others of a batch, and cache them.
 
         `dropped` is True where the empty caption replaces a caption, unless the model has learnt its own embedding.
-        `pictures` are the uint8 pictures that captions may refer to in order, `[B, H, W, 3]` each; embeddings with them
-        are not cached.
+        `pictures` are the uint8 pictures and clips that captions may refer to in order, `[B, T, H, W, 3]` each; embeddings
+        with them are not cached.
         """
         if self.conditioning.empty_caption == "encoded":
             captions = ["" if drop else text for text, drop in zip(captions, dropped, strict=True)]

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,10 @@ SOUND = "sound"
 # Keys of a recipe's tables that do not change what an encoder returns.
 _WITHOUT_EFFECT = {"weights", "device"}
 # Folders of a pipeline that have no part in embedding captions.
-_NOT_OF_TEXT = {"transformer", "transformer_2", "unet", "vae", "audio_vae", "vocoder", "scheduler", "prompt_enhancer"}
+_NOT_OF_TEXT = {
+    *("transformer", "transformer_2", "transformer_ref", "unet", "vae", "audio_vae", "vocoder"),
+    *("scheduler", "prompt_enhancer"),
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class EncoderIds:
         last_frame: Whether the last frame is encoded with it.
         given: Kinds of companions whose latents the model takes, and "rejected" if it learns preferences.
         control_parts: Whether the control is encoded in parts with the clip and its mask.
-        text_sees_pictures: Whether an embedding also depends on the first frames of sources.
+        text_sees_pictures: Whether an embedding also depends on sources, and on the frames that the network is shown.
         latent_dtype: Dtype in which latents are stored.
         sound: Digest of the sound encoder; None if the model has no sound.
     """
@@ -222,16 +225,17 @@ class Keys:
         scanned = self.data.rows.fingerprint.take(pa.array(rows)).to_pylist()
         return [self._of_clip(work, i, row, scanned[i]) for i, row in enumerate(rows.tolist())]
 
-    def text(self, caption: str, sources: Sequence[Wanted] = ()) -> Wanted:
-        """Return the embedding of a caption, which may depend on the first frames of sources in their order."""
+    def text(self, caption: str, shown: Mapping[str, Wanted] | None = None) -> Wanted:
+        """Return the embedding of a caption, which may depend on the frames of values in their order."""
         encoder = self.ids.text
-        keys = [source.key for source in sources]
+        keys = [each.key for each in (shown or {}).values()]
         seen = keys if len(keys) > 1 else keys[0] if keys else None
         return Wanted(digests.digest_json([TEXT, encoder, caption, seen]), TEXT, encoder, "", caption, "")
 
-    def seen(self, wanted: Mapping[str, Wanted]) -> list[Wanted]:
-        """Return the sources among a clip's values that the embedding of its caption depends on."""
-        return [wanted[name] for name in SOURCES if name in wanted] if self.ids.text_sees_pictures else []
+    def seen(self, wanted: Mapping[str, Wanted]) -> dict[str, Wanted]:
+        """Return the values of a clip on whose frames the embedding of its caption depends, by name."""
+        names = (*SOURCES, FIRST_FRAME) if self.ids.text_sees_pictures else ()
+        return {name: wanted[name] for name in names if name in wanted}
 
     def _of_clip(self, work: MicroBatchRequest, i: int, row: int, scanned: str) -> dict[str, Wanted]:
         ids, request, label = self.ids, work.requests[i], self.data.rows.label(row)

@@ -90,7 +90,7 @@ class StoredLatents:
 
     def kinds_to_read(self, wanted: Mapping[str, Wanted], found: StoredTensors) -> list[str]:
         """Return the kinds of frames that the missing values of a clip are computed from."""
-        seen = values.sources_in(wanted) if self.keys.ids.text_sees_pictures else ()
+        seen = tuple(self.keys.seen(wanted))
         missing = [
             name for name in wanted if name not in found and not (name == TEXT and wanted[TEXT].key in self.store)
         ]
@@ -154,7 +154,9 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
                 rows.append(self.encoders.embedded.get(wanted.key, partial(self._embed, batch, i, wanted, caption)))
             except MediaError as error:  # what stands in is not cached, as the next use may read the file
                 if i not in batch.broken:
-                    logger.warning(f"{seen[0].label}: a caption is embedded without its pictures: {error}")
+                    logger.warning(
+                        f"{batch.wanted[i][TEXT].label}: a caption is embedded without its pictures: {error}"
+                    )
                     alone = self.encoders.text_encoder.encode([caption])
                     rows.append(values.unpack(values.pack(alone)))
                 else:  # it is not trained
@@ -166,18 +168,20 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
     def _embed(self, batch: StoredBatch, i: int, wanted: Wanted, caption: str) -> TextEmbedding:
         packed = self.source.get(wanted)
         if packed is None:
-            seen = values.sources_in(batch.wanted[i]) if self.source.keys.ids.text_sees_pictures else ()
+            seen = values.frames_for(TEXT, tuple(self.source.keys.seen(batch.wanted[i])))
             if seen and i in batch.broken:
                 raise MediaError("a file of the clip could not be decoded")
-            pictures = []  # first frames of sources, which are decoded now if only a dropped caption needs them
-            for name in seen:
-                if name in batch.decoded[i]:
-                    pictures.append(batch.decoded[i][name][:, 0].cpu())
+            frames = {}  # which are decoded now if only a dropped caption needs them
+            for kind in seen:
+                if kind in batch.decoded[i]:
+                    frames[kind] = batch.decoded[i][kind].cpu()
                     continue
-                request = _request(batch.request, i, name)
+                request = _request(batch.request, i, kind)
                 assert request is not None, "the clip has this source"
-                pictures.append(torch.from_numpy(decode_pool.load(request)[:1]))
-            packed = values.pack(self.encoders.text_encoder.encode([caption], pictures))
+                frames[kind] = torch.from_numpy(decode_pool.load(request)[None])
+            clip, num_frames = frames.pop(CLIP, torch.empty(0)), batch.request.shape.num_frames
+            shown = conditioning.seen_by_texts(self.encoders, frames, clip, num_frames) if seen else []
+            packed = values.pack(self.encoders.text_encoder.encode([caption], shown))
             if not seen or request_key.unchanged(self.source.data, batch.request, i, seen):
                 self.source.keep(wanted, packed)
         return values.unpack(packed)

@@ -23,11 +23,11 @@ from reelworks.training.encoding.request_key import CONTROL, FIRST_FRAME, IMAGE,
 def frames_for(name: str, seen: tuple[str, ...] = (), parts: tuple[str, ...] | None = None) -> tuple[str, ...]:
     """Return the kinds of frames that a value is computed from.
 
-    `seen` are the sources that a caption refers to, `parts` the companions that a control is encoded of with the clip.
-    Sound is read with its clip.
+    `seen` are the values whose frames a caption refers to, `parts` the companions that a control is encoded of with the
+    clip. Sound is read with its clip.
     """
     if name == TEXT:
-        return seen
+        return tuple(kind for value in seen for kind in frames_for(value))
     if name in (LATENT, FIRST_FRAME, IMAGE, SOUND):
         return (CLIP,)
     return (CLIP, *parts) if name == CONTROL and parts is not None else (name,)
@@ -107,7 +107,7 @@ def value_shape(encoder: FrozenEncoders, name: str, shape: Shape) -> tuple[int, 
         return encoder.sound.latent_shape(shape.num_frames)
     t, h, w = encoder.autoencoder.geometry.latent(shape)
     if name == FIRST_FRAME and encoder.conditioning.shown.first != "grey":
-        t = 1
+        t = 2 if encoder.conditioning.shown.last else 1
     if name in SOURCES and encoder.conditioning.companions.sources_as_frames:
         t = 1
     channels = conditioning.companion_channels(encoder) if name == CONTROL else encoder.autoencoder.latent_channels

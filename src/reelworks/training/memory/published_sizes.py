@@ -12,6 +12,7 @@ import functools
 import importlib.resources
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,9 +123,16 @@ class PublishedSizes:
 
 
 def tokens_of(recipe: Recipe, bucket: Bucket) -> tuple[int, ...]:
-    """Return the tokens of the picture of a bucket's clip, and the latent frames of its sound if the recipe has sound."""
-    spec = sound_spec(recipe)
-    return (bucket.tokens,) if spec is None else (bucket.tokens, spec.latents(bucket.shape.num_frames))
+    """Return the tokens of the picture of a bucket's clip, and the latent frames of its sound if the recipe has sound.
+
+    Sources are as many tokens as the clip, which factors are for; if pictures have a size of their own, they count here.
+    """
+    spec, geometry, tokens = sound_spec(recipe), components.geometry(recipe.model, recipe.autoencoder), bucket.tokens
+    wants, latent = components.conditioning(recipe.model), geometry.latent(bucket.shape)
+    if wants.companions.picture_side is not None:
+        largest = components.source_latent(wants, latent, geometry.stride)
+        tokens += round(tokens * math.prod(largest) / math.prod(latent))
+    return (tokens,) if spec is None else (tokens, spec.latents(bucket.shape.num_frames))
 
 
 def peak_terms(clips: int, tokens: Sequence[int]) -> tuple[float, ...]:

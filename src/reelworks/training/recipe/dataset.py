@@ -194,6 +194,7 @@ def _spec(recipe: Recipe) -> DataSpec:
         recipe.seed,
         recipe.data,
         *limits,
+        picture_side=wants.companions.picture_side,
         whole_sources=wants.companions.sources_as_frames,
         sound=sound_spec(recipe),
         exchange=measured.exchange(recipe),

@@ -235,7 +235,7 @@ def _example(
         frame_mask=frame_mask,
         drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
         **_sizes(batch.request, config, n, device),
-        **given(_conditions(encoded, encoders, x0, frame_mask), n),
+        **given(_conditions(encoded, encoders, x0, frame_mask, noise_seeds), n),
         sound=None if sound is None else sound.inputs,
     )
     valid_mask, weight = _valid(batch, encoders, n, trained_frames, source_frames)
@@ -270,12 +270,17 @@ def _sizes(request: MicroBatchRequest, config: ObjectiveConfig, n: int, device: 
 
 
 def _conditions(
-    encoded: EncodedBatch, encoders: FrozenEncoders, x0: Tensor, frame_mask_BN: Tensor
+    encoded: EncodedBatch, encoders: FrozenEncoders, x0: Tensor, frame_mask_BN: Tensor, seeds: U64
 ) -> dict[str, Tensor]:
     """Return the conditions of clips; a network that sees given frames beside the noise has them in its `condition`."""
+
+    def noise(name: str, value: Tensor) -> Tensor:
+        own = hash_rng.extend(seeds[: len(value)], Purpose.GIVEN_NOISE, name)
+        return draws.normal(tuple(value.shape[1:]), own, value.device)
+
+    conditions = conditioning.with_noise(encoders, encoded.conditions, noise)
     if not encoders.conditioning.frames_beside_noise:
-        return dict(encoded.conditions)
-    conditions = dict(encoded.conditions)
+        return conditions
     shown, first_frame = x0, conditions.pop("first_frame", None)
     if first_frame is not None and x0.shape[2] > 1:
         # A first frame that is given alone is encoded as a picture is.

@@ -1,9 +1,8 @@
-"""Call a MiniMax-H3 network, and encode texts as its modular pipeline does."""
+"""Call a MiniMax-H3 network."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,14 +11,15 @@ from torch import Tensor
 
 from reelworks.data.loader import upload
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, pack, unpack, unpadded
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, pack, unpack
+from reelworks.models.families.minimax_h3 import pictures
+from reelworks.models.families.minimax_h3.pictures import VIDEO, unmarked
 from reelworks.models.families.minimax_h3.spec import SOUND_CHANNELS, MiniMaxH3Config
-from reelworks.models.text.modular_pipelines import TextParts, load_qwen3_vl
+from reelworks.models.text.modular_pipelines import load_qwen3_vl
 
-_STEPS = "diffusers.modular_pipelines.minimax_h3"
-_VIDEO, _TEXT, _SOUND = 0, 1, 2  # kinds of tokens, which rows of the modulation are for
-_OF_PICTURE, _OF_SOUND, _CLEAN = 0, 1, 2  # times of a clip
-_LAYER = 50  # of the text encoder, whose states the network reads
+_SOUND = 2  # kind of tokens, beside `VIDEO` and `TEXT`
+_OF_PICTURE, _OF_SOUND, _CLEAN, _BESIDE = range(4)  # times of a clip
+_BESIDE_TIME = 0.999  # of pictures and clips beside the clip's own frames, or later: that of the picture
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config) -> Tensor:
@@ -32,13 +32,19 @@ def predict(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config) -> Ten
 
 def predict_both(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config) -> tuple[Tensor, Tensor]:
     """Return the velocities of picture and sound."""
-    texts = unpadded(inputs.text, inputs.text_mask)
-    made = [_one(module, inputs, config, row, text) for row, text in enumerate(texts)]
+    texts, kinds = unmarked(inputs.text, inputs.text_mask)
+    made = [_one(module, inputs, config, row, *each) for row, each in enumerate(zip(texts, kinds, strict=True))]
     return torch.cat([picture for picture, _ in made]), torch.cat([sound for _, sound in made])
 
 
-def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int, text: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the velocities of one clip. What is given has time 1, which is clean there; texts have the picture's time."""
+def _one(
+    module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int, text: Tensor, kinds: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the velocities of one clip.
+
+    What is given has time 1, which is clean there, and pictures and clips besides have almost that; texts have the
+    picture's time.
+    """
     latent_CTHW, device, K = inputs.latent[row], inputs.latent.device, SOUND_CHANNELS
     _, T, H, W = latent_CTHW.shape
     heard = latent_CTHW.new_zeros(0, config.audio_in_channels)
@@ -48,22 +54,21 @@ def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int,
         # One channel after the other; each has its own features.
         heard = given.latent[row, :, :, 0, 0].reshape(K, -1, N).transpose(1, 2).flatten(0, 1)
         of_sound = torch.where(given.mask[row], _OF_SOUND, _CLEAN).repeat(K)
-    layout: Any = importlib.import_module(f"{_STEPS}.before_denoise").MiniMaxH3PrepareLayoutStep
-    tags = torch.full((len(text),), _TEXT, device="cpu")
-    positions, tags, video, audio, words, _, _ = layout.build_packed_sequence(
-        tags, T, H, W, N, config.patch_size, K, _SOUND, _VIDEO
-    )
-    tokens = pack(latent_CTHW.transpose(0, 1))
+    shown = _shown(inputs, config, row)
+    layout = _layout(config, kinds, shown, (T, H, W), N)
+    positions, tags, video, audio, words = (upload.to_device(each, device) for each in layout)
+    tokens, beside = _tokens(latent_CTHW), [_tokens(each) for each in shown]
+    count = len(video) - len(tokens)
     time, sound_time = (1 - t[row] / PURE_NOISE for t in (inputs.time, sound_time))
-    of_picture = torch.where(inputs.frame_mask[row], _OF_PICTURE, _CLEAN).repeat_interleave(tokens.shape[1])
-    made = (positions.float(), tags, video, audio, words)
-    positions, tags, video, audio, words = (upload.to_device(each, device) for each in made)
+    of_picture = torch.where(inputs.frame_mask[row], _OF_PICTURE, _CLEAN).repeat_interleave(len(tokens) // T)
+    of_video = torch.cat([of_picture.new_full((count,), _BESIDE), of_picture])
+    of_texts = of_picture.new_full((len(tags),), _OF_PICTURE)
     picture, sound = module(
-        tokens.flatten(0, 1)[None],
+        torch.cat([*beside, tokens])[None],
         audio_hidden_states=heard[None],
         encoder_hidden_states=text[None],
-        timestep=torch.stack([time, sound_time, torch.ones_like(time)]),
-        timestep_indices=torch.cat([of_picture.new_full((len(text),), _OF_PICTURE), of_sound, of_picture]),
+        timestep=torch.stack([time, sound_time, torch.ones_like(time), time.clamp(min=_BESIDE_TIME)]),
+        timestep_indices=of_texts.index_copy(0, audio, of_sound).index_copy(0, video, of_video),
         token_tags=tags,
         position_ids=positions,
         video_indices=video,
@@ -71,28 +76,48 @@ def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int,
         text_indices=words,
         return_dict=False,
     )
-    velocity = unpack(picture[0].unflatten(0, tokens.shape[:2]), H, W).transpose(0, 1)[None]
+    velocity = unpack(picture[0, count:].unflatten(0, (T, -1)), H, W).transpose(0, 1)[None]
     if not N:
         return velocity, velocity.new_zeros(1, 0, 0, 1, 1)
     return velocity, sound[0].unflatten(0, (K, N)).transpose(1, 2).reshape(1, -1, N, 1, 1)
 
 
-def encode_text(parts: TextParts, captions: Sequence[str], length: int, _pictures: list[Tensor]) -> EncodedText:
-    """Embed captions with the pipeline's own function, as they are; an empty one is a space, as no token begins it."""
-    embeds: Any = importlib.import_module(f"{_STEPS}.encoders").get_qwen3vl_prompt_embeds
-    kinds = SimpleNamespace(create_mm_token_type_ids=lambda rows: [[0] * len(row) for row in rows])
-    rows = []
-    for caption in captions:
-        ids = parts.tokenizer(caption or " ", add_special_tokens=False)["input_ids"][:length]
-        device, dtype = parts.text_encoder.device, parts.text_encoder.dtype
-        rows.append(embeds(parts.text_encoder, kinds, ids, {}, _LAYER, device, dtype)[0])
-    return EncodedText.from_rows(rows)
+def _shown(inputs: DenoiserInputs, config: MiniMaxH3Config, row: int) -> list[Tensor]:
+    """Return the latents `[C, T, H, W]` of pictures and clips that a clip has besides its own frames."""
+    if config.references:
+        return [source[row] for source in inputs.sources]
+    if not config.first_frame or inputs.latent.shape[2] == 1:
+        return []
+    assert inputs.first_frame is not None
+    return [inputs.first_frame[row, :, i : i + 1] for i in range(1 + config.last_frame)]
+
+
+def _layout(
+    config: MiniMaxH3Config, kinds: list[int], shown: list[Tensor], sizes: tuple[int, int, int], sound_frames: int
+) -> list[Tensor]:
+    """Return positions and kinds of all tokens, and the places of those of pictures, sound and text, on the CPU."""
+    steps: Any = importlib.import_module("diffusers.modular_pipelines.minimax_h3.before_denoise")
+    of_texts, rest = torch.tensor(kinds, device="cpu"), (config.patch_size, SOUND_CHANNELS, _SOUND, VIDEO)
+    if config.references:
+        references = [SimpleNamespace(kind="image" if s.shape[1] == 1 else "video", has_audio=False) for s in shown]
+        latents: list[list[Tensor]] = [[each[None] for each in shown], []]
+        build = steps.MiniMaxH3Ref2VAPrepareLayoutStep.build_ref2va_packed_sequence
+        positions, *others = build(of_texts, references, *latents, *sizes, sound_frames, *rest)
+    else:
+        build = steps.MiniMaxH3PrepareLayoutStep.build_packed_sequence
+        positions, *others = build(of_texts, *sizes, sound_frames, *rest, ("first", "last")[: len(shown)])
+    return [positions.float(), *others[:4]]
+
+
+def _tokens(latent_CTHW: Tensor) -> Tensor:
+    return pack(latent_CTHW.transpose(0, 1)).flatten(0, 1)
 
 
 NETWORK = DiffusersNetwork(
     predict,
-    encode_text={"minimax-h3": encode_text},
+    encode_text=dict.fromkeys(("minimax-h3", "minimax-h3-keyframes", "minimax-h3-references"), pictures.encode_text),
     predict_both=predict_both,
     load_text_parts=load_qwen3_vl,
+    load_processor=pictures.load,
     no_pipeline=lambda _module: "the family has a modular pipeline only",
 )

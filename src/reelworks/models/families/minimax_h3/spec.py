@@ -46,7 +46,9 @@ _RELEASE_LAYERS = (
 class MiniMaxH3Config(Config):
     """Arguments of diffusers' MiniMaxH3Transformer3DModel; defaults are the published ones.
 
-    `sound`: clips are trained with their sound.
+    `sound`: clips are trained with their sound. `first_frame`, `last_frame`: these are shown besides, as pictures of their
+    own. `references`: pictures and clips are shown besides, for which the release has a second network;
+    `reference_side` is the shorter side of such pictures.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
@@ -66,11 +68,24 @@ class MiniMaxH3Config(Config):
     time_embed_dim: int = 2688
     rope_freq_dim: int = 16
     sound: bool = Field(default=False, exclude=True)
+    first_frame: bool = Field(default=False, exclude=True)
+    last_frame: bool = Field(default=False, exclude=True)
+    references: bool = Field(default=False, exclude=True)
+    reference_side: int = Field(default=2048, exclude=True)
 
     @property
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network; each token has a time of its own."""
-        return family.Conditioning(frames=True, sound=self.sound)
+        shows = self.first_frame or self.references
+        return family.Conditioning(
+            frames=not shows,
+            shown=family.ShownFrames("alone" if self.first_frame else None, last=self.last_frame),
+            companions=family.Companions(("source",), ("source",), most_sources=4, picture_side=self.reference_side)
+            if self.references
+            else family.Companions(),
+            sound=self.sound,
+            given_noise=0.001 if shows else 0.0,
+        )
 
     @property
     def network(self) -> family.Network:
@@ -79,6 +94,7 @@ class MiniMaxH3Config(Config):
             "MiniMaxH3Transformer3DModel",
             ("token_refiner.refiner_blocks", "transformer_blocks"),
             without_gradient=() if self.sound else ("audio_proj_",),
+            files=family.NetworkFiles(folder="transformer_ref" if self.references else None),
             lora=family.LoraNames(_RELEASE_LAYERS),
             passes=family.PassRules(caption_multiple=1, clip_by_clip=True),
         )

@@ -94,7 +94,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 
 def encode_text_and_picture(pipeline: Any, captions: list[str], length: int, pictures: list[Tensor]) -> EncodedText:
     """Embed captions together with the pictures that they refer to."""
-    (source,) = pictures or [torch.zeros(len(captions), 32, 32, 3, dtype=torch.uint8)]  # none to learn sizes only
+    (source,) = pictures or [torch.zeros(len(captions), 1, 32, 32, 3, dtype=torch.uint8)]  # none to learn sizes only
     return EncodedText(*pipeline.encode_prompt(captions, _scaled(source, _PICTURE_PX), max_sequence_length=length))
 
 
@@ -108,12 +108,14 @@ def encode_text_and_pictures(pipeline: Any, captions: list[str], length: int, pi
     return EncodedText.from_rows(rows)
 
 
-def _scaled(pictures_BHWC: Tensor, area_px: int) -> list[Image.Image]:
+def _scaled(pictures_BTHWC: Tensor, area_px: int) -> list[Image.Image]:
     """Return pictures of about this area, with sides that are multiples of 32."""
-    _, H, W, _ = pictures_BHWC.shape
+    _, _, H, W, _ = pictures_BTHWC.shape
     scale = math.sqrt(area_px / (H * W))
     height, width = (round(size * scale / 32) * 32 for size in (H, W))
-    return [Image.fromarray(p).resize((width, height), Image.Resampling.LANCZOS) for p in pictures_BHWC.cpu().numpy()]
+    return [
+        Image.fromarray(p).resize((width, height), Image.Resampling.LANCZOS) for p in pictures_BTHWC[:, 0].cpu().numpy()
+    ]
 
 
 def pipeline_arguments(

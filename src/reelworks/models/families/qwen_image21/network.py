@@ -176,7 +176,7 @@ def encode_text_and_pictures(pipeline: Any, captions: list[str], _length: int, p
     """Embed captions, each with its pictures in order; a row of zeros stands where a picture is."""
     rows = []
     for i, caption in enumerate(captions):
-        shown = [Image.fromarray(each[i].cpu().numpy()) for each in pictures]
+        shown = [Image.fromarray(each[i, 0].cpu().numpy()) for each in pictures]
         (tokens,), _, (places,) = pipeline.encode_prompt([caption], shown or None)
         is_first = places & ~pad(places, (1, 0))[:-1]
         rows.append(tokens.masked_fill(places[:, None], 0)[~places | is_first])

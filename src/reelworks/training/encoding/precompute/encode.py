@@ -17,7 +17,7 @@ from pathlib import Path
 from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
-from reelworks.core.shape import Shape
+from reelworks.data.loader.micro_batch import MicroBatchRequest
 from reelworks.data.media.config import DataConfig
 from reelworks.training.encoding import values
 from reelworks.training.encoding.encoders import FrozenEncoders
@@ -142,7 +142,7 @@ class Encoding:
             pairs = list(zip(wanted_of, names, strict=True))
             missing = source.store.missing([wanted[name].key for wanted, of_clip in pairs for name in of_clip])
             lacks = [[name for name in of_clip if wanted[name].key in missing] for wanted, of_clip in pairs]
-            bytes_of = {name: self._bytes(name, work.shape) for name in {name for each in lacks for name in each}}
+            bytes_of = {name: self._bytes(name, work) for name in {name for each in lacks for name in each}}
             size += sum(bytes_of[name] for each in lacks for name in each)
             lacking = sum(map(bool, lacks))
             known += len(wanted_of) - lacking
@@ -184,9 +184,10 @@ class Encoding:
             worker.encode_clips([self.chunks[number] for number in self.missing_by_chunk], progress, self.on_progress)
         return progress
 
-    def _bytes(self, name: str, shape: Shape) -> int:
+    def _bytes(self, name: str, work: MicroBatchRequest) -> int:
         if name == TEXT:
             return self._text_bytes()
+        shape = next((each.shape for each in work.companions.get(name, ()) if each is not None), work.shape)
         size = math.prod(values.value_shape(self.encoder, name, shape))
         return size * latent_dtype(self.source.keys, name).itemsize
 

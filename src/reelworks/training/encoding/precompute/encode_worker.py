@@ -200,9 +200,9 @@ class EncodeWorker:
                 frames = conditioning.with_drawn_masks(frames, batch.request.masks, batch.request.shape)
             return values.encode(self._encoder, name, frames, batch.sound).to(latent_dtype(self.source.keys, name))
         captions, encode = batch.request.captions, self._encoder.text_encoder.encode
-        given = self.source.keys.ids.given
-        seen = [batch.companions[kind] for kind in values.sources_in(batch.companions) if kind in given]
-        embedded = {i: values.pack(encode([captions[i]], [frames[i, :1] for frames in seen])) for i in good}
+        num_frames = batch.request.shape.num_frames
+        seen = conditioning.seen_by_texts(self._encoder, batch.companions, batch.frames, num_frames)
+        embedded = {i: values.pack(encode([captions[i]], [frames[i : i + 1] for frames in seen])) for i in good}
         return [embedded.get(i, torch.zeros(0)) for i in range(len(captions))]
 
     def _put(self, wanted_of: dict[int, Wanted], encoded: Tensor | list[Tensor], progress: Progress) -> None:
