@@ -28,7 +28,7 @@ def read(case: Case) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _bare(name: str, part: str, network: nn.Module) -> Any:
-    """Return a pipeline with one component; None where there is none, or it cannot be built so."""
+    """Return a pipeline with one component, or None where there is none that loads LoRAs."""
     kind = getattr(diffusers, name, None)
     if not hasattr(kind, "load_lora_weights"):
         return None
@@ -40,8 +40,10 @@ def _bare(name: str, part: str, network: nn.Module) -> Any:
     given = {one.name: None if one.default is inspect.Parameter.empty else one.default for one in asked}
     try:
         return kind(**given | {part: network})
-    except Exception:
-        return None
+    except Exception:  # its constructor asks the others for their sizes
+        pipeline = object.__new__(type(name, (kind,), {"components": {part: network}}))
+        vars(pipeline).update(given | {part: network})
+        return pipeline
 
 
 def merged(network: nn.Module) -> dict[str, Tensor]:

@@ -196,7 +196,9 @@ def test_readers_are_those_of_the_programs_own_code(tmp_path: Path, name: str) -
             "comfyui": "ComfyUI",
         }
         for program, way in ways.items():
-            count, whole = asked.readers.get(way, 0), len(asked.result.layers)
+            # A few pipelines load no LoRAs, where the networks themselves do.
+            count = asked.readers.get(way, asked.readers.get(f"{way} (load_lora_adapter)", 0))
+            whole = len(asked.result.layers)
             answer = "yes" if count == whole else "in part" if count else "no"
             is_open = programs[program] == "–" or (program, kind, programs[program]) == ("diffusers", "lokr", "in part")
             assert is_open or answer == programs[program], (kind, format, program)
