@@ -30,7 +30,7 @@ PARTS = {
     "data": Part(("data",), 15_510, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 10_850, 8_600),
-    "training": Part(("training",), 12_295, 9_700),
+    "training": Part(("training",), 12_300, 9_700),
     "inference": Part(("inference",), 2_675, 2_400),
     "commands": Part(("commands",), 1_630, 1_200),
     "reports": Part(("reports",), 1_410, 1_250),

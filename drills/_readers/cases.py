@@ -71,7 +71,7 @@ def bare(weights: dict[str, Tensor]) -> nn.Module:
     root = _Place()
     for name, weight in weights.items():
         *path, last = name.removesuffix(".weight").split(".")
-        parent = root
+        parent: nn.Module = root
         for part in path:
             if not hasattr(parent, part):
                 parent.add_module(part, _Place())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 # Its networks ask for the GPU and its kind when they are imported.
-torch.cuda.get_device_capability = lambda *_: (8, 0)  # type: ignore[assignment]
+torch.cuda.get_device_capability = lambda *_: (8, 0)
 torch.cuda.current_device = lambda: 0
 
 import diffusers.image_processor  # noqa: E402  # before what it does not find here seems to be there

@@ -90,7 +90,7 @@ def test_a_file_is_described(tmp_path: Path) -> None:
     assert found.ranks == {"2": 1, "3": 1, "4": 1}
     assert (found.models, found.fitting) == (["wan-tiny"], 3)
     assert (found.metadata, found.bytes) == ({"title": "x"}, path.stat().st_size)
-    assert (found.readers, found.others) == ({"diffusers": 3, "ComfyUI": 3}, {})
+    assert (found.readers, found.others) == ({"diffusers": 3, "Forge Neo": 3, "ComfyUI": 3}, {})
     for layer in found.result.layers:
         update = updates[layer.layer.removeprefix("diffusion_model.")]
         assert layer.norm is not None
@@ -101,7 +101,7 @@ def test_a_file_is_described(tmp_path: Path) -> None:
     ("settings", "format", "programs"),
     [
         (LoraConfig(rank=2), "diffusers", ["diffusers", "peft (inject_adapter_in_model)"]),
-        (LoraConfig(rank=2), "kohya", ["musubi-tuner", "ComfyUI"]),
+        (LoraConfig(rank=2), "kohya", ["musubi-tuner", "Forge Neo", "ComfyUI"]),
         (LoraConfig(rank=2, dora=True), "diffusers", ["diffusers", "peft (inject_adapter_in_model)"]),
         (
             LoraConfig(type="lokr", rank=2),

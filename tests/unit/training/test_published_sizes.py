@@ -120,7 +120,7 @@ def test_a_recipe_for_any_model_needs_no_library_of_networks(tmp_path: Path) -> 
         "for name, preset in registry.PRESETS.items():\n"
         "    if preset.release is None or preset.release.weights is not None:\n"
         "        given = dict.fromkeys(preset.config.conditioning.companions.needs, 'given')\n"
-        "        lora(NewLoraRequest(model=name, vram_gb=80, output='made.toml', force=True, **given))\n"
+        "        lora(NewLoraRequest(model=name, vram_gb=160, output='made.toml', force=True, **given))\n"
         "        loaded = {'torch', 'diffusers', 'transformers', 'peft'} & sys.modules.keys()\n"
         "        assert not loaded, (name, loaded)"
     )

@@ -98,9 +98,9 @@ def words_cut_off(tokenizer: Any, caption: str, max_length: int) -> int:
     return len(caption[end:].split())
 
 
-def load_pipeline(config: TextEncoderConfig, *, dtype: torch.dtype = _STORAGE, without: Sequence[str] = ()) -> Any:
+def load_pipeline(config: TextEncoderConfig, *, dtype: torch.dtype | None = None, without: Sequence[str] = ()) -> Any:
     """Load what embeds captions, frozen, from a local folder in diffusers' layout or from the hub; `without` some parts."""
-    known, source = registry.TEXT_ENCODERS[config.name], config.weights
+    known, source, dtype = registry.TEXT_ENCODERS[config.name], config.weights, dtype or _STORAGE
     network = registry.load_network(registry.family_of_text(config.name))
     assert source is not None, "the recipe was checked"
     assert isinstance(network, DiffusersNetwork), "only families of diffusers have pipelines"

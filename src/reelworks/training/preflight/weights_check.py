@@ -1,8 +1,8 @@
 """Tell whether a network predicts as trained ones do: its error on a drawn picture, beside that of the best straight line.
 
 At each timestep a line that was fitted to the answer, for each channel one, predicts the target from the noised latents. It
-knows how strong picture and noise are, and no more. Trained networks are nearer than it, whatever their family and units; weights that
-were read in a wrong order, scale, or storage are not, and neither are fresh ones.
+knows how strong picture and noise are, and no more. Trained networks are nearer than it, whatever their family and units. Fresh ones
+are not, and neither are most that were read wrongly; what one picture does not depend on, it does not show.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step.examples import Predicted
 
 CAPTION = "hills below a low sun, in the colours of the evening"
-TRAINED = 0.9  # of the error of the line, below which weights are trained
+TRAINED = 0.9  # of the error of the line, of which trained weights have less
 # How many times as strong as the noise the picture is, at the timesteps of the check. Where it is weaker, a good network, too, is
 # not far below the line.
 _STRENGTHS = (3.0, 1.5, 0.8)
@@ -60,10 +60,9 @@ class WeightsReport:
 
     def __str__(self) -> str:
         errors = ", ".join(f"{_share(error)} at {time}" for time, error in self.error.items())
-        verdict = "they are trained" if self.is_trained else f"trained ones have less than {TRAINED:.0%}"
         return (
             f"weights: {self.model} of {self.weights}, {self.tensors:,} tensors, {self.parameters:,} parameters; "
-            f"error beside the best line: {errors}: {verdict} ({self.versions})"
+            f"error beside the best line: {errors}; trained ones have less than {TRAINED:.0%} ({self.versions})"
         )
 
     @property
