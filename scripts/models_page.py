@@ -143,7 +143,8 @@ def _presets(name: str) -> list[str]:
 def _kind(name: str) -> tuple[object, ...]:
     wants = components.conditioning(ModelConfig(name=name))
     told = wants.companions.takes, wants.companions.most_sources, wants.shown.first, wants.shown.last, wants.sound
-    return type(registry.PRESETS[name].config), *told
+    config = registry.PRESETS[name].config
+    return type(config), config.pictures_only, *told
 
 
 def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[str, ...]) -> str:

@@ -29,7 +29,7 @@ PARTS = {
     "core": Part(("core",), 2_255, 1_600),
     "data": Part(("data",), 15_510, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 10_705, 8_600),
+    "models": Part(("models",), 10_850, 8_600),
     "training": Part(("training",), 12_300, 9_700),
     "inference": Part(("inference",), 2_675, 2_400),
     "commands": Part(("commands",), 1_630, 1_200),
@@ -37,7 +37,7 @@ PARTS = {
     "quickstart": Part(("quickstart",), 830, 500),
     "demo and testing": Part(("demo", "testing"), 1_185, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_975, 1_450),
+    "adapter files": Part(("annexes/lora",), 1_980, 1_450),
     "captions": Part(("annexes/captions",), 1_790, 1_350),
     "cluster": Part(("annexes/cluster",), 165, 160),
     "quality": Part(("annexes/quality",), 2_080, 1_950),

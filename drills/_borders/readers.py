@@ -32,7 +32,7 @@ _PIPELINES = [
     name for name in _FAMILIES if not name.startswith(("anima", "flux3", "hunyuan", "minimax-h3", "qwen-image-2.1"))
 ]
 # Their layers have the same names in the release, which LyCORIS looks up as they are.
-_SAME_NAMES = [name for name in _FAMILIES if name.startswith("qwen-image") and "2.1" not in name]
+_SAME_NAMES = [name for name in _FAMILIES if name.startswith(("kandinsky5", "qwen-image")) and "2.1" not in name]
 
 
 def adapter(chance: random.Random, kinds: tuple[AdapterName, ...]) -> LoraConfig:

@@ -10,6 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
+from unrounded import Unrounded
 
 from reelworks.core.optional_imports import from_diffusers
 from reelworks.testing import contract
@@ -457,6 +458,30 @@ def sana_video(module, x0, noise, i):
     return _mse(out, noise - x0)
 
 
+def kandinsky5(module, x0, noise, i):
+    """The network as diffusers builds it, clip by clip, each beside its own text; clips have channels for given frames."""
+    network = type(module).from_config(module.config)
+    x_t, of_clips = _blend(x0, noise, i.time).permute(0, 2, 3, 4, 1), module.config.visual_cond
+    _, T, H, W, C = x_t.shape
+    losses = []
+    for row, count in enumerate(i.text_mask.sum(dim=1).tolist()):
+        given = {
+            "hidden_states": torch.cat([x_t, torch.zeros(*x_t.shape[:4], C + 1)], -1)[row, None]
+            if of_clips
+            else x_t[row, None],
+            "encoder_hidden_states": i.text[row, None, :count],
+            "timestep": i.time[row, None],
+            "pooled_projections": i.pooled[row, None],
+            "visual_rope_pos": [torch.arange(T), torch.arange(H // 2), torch.arange(W // 2)],
+            "text_rope_pos": torch.arange(count),
+            "scale_factor": (1, 3.16, 3.16) if of_clips else (1, 1, 1),
+        }
+        with Unrounded():
+            out = torch.func.functional_call(network, dict(module.named_parameters()), kwargs=given).sample
+        losses.append(_mse(out[0].permute(3, 0, 1, 2), (noise - x0)[row]))
+    return torch.stack(losses).mean()
+
+
 def sd15(module, x0, noise, i):
     """Noise is predicted, on the schedule of diffusers."""
     return sdxl(module, x0, noise, i, has_sizes=False)
@@ -498,6 +523,8 @@ LOSSES = {
     "hunyuan-image-2.1-tiny": hunyuan_image21,
     "hunyuan-video-1.5-tiny": hunyuan_video15,
     "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,
+    "kandinsky5-tiny": kandinsky5,
+    "kandinsky5-image-tiny": kandinsky5,
     "krea2-tiny": krea2,
     "longcat-image-tiny": longcat_image,
     "ltx-tiny": ltx,

@@ -91,6 +91,7 @@ WAN_22 = {
 AUTOENCODERS = {
     "flux": KL | {"latent_channels": 16, "shift_factor": 0.1159, "scaling_factor": 0.3611},
     "flux2": KL | {"latent_channels": 32},
+    "kandinsky5-image": KL | {"latent_channels": 16, "shift_factor": 0.1159, "scaling_factor": 0.3611},
     "hunyuan-video": {"block_out_channels": (32,) * 4, "layers_per_block": 1, "norm_num_groups": 4},
     "hunyuan-image-2.1": {
         "in_channels": 3,
@@ -150,6 +151,8 @@ TEXTS = {
     "flux2-klein-4b": {"dim": 96, "max_length": 512},
     "flux3": {"dim": 256, "max_length": 160},
     "longcat-image": {"dim": 32, "max_length": 512},
+    "kandinsky5": {"dim": 32, "max_length": 512, "pooled_dim": 16},
+    "kandinsky5-image": {"dim": 32, "max_length": 512, "pooled_dim": 16},
     "krea2": {"dim": 64, "max_length": 512},
     "minimax-h3": {"dim": 32, "max_length": 24},
     "qwen-image": {"dim": 32, "max_length": 512},
@@ -199,9 +202,9 @@ def _words():
     return tokenizer(model_max_length=16, chat_template=CHAT)
 
 
-def _clip(with_projection):
+def _clip(with_projection, **sizes):
     kind = transformers.CLIPTextModelWithProjection if with_projection else transformers.CLIPTextModel
-    return kind(transformers.CLIPTextConfig(**CLIP))
+    return kind(transformers.CLIPTextConfig(**CLIP | sizes))
 
 
 def _t5(kind="T5", **sizes):
@@ -242,6 +245,10 @@ def _encoders(text):
         }
     if text == "qwen-image":
         return one | {"text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())}
+    if text.startswith("kandinsky5"):
+        encoder = transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())
+        clip = {"text_encoder_2": _clip(False, max_position_embeddings=77), "tokenizer_2": words}
+        return one | clip | {"text_encoder": encoder}
     if text == "longcat-image":  # its processor only rewrites prompts
         encoder = transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())
         return one | {"text_encoder": encoder, "text_processor": None}

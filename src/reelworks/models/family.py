@@ -277,6 +277,7 @@ class PublishedAutoencoder:
     file_config: Mapping[str, object] | None = None
     signs: tuple[str, ...] = ()  # tensor names that no other class has, in the files of diffusers and of the release
     has_time_axis: bool = True  # False if it takes pictures only
+    shifts: bool = True  # whether the `shift_factor` of its config applies
     packs_squares: bool = False  # whether a denoiser sees 2 × 2 of its latent elements as one
     chunk_frames: int | None = None  # frames that it encodes together; None if all
     imagenet_pixels: bool = False  # whether pixels are normalised by the statistics of ImageNet, and not to [-1, 1]
@@ -315,6 +316,7 @@ class PublishedText:
     parameters: int = 0
     networks: tuple[TextNetwork, ...] = ()  # networks that a recipe's weights must hold
     tokenizer: str = "tokenizer"  # name of the tokenizer with the longest limit, which decides what is cut off
+    plain_tokenizer: bool = False  # whether only the tokenizer is loaded of the processor in the tokenizer's place
     sees_pictures: bool = False  # whether it encodes the pictures that captions refer to as well
     # Class of an autoencoder that is needed to build the pipeline; None if there is none.
     asks_autoencoder: str | None = None

@@ -53,7 +53,7 @@ def place(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _exact(monkeypatch):
     """A text encoder in float32, as the pipeline holds its own here."""
-    monkeypatch.setattr(encoders, "_STORAGE", torch.float32)
+    monkeypatch.setitem(encoders.load_pipeline.__kwdefaults__, "dtype", torch.float32)
 
 
 class Processor:

@@ -183,6 +183,21 @@ def test_a_page_config_of_kohya_ss(tmp_path: Path) -> None:
     assert fates(made)["network_args.conv_dim"] is Fate.NOT_POSSIBLE
 
 
+def test_kandinsky_5_is_told_by_its_task(tmp_path: Path) -> None:
+    """Tokens attend to all others here, whatever the task, and an option of the attention there is not taken."""
+    command = (
+        "python kandinsky5_train_network.py --task k5-pro-t2v-10s-sd --dit kandinsky5pro_t2v_pretrain_10s.safetensors "
+        "--text_encoder_qwen q --text_encoder_clip c --timestep_sampling shift --discrete_flow_shift 5 --scheduler_scale 10 "
+        "--network_module networks.lora_kandinsky --network_dim 32 --force_nabla_attention --nabla_P 0.8"
+    )
+    made, recipe = converted(tmp_path, command=command)
+    assert (recipe.model.name, recipe.model.weights) == ("kandinsky5-pro", "kandinsky5pro_t2v_pretrain_10s.safetensors")
+    assert recipe.objective.timestep_shift == 5.0
+    told = fates(made)
+    assert told["force_nabla_attention"] is Fate.NOT_POSSIBLE
+    assert {told[key] for key in ("nabla_P", "scheduler_scale", "text_encoder_qwen")} == {Fate.NO_MEANING}
+
+
 @pytest.mark.parametrize(
     ("command", "named"),
     [
@@ -193,6 +208,7 @@ def test_a_page_config_of_kohya_ss(tmp_path: Path) -> None:
         ("python src/musubi_tuner/hv_train_network.py --dit x", "HunyuanVideo"),
         ("python fpack_train_network.py --dit x", "FramePack"),
         ("python wan_train_network.py --task t2v-14B-FC", "t2v-14B-FC"),
+        ("python kandinsky5_train_network.py --task k5-pro-i2v-5s-sd", "k5-pro-i2v-5s-sd"),
     ],
 )
 def test_a_model_that_is_not_here_is_one_line(tmp_path: Path, command: str, named: str) -> None:

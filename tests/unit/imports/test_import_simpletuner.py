@@ -135,6 +135,9 @@ def test_flavours(tmp_path: Path) -> None:
         ("z-image", "turbo"): ("z-image-turbo", None),
         ("ernie", ""): ("ernie-image", None),
         ("longcat_image", "dev"): ("longcat-image-dev", None),
+        ("kandinsky5-video", ""): ("kandinsky5-lite", None),
+        ("kandinsky5-video", "t2v-pro-sft-10s-hd"): ("kandinsky5-pro", None),
+        ("kandinsky5-image", "t2i-lite-pretrain"): ("kandinsky5-image", None),
         ("sanavideo", ""): ("sana-video-2b", None),
     }
     for (family, flavour), expected in flavours.items():

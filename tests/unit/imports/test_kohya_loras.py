@@ -41,6 +41,8 @@ _HUNYUAN = [f"{side}_attn_{name}" for side in ("img", "txt") for name in ("q", "
 _HUNYUAN += [f"{side}_{name}" for side in ("img", "txt") for name in ("mlp_fc1", "mlp_fc2", "mod_linear")]
 _HUNYUAN_IMAGE = ["attn_qkv", "attn_proj", "mlp_fc1", "mlp_fc2", "mod_linear"]
 _ANIMA = [f"{kind}_attn_{name}" for kind in ("self", "cross") for name in ("q_proj", "k_proj", "v_proj", "output_proj")]
+_KANDINSKY = [f"(self|cross)_attention_{name}" for name in ("to_query", "to_key", "to_value", "out_layer")]
+_KANDINSKY += ["feed_forward_in_layer", "feed_forward_out_layer"]
 CASES: dict[str, tuple[str, Mapping[str, list[str]]]] = {
     "anima-tiny": (
         "anima_train_network.py --network_module networks.lora_anima",
@@ -68,6 +70,10 @@ CASES: dict[str, tuple[str, Mapping[str, list[str]]]] = {
             "double_blocks": [f"{side}_{name}" for side in ("img", "txt") for name in _HUNYUAN_IMAGE],
             "single_blocks": ["linear1", "linear2", "modulation_linear"],
         },
+    ),
+    "kandinsky5-tiny": (
+        "kandinsky5_train_network.py --task k5-lite-t2v-5s-sd",
+        {"text_transformer_blocks": _KANDINSKY, "visual_transformer_blocks": _KANDINSKY},
     ),
     "krea2-tiny": (
         "krea2_train_network.py",

@@ -20,7 +20,7 @@ def plain_units(name, module, raw):
         return diffusers.LTXPipeline._normalize_latents(raw, module.latents_mean, module.latents_std, 1.0)
     if name.startswith("hunyuan-video"):
         return raw * module.config.scaling_factor
-    if name.startswith("hunyuan"):
+    if name.startswith(("hunyuan", "kandinsky5")):
         return raw[:, :, None] * module.config.scaling_factor
     if name.startswith(("wan", "qwen", "minimax")):
         mean, std = (torch.tensor(module.config[key]).view(1, -1, 1, 1, 1) for key in ("latents_mean", "latents_std"))
@@ -84,7 +84,7 @@ def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
     latent = autoencoder.encode(video)
     assert latent.shape == (1, autoencoder.latent_channels, *geometry.latent(shape))
     with torch.no_grad():
-        flat = name in ("flux", "flux2", "hunyuan-image-2.1", "sd1.5", "sd3", "sdxl")
+        flat = name in ("flux", "flux2", "hunyuan-image-2.1", "kandinsky5-image", "sd1.5", "sd3", "sdxl")
         shown = torch.cat([video, torch.ones_like(video[:, :1])], dim=1) if name == "qwen-image-2.1" else video
         if name == "minimax-h3":
             shown = imagenet(shown)

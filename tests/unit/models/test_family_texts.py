@@ -193,6 +193,10 @@ def test_tokens_are_the_pipelines(family):
         assert torch.equal(encoder.encode([""]).tokens[0][mask[0].bool()], empty[0][mask[0].bool()].float())
         tokens, mask, *_ = pipeline.encode_prompt(LINES[:1], **settings, complex_human_instruction=instruction)
         tokens = tokens[mask.bool()]
+    elif name.startswith("kandinsky5"):
+        tokens, pooled, _ = pipeline.encode_prompt(LINES[0])
+        assert torch.equal(made.pooled, pooled.float())
+        tokens = tokens[0]
     elif name == "hunyuan-image-2.1":
         assert not made.mask[:, :128].any()  # no word is quoted
         made = encoder.encode(['a sign that says "waves"'])

@@ -28,6 +28,7 @@ from reelworks.models.adapters.adapter_types.registry import LORA
 _FLUX, _FLUX2, _CHROMA = "FluxTransformer2DModel", "Flux2Transformer2DModel", "ChromaTransformer2DModel"
 _SDXL, _SD3 = "UNet2DConditionModel", "SD3Transformer2DModel"
 _ANIMA, _ERNIE, _LONGCAT = "CosmosTransformer3DModel", "ErnieImageTransformer2DModel", "LongCatImageTransformer2DModel"
+_KANDINSKY = "Kandinsky5Transformer3DModel"
 _QWEN, _Z_IMAGE, _KREA = "QwenImageTransformer2DModel", "ZImageTransformer2DModel", "Krea2Transformer2DModel"
 # Networks with layers of the release by their bare names there, and those with text encoders that have names; "" is unknown.
 _BARE = ("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel", "MiniMaxH3Transformer3DModel")
@@ -36,6 +37,7 @@ _WITH_TEXTS = (_SDXL, _FLUX, _SD3, _CHROMA, "")
 _COMFYUI: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((_FLUX, _FLUX2, _CHROMA, _LONGCAT), ("transformer.", "", "lycoris_", "lora_transformer_")),
     _ERNIE: ("transformer.",),
+    _KANDINSKY: ("transformer.", ""),
     _SDXL: ("unet.", "", "lora_unet_", "lycoris_"),
     _SD3: ("transformer.", "base_model.model.", "lycoris_", "lora_transformer_"),
     _QWEN: ("transformer.", "", "lycoris_"),
@@ -58,7 +60,7 @@ _GAPS = (
     (_CHROMA, _COMFYUI[_CHROMA], re.compile(r"distilled_guidance_layer\..*")),
 )
 # Layers that the networks of kohya's scripts are made for: of the release, or of diffusers for those of _OF_DIFFUSERS.
-_OF_DIFFUSERS = (_QWEN, _Z_IMAGE)
+_OF_DIFFUSERS = (_QWEN, _Z_IMAGE, _KANDINSKY)
 _SD_SCRIPTS = {
     _SDXL: re.compile(r"(input_blocks\.(?!0\.)|middle_block\.|output_blocks\.|(down|up)_blocks\.|mid_block\.).*"),
     **dict.fromkeys((_FLUX, _CHROMA), re.compile(r"(double|single)_blocks\..*")),
@@ -71,6 +73,7 @@ _MUSUBI = {
     _QWEN: re.compile(r"transformer_blocks\..*"),
     _Z_IMAGE: re.compile(r"layers\..*"),
     _KREA: re.compile(r".*"),
+    _KANDINSKY: re.compile(r"(text|visual)_transformer_blocks\..*"),
 }
 _ADDED = ("lora", "loha", "lokr")  # types that ComfyUI, Forge and LyCORIS know in these files
 

@@ -71,7 +71,7 @@ class DiffusersAutoencoder:
         if facts.tiles:
             self.module.enable_tiling()
             self.module.use_framewise_encoding = self.module.use_framewise_decoding = False
-        self._mean, self._std = _statistics(self.module)
+        self._mean, self._std = _statistics(self.module, shifts=facts.shifts)
         nn.Module.to(self.module, self.contract.storage)
 
     @torch.no_grad()
@@ -121,7 +121,7 @@ class DiffusersAutoencoder:
         return self
 
 
-def _statistics(module: Any) -> tuple[Tensor, Tensor]:
+def _statistics(module: Any, *, shifts: bool) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the latents, `[1, C or 1, 1, 1, 1]` each."""
     config, buffers = dict(module.config), dict(module.named_buffers())
     if "bn.running_mean" in buffers:
@@ -131,7 +131,7 @@ def _statistics(module: Any) -> tuple[Tensor, Tensor]:
     elif "latents_mean" in config and config["latents_mean"] is not None:
         mean, std = torch.tensor(config["latents_mean"]), torch.tensor(config["latents_std"])
     else:
-        mean, std = torch.tensor([config.get("shift_factor") or 0.0]), torch.ones(1)
+        mean, std = torch.tensor([(shifts and config.get("shift_factor")) or 0.0]), torch.ones(1)
     std = std / (config.get("scaling_factor") or 1.0)
     return mean.float().view(1, -1, 1, 1, 1), std.float().view(1, -1, 1, 1, 1)
 

@@ -132,6 +132,9 @@ def _without_others(known: PublishedText, source: str, dtype: torch.dtype, witho
         with torch.device("meta"):
             parts["vae"] = optional_imports.from_diffusers(known.asks_autoencoder)()
     name, revision = hub.pretrained_arguments(source)
+    if known.plain_tokenizer:
+        words = optional_imports.transformers().AutoTokenizer
+        parts["tokenizer"] = words.from_pretrained(name, **revision, subfolder="tokenizer")
     pipeline = kind.from_pretrained(name, **revision, dtype=dtype, **parts)
     pipeline.register_modules(**dict.fromkeys(unused))
     return pipeline

@@ -22,6 +22,8 @@ _HUNYUAN = [f"transformer_blocks.*.attn.{name}" for name in _JOINT]
 _HUNYUAN += [f"transformer_blocks.*.{name}" for name in (*_FEED_FORWARD, "norm1.linear", "norm1_context.linear")]
 _Z_IMAGE = [f"layers.*.attention.{name}" for name in _ATTENTIONS]
 _Z_IMAGE += [f"layers.*.feed_forward.w{number}" for number in (1, 2, 3)]
+_KANDINSKY = ["to_query", "to_key", "to_value", "self_attention.out_layer", "cross_attention.out_layer"]
+_KANDINSKY += ["feed_forward.in_layer", "feed_forward.out_layer"]
 _KREA = [
     *_ATTENTIONS,
     "to_gate",
@@ -88,6 +90,7 @@ MODELS: dict[str, Model] = {
         _qwen, targets=[*_JOINT, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"]
     ),
     "zimage_train": Model(_by_weights("turbo", "z-image-turbo", "z-image"), targets=_Z_IMAGE),
+    "kandinsky5_train": Model(_by("task", _TABLE["kandinsky5_tasks"], ""), 24.0, targets=_KANDINSKY),
     "krea2_train": Model(_by_weights("turbo", "krea2-turbo", "krea2-raw"), targets=_KREA),
 }
 
@@ -106,8 +109,9 @@ def script_of(settings: FormerSettings) -> tuple[str, str]:
     module = str(settings.get("network_module", "")).rpartition(".")[2]
     if module in _TABLE["modules"]:
         return str(_TABLE["modules"][module]), "network_module"
-    if str(settings.get("task")) in _TABLE["wan_tasks"]:
-        return "wan_train", "task"
+    for start in ("wan", "kandinsky5"):
+        if str(settings.get("task")) in _TABLE[f"{start}_tasks"]:
+            return f"{start}_train", "task"
     if str(settings.get("model_version")) in _TABLE["qwen"] or settings.get("edit") or settings.get("edit_plus"):
         return "qwen_image_train", "model_version"
     if str(settings.get("model_version")) in _TABLE["flux_2"]:
@@ -128,7 +132,7 @@ def find(draft: ImportDraft) -> tuple[str, str, Model]:
         raise not_told(draft, "wan-2.1-14b")
     preset = model.preset(draft.settings)
     if preset is None:
-        name = "task" if start == "wan_train" or start == "hv_1_5_train" else "model_version"
+        name = "task" if start in ("wan_train", "hv_1_5_train", "kandinsky5_train") else "model_version"
         raise not_here(f"{start.removesuffix('_train')} {draft.settings.get(name)}", name, draft.settings.get(name))
     return preset, key, model
 

@@ -1,0 +1,1 @@
+"""Kandinsky 5 by Kandinsky Lab: clips and pictures."""
