@@ -29,7 +29,7 @@ def read(case: Case) -> tuple[dict[str, Tensor], list[str]]:
 
 def _bare(name: str, part: str, network: nn.Module) -> Any:
     """Return a pipeline with one component, or None where there is none that loads LoRAs."""
-    kind = getattr(diffusers, name, None)
+    kind: Any = getattr(diffusers, name, None)
     if not hasattr(kind, "load_lora_weights"):
         return None
     if hasattr(kind, "update_components"):  # a modular pipeline, which is made without components
