@@ -29,7 +29,7 @@ from reelworks.training.memory import published_sizes
 
 HERE = Path(__file__).parent
 # Of a family that brings nothing of its own, the loss beside that of a plain script is enough among quick tests.
-_FURTHER = ("hunyuan-image-2.1-tiny", "longcat-image-tiny", "sana-video-tiny")
+_FURTHER = ("hunyuan-image-2.1-tiny", "ideogram-4-tiny", "longcat-image-tiny", "sana-video-tiny")
 every_family = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n in _FURTHER else []) for n in contract.FAMILIES]
 )
@@ -64,6 +64,7 @@ SIZES = {
     "flux2-klein-base-4b": 3_875_544_576,
     "flux2-klein-base-9b": 9_078_581_248,
     "flux3-klein-base": 5_538_458_368,
+    "ideogram-4": 9_279_288_448,
     "krea2-raw": 12_820_073_036,
     "longcat-image": 6_270_668_864,
     "qwen-image": 20_430_401_088,

@@ -118,7 +118,8 @@ def test_a_filter_of_blocks_by_number_and_one_that_no_ending_tells_apart() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "preset", ["flux-dev", "flux2-dev", "flux2-klein-base-4b", "chroma1-hd", "krea2-raw", "z-image", "ernie-image"]
+    "preset",
+    ["flux-dev", "flux2-dev", "flux2-klein-base-4b", "chroma1-hd", "ideogram-4", "krea2-raw", "z-image", "ernie-image"],
 )
 def test_the_layers_are_those_of_the_networks(preset: str) -> None:
     require_layers(preset)

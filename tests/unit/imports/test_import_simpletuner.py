@@ -135,6 +135,7 @@ def test_flavours(tmp_path: Path) -> None:
         ("z-image", "turbo"): ("z-image-turbo", None),
         ("ernie", ""): ("ernie-image", None),
         ("longcat_image", "dev"): ("longcat-image-dev", None),
+        ("ideogram", ""): ("ideogram-4", None),
         ("sanavideo", ""): ("sana-video-2b", None),
     }
     for (family, flavour), expected in flavours.items():

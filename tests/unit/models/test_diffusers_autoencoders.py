@@ -16,6 +16,8 @@ def plain_units(name, module, raw):
         squares = diffusers.Flux2Pipeline._patchify_latents(raw)
         spread = torch.sqrt(module.bn.running_var.view(1, -1, 1, 1) + module.config.batch_norm_eps)
         return ((squares - module.bn.running_mean.view(1, -1, 1, 1)) / spread)[:, :, None]
+    if name == "ideogram-4":
+        return ideogram_units(module, raw)
     if name.startswith("ltx"):
         return diffusers.LTXPipeline._normalize_latents(raw, module.latents_mean, module.latents_std, 1.0)
     if name.startswith("hunyuan-video"):
@@ -26,6 +28,14 @@ def plain_units(name, module, raw):
         mean, std = (torch.tensor(module.config[key]).view(1, -1, 1, 1, 1) for key in ("latents_mean", "latents_std"))
         return (raw - mean) / std
     return ((raw - (module.config.shift_factor or 0)) * module.config.scaling_factor)[:, :, None]
+
+
+def ideogram_units(module, raw):
+    """What the end of its pipeline undoes: squares of 2 × 2, of which a place holds all channels."""
+    B, C, H, W = raw.shape
+    tokens = raw.view(B, C, H // 2, 2, W // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(B, H // 2, W // 2, 4 * C)
+    spread = torch.sqrt(module.bn.running_var + module.config.batch_norm_eps)
+    return ((tokens - module.bn.running_mean) / spread).permute(0, 3, 1, 2)[:, :, None]
 
 
 def imagenet(video, back=False):
@@ -84,7 +94,7 @@ def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
     latent = autoencoder.encode(video)
     assert latent.shape == (1, autoencoder.latent_channels, *geometry.latent(shape))
     with torch.no_grad():
-        flat = name in ("flux", "flux2", "hunyuan-image-2.1", "sd1.5", "sd3", "sdxl")
+        flat = name in ("flux", "flux2", "hunyuan-image-2.1", "ideogram-4", "sd1.5", "sd3", "sdxl")
         shown = torch.cat([video, torch.ones_like(video[:, :1])], dim=1) if name == "qwen-image-2.1" else video
         if name == "minimax-h3":
             shown = imagenet(shown)

@@ -45,6 +45,8 @@ RECIPE = tiny_recipe.least(bucket=[{"resolution": "32px", "num_frames": 1}], tra
         ("meituan-longcat/LongCat-Image-Dev", "longcat-image-dev"),
         ("hunyuanvideo-community/HunyuanImage-2.1-Diffusers", "hunyuan-image-2.1"),
         ("Efficient-Large-Model/SANA-Video_2B_480p_diffusers", "sana-video-2b"),
+        ("Ideogram 4", "ideogram-4"),
+        ("CalamitousFelicitousness/Ideogram-4-bf16-Diffusers", "ideogram-4"),
         ("Anima", "anima"),
         ("circlestone-labs/Anima-Base-v1.0-Diffusers", "anima"),
         ("Anima-2.9B", "anima-2.9b"),
