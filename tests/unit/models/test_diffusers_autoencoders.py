@@ -1,9 +1,12 @@
 """Every published autoencoder loads from a folder, and its latents have the family's shape and units."""
 
+import copy
+
 import diffusers
 import pytest
 import tiny_families
 import torch
+from safetensors.torch import save_file
 
 from reelworks.core.shape import Shape
 from reelworks.models import factory, registry
@@ -106,6 +109,29 @@ def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
     torch.testing.assert_close(
         autoencoder.decode(latent, frames), back[:, :, None] if flat else back, rtol=1e-3, atol=1e-4
     )
+
+
+def test_a_file_of_flux2_is_read_for_ideogram(tmp_path, monkeypatch):
+    """Its statistics are sorted by channel, those of Ideogram's folder by place: latents and pictures are the same."""
+    torch.manual_seed(0)
+    module = diffusers.AutoencoderKLFlux2(**tiny_families.AUTOENCODERS["ideogram-4"])
+    for buffer in (module.bn.running_mean, module.bn.running_var):
+        buffer.uniform_(0.5, 1.5)
+    save_file(module.state_dict(), tmp_path / "flux2-vae.safetensors")
+    monkeypatch.setattr(diffusers.AutoencoderKLFlux2, "from_single_file", lambda *_, **__: copy.deepcopy(module))
+    for buffer in (module.bn.running_mean, module.bn.running_var):
+        buffer.copy_(buffer.view(32, 4).T.flatten())
+    module.save_pretrained(tmp_path / "folder" / "vae")
+    for buffer in (module.bn.running_mean, module.bn.running_var):
+        buffer.copy_(buffer.view(4, 32).T.flatten())
+    one, other = (
+        factory.build_autoencoder(AutoencoderConfig(name="ideogram-4", weights=str(tmp_path / name)))
+        for name in ("folder", "flux2-vae.safetensors")
+    )
+    video = torch.rand(1, 3, 1, 32, 32) * 2 - 1
+    latent = one.encode(video)
+    assert torch.equal(latent, other.encode(video))
+    assert torch.equal(one.decode(latent, 1), other.decode(latent, 1))
 
 
 def test_clips_of_a_batch_do_not_meet(saved):
