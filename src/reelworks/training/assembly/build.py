@@ -108,7 +108,7 @@ def denoiser(
     with (
         nullcontext()
         if device.type == "meta"
-        else log.stage(f"loading the model {recipe.model.name}: {source}", at_once=True)
+        else log.stage(f"loading the model {recipe.model.name}: {'/'.join(filter(None, [source, part]))}", at_once=True)
     ):
         return factory.build_denoiser(
             recipe.model,
