@@ -29,7 +29,9 @@ _FAMILIES = [
 ]
 # Their pipelines can be built of the network alone; those of others need all components, or are modular.
 _PIPELINES = [
-    name for name in _FAMILIES if not name.startswith(("anima", "flux3", "hunyuan", "minimax-h3", "qwen-image-2.1"))
+    name
+    for name in _FAMILIES
+    if not name.startswith(("anima", "flux3", "hunyuan", "ideogram", "minimax-h3", "qwen-image-2.1"))
 ]
 # Their layers have the same names in the release, which LyCORIS looks up as they are.
 _SAME_NAMES = [name for name in _FAMILIES if name.startswith(("kandinsky5", "qwen-image")) and "2.1" not in name]

@@ -317,6 +317,21 @@ def krea2(module, x0, noise, i):
     return _mse(pipeline._unpack_latents(two, out, H * 8, W * 8)[:, :, 0], target)
 
 
+def ideogram4(module, x0, noise, i):
+    """As its pipeline lays out a sequence: padding first, then words, then the picture. Time 1 is clean."""
+    H, W = x0.shape[3:]
+    counts = i.text_mask.sum(dim=1).tolist()
+    ids = from_diffusers("Ideogram4Pipeline")._prepare_ids(counts, H, W, i.text.shape[1], x0.device)
+    position_ids, segment_ids, indicator = ids
+    words = torch.zeros(*indicator.shape, i.text.shape[2])
+    for row, text, mask in zip(words, i.text, i.text_mask, strict=True):
+        row[len(mask) - int(mask.sum()) : len(mask)] = text[mask]
+    tokens = torch.zeros(*indicator.shape, x0.shape[1])
+    tokens[:, -H * W :] = _blend(x0, noise, i.time).flatten(2).transpose(1, 2)
+    out = module(tokens, 1 - i.time / 1000, words, position_ids, segment_ids, indicator).sample
+    return _mse(out[:, -H * W :], (x0 - noise).flatten(2).transpose(1, 2))
+
+
 def z_image(module, x0, noise, i):
     x_t = _blend(x0, noise, i.time)
     texts = [text[mask] for text, mask in zip(i.text, i.text_mask, strict=True)]
@@ -525,6 +540,7 @@ LOSSES = {
     "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,
     "kandinsky5-tiny": kandinsky5,
     "kandinsky5-image-tiny": kandinsky5,
+    "ideogram-4-tiny": ideogram4,
     "krea2-tiny": krea2,
     "longcat-image-tiny": longcat_image,
     "ltx-tiny": ltx,

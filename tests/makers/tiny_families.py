@@ -92,6 +92,7 @@ AUTOENCODERS = {
     "flux": KL | {"latent_channels": 16, "shift_factor": 0.1159, "scaling_factor": 0.3611},
     "flux2": KL | {"latent_channels": 32},
     "kandinsky5-image": KL | {"latent_channels": 16, "shift_factor": 0.1159, "scaling_factor": 0.3611},
+    "ideogram-4": KL | {"latent_channels": 32},
     "hunyuan-video": {"block_out_channels": (32,) * 4, "layers_per_block": 1, "norm_num_groups": 4},
     "hunyuan-image-2.1": {
         "in_channels": 3,
@@ -150,6 +151,7 @@ TEXTS = {
     "flux2": {"dim": 96, "max_length": 512},
     "flux2-klein-4b": {"dim": 96, "max_length": 512},
     "flux3": {"dim": 256, "max_length": 160},
+    "ideogram-4": {"dim": 416, "max_length": 64},
     "longcat-image": {"dim": 32, "max_length": 512},
     "kandinsky5": {"dim": 32, "max_length": 512, "pooled_dim": 16},
     "kandinsky5-image": {"dim": 32, "max_length": 512, "pooled_dim": 16},
@@ -262,8 +264,9 @@ def _encoders(text):
         sizes = QWEN | {"head_dim": 16, "rope_parameters": ROPE}
         config = transformers.Qwen3VLConfig(text_config=sizes, vision_config=VISION | {"deepstack_visual_indexes": [0]})
         return {"text_encoder": transformers.Qwen3VLForConditionalGeneration(config), "processor": words}
-    if text == "krea2":
-        sizes = QWEN | {"head_dim": 16, "rope_parameters": ROPE}
+    if text in ("ideogram-4", "krea2"):
+        layers = 36 if text == "ideogram-4" else 2  # of which thirteen states are taken, or two
+        sizes = QWEN | {"head_dim": 16, "rope_parameters": ROPE, "num_hidden_layers": layers}
         config = transformers.Qwen3VLConfig(text_config=sizes, vision_config=VISION | {"deepstack_visual_indexes": [0]})
         return one | {"text_encoder": transformers.Qwen3VLModel(config)}
     if text == "flux2-klein-4b":
@@ -351,6 +354,8 @@ def write(name, place, *, without=(), **settings):
     }
     if name == "wan-2.2-tiny":
         made["transformer_2"], settings["boundary_ratio"] = network(name, seed=2), 0.875
+    if name == "ideogram-4-tiny":
+        made["unconditional_transformer"] = network(name, seed=2)
     if parts.text == "krea2":
         settings["text_encoder_select_layers"] = (1, 2)
     if parts.text.startswith("hunyuan"):

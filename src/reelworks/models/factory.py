@@ -73,6 +73,7 @@ def build_denoiser(
     learns_variance: bool = False,
     lora: LoraConfig | None = None,
     sound: SoundConfig | None = None,
+    part: str | None = None,
 ) -> Denoiser:
     """Build a denoiser with its weights; the autoencoder fixes its latent channels, the text encoder its captions.
 
@@ -83,6 +84,7 @@ def build_denoiser(
         learns_variance: Whether the objective reads a second half of channels.
         lora: Low-rank updates, the only trained parameters then, and how the base weights are stored.
         sound: Sound encoder of a model that is trained with sound; it fixes the features of its latents.
+        part: Folder of the network's weights, if it is another one than the model's.
     """
     base = None if lora is None else lora.exact_base(name_of(compute))
     contract = denoiser_contract(storage, compute, reduction, base or "float32")
@@ -93,7 +95,7 @@ def build_denoiser(
         learns_variance = family.learns_variance(preset, model.weights, channels)
     config = resolve_denoiser(model, autoencoder=autoencoder, text=text, learns_variance=learns_variance, sound=sound)
     device = torch.device(device)
-    networks = build_base(family, config, model, device=device, seed=seed, base=base)
+    networks = build_base(family, config, model, device=device, seed=seed, base=base, part=part)
     experts = [family.denoiser(network, contract, config, channels) for network in networks]
     denoiser = experts[0]
     if len(experts) == 2:
@@ -121,12 +123,13 @@ def build_base(
     device: torch.device,
     seed: int,
     base: BaseStorage | None,
+    part: str | None = None,
 ) -> list[nn.Module]:
     """Build a network or both experts with weights on the CPU, drawn without a file, or without values on `meta`.
 
     With the `base` of a LoRA, parameters of a diffusers network are memory-mapped tensors of the file, in its dtypes.
     """
-    parts = [*PARTS.values()] if model.experts == "both" else [PARTS.get(model.experts or "")]
+    parts = [*PARTS.values()] if model.experts == "both" else [part or PARTS.get(model.experts or "")]
     mapped = base is not None and model.weights is not None and family.keeps_file_tensors
 
     def build_all() -> list[nn.Module]:

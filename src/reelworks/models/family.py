@@ -55,8 +55,9 @@ class Conditioning:
 
     # "learned": the network has its own empty caption; "encoded": it gets the embedding of an empty text.
     empty_caption: Literal["learned", "encoded"] = "encoded"
-    # "classifier-free": a second pass without caption; "embedded": the scale is an input of the distilled network.
-    guidance: Literal["classifier-free", "embedded"] = "classifier-free"
+    # "classifier-free": a second pass without caption; "embedded": the scale is an input of the distilled network;
+    # "second-network": a pass without caption of another network of the release (`models.guided`).
+    guidance: Literal["classifier-free", "embedded", "second-network"] = "classifier-free"
     objectives: tuple[str, ...] = ("rectified-flow",)  # names of objectives that published weights were trained with
     # Whether the network knows which frames are conditions, so that it can learn to continue clips.
     frames: bool = False
@@ -279,6 +280,9 @@ class PublishedAutoencoder:
     has_time_axis: bool = True  # False if it takes pictures only
     shifts: bool = True  # whether the `shift_factor` of its config applies
     packs_squares: bool = False  # whether a denoiser sees 2 × 2 of its latent elements as one
+    places_first: bool = (
+        False  # whether the channels of those are sorted by place, and not by the autoencoder's channel
+    )
     chunk_frames: int | None = None  # frames that it encodes together; None if all
     imagenet_pixels: bool = False  # whether pixels are normalised by the statistics of ImageNet, and not to [-1, 1]
     has_alpha: bool = False  # whether it takes a fourth channel, opacity, which is full here

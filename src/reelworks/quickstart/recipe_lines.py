@@ -215,8 +215,9 @@ def objective_lines(preset: str, known: Release) -> list[Line]:
     shift = known.timestep_shift
     why = "above 1: more training at much noise, where large pictures are decided" if shift != 1.0 else "none"
     lines = [Line("[objective]", "timestep_shift", shift, why)]
-    if components.conditioning(ModelConfig(name=preset)).guidance == "embedded":
-        why = "guidance is an input of this network, which needs no dropped captions"
+    if (guidance := components.conditioning(ModelConfig(name=preset)).guidance) != "classifier-free":
+        guide = "an input of this network" if guidance == "embedded" else "by a second network"
+        why = f"guidance is {guide}, which needs no dropped captions"
         lines += [Line("[objective]", "caption_dropout", 0.0, why)]
     elif registry.PRESETS[preset].sampling.guidance_scale == 1.0:
         why = "this model draws without guidance, which needs no dropped captions"

@@ -80,6 +80,15 @@ def test_a_distilled_model_keeps_its_training_adapter(tmp_path: Path) -> None:
     assert recipe.lora.training_adapter == adapter
 
 
+def test_the_company_s_codes_of_ideogram_keep_the_encoders_of_the_release(tmp_path: Path) -> None:
+    """Its folder has a text encoder in codes of its own, which is not read here."""
+    model = {"arch": "ideogram4", "name_or_path": "ideogram-ai/ideogram-4-fp8"}
+    _, recipe = converted(tmp_path, job(tmp_path, model=model))
+    assert (recipe.model.name, recipe.model.weights) == ("ideogram-4", "ideogram-ai/ideogram-4-fp8")
+    release = registry.release_of("ideogram-4").weights
+    assert recipe.text_encoder.weights == recipe.autoencoder.weights == release
+
+
 def test_the_shift_is_that_of_its_own_scheduler(tmp_path: Path) -> None:
     """It is not the release's for each model."""
     model = {"arch": "ernie_image", "name_or_path": "baidu/ERNIE-Image"}

@@ -49,6 +49,7 @@ def told(made: importer.Imported) -> dict[str, tuple[Fate, str]]:
         ({"type": "sd3", "diffusers_path": "/m/stable-diffusion-3.5-large"}, "sd3.5-large"),
         ({"type": "flux2", "diffusion_model": "/m/flux-2-klein-base-9b.safetensors"}, "flux2-klein-base-9b"),
         ({"type": "z_image", "diffusion_model": "/m/z_image_turbo_bf16.safetensors"}, "z-image-turbo"),
+        ({"type": "ideogram4", "diffusion_model": "/m/ideogram4_fp8_scaled.safetensors"}, "ideogram-4"),
         ({"type": "hunyuan_image", "transformer_path": "/m/hunyuanimage2.1.safetensors"}, "hunyuan-image-2.1"),
         ({"type": "ernie_image", "diffusion_model": "/m/ernie-image-turbo.safetensors"}, "ernie-image-turbo"),
         ({"type": "qwen_image", "diffusers_path": "/m/Qwen-Image-Edit-2509"}, "qwen-image-edit-2509"),

@@ -246,6 +246,31 @@ def test_anima_is_trained_at_its_timesteps_and_without_its_modulation(
 
 
 @pytest.mark.parametrize(
+    ("options", "density", "shift"),
+    [("", ("logit-normal", 1.5), 1.875), ("--timestep_sampling sigmoid", ("logit-normal", 1.0), "none")],
+)
+def test_ideogram_is_trained_at_the_timesteps_of_its_pipeline(
+    tmp_path: Path, options: str, density: Any, shift: Any
+) -> None:
+    """In the mean of their logits, log(side / 512), and in their deviation; without a size, of 960 × 960 pixels."""
+    data = tmp_path / "data.toml"
+    data.write_text('[general]\nresolution = [960, 960]\n[[datasets]]\nimage_directory = "pictures"\n')
+    command = (
+        "python ideogram4_train_network.py --network_module networks.lora_ideogram4 --dit ideogram4_fp8_scaled.safetensors "
+        f"--dataset_config {data} {options}"
+    )
+    _, recipe = converted(tmp_path, command=command)
+    assert (recipe.model.name, recipe.model.weights) == ("ideogram-4", "ideogram4_fp8_scaled.safetensors")
+    assert (recipe.objective.timestep_sampling, recipe.objective.logit_std) == density
+    assert recipe.objective.timestep_shift == shift
+    assert recipe.lora is not None
+    assert recipe.lora.targets == [
+        *(f"layers.*.attention.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0")),
+        *(f"layers.*.feed_forward.w{number}" for number in (1, 2, 3)),
+    ]
+
+
+@pytest.mark.parametrize(
     ("options", "sampling", "shift"),
     [
         ("", "uniform", 5.0),

@@ -54,6 +54,11 @@ def write(folder: Path, values: Any, name: str = "config.json") -> Path:
             {"timestep_shift": 2.5, "min_noising_strength": 0.2},
             {"timestep_shift": 2.5, "timestep_range": [200.0, 1000.0]},
         ),
+        # Of Ideogram 4 it is the side by 512.
+        (
+            {"model_type": "IDEOGRAM_4", "dynamic_timestep_shifting": True, "resolution": "768"},
+            {"timestep_shift": 1.5, "caption_dropout": 0.0},
+        ),
         ({"offset_noise_weight": 0.05}, {"noise_offset": 0.05}),
         ({"mse_strength": 0, "huber_strength": 1, "huber_delta": 0.4}, {"loss": "huber", "huber_delta": 0.4}),
     ],
@@ -118,7 +123,8 @@ def test_a_filter_of_blocks_by_number_and_one_that_no_ending_tells_apart() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "preset", ["flux-dev", "flux2-dev", "flux2-klein-base-4b", "chroma1-hd", "krea2-raw", "z-image", "ernie-image"]
+    "preset",
+    ["flux-dev", "flux2-dev", "flux2-klein-base-4b", "chroma1-hd", "ideogram-4", "krea2-raw", "z-image", "ernie-image"],
 )
 def test_the_layers_are_those_of_the_networks(preset: str) -> None:
     require_layers(preset)

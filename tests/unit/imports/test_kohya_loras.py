@@ -32,6 +32,7 @@ _QWEN += ["attn_to_add_out"] + [f"{side}_mlp_net_{layer}" for side in ("img", "t
 _DOUBLE = [f"{side}_{name}" for side in ("img", "txt") for name in ("attn_qkv", "attn_proj", "mlp_0", "mlp_2")]
 _MODULATION = ["img_mod_lin", "txt_mod_lin"]
 _Z = [f"attention_{name}" for name in ("to_q", "to_k", "to_v", "to_out_0")] + [f"feed_forward_w{n}" for n in (1, 2, 3)]
+_IDEOGRAM = ["attention_qkv", "attention_o", *(f"feed_forward_w{n}" for n in (1, 2, 3))]
 _KREA = [f"attn_{name}" for name in ("wq", "wk", "wv", "wo", "gate")] + [
     f"mlp_{name}" for name in ("gate", "up", "down")
 ]
@@ -75,6 +76,7 @@ CASES: dict[str, tuple[str, Mapping[str, list[str]]]] = {
         "kandinsky5_train_network.py --task k5-lite-t2v-5s-sd",
         {"text_transformer_blocks": _KANDINSKY, "visual_transformer_blocks": _KANDINSKY},
     ),
+    "ideogram-4-tiny": ("ideogram4_train_network.py", {"layers": _IDEOGRAM}),
     "krea2-tiny": (
         "krea2_train_network.py",
         {

@@ -1,9 +1,12 @@
 """Every published autoencoder loads from a folder, and its latents have the family's shape and units."""
 
+import copy
+
 import diffusers
 import pytest
 import tiny_families
 import torch
+from safetensors.torch import save_file
 
 from reelworks.core.shape import Shape
 from reelworks.models import factory, registry
@@ -16,6 +19,8 @@ def plain_units(name, module, raw):
         squares = diffusers.Flux2Pipeline._patchify_latents(raw)
         spread = torch.sqrt(module.bn.running_var.view(1, -1, 1, 1) + module.config.batch_norm_eps)
         return ((squares - module.bn.running_mean.view(1, -1, 1, 1)) / spread)[:, :, None]
+    if name == "ideogram-4":
+        return ideogram_units(module, raw)
     if name.startswith("ltx"):
         return diffusers.LTXPipeline._normalize_latents(raw, module.latents_mean, module.latents_std, 1.0)
     if name.startswith("hunyuan-video"):
@@ -26,6 +31,14 @@ def plain_units(name, module, raw):
         mean, std = (torch.tensor(module.config[key]).view(1, -1, 1, 1, 1) for key in ("latents_mean", "latents_std"))
         return (raw - mean) / std
     return ((raw - (module.config.shift_factor or 0)) * module.config.scaling_factor)[:, :, None]
+
+
+def ideogram_units(module, raw):
+    """What the end of its pipeline undoes: squares of 2 × 2, of which a place holds all channels."""
+    B, C, H, W = raw.shape
+    tokens = raw.view(B, C, H // 2, 2, W // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(B, H // 2, W // 2, 4 * C)
+    spread = torch.sqrt(module.bn.running_var + module.config.batch_norm_eps)
+    return ((tokens - module.bn.running_mean) / spread).permute(0, 3, 1, 2)[:, :, None]
 
 
 def imagenet(video, back=False):
@@ -84,7 +97,8 @@ def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
     latent = autoencoder.encode(video)
     assert latent.shape == (1, autoencoder.latent_channels, *geometry.latent(shape))
     with torch.no_grad():
-        flat = name in ("flux", "flux2", "hunyuan-image-2.1", "kandinsky5-image", "sd1.5", "sd3", "sdxl")
+        flat_ones = ("flux", "flux2", "hunyuan-image-2.1", "ideogram-4", "kandinsky5-image", "sd1.5", "sd3", "sdxl")
+        flat = name in flat_ones
         shown = torch.cat([video, torch.ones_like(video[:, :1])], dim=1) if name == "qwen-image-2.1" else video
         if name == "minimax-h3":
             shown = imagenet(shown)
@@ -96,6 +110,29 @@ def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
     torch.testing.assert_close(
         autoencoder.decode(latent, frames), back[:, :, None] if flat else back, rtol=1e-3, atol=1e-4
     )
+
+
+def test_a_file_of_flux2_is_read_for_ideogram(tmp_path, monkeypatch):
+    """Its statistics are sorted by channel, those of Ideogram's folder by place: latents and pictures are the same."""
+    torch.manual_seed(0)
+    module = diffusers.AutoencoderKLFlux2(**tiny_families.AUTOENCODERS["ideogram-4"])
+    for buffer in (module.bn.running_mean, module.bn.running_var):
+        buffer.uniform_(0.5, 1.5)
+    save_file(module.state_dict(), tmp_path / "flux2-vae.safetensors")
+    monkeypatch.setattr(diffusers.AutoencoderKLFlux2, "from_single_file", lambda *_, **__: copy.deepcopy(module))
+    for buffer in (module.bn.running_mean, module.bn.running_var):
+        buffer.copy_(buffer.view(32, 4).T.flatten())
+    module.save_pretrained(tmp_path / "folder" / "vae")
+    for buffer in (module.bn.running_mean, module.bn.running_var):
+        buffer.copy_(buffer.view(4, 32).T.flatten())
+    one, other = (
+        factory.build_autoencoder(AutoencoderConfig(name="ideogram-4", weights=str(tmp_path / name)))
+        for name in ("folder", "flux2-vae.safetensors")
+    )
+    video = torch.rand(1, 3, 1, 32, 32) * 2 - 1
+    latent = one.encode(video)
+    assert torch.equal(latent, other.encode(video))
+    assert torch.equal(one.decode(latent, 1), other.decode(latent, 1))
 
 
 def test_clips_of_a_batch_do_not_meet(saved):

@@ -182,6 +182,13 @@ def test_tokens_are_the_pipelines(family):
             LINES[:1], do_classifier_free_guidance=False, max_sequence_length=12
         )
         tokens = tokens[mask.bool()]
+    elif name == "ideogram-4":
+        padded, _, _, indicator = pipeline.encode_prompt(LINES[:1], 0, 0, 64, "cpu")
+        tokens = pipeline.encode_prompt(LINES[:1], 0, 0, int((indicator == 3).sum()), "cpu")[0][0]
+        assert torch.allclose(tokens, padded[indicator == 3], atol=0.02)  # padding changes roundings
+        long = encoder.encode([" ".join(LINES * 9)])  # which the pipeline refuses
+        assert long.mask.sum() == 64
+        assert torch.equal(long.tokens[0, :30], encoder.encode([" ".join(LINES * 2)]).tokens[0, :30])
     elif name == "krea2":
         tokens, mask = pipeline.encode_prompt(LINES[:1])
         mask = mask[:, :512].bool()

@@ -29,6 +29,7 @@ TINY = [
     "anima-tiny",
     "ernie-image-tiny",
     "hunyuan-image-2.1-tiny",
+    "ideogram-4-tiny",
     "longcat-image-tiny",
     "qwen-image-tiny",
     "z-image-tiny",

@@ -38,6 +38,7 @@ FEW = {
     "flux2-klein-base-4b": {"num_layers": 1, "num_single_layers": 1},
     "hunyuan-video-1.5": {"num_layers": 1},
     "flux3-klein-base": {"num_layers": 1, "num_single_layers": 1},
+    "ideogram-4": {"num_layers": 1},
     "krea2-raw": {"num_layers": 1},
     "ltx-video-2b": {"num_layers": 1},
     "ltx-2": {"num_layers": 1},
@@ -53,7 +54,7 @@ FEW = {
     "wan-2.1-flf2v-14b": {"num_layers": 1},
     "z-image": {"n_layers": 1, "n_refiner_layers": 1},
 }
-SINGLE_FILES = [name for name in FEW if name not in ("hunyuan-video-1.5", "qwen-image", "ltx-2.3")]
+SINGLE_FILES = [name for name in FEW if name not in ("hunyuan-video-1.5", "ideogram-4", "qwen-image", "ltx-2.3")]
 
 FULL_SIZE = [name for name in registry.PRESETS if not name.endswith("tiny")]
 
@@ -311,6 +312,12 @@ CASES = [
         "comfyui",
         converters._convert_non_diffusers_flux3_lora_to_diffusers,
         "ff.linear_in ff.linear_out",
+    ),
+    (
+        "ideogram-4",
+        "comfyui",
+        converters._convert_non_diffusers_ideogram4_lora_to_diffusers,
+        "w1 w2 w3",
     ),
     (
         "krea2-raw",

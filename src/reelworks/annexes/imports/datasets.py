@@ -109,8 +109,11 @@ def needed(draft: ImportDraft) -> Iterator[ImportedKey]:
 def shift_by_size(line: Sequence[float], area_px: float) -> float:
     """Return the shift of timesteps of a size, which grows with its tokens of 16 × 16 pixels.
 
-    `line` has the tokens of two sizes, each with the logarithm of its shift.
+    `line` has the tokens of two sizes, each with the logarithm of its shift; or the side of squares that have none, from which
+    shifts grow in proportion.
     """
+    if len(line) == 1:
+        return math.sqrt(area_px) / line[0]
     few, low, many, high = line
     return math.exp(low + (high - low) * (area_px / 16**2 - few) / (many - few))
 

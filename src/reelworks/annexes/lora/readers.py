@@ -43,7 +43,7 @@ _COMFYUI: Mapping[str, tuple[str, ...]] = {
     _QWEN: ("transformer.", "", "lycoris_"),
     **dict.fromkeys((_Z_IMAGE, _KREA), ("diffusion_model.", "transformer.", "", "lycoris_")),
     **dict.fromkeys(("WanTransformer3DModel", "WanVACETransformer3DModel", "HunyuanVideo15Transformer3DModel"), ()),
-    **dict.fromkeys((*_BARE, _ANIMA, "HunyuanImageTransformer2DModel"), ()),
+    **dict.fromkeys((*_BARE, _ANIMA, "HunyuanImageTransformer2DModel", "Ideogram4Transformer2DModel"), ()),
 }
 _FORGE_NEO: Mapping[str, tuple[str, ...]] = {
     _SDXL: _COMFYUI[_SDXL],

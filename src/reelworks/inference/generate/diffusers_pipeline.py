@@ -29,6 +29,7 @@ from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
+from reelworks.models.guided import GuidedDenoiser
 from reelworks.models.objectives import ddpm
 from reelworks.models.objectives.config import NUM_TIMESTEPS
 from reelworks.models.objectives.objectives import PREDICTIONS
@@ -38,7 +39,7 @@ from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import draws
 
-_Denoiser = FamilyDenoiser | ExpertPairDenoiser | CaptionedDenoiser
+_Denoiser = FamilyDenoiser | ExpertPairDenoiser | GuidedDenoiser | CaptionedDenoiser
 _PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # names of diffusers' schedulers
 _ZERO_SNR = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 
@@ -73,7 +74,7 @@ def generate(
     if reason is not None or options.sampler == "own":
         with _told(boundary):
             made = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
-        by = "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary)
+        by = "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary, options.guidance_scale)
         return PipelineOutput([clip for clip, _ in made], by, [sound for _, sound in made if sound is not None])
     # A pipeline would round sizes that do not fit, instead of refusing them.
     geometry = components.geometry(recipe.model, recipe.autoencoder)
@@ -148,20 +149,28 @@ def _build(
     parts = dict.fromkeys(kind._get_signature_keys(kind)[0]) | _networks(denoiser)
     pipe = kind(**parts | {"vae": autoencoder.module, "scheduler": scheduler} | settings)
     pipe.set_progress_bar_config(disable=True)
-    return pipe, f"{kind.__name__} with {type(scheduler).__name__} of {origin}" + _note(recipe, boundary)
+    return pipe, f"{kind.__name__} with {type(scheduler).__name__} of {origin}" + _note(
+        recipe, boundary, options.guidance_scale
+    )
 
 
-def _note(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs]) -> str:
-    """Return a note if one of two experts samples alone."""
-    alone = recipe.model.experts in PARTS and isinstance(boundary.denoiser, FamilyDenoiser)
-    return f", with the expert for {recipe.model.experts} noise alone" if alone else ""
+def _note(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], guidance_scale: float) -> str:
+    """Return a note if one of two networks samples alone."""
+    if not isinstance(boundary.denoiser, FamilyDenoiser):
+        return ""
+    if recipe.model.experts in PARTS:
+        return f", with the expert for {recipe.model.experts} noise alone"
+    guided = components.conditioning(recipe.model).guidance == "second-network" and guidance_scale != 1
+    return (
+        ", guided by the trained network with an empty caption, without the release's second network" if guided else ""
+    )
 
 
 def _networks(denoiser: _Denoiser) -> dict[str, nn.Module]:
     """Return the denoising networks by their names in a pipeline."""
     if isinstance(denoiser, CaptionedDenoiser):
         return {denoiser.part: denoiser.network.module}
-    if isinstance(denoiser, ExpertPairDenoiser):
+    if isinstance(denoiser, ExpertPairDenoiser | GuidedDenoiser):
         return dict(denoiser.module.named_children())
     return {denoiser.config.network.part: denoiser.module}
 

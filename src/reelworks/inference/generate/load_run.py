@@ -184,10 +184,12 @@ class LoadedModel:
 
     @cached_property
     def whole(self) -> Denoiser:
-        """The network, and for a run of one expert the other one too, which is loaded once."""
-        return build.with_other_expert(self.recipe, self.denoiser, self.encoder.device)
+        """The network, with the other expert for a run of one, and with what guides it; both are loaded once."""
+        return build.with_other_network(self.recipe, self.denoiser, self.encoder.device)
 
     def generate(self, prompts: Sequence[str], options: GenerateOptions) -> PipelineOutput:
         """Generate a clip for each prompt."""
         require(self.recipe, options)
-        return diffusers_pipeline.generate(self.recipe, DtypeBoundary(self.whole), self.encoder, prompts, options)
+        is_alone = options.guidance_scale == 1 and self.encoder.conditioning.guidance == "second-network"
+        boundary = DtypeBoundary(self.denoiser if is_alone else self.whole)
+        return diffusers_pipeline.generate(self.recipe, boundary, self.encoder, prompts, options)

@@ -71,7 +71,10 @@ class DiffusersAutoencoder:
         if facts.tiles:
             self.module.enable_tiling()
             self.module.use_framewise_encoding = self.module.use_framewise_decoding = False
+        self._places_first = facts.places_first
         self._mean, self._std = _statistics(self.module, shifts=facts.shifts)
+        if self._places_first and config.weights.endswith(".safetensors"):  # FLUX.2's own file, as ComfyUI takes it
+            self._mean, self._std = _by_place(self._mean), _by_place(self._std)
         nn.Module.to(self.module, self.contract.storage)
 
     @torch.no_grad()
@@ -87,6 +90,8 @@ class DiffusersAutoencoder:
         latent = (latent[:, :, None] if self._flat else latent).to(self.contract.output)
         if self._packed:
             latent = pixel.squares_to_channels(latent, 2)
+        if self._places_first:
+            latent = _by_place(latent)
         return (latent - self._mean) / self._std
 
     @torch.no_grad()
@@ -98,6 +103,8 @@ class DiffusersAutoencoder:
         latent = latent_BCTHW * self._std + self._mean
         if latent.shape[2] < self._shortest:
             latent = latent.expand(-1, -1, self._shortest, -1, -1)
+        if self._places_first:
+            latent = _transposed(latent, 4)
         if self._packed:
             latent = pixel.channels_to_squares(latent, 2)
         latent = latent.to(self.contract.compute)
@@ -134,6 +141,16 @@ def _statistics(module: Any, *, shifts: bool) -> tuple[Tensor, Tensor]:
         mean, std = torch.tensor([(shifts and config.get("shift_factor")) or 0.0]), torch.ones(1)
     std = std / (config.get("scaling_factor") or 1.0)
     return mean.float().view(1, -1, 1, 1, 1), std.float().view(1, -1, 1, 1, 1)
+
+
+def _by_place(packed_BCTHW: Tensor) -> Tensor:
+    """Sort the channels of 2 × 2 latent elements by their place, where they are sorted by the autoencoder's channel."""
+    return _transposed(packed_BCTHW, packed_BCTHW.shape[1] // 4)
+
+
+def _transposed(packed_BCTHW: Tensor, rows: int) -> Tensor:
+    B, C, *sizes = packed_BCTHW.shape
+    return packed_BCTHW.reshape(B, rows, C // rows, *sizes).transpose(1, 2).reshape(B, C, *sizes)
 
 
 def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:

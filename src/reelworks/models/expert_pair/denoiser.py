@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import final
 
@@ -13,6 +13,16 @@ from reelworks.models.adapters.config import Targets
 from reelworks.models.api import DenoiserInputs, ShardingPlan
 from reelworks.models.base_model import Base
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
+
+Predict = Callable[[DenoiserInputs], Tensor]
+
+
+def on_both_sides(inputs: DenoiserInputs, is_first_B: Tensor, first: Predict, second: Predict) -> Tensor:
+    """Return the outputs `[B, C, T, H, W]` of the network of each clip."""
+    order_B, count = is_first_B.argsort(descending=True, stable=True), int(is_first_B.sum())
+    sides = [(first, order_B[:count]), (second, order_B[count:])]
+    outputs = [predict(inputs.each(itemgetter(index))) for predict, index in sides if len(index)]
+    return torch.cat(outputs)[order_B.argsort()]
 
 
 @final
@@ -43,11 +53,7 @@ class ExpertPairDenoiser:
         """Return the velocity `[B, C, T, H, W]` of each clip's expert."""
         if inputs.time.is_meta:  # without values, run both
             return self._high.predict(inputs) + self._low.predict(inputs)
-        is_high_B = inputs.time >= self.switch_timestep
-        order_B, count = is_high_B.argsort(descending=True, stable=True), int(is_high_B.sum())
-        sides = [(self._high, order_B[:count]), (self._low, order_B[count:])]
-        outputs = [expert.predict(inputs.each(itemgetter(index))) for expert, index in sides if len(index)]
-        return torch.cat(outputs)[order_B.argsort()]
+        return on_both_sides(inputs, inputs.time >= self.switch_timestep, self._high.predict, self._low.predict)
 
     def sharding(self) -> ShardingPlan:
         """Return the blocks of both and each expert as a unit, since one is called without the other."""

@@ -25,8 +25,9 @@ CONTRACT = Contract(_STORAGE, _STORAGE, None, None, torch.float32, {}, overflows
 _T5_WIDTH = 4096  # of the XXL
 _VOCABULARY_TOLERANCE = 0.01  # for added words and padding rows
 _NOT_OF_TEXT = {
-    *("vae", "transformer", "transformer_2", "unet", "processor"),
-    *("audio_vae", "vocoder", "prompt_enhancer", "duration_head", "pe", "pe_tokenizer", "text_processor"),
+    *("vae", "transformer", "transformer_2", "unconditional_transformer", "unet", "processor"),
+    *("audio_vae", "vocoder", "prompt_enhancer", "prompt_enhancer_head", "duration_head"),
+    *("pe", "pe_tokenizer", "text_processor"),
 }
 
 

@@ -22,6 +22,7 @@ from reelworks.models.base_model import Base
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
+from reelworks.models.guided import GUIDE, GuidedDenoiser
 from reelworks.models.objectives import objectives
 from reelworks.models.precision.boundary import DtypeBoundary, check_contract
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
@@ -90,11 +91,13 @@ def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = Tru
     return {field: hub_id for field, hub_id in pinned.items() if hub_id is not None}
 
 
-def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False, trains: bool = True) -> Denoiser:
+def denoiser(
+    recipe: Recipe, device: torch.device, *, resumed: bool = False, trains: bool = True, part: str | None = None
+) -> Denoiser:
     """Build the recipe's network, with weights loaded from files or drawn from the seed.
 
     If the run is resumed, the LoRA comes from a checkpoint; lora.weights is not read, and may no longer exist. The
-    same holds for the training adapter of a network that is not built to be trained.
+    same holds for the training adapter of a network that is not built to be trained. `part` is as for `build_denoiser`.
     """
     lora = recipe.lora
     if resumed and lora is not None:
@@ -105,7 +108,7 @@ def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False, tra
     with (
         nullcontext()
         if device.type == "meta"
-        else log.stage(f"loading the model {recipe.model.name}: {source}", at_once=True)
+        else log.stage(f"loading the model {recipe.model.name}: {'/'.join(filter(None, [source, part]))}", at_once=True)
     ):
         return factory.build_denoiser(
             recipe.model,
@@ -118,15 +121,18 @@ def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False, tra
             learns_variance=objectives.from_config(recipe.objective).learns_variance,
             lora=lora,
             sound=recipe.sound,
+            part=part,
         )
 
 
-def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -> Denoiser:
-    """Join the expert that a run trains with the published weights of the other one.
+def with_other_network(recipe: Recipe, trained: Denoiser, device: torch.device) -> Denoiser:
+    """Join the network that a run trains with the published weights of its other expert, or of what guides it.
 
     Returns:
-        Both experts; `trained` alone if it is the whole model, or if model.weights lacks the other expert.
+        Both networks; `trained` alone if it is the whole model, or if model.weights lacks the other one.
     """
+    if components.conditioning(recipe.model).guidance == "second-network":
+        return _with_guide(recipe, trained, device)
     model, boundary = recipe.model, switch_timestep(recipe.model)
     if boundary is None or model.experts == "both" or model.weights is None:
         return trained
@@ -141,6 +147,17 @@ def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -
     assert isinstance(high, FamilyDenoiser)
     assert isinstance(low, FamilyDenoiser)
     return ExpertPairDenoiser(high, low, boundary)
+
+
+def _with_guide(recipe: Recipe, trained: Denoiser, device: torch.device) -> Denoiser:
+    source = recipe.model.weights
+    if source is None or (Path(source).exists() and not (Path(source) / GUIDE).is_dir()):
+        return trained
+    guide = denoiser(recipe, device, resumed=True, trains=False, part=GUIDE)
+    guide.module.requires_grad_(False).eval()
+    assert isinstance(trained, FamilyDenoiser)
+    assert isinstance(guide, FamilyDenoiser)
+    return GuidedDenoiser(trained, guide)
 
 
 def encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:

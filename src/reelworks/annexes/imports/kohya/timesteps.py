@@ -18,12 +18,13 @@ from reelworks.annexes.imports.values import is_on, number_of
 from reelworks.core.toml_none import WORD as NONE
 
 # Shifts that grow with the size of a clip: tokens and exponents at two sizes.
-BY_SIZE = {
+BY_SIZE: dict[str, tuple[float, ...]] = {
     "flux_shift": (256, 0.5, 4096, 1.15),
     "flux2_shift": (256, 0.5, 4096, 1.15),
     "nextdit_shift": (256, 0.5, 4096, 1.15),
     "qwen_shift": (256, 0.5, 8192, 0.9),
     "krea2_shift": (256, 0.5, 6400, 1.15),
+    "ideogram4_shift": (512,),
 }
 _MIXTURES = {"qinglong_flux": "flux_shift", "qinglong_qwen": "qwen_shift"}
 _WEIGHTS = {"sigma_sqrt": "sigma-sqrt", "cosmap": "cosmap"}
@@ -62,6 +63,7 @@ def sampling(value: Any, draft: ImportDraft, *, default_shift: float, shifts_sig
     if by_size not in BY_SIZE:
         return Fate.NOT_POSSIBLE, f"this density is not there; {_set(draft, 'logit-normal', None)} replaces it"
     area = largest_area(draft)
+    scale = 1.5 if name == "ideogram4_shift" else scale
     remark = _set(draft, "logit-normal", round(shift_by_size(BY_SIZE[by_size], area), 4), std=scale)
     if name in _MIXTURES:
         return Fate.NOT_POSSIBLE, f"a mixture of densities is not there; {remark}, its largest part, replaces it"

@@ -24,11 +24,11 @@ def _sampling(value: Any, draft: ImportDraft) -> Outcome:
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("model.experts") is not None:
         return Fate.NO_MEANING, "model.experts has the timesteps of each network"
-    return timesteps.bound(value, draft, default_sampling="sigma")
+    return timesteps.bound(value, draft, default_sampling=models.sampling_of(draft.settings))
 
 
 def _of_density(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.key == "discrete_flow_shift" and draft.settings.get("timestep_sampling", "sigma") == "sigma":
+    if draft.key == "discrete_flow_shift" and models.sampling_of(draft.settings) == "sigma":
         return Fate.NO_MEANING, "timestep_sampling = sigma draws from timesteps that are not shifted, there too"
     return Fate.NO_MEANING, "the density of timesteps has it"
 
@@ -39,7 +39,7 @@ def _stratified(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, "each timestep is drawn by itself, from the same density"
 
 
-DEFAULTS: Mapping[str, Any] = {**training.DEFAULTS, "timestep_sampling": "sigma"}
+DEFAULTS: Mapping[str, Any] = training.DEFAULTS
 OF_ADAPTERS: Mapping[str, Any] = {"network_dim": 4, "network_alpha": 1}
 
 

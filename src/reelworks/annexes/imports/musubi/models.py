@@ -15,13 +15,13 @@ _TABLE = tables.table("musubi", "models")
 _NOT_HERE: dict[str, str] = _TABLE["not_here"]
 _ATTENTIONS = ("to_q", "to_k", "to_v", "to_out.0")
 _JOINT = (*_ATTENTIONS, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-# Layers of a LoRA in each network, without those of modulation; of Krea 2 all there are.
+# Layers of a LoRA in each network, without those of modulation; of Krea 2 all there are. Z-Image and Ideogram 4 have the same.
 _FEED_FORWARD = [f"{name}.net.{layer}" for name in ("ff", "ff_context") for layer in ("0.proj", "2")]
 _KONTEXT = [*_JOINT, *_FEED_FORWARD, "proj_mlp", "single_transformer_blocks.*.proj_out"]
 _HUNYUAN = [f"transformer_blocks.*.attn.{name}" for name in _JOINT]
 _HUNYUAN += [f"transformer_blocks.*.{name}" for name in (*_FEED_FORWARD, "norm1.linear", "norm1_context.linear")]
-_Z_IMAGE = [f"layers.*.attention.{name}" for name in _ATTENTIONS]
-_Z_IMAGE += [f"layers.*.feed_forward.w{number}" for number in (1, 2, 3)]
+_LAYERS = [f"layers.*.attention.{name}" for name in _ATTENTIONS]
+_LAYERS += [f"layers.*.feed_forward.w{number}" for number in (1, 2, 3)]
 _KANDINSKY = ["to_query", "to_key", "to_value", "self_attention.out_layer", "cross_attention.out_layer"]
 _KANDINSKY += ["feed_forward.in_layer", "feed_forward.out_layer"]
 _KREA = [
@@ -45,12 +45,14 @@ class Model(NamedTuple):
         preset: Returns its preset by the settings; None for one that is not there.
         videos_per_second: Frame rate to which videos are brought if their own is given.
         targets: Layers of a LoRA.
+        sampling: Density of timesteps unless the settings have one.
         of_files: Layers of a LoRA to begin with, where they include some without effect, which are not trained here.
     """
 
     preset: Callable[[FormerSettings], str | None]
     videos_per_second: float | None = None
     targets: Any = "blocks"
+    sampling: str = "sigma"
     of_files: Any = None
 
 
@@ -89,9 +91,10 @@ MODELS: dict[str, Model] = {
     "qwen_image_train": Model(
         _qwen, targets=[*_JOINT, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"]
     ),
-    "zimage_train": Model(_by_weights("turbo", "z-image-turbo", "z-image"), targets=_Z_IMAGE),
+    "zimage_train": Model(_by_weights("turbo", "z-image-turbo", "z-image"), targets=_LAYERS),
     "kandinsky5_train": Model(_by("task", _TABLE["kandinsky5_tasks"], ""), 24.0, targets=_KANDINSKY),
     "krea2_train": Model(_by_weights("turbo", "krea2-turbo", "krea2-raw"), targets=_KREA),
+    "ideogram4_train": Model(lambda _: "ideogram-4", targets=_LAYERS, sampling="ideogram4_shift"),
 }
 
 
@@ -118,6 +121,12 @@ def script_of(settings: FormerSettings) -> tuple[str, str]:
         return "flux_2_train", "model_version"
     words = ((start, word) for start, known in _TABLE["files"].items() for word in known)
     return next(((start, "dit") for start, word in words if word in _weights(settings)), ("", ""))
+
+
+def sampling_of(settings: FormerSettings) -> str:
+    """Return the density of timesteps of the settings, or that of their script."""
+    start, _ = script_of(settings)
+    return str(settings.get("timestep_sampling") or (MODELS[start].sampling if start in MODELS else "sigma"))
 
 
 def find(draft: ImportDraft) -> tuple[str, str, Model]:

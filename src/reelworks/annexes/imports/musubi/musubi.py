@@ -1,4 +1,4 @@
-"""musubi-tuner: Wan, HunyuanVideo 1.5, FLUX.1 Kontext, FLUX.2, Qwen-Image, Z-Image and Krea 2."""
+"""musubi-tuner: Wan, HunyuanVideo 1.5, FLUX.1 Kontext, FLUX.2, Qwen-Image, Z-Image, Krea 2 and Ideogram 4."""
 
 from __future__ import annotations
 
@@ -73,7 +73,11 @@ class _Musubi(FormerTrainer):
             outcomes.add("network_module", adapters.begin(draft, targets, "the layers that its network adapts"))
         names = {*keys.DATASETS, *keys.SIZES, *keys.LENGTHS}
         rules = {**keys.RULES, **outcomes.rules(_LEVELS, names, draft.settings)}
-        defaults = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if draft.get("lora.type") else {})}
+        defaults = {
+            **keys.DEFAULTS,
+            "timestep_sampling": models.sampling_of(draft.settings),
+            **(keys.OF_ADAPTERS if draft.get("lora.type") else {}),
+        }
         yield from training.convert(draft, rules, defaults)
 
 

@@ -17,8 +17,7 @@ class OneTrainerModel(NamedTuple):
         presets: Patterns of the name of its weights, each with the preset that they mean; the first that is found wins.
         texts: Its text encoders, as parts of a config.
         part: The part that is trained.
-        line: Shifts at 0 and their slope per token of 16 × 16 pixels, as logarithms, for dynamic shifting; None if it
-            has none.
+        line: Numbers of `datasets.shift_by_size` for dynamic shifting; None if it has none.
         filters: Layer filters by the names that the window gives them.
     """
 

@@ -1,0 +1,46 @@
+"""Sizes of Ideogram 4 networks; torch-free."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from reelworks.core.config import Config
+from reelworks.models import family, family_file
+
+_RELEASE_LAYERS = family.release_blocks(
+    "layers",
+    "layers",
+    {"attention.to_q attention.to_k attention.to_v": "attention.qkv", "attention.to_out.0": "attention.o"},
+)
+
+
+class Ideogram4Config(Config):
+    """Arguments of diffusers' Ideogram4Transformer2DModel; defaults are the published ones."""
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
+    pictures_only: ClassVar[bool] = True
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning(guidance="second-network")
+    network: ClassVar[family.Network] = family.Network(
+        "Ideogram4Transformer2DModel",
+        ("layers",),
+        lora=family.LoraNames(_RELEASE_LAYERS),
+        passes=family.PassRules(caption_multiple=1),
+    )
+
+    in_channels: int = 128
+    num_layers: int = 34
+    attention_head_dim: int = 256
+    num_attention_heads: int = 18
+    intermediate_size: int = 12_288
+    adaln_dim: int = 512
+    llm_features_dim: int = 53_248
+    rope_theta: int = 5_000_000
+    mrope_section: tuple[int, int, int] = (24, 20, 20)
+
+    def fit(self, components: family.ComponentShapes) -> Self:
+        """Return a copy with the widths of the components."""
+        widths = {"in_channels": components.latent_channels, "llm_features_dim": components.text_dim}
+        return self.model_copy(update=widths)
+
+
+FAMILY = family_file.read(__package__, Ideogram4Config)
