@@ -93,7 +93,7 @@ def _rotations(rotary: Any, length: int, places_N2: Tensor, config: Ideogram4Con
 
 
 @final
-class ExactRotations:
+class PackedRotations:
     """The attention of diffusers, with queries and keys turned in float32."""
 
     _attention_backend = None
@@ -120,7 +120,7 @@ def _turned(heads_BLHD: Tensor, cos_1LD: Tensor, sin_1LD: Tensor) -> Tensor:
 def prepare(module: Any) -> None:
     """Keep rotations exact, and let the embedding of a time be computed in the dtype of its weights, from exact sines."""
     for block in module.layers:
-        block.attention.set_processor(ExactRotations())
+        block.attention.set_processor(PackedRotations())
     module.t_embedding.mlp_in.register_forward_pre_hook(lambda layer, args: (args[0].to(layer.weight.dtype),))
 
 
