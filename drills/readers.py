@@ -224,7 +224,7 @@ def _compare(reader: Reader, case: Path, found: Path) -> Reading:
     if told["absent"] is not None:
         return Reading("absent", told["absent"])
     if told["error"] is not None:
-        return Reading("none", told["error"])
+        return Reading("none", told["error"].replace(f"{case}/", ""))
     merged = load_file(found / "merged.safetensors")
     own = (found / "base.safetensors", found / "wanted.safetensors")
     theirs = (case / f"{reader.layers}.safetensors", case / f"wanted-{reader.layers}.safetensors")
