@@ -311,6 +311,16 @@ def rounds_latents(module: nn.Module) -> str | None:
     return None
 
 
+def with_plain_guider(_config: Any, guidance_scale: float) -> dict[str, Any]:
+    """Return the setting of a pipeline that guides by the difference of two passes, and by nothing else."""
+    return {"guider": optional_imports.from_diffusers("ClassifierFreeGuidance")(guidance_scale=guidance_scale)}
+
+
+def lower_input(layer: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+    """Give a layer its input in the dtype of its weights; a hook that runs before it."""
+    return (args[0].to(layer.weight.dtype),)
+
+
 def guidance_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
     """Return pipeline arguments: embeddings of the caption and the empty caption, and the guidance scale."""
     return {

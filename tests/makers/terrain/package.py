@@ -44,7 +44,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
     (model,) = shipped.rglob("*.onnx")
     written = folder / "tensors.npz", folder / "answers.npz"
     script = Path(__file__).with_name("read_onnx.py")
-    subprocess.run([python, script, model, *written], check=True, timeout=300)
+    subprocess.run([python, script, model, str(_MIDDLE), *written], check=True, timeout=300)
     tensors, answers = ({name: torch.from_numpy(value) for name, value in np.load(file).items()} for file in written)
     return tensors, answers
 

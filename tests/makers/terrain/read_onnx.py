@@ -1,4 +1,4 @@
-"""Write the tensors of the package's network, and what ONNX Runtime computes with it: `python read_onnx.py MODEL TENSORS ANSWERS`.
+"""Write the tensors of the package's network, and what ONNX Runtime computes with it: `read_onnx.py MODEL DIFFICULTY TENSORS ANSWERS`.
 
 It runs where onnx and onnxruntime are installed, and nothing of Reelworks.
 """
@@ -12,7 +12,6 @@ import onnx
 import onnxruntime
 
 _SIGMAS = (0.05, 0.5, 3.0, 40.0)
-MIDDLE = 0.5  # of the difficulties 0 to 1
 
 
 def tensors(path: str) -> dict[str, np.ndarray]:
@@ -32,14 +31,14 @@ def tensors(path: str) -> dict[str, np.ndarray]:
     return named
 
 
-def answers(path: str) -> dict[str, np.ndarray]:
-    """Return terrains that the network draws, the same with noise, and what it returns for these."""
+def answers(path: str, difficulty: float) -> dict[str, np.ndarray]:
+    """Return terrains that the network draws, the same with noise, and what it returns for these at a difficulty."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     drawn = np.random.default_rng(0)
     sigma = np.array(_SIGMAS, np.float32)
 
-    def run(noised: np.ndarray, deviations: np.ndarray, difficulty: np.ndarray) -> np.ndarray:
-        inputs = {"noisy": noised.astype(np.float32), "sigma": deviations, "difficulty": difficulty.astype(np.float32)}
+    def run(noised: np.ndarray, deviations: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        inputs = {"noisy": noised.astype(np.float32), "sigma": deviations, "difficulty": labels.astype(np.float32)}
         return session.run(None, inputs)[0]
 
     shape = (len(sigma), 1, 128, 128)
@@ -50,11 +49,11 @@ def answers(path: str) -> dict[str, np.ndarray]:
         "terrain": terrain,
         "noised": noised,
         "sigma": sigma,
-        "denoised": run(noised, sigma, np.full(len(sigma), MIDDLE)),
+        "denoised": run(noised, sigma, np.full(len(sigma), difficulty)),
     }
 
 
 if __name__ == "__main__":
-    model, to_tensors, to_answers = sys.argv[1:]
+    model, label, to_tensors, to_answers = sys.argv[1:]
     np.savez(to_tensors, **tensors(model))
-    np.savez(to_answers, **answers(model))
+    np.savez(to_answers, **answers(model, float(label)))

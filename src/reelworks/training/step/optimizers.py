@@ -87,7 +87,10 @@ class ShardedOptimizer:
             holder.grad = None
 
     def set_rate(self, rate: float) -> float:
-        """Set the learning rate of the next step, of which text encoders may have a multiple; returns it multiplied by the factor that Prodigy finds."""
+        """Set the learning rate of the next step, and the multiple of it that text encoders have.
+
+        Returns it multiplied by the factor that Prodigy finds.
+        """
         for group in self._groups():
             group["lr"] = rate * group.get(_RATIO, 1.0)
         return rate * float(next(self._groups()).get("d", 1.0))

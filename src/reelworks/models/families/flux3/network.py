@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid, lower_input
 from reelworks.models.families.flux3.spec import Flux3Config
 from reelworks.models.text.modular_pipelines import TextParts, load_qwen3_vl
 
@@ -119,11 +119,7 @@ def prepare(module: nn.Module) -> None:
     """Let norms of queries and keys compute in the dtype of their weights; diffusers gives them float32 in any case."""
     for name, norm in module.named_modules():
         if name.endswith((".norm_q", ".norm_k")):
-            norm.register_forward_pre_hook(_lower)
-
-
-def _lower(norm: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-    return (args[0].to(norm.weight.dtype),)
+            norm.register_forward_pre_hook(lower_input)
 
 
 def encode_text(parts: TextParts, captions: Sequence[str], length: int, _pictures: list[Tensor]) -> EncodedText:

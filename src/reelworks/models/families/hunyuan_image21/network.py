@@ -14,9 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reelworks.core import optional_imports
 from reelworks.models.api import DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, rounds_latents
+from reelworks.models.diffusers_denoiser import (
+    DiffusersNetwork,
+    EncodedText,
+    embedded,
+    rounds_latents,
+    with_plain_guider,
+)
 from reelworks.models.families.hunyuan_image21.spec import HunyuanImage21Config
 
 _MOST_LETTERS = 128  # with which the release was trained
@@ -102,8 +107,6 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"hunyuan-image-2.1": encode_text},
     pipeline_arguments=pipeline_arguments,
-    pipeline_settings=lambda _config, scale: {
-        "guider": optional_imports.from_diffusers("ClassifierFreeGuidance")(guidance_scale=scale)
-    },
+    pipeline_settings=with_plain_guider,
     no_pipeline=rounds_latents,
 )

@@ -9,9 +9,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
-from reelworks.core import optional_imports
 from reelworks.models.api import DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, rounds_latents
+from reelworks.models.diffusers_denoiser import (
+    DiffusersNetwork,
+    EncodedText,
+    embedded,
+    rounds_latents,
+    with_plain_guider,
+)
 from reelworks.models.families.hunyuan_video15.spec import HunyuanVideo15Config
 from reelworks.models.host_waits import until_called
 
@@ -111,8 +116,6 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"hunyuan-video-1.5": encode_text},
     pipeline_arguments=pipeline_arguments,
-    pipeline_settings=lambda _config, scale: {
-        "guider": optional_imports.from_diffusers("ClassifierFreeGuidance")(guidance_scale=scale)
-    },
+    pipeline_settings=with_plain_guider,
     no_pipeline=rounds_latents,
 )

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.functional import pad
 
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, lower_input
 from reelworks.models.families.ideogram4.spec import Ideogram4Config
 
 _FIRST_PLACE = 65536  # row and column of a picture's first element, and its number among words
@@ -121,7 +121,7 @@ def prepare(module: Any) -> None:
     """Keep rotations exact, and let the embedding of a time be computed in the dtype of its weights, from exact sines."""
     for block in module.layers:
         block.attention.set_processor(PackedRotations())
-    module.t_embedding.mlp_in.register_forward_pre_hook(lambda layer, args: (args[0].to(layer.weight.dtype),))
+    module.t_embedding.mlp_in.register_forward_pre_hook(lower_input)
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:

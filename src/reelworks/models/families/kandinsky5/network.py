@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from reelworks.models.api import DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, rounds_latents, unpadded
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, lower_input, rounds_latents, unpadded
 from reelworks.models.families.kandinsky5.spec import Kandinsky5Config
 
 _PERIOD = 10_000.0
@@ -66,7 +66,7 @@ def prepare(module: Any) -> None:
     module.text_rope_embeddings = partial(_text_turns, heads)
     module.visual_rope_embeddings = partial(_visual_turns, axes)
     module.time_embeddings.register_forward_pre_hook(_renew)
-    module.time_embeddings.in_layer.register_forward_pre_hook(_lower)
+    module.time_embeddings.in_layer.register_forward_pre_hook(lower_input)
     for part in module.modules():
         if hasattr(part, "set_processor"):
             part.set_processor(ExactRotations())
@@ -78,10 +78,6 @@ def _frequencies(count: int, device: torch.device) -> Tensor:
 
 def _renew(embedding: Any, args: tuple[Tensor]) -> None:
     embedding.freqs = _frequencies(embedding.model_dim // 2, args[0].device)
-
-
-def _lower(layer: Any, args: tuple[Tensor]) -> tuple[Tensor]:
-    return (args[0].to(layer.weight.dtype),)
 
 
 def _turns(angles: Tensor) -> Tensor:
