@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.data.distributed.contract import Contract
-from reelworks.models.families.flux3 import network as flux3
+from reelworks.models.diffusers_denoiser import lower_input
 from reelworks.models.precision import audited
 from reelworks.training.memory import dry_run
 
@@ -65,7 +65,7 @@ def test_equal_models_have_one_key_and_any_difference_another():
         ),
         "other arguments": lambda n: n.module.options.update(activation=partial(nn.functional.gelu)),
         "setting of the model": lambda n: setattr(n, "strength", 2.0),
-        "hook of this program": lambda n: n.module.first.register_forward_pre_hook(flux3._lower),
+        "hook of this program": lambda n: n.module.first.register_forward_pre_hook(lower_input),
         "weights of fewer bits": lambda n: n.module.register_buffer("codes", torch.zeros(4, dtype=torch.uint8)),
     }
     keys = {"none": key(Network())}
