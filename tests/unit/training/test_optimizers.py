@@ -136,6 +136,23 @@ def test_muon_updates_the_matrices_of_blocks_alone() -> None:
     assert 0.1 < float(update.square().mean().sqrt()) < 0.4
 
 
+def test_muon_is_exact_on_a_cpu() -> None:
+    """The direction of an update is that of the iteration in float64, to float32's rounding and not to bfloat16's."""
+    module = network()
+    made = updater(module, "muon", weight_decay=0.0, learning_rate=1e-3)
+    before = module[0].weight.detach().clone()
+    gradients(module, 0)
+    nn.init.normal_(module[0].weight.grad)
+    wanted = module[0].weight.grad.double()
+    wanted /= wanted.norm()
+    for _ in range(5):
+        gram = wanted @ wanted.T
+        wanted = 3.4445 * wanted + (-4.775 * gram + 2.0315 * gram @ gram) @ wanted
+    made.step()
+    update = (before - module[0].weight.detach()).double()
+    torch.testing.assert_close(update / update.norm(), wanted / wanted.norm(), rtol=1e-3, atol=1e-5)
+
+
 def test_muon_is_refused_where_adamw_would_update_everything() -> None:
     """As with a LoRA of layers that are in no block."""
     module = network()
