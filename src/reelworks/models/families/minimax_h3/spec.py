@@ -47,7 +47,7 @@ class MiniMaxH3Config(Config):
     """Arguments of diffusers' MiniMaxH3Transformer3DModel; defaults are the published ones.
 
     `sound`: clips are trained with their sound. `first_frame`, `last_frame`: these are shown besides, as pictures of their
-    own. `references`: pictures and clips are shown besides, for which the release has a second network;
+    own. `references`: pictures and clips are shown besides, with sound if the clips have, for which the release has a second network;
     `reference_side` is the shorter side of such pictures.
     """
 
@@ -80,7 +80,9 @@ class MiniMaxH3Config(Config):
         return family.Conditioning(
             frames=not shows,
             shown=family.ShownFrames("alone" if self.first_frame else None, last=self.last_frame),
-            companions=family.Companions(("source",), ("source",), most_sources=4, picture_side=self.reference_side)
+            companions=family.Companions(
+                ("source",), ("source",), most_sources=4, picture_side=self.reference_side, sounds=self.sound
+            )
             if self.references
             else family.Companions(),
             sound=self.sound,
