@@ -45,9 +45,9 @@ def write(
         out.mux(track.encode())
 
 
-def write_sound(path, samples, rate, codec=None):
+def write_sound(path, samples, rate):
     """Write int16 samples `[S, channels]` as a file of sound, in the codec that goes with its suffix."""
-    codec = codec or {".wav": "pcm_s16le", ".m4a": "aac", ".ogg": "libvorbis"}.get(path.suffix, path.suffix[1:])
+    codec = {".wav": "pcm_s16le", ".m4a": "aac", ".ogg": "libopus"}.get(path.suffix, path.suffix[1:])
     with av.open(str(path), "w") as out:
         _encode_sound(out, out.add_stream(codec, rate, layout=_layout(samples)), samples, rate)
 
@@ -69,7 +69,11 @@ def _layout(samples):
 
 
 def _encode_sound(out, track, samples, rate):
-    resampler = av.AudioResampler(track.codec_context.format, _layout(samples), rate, track.codec_context.frame_size or 1024)
+    if not len(samples):
+        return
+    resampler = av.AudioResampler(
+        track.codec_context.format, _layout(samples), rate, track.codec_context.frame_size or 1024
+    )
     frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples.reshape(1, -1)), "s16", _layout(samples))
     frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
     for part in (*resampler.resample(frame), *resampler.resample(None), None):
