@@ -152,7 +152,7 @@ def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tens
     wants = components.conditioning(ModelConfig(name=name))
     taken, shown = wants.companions, wants.shown
     # Sources that are frames of the control are frames of any latents here.
-    sources = SOURCES[: taken.most_sources] if "source" in taken.takes and not taken.sources_as_frames else ()
+    sources = SOURCES[: min(taken.most_sources, 4)] if "source" in taken.takes and not taken.sources_as_frames else ()
     kinds = [*(["control"] if "control" in taken.takes else []), *sources]
     kinds += ["first_frame"] if shown.first else []
     inputs = {key: torch.randn(latent.shape, generator=g) for key in kinds}

@@ -21,7 +21,7 @@ ALIGNED = -128  # in place of a ratio, for a source that shows the same part as 
 _STEP = 1.1  # from one ratio of width to height to the next; at most 5 % of a side is cropped
 _MOST = 24  # a ratio of 1 : 10
 ASPECT_TOLERANCE = 0.02  # difference that rounding to even sizes causes in a small frame
-SOURCES = ("source", "source-2", "source-3", "source-4")
+SOURCES = ("source", *(f"source-{number}" for number in range(2, 13)))
 SOUNDS = tuple(f"{name}-sound" for name in SOURCES)
 IN_ORDER = tuple(itertools.chain(*zip(SOUNDS, SOURCES, strict=True)))  # a clip's sound is told before its frames
 

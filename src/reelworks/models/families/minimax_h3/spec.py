@@ -81,7 +81,7 @@ class MiniMaxH3Config(Config):
             frames=not shows,
             shown=family.ShownFrames("alone" if self.first_frame else None, last=self.last_frame),
             companions=family.Companions(
-                ("source",), ("source",), most_sources=4, picture_side=self.reference_side, sounds=self.sound
+                ("source",), ("source",), most_sources=12, picture_side=self.reference_side, sounds=self.sound
             )
             if self.references
             else family.Companions(),
