@@ -132,6 +132,7 @@ def test_sounds_are_companions_of_sources_alone(folder, tmp_path):
     """They are read in folders and archives of sources. Beside clips and controls they are named as what is not read."""
     root = tmp_path / "heard"
     sound_clips.write_sound(place(root / "same.wav"), np.full((4000, 1), 500, np.int16), 16_000)
+    (root / "short.mp3").write_text("no sound")
     with tarfile.open(root / "more.tar", "w") as archive:
         archive.add(root / "same.wav", "still.wav")
     (tmp_path / "depth").mkdir()
@@ -140,16 +141,13 @@ def test_sounds_are_companions_of_sources_alone(folder, tmp_path):
     datasets = {"shots": folder / "clips", "shots:source-2": root, "shots:control": tmp_path / "depth"}
     scan_sources([Source(*each) for each in datasets.items()], tmp_path / "catalog", workers=1)
     live = Catalog.open(tmp_path / "catalog").live()
-    sounds = live.take(live.is_sound)
-    assert set(sounds.path.to_pylist()) == {"same.wav", "more.tar/still.wav"}
-    assert sounds.readable.all()
-    assert sounds.duration_seconds.tolist() == pytest.approx([0.25, 0.25])
+    heard = live.take(live.is_sound & live.readable)
+    assert set(heard.path.to_pylist()) == {"same.wav", "more.tar/still.wav"}
+    assert heard.duration_seconds.tolist() == pytest.approx([0.25, 0.25])
     unread = live.take(live.of_datasets(["shots:control"]) & ~live.is_image)
-    assert unread.error.to_pylist() == ["sound without pictures: .wav"] * 2
+    assert sorted(unread.error.to_pylist()) == [f"sound without pictures: {kind}" for kind in (".mp3", ".wav", ".wav")]
     assert summary.summarise(live).clips == len(live) - 2
     clips = companions.without(live)
-    for sounds_count in (0, 1):
-        found = companions.find(
-            clips, live, "source-2", {"shots": str(root)}, own_sizes=True, sounds=bool(sounds_count)
-        )
-        assert (found.problem == Problem.NONE).sum() == sounds_count
+    for sounds in (False, True):
+        found = companions.find(clips, live, "source-2", {"shots": str(root)}, own_sizes=True, sounds=sounds)
+        assert [(found.problem == each).sum() for each in (Problem.NONE, Problem.UNREADABLE)] == [sounds, sounds]

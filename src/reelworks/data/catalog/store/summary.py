@@ -51,7 +51,8 @@ class Summary:
 
 def summarise(rows: CatalogRows) -> Summary:
     """Summarise rows, usually `Catalog.live()`, without sounds that are sources."""
-    rows = rows.take(~rows.is_sound) if rows.is_sound.any() else rows
+    sounds = rows.is_sound & rows.readable
+    rows = rows.take(~sounds) if sounds.any() else rows
     good = rows.take(rows.readable)
     aspects = np.log([width / height for width, height in _ASPECTS])
     middles = (aspects[1:] + aspects[:-1]) / 2  # nearest in the logarithm: 2:1 is as far from 1:1 as 1:2
