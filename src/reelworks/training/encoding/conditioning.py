@@ -40,9 +40,9 @@ def condition_values(
 ) -> dict[str, Tensor]:
     """Encode what these inputs are made of, by name.
 
-    Companions are `[B, T, H, W, 3]` uint8 frames by name, and sounds of sources `[B, S, K]` int16 samples. Of the clip's own uint8 frames only the first and the last are
-    used, so that there may be fewer than `num_frames`, unless a control is told in parts. A picture (`num_frames` is 1)
-    is its own first frame, so that none is encoded for it.
+    Companions are `[B, T, H, W, 3]` uint8 frames by name, and sounds of sources `[B, S, K]` int16 samples. Of the clip's
+    own uint8 frames only the first and the last are used, so that there may be fewer than `num_frames`, unless a control is
+    told in parts. A picture (`num_frames` is 1) is its own first frame, so that none is encoded for it.
     """
     if encoder.conditioning.companions.control_parts:
         encoded = {"control": control_parts(encoder, {CLIP: frames_BTHWC, **companions})}

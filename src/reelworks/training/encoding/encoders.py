@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.loader import upload
@@ -60,8 +61,12 @@ class SoundTrack:
 
     @torch.no_grad()
     def latents(self, samples_BSK: Tensor, device: torch.device) -> Tensor:
-        """Encode int16 samples to float32 latents `[B, F, N, 1, 1]`, clip by clip, so that none depends on others."""
+        """Encode int16 samples to float32 latents `[B, F, N, 1, 1]`, clip by clip, so that none depends on others.
+
+        Silence fills the last latent frame.
+        """
         samples = upload.to_device(samples_BSK, device).float() / _FULL_SCALE
+        samples = pad(samples, (0, 0, 0, -samples.shape[1] % self.spec.samples_per_latent))
         return torch.cat([self.encoder.encode(one[None]).float() for one in samples])[..., None, None]
 
     @torch.no_grad()

@@ -44,7 +44,8 @@ def encode(
 ) -> Tensor:
     """Return a value of each clip, `[B, ...]` on the encoder's device, in the dtype of live encoding.
 
-    `frames` are those of the kinds that `frames_for` names, or the samples of a source's sound, `samples_BSK` the clips' sound.
+    `frames` are those of the kinds that `frames_for` names, or the samples of a source's sound; `samples_BSK` are those of
+    the clips.
     """
     if name == SOUND:
         assert encoder.sound is not None

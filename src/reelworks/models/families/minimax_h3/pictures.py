@@ -1,7 +1,7 @@
 """Texts of MiniMax-H3 with the pictures and clips that its text encoder sees before them, as its release presents them.
 
-Sounds are named there, but not heard. The network is told which tokens are of pictures. In embeddings here rows of zeros that count mark where these begin and
-end: a text, zeros, a picture, zeros, a text.
+Sounds are named there, but not heard. The network is told which tokens are of pictures. In embeddings here rows of zeros
+that count mark where these begin and end: a text, zeros, a picture, zeros, a text.
 
 Legend: T frames, H height, W width, L tokens, D width of an embedding.
 """
@@ -49,13 +49,10 @@ def encode_text(parts: TextParts, captions: Sequence[str], length: int, pictures
 def _one(parts: TextParts, caption: str, shown: list[NDArray[Any]], length: int) -> Tensor:
     steps: Any = importlib.import_module("diffusers.modular_pipelines.minimax_h3.encoders")
     how, inputs = steps.MiniMaxH3Ref2VATextEncoderStep, dict[str, Tensor]()
-    kinds_shown = [_kind(each) for each in shown]
-    pictures = [
-        parts.processor.picture(each[0]) for each, kind in zip(shown, kinds_shown, strict=True) if kind == "image"
-    ]
+    pictures = [parts.processor.picture(frames[0]) for frames in shown if _kind(frames) == "image"]
     clips, times = [], []
-    for frames, kind in zip(shown, kinds_shown, strict=True):
-        if kind == "video":
+    for frames in shown:
+        if _kind(frames) == "video":
             sampled, seconds = how._sample_video_condition_frames(frames, _FPS, _SEEN_FPS, parts.processor.frames)
             clips.append(parts.processor.clip(sampled))
             times.append(seconds)
@@ -66,7 +63,7 @@ def _one(parts: TextParts, caption: str, shown: list[NDArray[Any]], length: int)
         inputs |= {name: torch.cat([each[i] for each in given]) for i, name in enumerate(names) if given}
     tokens = [[int(grid[0, 1:].prod()) // parts.processor.merged for _, grid in given] for given in (pictures, clips)]
     # A sound before its clip is named as one alone is.
-    references = [SimpleNamespace(kind=kind, has_audio=kind == "audio") for kind in kinds_shown]
+    references = [SimpleNamespace(kind=kind, has_audio=kind == "audio") for kind in map(_kind, shown)]
     caption = caption if shown else caption or " "
     ids, kinds = how._build_presentation(parts.tokenizer, caption, references, *tokens, times, TEXT, VIDEO)
     if shown:

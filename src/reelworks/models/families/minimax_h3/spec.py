@@ -47,8 +47,8 @@ class MiniMaxH3Config(Config):
     """Arguments of diffusers' MiniMaxH3Transformer3DModel; defaults are the published ones.
 
     `sound`: clips are trained with their sound. `first_frame`, `last_frame`: these are shown besides, as pictures of their
-    own. `references`: pictures and clips are shown besides, with sound if the clips have, for which the release has a second network;
-    `reference_side` is the shorter side of such pictures.
+    own. `references`: pictures and clips are shown besides, and with `sound` those of the clips and others are heard, for
+    which the release has a second network; `reference_side` is the shorter side of such pictures.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
