@@ -113,7 +113,7 @@ def measured(preset: str) -> PublishedSizes:
         recipe = recipe_of(preset, companions(preset)[0], base=base)
         base_bytes[base] = estimate.sizes(recipe, estimate.network(recipe)).base_bytes
     passes = {
-        "+".join(recipe_of(preset, given).given_companions): (
+        published_sizes.names_given(recipe_of(preset, given)): (
             factors(preset, given, False),
             factors(preset, given, "selective"),
             factors(preset, given, True),
@@ -129,7 +129,7 @@ def measured(preset: str) -> PublishedSizes:
         sizes.runs_on_meta,
         base_bytes,
         passes,
-        {"+".join(recipe_of(preset, given).given_companions): work(preset, given) for given in companions(preset)},
+        {published_sizes.names_given(recipe_of(preset, given)): work(preset, given) for given in companions(preset)},
     )
 
 

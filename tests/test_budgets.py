@@ -27,15 +27,15 @@ class Part(NamedTuple):
 PARTS = {
     # What a loop of one's own needs.
     "core": Part(("core",), 2_255, 1_600),
-    "data": Part(("data",), 15_510, 12_400),
+    "data": Part(("data",), 15_610, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_010, 8_600),
-    "training": Part(("training",), 12_315, 9_700),
-    "inference": Part(("inference",), 2_685, 2_400),
+    "models": Part(("models",), 11_035, 8_600),
+    "training": Part(("training",), 12_340, 9_700),
+    "inference": Part(("inference",), 2_730, 2_400),
     "commands": Part(("commands",), 1_630, 1_200),
     "reports": Part(("reports",), 1_410, 1_250),
     "quickstart": Part(("quickstart",), 830, 500),
-    "demo and testing": Part(("demo", "testing"), 1_185, 1_100),
+    "demo and testing": Part(("demo", "testing"), 1_190, 1_100),
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_980, 1_450),
     "captions": Part(("annexes/captions",), 1_790, 1_350),

@@ -251,7 +251,8 @@ def hunyuan_image21(module, x0, noise, i):
 def minimax_h3(module, x0, noise, i, most_ends=2):
     """One clip at a time; time 1 is clean, velocities point towards the data, and the left sound precedes the right.
 
-    What is shown besides precedes the clip in its rows: references of one frame are pictures, and others clips.
+    What is shown besides precedes the clip in its rows: references of one frame without sound are pictures, those with
+    none are sounds, and others clips, perhaps with sound.
     """
     from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3_layout
 
@@ -267,25 +268,32 @@ def minimax_h3(module, x0, noise, i, most_ends=2):
     N, losses = clean.shape[2], []
     for row, (seen, target) in enumerate(zip(x_t, x0 - noise, strict=True)):
         text = i.text[row, i.text_mask[row]]
-        rest, shown = (*seen.shape[1:], N, (1, 2, 2), 2, 2, 0), [each[row][None] for each in (*ends, *i.sources)]
+        rest, shown = (*seen.shape[1:], N, (1, 2, 2), 2, 2, 0), [s[row][None] for s in (*ends, *i.sources) if s.numel()]
+        besides = [torch.cat([side.T for side in s[row, :, :, 0, 0].chunk(2)]) for s in i.source_sounds if s.numel()]
         if i.sources:
-            kinds = [SimpleNamespace(kind="video" if s.shape[2] > 1 else "image", has_audio=False) for s in shown]
+            kinds = [
+                SimpleNamespace(
+                    kind="audio" if not s.numel() else "video" if s.shape[2] > 1 or sound.numel() else "image",
+                    has_audio=sound.numel() > 0,
+                )
+                for s, sound in zip(i.sources, i.source_sounds or [torch.empty(0)] * len(i.sources), strict=True)
+            ]
             build = h3_layout.MiniMaxH3Ref2VAPrepareLayoutStep.build_ref2va_packed_sequence
-            layout = build(torch.ones(len(text)), kinds, shown, [], *rest)
+            layout = build(torch.ones(len(text)), kinds, shown, besides, *rest)
         else:
             build = h3_layout.MiniMaxH3PrepareLayoutStep.build_packed_sequence
             layout = build(torch.ones(len(text)), *rest, ("first", "last")[: len(ends)])
-        positions, tags, video, audio, words, count, _ = layout
+        positions, tags, video, audio, words, count, sound_count = layout
         picture_time, own_sound_time = (float(1 - time[row].double() / 1000) for time in (i.time, sound_time))
         times, which = h3_layout.MiniMaxH3SetTimestepsStep.build_row_timesteps(
-            video, audio, count, 0, len(text), picture_time, own_sound_time, max(picture_time, 0.999), 1.0
+            video, audio, count, sound_count, len(text), picture_time, own_sound_time, max(picture_time, 0.999), 1.0
         )
         rows = [h3_layout.patchify_video_latents(each, (1, 2, 2)) for each in (*shown, seen[None])]
         sides = [s[row, :, :, 0, 0].chunk(2) for s in (heard, clean - of_sound)]
         sound, sound_target = (torch.cat([side.T for side in pair]) for pair in sides)
         out = module(
             hidden_states=torch.cat(rows)[None],
-            audio_hidden_states=sound.reshape(1, -1, module.config.audio_in_channels),
+            audio_hidden_states=torch.cat([*besides, sound.reshape(-1, module.config.audio_in_channels)])[None],
             encoder_hidden_states=text[None],
             timestep=times,
             timestep_indices=which,
@@ -297,7 +305,7 @@ def minimax_h3(module, x0, noise, i, most_ends=2):
         )
         losses.append(_mse(out.sample[0, count:], h3_layout.patchify_video_latents(target[None], (1, 2, 2))))
         if N:
-            losses[-1] = losses[-1] + _mse(out.audio_sample[0], sound_target)
+            losses[-1] = losses[-1] + _mse(out.audio_sample[0, sound_count:], sound_target)
     return torch.stack(losses).mean()
 
 

@@ -28,7 +28,9 @@ def case(name, count):
     shape = dataclasses.replace(contract.shapes(name)[-1], height=4, width=12)
     inputs = contract.example(shape, name)
     noise = torch.randn(inputs.latent.shape, generator=torch.Generator().manual_seed(3))
-    return dataclasses.replace(inputs, sources=inputs.sources[:count]), noise
+    return dataclasses.replace(
+        inputs, sources=inputs.sources[:count], source_sounds=inputs.source_sounds[:count]
+    ), noise
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
@@ -50,7 +52,7 @@ def test_the_loss_is_that_of_a_plain_script_for_any_number_of_sources(name, coun
 def test_the_order_of_sources_counts(name):
     """Two sources that change places give another loss: captions refer to the first and the second picture."""
     denoiser, (inputs, noise) = contract.build(name), case(name, 3)
-    turned = dataclasses.replace(inputs, sources=inputs.sources[::-1])
+    turned = dataclasses.replace(inputs, sources=inputs.sources[::-1], source_sounds=inputs.source_sounds[::-1])
     objective = objectives.from_config(ObjectiveConfig())
     with torch.no_grad():
         ours, other = (contract.loss(denoiser, objective, each, noise) for each in (inputs, turned))

@@ -227,7 +227,9 @@ def test_trainings_live_and_from_the_store_are_the_same(recipe: Any, folder: Pat
 
 
 def test_numbers_of_sources_that_cannot_be_are_refused(recipe: Any) -> None:
-    with refused("too-many-sources", "dataset.source", says="4 sources, and there are 5"):
+    with refused("too-many-sources", "dataset.source", says="12 sources, and there are 13"):
+        recipe_file.parse(recipe("run", dataset=[{"path": "x", "source": list("abcdefghijklm")}]))
+    with refused("companion-mismatch", "dataset.source", says="takes 4 sources"):
         recipe_file.parse(recipe("run", dataset=[{"path": "x", "source": list("abcde")}]))
     with refused("too-few-sources", "dataset.min_sources", says="names 1"):
         recipe_file.parse(recipe("run", dataset=[{"path": "x", "source": "a", "min_sources": 2}]))

@@ -10,12 +10,12 @@ import transformers
 SIDES = {"shortest_edge": 32 * 32, "longest_edge": 256 * 256}  # in pixels, of the pictures that it sees
 
 
-def write(folder: Path) -> Path:
-    """Write it; its autoencoder is sure of each latent."""
+def write(folder: Path, *, hears: bool = False) -> Path:
+    """Write it; its autoencoder is sure of each latent. The network of references `hears` the sounds of its autoencoder."""
     torch.manual_seed(0)
     special = tiny_families.SPECIAL + tiny_families.SHOWN
     words = tiny_families.tokenizer(
-        [*tiny_families.LINES, "<Picture 1>: <Video 2>: <0.2 seconds>"], special, ends=False
+        [*tiny_families.LINES, "<Picture 1>: <Video 2>: <Audio 1>: <0.2 seconds>"], special, ends=False
     )
     size = {"head_dim": 16, "rope_parameters": tiny_families.ROPE, "num_hidden_layers": 51, "vocab_size": 96}
     ids = {
@@ -41,7 +41,7 @@ def write(folder: Path) -> Path:
         "vae": autoencoder,
         "audio_vae": diffusers.AutoencoderKLMiniMaxH3Audio(**tiny_families.MINIMAX_H3_SOUND),
         "transformer": tiny_families.network("minimax-h3-tiny"),
-        "transformer_ref": tiny_families.network("minimax-h3-tiny", seed=2),
+        "transformer_ref": tiny_families.network("minimax-h3-tiny", seed=2, sound="minimax-h3" if hears else None),
     }
     for name, part in parts.items():
         part.save_pretrained(folder / name)

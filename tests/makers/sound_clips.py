@@ -45,6 +45,41 @@ def write(
         out.mux(track.encode())
 
 
+def write_sound(path, samples, rate):
+    """Write int16 samples `[S, channels]` as a file of sound, in the codec that goes with its suffix."""
+    codec = {".wav": "pcm_s16le", ".m4a": "aac", ".ogg": "libopus"}.get(path.suffix, path.suffix[1:])
+    with av.open(str(path), "w") as out:
+        _encode_sound(out, out.add_stream(codec, rate, layout=_layout(samples)), samples, rate)
+
+
+def add_sound(clip, path, samples, rate):
+    """Write a clip with int16 samples `[S, channels]` as its sound, beside its own picture."""
+    with av.open(str(clip)) as given, av.open(str(path), "w") as out:
+        picture = out.add_stream_from_template(given.streams.video[0])
+        track = out.add_stream("pcm_s16le", rate, layout=_layout(samples))
+        for packet in given.demux(given.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = picture
+                out.mux(packet)
+        _encode_sound(out, track, samples, rate)
+
+
+def _layout(samples):
+    return "mono" if samples.shape[1] == 1 else "stereo"
+
+
+def _encode_sound(out, track, samples, rate):
+    if not len(samples):
+        return
+    resampler = av.AudioResampler(
+        track.codec_context.format, _layout(samples), rate, track.codec_context.frame_size or 1024
+    )
+    frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples.reshape(1, -1)), "s16", _layout(samples))
+    frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
+    for part in (*resampler.resample(frame), *resampler.resample(None), None):
+        out.mux(track.encode(part))
+
+
 def onsets(loud, rate):
     """Return the seconds at which a mask begins to be true."""
     return np.flatnonzero(np.diff(loud.astype(int), prepend=0) == 1) / rate

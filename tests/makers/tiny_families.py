@@ -7,6 +7,7 @@ from diffusers.pipelines import ltx2
 
 from reelworks.models import factory, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.sound.config import SoundConfig
 
 LINES = ["a red circle moves right before a dark background", "two cats sit on a wall in the sun", "waves"]
 CHAT = (
@@ -323,7 +324,7 @@ def recipe_of(name, place):
     }
 
 
-def network(name, seed=1, **changes):
+def network(name, seed=1, sound=None, **changes):
     """A tiny network with widths of its family's tiny neighbours; where fresh weights are zero they get a value."""
     parts = registry.PRESETS[name].parts
     module = factory.build_denoiser(
@@ -332,6 +333,7 @@ def network(name, seed=1, **changes):
         text=TextEncoderConfig(name=parts.text, weights="-", **TEXTS[parts.text]),
         device="cpu",
         seed=seed,
+        sound=sound and SoundConfig(name=sound, weights="-"),
     ).module
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

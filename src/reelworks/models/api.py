@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.shape import Geometry
-from reelworks.data.catalog.sources import SOURCES
+from reelworks.data.catalog.sources import SOUNDS, SOURCES, sound_of
 from reelworks.data.distributed.contract import Contract, Role
 from reelworks.models.adapters.config import Targets
 from reelworks.models.base_model import Base
@@ -55,8 +55,10 @@ class DenoiserInputs:
     first_frame: Tensor | None = None
     image: Tensor | None = None  # `[B, N, E]` image embeddings of the first frame, then of the last if given
     # Latents `[B, C, T, H, W]` of the sources of an edit in order, each with its own sizes, perhaps none; their number
-    # and sizes are the same for all clips.
+    # and sizes are the same for all clips. A sound alone has `[B, 0]`.
     sources: tuple[Tensor, ...] = ()
+    # Latents `[B, F, N, 1, 1]` of the sound of each source, `[B, 0]` for one without; none if no source has sound.
+    source_sounds: tuple[Tensor, ...] = ()
     # `[B, 4]` height and width of the file before resizing, and top and left of the crop after it, in pixels; None for
     # files that are neither resized nor cropped.
     crop: Tensor | None = None
@@ -66,8 +68,8 @@ class DenoiserInputs:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by name; sources have the names in `data.catalog.sources`."""
-        sources = iter(SOURCES)
-        return {next(sources) if name == "sources" else name: value for name, value in tensors.named(self)}
+        names = {"sources": iter(SOURCES), "source_sounds": iter(SOUNDS)}
+        return {next(names[name]) if name in names else name: value for name, value in tensors.named(self)}
 
     def each(self, change: Callable[[Tensor], Tensor]) -> DenoiserInputs:
         """Return the inputs with every tensor changed."""
@@ -87,8 +89,12 @@ def given(values: Mapping[str, Tensor], count: int) -> dict[str, Any]:
     `values` are those by name, sources under the names in `data.catalog.sources`; one row is repeated for all clips.
     """
     rows = {name: value.expand(count, *value.shape[1:]) for name, value in values.items()}
-    sources = tuple(rows.pop(name) for name in SOURCES if name in rows)
-    return {**rows, "sources": sources}
+    used = [name for name in SOURCES if name in rows or sound_of(name) in rows]
+    has_sounds = not rows.keys().isdisjoint(SOUNDS)
+    none = next(iter(rows.values()), torch.empty(0)).new_zeros(count, 0)
+    sources = tuple(rows.pop(name, none) for name in used)
+    sounds = tuple(rows.pop(sound_of(name), none) for name in used) if has_sounds else ()
+    return {**rows, "sources": sources, "source_sounds": sounds}
 
 
 INPUT_ROLES: dict[str, Role] = {
@@ -97,7 +103,7 @@ INPUT_ROLES: dict[str, Role] = {
     **dict.fromkeys(("text", "pooled"), Role.TEXT),
     **dict.fromkeys(("text_mask", "frame_mask", "drop_text"), Role.MASK),
     **dict.fromkeys(("guidance", "fps", "height", "width", "crop"), Role.GEOMETRY),
-    **dict.fromkeys(("control", "first_frame", "image", "condition", "sources"), Role.CONDITION),
+    **dict.fromkeys(("control", "first_frame", "image", "condition", "sources", "source_sounds"), Role.CONDITION),
     "sound_latent": Role.LATENT,
     "sound_time": Role.TIME,
     "sound_mask": Role.MASK,
@@ -192,7 +198,7 @@ class Autoencoder(Protocol):
 
 
 class TextEncoder(Protocol):
-    """Embeds captions, and the pictures and clips that they refer to if it `sees_pictures`."""
+    """Embeds captions, and the pictures, clips and sounds that they refer to if it `sees_pictures`."""
 
     contract: Contract
     sees_pictures: bool
@@ -201,7 +207,11 @@ class TextEncoder(Protocol):
     max_length: int
 
     def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
-        """Embed captions, with the uint8 pictures and clips `[B, T, H, W, 3]` that they refer to; L is always `max_length`."""
+        """Embed captions, with what they refer to in order; L is always `max_length`.
+
+        Pictures and clips are uint8 `[B, T, H, W, 3]`. Of a sound `[B, S, K]`, which is that of the clip after it or one
+        alone, no sample is used.
+        """
 
     def unseen(self, caption: str) -> int:
         """Count the words at a caption's end that `max_length` cuts off."""

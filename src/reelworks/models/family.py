@@ -22,6 +22,8 @@ class Companions:
     # Shorter side in pixels of sources that are pictures, which are then single pictures beside clips too; None if they
     # are as large as their clips, and repeated for all frames. No network changes with it.
     picture_side: int | None = field(default=None, repr=False)
+    # Whether sources are inputs with their sound, and may be sounds alone. No network changes with it.
+    sounds: bool = field(default=False, repr=False)
 
     @property
     def sources_as_frames(self) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from reelworks.core.shape import Shape
 from reelworks.data.buckets.entry import Recomputation
-from reelworks.data.catalog.sources import SOURCES
+from reelworks.data.catalog.sources import SOURCES, sound_of
 from reelworks.models import components, factory, recompute, registry
 from reelworks.models.adapters import frozen, inject
 from reelworks.models.adapters.adapter_types.registry import TYPES
@@ -152,11 +152,15 @@ def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tens
     wants = components.conditioning(ModelConfig(name=name))
     taken, shown = wants.companions, wants.shown
     # Sources that are frames of the control are frames of any latents here.
-    sources = SOURCES[: taken.most_sources] if "source" in taken.takes and not taken.sources_as_frames else ()
+    sources = SOURCES[: min(taken.most_sources, 4)] if "source" in taken.takes and not taken.sources_as_frames else ()
     kinds = [*(["control"] if "control" in taken.takes else []), *sources]
     kinds += ["first_frame"] if shown.first else []
     inputs = {key: torch.randn(latent.shape, generator=g) for key in kinds}
     inputs |= {name: inputs[name].mT for name in sources[1::2]}  # those of other sizes than the picture
+    if taken.sounds:  # with the second source, and in place of the third
+        size = (len(latent), SOUND_FEATURES, latent.shape[2] + 2, 1, 1)
+        inputs |= {sound_of(name): torch.randn(size, generator=g) for name in sources[1:3]}
+        del inputs[sources[2]]
     if taken.control_parts:
         channels = 2 * latent.shape[1] + math.prod(components.autoencoder_geometry(AUTOENCODER).stride[1:])
         inputs["control"] = torch.randn(len(latent), channels, *latent.shape[2:], generator=g)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import tarfile
+
 import numpy as np
 import pyarrow as pa
 import pytest
+import sound_clips
 from catalog_rows import rows
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +17,7 @@ from refused import refused
 
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan.scan import scan_sources
-from reelworks.data.catalog.store import companions
+from reelworks.data.catalog.store import companions, summary
 from reelworks.data.catalog.store.companions import CompanionMatches, Problem
 from reelworks.data.catalog.store.store import Catalog
 
@@ -81,7 +85,7 @@ def test_what_fits_is_found_and_what_does_not_is_said(folder, tmp_path):
         "same": "same.mkv", "deep/same": "deep/same.mp4", "still": "still.jpg", "long": "long.mp4",
         "picture": "picture.webp",
     }  # fmt: skip
-    assert {Problem(p).name for p in made.problem} == {problem.name for problem in Problem}
+    assert {Problem(p) for p in made.problem} == set(Problem) - {Problem.NOTHING_SHOWN}  # of sounds alone
 
 
 def test_a_clip_keeps_its_identity(folder, tmp_path):
@@ -122,3 +126,28 @@ def test_as_many_sources_as_a_clip_needs_at_least_are_enough():
         found.append(CompanionMatches("source", {}, clips, has, problem, np.zeros(3, np.int64)))
     companions.excuse(clips, found, {"data": 1})
     assert [each.problem.tolist() for each in found] == [[Problem.NONE, Problem.NONE, Problem.MISSING]] * 2
+
+
+def test_sounds_are_companions_of_sources_alone(folder, tmp_path):
+    """They are read in folders and archives of sources. Beside clips and controls they are named as what is not read."""
+    root = tmp_path / "heard"
+    sound_clips.write_sound(place(root / "same.wav"), np.full((4000, 1), 500, np.int16), 16_000)
+    (root / "short.mp3").write_text("no sound")
+    with tarfile.open(root / "more.tar", "w") as archive:
+        archive.add(root / "same.wav", "still.wav")
+    (tmp_path / "depth").mkdir()
+    shutil.copytree(root, tmp_path / "depth/heard")
+    write_picture(tmp_path / "depth/picture.png", size=(64, 48))
+    datasets = {"shots": folder / "clips", "shots:source-2": root, "shots:control": tmp_path / "depth"}
+    scan_sources([Source(*each) for each in datasets.items()], tmp_path / "catalog", workers=1)
+    live = Catalog.open(tmp_path / "catalog").live()
+    heard = live.take(live.is_sound & live.readable)
+    assert set(heard.path.to_pylist()) == {"same.wav", "more.tar/still.wav"}
+    assert heard.duration_seconds.tolist() == pytest.approx([0.25, 0.25])
+    unread = live.take(live.of_datasets(["shots:control"]) & ~live.is_image)
+    assert sorted(unread.error.to_pylist()) == [f"sound without pictures: {kind}" for kind in (".mp3", ".wav", ".wav")]
+    assert summary.summarise(live).clips == len(live) - 2
+    clips = companions.without(live)
+    for sounds in (False, True):
+        found = companions.find(clips, live, "source-2", {"shots": str(root)}, own_sizes=True, sounds=sounds)
+        assert [(found.problem == each).sum() for each in (Problem.NONE, Problem.UNREADABLE)] == [sounds, sounds]

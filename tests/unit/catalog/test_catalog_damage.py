@@ -87,7 +87,7 @@ def test_the_whole_one_is_read(catalog: Path) -> None:
         ("path", "a/../../b.mp4"),
         ("path", "a\0b.mp4"),
         ("root", "data"),
-        ("kind", "sound"),
+        ("kind", "music"),
     ],
 )
 def test_an_impossible_value_is_named_with_its_row(catalog: Path, name: str, value: Any) -> None:

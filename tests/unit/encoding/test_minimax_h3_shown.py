@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import diffusers
 import minimax_h3_release
 import numpy as np
 import pytest
+import sound_clips
 import tiny_recipe
 import torch
 import transformers
@@ -16,6 +19,7 @@ from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
+from reelworks.data.catalog import sources
 from reelworks.data.media import decode_pool
 from reelworks.data.media.decode import Request
 from reelworks.inference.generate import conditions
@@ -34,6 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:Fut
 PROMPT = "two cats sit on a wall in the sun"
 SHAPE = Shape(124, 64, 96)  # no pipeline makes a shorter clip
 CPU = torch.device("cpu")
+RATE = 32_000
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +140,10 @@ def our_call(place, name, ends=None, files=None):
     }
     given = {"dataset": [{"path": "unused", "source": "unused-either"}]} if files else {}
     size = {"resolution": "64px", "num_frames": 22}
+    if name.endswith("-sound-tiny"):
+        given |= {"sound": {"name": "minimax-h3", "weights": str(place)}, "data": {"fps": 24}}
     recipe = recipe_file.parse(tiny_recipe.least(bucket=[size], precision={"compute": "float32"}, **parts, **given))
-    shown = conditions.companions(files or {}, SHAPE, "--", recipe)
+    shown = conditions.companions(files or {}, SHAPE, "--", recipe, 24.0)
     options = GenerateOptions(SHAPE, 24.0, 3, 1.0, 0, Conditions(**(ends or {})), shown, sampler="own")
     denoiser, seen = build.denoiser(recipe, CPU), {}
     watched(denoiser.module, seen)
@@ -221,6 +228,69 @@ def test_references(place, names):
     ]
     theirs = pipelines_call(place, references=references)
     agree(our_call(place, "minimax-h3-ref-tiny", files=files), theirs)
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory, place):
+    """A release that hears references; a clip with sound, and sounds that are shorter and longer than what is made."""
+    folder = minimax_h3_release.write(tmp_path_factory.mktemp("heard"), hears=True)
+    shutil.copy(place / "first.png", folder)
+    shutil.copy(place / "clip.mp4", folder)
+    sound_clips.add_sound(place / "clip.mp4", folder / "loud.mkv", noise(6.0, 2), RATE)
+    sound_clips.write_sound(folder / "voice.wav", noise(1.99, 1), RATE)
+    sound_clips.write_sound(folder / "music.flac", noise(7.0, 2), RATE)
+    return folder
+
+
+def noise(seconds, channels):
+    drawn = np.random.default_rng(channels).normal(scale=0.2, size=(int(seconds * RATE), channels))
+    return np.round(drawn.clip(-1, 1) * 32767).astype(np.int16)
+
+
+def reference(place, file):
+    """A reference as the release takes it; clips are decoded here, so that codecs make no difference."""
+    if file.endswith("png"):
+        return release.MiniMaxH3ImageReference.from_file(place / file)
+    if file.endswith(("wav", "flac")):
+        return release.MiniMaxH3AudioReference.from_file(place / file)
+    own = release.MiniMaxH3VideoReference.from_file(place / file)
+    own.frames = decode_pool.load(Request(place / file, False, SHAPE))
+    return own
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("first.png", "voice.wav"),
+        *(
+            pytest.param(names, marks=pytest.mark.slow)
+            for names in (("loud.mkv",), ("music.flac", "clip.mp4", "loud.mkv", "voice.wav"))
+        ),
+    ],
+    ids="-".join,
+)
+def test_sounds_of_references(heard, names):
+    """A clip's own sound and those alone have the tokens, places, times and names of the release, without noise."""
+    files = dict(zip(sources.SOURCES, (str(heard / name) for name in names), strict=False))
+    theirs = pipelines_call(heard, references=[reference(heard, name) for name in names])
+    ours = our_call(heard, "minimax-h3-ref-sound-tiny", files=files)
+    for name in ("token_tags", "position_ids", "video_indices", "audio_indices", "text_indices"):
+        torch.testing.assert_close(ours[name], theirs[name].to(ours[name].dtype))
+    torch.testing.assert_close(*(call["timestep"][call["timestep_indices"]] for call in (ours, theirs)))
+    torch.testing.assert_close(ours["encoder_hidden_states"], theirs["encoder_hidden_states"], rtol=1e-3, atol=1e-4)
+    rows = [call["audio_hidden_states"][0, : -2 * 207] for call in (ours, theirs)]
+    assert len(rows[0]) > 0
+    torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-4)
+
+
+def test_sounds_alone_are_no_references(heard):
+    """As in the release; and a network without sound takes none."""
+    with refused("companion-mismatch", "--source"):
+        our_call(heard, "minimax-h3-ref-sound-tiny", files={"source": str(heard / "voice.wav")})
+    with refused("conditions-not-taken", "--source", says="minimax-h3-ref-sound"):
+        files = {"source": str(heard / "first.png"), "source-2": str(heard / "voice.wav")}
+        our_call(heard, "minimax-h3-ref-tiny", files=files)
 
 
 def text_encoder(place, **changes):

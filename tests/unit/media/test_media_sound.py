@@ -7,11 +7,13 @@ import media_makers
 import numpy as np
 import pytest
 import sound_clips
+from diffusers.modular_pipelines import minimax_h3
 
 from reelworks.core.shape import Shape
 from reelworks.data.media import decode, probe, sound
 from reelworks.data.media.decode import MediaError, Request
 from reelworks.data.media.decode_pool import DecodePool, Failure
+from reelworks.data.media.formats import ProbeError
 from reelworks.data.media.frame_times import read as read_times
 from reelworks.data.media.sound import SoundRequest, SoundSpec
 
@@ -141,3 +143,28 @@ def test_latents_of_sound_follow_from_frames_and_rate():
     for frames in (1, 9, 97, 121, 257):
         assert spec.latents(frames) == max(round(Fraction(frames * 25, 24)), 1)
         assert spec.samples(frames) == 640 * spec.latents(frames)
+
+
+@pytest.mark.parametrize("name", ["x.wav", "x.flac", "x.mp3", "x.m4a", "x.ogg"])
+def test_a_sound_alone_is_read_whole(tmp_path, name):
+    """It has the samples that a pipeline of diffusers reads of it, and its duration says how many these are."""
+    path, rate = tmp_path / name, 48_000 if name == "x.ogg" else 32_000
+    at = np.arange(int(2.345 * rate)) / rate
+    tone = np.round(9000 * np.sin(2 * np.pi * (200 + 150 * at) * at)).astype(np.int16)[:, None]
+    sound_clips.write_sound(path, tone, rate)
+    measured, spec = probe.probe(path), SoundSpec(rate, 1, 800, FPS)
+    assert (measured.kind, bool(measured.sound)) == ("sound", True)
+    theirs = minimax_h3.MiniMaxH3AudioReference.from_file(path).audio[0].numpy()
+    assert spec.samples_of(measured.duration_seconds) == len(theirs)
+    ours = sound.load(spec.request_alone(path, len(theirs)))
+    np.testing.assert_allclose(ours[:, 0] / 32768, theirs, rtol=0, atol=2 / 32768)
+    assert np.abs(theirs).max() > 0.2
+
+
+def test_a_file_without_a_sample_is_no_sound(tmp_path):
+    """Nor is one that is something else."""
+    sound_clips.write_sound(tmp_path / "empty.wav", np.zeros((0, 1), np.int16), RATE)
+    (tmp_path / "text.mp3").write_text("no sound")
+    for name in ("empty.wav", "text.mp3"):
+        with pytest.raises(ProbeError):
+            probe.probe(tmp_path / name)

@@ -324,7 +324,7 @@ def _companions(clips: ClipView, row: int) -> list[Json]:
         problem = companions.explain(clips.data.rows, row) if companions.problem[row] else None
         path = str(companions.rows.file(at)) if at >= 0 else None
         if path is not None or problem is not None:
-            found.append({"kind": kind, "path": path, "problem": problem})
+            found.append({"kind": kind, "path": path, "problem": problem, "heard": bool(companions.rows.is_sound[at])})
     return found
 
 

@@ -181,7 +181,7 @@ def training_request(clips: ClipView, row: int) -> Request:
 
 def _of_companion(clips: ClipView, row: int, own: Request, kind: str) -> Request:
     found = decode_requests.companion_requests(clips.data, np.array([row]), [own]).get(kind, (None,))[0]
-    if clips.bucket[row] < 0 or found is None:
+    if clips.bucket[row] < 0 or not isinstance(found, Request):
         raise UserError(
             "the clip has no such companion",
             code="not-found",

@@ -151,8 +151,9 @@ class DatasetConfig(PublicConfig):
         default=None,
         min_length=1,
         description="Folder of the originals that the dataset's clips are edits of, with names as for control; the "
-        "caption is then the editing instruction. For models that take a source; a list of up to 4 folders, in the order "
-        "in which captions refer to them, for models that take several. For VACE, reference pictures.",
+        "caption is then the editing instruction. For models that take a source; a list of up to 12 folders, in the order "
+        "in which captions refer to them, for models that take several. For VACE, reference pictures; for MiniMax-H3, "
+        "references, with sound also sounds.",
     )
     min_sources: int | None = Field(
         default=None,

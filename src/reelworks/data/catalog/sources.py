@@ -1,5 +1,7 @@
 """Names and sizes of the sources of an edit: pictures or clips in order, of which each clip may have another number.
 
+A source may have a sound of its own, or be a sound alone, which has a name beside that of the source.
+
 A source with the aspect ratio of its clip shows the same part of it, in its size. One of another aspect ratio has a size
 of its own: about the area of the clip, in a ratio of a few dozen, so that many clips can share a micro-batch. Some models
 take pictures in one size, whatever the size of their clips.
@@ -7,6 +9,7 @@ take pictures in one size, whatever the size of their clips.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -18,7 +21,9 @@ ALIGNED = -128  # in place of a ratio, for a source that shows the same part as 
 _STEP = 1.1  # from one ratio of width to height to the next; at most 5 % of a side is cropped
 _MOST = 24  # a ratio of 1 : 10
 ASPECT_TOLERANCE = 0.02  # difference that rounding to even sizes causes in a small frame
-SOURCES = ("source", "source-2", "source-3", "source-4")
+SOURCES = ("source", *(f"source-{number}" for number in range(2, 13)))
+SOUNDS = tuple(f"{name}-sound" for name in SOURCES)
+IN_ORDER = tuple(itertools.chain(*zip(SOUNDS, SOURCES, strict=True)))  # a clip's sound is told before its frames
 
 
 def ratios(width: Any, height: Any, clip_width: Any, clip_height: Any) -> Any:
@@ -42,6 +47,16 @@ def own_shape(clip: Shape, ratio: int, multiple: tuple[int, int], shorter: int |
         max(round(side / unit), 1) * unit for side, unit in zip((area / width, width), multiple, strict=True)
     )
     return Shape(clip.num_frames if shorter is None else 1, height, width)
+
+
+def sound_of(source: str) -> str:
+    """Return the name of the sound of a source."""
+    return SOUNDS[SOURCES.index(source)]
+
+
+def source_of(name: str) -> str:
+    """Return the source whose sound has this name; any other name is returned as it is."""
+    return SOURCES[SOUNDS.index(name)] if name in SOUNDS else name
 
 
 def named(values: str | list[str] | tuple[str, ...] | None) -> dict[str, str]:

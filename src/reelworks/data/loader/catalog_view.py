@@ -103,10 +103,14 @@ class CatalogView:
             if folders:
                 whole = kind in SOURCES and self.spec.whole_sources
                 own_sizes = whole or (kind in SOURCES and self.spec.source_multiple is not None)
-                found = companions.find(self.rows, self.companion_rows, kind, folders, own_sizes=own_sizes)
+                sounds = kind in SOURCES and self.spec.source_sounds
+                of = (self.rows, self.companion_rows, kind, folders)
+                found = companions.find(*of, own_sizes=own_sizes, sounds=sounds)
                 by_kind[kind] = replace(found, ratio=np.full_like(found.ratio, ALIGNED)) if whole else found
         least = {d.dataset_name: d.min_sources for d in self.spec.datasets if d.min_sources is not None}
-        companions.excuse(self.rows, [found for kind, found in by_kind.items() if kind in SOURCES], least)
+        sources = [found for kind, found in by_kind.items() if kind in SOURCES]
+        companions.excuse(self.rows, sources, least)
+        companions.require_shown(sources)
         return by_kind
 
     @cached_property
@@ -121,7 +125,24 @@ class CatalogView:
             layout = layout * _RATIOS + np.where(found.row < 0, 0, found.ratio - ALIGNED + 1)
             if self.spec.picture_side is not None:
                 layout = 2 * layout + (found.rows.is_image[found.row] if len(found.rows) else 0)
-        return None if (layout == layout[:1]).all() else np.unique(layout, return_inverse=True)[1]
+            layout = np.unique(layout, return_inverse=True)[1]  # small, so that no product overflows
+            if (lengths := self._sound_lengths(found)) is not None:
+                layout = np.unique(layout * (lengths.max(initial=0) + 1) + lengths, return_inverse=True)[1]
+        return None if (layout == layout[:1]).all() else layout
+
+    def _sound_lengths(self, sources: CompanionMatches) -> I64 | None:
+        """Return a number for the length of the sound of each row's source, 0 without one; None if none is read.
+
+        A clip's own (1), and a sound alone that is not shorter than the clip beside it (2), end with what is trained.
+        """
+        spec, rows = self.spec.sound, sources.rows
+        if spec is None or not self.spec.source_sounds or not len(rows):
+            return None
+        seconds = rows.duration_seconds[sources.row]
+        latents = np.ceil(seconds * spec.latents_per_second).astype(np.int64)
+        alone = np.where(seconds * spec.frame_rate >= self.frames, 2, 2 + latents)
+        lengths = np.where(rows.is_sound[sources.row], alone, 1)
+        return np.where((sources.row < 0) | ~rows.has_sound[sources.row], 0, lengths)
 
     @cached_property
     def failed_filters(self) -> Any:

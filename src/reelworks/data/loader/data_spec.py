@@ -37,6 +37,7 @@ class DataSpec:
         picture_side: Shorter side of sources that are pictures, if it is the same beside all clips; else None.
         whole_sources: Whether sources are pictures that are shown whole, on white, in the size of their clips.
         sound: How the sound of clips is read; None if it is not.
+        source_sounds: Whether the sound of sources is read with it; a source may then be a sound alone.
         exchange: Exchanges of a network whose clips ranks share; None if they share none.
         mask_ratios: Shares of strategies by which parts of clips are given to a model that is told them in pixels.
 
@@ -62,6 +63,7 @@ class DataSpec:
     picture_side: int | None = None
     whole_sources: bool = False
     sound: SoundSpec | None = None
+    source_sounds: bool = False
     exchange: Exchange | None = None
     mask_ratios: Mapping[str, float] = field(default_factory=dict)
 
@@ -93,6 +95,7 @@ _SPEC = {
     "picture_side": arguments.optional(arguments.whole(1)),
     "whole_sources": arguments.FLAG,
     "sound": arguments.optional(arguments.a(SoundSpec)),
+    "source_sounds": arguments.FLAG,
     "exchange": arguments.optional(arguments.a(Exchange)),
     "mask_ratios": arguments.a(Mapping),
 }
@@ -145,6 +148,7 @@ def plan_digest(spec: DataSpec, table: BucketTable, exclude_list: ExcludeList) -
             exclude_list.digest(),
             *counts,
             *(() if spec.sound is None else (spec.sound.missing,)),
+            *(("source_sounds",) if spec.source_sounds else ()),
         ]
     )
 

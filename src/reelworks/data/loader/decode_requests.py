@@ -15,7 +15,7 @@ from reelworks.core.shape import Shape
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.filter_expression import NUMBERS
 from reelworks.data.catalog.query import captions, template
-from reelworks.data.catalog.sources import ALIGNED, SOURCES, own_shape
+from reelworks.data.catalog.sources import ALIGNED, SOURCES, own_shape, sound_of, source_of
 from reelworks.data.catalog.store.companions import REJECTED, CompanionMatches
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.loader import part_masks
@@ -26,7 +26,7 @@ from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.data.media.decode import AtRate, FrameReader, MediaError, Request
 from reelworks.data.media.framing import FILTERS, CropBox
 from reelworks.data.media.pictures import WHITE
-from reelworks.data.media.sound import SoundRequest
+from reelworks.data.media.sound import SoundRequest, SoundSpec
 
 _AUGMENTS = ("flip", "rotate_degrees", "jitter_brightness", "jitter_contrast", "jitter_saturation", "jitter_hue")
 
@@ -103,16 +103,21 @@ def _with_spot(data: Dataset, rows: CatalogRows, row: int, request: Request) -> 
 
 def companion_requests(
     data: Dataset, rows: NDArray[np.int64], own: Sequence[Request]
-) -> dict[str, tuple[Request | None, ...]]:
+) -> dict[str, tuple[Request | SoundRequest | None, ...]]:
     """Return decode requests of companions by kind, with the frames and crops of the clips' `own` requests.
 
-    A request is None where the clip has no companion of the kind. A source that none of the clips has is left out.
+    A request is None where the clip has no companion of the kind. A source that none of the clips has is left out. Sounds
+    of sources have names of their own (`data.catalog.sources`).
     """
-    by_kind = {
+    by_kind: dict[str, tuple[Request | SoundRequest | None, ...]] = {
         kind: tuple(_of_companion(data, c, row, request) for row, request in zip(rows.tolist(), own, strict=True))
         for kind, c in data.companions.items()
     }
-    return {kind: requests for kind, requests in by_kind.items() if kind not in SOURCES or any(requests)}
+    if (sound := data.spec.sound) is not None and data.spec.source_sounds:
+        for kind in [kind for kind in by_kind if kind in SOURCES]:
+            pairs = zip(rows.tolist(), own, by_kind[kind], strict=True)
+            by_kind[sound_of(kind)] = tuple(_sound_of(sound, data.companions[kind], *pair) for pair in pairs)
+    return {k: requests for k, requests in by_kind.items() if source_of(k) not in SOURCES or any(requests)}
 
 
 def part_masks_of(data: Dataset, words: U64, bucket: int) -> tuple[PartMask | None, ...]:
@@ -129,14 +134,12 @@ def sound_requests(data: Dataset, own: Sequence[Request]) -> tuple[SoundRequest,
     if sound is None:
         return ()
     silence = sound.missing == "silent"
-    return tuple(
-        SoundRequest(r, sound.sample_rate, sound.channels, sound.samples(r.shape.num_frames), silence) for r in own
-    )
+    return tuple(sound.request(r, sound.samples(r.shape.num_frames), silence=silence) for r in own)
 
 
 def _of_companion(data: Dataset, companions: CompanionMatches, row: int, own: Request) -> Request | None:
     at = int(companions.row[row])
-    if at < 0:
+    if at < 0 or companions.rows.is_sound[at]:
         return None
     size = (int(companions.rows.height[at]), int(companions.rows.width[at]))
     is_image = companions.rows.kind[at].as_py() == "image"
@@ -159,6 +162,20 @@ def _of_companion(data: Dataset, companions: CompanionMatches, row: int, own: Re
     # The values of controls and masks are measures, not colours.
     own = replace(own, augmentation=own.augmentation.without_color())
     return replace(own, nearest=True, alpha_color=WHITE) if companions.kind in ("mask", "loss_mask") else own
+
+
+def _sound_of(
+    sound: SoundSpec, sources: CompanionMatches, row: int, own: Request, source: Request | SoundRequest | None
+) -> SoundRequest | None:
+    """Return the request for the sound of a clip's source: from its first frame on, or of a sound from its beginning."""
+    at, rows = int(sources.row[row]), sources.rows
+    if at < 0 or not rows.has_sound[at]:
+        return None
+    samples = sound.most_samples(own.shape.num_frames)
+    if isinstance(source, Request):
+        return sound.request(source, samples)
+    samples = min(samples, sound.samples_of(float(rows.duration_seconds[at])))
+    return sound.request_alone(rows.file(at), samples)
 
 
 def _whole(own: Request) -> Request:

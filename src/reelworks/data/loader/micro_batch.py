@@ -27,7 +27,8 @@ class DrawnClips:
         copies: Repeat number of each clip.
         repeat_index: 0 for the first use of a clip, n for its nth repeat that fills a micro-batch, -1 for padding.
         captions, fps: Caption and frames per second of each clip, as the model gets them.
-        companions: Decode requests of companions by kind, None for a clip whose dataset has none of the kind.
+        companions: Decode requests of companions by kind, None for a clip whose dataset has none of the kind. Those of the
+            sounds of sources have names of their own (`data.catalog.sources`).
         sounds: Requests for the sound of each clip, None where it is not needed; empty if no sound is read.
         target_is_base: True for a clip whose target is the base model's prediction.
         masks: Parts of each clip that are given to a model that is told them, None where a strategy draws none; empty if
@@ -41,7 +42,7 @@ class DrawnClips:
     requests: tuple[Request, ...]
     captions: tuple[str, ...]
     fps: tuple[float, ...]
-    companions: Mapping[str, tuple[Request | None, ...]] = field(default_factory=dict)
+    companions: Mapping[str, tuple[Request | SoundRequest | None, ...]] = field(default_factory=dict)
     sounds: tuple[SoundRequest | None, ...] = ()
     target_is_base: tuple[bool, ...] = ()
     masks: tuple[PartMask | None, ...] = ()
@@ -135,7 +136,8 @@ class MicroBatch:
         frames: `[B, T, H, W, 3]` uint8; zeros where a clip failed.
         is_valid: `[B]` True where a clip counts in the loss: decoded, no padding, and not idle.
         failures: Index in the micro-batch and reason of each failed clip, padding left out.
-        companions: `[B, T, H, W, 3]` uint8 by kind, sources perhaps in sizes of their own; white where a clip has none.
+        companions: `[B, T, H, W, 3]` uint8 by kind, sources perhaps in sizes of their own; white where a clip has none. Sounds
+            of sources are as `sound` is.
         sound: `[B, S, channels]` int16 samples of sound, zeros where a clip failed; None if no sound is read.
         stream: How far decoding was ahead when it was delivered.
 

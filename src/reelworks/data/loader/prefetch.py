@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from reelworks.core.log import logger
+from reelworks.data.catalog.sources import SOUNDS
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest, StreamState, valid_clips
 from reelworks.data.media import decode
 from reelworks.data.media.config import PREFETCH_BYTES
 from reelworks.data.media.decode import Request
 from reelworks.data.media.decode_pool import Decoded, DecodePool, Failure
 from reelworks.data.media.location import MediaPath
+from reelworks.data.media.sound import SoundRequest
 
 _CLIPS = "clips"
 _SOUND = "sound"
@@ -93,9 +95,10 @@ class _Pending:
                     failures.setdefault(index, reason)
                 if reason or result is None:
                     # A worker may have died while writing.
-                    frames[index] = 0 if kind in (_CLIPS, _SOUND) else _NO_COMPANION
+                    frames[index] = 0 if kind in (_CLIPS, _SOUND, *SOUNDS) else _NO_COMPANION
             self._frames[kind].close_file()
-        return {kind: torch.from_numpy(memory.array) for kind, memory in self._frames.items()}, failures
+        made = {kind: torch.from_numpy(memory.array) for kind, memory in self._frames.items()}
+        return {k: v.view(torch.int16) if k in (_SOUND, *SOUNDS) else v for k, v in made.items()}, failures
 
     def _reason(self, kind: str, index: int, result: Decoded) -> str:
         if kind == "loss_mask" and isinstance(result, np.ndarray) and not decode.has_white_area(result):
@@ -108,35 +111,36 @@ class _Pending:
             return f"sound: {result.reason}"
         return f"{kind} {self._request(kind, index).path}: {result.reason}"
 
-    def _request(self, kind: str, index: int) -> Request:
-        if kind == _SOUND:
-            sound = self.request.sounds[index]
-            assert sound is not None  # it was submitted
-            return sound.clip
-        requests = self.request.requests if kind == _CLIPS else self.request.companions[kind]
-        request = requests[index]
+    def _request(self, kind: str, index: int) -> Request | SoundRequest:
+        own = {_CLIPS: self.request.requests, _SOUND: self.request.sounds}
+        request = (own[kind] if kind in own else self.request.companions[kind])[index]
         assert request is not None  # it was submitted
         return request
 
 
 def _frames_size(work: MicroBatchRequest) -> tuple[int, ...]:
-    return len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3
+    return len(work.requests), *_size(work)
 
 
 def _sound_size(work: MicroBatchRequest) -> tuple[int, ...]:
     """Return clips, samples and bytes of a sample of all channels; of none if no sound is left to be read."""
     sound = next((each for each in work.sounds if each is not None), None)
-    samples, channels = (0, 0) if sound is None else (sound.num_samples, sound.channels)
-    return len(work.sounds), samples, 2 * channels
+    return len(work.sounds), *((0, 0) if sound is None else _size(sound))
 
 
 def _companion_sizes(work: MicroBatchRequest) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of the frames of companions, of which sources may have sizes of their own."""
+    """Return the sizes of the frames of companions, of which sources may have sizes of their own, and of sounds."""
     sizes = dict[str, tuple[int, ...]]()
     for kind, requests in work.companions.items():
-        shape = next((request.shape for request in requests if request is not None), work.shape)
-        sizes[kind] = (len(requests), shape.num_frames, shape.height, shape.width, 3)
+        first = next((request for request in requests if request is not None), work)
+        sizes[kind] = (len(requests), *_size(first))
     return sizes
+
+
+def _size(request: Request | SoundRequest | MicroBatchRequest) -> tuple[int, ...]:
+    if isinstance(request, SoundRequest):
+        return request.num_samples, 2 * request.channels
+    return request.shape.num_frames, request.shape.height, request.shape.width, 3
 
 
 def _bytes(work: MicroBatchRequest) -> int:
@@ -211,8 +215,7 @@ class _ReadAhead:
         )
         is_valid, real_failures = valid_clips(head.request, failures)
         clips, sound = frames.pop(_CLIPS), frames.pop(_SOUND, None)
-        samples = None if sound is None else sound.view(torch.int16)
-        return MicroBatch(head.request, clips, is_valid, real_failures, frames, samples, state)
+        return MicroBatch(head.request, clips, is_valid, real_failures, frames, sound, state)
 
     def _pop(self) -> _Pending:
         """Take the first micro-batch from the queue."""

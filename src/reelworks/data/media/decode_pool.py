@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reelworks.core.shared_array import Bytes, SharedArray, Slot
 from reelworks.core.worker_pool import ThreadCalls, WorkerDied, WorkerHung, WorkerPool, WorkerStopped
@@ -175,9 +176,13 @@ def within_limit(read: Callable[[T], R], value: T) -> R:
         raise MediaError(_too_long(MOST_SECONDS)) from None
 
 
-def load(request: Request) -> Frames:
-    """Decode one clip now, as `decode.load` does, within `MOST_SECONDS`."""
-    return within_limit(decode.load, request)
+def load(request: Request | SoundRequest) -> NDArray[Any]:
+    """Decode one clip or sound now, as `decode.load` and `sound.load` do, within `MOST_SECONDS`."""
+    return within_limit(_load, request)
+
+
+def _load(request: Request | SoundRequest) -> NDArray[Any]:
+    return sound.load(request) if isinstance(request, SoundRequest) else decode.load(request)
 
 
 def _too_long(seconds: float) -> str:

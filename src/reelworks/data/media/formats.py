@@ -1,4 +1,4 @@
-"""Know files by their suffix: videos, pictures, sidecars, and the reason why any other file is not read."""
+"""Know files by their suffix: videos, pictures, sounds, sidecars, and the reason why any other file is not read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIDECARS = _words(
 )
 _SIDECAR_NAMES = _words("authors changelog copying license licence makefile notice readme")
 
-_SOUND = _words(".aac .ac3 .aif .aiff .amr .ape .flac .m4a .mid .mka .mp3 .oga .ogg .opus .wav .wma")
+SOUND_EXTENSIONS = _words(".aac .ac3 .aif .aiff .amr .ape .flac .m4a .mid .mka .mp3 .oga .ogg .opus .wav .wma")
 _ARCHIVES = _words(".7z .bz2 .cab .dmg .gz .iso .rar .tbz2 .tgz .txz .xz .zip .zst")
 _CAMERA_RAW = _words(
     ".3fr .arw .braw .cr2 .cr3 .crw .dng .erf .iiq .kdc .mef .mos .mrw .nef .nrw .orf .pef .r3d .raf .raw .rw2 "
@@ -41,7 +41,7 @@ _OTHER_MEDIA = _words(
 )
 _UNFINISHED = _words(".crdownload .download .part .partial .tmp")
 _REASONS = (
-    (_SOUND, "sound without pictures"),
+    (SOUND_EXTENSIONS, "sound without pictures"),
     (_ARCHIVES, "an archive, which is not unpacked"),
     (_CAMERA_RAW, "raw data of a camera, to be developed to TIFF or PNG first"),
     (_OTHER_MEDIA, "a format that is not read, to be converted to MP4 or PNG first"),
@@ -66,6 +66,11 @@ def kind_of(name: str) -> str | None:
     if extension in VIDEO_EXTENSIONS:
         return "video"
     return "image" if extension in IMAGE_EXTENSIONS else None
+
+
+def is_sound(name: str) -> bool:
+    """Return whether a file is a sound without pictures, by its suffix."""
+    return extension_of(name) in SOUND_EXTENSIONS
 
 
 def may_hold_clips(name: str) -> bool:

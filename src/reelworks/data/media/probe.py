@@ -21,7 +21,7 @@ import numpy as np
 from av.bitstream import BitStreamFilterContext
 from numpy.typing import NDArray
 
-from reelworks.data.media import display, frame_times, location, pictures, video
+from reelworks.data.media import display, formats, frame_times, location, pictures, video
 from reelworks.data.media.containers import missing_bytes
 from reelworks.data.media.formats import ProbeError, kind_of, why_not_read
 from reelworks.data.media.frame_times import FrameTimes, Packets
@@ -96,7 +96,9 @@ _PICTURE_BITS = {"1": 1, "I": 32, "F": 32}
 class Probe:
     """Measures of one file; the defaults are those of a file that cannot be trained on."""
 
-    kind: str  # "video" (also of an animated picture), "image", or "other" for a file of another type
+    # "video" (also of an animated picture), "image", "sound" for one without pictures, which counts as a frame of one
+    # pixel, or "other" for a file of another type.
+    kind: str
     num_frames: int = 0  # frames that a decoder delivers; 1 for a picture
     height: int = 0  # in square pixels as displayed, after rotation; so is the width
     width: int = 0
@@ -139,12 +141,13 @@ _measures = attrgetter(*MEASURES)
 def probe(path: MediaPath) -> Probe:
     """Measure a file; raise `ProbeError` for one that is empty, damaged or truncated, or has no frame."""
     kind = kind_of(path.name)
-    if kind is None:
+    is_sound = formats.is_sound(path.name)
+    if kind is None and not is_sound:
         raise ProbeError(why_not_read(path.name))
     try:
         if location.num_bytes(path) == 0:
             raise ProbeError("zero bytes")
-        return _video(path) if kind == "video" else _picture(path)
+        return _sound(path) if is_sound else _video(path) if kind == "video" else _picture(path)
     except ProbeError:
         raise
     except Exception as error:  # decoders raise nearly anything on damaged input
@@ -193,6 +196,18 @@ def _of_video(opened: OpenVideo) -> Probe:
         **timing._asdict(),
         **_upright(display.orientation(frame), height, width),
     )
+
+
+def _sound(path: MediaPath) -> Probe:
+    with video.sound(path) as container:
+        if not container.streams.audio:
+            raise ProbeError("no sound")
+        track = container.streams.audio[0]
+        seconds = sum(frame.samples / frame.sample_rate for frame in container.decode(track))
+        if not seconds:
+            raise ProbeError("no sample can be decoded")
+        codec = track.codec_context.name
+    return Probe("sound", 1, 1, 1, duration_seconds=seconds, codec=codec, sound=codec)
 
 
 def _notes(opened: OpenVideo, times: FrameTimes, headers: HeaderWatch) -> tuple[str, ...]:

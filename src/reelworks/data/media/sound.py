@@ -7,6 +7,7 @@ they are shown, or unevenly spaced and not read by time) is left out by `data.lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,9 +16,11 @@ import numpy as np
 from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
 
+from reelworks.core.shape import Shape
 from reelworks.data.media import decode, frame_times, video
 from reelworks.data.media.decode import MediaError, Request
-from reelworks.data.media.formats import kind_of
+from reelworks.data.media.formats import is_sound, kind_of
+from reelworks.data.media.location import MediaPath
 
 # Raise it when samples of the same request change; see `training.encoding.request_key`.
 VERSION = 1
@@ -54,9 +57,25 @@ class SoundSpec:
         """Return the latent frames of the sound of a clip with so many frames."""
         return max(round(num_frames / self.frame_rate * self.latents_per_second), 1)
 
+    def most_samples(self, num_frames: int) -> int:
+        """Return the most samples of a sound beside a clip with so many frames, which ends with it."""
+        return int(num_frames / self.frame_rate * self.sample_rate)
+
+    def samples_of(self, seconds: float) -> int:
+        """Return the samples of a sound of this duration; one of rounding counts as none."""
+        return max(math.ceil(seconds * self.sample_rate - 1e-3), 1)
+
     def samples(self, num_frames: int) -> int:
         """Return the samples of the sound of a clip with so many frames."""
         return self.latents(num_frames) * self.samples_per_latent
+
+    def request(self, clip: Request, num_samples: int, *, silence: bool = False) -> SoundRequest:
+        """Return the request for so many samples of a clip's sound."""
+        return SoundRequest(clip, self.sample_rate, self.channels, num_samples, silence)
+
+    def request_alone(self, path: MediaPath, num_samples: int) -> SoundRequest:
+        """Return the request for so many samples of a file from its beginning."""
+        return self.request(Request(path, is_image=False, shape=Shape(1, 1, 1)), num_samples)
 
 
 @dataclass(frozen=True)
@@ -75,13 +94,27 @@ class SoundRequest:
     num_samples: int
     silence: bool = False
 
+    @property
+    def path(self) -> MediaPath:
+        """The file."""
+        return self.clip.path
+
+    @property
+    def shape(self) -> Shape:
+        """Samples as frames of one pixel."""
+        return Shape(self.num_samples, 1, 1)
+
 
 def load(request: SoundRequest) -> Samples:
-    """Read the samples `[S, channels]` of a clip; transient storage errors are retried after a pause.
+    """Read the samples `[S, channels]` of a clip, or of a sound alone from its beginning.
+
+    Transient storage errors are retried after a pause.
 
     Raises:
         MediaError: The file is missing or damaged, has fewer frames than requested, or has no sound.
     """
+    if is_sound(request.path.name):
+        return load_track(request)
     return decode.with_reasons(request.clip, lambda clip: _read(clip, request))
 
 
@@ -114,7 +147,9 @@ def _read_track(clip: Request, request: SoundRequest) -> Samples:
     with video.sound(clip.path) as container:
         if not container.streams.audio:
             raise MediaError("the file has no sound")
-        read = _segments(container, request, 0.0, seeks=False)
+        track = container.streams.audio[0]
+        began = (track.start_time or 0) * track.time_base if is_sound(clip.path.name) and track.time_base else 0
+        read = _segments(container, request, float(began), seeks=False)
     return _placed(read, np.zeros((request.num_samples, request.channels), dtype=np.int16))
 
 

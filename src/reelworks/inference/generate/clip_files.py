@@ -154,7 +154,7 @@ def _options(request: GenerateRequest, recipe: Recipe, shape: Shape) -> Generate
         request.guidance_scale or sampled.guidance_scale,
         request.seed,
         Conditions(begin, request.loop, begin_frames, end, kept, heard),
-        conditions.companions(given, shape, "--", recipe),
+        conditions.companions(given, shape, "--", recipe, fps),
         request.sampler,
         sampled.guided_channels,
         sampled.image_guidance_scale,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +21,13 @@ from torch import Tensor
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.catalog import sources
-from reelworks.data.catalog.sources import SOURCES
+from reelworks.data.catalog.sources import SOURCES, sound_of
 from reelworks.data.media import decode_pool, formats, probe, sound
 from reelworks.data.media.decode import MediaError, Request
 from reelworks.data.media.formats import ProbeError
-from reelworks.data.media.sound import SoundRequest
+from reelworks.data.media.probe import Probe
 from reelworks.models import components
-from reelworks.models.family import Conditioning
+from reelworks.models.family import Companions, Conditioning
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.recipe.dataset import sound_spec
 from reelworks.training.recipe.recipe import Recipe
@@ -168,18 +169,25 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
         ) from error
 
 
-def companions(files: Mapping[str, str], shape: Shape, prefix: str, recipe: Recipe) -> dict[str, Frames]:
-    """Read files of companions by kind, which options or keys with a prefix name.
+def companions(
+    files: Mapping[str, str], shape: Shape, prefix: str, recipe: Recipe, fps: float
+) -> dict[str, NDArray[Any]]:
+    """Read files of companions by kind, which options or keys with a prefix name, and the sounds of sources.
 
     As in training, sources of another aspect ratio than the shape's have sizes of their own if the recipe's model takes
     several, and perhaps pictures one size; or they are single pictures that are shown whole on white, if it takes them as
-    frames.
+    frames. Sounds are as long as the clip at most.
     """
     multiple = components.source_multiple(recipe.model, recipe.autoencoder)
     taken = components.conditioning(recipe.model).companions
-    found = {}
+    found = dict[str, NDArray[Any]]()
     for kind, file in files.items():
         path, option = Path(file), prefix + kind.partition("-")[0]
+        if kind in SOURCES and taken.sounds and (heard := _sound_of(path, shape, option, recipe, fps)) is not None:
+            found[sound_of(kind)] = heard
+        if formats.is_sound(path.name):
+            _require_sounds(path, option, taken)
+            continue
         wanted, whole = shape, kind in SOURCES and taken.sources_as_frames
         if whole:
             wanted = replace(shape, num_frames=1)
@@ -187,14 +195,56 @@ def companions(files: Mapping[str, str], shape: Shape, prefix: str, recipe: Reci
             is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
             wanted = _own_shape(path, shape, option, multiple, taken.picture_side if is_image else None)
         found[kind] = companion(path, wanted, option, whole=whole)
+    if found.keys() & set(sources.SOUNDS) and not found.keys() & set(SOURCES):
+        raise UserError(
+            "the sources are sounds alone",
+            code="companion-mismatch",
+            field=f"{prefix}source",
+            remedy="name a picture or a clip beside them",
+        )
     return found
 
 
-def _own_shape(path: Path, shape: Shape, option: str, multiple: tuple[int, int], shorter: int | None) -> Shape:
+def _require_sounds(path: Path, option: str, taken: Companions) -> None:
+    if option.endswith("source") and taken.sounds:
+        return
+    raise UserError(
+        "this is a sound, which the model does not take",
+        code="conditions-not-taken",
+        field=option,
+        value=str(path),
+        remedy="name a picture or a clip, or use a model whose sources may be sounds, such as minimax-h3-ref-sound",
+    )
+
+
+def _sound_of(path: Path, shape: Shape, option: str, recipe: Recipe, fps: float) -> NDArray[np.int16] | None:
+    """Read the sound of a source, or one alone; None if it has none."""
+    measured, spec = _measured(path, option, shape), sound_spec(recipe)
+    assert spec is not None, "a model with sound has it in its recipe"
+    if not measured.sound:
+        return None
+    spec = replace(spec, frame_rate=fps)
+    samples = spec.most_samples(shape.num_frames)
+    request = (
+        spec.request_alone(path, min(samples, spec.samples_of(measured.duration_seconds)))
+        if measured.kind == "sound"
+        else spec.request(Request(path, is_image=False, shape=shape), samples)
+    )
     try:
-        size = decode_pool.within_limit(probe.probe, path)
+        return decode_pool.load(request)
+    except MediaError as error:
+        raise _unreadable(str(error), path, option, shape) from error
+
+
+def _measured(path: Path, option: str, shape: Shape) -> Probe:
+    try:
+        return decode_pool.within_limit(probe.probe, path)
     except (OSError, ProbeError, MediaError) as error:
         raise _unreadable(str(error), path, option, shape) from error
+
+
+def _own_shape(path: Path, shape: Shape, option: str, multiple: tuple[int, int], shorter: int | None) -> Shape:
+    size = _measured(path, option, shape)
     ratio = int(sources.ratios(size.width, size.height, shape.width, shape.height))
     return sources.own_shape(shape, ratio, multiple, shorter)
 
@@ -215,10 +265,8 @@ def read_sound(path: Path, recipe: Recipe, num_frames: int, fps: float) -> NDArr
             remedy="leave it out, or use a model that was trained with sound, such as ltx-2-sound",
         )
     spec = replace(spec, frame_rate=fps)
-    clip = Request(path, is_image=False, shape=Shape(num_frames, 1, 1))
-    request = SoundRequest(clip, spec.sample_rate, spec.channels, spec.samples(num_frames))
     try:
-        return decode_pool.within_limit(sound.load_track, request)
+        return decode_pool.within_limit(sound.load_track, spec.request_alone(path, spec.samples(num_frames)))
     except MediaError as error:
         raise UserError(
             f"its sound cannot be read ({error})",

@@ -14,6 +14,7 @@ from torch import Tensor
 from reelworks.core import arguments, machine
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
+from reelworks.data.catalog.sources import source_of
 from reelworks.data.checkpoint import load, locate, read_lock, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import history
@@ -50,7 +51,7 @@ def require(recipe: Recipe, options: GenerateOptions) -> None:
     geometry, conditioning = components.geometry(model, recipe.autoencoder), components.conditioning(model)
     geometry.require(shape, ("--num-frames", "--height", "--width"), whole_patches=components.whole_patches(model))
     options.conditions.check(geometry, shape, conditioning)
-    validation.require_companions(model, [options.companions], "--")
+    validation.require_companions(model, [set(map(source_of, options.companions))], "--")
     validation.require_inpainted("mask" in options.companions, options.conditions.inpaint is not None, "--")
 
 

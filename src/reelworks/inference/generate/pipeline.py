@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class GenerateOptions:
     seed: int  # seed of the noise, the same for each prompt
     conditions: Conditions = field(default_factory=Conditions)  # condition frames and joined clips
     # `[T, H, W, 3]` uint8 frames of a control or of sources by name, at the size of `shape`.
-    companions: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    companions: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     # "pipeline" for the family's in diffusers, "own" for ours; None uses the pipeline if possible.
     sampler: Literal["own", "pipeline"] | None = None
     guided_channels: int | None = None  # latent channels to which iddpm applies guidance, the first; None guides all
@@ -76,7 +76,7 @@ class GenerateOptions:
             sampled.guidance_scale,
             recipe.seed,
             Conditions(reference, last_frame=last, inpaint=inpaint),
-            conditions.companions(c.companions, shape, "samples.", recipe),
+            conditions.companions(c.companions, shape, "samples.", recipe, defaults.fps(recipe)),
             guided_channels=sampled.guided_channels,
             image_guidance_scale=sampled.image_guidance_scale,
         )
@@ -202,7 +202,7 @@ class _Generation:
             clip, mask = conditions.kept(options.conditions, reference, options.companions.get("mask"), shape)
             frames, companions = torch.from_numpy(clip)[None], companions | {"mask": torch.from_numpy(mask)[None]}
         seen = conditioning.seen_by_texts(encoder, companions, frames, shape.num_frames)
-        pictures = [each.expand(2, -1, -1, -1, -1) for each in seen]
+        pictures = [each.expand(2, *each.shape[1:]) for each in seen]
         self._text = encoder.texts([self._prompt] * 2, [False, True], pictures)
         encoded = conditioning.encode_conditioning(encoder, start, companions, frames, shape.num_frames)
         self._conditioning |= conditioning.with_noise(encoder, encoded, lambda _name, each: self._draw(each.shape))

@@ -65,7 +65,9 @@ class GenerateRequest:
     )
     control: Path | None = arg(None, "A picture or clip of control signals, for models that take one.")
     edited: tuple[Path, ...] = arg(
-        (), "A picture or clip to edit, for models that take one; repeatable, in order.", names=("--source",)
+        (),
+        "A picture or clip to edit, or a sound, for models that take one; repeatable, in order.",
+        names=("--source",),
     )
     inpaint: Path | None = arg(
         None, "A picture or clip of which the black areas of --mask are kept, for models that take a mask."

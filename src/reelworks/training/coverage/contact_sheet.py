@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from reelworks.core.hash_rng import Purpose, hash64
 from reelworks.core.shape import Shape
+from reelworks.data.catalog.sources import SOUNDS
 from reelworks.data.loader import decode_requests
 from reelworks.data.media import decode
 from reelworks.data.media.decode import Frames, MediaError, Request
 from reelworks.data.media.decode_pool import load
+from reelworks.data.media.sound import SoundRequest
 from reelworks.data.schedule.plan import Samples
 from reelworks.models import components
 from reelworks.training.recipe.dataset import RecipeData
@@ -88,7 +90,12 @@ def sample_views(data: RecipeData, entries: Samples, lost: NDArray[np.float64], 
 
 
 def _sample_view(
-    data: RecipeData, row: int, lost: float, request: Request, companions: dict[str, Request | None], caption: str
+    data: RecipeData,
+    row: int,
+    lost: float,
+    request: Request,
+    companions: dict[str, Request | SoundRequest | None],
+    caption: str,
 ) -> SampleView:
     rows = data.rows
     source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
@@ -111,7 +118,8 @@ def _sample_view(
                     raise MediaError(decode.EMPTY)
             except MediaError as problem:
                 raise MediaError(f"{kind} {companion.path}: {problem}") from problem
-            beside.append(CompanionFrames(kind, str(companion.path), loaded))
+            if kind not in SOUNDS:
+                beside.append(CompanionFrames(kind, str(companion.path), loaded))
     except MediaError as problem:
         error = str(problem)
     return SampleView(

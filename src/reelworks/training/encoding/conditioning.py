@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool3d, interpolate, pad
 
 from reelworks.core.shape import Geometry, Shape
-from reelworks.data.catalog.sources import SOURCES
+from reelworks.data.catalog.sources import IN_ORDER, SOUNDS, SOURCES
 from reelworks.data.loader.part_masks import WHITE, PartMask
 from reelworks.data.loader.upload import to_device
 from reelworks.data.media.decode import BLACK
@@ -40,21 +40,29 @@ def condition_values(
 ) -> dict[str, Tensor]:
     """Encode what these inputs are made of, by name.
 
-    Companions are `[B, T, H, W, 3]` uint8 frames by name. Of the clip's own uint8 frames only the first and the last are
-    used, so that there may be fewer than `num_frames`, unless a control is told in parts. A picture (`num_frames` is 1)
-    is its own first frame, so that none is encoded for it.
+    Companions are `[B, T, H, W, 3]` uint8 frames by name, and sounds of sources `[B, S, K]` int16 samples. Of the clip's
+    own uint8 frames only the first and the last are used, so that there may be fewer than `num_frames`, unless a control is
+    told in parts. A picture (`num_frames` is 1) is its own first frame, so that none is encoded for it.
     """
     if encoder.conditioning.companions.control_parts:
         encoded = {"control": control_parts(encoder, {CLIP: frames_BTHWC, **companions})}
     else:
         encoded = {}
     alone = [name for name in encoder.companion_latents if name in companions and name not in encoded]
-    encoded |= {name: encoder.latents(companions[name]) for name in alone}
+    encoded |= {name: companion_latents(encoder, name, companions[name]) for name in alone}
     if encoder.conditioning.shown.first == "grey" or (encoder.conditioning.shown.first is not None and num_frames > 1):
         encoded["first_frame"] = first_frame_latents(encoder, frames_BTHWC, num_frames)
     if encoder.image_encoder is not None and num_frames > 1:
         encoded["image"] = image_embeddings(encoder, frames_BTHWC)
     return encoded
+
+
+def companion_latents(encoder: FrozenEncoders, name: str, companion: Tensor) -> Tensor:
+    """Return the latents of a companion that is encoded alone: of frames, or of the samples of a source's sound."""
+    if name not in SOUNDS:
+        return encoder.latents(companion)
+    assert encoder.sound is not None, "the recipe was checked"
+    return encoder.sound.latents(companion, encoder.device)
 
 
 def with_drawn_masks(
@@ -120,17 +128,24 @@ def shown_frames(encoder: FrozenEncoders, frames_BTHWC: Tensor) -> list[Tensor]:
 def seen_by_texts(
     encoder: FrozenEncoders, companions: Mapping[str, Tensor], frames_BTHWC: Tensor, num_frames: int
 ) -> list[Tensor]:
-    """Return what captions refer to if the text encoder sees pictures: sources, and the frames that a clip is shown."""
-    sources = [companions[name] for name in SOURCES if name in companions and name in encoder.given]
+    """Return what captions refer to if the text encoder sees pictures: sources with sounds, and frames of the clip.
+
+    The frames are those that the network is shown.
+    """
+    sources = [companions[name] for name in IN_ORDER if name in companions and name in encoder.given]
     return [*sources, *(shown_frames(encoder, frames_BTHWC) if num_frames > 1 else [])]
 
 
 def with_noise(
     encoder: FrozenEncoders, inputs: Mapping[str, Tensor], draw: Callable[[str, Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """Return inputs with the share of noise that the network was trained with, of which `draw` returns that of one."""
+    """Return inputs with the share of noise that the network was trained with, of which `draw` returns that of one.
+
+    Sounds have none.
+    """
     share = encoder.conditioning.given_noise
-    return {name: (1 - share) * each + share * draw(name, each) if share else each for name, each in inputs.items()}
+    noised = {} if not share else {name: each for name, each in inputs.items() if name not in SOUNDS}
+    return {**inputs, **{name: (1 - share) * each + share * draw(name, each) for name, each in noised.items()}}
 
 
 def image_embeddings(encoder: FrozenEncoders, frames_BTHWC: Tensor) -> Tensor:
@@ -193,7 +208,7 @@ def blank(encoder: FrozenEncoders, latent_BCTHW: Tensor) -> dict[str, Tensor]:
         names, frames = names[:1], pad(frames, (0, 0, 0, 0, len(names) - 1, 0))
     t, h, w = frames.shape[2:]
     largest = components.source_latent(encoder.conditioning, (t, h, w), encoder.autoencoder.geometry.stride)
-    sizes = {name: largest if name in SOURCES else (t, h, w) for name in names}
+    sizes = {name: largest if name in SOURCES else (t, h, w) for name in names if name not in SOUNDS}
     inputs = {name: frames.new_zeros(len(frames), channels, *size) for name, size in sizes.items()}
     if encoder.conditioning.shown.first is not None:
         inputs["first_frame"] = torch.zeros_like(latent_BCTHW)

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.loader import upload
@@ -54,10 +55,18 @@ class SoundTrack:
         """Return the shape of the latents of a clip with so many frames, `(F, N, 1, 1)`."""
         return self.encoder.facts.features, self.spec.latents(num_frames), 1, 1
 
+    def shape_of_samples(self, num_samples: int) -> tuple[int, int, int, int]:
+        """Return the shape of the latents of so many samples, of which the last latent frame may be partly empty."""
+        return self.encoder.facts.features, -(-num_samples // self.spec.samples_per_latent), 1, 1
+
     @torch.no_grad()
     def latents(self, samples_BSK: Tensor, device: torch.device) -> Tensor:
-        """Encode int16 samples to float32 latents `[B, F, N, 1, 1]`, clip by clip, so that none depends on others."""
+        """Encode int16 samples to float32 latents `[B, F, N, 1, 1]`, clip by clip, so that none depends on others.
+
+        Silence fills the last latent frame.
+        """
         samples = upload.to_device(samples_BSK, device).float() / _FULL_SCALE
+        samples = pad(samples, (0, 0, 0, -samples.shape[1] % self.spec.samples_per_latent))
         return torch.cat([self.encoder.encode(one[None]).float() for one in samples])[..., None, None]
 
     @torch.no_grad()
@@ -155,8 +164,8 @@ class FrozenEncoders:
         """Embed captions one by one, so that no embedding depends on the others of a batch, and cache them.
 
         `dropped` is True where the empty caption replaces a caption, unless the model has learnt its own embedding.
-        `pictures` are the uint8 pictures and clips that captions may refer to in order, `[B, T, H, W, 3]` each; embeddings
-        with them are not cached.
+        `pictures` are what captions may refer to in order, as `TextEncoder.encode` has them; embeddings with them are not
+        cached.
         """
         if self.conditioning.empty_caption == "encoded":
             captions = ["" if drop else text for text, drop in zip(captions, dropped, strict=True)]

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from reelworks.core import digests, files
 from reelworks.core.log import logger
-from reelworks.data.catalog.sources import SOURCES
+from reelworks.data.catalog.sources import IN_ORDER, source_of
 from reelworks.data.catalog.store.companions import REJECTED
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.loader.micro_batch import MicroBatchRequest
@@ -77,7 +77,7 @@ class EncoderIds:
     @property
     def parts(self) -> tuple[str, ...] | None:
         """Kinds of companions that a control is encoded of together with the clip; None if each is encoded alone."""
-        alone = (*SOURCES, REJECTED)
+        alone = (*IN_ORDER, REJECTED)
         return tuple(kind for kind in self.given if kind not in alone) if self.control_parts else None
 
 
@@ -234,7 +234,7 @@ class Keys:
 
     def seen(self, wanted: Mapping[str, Wanted]) -> dict[str, Wanted]:
         """Return the values of a clip on whose frames the embedding of its caption depends, by name."""
-        names = (*SOURCES, FIRST_FRAME) if self.ids.text_sees_pictures else ()
+        names = (*IN_ORDER, FIRST_FRAME) if self.ids.text_sees_pictures else ()
         return {name: wanted[name] for name in names if name in wanted}
 
     def _of_clip(self, work: MicroBatchRequest, i: int, row: int, scanned: str) -> dict[str, Wanted]:
@@ -245,11 +245,15 @@ class Keys:
         for kind in ids.given:
             if kind not in work.companions:  # a source that the clips lack
                 continue
-            companion, found = work.companions[kind][i], self.data.companions[kind]
+            companion, found = work.companions[kind][i], self.data.companions[source_of(kind)]
             if companion is not None:
                 theirs = found.rows.fingerprint[int(found.row[row])].as_py()
                 theirs = self._fingerprint(theirs, companion.path)
-                wanted[kind] = self._wanted(LATENT, latents, companion, theirs, label, ids.latent_dtype)
+                wanted[kind] = (
+                    self._sound(companion, theirs, label)
+                    if isinstance(companion, SoundRequest)
+                    else self._wanted(LATENT, latents, companion, theirs, label, ids.latent_dtype)
+                )
         if ids.parts is not None:
             parts = [wanted[LATENT].key, *(wanted.pop(kind).key for kind in ids.parts if kind in wanted)]
             drawn = work.masks[i] if work.masks else None
@@ -262,13 +266,17 @@ class Keys:
         if ids.sound is not None:
             sound = work.sounds[i]
             assert sound is not None, "only clips that are found in the store have none"
-            key, text = of_sound(ids.sound, sound, print_, ids.latent_dtype)
-            wanted[SOUND] = Wanted(key, SOUND, ids.sound, print_, label, text)
+            wanted[SOUND] = self._sound(sound, print_, label)
         if ids.image is not None and moves:
             kind = IMAGE + " last" * ids.last_frame
             wanted[IMAGE] = self._wanted(kind, ids.image, request, print_, label)
         wanted[TEXT] = self.text(work.captions[i], self.seen(wanted))
         return wanted
+
+    def _sound(self, request: SoundRequest, fingerprint: str, label: str) -> Wanted:
+        assert self.ids.sound is not None
+        key, text = of_sound(self.ids.sound, request, fingerprint, self.ids.latent_dtype)
+        return Wanted(key, SOUND, self.ids.sound, fingerprint, label, text)
 
     def _wanted(self, kind: str, encoder: str, request: Request, fingerprint: str, label: str, *extra: Any) -> Wanted:
         key, text = of_request(kind, encoder, request, fingerprint, *extra)
@@ -293,7 +301,7 @@ def unchanged(data: Dataset, work: MicroBatchRequest, i: int, kinds: Iterable[st
     files = [(data.rows, row, work.requests[i].path)]
     for kind in kinds:
         if kind in work.companions and (companion := work.companions[kind][i]) is not None:
-            found = data.companions[kind]
+            found = data.companions[source_of(kind)]
             files.append((found.rows, int(found.row[row]), companion.path))
     try:
         for rows, at, path in files:

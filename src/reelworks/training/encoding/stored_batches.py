@@ -28,6 +28,7 @@ from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest, val
 from reelworks.data.media import decode, decode_pool
 from reelworks.data.media.decode import MediaError, Request
 from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.media.sound import SoundRequest
 from reelworks.models.api import TextEmbedding
 from reelworks.training.encoding import conditioning, request_key, store, values
 from reelworks.training.encoding.batch_encoder import BatchEncoder, LiveBatchEncoder
@@ -224,19 +225,19 @@ class _Item:
         self.request, self.source = work, source
         self.wanted = source.keys.wanted(work)
         self.found = [source.find(wanted) for wanted in self.wanted]
-        to_read: list[tuple[int, str, Request]] = []
+        to_read: list[tuple[int, str, Request | SoundRequest]] = []
         for i, (wanted, found) in enumerate(zip(self.wanted, self.found, strict=True)):
             kinds = source.kinds_to_read(wanted, found)
             to_read += [(i, kind, request) for kind in kinds if (request := _request(work, i, kind)) is not None]
             if (mask := _request(work, i, _MASK)) is not None:
                 to_read.append((i, _MASK, mask))
-        # Sources of other sizes come last, and are read as companions.
+        # Sources of other sizes, and sounds, come last, and are read as companions.
         self.to_read = sorted(to_read, key=lambda each: each[2].shape != work.shape)
         self._same_size = sum(request.shape == work.shape for *_, request in to_read)
 
     def remaining(self) -> MicroBatchRequest:
         """Return the micro-batch with the requests that remain as its clips, perhaps none, and as companions of no clip."""
-        n, companions = len(self.to_read), dict[str, list[Request | None]]()
+        n, companions = len(self.to_read), dict[str, list[Request | SoundRequest | None]]()
         for at, (_, kind, request) in enumerate(self.to_read[self._same_size :], start=self._same_size):
             companions.setdefault(kind, [None] * n)[at] = request
         clips = [i for i, _, _ in self.to_read]
@@ -250,7 +251,7 @@ class _Item:
             copies=self.request.copies[clips],
             repeat_index=np.zeros(n, dtype=np.int32),
             is_idle=False,
-            requests=tuple(request for _, _, request in self.to_read[: self._same_size]),
+            requests=tuple(r for _, _, r in self.to_read[: self._same_size] if isinstance(r, Request)),
             captions=("",) * n,
             fps=(0.0,) * n,
             companions={kind: tuple(requests) for kind, requests in companions.items()},
@@ -296,7 +297,7 @@ class _Item:
         )
 
 
-def _request(work: MicroBatchRequest, i: int, kind: str) -> Request | None:
+def _request(work: MicroBatchRequest, i: int, kind: str) -> Request | SoundRequest | None:
     if kind == CLIP:
         return work.requests[i]
     return work.companions[kind][i] if kind in work.companions else None

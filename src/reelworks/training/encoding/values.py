@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core.shape import Shape
-from reelworks.data.catalog.sources import SOURCES
+from reelworks.data.catalog.sources import SOUNDS, SOURCES
 from reelworks.models.api import TextEmbedding
 from reelworks.training.encoding import conditioning
 from reelworks.training.encoding.conditioning import CLIP
@@ -44,7 +44,8 @@ def encode(
 ) -> Tensor:
     """Return a value of each clip, `[B, ...]` on the encoder's device, in the dtype of live encoding.
 
-    `frames` are those of the kinds that `frames_for` names, `samples_BSK` the clips' sound.
+    `frames` are those of the kinds that `frames_for` names, or the samples of a source's sound; `samples_BSK` are those of
+    the clips.
     """
     if name == SOUND:
         assert encoder.sound is not None
@@ -57,7 +58,7 @@ def encode(
         return conditioning.first_frame_latents(encoder, frames_BTHWC, frames_BTHWC.shape[1])
     if name == IMAGE:
         return conditioning.image_embeddings(encoder, frames_BTHWC)
-    return encoder.latents(frames_BTHWC)
+    return conditioning.companion_latents(encoder, name, frames_BTHWC)
 
 
 def pack(embedding: TextEmbedding) -> Tensor:
@@ -105,6 +106,9 @@ def value_shape(encoder: FrozenEncoders, name: str, shape: Shape) -> tuple[int, 
     if name == SOUND:
         assert encoder.sound is not None
         return encoder.sound.latent_shape(shape.num_frames)
+    if name in SOUNDS:
+        assert encoder.sound is not None
+        return encoder.sound.shape_of_samples(shape.num_frames)
     t, h, w = encoder.autoencoder.geometry.latent(shape)
     if name == FIRST_FRAME and encoder.conditioning.shown.first != "grey":
         t = 2 if encoder.conditioning.shown.last else 1

@@ -370,7 +370,9 @@ class SamplesConfig(Config):
     )
     control: Place[str | None] = Field(default=None, min_length=1, description="control image or clip of all previews")
     source: Place[str | list[str] | None] = Field(
-        default=None, min_length=1, description="image that all previews edit, or a list of images in order"
+        default=None,
+        min_length=1,
+        description="image that all previews edit, or a list of images, clips and sounds in order",
     )
     inpaint: Place[str | None] = Field(
         default=None, min_length=1, description="image or clip of which the black areas of samples.mask are kept"

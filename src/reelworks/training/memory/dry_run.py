@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from reelworks.data.buckets.table import Bucket, BucketTable
+from reelworks.data.catalog.sources import SOUNDS
 from reelworks.data.distributed import collectives
 from reelworks.data.distributed.mesh import World
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, SoundInputs, TextEncoder, given
@@ -121,6 +122,7 @@ def blank(encoder: FrozenEncoders, bucket: Bucket, batch: int, device: torch.dev
         shape = encoder.sound.latent_shape(bucket.shape.num_frames)
         every = torch.ones(batch, shape[1], dtype=torch.bool, device=device)
         sound = SoundInputs(full(batch, *shape), full(batch, value=500.0), every)
+        conditions |= {name: full(batch, *shape) for name in encoder.given if name in SOUNDS}
     return DenoiserInputs(
         latent=latent,
         time=full(batch, value=500.0),

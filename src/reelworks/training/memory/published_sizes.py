@@ -19,6 +19,7 @@ from typing import Any
 
 from reelworks.core import digests
 from reelworks.data.buckets.table import Bucket
+from reelworks.data.catalog.sources import SOUNDS
 from reelworks.models import components, registry
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
@@ -111,12 +112,12 @@ class PublishedSizes:
         if isinstance(recomputed, float):
             return memory.partly(lambda one: self.one_pass(recipe, one), bucket, recomputed)
         clips, tokens = bucket.batch_size * recipe.clips_per_place, tokens_of(recipe, bucket)
-        ways = [each.of_tokens(clips, tokens, _base(recipe)) for each in self.passes[_given(recipe)]]
+        ways = [each.of_tokens(clips, tokens, _base(recipe)) for each in self.passes[names_given(recipe)]]
         peak, flops = ways[(False, "selective", True).index(recomputed)]
         (_, once), _, (_, twice) = ways
         # What lies between products is computed again in both ways, and is about the same share of a pass as these.
         again = twice / once if recomputed else 1.0
-        work = self.work[_given(recipe)].of_tokens(clips, tokens)
+        work = self.work[names_given(recipe)].of_tokens(clips, tokens)
         more = 1 + max(_rank(recipe) - LoraConfig().rank, 0) / _NARROWEST
         work = Work(work.products * flops / once, work.moved_bytes * again * more, work.launches * again)
         return Pass(round(peak * more), round(flops * more), work)
@@ -152,7 +153,7 @@ def _sum(factors: Sequence[float], terms: Sequence[float]) -> float:
 def find(recipe: Recipe) -> PublishedSizes | None:
     """Return the sizes of the network that a recipe trains; None if they must be measured."""
     known = of_preset(recipe.model.name)
-    return known if known is not None and _is_usual(recipe) and _given(recipe) in known.passes else None
+    return known if known is not None and _is_usual(recipe) and names_given(recipe) in known.passes else None
 
 
 def of_preset(name: str) -> PublishedSizes | None:
@@ -205,8 +206,9 @@ def _rank(recipe: Recipe) -> int:
     return recipe.lora.rank
 
 
-def _given(recipe: Recipe) -> str:
-    return "+".join(recipe.given_companions)
+def names_given(recipe: Recipe) -> str:
+    """Return the companions by which passes are known; sounds of sources belong to these."""
+    return "+".join(name for name in recipe.given_companions if name not in SOUNDS)
 
 
 def preset_digest(name: str) -> str:

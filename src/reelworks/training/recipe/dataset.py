@@ -197,6 +197,7 @@ def _spec(recipe: Recipe) -> DataSpec:
         picture_side=wants.companions.picture_side,
         whole_sources=wants.companions.sources_as_frames,
         sound=sound_spec(recipe),
+        source_sounds=wants.companions.sounds,
         exchange=measured.exchange(recipe),
         mask_ratios=recipe.objective.mask_ratios if wants.companions.control_parts else {},
     )

@@ -12,7 +12,7 @@ from reelworks.core.config import Config, Place, Private
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig, BucketsField
 from reelworks.data.catalog.config import DatasetConfig
-from reelworks.data.catalog.sources import SOURCES
+from reelworks.data.catalog.sources import SOUNDS, SOURCES, source_of
 from reelworks.data.catalog.store import measured_columns
 from reelworks.data.checkpoint.config import CheckpointsConfig
 from reelworks.data.distributed.config import ParallelConfig
@@ -165,12 +165,12 @@ class Recipe(Config):
 
     @property
     def given_companions(self) -> tuple[str, ...]:
-        """Kinds of companions that the model gets as inputs; clips may lack some of the sources."""
-        takes = components.conditioning(self.model).companions.takes
+        """Names of companions that the model gets as inputs, sounds of sources among them; clips may lack some sources."""
+        taken = components.conditioning(self.model).companions
         kinds = {kind for dataset in self.dataset for kind in dataset.companions}
-        names = [*(["control"] if "control" in takes else []), *(SOURCES if "source" in takes else [])]
-        names += ["mask"] if "mask" in takes else []
-        return tuple(name for name in names if name in kinds)
+        names = [*(["control"] if "control" in taken.takes else []), *(SOURCES if "source" in taken.takes else [])]
+        names += [*(["mask"] if "mask" in taken.takes else []), *(SOUNDS if taken.sounds else [])]
+        return tuple(name for name in names if source_of(name) in kinds)
 
     @property
     def has_training_adapter(self) -> bool:

@@ -143,10 +143,12 @@ def _member(name: str, member: tarfile.TarInfo, captions: dict[str, _Captions]) 
     if any("\udc80" <= letter <= "\udcff" for letter in name):
         readable = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
         return SourceFile(readable, problem="file name is not UTF-8")
-    if formats.kind_of(name) is None:
+    if formats.kind_of(name) is None and not formats.is_sound(name):
         return SourceFile(name, problem=formats.why_not_read(name))
     if not member.isreg() or member.issparse():
         return SourceFile(name, problem="not a regular file in the archive")
+    if formats.is_sound(name):
+        return SourceFile(name, member.size, 0, formats.why_not_read(name), member.offset_data)
     found = captions[posixpath.dirname(name)].files_of(posixpath.basename(name))
     if any(isinstance(one, Range) and one.start < 0 for one in (*found.read, *found.rivals)):
         return SourceFile(name, problem="its caption is not a regular file in the archive")

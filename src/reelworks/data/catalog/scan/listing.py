@@ -15,7 +15,7 @@ from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import archive
 from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
-from reelworks.data.catalog.scan.source_files import Listing, SourceFile, count_text, extension_of, settled
+from reelworks.data.catalog.scan.source_files import Listing, SourceFile, count_text, extension_of, may_be_read, settled
 from reelworks.data.media import formats, location
 from reelworks.data.run.folder import RunFolder
 
@@ -38,8 +38,8 @@ def list_folder(name: str, root: Path) -> Listing:
             remedy=f"give the folder that holds the videos and pictures, or a list of them ({formats.LISTS_TOLD})",
         )
     sidecars: Counter[str] = Counter()
-    entries = settled(_walk(name, root, "", (), sidecars))
-    if not any(formats.may_hold_clips(entry.path) for entry in entries):
+    entries = settled(_walk(name, root, "", (), sidecars), name)
+    if not any(may_be_read(entry) for entry in entries):
         found = sidecars + Counter(extension_of(entry.path) for entry in entries)
         raise UserError(
             f"the folder contains no videos or pictures; it contains: {count_text(found) or 'nothing'}",

@@ -15,7 +15,15 @@ from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import archive
 from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
-from reelworks.data.catalog.scan.source_files import NO_FILE, Listing, SourceFile, count_text, extension_of, settled
+from reelworks.data.catalog.scan.source_files import (
+    NO_FILE,
+    Listing,
+    SourceFile,
+    count_text,
+    extension_of,
+    may_be_read,
+    settled,
+)
 from reelworks.data.media import formats, location
 from reelworks.data.media.location import Location, MediaPath
 
@@ -31,8 +39,8 @@ def list_address(name: str, url: str) -> Listing:
     """
     fs, root = location.filesystem(url)
     sidecars: Counter[str] = Counter()
-    entries = settled(_entries(fs, root, _find(fs, root, name, url), sidecars))
-    if not any(formats.may_hold_clips(entry.path) for entry in entries):
+    entries = settled(_entries(fs, root, _find(fs, root, name, url), sidecars), name)
+    if not any(may_be_read(entry) for entry in entries):
         found = sidecars + Counter(extension_of(entry.path) for entry in entries)
         raise UserError(
             f"there are no videos or pictures below the address; there are: {count_text(found) or 'no files'}",

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles
+from reelworks.data.catalog.store import companions
 from reelworks.data.catalog.store.integrity import OUTSIDE
 from reelworks.data.media import formats
 from reelworks.data.media.probe import Probe
@@ -52,12 +53,25 @@ def extension_of(name: str) -> str:
     return formats.extension_of(name) or "no extension"
 
 
-def settled(found: Iterable[SourceFile]) -> list[SourceFile]:
+def is_unread_sound(file: SourceFile) -> bool:
+    """Return whether nothing but its kind is a reason not to read a file of sound."""
+    return formats.is_sound(file.path) and file.problem == formats.why_not_read(file.path)
+
+
+def may_be_read(file: SourceFile) -> bool:
+    """Return whether a file may hold what its dataset is made of: clips, and sounds that are sources."""
+    return formats.may_hold_clips(file.path) or (file.problem is None and formats.is_sound(file.path))
+
+
+def settled(found: Iterable[SourceFile], dataset: str) -> list[SourceFile]:
     """Return files as a catalog can name them: one of each path, none outside of the folder.
 
     Where a readable form of a path is that of another file, the one without a problem is kept, and else the last one.
+    Sounds are read in datasets of sources alone.
     """
     entries: dict[str, SourceFile] = {}
+    if companions.holds_sources(dataset):
+        found = (each._replace(problem=None) if is_unread_sound(each) else each for each in found)
     for entry in found:
         if re.search(OUTSIDE, entry.path):
             parts = entry.path.replace("\0", "\\0").split("/")

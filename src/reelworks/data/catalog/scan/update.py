@@ -22,7 +22,7 @@ from reelworks.data.catalog.store import integrity, kept_measures
 from reelworks.data.catalog.store.schema import SCORE, as_numpy, with_scores
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import location, probe
-from reelworks.data.media.formats import kind_of
+from reelworks.data.media.formats import is_sound, kind_of
 from reelworks.data.media.frame_index import PackedTimes
 
 _ROWS_PER_BATCH = 8192  # rows collected as Python values before they are converted to Arrow arrays
@@ -212,7 +212,8 @@ class Update:
             self._replaced[position] = True
         values |= self._listed_values(listed, number)
         if measured:
-            found = finding.probe or probe.Probe(kind_of(values["path"]) or "other")
+            is_damaged_sound = request.problem is None and is_sound(values["path"])
+            found = finding.probe or probe.Probe("sound" if is_damaged_sound else kind_of(values["path"]) or "other")
             values |= found.values() | {"first_frame": 0}
         self._wait(-1 if measured else position, values)
 

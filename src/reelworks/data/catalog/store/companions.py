@@ -27,6 +27,7 @@ from reelworks.data.catalog.store.schema import as_numpy
 
 REJECTED = "rejected"
 KINDS = ("control", *SOURCES, "mask", "loss_mask", REJECTED)
+_ENDS_OF_SOURCES = tuple(f":{kind}" for kind in SOURCES)  # of names of datasets
 _RATE_TOLERANCE = 0.01  # 23.976 and 24 count as the same rate
 
 
@@ -41,6 +42,7 @@ class Problem(IntEnum):
     SHORTER = 5
     OTHER_RATE = 6
     OTHER_ASPECT = 7
+    NOTHING_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class CompanionMatches:
             Problem.OTHER_RATE: f"has {rows.fps[row]:g} frames a second, the clip {clips.fps[index]:g}",
             Problem.OTHER_ASPECT: f"is {rows.width[row]} × {rows.height[row]} pixels, "
             f"the clip {clips.width[index]} × {clips.height[index]}",
+            Problem.NOTHING_SHOWN: "is a sound, and the clip has no source with pictures beside it",
         }[problem]
         return f"{self.kind} {rows.file(row)} {description}"
 
@@ -76,6 +79,11 @@ class CompanionMatches:
 def dataset_of(name: str, kind: str) -> str:
     """Return the dataset name under which a catalog holds the companions of a dataset."""
     return f"{name}:{kind}"
+
+
+def holds_sources(dataset: str) -> bool:
+    """Return whether a dataset of a catalog has the sources of another one, by its name."""
+    return dataset.endswith(_ENDS_OF_SOURCES)
 
 
 def sources(clips: Source, folders: Mapping[str, str]) -> list[Source]:
@@ -102,18 +110,24 @@ def without(rows: CatalogRows) -> CatalogRows:
 
 
 def find(
-    clips: CatalogRows, companions: CatalogRows, kind: str, folder: Mapping[str, str], *, own_sizes: bool = False
+    clips: CatalogRows,
+    companions: CatalogRows,
+    kind: str,
+    folder: Mapping[str, str],
+    *,
+    own_sizes: bool = False,
+    sounds: bool = False,
 ) -> CompanionMatches:
     """Find the companions of clips and their problems; `folder` is by the name of the clips' dataset.
 
-    With `own_sizes`, aspect ratios may differ.
+    With `own_sizes`, aspect ratios may differ, and with `sounds`, a companion may be a sound alone.
     """
+    may_be = companions.is_video | companions.is_image | (companions.is_sound & sounds)
     row = np.full(len(clips), -1, dtype=np.int64)
     problem = np.zeros(len(clips), dtype=np.int8)
     for dataset in folder:
         mine = np.flatnonzero(clips.of_datasets([dataset]))
-        own = companions.of_datasets([dataset_of(dataset, kind)])
-        theirs = np.flatnonzero(own & (companions.is_video | companions.is_image))
+        theirs = np.flatnonzero(companions.of_datasets([dataset_of(dataset, kind)]) & may_be)
         index, several = _match(_stems(clips, mine), _stems(companions, theirs))
         row[mine] = np.where(index < 0, -1, theirs[index] if len(theirs) else -1)
         problem[mine] = np.where(index < 0, Problem.MISSING, np.where(several, Problem.SEVERAL, Problem.NONE))
@@ -134,6 +148,16 @@ def excuse(clips: CatalogRows, sources: Sequence[CompanionMatches], least: Mappi
         enough = clips.of_datasets([dataset]) & (have >= count)
         for found in sources:
             found.problem[enough & (found.problem == Problem.MISSING)] = Problem.NONE
+
+
+def require_shown(sources: Sequence[CompanionMatches]) -> None:
+    """Refuse in place the sources of clips that have sounds and nothing else."""
+    if not any(found.rows.is_sound.any() for found in sources):
+        return
+    heard = [(found.row >= 0) & found.rows.is_sound[found.row] for found in sources]
+    shown = [(found.row >= 0) & ~sounds for found, sounds in zip(sources, heard, strict=True)]
+    for found, sounds in zip(sources, heard, strict=True):
+        found.problem[sounds & ~np.any(shown, axis=0) & (found.problem == Problem.NONE)] = Problem.NOTHING_SHOWN
 
 
 def _stems(rows: CatalogRows, indices: NDArray[np.int64]) -> Any:

@@ -18,7 +18,7 @@ from reelworks.data.catalog.filter_expression import KINDS_OF_FILE
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import SCORE, as_column, as_numpy
 
-KINDS = (*KINDS_OF_FILE, "other")  # a file of another type is never trained
+KINDS = (*KINDS_OF_FILE, "sound", "other")  # sounds are sources alone, and a file of another type is never trained
 _NOT_NEGATIVE = (
     *("size_bytes", "num_frames", "height", "width", "fps", "duration_seconds", "bit_depth", "rotation"),
     *("pixel_aspect_ratio", "hidden_frames", "first_frame"),

@@ -236,13 +236,18 @@ class CatalogRows:
         return self._mask("is_image", lambda: self.per_word("kind", "image".__eq__))
 
     @cached_property
+    def is_sound(self) -> NDArray[np.bool_]:
+        """Mask of the rows of sounds without pictures."""
+        return self.per_word("kind", "sound".__eq__)
+
+    @cached_property
     def is_hdr(self) -> NDArray[np.bool_]:
         """Mask of the rows of videos of high dynamic range."""
         return self.per_word("hdr", bool)
 
     @cached_property
     def has_sound(self) -> NDArray[np.bool_]:
-        """Mask of the rows of videos with sound."""
+        """Mask of the rows with sound."""
         return self.per_word("sound", bool)
 
     def per_word(self, name: str, test: Callable[[str], bool]) -> NDArray[np.bool_]:

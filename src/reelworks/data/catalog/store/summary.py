@@ -50,7 +50,9 @@ class Summary:
 
 
 def summarise(rows: CatalogRows) -> Summary:
-    """Summarise rows, usually `Catalog.live()`."""
+    """Summarise rows, usually `Catalog.live()`, without sounds that are sources."""
+    sounds = rows.is_sound & rows.readable
+    rows = rows.take(~sounds) if sounds.any() else rows
     good = rows.take(rows.readable)
     aspects = np.log([width / height for width, height in _ASPECTS])
     middles = (aspects[1:] + aspects[:-1]) / 2  # nearest in the logarithm: 2:1 is as far from 1:1 as 1:2

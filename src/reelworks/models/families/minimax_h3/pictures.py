@@ -1,7 +1,7 @@
 """Texts of MiniMax-H3 with the pictures and clips that its text encoder sees before them, as its release presents them.
 
-The network is told which tokens are of pictures. In embeddings here rows of zeros that count mark where these begin and
-end: a text, zeros, a picture, zeros, a text.
+Sounds are named there, but not heard. The network is told which tokens are of pictures. In embeddings here rows of zeros
+that count mark where these begin and end: a text, zeros, a picture, zeros, a text.
 
 Legend: T frames, H height, W width, L tokens, D width of an embedding.
 """
@@ -34,7 +34,7 @@ _PICTURE, _CLIP = "<|image_pad|>", "<|video_pad|>"  # each occurs once for each 
 
 
 def encode_text(parts: TextParts, captions: Sequence[str], length: int, pictures: list[Tensor]) -> EncodedText:
-    """Embed captions, each with its pictures and clips in order, with the functions of the pipeline.
+    """Embed captions, each with its pictures, clips and sounds in order, with the functions of the pipeline.
 
     Captions without any are cut to `length` tokens. An empty one is a space, as no token begins it.
     """
@@ -46,13 +46,13 @@ def encode_text(parts: TextParts, captions: Sequence[str], length: int, pictures
     )
 
 
-def _one(parts: TextParts, caption: str, shown: list[NDArray[np.uint8]], length: int) -> Tensor:
+def _one(parts: TextParts, caption: str, shown: list[NDArray[Any]], length: int) -> Tensor:
     steps: Any = importlib.import_module("diffusers.modular_pipelines.minimax_h3.encoders")
     how, inputs = steps.MiniMaxH3Ref2VATextEncoderStep, dict[str, Tensor]()
-    pictures = [parts.processor.picture(frames[0]) for frames in shown if len(frames) == 1]
+    pictures = [parts.processor.picture(frames[0]) for frames in shown if _kind(frames) == "image"]
     clips, times = [], []
     for frames in shown:
-        if len(frames) > 1:
+        if _kind(frames) == "video":
             sampled, seconds = how._sample_video_condition_frames(frames, _FPS, _SEEN_FPS, parts.processor.frames)
             clips.append(parts.processor.clip(sampled))
             times.append(seconds)
@@ -62,7 +62,8 @@ def _one(parts: TextParts, caption: str, shown: list[NDArray[np.uint8]], length:
     ):
         inputs |= {name: torch.cat([each[i] for each in given]) for i, name in enumerate(names) if given}
     tokens = [[int(grid[0, 1:].prod()) // parts.processor.merged for _, grid in given] for given in (pictures, clips)]
-    references = [SimpleNamespace(kind="image" if len(frames) == 1 else "video", has_audio=False) for frames in shown]
+    # A sound before its clip is named as one alone is.
+    references = [SimpleNamespace(kind=kind, has_audio=kind == "audio") for kind in map(_kind, shown)]
     caption = caption if shown else caption or " "
     ids, kinds = how._build_presentation(parts.tokenizer, caption, references, *tokens, times, TEXT, VIDEO)
     if shown:
@@ -75,6 +76,11 @@ def _one(parts: TextParts, caption: str, shown: list[NDArray[np.uint8]], length:
     ids = ids if shown else ids[:length]
     states = steps.get_qwen3vl_prompt_embeds(encoder, processor, ids, inputs, _LAYER, encoder.device, encoder.dtype)[0]
     return _marked(states, kinds) if shown else states
+
+
+def _kind(shown: NDArray[Any]) -> str:
+    """Return what the release calls a picture or clip `[T, H, W, 3]`, or a sound `[S, K]`."""
+    return "audio" if shown.ndim == 2 else "image" if len(shown) == 1 else "video"
 
 
 def _changes(kinds: Sequence[int]) -> list[int]:

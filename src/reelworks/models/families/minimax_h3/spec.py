@@ -47,8 +47,8 @@ class MiniMaxH3Config(Config):
     """Arguments of diffusers' MiniMaxH3Transformer3DModel; defaults are the published ones.
 
     `sound`: clips are trained with their sound. `first_frame`, `last_frame`: these are shown besides, as pictures of their
-    own. `references`: pictures and clips are shown besides, for which the release has a second network;
-    `reference_side` is the shorter side of such pictures.
+    own. `references`: pictures and clips are shown besides, and with `sound` those of the clips and others are heard, for
+    which the release has a second network; `reference_side` is the shorter side of such pictures.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
@@ -80,7 +80,9 @@ class MiniMaxH3Config(Config):
         return family.Conditioning(
             frames=not shows,
             shown=family.ShownFrames("alone" if self.first_frame else None, last=self.last_frame),
-            companions=family.Companions(("source",), ("source",), most_sources=4, picture_side=self.reference_side)
+            companions=family.Companions(
+                ("source",), ("source",), most_sources=12, picture_side=self.reference_side, sounds=self.sound
+            )
             if self.references
             else family.Companions(),
             sound=self.sound,

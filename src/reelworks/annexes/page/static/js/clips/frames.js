@@ -53,9 +53,9 @@ function framesAsRead(base, clip, put) {
   return [h("p.quiet", t`${who} reads ${frames}, at ${reading.size}${turned}.`), h("div.read-frames", loop, strip)];
 }
 
-function companion(base, { kind, problem, path }, reading, put) {
+function companion(base, { kind, problem, path, heard }, reading, put) {
   const box = h("div.companion", h("p.quiet", `${kind}: ${problem || path}`));
-  if (problem || !reading) return box;
+  if (problem || heard || !reading) return box;
   const strip = h("div.strip-of-frames");
   put(strip, `${base}/strip.webp?companion=${encodeURIComponent(kind)}`, t`${kind} as training reads it`);
   box.append(strip);
