@@ -11,6 +11,8 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 if TYPE_CHECKING:
     import torch
 
@@ -41,7 +43,7 @@ def threads(ranks: int = 1, environment: Mapping[str, str] = os.environ) -> int:
 
 def memory_bytes() -> int:
     """Return the CPU memory of the machine, or less where a cgroup limits it, as in containers and jobs."""
-    least = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    least = int(psutil.virtual_memory().total)
     for folder in _limiting_cgroups("memory"):
         for name in _MEMORY_LIMITS:
             try:
@@ -87,7 +89,7 @@ def is_busy(own_threads: int = 0, share: float = _BUSY_SHARE) -> bool:
 
     The load average includes the training's own threads on this machine, which are subtracted.
     """
-    return os.getloadavg()[0] - own_threads >= share * cores()
+    return psutil.getloadavg()[0] - own_threads >= share * cores()
 
 
 def _limiting_cgroups(controller: str) -> list[Path]:

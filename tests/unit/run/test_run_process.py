@@ -15,7 +15,7 @@ from reelworks.data.run.process import Process
 def test_what_is_no_id_is_no_process(pid):
     assert Process.running(pid) is None
     assert not Process(pid, Process.here().boot, 1).lives()
-    assert not Process(pid, Process.here().boot, 1).signal(signal.SIGTERM)
+    assert not Process(pid, Process.here().boot, 1).ask_to_end()
 
 
 def test_only_the_very_process_is_signalled():
@@ -25,12 +25,12 @@ def test_only_the_very_process_is_signalled():
         assert known.lives()
         for other in (replace(known, started=known.started - 1), replace(known, boot="x"), replace(known, boot="")):
             assert not other.lives()
-            assert not other.signal(signal.SIGKILL)
+            assert not other.ask_to_end()
         assert child.poll() is None
-        assert known.signal(signal.SIGTERM)
+        assert known.ask_to_end()
         assert child.wait(10) == -signal.SIGTERM
     assert not known.lives()
-    assert not known.signal(signal.SIGTERM)
+    assert not known.ask_to_end()
 
 
 def test_a_lock_is_held_by_who_holds_it_whatever_its_file_says(tmp_path):
@@ -43,11 +43,11 @@ def test_a_lock_is_held_by_who_holds_it_whatever_its_file_says(tmp_path):
     for text in (told, "", "{", "[1]", "[" * 100_000, told.replace('"pid": ', '"pid": -')):
         file.write_text(text)
         assert lock.holder(file) is None
-        assert not lock.signal_holder(file, signal.SIGKILL)
+        assert not lock.ask_holder(file)
     with lock.hold(file):
         file.write_text("")  # the disk was full
         assert lock.holder(file) is not None
-        assert not lock.signal_holder(file, signal.SIGKILL)
+        assert not lock.ask_holder(file)
 
 
 def test_looking_takes_no_lock_away(tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import resource
 import statistics
 import time
 from collections.abc import Iterator
@@ -13,8 +11,10 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
+from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.table import Bucket
 from reelworks.data.distributed import mesh
@@ -84,8 +84,7 @@ def peak_bytes(device: torch.device) -> int:
     """Return the peak memory since `reset_peak`."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
-    unit = 1 if os.uname().sysname == "Darwin" else 1024
-    return _own_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return _own_bytes("VmHWM") or system.peak_bytes()
 
 
 def _own_bytes(name: str) -> int:
@@ -99,7 +98,7 @@ def device_bytes() -> int:
     """Return the memory that a process may use: 92 % of the GPU, or half of the available memory of a CPU."""
     if torch.cuda.is_available():
         return int(0.92 * torch.cuda.get_device_properties(0).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2
+    return int(psutil.virtual_memory().available) // 2
 
 
 class ChildProcess:
@@ -182,7 +181,7 @@ def _cap(memory_bytes: int) -> None:
     The limit of the system counts what is reserved: pyarrow reserves a GiB as it is imported, and touches little of it.
     """
     untouched = max(0, _own_bytes("VmData") - _own_bytes("RssAnon"))
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes + untouched, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    system.limit_memory(memory_bytes + untouched)
 
 
 def _is_lack(error: Exception) -> bool:
