@@ -23,9 +23,9 @@ def start(tiny, tmp_path):
 
     def run(**changes: object) -> subprocess.Popen[str]:
         path = tmp_path / "recipe.toml"
-        path.write_text(recipe_file.dump(recipe_file.parse(tiny(**changes))))
+        path.write_text(recipe_file.dump(recipe_file.parse(tiny(**changes))), encoding="utf-8")
         command = [sys.executable, "-m", "reelworks", "train", str(path), "--nproc-per-node", "2"]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
 
     return run
 

@@ -90,7 +90,7 @@ def test_files_beside_those_of_the_page_are_not_served(client, path):
 def test_a_link_out_of_the_folders_is_not_followed(tmp_path):
     root, outside = tmp_path / "root", tmp_path / "outside"
     (outside / "run").mkdir(parents=True)
-    (outside / "run" / "run.json").write_text("{}")
+    (outside / "run" / "run.json").write_text("{}", encoding="utf-8")
     root.mkdir()
     (root / "link").symlink_to(outside)
     workspace = Workspace([root])
@@ -106,12 +106,12 @@ def test_a_link_out_of_the_folders_is_not_followed(tmp_path):
 def test_names_that_are_not_text_are_found_all_the_same(tmp_path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xfcn"))
     folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"format": FORMAT_VERSION}))
-    (folder / "recipe.toml").write_text("")
+    (folder / "run.json").write_text(json.dumps({"format": FORMAT_VERSION}), encoding="utf-8")
+    (folder / "recipe.toml").write_text("", encoding="utf-8")
     with page(tmp_path) as client:
         (run,) = client.get("/api/runs").json()
         assert client.get(f"/api/runs/{run['key']}").status_code == 200
-        (folder / "run.json").write_text("{}")
+        (folder / "run.json").write_text("{}", encoding="utf-8")
         refusal = client.get(f"/api/runs/{run['key']}").json()
         assert refusal["code"] == "no-run"
 

@@ -36,16 +36,16 @@ def test_only_the_very_process_is_signalled():
 def test_a_lock_is_held_by_who_holds_it_whatever_its_file_says(tmp_path):
     file, link = tmp_path / ".lock", tmp_path / "foreign.lock"
     with lock.hold(file):
-        told = file.read_text()
+        told = file.read_text(encoding="utf-8")
         link.symlink_to(file)
         assert lock.holder(file) is not None
         assert lock.holder(link) is None  # the lock of another folder
     for text in (told, "", "{", "[1]", "[" * 100_000, told.replace('"pid": ', '"pid": -')):
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
         assert lock.holder(file) is None
         assert not lock.ask_holder(file)
     with lock.hold(file):
-        file.write_text("")  # the disk was full
+        file.write_text("", encoding="utf-8")  # the disk was full
         assert lock.holder(file) is not None
         assert not lock.ask_holder(file)
 

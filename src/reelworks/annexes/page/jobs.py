@@ -134,7 +134,7 @@ class Jobs:
     def result(self, id: str) -> Any:
         """Return the JSON value that a command with `--json` printed; None if it printed none, or an error."""
         try:
-            value = json.loads(self._file(self.get(id), ".out").read_text())
+            value = json.loads(self._file(self.get(id), ".out").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return None if isinstance(value, dict) and value.keys() == {"error"} else value
@@ -206,7 +206,7 @@ class Jobs:
 
 def read(path: Path) -> PageJob:
     """Read a job's file."""
-    values = json.loads(path.read_text())
+    values = json.loads(path.read_text(encoding="utf-8"))
     processes = {key: values[key] and Process.parse(values[key]) for key in ("process", "writer")}
     return PageJob(**{**values, **processes, "arguments": tuple(values["arguments"])})
 

@@ -35,8 +35,10 @@ def available_bytes() -> int:
 
 def _container() -> int:
     try:
-        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        cached = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        limit, used = (
+            (_CGROUP / name).read_text(encoding="utf-8").strip() for name in ("memory.max", "memory.current")
+        )
+        cached = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines())
     except OSError:
         return sys.maxsize
     if limit == "max":

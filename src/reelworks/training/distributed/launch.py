@@ -54,7 +54,7 @@ def launch(processes: int, arguments: list[str]) -> int:
             if first < 0 and not forwarded:
                 ended = next(i for i, rank in enumerate(ranks) if rank.returncode == first)
                 by = signal.Signals(-first)
-                hint = ", as the system does when CPU memory is full" if by == signal.SIGKILL else ""
+                hint = ", as the system does when CPU memory is full" if by.name == "SIGKILL" else ""
                 terminal.say(
                     f"error: rank {ended} was ended by {by.name}{hint}, and the others were stopped\n"
                     "  remedy: give the same command again, which goes on from the last checkpoint",

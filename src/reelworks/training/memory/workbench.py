@@ -77,7 +77,7 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         return
     with contextlib.suppress(OSError):  # without the file, as on macOS, the peak is that of the whole process
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -90,7 +90,7 @@ def peak_bytes(device: torch.device) -> int:
 def _own_bytes(name: str) -> int:
     """Return memory of this process by its name in proc_pid_status(5); 0 where there is none, as on macOS."""
     file = Path("/proc/self/status")
-    lines = file.read_text().splitlines() if file.exists() else []
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
