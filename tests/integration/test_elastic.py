@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -67,7 +66,7 @@ class Cluster:
         machine = self.machines.pop()
         processes = [psutil.Process(machine.pid), *psutil.Process(machine.pid).children(recursive=True)]
         for process in processes:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
         machine.wait()
 
     def world_after(self, steps: int, world: int) -> dict:

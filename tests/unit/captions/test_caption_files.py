@@ -575,7 +575,7 @@ def test_a_real_kill_at_random_moments(tmp_path: Path) -> None:
         until = time.monotonic() + 120
         while len(texts(data)) < wanted and child.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
-        child.send_signal(signal.SIGKILL)
+        child.kill()
         assert child.wait() == -signal.SIGKILL
         assert all(text.endswith(".\n") for text in texts(data).values())
     run(data, workers=3)

@@ -40,7 +40,7 @@ def test_a_killed_scan_goes_on(data: Path, tmp_path: Path) -> None:
         process = begin(data, catalog, opened)
         while lines(opened) < until and process.poll() is None:
             time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         assert process.wait() == -signal.SIGKILL
         assert not (catalog / "catalog.json").exists()
     kept = lines(catalog / journal.NAME) - 1

@@ -129,7 +129,7 @@ def test_a_run_whose_process_was_killed_is_not_running(client, root):
     process = subprocess.Popen([sys.executable, "-c", holds, str(run.lock_file)], stdout=subprocess.PIPE)
     process.stdout.readline()
     assert of(client, "third")["state"] == "running"
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     process.stdout.close()
     third = of(client, "third")

@@ -115,9 +115,10 @@ def beating(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
         stop.set()
         thread.join()
         with suppress(OSError):
-            if is_ours():
+            was_ours = is_ours()
+            os.close(fd)  # before the file is removed, which Windows refuses for an open one
+            if was_ours:
                 path.unlink()
-        os.close(fd)
 
 
 def _take(path: Path, me: LockOwner) -> int:
@@ -150,16 +151,16 @@ def _is_abandoned(path: Path, seen: tuple[int, str]) -> bool:
 
 def _replace(path: Path, me: LockOwner, abandoned: tuple[int, str]) -> int:
     temporary = path.with_name(f"{path.name}.{me.token}")
-    fd = _create(temporary, me)
+    os.close(_create(temporary, me))  # Windows renames no open file
     try:
         if _snapshot(path) == abandoned:
             system.patiently(lambda: temporary.replace(path))
             time.sleep(_SETTLE_SECONDS)
-        holder = _holder(path)
-        if holder != me:
+        fd = os.open(path, os.O_RDWR | system.BINARY)
+        if (holder := _holder(path)) != me:
+            os.close(fd)
             raise LockedError(holder)
     except BaseException:
-        os.close(fd)
         temporary.unlink(missing_ok=True)
         raise
     return fd

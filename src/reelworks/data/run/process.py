@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,14 +35,11 @@ class Process:
         """Return a process that runs now; None for one that has ended, and for ids that are none."""
         if pid <= 0:
             return None
-        try:
-            # One that has ended, and whose parent has not asked yet, is a Z; the name before it may hold anything.
-            state, *fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-            return None if state in "ZX" else cls(pid, _BOOT.read_text("utf-8").strip(), int(fields[18]))
-        except OSError:
-            if Path("/proc/self/stat").exists():
-                return None
-        with suppress(psutil.Error, OverflowError):  # a system without /proc
+        with suppress(OSError, psutil.Error, OverflowError):
+            if sys.platform == "linux":
+                # One that has ended, and whose parent has not asked yet, is a Z; the name before it may hold anything.
+                state, *fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+                return None if state in "ZX" else cls(pid, _BOOT.read_text("utf-8").strip(), int(fields[18]))
             found = psutil.Process(pid)
             return cls(pid, "", round(found.create_time() * 1000)) if found.is_running() else None
         return None
