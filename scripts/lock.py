@@ -15,7 +15,11 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = ("README.md", "recipes", "src/reelworks/core/version.py")  # what the build reads to tell the package's metadata
+NEEDED = (
+    "README.md",
+    "recipes",
+    "src/reelworks/core/version.py",
+)  # what the build reads to tell the package's metadata
 
 
 def constraints() -> list[str]:

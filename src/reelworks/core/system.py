@@ -194,6 +194,14 @@ def limit_memory(most_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
+def open_files() -> int | None:
+    """Return how many files this process may have open; None without a limit."""
+    if sys.platform == "win32":
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
 def sync_folder(path: Path, fsync: Callable[[int], None]) -> None:
     """Make the entries of a folder durable; Windows keeps a journal of them, and opens no folder."""
     if WINDOWS:
