@@ -86,6 +86,9 @@ check: $(STAMP)
 	$(SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
 	$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(SCHEMA) vendor.citation-file-format CITATION.cff
+	$(SCHEMA) vendor.compose-spec containers/compose.yaml
+	$(VENV)/bin/hadolint containers/Dockerfile
+	$(VENV)/bin/shellcheck containers/start.sh
 	$(DOCS)
 
 # A wheel and an sdist in dist/, as they would be uploaded.
