@@ -12,7 +12,7 @@ PROGRAM := $(VENV)/.program
 # where the shell says otherwise: each of the processes that tests start would compile the program again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest
 # Tests of one file mostly run in one process, so that what they share is made once.
-PARALLEL := $(PYTEST) -n $(WORKERS) --dist worksteal
+PARALLEL := PYTHONWARNDEFAULTENCODING=1 $(PYTEST) -n $(WORKERS) --dist worksteal
 
 # Strict: no broken link, no page without a place.
 DOCS := $(VENV)/bin/python scripts/build_docs.py
@@ -86,6 +86,9 @@ check: $(STAMP)
 	$(SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
 	$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(SCHEMA) vendor.citation-file-format CITATION.cff
+	$(SCHEMA) vendor.compose-spec containers/compose.yaml
+	$(VENV)/bin/hadolint containers/Dockerfile
+	$(VENV)/bin/shellcheck containers/start.sh
 	$(DOCS)
 
 # A wheel and an sdist in dist/, as they would be uploaded.

@@ -32,7 +32,7 @@ def _wait_until_open(port: int) -> None:
 def serving(folder: Path) -> Iterator[tuple[int, int]]:
     """Run `reelworks ui` on a folder; yields its port and process."""
     command = [sys.executable, "-m", "reelworks", "ui", str(folder), "--port", str(_free_port())]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8")
     assert process.stdout is not None
     try:
         found = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())

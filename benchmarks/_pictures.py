@@ -25,7 +25,7 @@ def write(folder: Path, number: int) -> None:
     for i in range(number):
         height, width = SIZES[i % len(SIZES)]
         Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(folder / f"{i:05d}.png")
-        (folder / f"{i:05d}.txt").write_text(f"picture number {i % 50}")
+        (folder / f"{i:05d}.txt").write_text(f"picture number {i % 50}", encoding="utf-8")
 
 
 def recipe(folder: Path, steps: int, *, hidden_size: int = 64, depth: int = 4, batch_size: int = 2) -> dict[str, Any]:

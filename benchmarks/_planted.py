@@ -166,6 +166,6 @@ def write(folder: Path, drawn: list[Drawn], *, seed: int) -> dict[str, str]:
         below = folder / ("often" if one.fault == "memorised" else "usual")
         below.mkdir(parents=True, exist_ok=True)
         Image.fromarray(frame_of(one, chance)).save(below / f"{i:04d}.png")
-        (below / f"{i:04d}.txt").write_text(one.caption)
+        (below / f"{i:04d}.txt").write_text(one.caption, encoding="utf-8")
         faults[f"{below.name}/{i:04d}.png"] = one.fault
     return faults

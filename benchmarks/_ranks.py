@@ -47,7 +47,9 @@ def begin(recipe: Path, keys: list[str], cursor: Path, *, resume: bool) -> Begun
     command = [sys.executable, "-m", "benchmarks._ranks", str(recipe), str(cursor), "resume" if resume else "begin"]
     began = time.perf_counter()
     ranks = [
-        subprocess.Popen([*command, str(rank), *keys], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, str(rank), *keys], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        )
         for rank in range(WORLD)
     ]
     # A rank tells when it is there, and stays until all are.
@@ -83,7 +85,7 @@ def begin(recipe: Path, keys: list[str], cursor: Path, *, resume: bool) -> Begun
 def _memory(pid: int) -> tuple[int, int]:
     """Return the anonymous bytes of a process, and all of its bytes, of which shared ones count by their share."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     except (OSError, ProcessLookupError):
         return 0, 0
     kb = {line.split(":")[0]: int(line.split()[1]) for line in lines}
@@ -109,7 +111,7 @@ def _rank(recipe: Path, cursor: Path, how: str, rank: int, keys: list[str]) -> N
     if how == "begin":
         at, _ = position.next_epoch(data, spec, None)
     else:
-        stored = Cursor(**json.loads(cursor.read_text()))
+        stored = Cursor(**json.loads(cursor.read_text(encoding="utf-8")))
         at, _ = resume.resume(data, spec, run, stored, Excluded.none(), Aliases())
     at.plan.digest()  # which ranks compare
     planned = time.time()
@@ -119,7 +121,7 @@ def _rank(recipe: Path, cursor: Path, how: str, rank: int, keys: list[str]) -> N
     first = time.time()
     if how == "begin" and rank == 0:
         later = replace(at, plan_step=at.plan.num_steps // 2)
-        cursor.write_text(json.dumps(asdict(later.to_cursor(data))))
+        cursor.write_text(json.dumps(asdict(later.to_cursor(data))), encoding="utf-8")
     Path(f"{cursor}.rank-{rank}").touch()
     sys.stdin.read()
     print(json.dumps({"began_at": began, "planned_at": planned, "first_at": first, "uids": request.uids.tolist()}))

@@ -21,11 +21,11 @@ def keep(file: Path, figures: dict[str, Any], part: str | None = None) -> None:
     if AT_START["load_average"] > _BUSY_SHARE * machine.cores():
         load = f"a load of {AT_START['load_average']:.1f} on {machine.cores()} cores when this began"
         print(f"warning: {load}: times that are kept now are those of a busy machine", file=sys.stderr)
-    known = json.loads(file.read_text()) if part is not None and file.exists() else {}
+    known = json.loads(file.read_text(encoding="utf-8")) if part is not None and file.exists() else {}
     found = {**figures, **AT_START}
     values = found if part is None else {**known, part: {**known.get(part, {}), **found}}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(values, indent=1) + "\n")
+    file.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def _commit() -> str:
@@ -42,7 +42,9 @@ def _commit() -> str:
 
 def _git(*words: str) -> str:
     folder = Path(__file__).parents[1]
-    return subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", folder, *words], capture_output=True, text=True, check=True, encoding="utf-8"
+    ).stdout.strip()
 
 
 # Before anything is measured: the tree may have moved on when a long benchmark ends, and its own work is load too.

@@ -92,13 +92,13 @@ def save(state: State, folder: Path, former: State | None = None) -> None:
     held = former or state
     columns = {name: column for name, column in vars(state.clips).items() if column is not None}
     np.savez(folder / "catalog.npz", live=state.live, **columns)
-    (folder / "spec.json").write_text(json.dumps(asdict(state.spec)))
+    (folder / "spec.json").write_text(json.dumps(asdict(state.spec)), encoding="utf-8")
     (folder / "excluded").write_bytes(held.excluded.to_bytes())
     cursor = Cursor(
         *("catalog", 1, held.spec.digest(), held.plan.digest(), held.plan.step_digest(held.plan_step)),
         *(0, 0, 0, held.plan_step, 0, 0, 0, 0, 0, 0),
     )
-    (folder / "cursor.json").write_text(json.dumps(cursor.to_json()))
+    (folder / "cursor.json").write_text(json.dumps(cursor.to_json()), encoding="utf-8")
     if former is not None:
         arrays: dict[str, Any] = former.plan.arrays()
         np.savez(folder / "plan.npz", **arrays)
@@ -109,10 +109,10 @@ def seek(folder: Path) -> tuple[str, int]:
     with np.load(folder / "catalog.npz") as stored:
         columns = dict(stored)
     live, clips = columns.pop("live"), Clips(**columns)
-    values: dict[str, Any] = json.loads((folder / "spec.json").read_text())
+    values: dict[str, Any] = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
     values |= {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
     spec = PlanSpec(**values)
-    cursor = Cursor(**json.loads((folder / "cursor.json").read_text()))
+    cursor = Cursor(**json.loads((folder / "cursor.json").read_text(encoding="utf-8")))
     excluded = Excluded.from_bytes((folder / "excluded").read_bytes())
     if cursor.spec == spec.digest():
         found = segment(clips, live, spec, excluded)
@@ -128,7 +128,7 @@ def seek(folder: Path) -> tuple[str, int]:
 def run(folder: Path) -> dict[str, Any]:
     """Seek in a fresh process."""
     command = [sys.executable, "-m", "benchmarks._seek", str(folder)]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    out = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
     return dict(json.loads(out.splitlines()[-1]))
 
 

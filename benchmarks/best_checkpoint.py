@@ -47,7 +47,7 @@ def draw(generator: np.random.Generator, place: str, file: Path) -> None:
     pen.rectangle((left, top, left + size, top + int(1.2 * size)), fill=(220, 40, 50))
     pen.rectangle((left, top + size // 3, left + size, top + size // 2), fill=(245, 240, 220))
     image.resize((SIDE, SIDE), Image.Resampling.BOX).save(file)
-    file.with_suffix(".txt").write_text(f"a mug on {place}")
+    file.with_suffix(".txt").write_text(f"a mug on {place}", encoding="utf-8")
 
 
 def recipe(folder: Path, seed: int) -> dict[str, Any]:
@@ -84,7 +84,9 @@ def recipe(folder: Path, seed: int) -> dict[str, Any]:
 
 def reelworks(*words: object) -> str:
     """Run a command, and return what it prints."""
-    done = subprocess.run([sys.executable, "-m", "reelworks", *map(str, words)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "reelworks", *map(str, words)], capture_output=True, text=True, encoding="utf-8"
+    )
     if done.returncode:
         raise SystemExit(f"reelworks {' '.join(map(str, words))} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     return done.stdout
@@ -96,7 +98,7 @@ def run(seed: int, folder: Path) -> dict[str, Any]:
     (folder / "mugs").mkdir()
     for i in range(PICTURES):
         draw(generator, list(PLACES)[i % len(PLACES)], folder / "mugs" / f"{i:02d}.png")
-    (folder / "recipe.toml").write_text(tomli_w.dumps(recipe(folder, seed)))
+    (folder / "recipe.toml").write_text(tomli_w.dumps(recipe(folder, seed)), encoding="utf-8")
     began = time.monotonic()
     reelworks("train", folder / "recipe.toml")
     trained = time.monotonic()

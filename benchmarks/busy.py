@@ -60,6 +60,7 @@ def seconds_per_step(seconds: float, *, passive: bool, busy: bool) -> float:
             check=True,
             capture_output=True,
             text=True,
+            encoding="utf-8",
         )
     finally:
         for process in beside:

@@ -165,7 +165,9 @@ def peak_bytes(kind: str, total_bytes: int, folder: Path) -> int:
     """Largest memory of a process that saves twice."""
     command = [sys.executable, "-m", "benchmarks.checkpoint", "--peak", kind]
     command += ["--gb", str(total_bytes / 1e9), "--folder", str(folder)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    return int(
+        subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout.splitlines()[-1]
+    )
 
 
 def save_twice(kind: str, state: State, folder: Path) -> int:
@@ -180,7 +182,7 @@ def save_twice(kind: str, state: State, folder: Path) -> int:
             save.save(store, step, state)
         shutil.rmtree(store.root)
     # Not by getrusage, whose peak a process inherits from the one that started it.
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 

@@ -130,7 +130,7 @@ def tell(run: RunFolder, position: DataPosition) -> int:
         "repeated": 0,
         "seconds": 1.0,
     }
-    with run.events_file.open("w") as f:
+    with run.events_file.open("w", encoding="utf-8") as f:
         f.write(json.dumps({**common, "kind": "start", "step": 0, "resumed_from": None, **shape}) + "\n")
         f.write(json.dumps({**common, "kind": "epoch", "step": 0, **epoch}) + "\n")
         for plan_step in range(half):
@@ -179,7 +179,7 @@ def write(root: Path) -> Json:
 def read(root: Path) -> Json:
     """Read the account in a fresh process."""
     command = [sys.executable, "-c", _READ, str(root / "run")]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    out = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
     return dict(json.loads(out.splitlines()[-1]))
 
 

@@ -27,11 +27,12 @@ def run(seed: int, *, quiet: bool) -> dict[str, float]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            encoding="utf-8",
         )
         summary = Path(folder, "demo", "summary.json")
         if not summary.exists():  # a demo that learned too little has one, too
             raise SystemExit(f"the demo of seed {seed} ended with code {done.returncode}:\n{done.stdout[-3000:]}")
-        found: dict[str, float] = json.loads(summary.read_text())
+        found: dict[str, float] = json.loads(summary.read_text(encoding="utf-8"))
     if not quiet:
         print(f"seed {seed}: " + ", ".join(f"{word} {found[word]}" for word in (*WORDS, "seconds")), flush=True)
     return found

@@ -59,7 +59,7 @@ def footage(folder: Path, clips: int, frames: int, height: int, width: int) -> N
                 picture = av.VideoFrame.from_ndarray(np.roll(still, 4 * frame, axis=1), format="rgb24")
                 container.mux(stream.encode(picture))
             container.mux(stream.encode())
-        (folder / f"{number:04d}.txt").write_text(f"clip number {number}")
+        (folder / f"{number:04d}.txt").write_text(f"clip number {number}", encoding="utf-8")
 
 
 def recipe_in(place: Path, frames: int, height: int, width: int, batch: int) -> dict[str, Any]:

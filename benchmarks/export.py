@@ -62,7 +62,7 @@ def by_libraries(folder: Path, wanted: list[TensorRange], shard_bytes: int) -> N
             os.fsync(file.fileno())
         del shard
     index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 WAYS = {"ours": by_ours, "libraries": by_libraries}
@@ -104,7 +104,9 @@ def main() -> None:
     ]
     for _ in range(args.trials):
         for way, found in seen.items():
-            done = subprocess.run([*command, "--one", way], check=True, capture_output=True, text=True)
+            done = subprocess.run(
+                [*command, "--one", way], check=True, capture_output=True, text=True, encoding="utf-8"
+            )
             found.append(json.loads(done.stdout))
     result: dict[str, Any] = {"gb": args.gb, "shard_mb": args.shard_mb}
     for way, found in seen.items():

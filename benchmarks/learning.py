@@ -83,7 +83,11 @@ def recipe(folder: Path, steps: int, *, batch_size: int, clip_losses: str | int,
 def reelworks(*words: object) -> str:
     """Run a command, and return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "reelworks", *map(str, words)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "reelworks", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, words))} ended with code {done.returncode}:\n{done.stderr[-3000:]}")
@@ -92,7 +96,7 @@ def reelworks(*words: object) -> str:
 
 def train(folder: Path, values: Recipe) -> None:
     """Train a recipe to its end."""
-    (folder / "recipe.toml").write_text(tomli_w.dumps(values))
+    (folder / "recipe.toml").write_text(tomli_w.dumps(values), encoding="utf-8")
     reelworks("train", folder / "recipe.toml")
 
 
@@ -173,7 +177,7 @@ def equal_after_kill(folder: Path, steps: int, kills: int) -> bool:
         values = recipe(folder, steps, batch_size=4, clip_losses=8, checkpoints={"every_steps": 10, "keep_last": 2})
         values |= {"output": str(folder / name), "train": values["train"] | {"clip_losses_every": 7}}
         file = folder / f"{name}.toml"
-        file.write_text(tomli_w.dumps(values))
+        file.write_text(tomli_w.dumps(values), encoding="utf-8")
         chance = random.Random(3)
         for _ in range(kills if name == "killed" else 0):
             _kill_behind(chance.randint(11, steps - 2), folder / name, file)

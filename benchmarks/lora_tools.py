@@ -72,7 +72,11 @@ def measured(*arguments: object) -> tuple[dict[str, Any], float, float]:
     """Run a verb and return its answer, its peak of memory in GB and its seconds."""
     began = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", _STARTER, *map(str, arguments)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _STARTER, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
     )
     *errors, peak_kb = done.stderr.splitlines()
     if done.returncode:

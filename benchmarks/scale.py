@@ -61,7 +61,9 @@ _CLI = "from reelworks.commands.main import app; app(sys.argv[1:], standalone_mo
 def alone(body: str, *arguments: str) -> Json:
     """Run a line of Python in a fresh process; return its seconds, processor seconds and peak memory."""
     command = [sys.executable, "-c", _COMMAND.format(body=body), *arguments]
-    done = subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    )
     seen: Json = json.loads(done.stderr.strip().splitlines()[-1])
     return {name: round(value, 3) for name, value in seen.items()}
 

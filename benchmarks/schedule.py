@@ -176,7 +176,9 @@ def machine_name() -> str:
     """The machine's name, its processor and what runs on it."""
     cpu = platform.processor() or platform.machine()
     if (info := Path("/proc/cpuinfo")).exists():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.split(":")[1].strip() for line in info.read_text(encoding="utf-8").splitlines() if "model name" in line
+        ]
         cpu = names[0] if names else cpu
     versions = f"Python {platform.python_version()}, numpy {np.__version__}"
     return f"{platform.node()}, {machine.cores()} × {cpu}, {versions}"

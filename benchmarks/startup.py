@@ -45,7 +45,7 @@ def once(*arguments: str, until: str | None = None, folder: str | None = None) -
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     began = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, cwd=folder, env=environment
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, cwd=folder, env=environment, encoding="utf-8"
     )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -100,7 +100,7 @@ def train(folder: Path) -> Seconds:
     for number in range(20):
         file = folder / "pictures" / f"{number:02}.png"
         Image.effect_noise((128, 96 if number % 3 else 128), 64).convert("RGB").save(file)
-        file.with_suffix(".txt").write_text("a picture of noise")
+        file.with_suffix(".txt").write_text("a picture of noise", encoding="utf-8")
     new = ("-m", "reelworks", "new", "lora", "--data", "pictures", "--model", "flux-tiny", "-o", "noise.toml")
     once(*new, folder=str(folder))
     return once("-m", "reelworks", "train", "noise.toml", until="step 1/", folder=str(folder))

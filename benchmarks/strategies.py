@@ -260,7 +260,9 @@ def waited_share(seconds: NDArray[np.float64]) -> float:
 
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(_sleep_and_meet, (seconds, folder), nprocs=seconds.shape[1])  # type: ignore[no-untyped-call]
-        times = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(seconds.shape[1])]
+        times = [
+            json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(seconds.shape[1])
+        ]
     return sum(waited for waited, _ in times) / sum(whole for _, whole in times)
 
 
@@ -275,7 +277,7 @@ def _sleep_and_meet(rank: int, seconds: NDArray[np.float64], folder: str) -> Non
         arrived = time.perf_counter()
         dist.barrier()
         waited += time.perf_counter() - arrived
-    Path(folder, f"{rank}.json").write_text(json.dumps([waited, time.perf_counter() - began]))
+    Path(folder, f"{rank}.json").write_text(json.dumps([waited, time.perf_counter() - began]), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 

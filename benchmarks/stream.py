@@ -288,7 +288,7 @@ def memory(pictures: list[Path], batches: int) -> dict[str, float]:
 
 def machine_name() -> str:
     """Return the processor and what runs on it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":")[1].strip() for line in lines if "model name" in line] or [platform.machine()]
     return f"{machine.cores()} × {names[0]}, Python {platform.python_version()}, torch {torch.__version__}, PyAV {av.__version__}"
 

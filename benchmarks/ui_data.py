@@ -90,7 +90,7 @@ def measure(clips: int) -> Json:
         catalog = folder / "web.catalog"
         _catalogs.make(catalog, clips)
         recipe = folder / "web.toml"
-        recipe.write_text(f'output = "{folder}/run"\ncatalog = "{catalog}"\n{_RECIPE}')
+        recipe.write_text(f'output = "{folder}/run"\ncatalog = "{catalog}"\n{_RECIPE}', encoding="utf-8")
         _learn(recipe)
         with serving(folder) as (port, process):
             return _asked(Page(port), process, clips)
@@ -190,12 +190,12 @@ def _moved(page: Page, key: str, column: Json) -> list[float]:
 
 def _cpu_seconds(process: int) -> float:
     """Return the processor time of the server, which depends less on what else the machine does."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _status(process: int, name: str) -> int:
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 

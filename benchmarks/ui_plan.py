@@ -72,7 +72,7 @@ def measure(clips: int, count: int) -> Json:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _catalogs.make(folder / "run" / "catalog", clips)
-        (folder / "recipe.toml").write_text(RECIPE)
+        (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
         with serving(folder) as (port, _):
             page = Page(port)
             (key,) = [row["key"] for row in page.get("/api/plan")]

@@ -46,7 +46,7 @@ def write_events(path: Path, steps: int) -> None:
         "same_bucket_run": 1,
         "recipe": "r.toml",
     }
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
 
         def tell(**fields: Any) -> None:
             file.write(json.dumps(fields) + "\n")
@@ -95,7 +95,7 @@ def drawn_seconds(port: int, key: str, events: Path, steps: int) -> dict[str, fl
         for step in range(steps + 1, steps + 1 + ROUNDS):
             shown.wait_for_timeout(1000 * SECONDS_PER_STEP)
             began = time.perf_counter()
-            with events.open("a") as file:
+            with events.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"v": 1, "time": time.time(), **step_event(step)}) + "\n")
             while not shown.evaluate(f"document.querySelector('.plot').data.some(curve => curve.x.at(-1) === {step})"):
                 shown.wait_for_timeout(20)
@@ -111,8 +111,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         run.mkdir()
-        (run / "run.json").write_text(f'{{"format": {FORMAT_VERSION}}}')
-        (run / "recipe.toml").write_text("version = 1\n")
+        (run / "run.json").write_text(f'{{"format": {FORMAT_VERSION}}}', encoding="utf-8")
+        (run / "recipe.toml").write_text("version = 1\n", encoding="utf-8")
         write_events(run / "events.jsonl", steps)
         with serving(Path(folder)) as (port, pid):
             page, began = Page(port), time.perf_counter()

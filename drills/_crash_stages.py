@@ -141,7 +141,7 @@ class Drill:
         """Return the demo's recipe with three stages in place of its buckets, saves that are frequent, and no previews."""
         from reelworks.demo import sample_recipe
 
-        recipe: Json = tomllib.loads(sample_recipe.path("demo").read_text())
+        recipe: Json = tomllib.loads(sample_recipe.path("demo").read_text(encoding="utf-8"))
         for key in ("bucket", "samples"):
             del recipe[key]
         del recipe["train"]["max_steps"], recipe["train"]["learning_rate_schedule"]

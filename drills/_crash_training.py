@@ -41,7 +41,7 @@ def survive(kills: int, seed: int) -> Json:
             _end(_start(_recipe(folder, name, _WINDOW_STEPS)), _LIMIT_SECONDS)
             window_seconds = time.perf_counter() - started
         if _end(_start(calm), _LIMIT_SECONDS) != 0:
-            raise RuntimeError(_log(calm).read_text())
+            raise RuntimeError(_log(calm).read_text(encoding="utf-8"))
         expected = final_state(calm)
         done, in_a_save, finished, wrong = 0, 0, 0, []
         recipe = _recipe(folder, "killed-0")
@@ -66,7 +66,7 @@ def survive(kills: int, seed: int) -> Json:
 
 def _differences(recipe: Json, code: int | None, expected: dict[str, str]) -> list[str]:
     if code != 0:
-        return [f"a resumed training ended with {code}: {_log(recipe).read_text()[-2000:]}"]
+        return [f"a resumed training ended with {code}: {_log(recipe).read_text(encoding='utf-8')[-2000:]}"]
     return [] if final_state(recipe) == expected else [f"{recipe['output']} ended in another state"]
 
 
@@ -113,7 +113,7 @@ def _train(recipe: Json) -> None:
     from reelworks.training.loop.trainer import run
     from reelworks.training.recipe import recipe_file
 
-    with _log(recipe).open("w") as log:
+    with _log(recipe).open("w", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os._exit(run(recipe_file.parse(recipe), TrainRequest()))
@@ -128,7 +128,7 @@ def _make_pictures(folder: Path) -> None:
     generator = np.random.default_rng(0)
     for i, (height, width) in enumerate([(32, 48), (48, 32), (32, 32)] * 4):
         Image.fromarray(generator.integers(0, 256, (height, width, 3), np.uint8)).save(folder / f"{i}.png")
-        (folder / f"{i}.txt").write_text(f"picture number {i}")
+        (folder / f"{i}.txt").write_text(f"picture number {i}", encoding="utf-8")
 
 
 def _recipe(folder: Path, output: str, max_steps: int = STEPS) -> Json:

@@ -86,12 +86,12 @@ def save_in_files(folder: Path, step: int) -> None:
     state = one_save.state(step)
     torch.save(state["model"], here / "model.pt")
     torch.save(state["optimizer"], here / "optimizer.pt")
-    (here / "trainer_state.json").write_text(json.dumps({"step": step}))
+    (here / "trainer_state.json").write_text(json.dumps({"step": step}), encoding="utf-8")
 
 
 def load_files(folder: Path) -> tuple[int, State]:
     step, newest = by_name(folder)[-1]
-    assert json.loads((newest / "trainer_state.json").read_text()) == {"step": step}
+    assert json.loads((newest / "trainer_state.json").read_text(encoding="utf-8")) == {"step": step}
     parts = {name: torch.load(newest / f"{name}.pt", weights_only=True) for name in ("model", "optimizer")}
     return step, parts
 
@@ -153,10 +153,10 @@ def kill_everywhere(trial: Trial, folder: Path) -> dict[str, int]:
     def attempt(call: _strace.SystemCall | None) -> tuple[Any, Path]:
         here = Path(shutil.copytree(template, Path(tempfile.mkdtemp(dir=folder)) / "checkpoints"))
         told = here.parent / "told"
-        told.write_text("0")
+        told.write_text("0", encoding="utf-8")
 
         def tell(step: int) -> None:
-            told.write_text(str(step))
+            told.write_text(str(step), encoding="utf-8")
 
         def work() -> None:
             trial.work(here, tell)
@@ -168,7 +168,7 @@ def kill_everywhere(trial: Trial, folder: Path) -> dict[str, int]:
         ended, here = attempt(call)
         if ended != -signal.SIGKILL:
             raise RuntimeError(f"{call} was not reached: {ended}")
-        survived += trial.is_well(here, int((here.parent / "told").read_text()))
+        survived += trial.is_well(here, int((here.parent / "told").read_text(encoding="utf-8")))
         shutil.rmtree(here.parent)
     return {"points": len(seen), "survived": survived}
 

@@ -64,7 +64,7 @@ def is_missing() -> str:
 
 def calls(work: Callable[[], None], folder: Path) -> list[SystemCall]:
     """List what the work does to a folder's content; reading is left out."""
-    with tempfile.NamedTemporaryFile("r") as log:
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as log:
         ended = _traced(work, ["-y", "-s", "0", "-o", log.name, "-e", f"trace={','.join(_KINDS)}"])
         assert ended == 0, f"the work ended with {ended}"
         return _parse(log.read().splitlines(), folder)
@@ -102,6 +102,7 @@ def _traced(work: Callable[[], None], options: list[str]) -> int:
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
+        encoding="utf-8",
     )
     assert strace.stderr is not None
     said = strace.stderr.readline()

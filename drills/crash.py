@@ -123,7 +123,7 @@ def main() -> None:
     if not arguments.json:
         show(result)
     if arguments.save:
-        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
         keep(RESULTS, {**kept, **result})
     print(json.dumps(result))
 

@@ -40,7 +40,7 @@ def make(case: Case, shop: Shop, folder: Path) -> Verdict | None:
     path = folder / case.file
     try:
         case.make(shop, path)
-        path.with_suffix(".txt").write_text(case.name)
+        path.with_suffix(".txt").write_text(case.name, encoding="utf-8")
     except (program.ProgramError, NotMadeError, OSError) as error:
         path.unlink(missing_ok=True)
         return Verdict(NOT_MADE, str(error))

@@ -152,7 +152,7 @@ def keep(folder: Path, lived: Lived) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     told = [f"start {start}: {text}" for _, start, text in lived.found["problems"][:_SHOWN]]
     file = folder / f"history-{lived.seed}-{lived.number:06d}.json"
-    file.write_text(json.dumps({"history": lived.history, "problems": told}, indent=1) + "\n")
+    file.write_text(json.dumps({"history": lived.history, "problems": told}, indent=1) + "\n", encoding="utf-8")
 
 
 def again(file: Path, *, smaller: bool) -> Json:
@@ -160,14 +160,14 @@ def again(file: Path, *, smaller: bool) -> Json:
     from drills._histories.shrink import shrink
 
     _prepare()
-    history = json.loads(file.read_text())["history"]
+    history = json.loads(file.read_text(encoding="utf-8"))["history"]
     if smaller:
         first = live(history)["problems"]
         signature = first[0][0] if first else ""
         print(f"looking for the least history with: {signature}", flush=True)
         history = shrink(history, lambda one: signature in [found[0] for found in live(one)["problems"]])
         small = file.with_suffix(".small.json")
-        small.write_text(json.dumps({"history": history, "problems": [signature]}, indent=1) + "\n")
+        small.write_text(json.dumps({"history": history, "problems": [signature]}, indent=1) + "\n", encoding="utf-8")
         print(f"written to {small}")
     return live(history, verbose=True)
 

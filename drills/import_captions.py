@@ -34,7 +34,7 @@ _EPOCHS = 10
 def outcomes(case: Case, folder: Path) -> dict[str, str]:
     """Return "same", "told" or what is wrong, for each picture of a case."""
     config, recipe = folder / f"config{case.suffix}", folder / "recipe.toml"
-    config.write_text(case.config)
+    config.write_text(case.config, encoding="utf-8")
     request = ImportRequest(files=(config,), command=case.command, trainer=case.trainer, output=recipe, force=True)
     made = importer.convert(request)
     trained, named = _trained(recipe, folder), _named(made)

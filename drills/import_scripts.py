@@ -38,16 +38,16 @@ def run_by_bash(case: ScriptCase, folder: Path) -> list[list[str]]:
     programs, notes = folder / "programs", folder / "notes"
     programs.mkdir()
     for name in _PROGRAMS:
-        (programs / name).write_text(_NOTES.format(python=os.path.realpath(sys.executable)))
+        (programs / name).write_text(_NOTES.format(python=os.path.realpath(sys.executable)), encoding="utf-8")
         (programs / name).chmod(0o755)
     place = folder / "there"
     place.mkdir()
-    (place / f"run{case.suffix}").write_text(case.text)
+    (place / f"run{case.suffix}").write_text(case.text, encoding="utf-8")
     environment = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(folder), "NOTES": str(notes)}
     subprocess.run(
         ["bash", f"run{case.suffix}"], cwd=place, env=environment, capture_output=True, timeout=30, check=False
     )
-    lines = notes.read_text().splitlines() if notes.exists() else []
+    lines = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
     return [words for words in map(json.loads, lines) if any(_TRAINS.search(word) for word in words)]
 
 
@@ -66,7 +66,7 @@ def outcome(case: ScriptCase, folder: Path) -> tuple[str, str]:
     if (words := [_from_program(command) for command in found]) != wanted:
         return "wrong", f"{words} in place of {wanted}"
     for name, text in file.script.files.items():
-        if (folder / "there" / name).read_text() != text:
+        if (folder / "there" / name).read_text(encoding="utf-8") != text:
             return "wrong", f"{name} has other text"
     return "right", ""
 

@@ -106,7 +106,7 @@ def main() -> None:
             importlib.import_module("tests.makers.sound_clips").write(
                 footage / f"long-{number}.mp4", seconds=8, events=(1.0,)
             )
-            (footage / f"long-{number}.txt").write_text("a flash and a beep")
+            (footage / f"long-{number}.txt").write_text("a flash and a beep", encoding="utf-8")
         shutil.copytree(footage, folder / "beside")  # controls, sources and masks of the same names
         for name in options.only:
             repository, examples = TRAINERS[name]

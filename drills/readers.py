@@ -144,7 +144,7 @@ def _write_case(folder: Path, name: str, config: LoraConfig, format: LoraFormat)
         "rank": _RANK,
         "targets": sorted({layer for layer, _ in inject.parts(state).values()}),
     }
-    (folder / "case.json").write_text(json.dumps(about))
+    (folder / "case.json").write_text(json.dumps(about), encoding="utf-8")
 
 
 def _save_linear(folder: Path, prefix: str, module: nn.Module, weights: Weights, config: FamilyConfig) -> None:
@@ -170,7 +170,7 @@ def environment(folder: Path, packages: tuple[str, ...]) -> Path:
     site = next(folder.glob("lib/python*/site-packages"))
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "--target", str(site), *packages], check=True, stdout=subprocess.DEVNULL)
-    (site / "all-others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "all-others.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     return folder / "bin" / "python"
 
 
@@ -212,7 +212,12 @@ def run(
     paths = os.pathsep.join(map(str, filter(None, (_SCRIPTS, source))))
     variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [python, _SCRIPTS / reader.script, folder, out], capture_output=True, text=True, env=variables, check=False
+        [python, _SCRIPTS / reader.script, folder, out],
+        capture_output=True,
+        text=True,
+        env=variables,
+        check=False,
+        encoding="utf-8",
     )
     if not out.exists():
         return f"{reader.title} cannot be run: {done.stderr.strip().splitlines()[-1]}"
@@ -220,7 +225,7 @@ def run(
 
 
 def _compare(reader: Reader, case: Path, found: Path) -> Reading:
-    told = json.loads((found / "told.json").read_text())
+    told = json.loads((found / "told.json").read_text(encoding="utf-8"))
     if told["absent"] is not None:
         return Reading("absent", told["absent"])
     if told["error"] is not None:
@@ -262,9 +267,9 @@ def _version_of(source: Path) -> str:
     """Return the version that a source tells, or the day of its last commit."""
     told = source / "comfyui_version.py"
     if told.is_file():
-        return told.read_text().partition('__version__ = "')[2].partition('"')[0]
+        return told.read_text(encoding="utf-8").partition('__version__ = "')[2].partition('"')[0]
     command = ["git", "-C", str(source), "log", "-1", "--format=%cs"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8").stdout.strip()
 
 
 _SIGNS = {"all": "yes", "none": "no", "absent": "–", "part": "**in part**", "other": "**other weights**"}
@@ -329,7 +334,7 @@ def main() -> None:
                     print(f"  {case}: {reading.outcome}: {reading.detail}")
     if options.save:
         keep(RESULTS, {"readers": figures, "readings": {k: v and _plain(v) for k, (_, v) in found.items()}})
-        PAGE.write_text(page(found))
+        PAGE.write_text(page(found), encoding="utf-8")
     if options.json:
         print(json.dumps({"readers": figures}))
 

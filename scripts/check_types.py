@@ -51,10 +51,10 @@ def main() -> int:
     """Run mypy, and return its exit code."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "docstring_examples.py")
-        made.write_text("".join(as_function(name, source) for name, source in docstring_examples()))
+        made.write_text("".join(as_function(name, source) for name, source in docstring_examples()), encoding="utf-8")
         code = subprocess.run([sys.executable, "-m", "mypy", *CODE, made], cwd=ROOT).returncode
         if code:
-            print(made.read_text())
+            print(made.read_text(encoding="utf-8"))
         return code
 
 

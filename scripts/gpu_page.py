@@ -57,7 +57,7 @@ def page(files: Iterable[Path] | None = None) -> str:
     """Return the page; without files, of all that are in benchmarks/results."""
     found = sorted(RESULTS.glob("gpu-*.json")) if files is None else sorted(files)
     measured = [file for file in found if not file.stem.endswith("-tiny")]
-    return HEAD + ("".join(_device(json.loads(file.read_text())) for file in measured) or NOTHING)
+    return HEAD + ("".join(_device(json.loads(file.read_text(encoding="utf-8"))) for file in measured) or NOTHING)
 
 
 def _device(found: dict[str, Any]) -> str:

@@ -91,7 +91,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.training.loop import replay, trainer
     from reelworks.training.memory import tune
     from reelworks.training.plan import plan_comparison, plan_forecast, refit, rejections
-    from reelworks.training.preflight import check, stage_forecast
+    from reelworks.training.preflight import check, doctor, stage_forecast
 
     row = (Shape(listing.ListedCheckpoint),)
     return {
@@ -111,6 +111,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
             Shape(stage_forecast.RunComparison, "[[stage]] and --diff"),
         ),
         "check": (Shape(check.CheckReport),),
+        "doctor": (Shape(doctor.Diagnosis),),
         "tune": (Shape(tune.Tuned), Shape(refit.Refit, "--from-run")),
         "train": (Shape(trainer.TrainResult),),
         "generate": (Shape(list[clip_files.WrittenClip]),),

@@ -174,14 +174,14 @@ def write(names: Sequence[str]) -> None:
     known: dict[str, dict[str, Any]] = {}
     for name in names:
         file = FAMILIES / registry.family_of(name).network.split(".")[-2] / FILE
-        tables = json.loads(file.read_text()) if file.is_file() else {}
+        tables = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         digest = published_sizes.preset_digest(name)
         if digest not in known:
             known[digest] = asdict(measured(name))
         tables[name] = known[digest]
         order = [preset for preset in registry.PRESETS if preset in tables]
         lines = [f"{json.dumps(preset)}: {json.dumps(tables[preset])}" for preset in order]
-        file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         print(name, flush=True)
 
 

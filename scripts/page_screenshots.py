@@ -28,7 +28,10 @@ def main() -> None:
     folder = Path(sys.argv[1])
     shutil.copy(folder / "demo" / "generated" / "sheet.png", IMAGES / "demo.png")
     command = [sys.executable, "-m", "reelworks", "ui", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as playwright:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as server,
+        sync_playwright() as playwright,
+    ):
         assert server.stdout is not None
         address = server.stdout.readline().split()[-1]
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])

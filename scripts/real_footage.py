@@ -50,7 +50,7 @@ def gather(folder: Path) -> list[Path]:
         source = _folder_of(package) / name
         target = folder / source.name
         shutil.copyfile(source, target)
-        target.with_suffix(".txt").write_text(caption)
+        target.with_suffix(".txt").write_text(caption, encoding="utf-8")
         copied.append(target)
     return copied
 

@@ -78,7 +78,7 @@ def _module(path: str) -> str:
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True, encoding="utf-8").stdout
 
 
 if __name__ == "__main__":

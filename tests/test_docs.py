@@ -44,19 +44,21 @@ FUNCTIONS = {"export": export_run.export, "train": trainer.train}
 def small(tmp_path: Path) -> Path:
     """A site of two pages."""
     (tmp_path / "docs" / "more").mkdir(parents=True)
-    (tmp_path / "zensical.toml").write_text(CONFIG)
-    (tmp_path / "docs" / "index.md").write_text("# Home\n\n[page](more/page.md)\n")
-    (tmp_path / "docs" / "more" / "page.md").write_text("# Page\n\n[home](../index.md) [itself](#page)\n")
+    (tmp_path / "zensical.toml").write_text(CONFIG, encoding="utf-8")
+    (tmp_path / "docs" / "index.md").write_text("# Home\n\n[page](more/page.md)\n", encoding="utf-8")
+    (tmp_path / "docs" / "more" / "page.md").write_text(
+        "# Page\n\n[home](../index.md) [itself](#page)\n", encoding="utf-8"
+    )
     return tmp_path
 
 
 def append(file: Path, text: str) -> None:
-    file.write_text(file.read_text() + "\n" + text + "\n")
+    file.write_text(file.read_text(encoding="utf-8") + "\n" + text + "\n", encoding="utf-8")
 
 
 def build(root: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "scripts" / "build_docs.py"), str(root)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
 
 
 def test_every_page_has_a_place_and_names_are_there() -> None:
@@ -66,7 +68,7 @@ def test_every_page_has_a_place_and_names_are_there() -> None:
 
 def test_a_page_without_a_place_and_a_place_without_a_page_are_found(small: Path) -> None:
     assert build_docs.misplaced(small) == []
-    (small / "docs" / "more" / "lost.md").write_text("# Lost\n")
+    (small / "docs" / "more" / "lost.md").write_text("# Lost\n", encoding="utf-8")
     assert build_docs.misplaced(small) == [
         "docs/more/lost.md: has no place in `nav` of zensical.toml",
         "docs/more/lost.md: docs/index.md does not link it",
@@ -77,7 +79,9 @@ def test_a_page_without_a_place_and_a_place_without_a_page_are_found(small: Path
 
 
 def test_names_of_files_that_are_not_there_are_found(small: Path) -> None:
-    (small / "README.md").write_text("[docs](docs/index.md) [gone](docs/gone.md#a) [web](https://example.org/a)\n")
+    (small / "README.md").write_text(
+        "[docs](docs/index.md) [gone](docs/gone.md#a) [web](https://example.org/a)\n", encoding="utf-8"
+    )
     append(small / "docs" / "index.md", "`examples/gone.py` `train/gone.py` `train/there.py` `src/reelworks/new.py`")
     (small / "src" / "reelworks" / "train").mkdir(parents=True)
     (small / "src" / "reelworks" / "train" / "there.py").touch()
@@ -89,13 +93,14 @@ def test_names_of_files_that_are_not_there_are_found(small: Path) -> None:
 
 
 def test_a_link_of_the_built_site_that_leads_nowhere_is_found(tmp_path: Path) -> None:
-    (tmp_path / "other.html").write_text('<h1 id="here">Other</h1>')
+    (tmp_path / "other.html").write_text('<h1 id="here">Other</h1>', encoding="utf-8")
     for link in ("other.html#here", "other.html", "#top", "https://example.org"):
-        (tmp_path / f"good-{len(link)}.html").write_text(f'<a id="top" href="{link}"></a>')
+        (tmp_path / f"good-{len(link)}.html").write_text(f'<a id="top" href="{link}"></a>', encoding="utf-8")
     assert build_docs.broken_links(tmp_path) == []
     (tmp_path / "bad.html").write_text(
         '<a href="gone.html"></a><a href="other.html#gone"></a><a href="../../x"></a><img src="gone.png">'
-        '<script src="https://example.org/a.js"></script>'
+        '<script src="https://example.org/a.js"></script>',
+        encoding="utf-8",
     )
     assert build_docs.broken_links(tmp_path) == [
         "bad.html: gone.html leads to no file of the site",
@@ -107,9 +112,9 @@ def test_a_link_of_the_built_site_that_leads_nowhere_is_found(tmp_path: Path) ->
 
 
 def test_a_list_that_became_text_is_found(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text("<p>a - b\n1.5 of 2.</p><ul><li><p>one</p></li></ul>")
+    (tmp_path / "page.html").write_text("<p>a - b\n1.5 of 2.</p><ul><li><p>one</p></li></ul>", encoding="utf-8")
     assert build_docs.lost_lists(tmp_path) == []
-    (tmp_path / "page.html").write_text("<p>Steps:\n- one\n- two</p><p>3.  Train</p>")
+    (tmp_path / "page.html").write_text("<p>Steps:\n- one\n- two</p><p>3.  Train</p>", encoding="utf-8")
     found = build_docs.lost_lists(tmp_path)
     assert [fault.partition(" stands")[0] for fault in found] == ["page.html: '- one'", "page.html: '3.  Train'"]
 
@@ -119,16 +124,16 @@ def test_the_strict_build_refuses_what_is_planted(small: Path) -> None:
     built = build(small)
     assert built.returncode == 0, built.stderr
     page = small / "docs" / "more" / "page.md"
-    good = page.read_text()
+    good = page.read_text(encoding="utf-8")
     for planted in ("[gone](gone.md)", "[gone](../index.md#gone)"):
-        page.write_text(good)
+        page.write_text(good, encoding="utf-8")
         append(page, planted)
         built = build(small)
         assert built.returncode == 1, planted
         assert "error: zensical build --strict" in built.stderr
-    page.write_text(good)
+    page.write_text(good, encoding="utf-8")
     append(page, "[out](../../zensical.toml)")
-    (small / "docs" / "lost.md").write_text("# Lost\n")
+    (small / "docs" / "lost.md").write_text("# Lost\n", encoding="utf-8")
     built = build(small)
     assert built.returncode == 1
     assert "docs/lost.md: has no place" in built.stderr
@@ -141,7 +146,7 @@ def test_the_api_page_shows_every_public_name_with_its_arguments_and_example(tmp
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "zensical.toml", tmp_path)
     subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=tmp_path, check=True)
-    page = (tmp_path / "site" / "reference" / "api.html").read_text()
+    page = (tmp_path / "site" / "reference" / "api.html").read_text(encoding="utf-8")
     page = page[page.index("<article") : page.index("</article>")]
     for name in rw.__all__:
         value = FUNCTIONS.get(name, getattr(rw, name))

@@ -115,7 +115,7 @@ class Tree(NamedTuple):
 
 
 def read_sources(root: Path) -> dict[str, str]:
-    return {_name(root, file): file.read_text() for file in sorted(root.rglob("*.py"))}
+    return {_name(root, file): file.read_text(encoding="utf-8") for file in sorted(root.rglob("*.py"))}
 
 
 def read_tree(root: Path) -> Tree:
@@ -276,7 +276,7 @@ def class_names(root: Path) -> dict[str, list[str]]:
     """Modules that define a class, by its name; those within functions and other classes count too."""
     found: dict[str, list[str]] = {}
     for file in sorted(root.rglob("*.py")):
-        for node in sources.statements(file.read_text()):
+        for node in sources.statements(file.read_text(encoding="utf-8")):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(_name(root, file))
     return found
@@ -328,8 +328,8 @@ def test_no_two_classes_share_a_name() -> None:
 
 def test_a_class_of_a_taken_name_is_found(tmp_path: Path) -> None:
     (tmp_path / "core").mkdir()
-    (tmp_path / "core" / "one.py").write_text("class Loader:\n    pass\n")
-    (tmp_path / "two.py").write_text("if True:\n    class Loader:\n        pass\n")
+    (tmp_path / "core" / "one.py").write_text("class Loader:\n    pass\n", encoding="utf-8")
+    (tmp_path / "two.py").write_text("if True:\n    class Loader:\n        pass\n", encoding="utf-8")
     assert class_names(tmp_path) == {"Loader": ["core.one", "two"]}
 
 
@@ -343,7 +343,7 @@ def test_tests_import_neither_benchmarks_nor_drills() -> None:
     leads = {
         f"{file.name} imports {target}"
         for file in Path(__file__).parent.rglob("*.py")
-        if re.search(r"(import|from) (benchmarks|drills)\b", text := file.read_text())
+        if re.search(r"(import|from) (benchmarks|drills)\b", text := file.read_text(encoding="utf-8"))
         for node, _ in _imports(text)
         for target in _targets(node, ())
         if wing(target) in ("benchmarks", "drills")
@@ -353,7 +353,7 @@ def test_tests_import_neither_benchmarks_nor_drills() -> None:
 
 def test_packages_begin_with_what_they_own() -> None:
     for init in SOURCE.rglob("__init__.py"):
-        body = ast.parse(init.read_text()).body
+        body = ast.parse(init.read_text(encoding="utf-8")).body
         assert ast.get_docstring(ast.Module(body, [])), init
         for node in body[1:] if init.parent != SOURCE else ():  # which is the facade of all
             facade = isinstance(node, ast.ImportFrom) and all(a.asname == a.name for a in node.names)
@@ -365,7 +365,7 @@ def test_light_modules_load_without_torch_in_a_fresh_interpreter(tree: Tree) -> 
     light = [f"reelworks.{m}" for m in tree.imports if must_be_torch_free(m)]
     code = f"import importlib, sys\nfor m in {light!r}: importlib.import_module(m)\n"
     code += f"assert not set({HEAVY!r}) & set(sys.modules), set({HEAVY!r}) & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, encoding="utf-8")
     assert done.returncode == 0, done.stderr
 
 
@@ -401,8 +401,9 @@ def test_imports_for_types_and_in_functions_cost_nothing(tmp_path: Path) -> None
     root = tmp_path / "reelworks"
     (root / "core").mkdir(parents=True)
     (root / "core" / "a.py").write_text(
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\ndef f():\n    import torch\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\ndef f():\n    import torch\n",
+        encoding="utf-8",
     )
     assert all_problems(root) == []
-    (root / "core" / "a.py").write_text("try:\n    import torch\nexcept ImportError:\n    pass\n")
+    (root / "core" / "a.py").write_text("try:\n    import torch\nexcept ImportError:\n    pass\n", encoding="utf-8")
     assert all_problems(root) == ["core.a -> torch"]

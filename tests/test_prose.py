@@ -114,11 +114,15 @@ def test_no_sentence_has_the_name_of_a_class_in_place_of_a_word() -> None:
 
 def test_planted_ones_are_found(tmp_path: Path) -> None:
     (hurt := tmp_path / "hurt").mkdir()
-    (hurt / "c.py").write_text('class ClipView:\n    """ClipView that a query chooses, a `ClipView`."""\n')
+    (hurt / "c.py").write_text(
+        'class ClipView:\n    """ClipView that a query chooses, a `ClipView`."""\n', encoding="utf-8"
+    )
     assert classes_in_prose(hurt) == ["c.py: ClipView that a query chooses, a `ClipView`."]
-    (tmp_path / "a.py").write_text('def of():\n    """What it is."""\n\ndef sample():\n    """Whatever it is."""\n')
+    (tmp_path / "a.py").write_text(
+        'def of():\n    """What it is."""\n\ndef sample():\n    """Whatever it is."""\n', encoding="utf-8"
+    )
     planted = "class Cursor:\n    next_row: str\n    narrow: int\n\n    def before(self, rows): ...\n"
-    (tmp_path / "b.py").write_text(planted)
+    (tmp_path / "b.py").write_text(planted, encoding="utf-8")
     assert fragments(tmp_path) == ["a.py:1: What it is."]
     assert nameless(tmp_path) == ["a.py:1: of"]
     assert steps_called_rows(tmp_path) == ["b.py:2: Cursor, next_row", "b.py:5: Cursor, rows"]

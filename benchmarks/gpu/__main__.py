@@ -130,7 +130,7 @@ def _run(unit: Unit, found: Results, device: str, remaining: float, *, tiny: boo
         finally:
             _end(process)
         _keep(unit, found, file, read)
-        took, told = time.monotonic() - began, log.read_text(errors="replace").strip()
+        took, told = time.monotonic() - began, log.read_text(encoding="utf-8", errors="replace").strip()
     if not in_time and seconds < limit:
         found.end(unit.name, results.UNFINISHED, took, "the command's time was over")
     elif not in_time:

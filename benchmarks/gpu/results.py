@@ -21,7 +21,7 @@ class Results:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.values: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        self.values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         self.values.setdefault("units", {})
 
     def describe(self, facts: dict[str, Any]) -> None:
@@ -62,5 +62,5 @@ class Results:
     def _write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.file.with_suffix(".tmp")
-        fresh.write_text(json.dumps(self.values, indent=1) + "\n")
+        fresh.write_text(json.dumps(self.values, indent=1) + "\n", encoding="utf-8")
         fresh.replace(self.file)

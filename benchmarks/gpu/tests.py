@@ -36,7 +36,9 @@ def _of_file(file: Path, marks: str) -> Iterator[dict[str, Any]]:
         command = [sys.executable, "-m", "pytest", str(file), "-o", "addopts=", "-o", "filterwarnings=default"]
         command += ["-v", "-p", "no:cacheprovider", "-m", marks, "--tb=short", f"--junitxml={report}"]
         try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
+            done = subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_SECONDS, encoding="utf-8"
+            )
         except subprocess.TimeoutExpired as late:
             told = (late.stdout or b"").decode(errors="replace")[-800:]
             yield {"file": file.name, "error": f"not done after {_LIMIT_SECONDS} s: {told}"}

@@ -174,9 +174,10 @@ def test_everything_runs_on_a_cpu(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=1300,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    units = json.loads((tmp_path / "gpu-cpu-tiny.json").read_text())["units"]
+    units = json.loads((tmp_path / "gpu-cpu-tiny.json").read_text(encoding="utf-8"))["units"]
     assert {name: unit["status"] for name, unit in units.items()} == {unit.name: DONE for unit in sections.UNITS}
     assert all(unit["rows"] for unit in units.values())
     assert [row for unit in units.values() for row in unit["rows"] if isinstance(row.get("error"), str)] == []

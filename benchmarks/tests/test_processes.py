@@ -26,7 +26,12 @@ REPOSITORY = Path(__file__).parents[2]
 )  # fmt: skip
 def test_it_runs_and_tells_every_row(arguments: list[str], rows: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=REPOSITORY, timeout=300
+        [sys.executable, "-m", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        timeout=300,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
     assert [row for row in rows if row not in done.stdout] == []

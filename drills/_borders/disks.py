@@ -65,7 +65,7 @@ def _trained() -> tuple[Path, Path]:
 
 def _recipe(folder: Path, values: dict[str, Any]) -> Path:
     path = folder / "recipe.toml"
-    path.write_text(recipe_file.dump(recipe_file.parse(values)))
+    path.write_text(recipe_file.dump(recipe_file.parse(values)), encoding="utf-8")
     return path
 
 

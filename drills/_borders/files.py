@@ -108,7 +108,7 @@ def _in_list(folder: Path, odd: Callable[[Path], None]) -> list[str]:
     picture(folder / "c.png")
     odd(folder / "b.png")
     odd(folder / "c.txt")
-    (folder / "list.csv").write_text("path\ngood.png\nb.png\nc.png\n")
+    (folder / "list.csv").write_text("path\ngood.png\nb.png\nc.png\n", encoding="utf-8")
     rows = scanned(folder / "list.csv", folder / "catalog")
     wrong = [name for name in ("b.png", "c.png") if not rows[name]["error"] and not (folder / "c.txt").is_dir()]
     return ["the good one is refused"] * bool(rows["good.png"]["error"]) + [f"{name} is taken" for name in wrong]

@@ -79,7 +79,7 @@ class Footage:
     def add(self) -> None:
         name = f"clip{next(self._numbers):03d}"
         self.write(name, _PIXELS[0])
-        (self.folder / f"{name}.txt").write_text(name)
+        (self.folder / f"{name}.txt").write_text(name, encoding="utf-8")
         self.good.add(name)
 
     def write(self, name: str, pixels: int) -> None:

@@ -87,17 +87,17 @@ def prepare(folder: Path, mark: Path, victim: int) -> None:
     folder.mkdir(exist_ok=True)
     evil = f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
     for name in ("evil.py", "json.py", "random.py", "torch.py", "sitecustomize.py", "numpy.py", "typer.py"):
-        (folder / name).write_text(evil)
+        (folder / name).write_text(evil, encoding="utf-8")
     (folder / "evil.toml").write_text(
-        f'{_RECIPE}[samples]\nprompts = ["a"]\nmetrics = ["evil.py:Sharp", "evil:Sharp"]\n'
+        f'{_RECIPE}[samples]\nprompts = ["a"]\nmetrics = ["evil.py:Sharp", "evil:Sharp"]\n', encoding="utf-8"
     )
-    (folder / "good.toml").write_text(_RECIPE)
-    (folder / "nested.toml").write_text(_NESTED_TOML)
-    (folder / "digits.toml").write_text("version = 1\nmodel = " + "9" * 9000)
+    (folder / "good.toml").write_text(_RECIPE, encoding="utf-8")
+    (folder / "nested.toml").write_text(_NESTED_TOML, encoding="utf-8")
+    (folder / "digits.toml").write_text("version = 1\nmodel = " + "9" * 9000, encoding="utf-8")
     (folder / "bytes.toml").write_bytes(b"\xff\xfe\x00version")
     (folder / "pictures").mkdir()
     Image.new("RGB", (64, 48), "red").save(folder / "pictures/a.png")
-    (folder / "pictures/a.txt").write_text("a \x1b]0;title\x07 caption")
+    (folder / "pictures/a.txt").write_text("a \x1b]0;title\x07 caption", encoding="utf-8")
     os.mkfifo(folder / "fifo.toml")
     (folder / "loop").symlink_to(folder)
     (folder / "zero.toml").symlink_to("/dev/zero")
@@ -108,7 +108,7 @@ def prepare(folder: Path, mark: Path, victim: int) -> None:
         (folder / place).mkdir(parents=True)
         for number, state in enumerate(("waiting", "running"), 1):
             values = {**job, "id": f"{number:06}", "state": state, "process": process, "pid": victim, "subject": ""}
-            (folder / place / f"{number:06}.json").write_text(json.dumps(values))
+            (folder / place / f"{number:06}.json").write_text(json.dumps(values), encoding="utf-8")
     for name, text in {
         "whole": json.dumps({"format": FORMAT_VERSION, "id": "x", "created": 0.0}),
         "nested": _NESTED_JSON,
@@ -118,19 +118,21 @@ def prepare(folder: Path, mark: Path, victim: int) -> None:
     }.items():
         run = folder / "runs" / name
         (run / "plan").mkdir(parents=True)
-        (run / "run.json").write_text(text)
-        (run / "recipe.toml").write_text(_NESTED_TOML if name == "nested" else _RECIPE)
-        (run / "plan/summary.json").write_text({"whole": "{}", "list": "[[[[]]]]"}.get(name, _NESTED_JSON))
+        (run / "run.json").write_text(text, encoding="utf-8")
+        (run / "recipe.toml").write_text(_NESTED_TOML if name == "nested" else _RECIPE, encoding="utf-8")
+        (run / "plan/summary.json").write_text(
+            {"whole": "{}", "list": "[[[[]]]]"}.get(name, _NESTED_JSON), encoding="utf-8"
+        )
         events = ['{"kind": "step"}', '{"kind": "start", "time": "x"}', "[]", "{", '{"kind": "stop", "time": 1e999}']
         (run / "events.jsonl").write_text(
-            "\n".join([*events, _NESTED_JSON, '{"kind": "step", "step": "x", "loss": []}'])
+            "\n".join([*events, _NESTED_JSON, '{"kind": "step", "step": "x", "loss": []}']), encoding="utf-8"
         )
         (run / "checkpoints/step-000000001").mkdir(parents=True)
-        (run / "checkpoints/step-000000001/manifest.json").write_text(_NESTED_JSON)
+        (run / "checkpoints/step-000000001/manifest.json").write_text(_NESTED_JSON, encoding="utf-8")
         owner = {"process": process, "host": socket.gethostname(), "since": 0.0, "token": "x", "pid": victim}
-        (run / ".lock").write_text(json.dumps(owner))
+        (run / ".lock").write_text(json.dumps(owner), encoding="utf-8")
     (folder / "catalog").mkdir()
-    (folder / "catalog/catalog.json").write_text(_NESTED_JSON)
+    (folder / "catalog/catalog.json").write_text(_NESTED_JSON, encoding="utf-8")
 
 
 def foreign_folder(chance: random.Random, folder: Path) -> list[str]:

@@ -225,7 +225,7 @@ _refused("outside", _rows(paths=("../0.png", *PICTURES[1:])), "row 1.* lies outs
 def absolute(folder: Path) -> Path:
     """Paths from the root of the disk."""
     pictures(folder)
-    (folder / "meta.csv").write_text(_rows(paths=tuple(f"{folder}/{name}" for name in PICTURES)))
+    (folder / "meta.csv").write_text(_rows(paths=tuple(f"{folder}/{name}" for name in PICTURES)), encoding="utf-8")
     return folder / "meta.csv"
 
 

@@ -39,7 +39,9 @@ def find() -> str | None:
 @lru_cache(maxsize=1)
 def version() -> tuple[int, ...]:
     """Return the program's version, as (5, 1)."""
-    told = subprocess.run([str(find()), "-version"], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        [str(find()), "-version"], capture_output=True, text=True, check=True, encoding="utf-8"
+    ).stdout
     found = re.match(r"ffmpeg version n?(\d+)\.(\d+)", told)
     return (int(found[1]), int(found[2])) if found else (99, 0)  # a build of a day, newer than any release
 

@@ -64,7 +64,7 @@ def try_run(names: Sequence[str], folder: Path, *, fps: float | None) -> dict[st
             path.unlink(missing_ok=True)
             print(f"not made: {name}: {error}", flush=True)
             continue
-        path.with_suffix(".txt").write_text(name)
+        path.with_suffix(".txt").write_text(name, encoding="utf-8")
     given = train(_recipe(films, folder / "run", fps))
     for name, right in shown.items():
         mine = [clip.numbers for clip in given if clip.caption == name]

@@ -137,7 +137,7 @@ class Disk:
         if file.caption is None or file.state == GONE or listed:
             beside.unlink(missing_ok=True)
         else:
-            beside.write_text(file.caption)
+            beside.write_text(file.caption, encoding="utf-8")
 
     def _bytes(self, file: File) -> bytes:
         whole = media.make(file.suffix, file.content)
@@ -176,7 +176,7 @@ class Disk:
                     }
                     for f in rows
                 ]
-                (self.footage / dataset.list_name).write_text(_listed(dataset.list_name, values))
+                (self.footage / dataset.list_name).write_text(_listed(dataset.list_name, values), encoding="utf-8")
 
     def entries(self) -> list[Json]:
         """Entries of the recipe."""

@@ -32,7 +32,7 @@ class _Finder:
             execute(module)
             from drills._histories import watch
 
-            watch.install(json.loads(Path(self._orders).read_text()))
+            watch.install(json.loads(Path(self._orders).read_text(encoding="utf-8")))
 
         loader.exec_module = exec_module
         return spec

@@ -97,7 +97,7 @@ def run(start: Start) -> Ended:
     start.folder.mkdir(parents=True)
     log = start.folder / "log.txt"
     codes = _typed(start, log) if start.typed else _forked(start, log)
-    return Ended(codes, log.read_text(errors="replace"), start.orders["end"]["by"])
+    return Ended(codes, log.read_text(errors="replace", encoding="utf-8"), start.orders["end"]["by"])
 
 
 def _forked(start: Start, log: Path) -> list[int]:
@@ -137,7 +137,7 @@ def _wait(ranks: Sequence[BaseProcess]) -> list[int]:
 
 def _live(rank: int, world: int, port: int, log: str, start: Start) -> None:
     """What a forked rank does."""
-    with Path(log).open("a") as stream:
+    with Path(log).open("a", encoding="utf-8") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     if world > 1:
@@ -182,16 +182,16 @@ late.install(os.environ["HISTORY_ORDERS"])
 def _typed(start: Start, log: Path) -> list[int]:
     """Type the command; every process that it starts is watched too."""
     recipe, orders = start.folder / "recipe.toml", start.folder / "orders.json"
-    recipe.write_text(tomli_w.dumps(start.recipe))
-    orders.write_text(json.dumps(start.orders))
-    (start.folder / "sitecustomize.py").write_text(_SITE)
+    recipe.write_text(tomli_w.dumps(start.recipe), encoding="utf-8")
+    orders.write_text(json.dumps(start.orders), encoding="utf-8")
+    (start.folder / "sitecustomize.py").write_text(_SITE, encoding="utf-8")
     command = [sys.executable, "-m", "reelworks", "train", str(recipe)]
     command += ["--resume", start.options.get("resume", "auto"), "--nproc-per-node", str(start.world)]
     if start.options.get("restart_data"):
         command.append("--restart-data")
     path = os.pathsep.join([str(start.folder), str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "HISTORY_ORDERS": str(orders), "OMP_NUM_THREADS": "1"}
-    with log.open("w") as stream:
+    with log.open("w", encoding="utf-8") as stream:
         done = subprocess.run(
             command, env=environment, stdout=stream, stderr=stream, timeout=_LIMIT_SECONDS, check=False
         )
@@ -205,7 +205,9 @@ def covered_by_command(run: Path) -> Json:
         RuntimeError: It ends with an error.
     """
     command = [sys.executable, "-m", "reelworks", "coverage", str(run), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False, encoding="utf-8"
+    )
     if done.returncode:
         raise RuntimeError(done.stderr)
     told: Json = json.loads(done.stdout)

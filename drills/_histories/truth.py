@@ -203,7 +203,7 @@ def read(folder: Path, ids: dict[str, str], left: frozenset[str], names: dict[st
         names: "dataset/path" of files in this start, by id.
     """
     files = sorted(folder.glob("rank-*.jsonl"))
-    by_rank = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    by_rank = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
     main = by_rank[0] if files and files[0].name == "rank-0.jsonl" else []
     shares: dict[int, list[list[Any]]] = defaultdict(list)
     taken: dict[int, Json] = {}

@@ -140,7 +140,9 @@ class World:
         names = {identity: name for name, identity in self.disk.by_name().items()}
         lines = [names[identity] for identity in self.in_exclude_file if identity in names]
         path = self.root / "exclude.txt"
-        path.write_text("".join(f"{line}\n" for line in ["# not to be trained", *lines, *self.foreign]))
+        path.write_text(
+            "".join(f"{line}\n" for line in ["# not to be trained", *lines, *self.foreign]), encoding="utf-8"
+        )
         return path
 
     def _write_costs(self) -> Path:
@@ -152,7 +154,7 @@ class World:
             f"{name}{length}": 1 + (i * self.costs) % 7
             for i, (name, length) in enumerate(itertools.product(names, lengths))
         }
-        path.write_text(json.dumps(ms))
+        path.write_text(json.dumps(ms), encoding="utf-8")
         return path
 
 

@@ -125,7 +125,7 @@ def write(folder: Path) -> None:
         Image.new("RGB", (256, 256), (8 * number % 256, 90, 30)).save(folder / f"{name}.png")
         if data is not None:
             (folder / f"{name}.txt").write_bytes(data)
-    (folder / "other_ending.caption").write_text("a caption of another ending")
+    (folder / "other_ending.caption").write_text("a caption of another ending", encoding="utf-8")
 
 
 _SD = "accelerate launch sdxl_train_network.py --pretrained_model_name_or_path x.safetensors --max_train_steps 9"
@@ -206,7 +206,9 @@ def _ai(pictures: Path, name: str, expected: dict[str, str], process: dict[str, 
 
 def _dp(pictures: Path, folder: Path, name: str, expected: dict[str, str], line: str) -> Case:
     dataset = folder / f"{name.replace(' ', '_')}-dataset.toml"
-    dataset.write_text(f'resolutions = [256]\nframe_buckets = [1]\n{line}\n[[directory]]\npath = "{pictures}"\n')
+    dataset.write_text(
+        f'resolutions = [256]\nframe_buckets = [1]\n{line}\n[[directory]]\npath = "{pictures}"\n', encoding="utf-8"
+    )
     model = f'dataset = "{dataset}"\nepochs = 1\nmicro_batch_size_per_gpu = 1\n[model]\ntype = "flux"\ndiffusers_path = "x"\ndtype = "bfloat16"\n'
     return Case(
         name,
@@ -235,7 +237,7 @@ def _one(pictures: Path, name: str, expected: dict[str, str], text: dict[str, An
 def _st(pictures: Path, folder: Path, name: str, expected: dict[str, str], more: dict[str, Any]) -> Case:
     backend = {"id": "x", "type": "local", "instance_data_dir": str(pictures), "caption_strategy": "textfile", **more}
     file = folder / f"{name.replace(' ', '_')}-data.json"
-    file.write_text(json.dumps([{**backend, "resolution": 256, "resolution_type": "pixel_area"}]))
+    file.write_text(json.dumps([{**backend, "resolution": 256, "resolution_type": "pixel_area"}]), encoding="utf-8")
     values = {
         **{"model_family": "flux", "model_type": "lora", "data_backend_config": str(file), "max_train_steps": 9},
         **{

@@ -29,13 +29,13 @@ class Case:
     @property
     def about(self) -> dict[str, Any]:
         """Its network's class (`network`), part of the pipeline (`part`), `pipeline`, `convention` and `type`."""
-        found: dict[str, Any] = json.loads((self.folder / "case.json").read_text())
+        found: dict[str, Any] = json.loads((self.folder / "case.json").read_text(encoding="utf-8"))
         return found
 
     @property
     def config(self) -> dict[str, Any]:
         """The network's config as diffusers saves it."""
-        found: dict[str, Any] = json.loads((self.folder / "network" / "config.json").read_text())
+        found: dict[str, Any] = json.loads((self.folder / "network" / "config.json").read_text(encoding="utf-8"))
         return found
 
     @property
@@ -142,5 +142,5 @@ def read_all(read: Callable[[Case], tuple[dict[str, Tensor], list[str]]]) -> Non
             told["absent"] = str(error)
         except Exception as error:
             told["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
-            (target / "trace.txt").write_text(traceback.format_exc())
-        (target / "told.json").write_text(json.dumps(told))
+            (target / "trace.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        (target / "told.json").write_text(json.dumps(told), encoding="utf-8")

@@ -12,7 +12,6 @@ import torch
 torch.cuda.get_device_capability = lambda *_: (8, 0)
 torch.cuda.current_device = lambda: 0
 
-import diffusers.image_processor  # noqa: E402  # before what it does not find here seems to be there
 import diffusers.loaders  # noqa: E402, F401
 import transformers  # noqa: E402
 from cases import Case, UnknownNetworkError, bare, enter, let_be_imported, read_all  # noqa: E402

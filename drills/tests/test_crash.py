@@ -30,6 +30,7 @@ def crash(*arguments: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         timeout=900,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

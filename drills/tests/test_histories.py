@@ -175,7 +175,7 @@ def test_a_segment_that_makes_place_for_another_is_void_unless_a_step_of_it_hold
 def noted(folder, rank, *lines):
     at = {"data_restarts": 0, "epoch": 0, "segment": 0, "plan_step": 0}
     text = "".join(json.dumps({"what": what, **at, **fields}) + "\n" for what, fields in lines)
-    (folder / f"rank-{rank}.jsonl").write_text(text)
+    (folder / f"rank-{rank}.jsonl").write_text(text, encoding="utf-8")
 
 
 def share(step, path):

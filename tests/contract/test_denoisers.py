@@ -306,6 +306,7 @@ def test_two_ranks_compute_what_one_does():
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            encoding="utf-8",
         )
         for rank in range(2)
     ]

@@ -30,12 +30,12 @@ def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
         height, width = sizes[i % 3]
         frames = generator.integers(0, 256, (6 + i % 4, height, width, 3), dtype=np.uint8)
         media_makers.write(folder / f"clip-{i}.mp4", frames, options=_H264)
-        (folder / f"clip-{i}.txt").write_text(f"clip number {i}")
+        (folder / f"clip-{i}.txt").write_text(f"clip number {i}", encoding="utf-8")
     for i in range(7):
         height, width = sizes[i % 3]
         picture = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(picture).save(folder / f"picture-{i}.png")
-        (folder / f"picture-{i}.txt").write_text(f"picture number {i}")
+        (folder / f"picture-{i}.txt").write_text(f"picture number {i}", encoding="utf-8")
     media_makers.write(folder / "no-caption.mp4", np.zeros((6, 32, 32, 3), np.uint8), options=_H264)
     (folder / "damaged.mp4").write_bytes(b"not a video")
     return folder

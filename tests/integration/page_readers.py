@@ -77,7 +77,7 @@ def pictures(folder: Path, names: list[str], size: tuple[int, int] = (160, 160),
         ImageDraw.Draw(picture).ellipse((20 + 4 * i, 20, 80 + 4 * i, 80), fill=(220, 200, 60))
         picture.save(folder / name)
         if caption is not None:
-            (folder / name).with_suffix(".txt").write_text(caption)
+            (folder / name).with_suffix(".txt").write_text(caption, encoding="utf-8")
 
 
 def clips(
@@ -89,7 +89,7 @@ def clips(
     for name in names:
         writers.write_video(folder / name, generator.integers(0, 256, (num_frames, *size, 3), dtype=np.uint8), 24.0)
         if caption is not None:
-            (folder / name).with_suffix(".txt").write_text(caption)
+            (folder / name).with_suffix(".txt").write_text(caption, encoding="utf-8")
 
 
 def recipe(path: str = "clips", output: str = "run", **changes: Any) -> str:
@@ -141,7 +141,7 @@ def own_pictures(reader: Reader, _: Shared) -> None:
 @of("docs/start/reading-a-plan.md")
 def reading_a_plan(reader: Reader, shared: Shared) -> None:
     shared.footage(reader)
-    recipe = (reader.folder / "recipes/first-run.toml").read_text().replace("demo/footage", "footage")
+    recipe = (reader.folder / "recipes/first-run.toml").read_text(encoding="utf-8").replace("demo/footage", "footage")
     for name in ("RECIPE", "a.toml"):
         reader.writes(name, recipe)
     reader.writes("b.toml", recipe.replace("max_crop = 0.6", "max_crop = 0.1"))
@@ -156,7 +156,7 @@ def reading_a_plan(reader: Reader, shared: Shared) -> None:
 @of("docs/how-to/captions-and-augmentation.md")
 def captions(reader: Reader, _: Shared) -> None:
     small_clips(reader)
-    (reader.folder / "clips/clip-0.txt").write_text("a kite\na red kite above a beach\n")
+    (reader.folder / "clips/clip-0.txt").write_text("a kite\na red kite above a beach\n", encoding="utf-8")
     reader.writes("RECIPE", recipe(output="RUN"))
     reader.types("reelworks scan clips -o CATALOG")
     reader.types("reelworks train RECIPE")
@@ -191,7 +191,9 @@ def open_sora(reader: Reader, _: Shared) -> None:
     pictures(reader.folder / "clips", [f"{i}.png" for i in range(12)], (640, 360), "a kite")
     reader.reads(until="That\nis enough to plan")
     imported = reader.folder / "stage1.toml"
-    imported.write_text(re.sub(r"(?m)^path = .*", 'path = "clips"', imported.read_text()))
+    imported.write_text(
+        re.sub(r"(?m)^path = .*", 'path = "clips"', imported.read_text(encoding="utf-8")), encoding="utf-8"
+    )
     reader.reads()
 
 
@@ -250,7 +252,7 @@ def companions(reader: Reader, _: Shared) -> None:
             path = here / "shots" / part / f"{name}.{suffix}"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (48, 32), (value, value, value)).save(path)
-        (here / "shots/photos" / f"{name}.txt").write_text("a red kite")
+        (here / "shots/photos" / f"{name}.txt").write_text("a red kite", encoding="utf-8")
     control = {"dataset": tomllib.loads(reader.block('control = "shots/depth"'))["dataset"]}
     pictured = {"bucket": [{"resolution": "32x48", "num_frames": 1, "batch_size": 2}]}
     filmed = {"bucket": [{"resolution": "32x32", "num_frames": 5, "batch_size": 2}]}
@@ -413,7 +415,7 @@ def loss_spikes(reader: Reader, _: Shared) -> None:
         path = reader.folder / ("shots" if i < 3 else "glare/shots") / f"{i:04}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         writers.write_video(path, np.full((9, 32, 32, 3), grey, np.uint8), 24.0)
-        path.with_suffix(".txt").write_text("a kite")
+        path.with_suffix(".txt").write_text("a kite", encoding="utf-8")
     spiky: dict[str, Any] = {
         "dataset": [{"path": "shots", "repeats": 14}, {"path": "glare"}],
         "autoencoder": {"std": 0.1},
@@ -473,10 +475,14 @@ def s3_keys() -> dict[str, str]:
 def resume_after_changes(reader: Reader, shared: Shared) -> None:
     shared.footage(reader)
     demo = reader.folder / "recipes/first-run.toml"
-    quick = demo.read_text().replace('name = "stdit3-tiny"', 'name = "stdit3-tiny"\nhidden_size = 32\nnum_heads = 2')
+    quick = demo.read_text(encoding="utf-8").replace(
+        'name = "stdit3-tiny"', 'name = "stdit3-tiny"\nhidden_size = 32\nnum_heads = 2'
+    )
     quick = re.sub(r"(?s)prompts = \[.*?\n\]", "prompts = []", quick)
     quick = re.sub(r"timesteps = .*", "timesteps = [500.0]", quick)
-    demo.write_text(re.sub(r"(?m)^every_steps = 200\nkeep_last", "every_steps = 100\nkeep_last", quick))
+    demo.write_text(
+        re.sub(r"(?m)^every_steps = 200\nkeep_last", "every_steps = 100\nkeep_last", quick), encoding="utf-8"
+    )
     train = "reelworks train recipes/first-run.toml --data-path footage --output runs/first"
     reader.types(f"{train} --max-steps 60")
     reader.types(f"{train} --max-steps 61 --set train.threads=1")
@@ -501,7 +507,7 @@ def resume_after_changes(reader: Reader, shared: Shared) -> None:
     reader.reads(until="A scheduler may repeat")
     copied = f"{train.replace('runs/first', 'runs/copy')} --max-steps 16 --restart-data"
     log = reader.folder / "runs/copy/events.jsonl"
-    preempted = when(lambda: '"kind": "step", "step": 9' in log.read_text(), signal.SIGTERM)
+    preempted = when(lambda: '"kind": "step", "step": 9' in log.read_text(encoding="utf-8"), signal.SIGTERM)
     reader.types(copied, code=75, meanwhile=preempted)
     reader.types(copied)
     reader.reads(until="With `--weights-only`, the optimizer")
@@ -519,11 +525,14 @@ def begin_again(reader: Reader, line: str) -> None:
 @of("docs/how-to/several-gpus.md")
 def several_gpus(reader: Reader, shared: Shared) -> None:
     shared.footage(reader)
-    reader.writes("RECIPE", (reader.folder / "recipes/first-run.toml").read_text().replace("demo/footage", "footage"))
+    reader.writes(
+        "RECIPE",
+        (reader.folder / "recipes/first-run.toml").read_text(encoding="utf-8").replace("demo/footage", "footage"),
+    )
     log = reader.folder / "runs/two/events.jsonl"
 
     def trains(starts: int) -> bool:
-        told = log.read_text() if log.is_file() else ""
+        told = log.read_text(encoding="utf-8") if log.is_file() else ""
         return told.count('"kind": "start"') == starts and '"kind": "step"' in told.rpartition('"kind": "start"')[2]
 
     # The demo trains for 1200 steps: the reader stops it after the first ones, as the page says.
@@ -578,9 +587,9 @@ def caption(reader: Reader, _: Shared) -> None:
         reader.knows(HF_ENDPOINT=hub.address, HF_HUB_DISABLE_XET="1")
         reader.names["URL"] = server
         reader.reads(until="## The record")
-        assert (reader.folder / "clips/a.txt").read_text() == "Waves on a beach.\n"
-        assert (reader.folder / "footage/a.txt").read_text() == "A video of 8 frames\n"
-        assert (reader.folder / "my-pictures/4.txt").read_text().startswith("rwmug, word")
+        assert (reader.folder / "clips/a.txt").read_text(encoding="utf-8") == "Waves on a beach.\n"
+        assert (reader.folder / "footage/a.txt").read_text(encoding="utf-8") == "A video of 8 frames\n"
+        assert (reader.folder / "my-pictures/4.txt").read_text(encoding="utf-8").startswith("rwmug, word")
         reader.reads()
     assert not (reader.folder / "clips/a.txt").exists()
 
@@ -687,7 +696,7 @@ def why_not_trained(reader: Reader, shared: Shared) -> None:
     reader.writes("cats.toml", recipe("cats", "RUN", validation={"split": 0.0}))
     reader.types("reelworks train cats.toml")
     reader.reads()
-    assert "mute.mp4" in (reader.folder / "left-out.csv").read_text()
+    assert "mute.mp4" in (reader.folder / "left-out.csv").read_text(encoding="utf-8")
 
 
 @of("docs/how-to/choose-a-checkpoint.md")
@@ -700,7 +709,7 @@ def choose_a_checkpoint(reader: Reader, _: Shared) -> None:
     (reader.folder / "RUN").symlink_to("runs/mug")
     reader.reads()
     assert "the best by that metric" in reader.printed
-    assert "waves" in (reader.folder / "mug.html").read_text()
+    assert "waves" in (reader.folder / "mug.html").read_text(encoding="utf-8")
 
 
 @of("docs/how-to/what-was-learnt.md")

@@ -20,7 +20,7 @@ class SlowActor(EncodeActor):
         encode, noted = EncodeWorker._encode_batch, Path(job.recipe.encoded_folder).with_name("encoded-clips")
 
         def slowly(worker: Any, batch: Any, *args: Any) -> Any:
-            with noted.open("a") as file:
+            with noted.open("a", encoding="utf-8") as file:
                 file.write("".join(f"{uid}\n" for uid in batch.request.uids.tolist()))
             time.sleep(0.3)
             return encode(worker, batch, *args)

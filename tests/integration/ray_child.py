@@ -25,7 +25,7 @@ def examine_unless_deadly(order: FileRequest) -> Finding:
 def examine_and_note(order: FileRequest) -> Finding:
     """Note each file that is opened beside the folder."""
     if order.open:
-        with Path(order.file).parent.with_name("opened").open("a") as noted:
+        with Path(order.file).parent.with_name("opened").open("a", encoding="utf-8") as noted:
             noted.write(f"{order.file}\n")
         time.sleep(0.01)  # so that there is time to be killed
     return examine.examine(order)

@@ -40,7 +40,9 @@ def test_a_family_outside_the_package_is_trained_after_one_call(tmp_path: Path) 
 
     command = [sys.executable, ROOT / "examples" / "add_a_model" / "train.py", sample_folder(), "--steps", "2"]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=240, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "auraflow-tiny keeps the contract of denoisers" in done.stdout
     assert "step 2/2" in done.stdout
@@ -70,7 +72,14 @@ def test_the_guide_is_followed_word_by_word(tmp_path: Path) -> None:
     printed = ""
     for command in block.splitlines():
         done = subprocess.run(
-            command, shell=True, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=400
+            command,
+            shell=True,
+            cwd=tmp_path,
+            env=settings,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            encoding="utf-8",
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
         printed += done.stdout

@@ -25,7 +25,7 @@ from reelworks.reports import html
 from reelworks.training.recipe import recipe_file
 
 _PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-an-annex.md"
-PACKAGE = _PAGE.read_text().partition("```python\n")[2].partition("```")[0]
+PACKAGE = _PAGE.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
 
 
 @contextmanager
@@ -45,9 +45,9 @@ def bicycle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     installed = tmp_path / "site-packages"
     about = installed / "bicycle-1.0.dist-info"
     about.mkdir(parents=True)
-    (installed / "bicycle_annex.py").write_text(PACKAGE)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bicycle\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[{annexes.GROUP}]\nbicycle = bicycle_annex:ANNEX\n")
+    (installed / "bicycle_annex.py").write_text(PACKAGE, encoding="utf-8")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bicycle\nVersion: 1.0\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text(f"[{annexes.GROUP}]\nbicycle = bicycle_annex:ANNEX\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(installed))
     annexes.from_outside.cache_clear()
     yield
@@ -68,7 +68,7 @@ def test_its_observer_sees_trainings(tiny: Any, tmp_path: Path) -> None:
     values = tiny(train={"max_steps": 2}, validation={"split": 0.0}, annex={"bicycle": {"turns_per_clip": 0.5}})
     rw.train(recipe_file.parse(values))
     metrics = CheckpointFolder(tmp_path / "run" / "checkpoints").info(2).metrics
-    kept = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
+    kept = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text(encoding="utf-8"))
     assert metrics["bicycle/turns"] > 0
     assert kept["annex"] == {"bicycle": {"turns_per_clip": 0.5}}
 
@@ -81,14 +81,16 @@ def test_what_its_observer_keeps_goes_on_with_a_training_and_is_told_in_the_repo
             rw.train(recipe_file.parse(tiny(name, train={"max_steps": max_steps}, **changes)))
     turns = [CheckpointFolder(tmp_path / name / "checkpoints").info(4).metrics for name in ("whole", "resumed")]
     assert turns[0] == turns[1]
-    report = html.write(RunFolder(tmp_path / "resumed")).read_text()
+    report = html.write(RunFolder(tmp_path / "resumed")).read_text(encoding="utf-8")
     assert f"<p>{turns[1]['bicycle/turns']:.0f} turns</p>" in report
     assert '<a href="#wheels">Wheels</a>' in report
 
 
 @pytest.mark.usefixtures("bicycle")
 def test_its_observer_may_not_replace_what_others_keep(tiny: Any, tmp_path: Path) -> None:
-    (tmp_path / "site-packages" / "bicycle_annex.py").write_text(PACKAGE.replace("turns.txt", "cursor.json"))
+    (tmp_path / "site-packages" / "bicycle_annex.py").write_text(
+        PACKAGE.replace("turns.txt", "cursor.json"), encoding="utf-8"
+    )
     values = tiny(train={"max_steps": 2}, annex={"bicycle": {}})
     with fresh_import("bicycle_annex"), pytest.raises(ValueError, match=r"Odometer may not keep .*cursor.json"):
         rw.train(recipe_file.parse(values))
@@ -140,7 +142,7 @@ def test_its_engine_scans_measures_and_encodes(tiny: Any, tmp_path: Path, monkey
         folder = str(tmp_path / engine)
         changes = {"catalog": f"{folder}-catalog", "encode": {"store": True, "folder": folder}}
         file = tmp_path / f"{engine}.toml"
-        file.write_text(recipe_file.dump(recipe_file.parse(tiny(data={"num_workers": 0}, **changes))))
+        file.write_text(recipe_file.dump(recipe_file.parse(tiny(data={"num_workers": 0}, **changes))), encoding="utf-8")
         for words in (["encode", str(file)], ["measure", f"{folder}-catalog", "--only", "exposure"]):
             done = CliRunner().invoke(app, [*words, "--engine", engine])
             assert done.exit_code == 0, done.output
@@ -158,7 +160,7 @@ def test_an_engine_that_nobody_brings_is_refused_with_those_that_there_are(tmp_p
 @pytest.mark.parametrize(("content", "told"), [("import nowhere", "ModuleNotFoundError"), ("ANNEX = 3", "int: 3")])
 @pytest.mark.usefixtures("bicycle")
 def test_one_that_is_broken_is_named(tmp_path: Path, content: str, told: str) -> None:
-    (tmp_path / "site-packages" / "bicycle_annex.py").write_text(content)
+    (tmp_path / "site-packages" / "bicycle_annex.py").write_text(content, encoding="utf-8")
     with fresh_import("bicycle_annex"), refused("annex-broken", "entry point bicycle of reelworks.annexes", says=told):
         annexes.from_outside()
 

@@ -246,7 +246,7 @@ def _train_each(recipe: dict, source: str, begun: bool) -> None:
         except UserError as error:
             told = str(error)
         became.append({"resume": resume, "load": taken, "weights_only": weights_only, "told": told})
-    Path(recipe["output"] + ".json").write_text(json.dumps(became))
+    Path(recipe["output"] + ".json").write_text(json.dumps(became), encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_no_combination_ends_in_a_traceback(tiny, tmp_path, trained, begun):
     """In a folder where nothing was trained, and in one with a checkpoint of step 2: one step, or a remedy."""
     recipe = tiny(train={"max_steps": 3 if begun else 1}, catalog=str(tmp_path / "catalog"), **BARE)
     assert children.in_child(_train_each, recipe, str(trained), begun) == 0, children.output(recipe)
-    became = json.loads(Path(recipe["output"] + ".json").read_text())
+    became = json.loads(Path(recipe["output"] + ".json").read_text(encoding="utf-8"))
     assert len(became) == 24
     for one in became:
         refused = (

@@ -24,7 +24,7 @@ def replace(path: Path, make: Callable[[Path], object]) -> None:
 
 
 def text_in(path: Path) -> None:
-    path.write_text("not a video at all, but as long as one " * 200)
+    path.write_text("not a video at all, but as long as one " * 200, encoding="utf-8")
 
 
 def picture_in(path: Path) -> None:
@@ -55,7 +55,7 @@ def dataset(tmp_path: Path) -> rw.Dataset:
     for i in range(1, CLIPS):
         (first.parent / f"{i:02}.mp4").write_bytes(first.read_bytes() + bytes(i))  # each a file of its own
     for i in range(CLIPS):
-        (first.parent / f"{i:02}.txt").write_text("a number")
+        (first.parent / f"{i:02}.txt").write_text("a number", encoding="utf-8")
     catalog = rw.Catalog.scan(first.parent, to=tmp_path / "catalog")
     entry = rw.BucketEntry("32px", num_frames=[FRAMES], batch_size=[4])
     table = rw.BucketTable.from_entries([entry], geometry=rw.Geometry((4, 8, 8), (1, 2, 2)))

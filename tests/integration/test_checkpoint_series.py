@@ -99,7 +99,7 @@ def test_a_killed_measurement_goes_on_and_measures_nothing_twice(
     trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, recipe = trained
-    (tmp_path / "own.py").write_text(COUNTED)
+    (tmp_path / "own.py").write_text(COUNTED, encoding="utf-8")
     metric = f"{tmp_path}/own.py:Counted"
     assert children.in_child(measure_in_child, recipe, metric) == -signal.SIGKILL
     written = sorted(path.parent.name for path in run.evaluations_folder.rglob("measured.json"))
@@ -152,11 +152,11 @@ def test_values_are_those_of_training_and_of_each_checkpoint_alone(trained: Any,
 
     page = tmp_path / "grid.html"
     checkpoint_grid.write(series, page)
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     assert text.count("<video") == 8
     assert "another clip" in text
     assert all(f"{value:.4g}" in text for value in values.values())
-    report = html.write(run).read_text()
+    report = html.write(run).read_text(encoding="utf-8")
     assert "Measured alike" in report
     assert all(f"{value:.4g}" in report for value in values.values())
 
@@ -231,7 +231,7 @@ def test_a_damaged_checkpoint_or_metric_costs_nothing_else(trained: Any, tmp_pat
     assert [one.step for one in series.checkpoints] == [1, 2, 3]
     assert [each.step for each in series.skipped] == [4]
     assert lost.name in series.skipped[0].reason
-    (tmp_path / "own.py").write_text(BROKEN)
+    (tmp_path / "own.py").write_text(BROKEN, encoding="utf-8")
     with pytest.raises(UserError, match=r"the metric broken failed \(RuntimeError: no luck\)"):
         measured(run, "1", metrics=(f"{tmp_path}/own.py:Broken",))
 
@@ -279,7 +279,7 @@ def test_the_command_prints_the_table_and_the_page(trained: Any, tmp_path: Path,
 
     run, _ = trained
     page, prompts = tmp_path / "grid.html", tmp_path / "prompts.txt"
-    prompts.write_text("a kite\n")
+    prompts.write_text("a kite\n", encoding="utf-8")
     words = ["eval", run.path, "--checkpoints", "2,4", "--prompts", prompts, "--metric", "motion", "--timesteps", 2]
 
     def typed(*more: Any) -> str:
@@ -293,7 +293,7 @@ def test_the_command_prints_the_table_and_the_page(trained: Any, tmp_path: Path,
     assert "motion ↑" in told
     assert "loss ↓" in told
     assert str(page) in told
-    assert "a kite" in page.read_text()
+    assert "a kite" in page.read_text(encoding="utf-8")
     value = json.loads(typed("--json"))
     assert [one["step"] for one in value["checkpoints"]] == [2, 4]
     assert value["best"].keys() == {"loss", "motion"}

@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, tiny_in: Callable[..., Any]) 
     """A folder with a run that notes losses, and its recipe."""
     root = tmp_path_factory.mktemp("learning")
     recipe = tiny_in(root, "on", train=NOTED)
-    (root / "on.toml").write_text(tomli_w.dumps(recipe))
+    (root / "on.toml").write_text(tomli_w.dumps(recipe), encoding="utf-8")
     assert children.train(recipe) == [0], children.output(recipe)
     return root
 
@@ -120,7 +120,9 @@ def test_two_ranks_note_what_one_does_and_a_changed_set_goes_on(tiny: Any, tmp_p
         np.testing.assert_allclose(two.columns()[name], values, rtol=0, atol=1e-5, err_msg=name)
 
     # Without two of its clips, which keep what is known of them, the run goes on.
-    (listed := tmp_path / "exclude.txt").write_text(f"{footage.name}/picture-0.png\n{footage.name}/clip-1.mp4\n")
+    (listed := tmp_path / "exclude.txt").write_text(
+        f"{footage.name}/picture-0.png\n{footage.name}/clip-1.mp4\n", encoding="utf-8"
+    )
     longer = tiny("one", exclude_file=str(listed), train=NOTED | shape | {"max_steps": STEPS + 4})
     assert children.train(longer) == [0], children.output(longer)
     later = ClipLosses.from_bytes(stored(tmp_path / "one"))
@@ -155,14 +157,14 @@ def test_the_verb_lists_clips_and_leaves_them_out(root: Path, footage: Path, tmp
     assert all(clip["path"].startswith(f"{footage.name}/") for clip in told["clips"])
     found = [clip["loss"] for clip in told["clips"]]
     assert found == sorted(found, reverse=True)
-    listed.write_text("mine/kept.png")
+    listed.write_text("mine/kept.png", encoding="utf-8")
     word = told["clips"][0]["word"]
     wanted = [clip["path"] for clip in told["clips"] if clip["word"] == word][:2]
     choice = ["--word", word, "--sort", "loss", "--limit", "2", "--exclude-file", str(listed)]
     for _ in range(2):  # what it lists already is not added again
         done = CliRunner().invoke(app, ["learning", run, *choice])
         assert done.exit_code == 0, done.stderr
-    assert listed.read_text() == "".join(f"{line}\n" for line in ["mine/kept.png", *wanted])
+    assert listed.read_text(encoding="utf-8") == "".join(f"{line}\n" for line in ["mine/kept.png", *wanted])
     refused = CliRunner().invoke(app, ["learning", run, "--exclude-file", str(listed), "--json"])
     assert json.loads(refused.stdout)["error"]["code"] == "selection-missing"
 
@@ -175,7 +177,7 @@ def test_a_clip_that_no_line_can_name_does_not_keep_others_from_the_list(
     odd, *others = [clip["path"] for clip in told if clip["word"] == told[0]["word"]]
     monkeypatch.setattr(exclude_file, "is_listable", lambda label: label != odd)
     done = CliRunner().invoke(app, ["learning", run, "--word", told[0]["word"], "--exclude-file", str(listed)])
-    assert (done.exit_code, listed.read_text().splitlines()) == (0, others)
+    assert (done.exit_code, listed.read_text(encoding="utf-8").splitlines()) == (0, others)
     assert f"cannot name {odd!r}" in done.stdout
     monkeypatch.undo()
     assert not any(map(exclude_file.is_listable, ["a\nb", "a\r", " a", "a ", "# a"]))
@@ -185,7 +187,7 @@ def test_the_report_and_the_page_show_the_clips_and_leave_them_out(
     root: Path, footage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = json.loads(CliRunner().invoke(app, ["learning", str(root / "on"), "--json"]).stdout)
-    text = html.write(RunFolder(root / "on")).read_text()
+    text = html.write(RunFolder(root / "on")).read_text(encoding="utf-8")
     assert 'id="learning"' in text
     for word, clips in told["counts"].items():
         assert f"<b>{clips}</b> {word.replace('_', ' ')}" in text

@@ -56,7 +56,7 @@ def pictures(tmp_path_factory):
     for i in range(10):
         name = f"{'deep/' if i % 2 else ''}{i}"
         picture(folder / "clips" / f"{name}.png", generator.integers(0, 256, (*SIZE, 3), dtype=np.uint8))
-        (folder / "clips" / f"{name}.txt").write_text(f"picture {i}")
+        (folder / "clips" / f"{name}.txt").write_text(f"picture {i}", encoding="utf-8")
         picture(folder / "edges" / f"{name}.jpg", 20 * i)
         picture(folder / "masks" / f"{name}.png", half_mask() if i != 5 else 0)
     (folder / "edges/3.jpg").unlink(missing_ok=True)
@@ -103,7 +103,7 @@ def test_a_control_model_trains_and_every_clip_is_accounted_for(control, picture
     assert children.train(control()) == [0]
     run = tmp_path / "run"
     failures = list(events.read(run / "events.jsonl", "failure"))
-    left_out = json.loads((run / "plan/summary.json").read_text())["reasons"]["no_companion"]
+    left_out = json.loads((run / "plan/summary.json").read_text(encoding="utf-8"))["reasons"]["no_companion"]
     assert {one["path"]: one["detail"] for one in left_out} == {
         "clips/deep/3.png": f"no control {pictures}/edges/deep/3.*",
         "clips/4.png": next(one["detail"] for one in left_out if "4.png" in one["path"]),
@@ -135,7 +135,7 @@ def test_a_control_model_trains_and_every_clip_is_accounted_for(control, picture
 def test_left_out_files_say_what_is_wrong(control, tmp_path):
     """`plan --rejected` names the clips without a companion, with the problem in two words."""
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(recipe_file.dump(recipe_file.parse(control())))
+    recipe.write_text(recipe_file.dump(recipe_file.parse(control())), encoding="utf-8")
     table = tmp_path / "left.csv"
     done = CliRunner().invoke(app, ["plan", str(recipe), "--rejected", str(table)])
     assert done.exit_code == 0, done.output
@@ -207,7 +207,7 @@ def clips_in(folder):
     for i in range(4):
         frames = generator.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8)
         writers.write_video(folder / f"{i}.mp4", frames, 24.0)
-        (folder / f"{i}.txt").write_text(f"clip {i}")
+        (folder / f"{i}.txt").write_text(f"clip {i}", encoding="utf-8")
     return folder
 
 

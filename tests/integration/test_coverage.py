@@ -108,7 +108,7 @@ def test_clips_that_come_and_go_in_mid_epoch(tiny, footage, tmp_path):
     (folder / Path(gone).name).unlink()
     picture = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(picture).save(folder / "late.png")
-    (folder / "late.txt").write_text("came late")
+    (folder / "late.txt").write_text("came late", encoding="utf-8")
     assert children.train(tiny(train={"max_steps": 5}, **changes), debug=True) == [0]
     told = clip_history.cover(run)
     assert covered(told) == logged(run.path)
@@ -154,7 +154,7 @@ def test_two_ranks_and_other_buckets_in_mid_epoch(tiny, tmp_path):
 @pytest.mark.slow
 def test_data_that_began_again_have_epochs_of_their_own(tiny, tmp_path):
     """What the first generation trained is not taken for what the second one did."""
-    (tmp_path / "bad.txt").write_text("footage/no such clip.mp4\n")
+    (tmp_path / "bad.txt").write_text("footage/no such clip.mp4\n", encoding="utf-8")
     named = tiny(train={"max_steps": 2}, exclude_file=str(tmp_path / "bad.txt"))
     assert children.train(named, debug=True) == [0]
     assert "warning: exclude_file names footage/no such clip.mp4" in children.output(named)

@@ -33,7 +33,7 @@ def test_the_three_verbs_after_a_training(tiny, tmp_path, typed):
     made = tiny(train={"max_steps": 4})
     assert children.train(made) == [0]
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(recipe_file.dump(recipe_file.parse(made)))
+    recipe.write_text(recipe_file.dump(recipe_file.parse(made)), encoding="utf-8")
 
     told, code = typed("coverage", tmp_path / "run", "--clip", "damaged.mp4")
     assert code == 0
@@ -79,7 +79,9 @@ for words in (
         assert left.code == 2, left.code
 assert "torch" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("error")]
     model, folder = "--model = 'wann': there is no such model", "--data = 'nowhere': there is no such folder"
@@ -90,7 +92,7 @@ assert "torch" not in sys.modules
 
 def test_none_of_them_loads_torch(tiny, tmp_path):
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(recipe_file.dump(recipe_file.parse(tiny())))
+    recipe.write_text(recipe_file.dump(recipe_file.parse(tiny())), encoding="utf-8")
     (tmp_path / "run").mkdir()
     code = f"""
 import sys
@@ -111,7 +113,7 @@ Path(run, "recipe.toml").write_text(Path({str(recipe)!r}).read_text())
 typed("coverage", run)
 assert "torch" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     assert "no epoch has begun" in done.stdout
 
@@ -127,17 +129,19 @@ def test_a_plan_tells_what_becomes_of_incomplete_batches_and_of_auto_buckets(tin
         "repeat": "repeated clips",
     }
     for way, words in told.items():
-        recipe.write_text(recipe_file.dump(recipe_file.parse(tiny(buckets={"incomplete_batch": way}))))
+        recipe.write_text(
+            recipe_file.dump(recipe_file.parse(tiny(buckets={"incomplete_batch": way}))), encoding="utf-8"
+        )
         said, code = typed("plan", recipe, "--world", 2, "--html", tmp_path / f"{way}.html")
         assert code == 0
         assert words in said
         value = json.loads(typed("plan", recipe, "--json")[0])
         assert (value["repeated"] > 0) == (way == "repeat")
-        assert way in (tmp_path / f"{way}.html").read_text()
+        assert way in (tmp_path / f"{way}.html").read_text(encoding="utf-8")
     made = tiny(train={"max_steps": 3})
     del made["bucket"]
     made["buckets"] = "auto"
-    recipe.write_text(tomli_w.dumps(made))
+    recipe.write_text(tomli_w.dumps(made), encoding="utf-8")
     said, code = typed("plan", recipe)
     assert code == 0
     assert "entries proposed, which the run will store" in said
@@ -161,7 +165,7 @@ def test_a_list_is_scanned_inspected_and_planned(tmp_path, typed):
         Image.new("L", (64, 48), i).save(tmp_path / "clips" / f"{i}.png")
     rows = "".join(f"{tmp_path}/clips/{i}.png,a cat,{i}.5,\n" for i in range(4))
     listed = tmp_path / "lists" / "meta.csv"
-    listed.write_text("path,text,aes,cmotion\n" + rows)
+    listed.write_text("path,text,aes,cmotion\n" + rows, encoding="utf-8")
     told, code = typed("scan", listed, "-o", tmp_path / "catalog")
     assert code == 2
     assert f'root = "{tmp_path}/clips"' in told
@@ -174,7 +178,7 @@ def test_a_list_is_scanned_inspected_and_planned(tmp_path, typed):
     dataset = {"path": str(listed), "root": str(tmp_path / "clips"), "filter": "aes > 1"}
     made = {"version": 1, "dataset": [dataset], "model": {"name": "stdit3-tiny"}, "train": {"max_epochs": 1}}
     made |= {"output": str(tmp_path / "run"), "buckets": "auto", "validation": {"split": 0.0}}
-    recipe.write_text(tomli_w.dumps(made))
+    recipe.write_text(tomli_w.dumps(made), encoding="utf-8")
     told, code = typed("plan", recipe)
     assert code == 0
     assert "scores aes" in told

@@ -42,7 +42,11 @@ def test_it_works_alone(wheel: Path, tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
     own = subprocess.run(
-        [python, "-c", "import site; print(site.getsitepackages()[0])"], check=True, capture_output=True, text=True
+        [python, "-c", "import site; print(site.getsitepackages()[0])"],
+        check=True,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
     ).stdout.strip()
     others = [
         path
@@ -59,7 +63,13 @@ def test_it_works_alone(wheel: Path, tmp_path: Path) -> None:
 
     def run(*command: str | Path) -> str:
         done = subprocess.run(
-            [*map(str, command)], cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=300
+            [*map(str, command)],
+            cwd=tmp_path,
+            env=settings,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            encoding="utf-8",
         )
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -67,7 +66,7 @@ class Cluster:
         machine = self.machines.pop()
         processes = [psutil.Process(machine.pid), *psutil.Process(machine.pid).children(recursive=True)]
         for process in processes:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
         machine.wait()
 
     def world_after(self, steps: int, world: int) -> dict:
@@ -83,7 +82,7 @@ class Cluster:
             if current == world and len(trained) >= steps:
                 return trained[0]
             time.sleep(0.2)
-        raise TimeoutError(f"no {steps} steps with {world} workers: {self.log.read_text()[-6000:]}")
+        raise TimeoutError(f"no {steps} steps with {world} workers: {self.log.read_text(encoding='utf-8')[-6000:]}")
 
     def end(self) -> None:
         for machine in self.machines:
@@ -104,7 +103,7 @@ def cluster(tiny, tmp_path) -> Iterator[Cluster]:
     recipe["dataset"] = [{**recipe["dataset"][0], "repeats": 30}]
     recipe["train"].pop("max_steps")
     file = tmp_path / "recipe.toml"
-    file.write_text(recipe_file.dump(recipe_file.parse(recipe)))
+    file.write_text(recipe_file.dump(recipe_file.parse(recipe)), encoding="utf-8")
     made = Cluster(file, tmp_path / "run", tmp_path / "log")
     yield made
     made.end()
@@ -126,7 +125,7 @@ def test_workers_are_lost_and_gained_within_an_epoch(cluster, tmp_path):
         cluster.add()
     cluster.world_after(2, world=4)
     for machine in cluster.machines:
-        assert machine.wait(PATIENCE_SECONDS) == 0, cluster.log.read_text()[-6000:]
+        assert machine.wait(PATIENCE_SECONDS) == 0, cluster.log.read_text(encoding="utf-8")[-6000:]
 
     run = RunFolder(tmp_path / "run")
     assert {e["world_size"] for e in events.read(run.events_file, "start")} >= {2, 3, 4}

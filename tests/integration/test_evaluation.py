@@ -54,7 +54,7 @@ def test_a_checkpoint_has_the_loss_that_training_measured(tiny: Any, tmp_path: P
     np.testing.assert_allclose(*found, rtol=1e-5)
     assert len(found[0]) == 10
     (file,) = write(together, None)
-    assert json.loads(file.read_text())["loss_by_time"] == together.validation.loss_by_time
+    assert json.loads(file.read_text(encoding="utf-8"))["loss_by_time"] == together.validation.loss_by_time
     assert write(apart, None) == [file]
     assert write(newest, None) != [file]  # another question has another file
 
@@ -76,13 +76,13 @@ def test_checkpoints_by_name_other_clips_and_the_weights_before_training(
     assert (run.path / "catalog" / "catalog.json").read_bytes() == catalog
 
     written = tmp_path / "recipe.toml"
-    written.write_text(tomli_w.dumps({**recipe, "output": str(tmp_path / "other")}))
+    written.write_text(tomli_w.dumps({**recipe, "output": str(tmp_path / "other")}), encoding="utf-8")
     untrained = measured(written)
     assert untrained.validation.loss == told[0]["loss"]
     assert untrained.file() is None
     assert not (tmp_path / "other" / "run.json").exists()
     listed = tmp_path / "prompts.txt"
-    listed.write_text("a cat\na dog, running\n")
+    listed.write_text("a cat\na dog, running\n", encoding="utf-8")
     words = ("generate", run.path, "--prompt-file", listed, "--samples", 2, "-o", tmp_path / "vbench")
     sizes = ("--num-frames", 5, "--height", 32, "--width", 32, "--num-inference-steps", 1)
     told, code = typed(*words, *sizes)
@@ -107,7 +107,7 @@ def test_checkpoints_by_name_other_clips_and_the_weights_before_training(
 
 def test_a_recipe_without_held_out_clips_names_the_way_out(tiny: Any, tmp_path: Path) -> None:
     written = tmp_path / "recipe.toml"
-    written.write_text(recipe_file.dump(recipe_file.parse(tiny(validation={"split": 0.0}))))
+    written.write_text(recipe_file.dump(recipe_file.parse(tiny(validation={"split": 0.0}))), encoding="utf-8")
     with pytest.raises(UserError, match="--data-path"):
         measured(written)
     with pytest.raises(UserError, match="no checkpoints"):
@@ -131,7 +131,7 @@ def typed(monkeypatch: Any, capsys: Any) -> Any:
 
 def test_the_command_on_folders_and_results_of_vbench(typed: Any, tmp_path: Path, footage: Path) -> None:
     vbench = tmp_path / "a_eval_results.json"
-    vbench.write_text('{"dynamic_degree": [0.25, []]}')
+    vbench.write_text('{"dynamic_degree": [0.25, []]}', encoding="utf-8")
     told, code = typed("eval", "--generated", footage, "--reference", footage, "--vbench", vbench, "--json")
     assert code == 0
     value = json.loads(told)
@@ -161,7 +161,7 @@ class Steadiness:
 
 
 def test_a_metric_of_previews_decides_which_checkpoint_is_kept(tiny: Any, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(STEADY)
+    (tmp_path / "own.py").write_text(STEADY, encoding="utf-8")
     samples = {"prompts": ["a clip"], "every_steps": 1, "num_inference_steps": 1, "num_frames": 5, "height": 32}
     samples |= {"width": 32, "metrics": [f"{tmp_path}/own.py:Steadiness", "motion"]}
     best = {"metric": "samples/steadiness", "mode": "max"}

@@ -23,7 +23,7 @@ BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
 
 def scanned_less_named(run: Path, footage: Path) -> Counter[str]:
     """Files on disk less those that the run's summary names with a reason."""
-    told = json.loads((run / "plan" / "summary.json").read_text())
+    told = json.loads((run / "plan" / "summary.json").read_text(encoding="utf-8"))
     named = {Path(one["path"]).name for files in told["reasons"].values() for one in files}
     return Counter(p.name for p in footage.iterdir() if p.suffix in (".mp4", ".png") and p.name not in named)
 
@@ -104,7 +104,7 @@ def test_a_clip_that_vanishes_after_the_scan_is_named_and_shifts_nothing(tiny, f
     (failure,) = events.read(RunFolder(tmp_path / "hurt").events_file, "failure")
     assert failure["path"].endswith("clip-3.mp4")
     (coverage,) = (tmp_path / "hurt" / "coverage").glob("epoch-*.jsonl")
-    assert json.loads(coverage.read_text())["became"] == "failed"
+    assert json.loads(coverage.read_text(encoding="utf-8"))["became"] == "failed"
     steps = [line["shapes"] for line in children.debug_lines(tmp_path / "calm")]
     assert [line["shapes"] for line in children.debug_lines(tmp_path / "hurt")] == steps
 

@@ -25,7 +25,9 @@ def footage(tmp_path: Path) -> Path:
 
 def run(tmp_path: Path, *command: str | Path) -> list[str]:
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONFAULTHANDLER": "1"}
-    done = subprocess.run([*map(str, command)], cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [*map(str, command)], cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=240, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()
 
@@ -53,7 +55,7 @@ def test_each_is_short() -> None:
         "spawned_processes",
     }
     for file in EXAMPLES.glob("*.py"):
-        assert len(file.read_text().splitlines()) < 100, file
+        assert len(file.read_text(encoding="utf-8").splitlines()) < 100, file
 
 
 def test_a_plan_needs_no_torch(tmp_path: Path, footage: Path) -> None:

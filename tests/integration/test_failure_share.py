@@ -25,7 +25,7 @@ def _type_train(recipe: dict[str, Any], *victims: str) -> None:
 
     children.lose_behind_the_scan(*victims)
     path = Path(recipe["output"] + ".toml")
-    path.write_text(recipe_file.dump(recipe_file.parse(recipe)))
+    path.write_text(recipe_file.dump(recipe_file.parse(recipe)), encoding="utf-8")
     sys.argv = ["reelworks", "train", str(path), "--debug"]
     main.main()
 

@@ -37,6 +37,7 @@ def typed(hub: fake_hub.Hub, folder: Path, commands: list[list[str]]) -> list[di
         capture_output=True,
         text=True,
         check=True,
+        encoding="utf-8",
     )
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert [result["fault"] for result in results] == [None] * len(commands), done.stderr

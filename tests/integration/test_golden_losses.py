@@ -103,8 +103,8 @@ def assert_numbers_of_before(name: str, recipe: dict[str, Any], curves: tuple[st
     assert len(found["loss"]) == STEPS
     file = FOLDER / f"{name}.json"
     if os.environ.get("REELWORKS_WRITE_GOLDEN"):
-        file.write_text(json.dumps(found, indent=1) + "\n")
-    golden = json.loads(file.read_text())
+        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    golden = json.loads(file.read_text(encoding="utf-8"))
     assert found["plans"] == golden["plans"]
     for curve in curves:
         assert found[curve] == pytest.approx(golden[curve], rel=1e-4, abs=1e-4), curve

@@ -174,17 +174,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
     }
     values = tiny_recipe.changed(tiny_recipe.values("clips", "run"), own)
-    (place / "r.toml").write_text(tomli_w.dumps(values))
-    (place / "other.toml").write_text(tomli_w.dumps(values | {"output": "other", "seed": 8}))
+    (place / "r.toml").write_text(tomli_w.dumps(values), encoding="utf-8")
+    (place / "other.toml").write_text(tomli_w.dumps(values | {"output": "other", "seed": 8}), encoding="utf-8")
     staged = [{"name": "one", "steps": 2}, {"name": "two", "clips": 5, "train": {"learning_rate": 1e-5}}]
     without_end = {key: value for key, value in values["train"].items() if key != "max_steps"}
     staged_values = values | {"output": "staged", "train": without_end, "stage": staged}
-    (place / "staged.toml").write_text(tomli_w.dumps(staged_values))
-    (place / "staged-2.toml").write_text(tomli_w.dumps(staged_values | {"stage": staged[:1]}))
+    (place / "staged.toml").write_text(tomli_w.dumps(staged_values), encoding="utf-8")
+    (place / "staged-2.toml").write_text(tomli_w.dumps(staged_values | {"stage": staged[:1]}), encoding="utf-8")
     stored = values | {"output": "stored", "encode": {"store": True, "folder": "encoded"}}
-    (place / "stored.toml").write_text(tomli_w.dumps(stored))
+    (place / "stored.toml").write_text(tomli_w.dumps(stored), encoding="utf-8")
     (place / "config.py").write_text(
-        'bucket_config = {"144p": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-XL/2")\nlr = 1e999\n'
+        'bucket_config = {"144p": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-XL/2")\nlr = 1e999\n', encoding="utf-8"
     )
     write_lora_files(place)
     return place
@@ -226,7 +226,9 @@ def called(call: Call, folder: Path, answers: list[Result], monkeypatch: pytest.
 def typed(words: list[str], folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own, whose stdout is a file of the system."""
     command = [sys.executable, "-c", PROGRAM, *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=500, check=False, encoding="utf-8"
+    )
     assert done.returncode == code, (done.stdout, done.stderr)
     return done
 

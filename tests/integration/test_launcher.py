@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from reelworks.data.run import events
@@ -23,9 +24,9 @@ def start(tiny, tmp_path):
 
     def run(**changes: object) -> subprocess.Popen[str]:
         path = tmp_path / "recipe.toml"
-        path.write_text(recipe_file.dump(recipe_file.parse(tiny(**changes))))
+        path.write_text(recipe_file.dump(recipe_file.parse(tiny(**changes))), encoding="utf-8")
         command = [sys.executable, "-m", "reelworks", "train", str(path), "--nproc-per-node", "2"]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
 
     return run
 
@@ -59,13 +60,12 @@ def test_a_signal_saves_and_leaves_with_the_requeue_code(start, tmp_path, number
 
 
 def test_a_rank_that_dies_ends_the_others(start, tmp_path):
-    import psutil
 
     process = start(train={"max_steps": 4000})
     wait_for_step(tmp_path / "run", 1)
     ranks = psutil.Process(process.pid).children()
     assert len(ranks) == 2
-    ranks[1].send_signal(signal.SIGKILL)
+    ranks[1].kill()
     _, told = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGKILL, told
     assert told.count("error: ") == 1, told
@@ -75,7 +75,6 @@ def test_a_rank_that_dies_ends_the_others(start, tmp_path):
 
 
 def test_ranks_do_not_outlive_a_killed_launcher(start, tmp_path):
-    import psutil
 
     process = start(train={"max_steps": 4000})
     wait_for_step(tmp_path / "run", 1)

@@ -29,7 +29,9 @@ main.main()
 
 @pytest.mark.parametrize("code", [pytest.param(0, marks=pytest.mark.slow(reason="as with another code")), 75])
 def test_the_code_is_the_commands_own_and_the_end_is_clean(code: int) -> None:
-    done = subprocess.run([sys.executable, "-c", _PROGRAM, str(code)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(code)], capture_output=True, text=True, timeout=300, encoding="utf-8"
+    )
     assert done.returncode == code
     assert done.stderr == ""
     folder = Path(done.stdout.strip())
@@ -42,5 +44,5 @@ def test_a_closed_output_is_no_error() -> None:
     program = "import typer\nfrom reelworks.commands import main\nmain.app = typer.Typer()\n"
     program += "main.app.command()(lambda: None)\nmain.main()"
     closed = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} >&-"
-    done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, timeout=300, encoding="utf-8")
     assert (done.returncode, done.stderr) == (0, "")

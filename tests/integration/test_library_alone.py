@@ -42,7 +42,7 @@ def environment(folder: Path, *names: str) -> Path:
             target = packages / top
             if not target.is_symlink():
                 target.symlink_to(Path(str(distribution.locate_file(top))))
-    (packages / "program.pth").write_text(f"{ROOT / 'src'}\n")
+    (packages / "program.pth").write_text(f"{ROOT / 'src'}\n", encoding="utf-8")
     return folder / "bin" / "python"
 
 
@@ -61,7 +61,9 @@ print(len(names), *sorted({name.partition(".")[0] for name in sys.modules} & {"r
 
 def run(python: Path, *arguments: str | Path, at: Path, **settings: str) -> str:
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | settings
-    done = subprocess.run([python, *arguments], cwd=at, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [python, *arguments], cwd=at, env=env, capture_output=True, text=True, timeout=300, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout + done.stderr
 
@@ -90,10 +92,12 @@ def test_a_loop_of_its_own_needs_torch_beside(tmp_path: Path) -> None:
 
 def test_the_program_works_without_extras(tmp_path: Path) -> None:
     """A command that needs more says which line installs it."""
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     python = environment(tmp_path / "venv", *(Requirement(each).name for each in needed))
     for command, package in ((("import", "job.yaml"), "tree_sitter"), (("ui", "."), "fastapi")):
-        done = subprocess.run([python, "-m", "reelworks", *command], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [python, "-m", "reelworks", *command], cwd=tmp_path, capture_output=True, text=True, encoding="utf-8"
+        )
         assert done.returncode == 2
         assert package in done.stderr
         assert f'pip install "reelworks[{"page" if package == "fastapi" else "import"}]"' in done.stderr

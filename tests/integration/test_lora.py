@@ -54,7 +54,7 @@ def pictures(tmp_path_factory):
         height, width = sizes[i % 5]
         colour = generator.integers(0, 256, 3, dtype=np.uint8)
         Image.fromarray(np.broadcast_to(colour, (height, width, 3)).copy()).save(folder / f"{i:02}.png")
-        (folder / f"{i:02}.txt").write_text(f"colour number {i}")
+        (folder / f"{i:02}.txt").write_text(f"colour number {i}", encoding="utf-8")
     return folder
 
 
@@ -63,7 +63,7 @@ def lora(pictures, tmp_path):
     """The recipe that comes with the project, on a tiny base without weights."""
 
     def make(output="run", name="wan-tiny", **train):
-        values = tomllib.loads(RECIPE.read_text())
+        values = tomllib.loads(RECIPE.read_text(encoding="utf-8"))
         values["bucket"][0]["resolution"] = "32px"
         values["buckets"]["batch_size"] = 8
         values["exports"] |= {"formats": FORMATS, "dtype": "float32"}

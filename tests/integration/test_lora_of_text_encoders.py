@@ -37,7 +37,7 @@ def pictures(tmp_path_factory):
     folder, generator = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for i, words in enumerate(tiny_families.LINES * 2):
         Image.fromarray(generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-        (folder / f"{i}.txt").write_text(words)
+        (folder / f"{i}.txt").write_text(words, encoding="utf-8")
     return folder
 
 

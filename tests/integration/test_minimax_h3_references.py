@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("footage")
     for i in range(CLIPS):
         write(root / f"clips/{i}.mp4", moving(20 * i))
-        (root / f"clips/{i}.txt").write_text("two cats sit on a wall")
+        (root / f"clips/{i}.txt").write_text("two cats sit on a wall", encoding="utf-8")
         for kind, size in (("person", (64, 32)), ("place", (32, 96))):
             (root / kind).mkdir(exist_ok=True)
             if kind == "person" or i == 0:

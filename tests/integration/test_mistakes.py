@@ -42,7 +42,7 @@ def written(tmp_path):
             assert former in text
             text = text.replace(former, latter)
         path = tmp_path / "recipe.toml"
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         return path
 
     return write
@@ -106,7 +106,7 @@ def _train_in_little_memory(recipe: dict) -> None:
     from reelworks.training.loop.request import TrainRequest
     from reelworks.training.loop.trainer import run
 
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30),) * 2)  # the latents alone would take 3.7 GB
     try:
         run(recipe_file.parse(recipe), TrainRequest())

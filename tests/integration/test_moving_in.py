@@ -22,7 +22,9 @@ SCRIPT = """accelerate launch sdxl_train_network.py \\
 
 
 def typed(folder: Path, *words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "reelworks", *words], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "reelworks", *words], cwd=folder, capture_output=True, text=True, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -32,7 +34,7 @@ def test_a_folder_and_script_of_kohya_end_as_files_that_others_read(tmp_path: Pa
     (tmp_path / "mugs" / "10_rwmug cup").mkdir(parents=True)
     for number in range(5):
         prepare_files.picture(tmp_path / "mugs" / "10_rwmug cup" / f"{number}.png", size=(64, 48), caption=None)
-    (tmp_path / "train.sh").write_text(SCRIPT)
+    (tmp_path / "train.sh").write_text(SCRIPT, encoding="utf-8")
     said = typed(tmp_path, "import", "train.sh", "--model", "sdxl-tiny", "-o", "mug.toml")
     assert "sd-scripts trains 5 of them in an epoch" in said
     assert "this recipe trains 5" in said
@@ -40,8 +42,10 @@ def test_a_folder_and_script_of_kohya_end_as_files_that_others_read(tmp_path: Pa
     assert recipe.lora is not None
     assert (recipe.lora.rank, recipe.lora.alpha, recipe.train.max_steps, recipe.seed) == (4, 2.0, 6, 7)
     assert (recipe.dataset[0].repeats, recipe.dataset[0].missing_caption) == (10, "rwmug cup")
-    lines = (tmp_path / "mug.toml").read_text().splitlines(keepends=True)
-    (tmp_path / "mug.toml").write_text("".join(line for line in lines if "stable-diffusion-xl" not in line))
+    lines = (tmp_path / "mug.toml").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "mug.toml").write_text(
+        "".join(line for line in lines if "stable-diffusion-xl" not in line), encoding="utf-8"
+    )
     typed(tmp_path, "train", "mug.toml")
     (written,) = (tmp_path / recipe.output / "exports").glob("*6-*-comfyui.safetensors")
     for convention in ("diffusers", "comfyui", "kohya"):

@@ -44,7 +44,7 @@ def pictures(folder: str, count: int = 5, caption: str | None = "a cup", size=(9
     for i in range(count):
         Image.new("RGB", size if i % 2 else size[::-1], (40 * i % 256, 90, 20)).save(path / f"{i}.png")
         if caption is not None:
-            (path / f"{i}.txt").write_text(f"{caption} {i}")
+            (path / f"{i}.txt").write_text(f"{caption} {i}", encoding="utf-8")
     return path
 
 
@@ -83,10 +83,10 @@ def test_train_writes_a_recipe_trains_it_and_resumes_by_the_same_command():
     assert "5 pictures, 5 without a caption" in told
     assert told.count("loading the text encoder") == 1  # for captions and prompts
     file = Path("mug-wan-tiny.toml")
-    edited = file.read_text() + "\n# mine\n"
-    file.write_text(edited)
+    edited = file.read_text(encoding="utf-8") + "\n# mine\n"
+    file.write_text(edited, encoding="utf-8")
     reelworks(*command, "--max-steps", "2")
-    assert file.read_text() == edited
+    assert file.read_text(encoding="utf-8") == edited
     steps = [e["step"] for e in events.timeline(RunFolder(Path("runs/mug-wan-tiny")).events_file, "step")]
     assert steps == [1, 2]
 
@@ -95,10 +95,10 @@ def test_a_recipe_follows_from_its_folders_and_is_never_written_over():
     """The same command gives the same bytes; a recipe that is there needs --force."""
     pictures("mug")
     made, told = make("--data", "mug")
-    text = Path(told["path"]).read_text()
+    text = Path(told["path"]).read_text(encoding="utf-8")
     assert "the recipe exists already" in reelworks("new", "lora", "--model", "wan-tiny", "--data", "mug")
     assert make("--data", "mug", "--force")[0] == made
-    assert Path(told["path"]).read_text() == text
+    assert Path(told["path"]).read_text(encoding="utf-8") == text
     assert made.dataset == [DatasetConfig(path="mug")]
     assert (told["pictures"], told["clips"], told["fits"]) == (5, 0, None)
 
@@ -251,7 +251,7 @@ def test_the_recipe_that_comes_with_the_project_is_what_the_verb_writes():
     """A change of the verb shows in it, or it is made again: `reelworks new lora --model wan -o ...`."""
     lines = recipe_lines.lora_table("wan-2.1-1.3b", [DatasetConfig(path=recipe_lines.PLACEHOLDER)], PLACEHOLDER)
     text = toml_writer.write(f"A LoRA of {PLACEHOLDER.to_text()} on wan-2.1-1.3b.", lines)
-    assert (RECIPES / "lora-20-pictures.toml").read_text() == text
+    assert (RECIPES / "lora-20-pictures.toml").read_text(encoding="utf-8") == text
 
 
 def test_a_few_thumbnails_do_not_make_all_small_and_are_named() -> None:

@@ -42,7 +42,7 @@ def pictures(folder: str, *sizes: tuple[int, int], captioned: int = 99) -> Path:
     for i, size in enumerate(sizes):
         Image.new("RGB", size, (i, 90, 20)).save(path / f"{i}.png", compress_level=1)
         if i < captioned:
-            (path / f"{i}.txt").write_text(f"a cup {i}")
+            (path / f"{i}.txt").write_text(f"a cup {i}", encoding="utf-8")
     return path
 
 

@@ -24,7 +24,7 @@ def train(recipe: dict[str, Any], tmp_path: Path, name: str, steps: int) -> str:
     """Train in a process of its own, as the package writes where its environment says."""
     file = tmp_path / "recipe.toml"
     logging = {"trackers": [name], "project": "tests"}
-    file.write_text(tomli_w.dumps({**recipe, "logging": logging}))
+    file.write_text(tomli_w.dumps({**recipe, "logging": logging}), encoding="utf-8")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "TRACKIO"))}
     environment |= {"TRACKIO_DIR": str(tmp_path / "trackio"), "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
     done = subprocess.run(
@@ -33,6 +33,7 @@ def train(recipe: dict[str, Any], tmp_path: Path, name: str, steps: int) -> str:
         capture_output=True,
         text=True,
         timeout=300,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stdout + done.stderr

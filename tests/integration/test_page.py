@@ -72,7 +72,8 @@ def sample(tmp_path_factory):
     recipe = root / "small.toml"
     recipe.write_text(
         f'version = 1\noutput = "{root}/run"\n[[dataset]]\npath = "{root}/footage"\n[[bucket]]\nresolution = "64px"\n'
-        'num_frames = [1, 5]\nbatch_size = [4, 2]\n[model]\nname = "stdit3-tiny"\n[train]\nmax_steps = 10\n'
+        'num_frames = [1, 5]\nbatch_size = [4, 2]\n[model]\nname = "stdit3-tiny"\n[train]\nmax_steps = 10\n',
+        encoding="utf-8",
     )
     dataset.scan_recipe(recipe_file.load(recipe))
     return root
@@ -112,8 +113,8 @@ def test_texts_of_others_are_texts(opened, address):
 def unfinished(folder):
     """Make a run without the event of its end; returns it with the events that it has."""
     run = fabricate.make(folder, steps=20, every=10, crash_at=15)
-    lines = run.events_file.read_text().splitlines()[:-1]
-    run.events_file.write_text("\n".join(lines) + "\n")
+    lines = run.events_file.read_text(encoding="utf-8").splitlines()[:-1]
+    run.events_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return run, lines
 
 

@@ -31,7 +31,7 @@ def test_a_dropped_folder_arrives_with_all_that_can_be_trained_on(opened, tmp_pa
         prepare_files.picture(given / f"{number:03}.png", size=(16, 16))
     prepare_files.picture(given / "inner/deep.png", size=(16, 16))
     (given / ".hidden.png").write_bytes(b"")
-    (given / "notes.sh").write_text("no footage")
+    (given / "notes.sh").write_text("no footage", encoding="utf-8")
     with served(root) as address, window(opened) as shown:
         went_to(shown, address, "#/new", ".new-drop")
         drop(shown, ".new-drop", given)
@@ -52,9 +52,11 @@ def test_a_dropped_folder_arrives_with_all_that_can_be_trained_on(opened, tmp_pa
 @pytest.mark.parametrize("agrees", [False, True])
 def test_code_that_a_recipe_names_runs_only_after_it_was_agreed_to(opened, tmp_path, monkeypatch, agrees):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "evil.py").write_text("open('ran', 'w')\nSharp = None\n")
+    (tmp_path / "evil.py").write_text("open('ran', 'w')\nSharp = None\n", encoding="utf-8")
     recipe = small_recipe("run", "none", num_frames=(1,), aspect_ratios=()).replace("[3, 2]", "[3]")
-    (tmp_path / "cats.toml").write_text(recipe + '[samples]\nprompts = ["a cat"]\nmetrics = ["evil.py:Sharp"]\n')
+    (tmp_path / "cats.toml").write_text(
+        recipe + '[samples]\nprompts = ["a cat"]\nmetrics = ["evil.py:Sharp"]\n', encoding="utf-8"
+    )
     with served(tmp_path) as address, window(opened, tolerates="400") as shown:
 
         def jobs():

@@ -27,7 +27,7 @@ def root(tmp_path_factory):
     recipe = RECIPE.replace("version = 1\n", 'version = 1\nexclude_file = "left-out.txt"\n')
     (root / "left-out.txt").touch()
     for name, text in (("cats", recipe), ("alone", ALONE), ("shared", SHARED)):
-        (root / f"{name}.toml").write_text(text)
+        (root / f"{name}.toml").write_text(text, encoding="utf-8")
     for name in ("first", "second"):
         fabricate.make(root / "runs" / name, steps=40, every=20, crash_at=30)
     with pytest.MonkeyPatch.context() as patch:
@@ -69,7 +69,7 @@ def test_a_recipe_is_scanned_checked_and_saved_under_another_name(opened, addres
             shown.wait_for_selector("h1:text-is('dogs')")
             shown.wait_for_selector(".meter")
             assert size.input_value() == "1"
-            assert "batch_size = [1, 2]" in (root / "dogs.toml").read_text()
+            assert "batch_size = [1, 2]" in (root / "dogs.toml").read_text(encoding="utf-8")
             if not overwrites:
                 went_to(shown, address, f"#/plan/{key_of_recipe(address, 'cats')}", ".meter")
                 size.fill("1")
@@ -95,7 +95,7 @@ def test_a_clip_is_left_out_and_taken_back_and_filters_are_cleared(opened, addre
         shown.click(".tile")
         press(shown, "Leave out", "dialog")
         shown.wait_for_selector("dialog button:text-is('Take back')")
-        assert "picture-3.png" in (root / "left-out.txt").read_text()
+        assert "picture-3.png" in (root / "left-out.txt").read_text(encoding="utf-8")
         press(shown, "Take back", "dialog")
         shown.wait_for_selector("dialog button:text-is('Leave out')")
         press(shown, "close", "dialog")

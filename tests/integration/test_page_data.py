@@ -19,7 +19,7 @@ def root(tmp_path_factory):
         made.picture(root / "data" / f"{number:03}.png", (64, 64), grey=4 * number)
     made.clip(root / "data" / "moves.mp4", 9, caption=HOSTILE)
     made.clip(root / "data" / "short.mp4", 3)
-    (root / "mine.toml").write_text(small_recipe(f"{root}/run", f"{root}/data"))
+    (root / "mine.toml").write_text(small_recipe(f"{root}/run", f"{root}/data"), encoding="utf-8")
     dataset.scan_recipe(recipe_file.load(root / "mine.toml"))
     return root
 
@@ -55,7 +55,7 @@ def test_clips_are_reached_by_keys_and_everything_is_readable_by_all(opened, add
 def test_a_limit_is_moved_written_into_the_recipe_and_taken_back(opened, address, root):
     """What it leaves out is seen before it is written, the recipe changes only then, and as it was after Undo."""
     file = root / "mine.toml"
-    before = file.read_text()
+    before = file.read_text(encoding="utf-8")
     with window(opened, 1280) as shown:
         went_to(shown, address, f"#/data/{key_of(file)}", ".tile img")
         shown.click("button:text-is('Limits')")
@@ -70,11 +70,11 @@ def test_a_limit_is_moved_written_into_the_recipe_and_taken_back(opened, address
         )  # pictures have no duration
         assert shown.locator(".limit-clips figure").first.locator(".tile").count() == 6
         assert findings(shown) == []
-        assert file.read_text() == before
+        assert file.read_text(encoding="utf-8") == before
         shown.click("button:text-is('Write into the recipe')")
         shown.click("dialog button.main")
         shown.wait_for_selector("button:text-is('Undo'):enabled")
         assert "duration_seconds >= " in recipe_file.load(file).dataset[0].filter
         shown.click("button:text-is('Undo')")
         shown.wait_for_selector(".limits-told code:text-is('no filter')")
-        assert file.read_text() == before
+        assert file.read_text(encoding="utf-8") == before

@@ -27,7 +27,7 @@ def root(tmp_path, monkeypatch):
     for number in range(3):
         prepare_files.picture(tmp_path / f"mine/picture-{number}.png", size=(64, 64))
     prepare_files.clip(tmp_path / "mine/clip.mp4", num_frames=12, size=(64, 64))
-    (tmp_path / "cats.toml").write_text(RECIPE)
+    (tmp_path / "cats.toml").write_text(RECIPE, encoding="utf-8")
     dataset.scan_recipe(recipe_file.load(tmp_path / "cats.toml"))
     return tmp_path
 
@@ -93,7 +93,7 @@ def test_edits_stay_until_they_are_discarded(opened, address, root, route, waits
         shown.reload()
         shown.wait_for_selector(waits_for)
         assert asked == []
-    assert (root / "cats.toml").read_text() == RECIPE
+    assert (root / "cats.toml").read_text(encoding="utf-8") == RECIPE
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,13 @@ def test_a_tab_is_told_of_what_another_saved_and_does_not_undo_it(opened, addres
         # What is not edited there follows; what is edited there is told of, and not saved over the other's.
         wait_until(there, f"document.querySelector('{field}')?.value === {json.dumps(first)}")
         there.locator(field).fill(second)
-        (root / "cats.toml").write_text(text := (root / "cats.toml").read_text() + "# of an editor\n")
+        (root / "cats.toml").write_text(
+            text := (root / "cats.toml").read_text(encoding="utf-8") + "# of an editor\n", encoding="utf-8"
+        )
         there.wait_for_selector("text=The file was changed elsewhere")
         there.get_by_role("button", name="Save", exact=True).click()
         there.wait_for_selector(".toast.bad:has-text('save under another name')")
-        assert (root / "cats.toml").read_text() == text
+        assert (root / "cats.toml").read_text(encoding="utf-8") == text
         there.evaluate("location.hash = '#/runs'")
         there.wait_for_selector(waits_for, state="detached")
         there.evaluate(f"location.hash = '{route}'")
@@ -189,11 +191,11 @@ def test_what_is_typed_while_it_is_saved_is_not_saved_and_stays(
         wait_for_request(shown, requests)
         requests.pop().continue_()
         wait_until(shown, "Object.keys(sessionStorage).length === 0")
-    written = (root / "cats.toml").read_text()
+    written = (root / "cats.toml").read_text(encoding="utf-8")
     if field == ".form-text":
         assert written == typed
     elif "dialog" in field:
-        assert (root / "mine/clip.txt").read_text().strip() == typed
+        assert (root / "mine/clip.txt").read_text(encoding="utf-8").strip() == typed
     else:
         assert "batch_size = [1, 2]" in written
 
@@ -203,7 +205,7 @@ def test_what_is_moved_and_saved_of_a_stage_is_shown_of_that_stage(opened, addre
         f'[[stage]]\nname = "{name}"\nepochs = 1\nbucket = [{{ resolution = "48px", num_frames = [1, 9], batch_size = {sizes} }}]'
         for name, sizes in (("first", [3, 2]), ("second", [5, 4]))
     )
-    (root / "cats.toml").write_text(RECIPE.replace("max_epochs = 1\n", "") + stages)
+    (root / "cats.toml").write_text(RECIPE.replace("max_epochs = 1\n", "") + stages, encoding="utf-8")
     with window(opened) as shown:
         went_to(shown, address, f"#/plan/{key_of(address)}", ".meter")
         shown.locator(".plan-head select").select_option("second")

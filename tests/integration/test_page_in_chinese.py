@@ -33,8 +33,8 @@ def root(tmp_path_factory):
     (root / "picture").mkdir()
     for i in range(3):
         Image.new("RGB", (64, 48), (80 * i, 9, 9)).save(root / "picture" / f"{i}.png")
-        (root / "picture" / f"{i}.txt").write_text("Data")
-    (root / "Plan.toml").write_text(small_recipe(str(root / "runs" / "none"), str(root / "picture")))
+        (root / "picture" / f"{i}.txt").write_text("Data", encoding="utf-8")
+    (root / "Plan.toml").write_text(small_recipe(str(root / "runs" / "none"), str(root / "picture")), encoding="utf-8")
     dataset.scan_recipe(recipe_file.load(root / "Plan.toml"))
     return root
 

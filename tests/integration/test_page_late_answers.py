@@ -38,12 +38,12 @@ def root(tmp_path, monkeypatch):
         for number, size in enumerate(sizes):
             prepare_files.picture(tmp_path / folder / f"{number}.png", size=size)
     prepare_files.clip(tmp_path / "mine/clip.mp4", num_frames=12, size=(64, 64))
-    (tmp_path / "cats.toml").write_text(RECIPE)
+    (tmp_path / "cats.toml").write_text(RECIPE, encoding="utf-8")
     recipe = recipe_file.load(tmp_path / "cats.toml")
     dataset.scan_recipe(recipe)
     run = RunFolder(tmp_path / "runs" / "cats")
     run.create({})
-    run.recipe_file.write_text(recipe_file.dump(recipe))
+    run.recipe_file.write_text(recipe_file.dump(recipe), encoding="utf-8")
     fabricate.note_losses(run, [1.0, 3.0, 2.0])
     fabricate.note_losses(run, [1.0, 3.0, 2.0], step=20)
     return tmp_path
@@ -123,7 +123,9 @@ def test_a_recipe_is_saved_and_trained_with_the_last_change_of_its_form(opened, 
         if verb != "Save":
             shown.locator("dialog button.main").click()
         shown.wait_for_selector(".toast:has-text('saved')")
-    assert (root / ("cats.toml" if verb == "Save" else "cats-2.toml")).read_text().endswith(MOVED[-100:])
+    assert (
+        (root / ("cats.toml" if verb == "Save" else "cats-2.toml")).read_text(encoding="utf-8").endswith(MOVED[-100:])
+    )
 
 
 @LIKE_SAVE

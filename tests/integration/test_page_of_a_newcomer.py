@@ -24,7 +24,12 @@ SHORT = {
 def start(folder, log):
     """Start `reelworks ui`; return the process and the address that it prints."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "reelworks", "ui", str(folder)], stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
+        [sys.executable, "-m", "reelworks", "ui", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        bufsize=1,
+        encoding="utf-8",
     )
     line = process.stdout.readline()
     process.stdout.readline()
@@ -54,7 +59,7 @@ def ended(address):
 def test_from_an_empty_folder_to_an_exported_file(tmp_path, opened):
     folder = tmp_path / "first"
     folder.mkdir()
-    with (tmp_path / "log").open("w") as log:
+    with (tmp_path / "log").open("w", encoding="utf-8") as log:
         server, address = start(folder, log)
         base = address.split("#")[0]
         with window(opened) as shown:
@@ -63,11 +68,11 @@ def test_from_an_empty_folder_to_an_exported_file(tmp_path, opened):
             shown.wait_for_selector("h1:has-text('demo-data')")
             until(lambda: ended(address))
             recipe = folder / "shapes.toml"
-            text = recipe.read_text()
+            text = recipe.read_text(encoding="utf-8")
             for former, now in SHORT.items():
                 assert former in text
                 text = text.replace(former, now)
-            recipe.write_text(text)
+            recipe.write_text(text, encoding="utf-8")
             (key,) = [row["key"] for row in ask(address, "/recipes")]
 
             # The plan is made of a scan, which the page offers.

@@ -22,8 +22,8 @@ def root(tmp_path_factory):
     for number in range(5):
         prepare_files.picture(root / f"mine/picture-{number}.png", size=(64, 64))
     prepare_files.clip(root / "mine/clip.mp4", num_frames=12, size=(64, 64))
-    (root / "cats.toml").write_text(RECIPE)
-    (root / "unscanned.toml").write_text(RECIPE.replace('"run"', '"other"'))
+    (root / "cats.toml").write_text(RECIPE, encoding="utf-8")
+    (root / "unscanned.toml").write_text(RECIPE.replace('"run"', '"other"'), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         dataset.scan_recipe(recipe_file.load(root / "cats.toml"))
@@ -85,7 +85,7 @@ def test_form_and_text_follow_each_other(opened, address):
 def test_chosen_files_are_sent_and_chosen_as_footage(opened, address, root, tmp_path):
     for name in ("one.png", "two.png"):
         prepare_files.picture(tmp_path / name)
-    (tmp_path / "notes.sh").write_text("no footage")
+    (tmp_path / "notes.sh").write_text("no footage", encoding="utf-8")
     with window(opened) as shown:
         went_to(shown, address, "#/new", ".new-model")
         shown.locator("#new-files").set_input_files(sorted(map(str, tmp_path.iterdir())))

@@ -25,7 +25,7 @@ def pictures(tmp_path_factory):
         (folder / kind).mkdir()
         for i in range(6 if kind == "clips" else 5):
             Image.fromarray(generator.integers(0, 256, (*SIZE, 3), dtype=np.uint8)).save(folder / kind / f"{i}.png")
-            (folder / kind / f"{i}.txt").write_text(f"picture {i}")
+            (folder / kind / f"{i}.txt").write_text(f"picture {i}", encoding="utf-8")
     return folder
 
 
@@ -47,6 +47,6 @@ def test_stored_pairs_train_as_live_ones_do(pictures, tmp_path):
     assert live[-1][0] < live[0][0]
     assert all(norm > 0 for _, norm in live)
     assert trained(pictures, tmp_path / "stored", encode={"store": True}) == live
-    left_out = (tmp_path / "live/plan/summary.json").read_text()
+    left_out = (tmp_path / "live/plan/summary.json").read_text(encoding="utf-8")
     assert "no rejected" in left_out
     assert "worse/5.*" in left_out

@@ -39,10 +39,10 @@ def test_diffusers_loads_what_was_published(pictures, tmp_path, monkeypatch):
         monkeypatch.setenv("HF_TOKEN", "hf_anna")
         publish.publish(PublishRequest(source=tmp_path / "run", to="anna/mug", base="tiny/wan", dtype="float32"))
         folder = hub.repositories["anna/mug"]["main"]
-        card = (folder / "README.md").read_text()
+        card = (folder / "README.md").read_text(encoding="utf-8")
         assert "20 pictures and 0 videos; an epoch trains 20." in card
         assert 'load_lora_weights("anna/mug", weight_name="pytorch_lora_weights.safetensors")' in card
-        for text in (card, (folder / "recipe.toml").read_text()):
+        for text in (card, (folder / "recipe.toml").read_text(encoding="utf-8")):
             assert str(tmp_path) not in text
             assert str(pictures) not in text
         network.load_lora_adapter("anna/mug", weight_name="pytorch_lora_weights.safetensors", prefix="transformer")

@@ -23,7 +23,7 @@ def films(folder: Path) -> Path:
     for name in ("a", "b"):
         frames = generator.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
         media_makers.write(folder / f"{name}.mp4", frames, options={"preset": "ultrafast", "crf": "14"})
-        (folder / f"{name}.txt").write_text(f"film {name}")
+        (folder / f"{name}.txt").write_text(f"film {name}", encoding="utf-8")
     return folder
 
 
@@ -65,7 +65,7 @@ def test_the_ranges_of_a_video_are_held_out_and_excluded_together(tiny, tmp_path
 
     lines = tmp_path / "bad.txt"
     for text, count in (("films/a.mp4", 10), ("films/a.mp4[6:12]  # blurred", 1), ("films/a.mp4[6:13]", 0)):
-        lines.write_text(text + "\n")
+        lines.write_text(text + "\n", encoding="utf-8")
         data = opened(exclude_file=str(lines))
         assert int(data.in_exclude_file.sum()) == count, text
         assert data.exclude_list.unmatched(data.rows) == ([] if count else [text])

@@ -118,7 +118,7 @@ def test_scan_and_store_are_those_of_this_process(cluster: str, tiny: Callable[.
 def test_the_command_uses_all_of_the_cluster(cluster: str, tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     by_this_process(storing(tiny, tmp_path / "here"))
     file = tmp_path / "recipe.toml"
-    file.write_text(recipe_file.dump(recipe_file.parse(storing(tiny, tmp_path / "there"))))
+    file.write_text(recipe_file.dump(recipe_file.parse(storing(tiny, tmp_path / "there"))), encoding="utf-8")
     done = CliRunner().invoke(app, ["encode", str(file), "--engine", "ray", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
@@ -233,7 +233,7 @@ def test_a_node_without_the_folders_is_named_with_the_path(
     monkeypatch.chdir(tmp_path)
     recipe = storing(tiny, tmp_path / "there")
     (tmp_path / "there-catalog").mkdir()
-    (tmp_path / "there-catalog" / "catalog.json").write_text("{}")
+    (tmp_path / "there-catalog" / "catalog.json").write_text("{}", encoding="utf-8")
     places = {"working_folder": str(tmp_path), "tries": str(tmp_path)}
     path = "/elsewhere"
     if lost in places:

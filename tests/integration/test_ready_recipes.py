@@ -33,7 +33,7 @@ def test_recipes_are_what_the_verb_writes(models: list[str] | None, monkeypatch:
     spec = importlib.util.spec_from_file_location("lora_recipes", FOLDER.parents[1] / "scripts" / "lora_recipes.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert {file.name: file.read_text() for file in files} == script.texts()
+    assert {file.name: file.read_text(encoding="utf-8") for file in files} == script.texts()
 
 
 def test_each_family_has_a_model_and_each_recipe_fits_its_gpu():
@@ -66,7 +66,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pictures")
     for number in range(20):
         Image.new("RGB", (1280, 1024), (number, 90, 20)).save(folder / f"{number}.png", compress_level=1)
-        (folder / f"{number}.txt").write_text(f"a cup {number}")
+        (folder / f"{number}.txt").write_text(f"a cup {number}", encoding="utf-8")
     return folder
 
 

@@ -31,7 +31,7 @@ PICTURES = 6
 def picture(folder: Path, name: str) -> None:
     shade = np.random.default_rng(len(list(folder.iterdir()))).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(shade).save(folder / f"{name}.png")
-    (folder / f"{name}.txt").write_text(f"picture {name}")
+    (folder / f"{name}.txt").write_text(f"picture {name}", encoding="utf-8")
 
 
 @pytest.fixture
@@ -80,7 +80,9 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
 def needed(run: RunFolder) -> set[int]:
     """Epochs that the checkpoints stand in."""
     store = CheckpointFolder(run.checkpoints_folder)
-    return {json.loads((store.path(step) / names.CURSOR).read_text())["epoch"] for step in store.steps()}
+    return {
+        json.loads((store.path(step) / names.CURSOR).read_text(encoding="utf-8"))["epoch"] for step in store.steps()
+    }
 
 
 def test_records_make_room_but_for_those_that_a_checkpoint_needs(
@@ -180,7 +182,7 @@ def test_a_disk_that_takes_no_record_ends_no_training(made: Make, tmp_path: Path
 
 def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: Make, tmp_path: Path) -> None:
     """Neither what coverage tells of each clip nor what replay tells of each step."""
-    (bad := tmp_path / "bad.txt").write_text("data/5.png\n")
+    (bad := tmp_path / "bad.txt").write_text("data/5.png\n", encoding="utf-8")
     recipe = made(
         train={"max_steps": 4}, exclude_file=str(bad), catalog=str(tmp_path / "catalog"), data={"crop": "random"}
     )
@@ -198,12 +200,12 @@ def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: 
 
     before = told()
     data = tmp_path / "data"
-    bad.write_text("data/0.png\ndata/1.png\n")
+    bad.write_text("data/0.png\ndata/1.png\n", encoding="utf-8")
     assert told() == before
-    (data / "0.txt").write_text("another caption")
+    (data / "0.txt").write_text("another caption", encoding="utf-8")
     (data / "1.png").unlink()
     picture(data, "late")
-    run.keep_recipe(run.recipe_file.read_text().replace("seed = 7", "seed = 8"))
+    run.keep_recipe(run.recipe_file.read_text(encoding="utf-8").replace("seed = 7", "seed = 8"))
     assert told() == before
     data.rename(tmp_path / "elsewhere")
     children.lose_plans(run.path)

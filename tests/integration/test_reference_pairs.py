@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pairs")
     for i in range(CLIPS):
         grey(root / f"after/{i}.mp4", 80 + 20 * i)
-        (root / f"after/{i}.txt").write_text(f"clip {i}")
+        (root / f"after/{i}.txt").write_text(f"clip {i}", encoding="utf-8")
         if i < CLIPS - 1:
             grey(root / f"before/{i}.mp4", 40 + 20 * i)
     return root

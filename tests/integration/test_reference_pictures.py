@@ -40,7 +40,7 @@ def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (root / "clips").mkdir()
     for i in range(CLIPS):
         writers.write_video(root / f"clips/{i}.mp4", np.full((7, 32, 48, 3), 20 * i, np.uint8), 16.0)
-        (root / f"clips/{i}.txt").write_text(f"clip {i}")
+        (root / f"clips/{i}.txt").write_text(f"clip {i}", encoding="utf-8")
         grey(root / f"areas/{i}.png", 255, (32, 48))
         if i < 3:
             grey(root / f"person/{i}.png", 100 + 10 * i, (64, 16) if i else (20, 60))

@@ -59,12 +59,12 @@ def _train_and_tell(recipe: dict) -> None:
 
     ExampleBuilder.build = build
     run(recipe_file.parse(recipe), TrainRequest(debug=True))
-    Path(recipe["output"], "fed.json").write_text(json.dumps(fed))
+    Path(recipe["output"], "fed.json").write_text(json.dumps(fed), encoding="utf-8")
 
 
 def logged(run: Path, rank: int) -> dict[int, dict]:
     """The last telling of each step by a rank."""
-    lines = (run / "debug" / f"steps-rank-{rank:05d}.jsonl").read_text().splitlines()
+    lines = (run / "debug" / f"steps-rank-{rank:05d}.jsonl").read_text(encoding="utf-8").splitlines()
     return {line["step"]: line for line in map(json.loads, lines)}
 
 
@@ -93,7 +93,7 @@ def test_every_step_is_told_as_the_model_was_fed(tiny, tmp_path):
     recipe["dataset"][0] |= {"flip": 0.5, "jitter_hue": 0.1, "shuffle_tags": True, "tag_separator": " "}
     assert children.in_child(_train_and_tell, recipe) == 0
     replays = check(tmp_path / RUN, 1)
-    fed = json.loads((tmp_path / RUN / "fed.json").read_text())
+    fed = json.loads((tmp_path / RUN / "fed.json").read_text(encoding="utf-8"))
     works = [(told, work) for told in replays for work in told.ranks[0]]
     assert len(works) == len(fed) > len(replays)
     for (told, work), given in zip(works, fed, strict=True):
@@ -144,7 +144,7 @@ def test_clips_that_changed_since_are_told_as_they_were(tiny, footage, tmp_path)
     before = {clip.file: clip for clip in trained_files(replay_step(run, 1))}
     gone, edited, *_ = before
     Path(gone).unlink()
-    Path(edited).with_suffix(".txt").write_text("another caption")
+    Path(edited).with_suffix(".txt").write_text("another caption", encoding="utf-8")
     assert children.train(tiny(train={"max_steps": 3}, **changes), debug=True) == [0]
     (told, *_) = check(run.path, 1)
     clips = {clip.file: clip for clip in trained_files(told)}
@@ -181,7 +181,7 @@ def test_buckets_that_are_not_those_of_the_step_are_an_error(tiny, tmp_path):
     assert children.train(tiny(train={"max_steps": 1}, **BUSY)) == [0]
     run = RunFolder(tmp_path / RUN)
     (kept,) = run.recipes_folder.iterdir()
-    kept.write_text(kept.read_text().replace('"32px"', '"64px"'))
+    kept.write_text(kept.read_text(encoding="utf-8").replace('"32px"', '"64px"'), encoding="utf-8")
     with pytest.raises(UserError, match="the recipe's buckets are not those"):
         replay_step(run, 1)
 

@@ -233,7 +233,9 @@ def test_chosen_degrees_train_as_given_ones_and_stay(tiny, tmp_path):
     model = {"per_batch": 0.0, "per_clip": 0.0, "per_token": 1.0, "per_token_squared": 0.0}
     limits = {"memory_bytes": 10**6, "milliseconds": None, "clips": 8}
     sizes = {"32px ×1": 1, "32px ×5": 0}
-    file.write_text(json.dumps({"batch_sizes": sizes, "trials": trials, "model_ms": model, "limits": limits}))
+    file.write_text(
+        json.dumps({"batch_sizes": sizes, "trials": trials, "model_ms": model, "limits": limits}), encoding="utf-8"
+    )
     train = {**TRAIN, "max_steps": 4}
     given = by_bucket(tiny, [1, 1], [1, 2], parallel={"sequence_degree": 2}, train=train)("given")
     assert children.train(given, world=4, debug=True) == [0] * 4, children.output(given)

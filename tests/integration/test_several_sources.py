@@ -52,12 +52,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("edits")
     for i in range(CLIPS):
         grey(root / f"after/{i}.png", 10 * i)
-        (root / f"after/{i}.txt").write_text(f"edit {i}")
+        (root / f"after/{i}.txt").write_text(f"edit {i}", encoding="utf-8")
         grey(root / f"person/{i}.png", 100 + 10 * i)
         if i < SECOND:
             grey(root / f"coat/{i}.jpg", 200 + 10 * i, (48, 32) if i else (64, 64))
         grey(root / f"plain/{i}.png", 5 * i)
-        (root / f"plain/{i}.txt").write_text(f"picture {i}")
+        (root / f"plain/{i}.txt").write_text(f"picture {i}", encoding="utf-8")
     return root
 
 

@@ -36,7 +36,7 @@ def recipe(tmp_path: Path) -> Callable[..., Recipe]:
     folder.mkdir()
     for i in range(2):
         sound_clips.write(folder / f"{i}.mp4", seconds=1.0, events=[0.1 + 0.3 * i, 0.7])
-        (folder / f"{i}.txt").write_text(f"clip {i}")
+        (folder / f"{i}.txt").write_text(f"clip {i}", encoding="utf-8")
 
     def make(output: str = "run", **changes: Any) -> Recipe:
         values: Recipe = {

@@ -32,7 +32,7 @@ main.main()
 def before_first_line(*arguments: str, cwd: object = None) -> tuple[str, set[str]]:
     """Run a command until it first says something; return that, and what it has imported."""
     command = [sys.executable, "-c", RUN, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd, encoding="utf-8")
     return done.stdout, set(done.stderr.split())
 
 
@@ -96,5 +96,5 @@ print(len(pyarrow.table({"a": [1]}).to_pandas()) == 1)
 def test_only_commands_leave_libraries_out_and_what_needs_one_has_it(code, found):
     """A program of one's own imports others as they are; in a command a library comes when something asks for it."""
     pytest.importorskip("pandas")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
     assert done.stdout.strip() == found

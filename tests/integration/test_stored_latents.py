@@ -142,7 +142,7 @@ def test_given_frames_and_their_embeddings_come_from_the_store_too(
     generator = np.random.default_rng(0)
     for i in range(4):
         writers.write_video(folder / f"{i}.mp4", generator.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8), 24.0)
-        (folder / f"{i}.txt").write_text(f"clip {i}")
+        (folder / f"{i}.txt").write_text(f"clip {i}", encoding="utf-8")
     values: Recipe = tiny_recipe.least(
         dataset=[{"path": str(folder)}],
         bucket=[{"resolution": "32x32", "num_frames": 5, "batch_size": 2}],

@@ -100,7 +100,7 @@ def slopes(folder: Path) -> None:
         height = 0.9 * (np.cos(angle) * x + np.sin(angle) * y)
         grey = 0.5 + 0.4 * np.sign(height) * np.abs(height) ** 0.5
         Image.fromarray((255 * grey).clip(0, 255).astype(np.uint8)).convert("RGB").save(folder / f"{number}.png")
-        (folder / f"{number}.txt").write_text("a slope")
+        (folder / f"{number}.txt").write_text("a slope", encoding="utf-8")
 
 
 def test_a_lora_learns_what_was_held_out(shipped: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_lora_learns_what_was_held_out(shipped: tuple[Path, dict[str, Tensor]]
         validation={"split": 0.2, "every_steps": 30, "timesteps": [300.0, 600.0]},
     )
     rw.train(recipe_file.parse(values))
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
     first, *_, last = (event["loss"] for event in events if event["kind"] == "validation")
     assert last < 0.5 * first
 

@@ -176,7 +176,7 @@ def test_later_stages_may_be_edited_and_finished_ones_stay_as_they_were(staged: 
 def test_only_what_a_person_edited_is_told_of_a_finished_stage(staged: Any, tmp_path: Path) -> None:
     """Not the numbers that were measured, nor the steps of the run, nor that another dataset has the same files."""
     tuned = tmp_path / "tuned.json"
-    tuned.write_text(json.dumps({"batch_sizes": {"48px ×1": 4}}))
+    tuned.write_text(json.dumps({"batch_sizes": {"48px ×1": 4}}), encoding="utf-8")
     first = {
         **{"name": "first", "clips": 5, "buckets": {"tuned": str(tuned)}},
         "bucket": [{"resolution": "48px", "num_frames": 1, "batch_size": "auto"}],
@@ -226,7 +226,7 @@ def test_a_later_stage_without_data_is_told_before_training(staged: Any, tmp_pat
         assert "in stage second: " in children.output(wrong)
         assert says in children.output(wrong)
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))
-    (tmp_path / "wrong.toml").write_text(tomli_w.dumps(wrong))
+    (tmp_path / "wrong.toml").write_text(tomli_w.dumps(wrong), encoding="utf-8")
     assert "in stage second: " in str(CliRunner().invoke(app, ["check", str(tmp_path / "wrong.toml")]).exception)
 
     # Also where it is edited while the first stage is trained.
@@ -236,10 +236,12 @@ def test_a_later_stage_without_data_is_told_before_training(staged: Any, tmp_pat
 
 @pytest.mark.parametrize("command", ["train", "check"])
 def test_code_that_a_later_stage_names_is_asked_about(staged: Any, tmp_path: Path, command: str) -> None:
-    (tmp_path / "sharp.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    (tmp_path / "sharp.py").write_text(
+        "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n", encoding="utf-8"
+    )
     file = tmp_path / "staged.toml"
     samples = {"prompts": ["a"], "metrics": [f"{tmp_path}/sharp.py:Sharp"]}
-    file.write_text(tomli_w.dumps(staged("run", FIRST, {**SECOND, "samples": samples})))
+    file.write_text(tomli_w.dumps(staged("run", FIRST, {**SECOND, "samples": samples})), encoding="utf-8")
     trust.ask_with(lambda path: False)
     with refused("code-not-trusted"):
         CliRunner().invoke(app, [command, str(file)], catch_exceptions=False)
@@ -248,7 +250,7 @@ def test_code_that_a_later_stage_names_is_asked_about(staged: Any, tmp_path: Pat
 
 def test_training_is_of_all_stages(staged: Any, tmp_path: Path) -> None:
     file = tmp_path / "staged.toml"
-    file.write_text(tomli_w.dumps(staged()))
+    file.write_text(tomli_w.dumps(staged()), encoding="utf-8")
     with refused("stage-chosen-for-training", "--set"):
         rw.train(file, overrides=["stage=second"])
     assert "--set = 'stage=second'" in str(
@@ -337,7 +339,7 @@ def test_stages_train_alike_on_other_numbers_of_ranks(staged: Any, tmp_path: Pat
 def test_what_is_about_one_stage_asks_for_it_and_stages_are_compared_with_stages(staged: Any, tmp_path: Path) -> None:
     for name, recipe in (("staged", staged()), ("plain", {**staged(), "stage": []})):
         recipe["train"]["max_steps"] = 4
-        (tmp_path / f"{name}.toml").write_text(tomli_w.dumps(recipe))
+        (tmp_path / f"{name}.toml").write_text(tomli_w.dumps(recipe), encoding="utf-8")
     both = [str(tmp_path / "staged.toml"), str(tmp_path / "plain.toml")]
     for typed, code in (
         ([both[0], "--html", str(tmp_path / "plan.html")], "stage-not-chosen"),

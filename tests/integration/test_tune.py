@@ -37,7 +37,7 @@ def run(*arguments: str) -> Any:
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.toml"
-    path.write_text(recipe_file.dump(recipe_file.parse(RECIPE)))
+    path.write_text(recipe_file.dump(recipe_file.parse(RECIPE)), encoding="utf-8")
     return path
 
 
@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_survived_and_the_rest_is_used(recipe: Path) -> Non
     assert all(t["milliseconds"] > 0 and t["peak_bytes"] > 1e8 for t in found["trials"])
     assert set(found["ms_per_clip"]) == {"32px 1:1 ×1", "32px 1:1 ×5", "2048px 1:1 ×17"}
     written = recipe.with_suffix(".tuned.json")
-    assert json.loads(written.read_text()) == found
+    assert json.loads(written.read_text(encoding="utf-8")) == found
 
     keys = {"tuned": str(written), "aspect_ratios": ["1:1"]}
     with refused("batch-size-not-measured", "buckets.tuned", says="not even one clip of 2048px ×17"):
@@ -111,7 +111,7 @@ def test_no_entry_fits(recipe: Path) -> None:
 def test_a_bad_file_is_named(tmp_path: Path, text: str | None, says: str) -> None:
     file = tmp_path / "tuned.json"
     if text is not None:
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
     entry = BucketEntryConfig(resolution="32px", num_frames=1, batch_size="auto")
     with refused("tuned-file-invalid", "buckets.tuned", says=says):
         tuned.measured([entry], BucketsConfig(tuned=str(file)))
@@ -132,7 +132,7 @@ def test_ranks_share_what_one_has_no_room_for(tmp_path: Path) -> None:
     values = RECIPE | {"bucket": entries, "buckets": keys, "model": heads, "parallel": {"sequence_degree": "auto"}}
     recipe = recipe_file.parse(values)
     assert recipe.parallel.max_sequence_degree == 4  # as many as divide the heads
-    file.write_text(recipe_file.dump(recipe))
+    file.write_text(recipe_file.dump(recipe), encoding="utf-8")
     found = run("tune", str(file), "--estimate", "--memory", "1.4", "--max-batch", "16")
     assert found["batch_sizes"]["512px ×33"] == 0
     shared = measured.with_numbers(recipe)

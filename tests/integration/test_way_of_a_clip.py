@@ -90,7 +90,7 @@ def test_a_micro_batch_passes_through_thirteen_files_at_most_and_the_page_names_
     tiny: Callable[..., dict[str, Any]], store: bool
 ) -> None:
     """The whole way, from the folder on, is thirty-one; each named file but that of the other encoder is run."""
-    named = set(re.findall(r"`([a-z_/]+\.py)`", PAGE.read_text()))
+    named = set(re.findall(r"`([a-z_/]+\.py)`", PAGE.read_text(encoding="utf-8")))
     assert [name for name in named if not (PACKAGE / name).is_file()] == []
     followed = follow(tiny(encode={"store": store}))
     assert len(followed.passed) <= 13

@@ -91,7 +91,7 @@ def test_two_ranks_train_sound_as_one_process_does(tmp_path, strategy):
     clips.mkdir()
     for i in range(4):
         sound_clips.write(clips / f"{i}.mp4", seconds=1.0, events=[0.1 + 0.2 * i, 0.8])
-        (clips / f"{i}.txt").write_text(f"clip {i}")
+        (clips / f"{i}.txt").write_text(f"clip {i}", encoding="utf-8")
     values: Recipe = {
         "version": 1,
         "seed": 7,

@@ -113,10 +113,14 @@ def test_torchrun_and_our_own_launcher_train(tiny, tmp_path):
         "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "reelworks"],
         "own": ["-m", "reelworks"],
     }.items():
-        recipe.write_text(recipe_file.dump(recipe_file.parse(tiny(name, train={"max_steps": 2}))))
+        recipe.write_text(recipe_file.dump(recipe_file.parse(tiny(name, train={"max_steps": 2}))), encoding="utf-8")
         own = ["--nproc-per-node", "2"] if name == "own" else []
         done = subprocess.run(
-            [sys.executable, *launcher, "train", str(recipe), *own], capture_output=True, text=True, timeout=300
+            [sys.executable, *launcher, "train", str(recipe), *own],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            encoding="utf-8",
         )
         assert done.returncode == 0, done.stderr
         start = next(events.read(RunFolder(tmp_path / name).events_file, "start"))

@@ -34,7 +34,7 @@ def run(data: Path | tuple[Path, ...], **options: Any) -> CaptionResult:
 
 def texts(folder: Path) -> dict[str, str]:
     """Return all caption files of a folder by name."""
-    return {file.name: file.read_text() for file in sorted(folder.rglob("*.txt"))}
+    return {file.name: file.read_text(encoding="utf-8") for file in sorted(folder.rglob("*.txt"))}
 
 
 EXPECTED = {f"p{i}.txt": f"A picture named p{i}.\n" for i in range(4)} | {"v.txt": "A video named v.\n"}

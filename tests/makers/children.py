@@ -142,7 +142,7 @@ def in_child(target: Callable[..., None], recipe: dict[str, Any], *args: Any) ->
 
 def output(recipe: dict[str, Any]) -> str:
     """What the last training of a recipe's folder printed, both streams of all ranks."""
-    return _log(recipe).read_text()
+    return _log(recipe).read_text(encoding="utf-8")
 
 
 def _log(recipe: dict[str, Any]) -> Path:
@@ -151,7 +151,7 @@ def _log(recipe: dict[str, Any]) -> Path:
 
 def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> None:
     """Run with both streams in the log: those of the server were opened for another test."""
-    with _log(recipe).open("a") as log:
+    with _log(recipe).open("a", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     if "SECOND_DEVICE" in os.environ and "WORLD_SIZE" not in os.environ:
@@ -200,5 +200,5 @@ def debug_lines(run: Path) -> list[dict[str, Any]]:
     """What all ranks logged of their steps."""
     lines = []
     for path in sorted((run / "debug").glob("steps-rank-*.jsonl")):
-        lines += [json.loads(line) for line in path.read_text().splitlines()]
+        lines += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return lines

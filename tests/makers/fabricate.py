@@ -93,7 +93,7 @@ def make(path: Path, steps: int = 300, every: int = 60, crash_at: int = 170) -> 
     run.create({"name": path.name, "micro_batches_per_step": 2, "same_bucket_run": 2})
     run.checkpoints_folder.mkdir()
     files.write_json(run.plan_folder / "summary.json", summary())
-    run.recipe_file.write_text('version = 1\nname = "<i>demo</i>"\n[train]\nmax_steps = 300\n')
+    run.recipe_file.write_text('version = 1\nname = "<i>demo</i>"\n[train]\nmax_steps = 300\n', encoding="utf-8")
     versions = {"python": "3.12.3", "torch": "2.13.0", "reelworks": "0.1.0"}
     files.write_json(run.environment_file, {"versions": versions, "machine": "lab-3", "threads": 2})
     clock, rng = Clock(run), random.Random(1)

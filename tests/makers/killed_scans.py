@@ -15,7 +15,7 @@ def write_pictures(folder: Path, count: int) -> Path:
     picture = media.write_picture(folder / "0.png").read_bytes()
     for i in range(1, count):
         (folder / f"{i}.png").write_bytes(picture + bytes([i]) if i % 9 else b"broken")
-        (folder / f"{i}.txt").write_text(f"caption {i}")
+        (folder / f"{i}.txt").write_text(f"caption {i}", encoding="utf-8")
     return folder
 
 

@@ -22,10 +22,10 @@ def write_kinds(folder: Path) -> None:
         (path := folder / f"{copy}{kind}").mkdir()
         for i in range(6 if kind != "clips" else 0):
             Image.new("RGB", _PICTURES[i % 3], (i, 90, 20)).save(path / f"p{i}.png", compress_level=1)
-            (path / f"p{i}.txt").write_text(f"picture {i}")
+            (path / f"p{i}.txt").write_text(f"picture {i}", encoding="utf-8")
         for i in range(3 if kind != "pictures" else 0):
             shutil.copy(clip, path / f"c{i}.mp4")
-            (path / f"c{i}.txt").write_text(f"clip {i}")
+            (path / f"c{i}.txt").write_text(f"clip {i}", encoding="utf-8")
 
 
 def _write_clip(path: Path) -> None:

@@ -25,10 +25,10 @@ def make_footage(folder: Path, pictures: int = 11, clips: int = 4) -> Path:
     folder.mkdir()
     for i in range(pictures):
         Image.new("RGB", (32, 32), (20 * i, 0, 0)).save(folder / f"{i:02}.png")
-        (folder / f"{i:02}.txt").write_text(f"picture {i}")
+        (folder / f"{i:02}.txt").write_text(f"picture {i}", encoding="utf-8")
     for i in range(clips):
         write(folder / f"clip-{i}.mp4", numbered(9))
-        (folder / f"clip-{i}.txt").write_text(f"clip {i}")
+        (folder / f"clip-{i}.txt").write_text(f"clip {i}", encoding="utf-8")
     return folder
 
 

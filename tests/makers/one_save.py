@@ -62,7 +62,7 @@ def prepare(store: CheckpointFolder) -> None:
     for step in (10, 20, 30, 40):
         save(store, step)
     store.pin(10)
-    (store.root / _FOREIGN).write_text("foreign")
+    (store.root / _FOREIGN).write_text("foreign", encoding="utf-8")
 
 
 def copy(source: Path, target: Path) -> None:
@@ -146,7 +146,7 @@ def missing(store: CheckpointFolder, told: list[str]) -> list[str]:
     left = {path.name for path in store.root.iterdir() if names.parse_step(path.name) is None}
     if not left <= _OURS:
         wrong.append(f"litter is left: {sorted(left - _OURS)}")
-    if (store.root / _FOREIGN).read_text() != "foreign":
+    if (store.root / _FOREIGN).read_text(encoding="utf-8") != "foreign":
         wrong.append("a file of somebody else's is changed")
     return wrong
 

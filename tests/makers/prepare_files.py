@@ -36,7 +36,7 @@ def clip(path: Path, num_frames: int, size: tuple[int, int] = (48, 64), caption:
 
 def _captioned(path: Path, caption: str | None) -> Path:
     if caption is not None:
-        path.with_suffix(".txt").write_text(caption)
+        path.with_suffix(".txt").write_text(caption, encoding="utf-8")
     return path
 
 

@@ -67,6 +67,7 @@ class Reader:
             start_new_session=True,
             # A shell in the background, such as that of these tests, ignores Ctrl-C, and so would its programs.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            encoding="utf-8",
         )
         try:
             if meanwhile is not None:
@@ -95,7 +96,7 @@ class Reader:
         """Let `reelworks` be another program: one whose published models are tiny."""
         command = self.folder / ".bin" / "reelworks"
         command.parent.mkdir()
-        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n', encoding="utf-8")
         command.chmod(0o755)
         self._environment["PATH"] = f"{command.parent}{os.pathsep}{self._environment['PATH']}"
 

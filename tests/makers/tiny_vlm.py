@@ -175,9 +175,9 @@ def qwen2_5_vl(folder: Path) -> Path:
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2_5_VLProcessor",
     }
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": _QWEN_TEMPLATE}))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "preprocessor_config.json").write_text(json.dumps(pictures), encoding="utf-8")
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": _QWEN_TEMPLATE}), encoding="utf-8")
     torch.manual_seed(5)
     model = transformers.AutoModelForImageTextToText.from_config(transformers.AutoConfig.from_pretrained(folder))
     for weight in model.parameters():
@@ -187,7 +187,7 @@ def qwen2_5_vl(folder: Path) -> Path:
     settings = {"do_sample": True, "repetition_penalty": 1.05, "temperature": 1e-6}
     model.generation_config.update(**settings, pad_token_id=end_of_text, eos_token_id=[end, end_of_text])
     model.to(torch.bfloat16).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from reelworks.core import results, storage
+from reelworks.core import results, storage, system
 from reelworks.core.errors import UserError
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
@@ -74,8 +74,7 @@ def _lack(path: Path) -> str:
     """Tell that a disk has room for bytes but not for another file."""
     there = next((folder for folder in (path, *path.parents) if folder.exists()), None)
     with suppress(OSError):
-        status = None if there is None else os.statvfs(there)
-        if status is not None and status.f_files and not status.f_favail:
+        if there is not None and system.inodes_left(there) == 0:
             return ": the disk has no inodes left, which each file needs"
     return ""
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 if TYPE_CHECKING:
     import torch
 
@@ -41,11 +43,11 @@ def threads(ranks: int = 1, environment: Mapping[str, str] = os.environ) -> int:
 
 def memory_bytes() -> int:
     """Return the CPU memory of the machine, or less where a cgroup limits it, as in containers and jobs."""
-    least = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    least = int(psutil.virtual_memory().total)
     for folder in _limiting_cgroups("memory"):
         for name in _MEMORY_LIMITS:
             try:
-                least = min(least, int((folder / name).read_text()))
+                least = min(least, int((folder / name).read_text(encoding="utf-8")))
             except (OSError, ValueError):  # it is not there, or says "max"
                 continue
     return least
@@ -87,7 +89,7 @@ def is_busy(own_threads: int = 0, share: float = _BUSY_SHARE) -> bool:
 
     The load average includes the training's own threads on this machine, which are subtracted.
     """
-    return os.getloadavg()[0] - own_threads >= share * cores()
+    return psutil.getloadavg()[0] - own_threads >= share * cores()
 
 
 def _limiting_cgroups(controller: str) -> list[Path]:
@@ -96,7 +98,7 @@ def _limiting_cgroups(controller: str) -> list[Path]:
     Within a container the path may be that of the host; then the limit is at the root that the container sees.
     """
     try:
-        lines = _OWN_CGROUPS.read_text().splitlines()
+        lines = _OWN_CGROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return []
     folders = []
@@ -114,9 +116,11 @@ def _core_limit(cgroup: Path) -> float | None:
     """Return the cores that a cgroup allows; None without a limit."""
     try:
         if (of_v2 := cgroup / "cpu.max").is_file():
-            quota, period = of_v2.read_text().split()
+            quota, period = of_v2.read_text(encoding="utf-8").split()
         else:
-            quota, period = ((cgroup / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+            quota, period = (
+                (cgroup / f"cpu.cfs_{name}_us").read_text(encoding="utf-8").strip() for name in ("quota", "period")
+            )
         return int(quota) / int(period) if quota not in ("max", "-1") else None
     except (OSError, ValueError):
         return None

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from typing_extensions import Buffer
 
-from reelworks.core import digests
+from reelworks.core import digests, system
 
 # Called before "open", "write", "fsync", "rename", "unlink", "mkdir" or "rmdir" of a path. It may raise an
 # OSError, end the process, or return a maximum number of bytes for a write.
@@ -46,7 +46,7 @@ class _Raw(io.RawIOBase):
 
     def __init__(self, path: Path, flags: int) -> None:
         _ask("open", path)
-        self.path, self._fd, self._at = path, os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o666), 0
+        self.path, self._fd, self._at = path, os.open(path, os.O_WRONLY | os.O_CREAT | system.BINARY | flags, 0o666), 0
         self.checksum = digests.running()
 
     def writable(self) -> bool:
@@ -120,11 +120,7 @@ def fsync(fd: int, path: Path) -> None:
 
 def fsync_folder(path: Path) -> None:
     """Make the entries of a folder durable."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        fsync(fd, path)
-    finally:
-        os.close(fd)
+    system.sync_folder(path, lambda fd: fsync(fd, path))
 
 
 def rename(path: Path, target: Path) -> None:
@@ -132,7 +128,7 @@ def rename(path: Path, target: Path) -> None:
     _ask("rename", path)
     if is_special(target):
         raise OSError(errno.EEXIST, "it is a device or a pipe, and no file", str(target))
-    path.rename(target)
+    system.patiently(lambda: path.replace(target))
 
 
 def is_special(path: Path) -> bool:
@@ -147,7 +143,7 @@ def is_special(path: Path) -> bool:
 def unlink(path: Path) -> None:
     """Remove a file or link."""
     _ask("unlink", path)
-    path.unlink()
+    system.patiently(path.unlink)
 
 
 def mkdir(path: Path) -> None:
@@ -172,7 +168,7 @@ def rmtree(path: Path) -> None:
     for inner in sorted(path.iterdir()):
         rmtree(inner)
     _ask("rmdir", path)
-    path.rmdir()
+    system.patiently(path.rmdir)
 
 
 def rmtree_if_possible(path: Path) -> None:

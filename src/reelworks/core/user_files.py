@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from reelworks.core import toml, units
+from reelworks.core import system, toml, units
 
 # Most bytes that are read of a file of each kind; each is far above what people write.
 CAPTION = 1 << 20
@@ -52,7 +52,7 @@ def opened(path: Path, *, buffering: int = -1) -> Any:
         OSError: It is missing, cannot be read, or is no regular file.
     """
     _require_regular(path, path.stat())  # opening a device may have an effect
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    descriptor = os.open(path, os.O_RDONLY | system.NO_WAIT)
     try:
         _require_regular(path, os.fstat(descriptor))  # another file may have taken its place
         return os.fdopen(descriptor, "rb", buffering)

@@ -24,13 +24,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from reelworks.core import shared_array
+from reelworks.core import shared_array, system
 from reelworks.core.errors import UserError
 from reelworks.core.shared_array import Slot
 
 _CHECK_EVERY_SECONDS = 1.0
 # A process may be killed from outside while it starts, which no call is to blame for.
 _STARTS = 5
+_MOST_AT_ONCE = 1 << 24  # bytes; pipes of Windows take no more than a part of its memory
 _EXIT_SECONDS = 5.0  # after a process has closed its pipes
 _PATIENCE_SECONDS = 5.0  # with threads, once no more calls are taken
 
@@ -40,7 +41,7 @@ def end_with_parent() -> None:
     parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while system.is_parent(parent):
             time.sleep(_CHECK_EVERY_SECONDS)
         os._exit(1)
 
@@ -255,7 +256,7 @@ class _Channel:
                 raise WorkerHung(f"a call took more than {timeout_seconds:g} s")
             result: R | _Raised = _receive(self.connection, into)
             return result
-        except (EOFError, ConnectionError) as error:
+        except (EOFError, OSError) as error:
             if self.process.has_hung:
                 raise WorkerStopped("a process was killed because of another call") from error
             raise WorkerDied("a process ended during its call") from error
@@ -314,7 +315,7 @@ class ThreadCalls:
 
 def _serve(connections: list[Connection]) -> None:
     # Ctrl-C and a scheduler's signals reach every process of a job, but only the parent handles them.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in system.STOPS:
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()
     for connection in connections[1:]:
@@ -364,8 +365,8 @@ def _send(connection: Connection, message: object, file: int | None, place: tupl
         shared_array.write(file, place[0], raw)
     connection.send((data, sizes, is_shared))
     for view in [] if is_shared else raw:
-        while view.nbytes:
-            view = view[os.write(connection.fileno(), view) :]
+        for start in range(0, view.nbytes, _MOST_AT_ONCE):
+            connection.send_bytes(view[start : start + _MOST_AT_ONCE])
 
 
 def _receive(connection: Connection, into: Slot | None) -> Any:
@@ -376,9 +377,6 @@ def _receive(connection: Connection, into: Slot | None) -> Any:
     else:
         arrays = [memoryview(bytearray(size)) for size in sizes]
     for view in [] if is_shared else arrays:
-        while view.nbytes:
-            count = os.readv(connection.fileno(), [view])
-            if count == 0:
-                raise EOFError
-            view = view[count:]
+        for start in range(0, view.nbytes, _MOST_AT_ONCE):
+            connection.recv_bytes_into(view[start : start + _MOST_AT_ONCE])
     return pickle.loads(data, buffers=arrays)

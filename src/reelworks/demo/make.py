@@ -46,7 +46,7 @@ def _cut(write: Callable[[int, Path], None], seed: int, path: Path) -> None:
 
 
 def _text(text: str, seed: int, path: Path) -> None:
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
 
 
 _NOTE = "This is a note that somebody renamed; no video player will open it.\n" * 8
@@ -98,7 +98,7 @@ def make(folder: Path, *, seed: int = 0, on_file: Callable[[str], None] | None =
         for job in jobs:
             job.write(folder / job.name)
             if job.caption is not None:
-                (folder / job.caption_name).write_text(f"{job.caption}\n" if job.caption else "")
+                (folder / job.caption_name).write_text(f"{job.caption}\n" if job.caption else "", encoding="utf-8")
             if on_file is not None:
                 on_file(job.name)
     except OSError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -137,14 +136,14 @@ def _environment() -> dict[str, str]:
 
 def _train_and_kill(recipe: list[str]) -> int:
     """Train until near the middle, kill the process, and return the last step in its events."""
-    total = toml.parse(RECIPE.read_text())["train"]["max_steps"]
+    total = toml.parse(RECIPE.read_text(encoding="utf-8"))["train"]["max_steps"]
     terminal.say(f"$ reelworks train {' '.join(recipe)}")
     process = subprocess.Popen([*REELWORKS, "train", *recipe], stdout=sys.stdout, env=_environment())
     while (step := _last_step()) < total * KILL_AT_SHARE:
         if process.poll() is not None:
             raise SystemExit(f"training ended by itself at step {step} with code {process.returncode}")
         time.sleep(0.2)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     return _last_step()
 
@@ -201,7 +200,10 @@ def _summary(clips: list[NDArray[np.uint8]], clock: _Clock, *, quick: bool) -> D
     terminal.say(f"clips              {GENERATED / 'sheet.png'}; as they were learned: {GENERATED / 'learning.png'}")
     terminal.say(f"time               {clock.text()}")
     all_right = {word: _right(answers, word) for word in judge.Verdict._fields}
-    SUMMARY.write_text(json.dumps({**all_right, "seconds": round(clock.seconds), "parts": clock.laps}, indent=1) + "\n")
+    SUMMARY.write_text(
+        json.dumps({**all_right, "seconds": round(clock.seconds), "parts": clock.laps}, indent=1) + "\n",
+        encoding="utf-8",
+    )
     explained = plan.planned + left_out == plan.catalog.clips
     checks = (
         {}

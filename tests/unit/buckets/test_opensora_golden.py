@@ -32,7 +32,7 @@ DROPPED = "dropped"
 
 @functools.cache
 def golden(name: str) -> Any:
-    return json.loads((GOLDEN / name).read_text())
+    return json.loads((GOLDEN / name).read_text(encoding="utf-8"))
 
 
 @functools.cache

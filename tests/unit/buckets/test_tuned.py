@@ -43,7 +43,7 @@ def written(folder: Path, sizes: dict[str, int], model: CostModel = MODEL) -> Pa
     limits = {"memory_bytes": 24_000_000_000, "milliseconds": None, "clips": 100}
     value = {"batch_sizes": sizes, "trials": trials, "model_ms": dataclasses.asdict(model), "limits": limits}
     file = folder / "tuned.json"
-    file.write_text(json.dumps(value))
+    file.write_text(json.dumps(value), encoding="utf-8")
     return file
 
 
@@ -81,9 +81,9 @@ def test_a_run_keeps_the_numbers_in_place_of_the_bound(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", ["model_ms", "trials"])
 def test_a_file_without_times_is_named(tmp_path: Path, lost: str) -> None:
     file = written(tmp_path, dict.fromkeys(TOKENS, 4))
-    value = json.loads(file.read_text())
+    value = json.loads(file.read_text(encoding="utf-8"))
     del value[lost]
-    file.write_text(json.dumps(value))
+    file.write_text(json.dumps(value), encoding="utf-8")
     with refused("tuned-file-invalid", "buckets.tuned", says="not a file of measured"):
         tuned.read(str(file), 1.0)
 
@@ -118,9 +118,9 @@ def test_memory_and_time_decide_how_many_ranks_share_a_clip(tmp_path: Path) -> N
 def test_costs_of_shared_clips_have_the_exchanges(tmp_path: Path) -> None:
     """What one rank takes for a clip, and the exchanges on each of those that share it; a run's times have them already."""
     file = written(tmp_path, {"480p ×81": 0, "480p ×1": 8})
-    value = json.loads(file.read_text())
+    value = json.loads(file.read_text(encoding="utf-8"))
     names = [bucket.name for bucket in opened(shared(file)).table.buckets]
-    file.write_text(json.dumps(value | {"ms_per_clip": dict.fromkeys(names, 100.0)}))
+    file.write_text(json.dumps(value | {"ms_per_clip": dict.fromkeys(names, 100.0)}), encoding="utf-8")
     data = opened(shared(file, cost={"measured": str(file)}))
     exchange = data.spec.exchange
     assert exchange is not None
@@ -131,7 +131,7 @@ def test_costs_of_shared_clips_have_the_exchanges(tmp_path: Path) -> None:
         assert data.measured_ms[bucket.name] == pytest.approx(expected)
         assert (data.measured_ms[bucket.name] > 100) == (bucket.sequence_degree > 1)
     of_run = tmp_path / "costs.json"
-    of_run.write_text(json.dumps(dict.fromkeys(names, 100.0)))
+    of_run.write_text(json.dumps(dict.fromkeys(names, 100.0)), encoding="utf-8")
     assert set(opened(shared(file, cost={"measured": str(of_run)})).measured_ms.values()) == {100.0}
 
 
@@ -139,7 +139,10 @@ def test_a_slower_link_lets_fewer_ranks_share_clips_at_a_higher_cost(tmp_path: P
     """Room for 8 pictures on a rank is room for 71 on eight, which saves a part of the five seconds that each micro-batch costs."""
     file = written(tmp_path, {"480p ×81": 0, "480p ×1": 8}, CostModel(5000, 1, 0.05, 1e-6))
     names = [bucket.name for bucket in opened(shared(file)).table.buckets]
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"ms_per_clip": dict.fromkeys(names, 100.0)}))
+    file.write_text(
+        json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"ms_per_clip": dict.fromkeys(names, 100.0)}),
+        encoding="utf-8",
+    )
     numbers = {"batch_size": [8, 1], "sequence_degree": [1, 2]}
     entries = [{"resolution": "480p", "num_frames": [1, 81]} | numbers]
     chosen, costs = [], []
@@ -190,13 +193,13 @@ def test_degrees_that_cannot_be_chosen_are_refused(
 
 def test_measurements_that_tell_nothing_of_memory_are_refused(tmp_path: Path) -> None:
     file = written(tmp_path, {"480p ×81": 0, "480p ×1": 8})
-    value = json.loads(file.read_text())
+    value = json.loads(file.read_text(encoding="utf-8"))
     for changes in ({"trials": []}, {"limits": {}}, {"limits": value["limits"] | {"memory_bytes": "many"}}):
-        file.write_text(json.dumps(value | changes))
+        file.write_text(json.dumps(value | changes), encoding="utf-8")
         with refused("tuned-file-invalid", "buckets.tuned", says="measure"):
             tuned.read_limits(str(file))
     for trial in value["trials"]:
         trial["peak_bytes"] = FIXED
-    file.write_text(json.dumps(value))
+    file.write_text(json.dumps(value), encoding="utf-8")
     with refused("tuned-file-invalid", "buckets.tuned", says="tell nothing of clips"):
         tuned.read_limits(str(file))

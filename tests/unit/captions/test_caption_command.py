@@ -38,7 +38,7 @@ def test_it_gets_path_prompt_and_frames(tmp_path: Path) -> None:
         [QUESTION]
     )
     assert found == Answer('"path"\n')
-    asked = json.loads(kept.read_text())
+    asked = json.loads(kept.read_text(encoding="utf-8"))
     assert (asked["path"], asked["kind"], asked["prompt"]) == ("/data/a.mp4", "video", "What?")
     assert len(asked["frames"]) == 3
     assert not any(Path(frame).exists() for frame in asked["frames"])
@@ -66,7 +66,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     began = time.monotonic()
     assert "did not end within 1 s" in reason(f"sh -c 'sleep 1000 & echo $! > {kept}; wait'", timeout=1.0)
     assert time.monotonic() - began < 30
-    child = int(kept.read_text())
+    child = int(kept.read_text(encoding="utf-8"))
     until = time.monotonic() + 10
     while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until, "the child lives"

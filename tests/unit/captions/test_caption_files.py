@@ -38,7 +38,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def test_each_clip_gets_its_caption_and_the_record_tells_how(data: Path) -> None:
@@ -63,9 +63,9 @@ def test_the_record_is_no_footage(data: Path, tmp_path: Path) -> None:
 
 
 def test_captions_that_are_there_stay(data: Path) -> None:
-    (data / "p0.txt").write_text("mine")
-    (data / "p1.caption").write_text("mine, too")
-    (data / "p2.txt").write_text(" \n")  # which is none
+    (data / "p0.txt").write_text("mine", encoding="utf-8")
+    (data / "p1.caption").write_text("mine, too", encoding="utf-8")
+    (data / "p2.txt").write_text(" \n", encoding="utf-8")  # which is none
     done = run(data)
     assert (done.captioned, done.kept) == (3, 2)
     assert texts(data) == {name: text for name, text in EXPECTED.items() if name != "p1.txt"} | {"p0.txt": "mine"}
@@ -73,17 +73,17 @@ def test_captions_that_are_there_stay(data: Path) -> None:
 
 
 def test_overwritten_captions_can_be_put_back(data: Path) -> None:
-    (data / "p0.txt").write_text("mine")
+    (data / "p0.txt").write_text("mine", encoding="utf-8")
     (data / "p1.caption").write_bytes(b"not utf-8 \xff")
-    (data / "p2.txt").write_text("changed afterwards")
+    (data / "p2.txt").write_text("changed afterwards", encoding="utf-8")
     done = run(data, overwrite=True)
     assert (done.captioned, done.kept) == (5, 0)
     assert texts(data) == {name: text for name, text in EXPECTED.items() if name != "p1.txt"}
-    assert (data / "p1.caption").read_text() == EXPECTED["p1.txt"]
+    assert (data / "p1.caption").read_text(encoding="utf-8") == EXPECTED["p1.txt"]
     former = {line["clip"]: line for line in lines(data / record.NAME) if "clip" in line}
     assert former["p0.png"]["former"] == "mine"
     assert base64.b64decode(former["p1.png"]["former_base64"]) == b"not utf-8 \xff"
-    (data / "p2.txt").write_text("changed again")
+    (data / "p2.txt").write_text("changed again", encoding="utf-8")
     undone = run(data, undo=True)
     assert sorted(Path(file).name for file in undone.restored) == ["p0.txt", "p1.caption", "p3.txt", "v.txt"]
     assert [Path(file).name for file in undone.changed_since] == ["p2.txt"]
@@ -94,8 +94,8 @@ def test_overwritten_captions_can_be_put_back(data: Path) -> None:
 
 
 def test_a_part_of_a_run_is_undone_and_the_rest_later(data: Path) -> None:
-    (data / "part.csv").write_text("path\np0.png\np1.png\n")
-    (data / "p0.txt").write_text("mine")
+    (data / "part.csv").write_text("path\np0.png\np1.png\n", encoding="utf-8")
+    (data / "p0.txt").write_text("mine", encoding="utf-8")
     run(data)
     run(data, command="echo Another one.", overwrite=True)
     undone = run(data / "part.csv", undo=True)
@@ -147,8 +147,8 @@ def test_a_name_too_long_for_a_caption_file_costs_its_clip_alone(data: Path, cou
 
 
 def test_captions_in_files_with_numbers_are_left(data: Path) -> None:
-    (data / "p0.txt").write_text("one")
-    (data / "p0.1.txt").write_text("two")
+    (data / "p0.txt").write_text("one", encoding="utf-8")
+    (data / "p0.1.txt").write_text("two", encoding="utf-8")
     done = run(data, overwrite=True)
     assert [failed.clip for failed in done.failed] == ["data/p0.png"]
     assert texts(data)["p0.txt"] == "one"
@@ -180,7 +180,7 @@ def test_a_record_names_no_file_of_others(data: Path, tmp_path: Path) -> None:
     run(data)
     kept = lines(data / record.NAME)[:2]
     kept[1] |= {"file": "../secret.txt", "former": None}
-    (data / record.NAME).write_text("".join(json.dumps(line) + "\n" for line in kept))
+    (data / record.NAME).write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     run(data)
     with refused("nothing-to-undo", "undo"):
         run(data, undo=True)
@@ -189,7 +189,9 @@ def test_a_record_names_no_file_of_others(data: Path, tmp_path: Path) -> None:
 
 def test_lists(data: Path, tmp_path: Path) -> None:
     """A list gets captions for the clips without, keeps its other columns, and is a dataset."""
-    (data / "meta.csv").write_text('path,text,aes,where\np0.png,mine,4.5,"a, b"\np1.png,,5.5,c\nv.mp4,,,\n')
+    (data / "meta.csv").write_text(
+        'path,text,aes,where\np0.png,mine,4.5,"a, b"\np1.png,,5.5,c\nv.mp4,,,\n', encoding="utf-8"
+    )
     with refused("captions-need-a-list", "DATA"):
         run(data / "meta.csv", overwrite=True)
     for suffix in ("csv", "parquet", "jsonl"):
@@ -208,9 +210,11 @@ def test_lists(data: Path, tmp_path: Path) -> None:
 
 
 def test_other_columns_are_copied_as_they_stand(data: Path) -> None:
-    (data / "a.csv").write_text("id,path,ok,price,huge\n007,p0.png,True,1.10,123456789012345678901\nNA,p1.png,,,\n")
+    (data / "a.csv").write_text(
+        "id,path,ok,price,huge\n007,p0.png,True,1.10,123456789012345678901\nNA,p1.png,,,\n", encoding="utf-8"
+    )
     run(data / "a.csv", list=data / "new.csv", command="echo 'A cat, \"red\".'")
-    assert (data / "new.csv").read_text() == (
+    assert (data / "new.csv").read_text(encoding="utf-8") == (
         "id,path,ok,price,huge,text\n"
         '007,p0.png,True,1.10,123456789012345678901,"A cat, ""red""."\n'
         'NA,p1.png,,,,"A cat, ""red""."\n'
@@ -219,7 +223,7 @@ def test_other_columns_are_copied_as_they_stand(data: Path) -> None:
         {"image": "p0.png", "at": "2024-01-01 10:00:00", "huge": 10**30, "of": {"x": [1, None]}},
         {"image": "p1.png"},
     ]
-    (data / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (data / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     run(data / "a.jsonl", list=data / "new.jsonl", command="echo A cat.")
     assert lines(data / "new.jsonl") == [
         {"path": "p0.png", "at": "2024-01-01 10:00:00", "huge": 10**30, "of": {"x": [1, None]}, "text": "A cat."},
@@ -230,8 +234,8 @@ def test_other_columns_are_copied_as_they_stand(data: Path) -> None:
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_several_lists_become_one_with_all_columns(data: Path, tmp_path: Path, suffix: str) -> None:
     clips(data / "sub", 1)
-    (data / "a.csv").write_text("path,caption,aes\np0.png,mine,4.5\n")
-    (data / "sub" / "b.jsonl").write_text('{"path": "p0.png", "flow": 7}\n')
+    (data / "a.csv").write_text("path,caption,aes\np0.png,mine,4.5\n", encoding="utf-8")
+    (data / "sub" / "b.jsonl").write_text('{"path": "p0.png", "flow": 7}\n', encoding="utf-8")
     run((data / "a.csv", data / "sub" / "b.jsonl"), list=data / f"new.{suffix}")
     scan_sources([Source.from_path(data / f"new.{suffix}")], tmp_path / "catalog", workers=1)
     rows = Catalog.open(tmp_path / "catalog").live()
@@ -241,11 +245,11 @@ def test_several_lists_become_one_with_all_columns(data: Path, tmp_path: Path, s
 
 
 def test_ranges_in_seconds_stay_and_are_not_mixed_with_frames(data: Path, tmp_path: Path) -> None:
-    (data / "a.csv").write_text("path,start_seconds,end_seconds\nv.mp4,0.05,0.2\n")
-    (data / "b.csv").write_text("path\np0.png\n")
-    (data / "c.csv").write_text("path,start_frame\nv.mp4,1\n")
+    (data / "a.csv").write_text("path,start_seconds,end_seconds\nv.mp4,0.05,0.2\n", encoding="utf-8")
+    (data / "b.csv").write_text("path\np0.png\n", encoding="utf-8")
+    (data / "c.csv").write_text("path,start_frame\nv.mp4,1\n", encoding="utf-8")
     run((data / "a.csv", data / "b.csv"), list=data / "new.csv")
-    assert (data / "new.csv").read_text() == (
+    assert (data / "new.csv").read_text(encoding="utf-8") == (
         "path,start_seconds,end_seconds,text\nv.mp4,0.05,0.2,A video named v.\np0.png,,,A picture named p0.\n"
     )
     with refused("ranges-given-twice", "list"):
@@ -253,7 +257,7 @@ def test_ranges_in_seconds_stay_and_are_not_mixed_with_frames(data: Path, tmp_pa
 
 
 def test_a_list_of_several_captions_and_of_ranges(data: Path) -> None:
-    (data / "cuts.csv").write_text("path,start_frame,end_frame\nv.mp4,0,3\nv.mp4,3,6\n")
+    (data / "cuts.csv").write_text("path,start_frame,end_frame\nv.mp4,0,3\nv.mp4,3,6\n", encoding="utf-8")
     with refused("captions-need-a-list", "DATA"):
         run(data / "cuts.csv")
     counted = 'awk \'{n = gsub(/frame-/, ""); print n, "frames", length($0)}\''
@@ -295,7 +299,7 @@ def test_a_catalog_is_captioned_beside_its_files_or_into_a_list(data: Path, tmp_
 
 
 def test_captions_of_a_list_are_known_by_its_catalog(data: Path, tmp_path: Path) -> None:
-    (data / "meta.csv").write_text("path,text\np0.png,mine\np1.png,\n")
+    (data / "meta.csv").write_text("path,text\np0.png,mine\np1.png,\n", encoding="utf-8")
     scan_sources([Source.from_path(data / "meta.csv")], tmp_path / "catalog", workers=1)
     done = run(tmp_path / "catalog")
     assert (done.captioned, done.kept, [failed.clip for failed in done.failed]) == (0, 1, ["meta/p1.png"])
@@ -340,14 +344,14 @@ def test_several_folders_have_records_of_their_own_and_one_list(tmp_path: Path) 
 
 
 def test_a_list_that_cannot_be_written_is_told_before_anything_is_asked(data: Path) -> None:
-    (data / "meta.jsonl").write_text('{"path": "p0.png", "marks": [1, 2]}\n')
+    (data / "meta.jsonl").write_text('{"path": "p0.png", "marks": [1, 2]}\n', encoding="utf-8")
     with refused("list-suffix", "list", says="parquet"):
         run(data / "meta.jsonl", list=data / "new.csv", command="false")
     assert run(data / "meta.jsonl", list=data / "new.parquet").captioned == 1
 
 
 def test_a_list_of_others_is_not_replaced(data: Path) -> None:
-    (data / "new.csv").write_text("mine\n")
+    (data / "new.csv").write_text("mine\n", encoding="utf-8")
     with refused("output-exists", "list"):
         run(data, list=data / "new.csv")
     assert run(data, list=data / "new.csv", overwrite=True).captioned == 5
@@ -375,9 +379,9 @@ def test_a_list_keeps_its_captions_whatever_runs_come_later(data: Path) -> None:
 
 
 def test_captions_that_are_corrected_in_the_source_come_into_the_list(data: Path) -> None:
-    (data / "p0.txt").write_text("Before.")
+    (data / "p0.txt").write_text("Before.", encoding="utf-8")
     run(data, list=data / "new.jsonl")
-    (data / "p0.txt").write_text("Corrected.")
+    (data / "p0.txt").write_text("Corrected.", encoding="utf-8")
     run(data, list=data / "new.jsonl")
     assert [row["text"] for row in lines(data / "new.jsonl")][:2] == ["Corrected.", "A picture named p1."]
 
@@ -391,16 +395,16 @@ def test_a_list_is_written_again_when_all_its_files_have_other_names(data: Path,
 
 
 def test_lists_whose_columns_do_not_fit_together_are_told_before_anything_is_asked(data: Path, tmp_path: Path) -> None:
-    (data / "a.jsonl").write_text('{"path": "p0.png", "id": 1}\n')
-    (data / "b.jsonl").write_text('{"path": "p1.png", "id": "x1"}\n')
+    (data / "a.jsonl").write_text('{"path": "p0.png", "id": 1}\n', encoding="utf-8")
+    (data / "b.jsonl").write_text('{"path": "p1.png", "id": "x1"}\n', encoding="utf-8")
     with refused("list-suffix", "list", says="write a list for each"):
         run((data / "a.jsonl", data / "b.jsonl"), list=tmp_path / "new.jsonl", command="false")
 
 
 def test_captions_in_a_list_that_was_edited_go_into_the_record_and_the_prompt(data: Path) -> None:
     run(data, list=data / "new.jsonl")
-    edited = (data / "new.jsonl").read_text().replace("A picture named p0.", "Mine.")
-    (data / "new.jsonl").write_text(edited)
+    edited = (data / "new.jsonl").read_text(encoding="utf-8").replace("A picture named p0.", "Mine.")
+    (data / "new.jsonl").write_text(edited, encoding="utf-8")
     with refused("output-exists", "list"):
         run(data, list=data / "new.jsonl")
     asked = 'sed -E \'s/.*prompt": "([^"]*)".*/Not \\1/\''
@@ -413,7 +417,7 @@ def test_a_list_that_is_written_meanwhile_stays_and_the_answers_are_not_lost(dat
     new = tmp_path / "new.jsonl"
     with refused("output-exists", "list", says="while clips were captioned"):
         run(data, list=new, command=f"sh -c 'echo mine > {new}; echo A cat.'")
-    assert new.read_text() == "mine\n"
+    assert new.read_text(encoding="utf-8") == "mine\n"
     new.unlink()
     done = run(data, list=new, command=f"sh -c 'echo mine > {new}; echo A cat.'")
     assert (done.captioned, done.kept) == (0, 5)
@@ -438,7 +442,7 @@ def test_a_list_that_is_a_folder_is_refused(data: Path) -> None:
 
 
 def test_former_captions_of_a_clip_stay_several_in_a_list_of_several(data: Path) -> None:
-    (data / "p0.txt").write_text("one\ntwo\n")
+    (data / "p0.txt").write_text("one\ntwo\n", encoding="utf-8")
     run(data, list=data / "new.jsonl", captions=2, command="awk '{print \"words\", length($0)}'")
     assert lines(data / "new.jsonl")[0]["text"] == ["one", "two"]
 
@@ -468,11 +472,11 @@ def test_a_caption_that_a_killed_run_left_open_is_not_written_over_what_came_sin
         if call == "write" and path.name.startswith(".p0.txt"):
             raise Killed
 
-    (data / "p0.txt").write_text("mine")
+    (data / "p0.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(Killed), storage.guarded(die):
         run(data, overwrite=True)
     assert (lines(data / record.NAME)[-1]["clip"], texts(data)["p0.txt"]) == ("p0.png", "mine")
-    (data / "p0.txt").write_text("mine, and better")
+    (data / "p0.txt").write_text("mine, and better", encoding="utf-8")
     run(data)
     assert texts(data) == EXPECTED | {"p0.txt": "mine, and better"}
 
@@ -504,7 +508,7 @@ def kill_everywhere(folder: Path, **options: object) -> int:
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_killed_at_each_call_the_files_are_those_of_an_uninterrupted_run(data: Path, overwrite: bool) -> None:
-    (data / "p0.txt").write_text("mine")
+    (data / "p0.txt").write_text("mine", encoding="utf-8")
     assert kill_everywhere(data, overwrite=overwrite) >= 5
     expected = EXPECTED if overwrite else EXPECTED | {"p0.txt": "mine"}
     assert texts(data) == expected
@@ -571,7 +575,7 @@ def test_a_real_kill_at_random_moments(tmp_path: Path) -> None:
         until = time.monotonic() + 120
         while len(texts(data)) < wanted and child.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
-        child.send_signal(signal.SIGKILL)
+        child.kill()
         assert child.wait() == -signal.SIGKILL
         assert all(text.endswith(".\n") for text in texts(data).values())
     run(data, workers=3)
@@ -588,6 +592,7 @@ def test_ctrl_c_ends_soon_and_keeps_what_is_done(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stderr=subprocess.PIPE,
         text=True,
+        encoding="utf-8",
     )
     until = time.monotonic() + 120
     while len(texts(data)) < 3 and time.monotonic() < until:
@@ -613,11 +618,14 @@ def test_sigterm_ends_the_commands_and_removes_their_frames(tmp_path: Path) -> N
         stderr=subprocess.DEVNULL,
     )
     until = time.monotonic() + 120
-    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < until:
+    while (
+        not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text(encoding="utf-8"))
+        and time.monotonic() < until
+    ):
         time.sleep(0.01)
     child.terminate()
     assert child.wait(20) == -signal.SIGTERM
-    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    assert not Path("/proc", (tmp_path / "pid").read_text(encoding="utf-8").strip()).exists()
     assert list(temporary.glob("reelworks-caption-*")) == []
 
 

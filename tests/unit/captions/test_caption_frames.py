@@ -37,7 +37,7 @@ def test_frames_are_evenly_spaced(tmp_path: Path, total: int, count: int, shown:
 
 def test_a_range_is_read_alone(tmp_path: Path) -> None:
     media.write(tmp_path / "v.mp4", media.numbered(20))
-    (tmp_path / "cuts.csv").write_text("path,start_frame,end_frame\nv.mp4,4,10\nv.mp4,10,\n")
+    (tmp_path / "cuts.csv").write_text("path,start_frame,end_frame\nv.mp4,4,10\nv.mp4,10,\n", encoding="utf-8")
     (source,) = clips.find([str(tmp_path / "cuts.csv")], None)
     assert [media.numbers(frames.read(clip, 2, 768)[1]) for clip in source.clips] == [[5, 8], [12, 17]]
 
@@ -98,4 +98,4 @@ def test_a_decoder_that_never_returns_costs_its_clip(tmp_path: Path, monkeypatch
     assert [(failed.clip, failed.reason) for failed in result.failed] == [
         (f"{tmp_path.name}/a.png", "reading it took more than 1 s and was stopped")
     ]
-    assert (tmp_path / "b.txt").read_text() == "A test picture.\n"
+    assert (tmp_path / "b.txt").read_text(encoding="utf-8") == "A test picture.\n"

@@ -64,7 +64,7 @@ def test_pictures_and_clips_get_captions_of_a_model(llava: Path, tmp_path: Path)
     for text in written.values():
         assert set(text.split()) <= set(tiny_vlm.WORDS)
         assert len(text.split()) == 4
-    about = json.loads((data / record.NAME).read_text().splitlines()[0])["captioner"]
+    about = json.loads((data / record.NAME).read_text(encoding="utf-8").splitlines()[0])["captioner"]
     assert (about["class"], about["dtype"]) == ("LlavaForConditionalGeneration", "float32")
 
 
@@ -145,14 +145,14 @@ def test_what_is_no_model_is_refused(llava: Path, tmp_path: Path) -> None:
         captioner(llava, device="toaster")
     of_text = tmp_path / "text"
     of_text.mkdir()
-    (of_text / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (of_text / "config.json").write_text(json.dumps({"model_type": "llama"}), encoding="utf-8")
     with refused("captioner-unloadable", "model"):
         captioner(of_text)
     strange = tmp_path / "strange"
     strange.mkdir()
     code = {"AutoConfig": "evil.Config", "AutoProcessor": "evil.Processor", "AutoModelForImageTextToText": "evil.Model"}
-    (strange / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
-    (strange / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (strange / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}), encoding="utf-8")
+    (strange / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
     with refused("captioner-unloadable", "model", says="not run"):
         captioner(strange)
     assert not (tmp_path / "ran").exists()
@@ -160,9 +160,9 @@ def test_what_is_no_model_is_refused(llava: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(HAS_TORCHVISION, reason="torchvision is installed")
 def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"}), encoding="utf-8")
     kind = {"processor_class": "Qwen2VLProcessor", "image_processor_type": "Qwen2VLImageProcessor"}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(kind))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(kind), encoding="utf-8")
     tiny_vlm.tokenizer(()).save_pretrained(tmp_path)
     with refused("captioner-unloadable", "model", says=r"reelworks\[caption\]"):
         captioner(tmp_path)

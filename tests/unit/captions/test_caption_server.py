@@ -164,7 +164,7 @@ def test_keys_are_sent_and_kept_nowhere(tmp_path: Path, monkeypatch: pytest.Monk
         with refused("key-missing", "key_env"):
             run(data, server=url, key_env="NO_KEY", overwrite=True)
     assert {headers["Authorization"] for headers in served.headers} == {"Bearer key-4711"}
-    assert "4711" not in (data / record.NAME).read_text() + repr(done)
+    assert "4711" not in (data / record.NAME).read_text(encoding="utf-8") + repr(done)
 
 
 def test_the_usual_key_travels_only_encrypted_or_within_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def files(tmp_path: Path) -> Path:
     media.write_picture(folder / "e.png")
     (folder / "f.mp4").write_bytes((folder / "a.mp4").read_bytes()[:700])
     for stem in "abce":
-        (folder / f"{stem}.txt").write_text(f"caption of {stem}")
+        (folder / f"{stem}.txt").write_text(f"caption of {stem}", encoding="utf-8")
     return folder
 
 
@@ -83,7 +83,7 @@ def test_a_list_names_members(folder: str, files: Path, tmp_path: Path) -> None:
     (tmp_path / "shards" / "bad.tar").write_bytes(b"no archive" * 100)
     wanted = [f"{archive}/{name}" for name in ("c.mkv", "e.png", "f.mp4")]
     named = "\n".join(["path", *wanted, f"{archive}/none.png", "bad.tar/a.png", "no.tar/a.png"])
-    (tmp_path / "shards" / "meta.csv").write_text(named)
+    (tmp_path / "shards" / "meta.csv").write_text(named, encoding="utf-8")
     whole = by_name(scan(tmp_path / "shards", tmp_path / "whole")[1])
     scan_sources([Source.from_path(tmp_path / "shards" / "meta.csv", "d")], tmp_path / "listed", workers=1)
     rows = {row["path"]: row for row in Catalog.open(tmp_path / "listed").live().to_table().to_pylist()}

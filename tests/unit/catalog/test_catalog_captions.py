@@ -51,7 +51,7 @@ def test_an_unreadable_one_is_an_error(tmp_path: Path) -> None:
 
 def test_a_file_that_was_written_a_moment_ago_is_seen(tmp_path: Path) -> None:
     assert caption_texts.beside(tmp_path / "a.mp4") is None
-    (tmp_path / "a.txt").write_text("a cat")
+    (tmp_path / "a.txt").write_text("a cat", encoding="utf-8")
     assert caption_texts.beside(tmp_path / "a.mp4") == "a cat"
 
 
@@ -104,7 +104,7 @@ def test_a_folder_is_read_as_it_is_named(tmp_path: Path, names: str) -> None:
     clip = tmp_path / (f"{DECOMPOSED}.mp4" if COMPOSED in names else "x.mp4")
     clip.touch()
     for name in names.split():
-        (tmp_path / name).write_text(name)
+        (tmp_path / name).write_text(name, encoding="utf-8")
     (entry,) = listing.list_folder("x", tmp_path).entries
     assert entry.captions == caption_texts.files_beside(clip)
     found = [name for name in names.split() if name != "x.caption"]
@@ -128,7 +128,7 @@ def test_a_folder_is_read_as_it_is_named(tmp_path: Path, names: str) -> None:
 def test_files_with_a_number_are_captions_too(tmp_path: Path, texts: dict[str, str], caption: str | None) -> None:
     """As a line each."""
     for name, text in texts.items():
-        (tmp_path / f"{name}.txt").write_text(text)
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
     assert caption_texts.beside(tmp_path / "a.mp4") == caption
 
 

@@ -220,15 +220,15 @@ def test_a_damaged_index_is_refused(catalog: Path, text: str) -> None:
 
 
 def test_a_newer_format_asks_for_an_update(catalog: Path) -> None:
-    document = json.loads((catalog / "catalog.json").read_text()) | {"format": 4}
-    (catalog / "catalog.json").write_text(json.dumps(document))
+    document = json.loads((catalog / "catalog.json").read_text(encoding="utf-8")) | {"format": 4}
+    (catalog / "catalog.json").write_text(json.dumps(document), encoding="utf-8")
     with pytest.raises(UserError, match=r"format 4, this version reads up to 3\n  remedy: update Reelworks"):
         Catalog.open(catalog)
 
 
 def test_an_older_format_asks_for_a_new_scan(catalog: Path) -> None:
-    document = json.loads((catalog / "catalog.json").read_text()) | {"format": 1}
-    (catalog / "catalog.json").write_text(json.dumps(document))
+    document = json.loads((catalog / "catalog.json").read_text(encoding="utf-8")) | {"format": 1}
+    (catalog / "catalog.json").write_text(json.dumps(document), encoding="utf-8")
     with pytest.raises(UserError, match=r"format 1, which lacks(?s:.*)scan again"):
         Catalog.open(catalog)
 

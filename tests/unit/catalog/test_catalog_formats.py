@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import struct
 import sys
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.config import Source
@@ -146,7 +146,7 @@ def test_other_files_are_rows_with_a_reason_and_sidecars_are_not(tmp_path: Path)
     folder = tmp_path / "data"
     media.write_picture(folder / "a.png")
     for name in (*OTHERS, *SIDECARS):
-        (folder / name).write_text("text")
+        (folder / name).write_text("text", encoding="utf-8")
     result, catalog = scan(folder)
     rows = catalog.live().to_table().to_pylist()
     assert {row["path"]: row["error"] for row in rows} == {**OTHERS, "a.png": None}
@@ -177,7 +177,7 @@ def test_another_file_beside_a_companion_is_no_second_companion(tmp_path: Path) 
     for name in ("clips", "edges"):
         (tmp_path / name).mkdir()
         media.write_picture(tmp_path / name / "a.png")
-    (tmp_path / "edges" / "a.psd").write_text("layers")
+    (tmp_path / "edges" / "a.psd").write_text("layers", encoding="utf-8")
     sources = [
         Source("clips", tmp_path / "clips"),
         *companions.sources(Source("clips", tmp_path / "clips"), {"control": str(tmp_path / "edges")}),
@@ -228,7 +228,7 @@ def png(*chunks: tuple[bytes, bytes]) -> bytes:
 
 
 def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return system.peak_bytes()
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ class Histories(RuleBasedStateMachine):
             file.unlink(missing_ok=True)
             self.captions.pop(name, None)
         else:
-            file.write_text(caption)
+            file.write_text(caption, encoding="utf-8")
             self.captions[name] = caption
 
     @rule()

@@ -153,11 +153,11 @@ def test_a_catalog_made_anew_is_kept_beside_the_former(original: Path, there: Pa
 
 def test_a_kept_catalog_that_cannot_be_read_is_left_alone(original: Path, there: Path) -> None:
     first = copies.keep(Catalog.open(original), there)
-    (first / "catalog.json").write_text("torn")
+    (first / "catalog.json").write_text("torn", encoding="utf-8")
     second = copies.keep(Catalog.open(original), there)
     assert second == there / "catalog-001"
     assert content(Catalog.open(second)) == content(Catalog.open(original))
-    assert (first / "catalog.json").read_text() == "torn"
+    assert (first / "catalog.json").read_text(encoding="utf-8") == "torn"
     with pytest.raises(UserError):
         Catalog.open(first)
 

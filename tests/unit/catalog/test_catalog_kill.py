@@ -40,12 +40,12 @@ def test_a_killed_scan_goes_on(data: Path, tmp_path: Path) -> None:
         process = begin(data, catalog, opened)
         while lines(opened) < until and process.poll() is None:
             time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         assert process.wait() == -signal.SIGKILL
         assert not (catalog / "catalog.json").exists()
     kept = lines(catalog / journal.NAME) - 1
     assert kept > 40
-    (data / "1.txt").write_text("another caption")  # which the journal must not hide
+    (data / "1.txt").write_text("another caption", encoding="utf-8")  # which the journal must not hide
     before = lines(opened)
     assert begin(data, catalog, opened).wait() == 0
     assert lines(opened) - before <= FILES - kept + 1

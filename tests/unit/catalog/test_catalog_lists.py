@@ -36,18 +36,18 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "data" / "sub").mkdir(parents=True)
     for i, name in enumerate(("a.png", "sub/b.png", "sub/c.png")):
         media.write_picture(tmp_path / "data" / name, i)
-    (tmp_path / "data" / "a.txt").write_text("beside a")
+    (tmp_path / "data" / "a.txt").write_text("beside a", encoding="utf-8")
     return tmp_path / "data"
 
 
 def write(file: Path, rows: list[Row]) -> Path:
     """The rows as a list of the kind that the name says."""
     if file.suffix == ".jsonl":
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     elif file.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), file)
     else:
-        with file.open("w", newline="") as f:
+        with file.open("w", encoding="utf-8", newline="") as f:
             writer = csv.DictWriter(f, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
@@ -153,7 +153,7 @@ def test_a_list_of_captions_is_a_line_for_each(folder: Path, name: str) -> None:
 
 def test_spaces_around_column_names_do_not_count(folder: Path) -> None:
     """A header written as `path, text` has a column of captions all the same."""
-    (folder / "meta.csv").write_text("path, text, aes \na.png, a mug,5\n")
+    (folder / "meta.csv").write_text("path, text, aes \na.png, a mug,5\n", encoding="utf-8")
     scanned(folder / "meta.csv")
     rows = live(folder / "meta.csv")
     assert rows.caption.to_pylist() == ["a mug"]
@@ -181,7 +181,7 @@ def test_a_changed_score_is_a_changed_row_and_opens_no_file(
     def scan_with(*aes: float | None) -> tuple[int, int, int, str]:
         write(file, [row if captions else row | {"text": ""} for row in rows_of(*aes)])
         if not captions:
-            file.write_text(file.read_text().replace("text", "comment"))
+            file.write_text(file.read_text(encoding="utf-8").replace("text", "comment"), encoding="utf-8")
         result = scanned(file)
         return result.new, result.changed, result.version, live(file).digest()
 
@@ -285,7 +285,7 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
     ],
 )
 def test_a_wrong_list_is_refused_with_its_row_before_anything_is_written(folder: Path, text: str, said: str) -> None:
-    (folder / "meta.csv").write_text(text)
+    (folder / "meta.csv").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=said):
         scanned(folder / "meta.csv")
     assert not (folder / "catalog").exists()
@@ -311,7 +311,7 @@ def test_a_list_that_no_disk_could_have_is_refused(folder: Path, path: Any, said
 def test_a_word_in_a_column_of_numbers_is_named(folder: Path) -> None:
     """A score that one cell spoils is no score, and the note says which cell."""
     text = "path,aes,in,flow,words,match\na.png,1,1,nan,x,1\nsub/b.png,bad,1,inf,y,None\n"
-    (folder / "meta.csv").write_text(text)
+    (folder / "meta.csv").write_text(text, encoding="utf-8")
     (note,) = scanned(folder / "meta.csv").notes
     assert "scores flow, match;" in note
     assert "aes (row 2 has 'bad', which is not a number)" in note
@@ -358,7 +358,8 @@ def test_a_trusted_list_opens_no_file_and_a_lie_is_named(tmp_path: Path, monkeyp
     monkeypatch.setattr(probe, "probe", lambda path: (opened.append(path.name), real(path))[1])
     (tmp_path / "list.csv").write_text(
         "path,text,num_frames,height,width,fps,aes\ntrue.mp4,a,8,48,64,24,5\nlie.mp4,b,8,96,64,24,5\n"
-        "short.mp4,c,80,48,64,24,5\npartly.mp4,d,8,,64,24,5\np.png,e,1,64,48,,5\n"
+        "short.mp4,c,80,48,64,24,5\npartly.mp4,d,8,,64,24,5\np.png,e,1,64,48,,5\n",
+        encoding="utf-8",
     )
     source = replace(Source.from_path(tmp_path / "list.csv"), trust_list=True)
     for _ in range(2):

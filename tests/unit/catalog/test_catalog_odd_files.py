@@ -69,8 +69,8 @@ def test_only_so_much_is_read(read: Callable[[Path], object], tmp_path: Path) ->
 
 
 def test_deep_nesting_is_an_error_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text("a = " + "[" * 100_000)
-    (tmp_path / "a.json").write_text("[" * 100_000)
+    (tmp_path / "a.toml").write_text("a = " + "[" * 100_000, encoding="utf-8")
+    (tmp_path / "a.json").write_text("[" * 100_000, encoding="utf-8")
     with pytest.raises(ValueError, match="too deeply"):
         user_files.read_toml(tmp_path / "a.toml")
     with pytest.raises(ValueError, match="too deeply"):

@@ -59,7 +59,9 @@ try:
 except Exception as error:
     print(type(error).__name__)
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, encoding="utf-8"
+    )
     assert ended.stdout == "WorkerHung\n"
 
 

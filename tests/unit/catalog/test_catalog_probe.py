@@ -155,7 +155,7 @@ def test_sound_is_no_video_even_with_a_cover_picture(tmp_path: Path, with_cover:
 
 def test_a_playlist_in_disguise_opens_nothing(clips: Path, tmp_path: Path) -> None:
     (tmp_path / "real.mp4").write_bytes((clips / "clip.mp4").read_bytes())
-    (tmp_path / "a.mp4").write_text("ffconcat version 1.0\nfile real.mp4\n")
+    (tmp_path / "a.mp4").write_text("ffconcat version 1.0\nfile real.mp4\n", encoding="utf-8")
     assert media.decoded_frames(tmp_path / "a.mp4") == 11, "a careless reader follows it"
     with pytest.raises(probe.ProbeError, match="does not match the extension"):
         probe.probe(tmp_path / "a.mp4")

@@ -51,13 +51,15 @@ def files(tmp_path: Path) -> Path:
     (folder / "sub").mkdir(parents=True)
     for i in range(4):
         media.write_video(folder / f"clip {i}.mp4", num_frames=4 + i)
-        (folder / f"clip {i}.txt").write_text(f"caption {i}")
+        (folder / f"clip {i}.txt").write_text(f"caption {i}", encoding="utf-8")
     media.write_picture(folder / "sub" / "e.png")
     (folder / "cut.mp4").write_bytes((folder / "clip 0.mp4").read_bytes()[:600])
     with tarfile.open(folder / "shard.tar", "w") as archive:
         archive.add(folder / "clip 1.mp4", "one.mp4")
         archive.add(folder / "clip 1.txt", "one.txt")
-    (folder / "metadata.jsonl").write_text('{"file_name": "clip 2.mp4", "text": "from the list", "score": 5}\n')
+    (folder / "metadata.jsonl").write_text(
+        '{"file_name": "clip 2.mp4", "text": "from the list", "score": 5}\n', encoding="utf-8"
+    )
     return folder
 
 
@@ -167,7 +169,9 @@ def test_a_web_server_gives_the_files_of_a_list(files: Path, cache: Path, tmp_pa
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(files))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         root = f"http://127.0.0.1:{server.server_port}"
-        (tmp_path / "list.csv").write_text(f"video,caption\n{root}/clip%202.mp4,a\nsub/e.png,b\nnone.mp4,c\n")
+        (tmp_path / "list.csv").write_text(
+            f"video,caption\n{root}/clip%202.mp4,a\nsub/e.png,b\nnone.mp4,c\n", encoding="utf-8"
+        )
         source = Source.from_path(tmp_path / "list.csv", root=root)
         scan_sources([source], tmp_path / "catalog", workers=1)
         rows = Catalog.open(tmp_path / "catalog").live()

@@ -26,11 +26,11 @@ def data(tmp_path: Path) -> Path:
     media.write_picture(folder / "a.png", 1)
     media.write_picture(folder / "sub" / "B.PNG", 2)
     media.write_video(folder / "sub" / "c.mp4", num_frames=3)
-    (folder / "sub" / "c.txt").write_text("a film")
+    (folder / "sub" / "c.txt").write_text("a film", encoding="utf-8")
     (folder / "sub" / "bad.mp4").write_bytes(b"")
     media.write_picture(folder / ".hidden.png")
     media.write_picture(folder / "sub" / ".hidden" / "d.png")
-    (folder / "notes.md").write_text("no media")
+    (folder / "notes.md").write_text("no media", encoding="utf-8")
     return folder
 
 
@@ -110,7 +110,7 @@ def test_only_what_changed_is_looked_at(data: Path, target: Path, probed: list[s
     media.write_picture(data / "a.png", size=(9, 9))
     media.write_picture(data / "new.png")
     (data / "sub" / "B.PNG").unlink()
-    (data / "sub" / "c.txt").write_text("another film")
+    (data / "sub" / "c.txt").write_text("another film", encoding="utf-8")
     assert counts(run(data, target)) == (1, 2, 1, 1)
     assert sorted(probed) == ["a.png", "new.png"]
     rows = {row["path"]: row for row in Catalog.open(target).live().to_table().to_pylist()}
@@ -267,7 +267,7 @@ def test_many_rows_pass_through_several_batches(tmp_path: Path, target: Path, mo
         media.write_picture(tmp_path / f"{i}.png", i)
     run(tmp_path, target)
     for i in range(10):
-        (tmp_path / f"{i}.txt").write_text(str(i))
+        (tmp_path / f"{i}.txt").write_text(str(i), encoding="utf-8")
     assert counts(run(tmp_path, target)) == (0, 10, 0, 0)
     rows = Catalog.open(target).live().to_table().to_pylist()
     assert all(row["path"] == f"{row['caption']}.png" and row["width"] == 4 for row in rows)
@@ -277,7 +277,7 @@ def test_sources_that_cannot_be_scanned(data: Path, target: Path, tmp_path: Path
     (tmp_path / "empty").mkdir()
     (tmp_path / "gifs").mkdir()
     for name in ("a.psd", "b.PSD", "c.zip", "a.txt", "d.json"):
-        (tmp_path / "gifs" / name).write_text("")
+        (tmp_path / "gifs" / name).write_text("", encoding="utf-8")
     cases = {
         tmp_path / "nowhere": "no such folder",
         data / "a.png": "this is a file, not a folder",
@@ -337,7 +337,7 @@ def test_a_run_folder_inside_the_dataset_is_no_footage(data: Path, target: Path)
 
 @pytest.mark.parametrize("text", ["{}", "[1]", "{", '{"format": "mp4"}'])
 def test_a_run_json_of_somebody_else_hides_nothing(data: Path, target: Path, text: str) -> None:
-    (data / "sub" / "run.json").write_text(text)
+    (data / "sub" / "run.json").write_text(text, encoding="utf-8")
     assert run(data, target).found == 4
 
 

@@ -26,7 +26,7 @@ def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     for i, name in enumerate("cab"):
         media.write_picture(folder / f"{name}.png", i)
-    (folder / "a.txt").write_text("grün")
+    (folder / "a.txt").write_text("grün", encoding="utf-8")
     return folder
 
 
@@ -131,7 +131,7 @@ def test_only_one_scan_writes(catalog: Path, data: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match="cannot be written"):
         scan_sources([Source("d", data)], tmp_path / "file", workers=1)
 

@@ -27,8 +27,8 @@ def rows(tmp_path: Path) -> CatalogRows:
     media.write_picture(data / "square.png", size=(720, 720))
     media.write_picture(data / "wide.png", size=(320, 180))
     media.write_video(data / "clip.mp4", num_frames=20)
-    (data / "clip.txt").write_text("grey")
-    (data / "tall.txt").write_text("")
+    (data / "clip.txt").write_text("grey", encoding="utf-8")
+    (data / "tall.txt").write_text("", encoding="utf-8")
     (data / "empty.mp4").write_bytes(b"")
     for name in ("x.png", "y.png"):
         (data / name).write_bytes(b"x" * len(name))

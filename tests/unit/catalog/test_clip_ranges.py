@@ -150,7 +150,7 @@ def test_other_lengths_and_files_replace_only_their_clips(footage: Path, tmp_pat
 
 def listed(folder: Path, lines: list[dict[str, Any]]) -> tuple[ScanResult, CatalogRows]:
     file = folder / "clips.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return scanned(file)
 
 
@@ -228,7 +228,7 @@ def test_ranges_that_are_none_are_refused(
 
 def test_a_list_of_ranges_is_not_cut_again(footage: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(footage, tmp_path / "films")
-    (folder / "a.csv").write_text("path,start_frame,end_frame\nold.avi,0,5\n")
+    (folder / "a.csv").write_text("path,start_frame,end_frame\nold.avi,0,5\n", encoding="utf-8")
     with pytest.raises(UserError) as error:
         scanned(folder / "a.csv", clip_seconds=1.0)
     assert error.value.code == "ranges-given-twice"
@@ -326,7 +326,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("long") / "films"
     frames = (np.full((32, 32, 3), 20 + i, np.uint8) for i in range(140))
     media.write(folder / "long.mp4", frames, rate=2, options={"g": "20", "bf": "2"})
-    (folder / "long.txt").write_text("a film")
+    (folder / "long.txt").write_text("a film", encoding="utf-8")
     return folder
 
 

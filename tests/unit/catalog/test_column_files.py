@@ -27,8 +27,8 @@ def catalog(tmp_path: Path) -> Path:
         folder.mkdir()
     for i, name in enumerate("cab"):
         media.write_picture(data / f"{name}.png", i)
-    (data / "a.txt").write_text("grün")
-    (data / "broken.png").write_text("no picture")
+    (data / "a.txt").write_text("grün", encoding="utf-8")
+    (data / "broken.png").write_text("no picture", encoding="utf-8")
     media.write_picture(other / "z.png", 7)
     scan_sources([Source("d", data)], tmp_path / "catalog", workers=1)
     (data / "b.png").unlink()
@@ -120,7 +120,10 @@ plan = data.plan(data.plan_spec(2, 2), 0)
 catalog.live().load(*{NAMES!r})
 print(plan.digest(), len(plan.uid), len(made), *written)
 """
-    started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, encoding="utf-8")
+        for _ in range(2)
+    ]
     told = [process.communicate()[0].split() for process in started]
     assert [process.returncode for process in started] == [0, 0]
     assert told[0][:2] == told[1][:2]

@@ -48,7 +48,7 @@ def fail_together(store: CheckpointFolder, state: dict[str, Any], rank: int, fol
         with storage.guarded(full):
             save.save(store, 20, state)
     except save.DiskFull as error:
-        (folder / f"error{rank}.txt").write_text(str(error))
+        (folder / f"error{rank}.txt").write_text(str(error), encoding="utf-8")
 
 
 def export_together(model: nn.Module, rank: int, folder: Path) -> None:
@@ -65,7 +65,7 @@ def export_together(model: nn.Module, rank: int, folder: Path) -> None:
         with storage.guarded(full) if rank == 0 else nullcontext():
             export.export_weights(state, target, **given)
     except export.ExportFailed as error:
-        (folder / f"unexported{rank}.txt").write_text(str(error))
+        (folder / f"unexported{rank}.txt").write_text(str(error), encoding="utf-8")
     export.export_weights(state, target, **given)
 
 
@@ -81,7 +81,7 @@ def main(rank: int, folder: Path) -> None:
     try:
         load(store.path(10), {"model": {"other": torch.zeros(2)}}, fixed=True)
     except UserError as error:
-        (folder / f"refused{rank}.txt").write_text(error.problem)
+        (folder / f"refused{rank}.txt").write_text(error.problem, encoding="utf-8")
 
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -89,10 +89,10 @@ def main(rank: int, folder: Path) -> None:
     state = state_of(model, optimizer)
     fail_together(store, state, rank, folder)
     left = sorted(path.name for path in store.root.iterdir())
-    (folder / f"left{rank}.txt").write_text(" ".join(left))
+    (folder / f"left{rank}.txt").write_text(" ".join(left), encoding="utf-8")
     saved = save.save(store, 20, state, extra={"cursor.json": b"{}"})
-    (folder / f"saved{rank}.txt").write_text(f"{saved.info.manifest.save_id} {saved.fresh}")
-    (folder / f"bytes{rank}.txt").write_text(str(shards.num_bytes(shards.tensors_in(state))))
+    (folder / f"saved{rank}.txt").write_text(f"{saved.info.manifest.save_id} {saved.fresh}", encoding="utf-8")
+    (folder / f"bytes{rank}.txt").write_text(str(shards.num_bytes(shards.tensors_in(state))), encoding="utf-8")
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     export_together(model, rank, folder)
     if rank == 0:

@@ -78,7 +78,7 @@ def new_run(path: Path, *steps: int) -> RunFolder:
     run = RunFolder(path)
     run.create({"micro_batches_per_step": 1})
     run.keep_recipe("version = 1\n")
-    run.events_file.write_text('{"kind": "start"}\n')
+    run.events_file.write_text('{"kind": "start"}\n', encoding="utf-8")
     for name, text in {
         "coverage/segment-000-000000-000/places.parquet": "places",
         "coverage/segment-000-000000-000/about.json": "{}",
@@ -94,7 +94,7 @@ def new_run(path: Path, *steps: int) -> RunFolder:
         "tensorboard/events": "large",
     }.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_text(text)
+        (path / name).write_text(text, encoding="utf-8")
     for step in steps:
         write_plain(CheckpointFolder(run.checkpoints_folder), step, save_id=f"save-{step}")
     return run

@@ -146,7 +146,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     dist.barrier()
     told["all bad"] = refusal(lambda: bad.load_latest({"x": torch.zeros(3)}))
     store.save(3, training.state)
-    (folder / f"told-{world_size}-{rank}.json").write_text(json.dumps(told))
+    (folder / f"told-{world_size}-{rank}.json").write_text(json.dumps(told), encoding="utf-8")
     if rank == 0:
         torch.save(ours, folder / f"whole-{world_size}.pt")
     dist.barrier()

@@ -100,10 +100,10 @@ def test_held_bytes_counts_what_is_staged() -> None:
 def test_memory_is_what_the_machine_or_its_container_has_left(tmp_path: Path, monkeypatch) -> None:
     machine = async_save.available_bytes()
     assert 0 < machine < 1 << 50
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 200\n")
+    (tmp_path / "memory.max").write_text("1000\n", encoding="utf-8")
+    (tmp_path / "memory.current").write_text("700\n", encoding="utf-8")
+    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 200\n", encoding="utf-8")
     monkeypatch.setattr(async_save, "_CGROUP", tmp_path)
     assert async_save.available_bytes() == 500
-    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.max").write_text("max\n", encoding="utf-8")
     assert async_save.available_bytes() > 500

@@ -28,7 +28,7 @@ def names_in(store: CheckpointFolder) -> set[str]:
 def test_roundtrip(store: CheckpointFolder) -> None:
     saved = save(store, 12000, metrics={"train/loss": 0.25})
     assert names_in(store) == {"step-000012000", "history.jsonl", "latest"}
-    assert (store.root / "latest").read_text() == "step-000012000\n"
+    assert (store.root / "latest").read_text(encoding="utf-8") == "step-000012000\n"
     found = newest_valid(store, full=True)
     assert found == (saved.info, [])
     assert saved.info.metrics == {"train/loss": 0.25}

@@ -34,7 +34,7 @@ def run_two_ranks(folder: Path) -> None:
 
 
 def texts(folder: Path, name: str) -> list[str]:
-    return [(folder / f"{name}{rank}.txt").read_text() for rank in range(2)]
+    return [(folder / f"{name}{rank}.txt").read_text(encoding="utf-8") for rank in range(2)]
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_metrics_arrive_late_and_belong_to_one_save(store: CheckpointFolder) -> 
 def test_a_torn_history_line_is_passed_over(store: CheckpointFolder) -> None:
     fill(store, 100)
     store.record_metrics(100, {"loss": 2.0})
-    with (store.root / "history.jsonl").open("a") as f:
+    with (store.root / "history.jsonl").open("a", encoding="utf-8") as f:
         f.write('{"event": "metrics", "step": 100, "sa')
     store.record_metrics(100, {"fid": 1.0})
     assert store.list()[0].metrics == {"loss": 2.0, "fid": 1.0}
@@ -88,7 +88,7 @@ def test_damaged_history_lines_cost_no_checkpoint(store: CheckpointFolder) -> No
     store.record_metrics(1, {"loss": 0.5})
     lines = ['{"time": 1, "event": "metrics", "step": 1}', '{"time": 2, "evenu": "saved", "step": 3}', "5"]
     lines.append('{"time": 3, "event": "deleted", "step": 2}')
-    with (store.root / "history.jsonl").open("a") as f:
+    with (store.root / "history.jsonl").open("a", encoding="utf-8") as f:
         f.writelines(f"{line}\n" for line in lines)
     fresh = CheckpointFolder(store.root)
     assert fresh.info(1).metrics == {"loss": 0.5}
@@ -227,23 +227,23 @@ def test_only_the_newest_few_bad_checkpoints_stay(store: CheckpointFolder) -> No
 )
 def test_manifests_are_read_strictly(store: CheckpointFolder, change: dict[str, object], reason: str) -> None:
     file = write_plain(store, 100) / "manifest.json"
-    content = {**json.loads(file.read_text()), **change}
+    content = {**json.loads(file.read_text(encoding="utf-8")), **change}
     del content["digest"]
-    file.write_text(json.dumps({**content, "digest": manifest.digests.digest_json(content)}))
+    file.write_text(json.dumps({**content, "digest": manifest.digests.digest_json(content)}), encoding="utf-8")
     with pytest.raises(BadCheckpoint, match=reason):
         store.info(100)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": NaN}', "\x00" * 50, "[" * 100_000])
 def test_damaged_manifests_are_told(store: CheckpointFolder, text: str) -> None:
-    (write_plain(store, 100) / "manifest.json").write_text(text)
+    (write_plain(store, 100) / "manifest.json").write_text(text, encoding="utf-8")
     with pytest.raises(BadCheckpoint):
         store.info(100)
 
 
 def test_an_edited_manifest_is_noticed(store: CheckpointFolder) -> None:
     file = write_plain(store, 100, {"loss": 3.25}) / "manifest.json"
-    file.write_text(file.read_text().replace("3.25", "3.24"))
+    file.write_text(file.read_text(encoding="utf-8").replace("3.25", "3.24"), encoding="utf-8")
     with pytest.raises(BadCheckpoint, match="was changed"):
         store.info(100)
 

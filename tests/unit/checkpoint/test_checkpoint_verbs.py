@@ -34,7 +34,7 @@ RECIPE = tiny_recipe.least(train={"max_steps": 4}, checkpoints={"keep_last": 2, 
 def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     folder.create({})
-    folder.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE)))
+    folder.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE)), encoding="utf-8")
     return folder
 
 
@@ -158,7 +158,7 @@ def test_pins(run: RunFolder, store: CheckpointFolder) -> None:
 
 
 def test_a_disk_that_refuses_a_change_is_told(run: RunFolder, store: CheckpointFolder) -> None:
-    (store.root / "pins").write_text("no folder")
+    (store.root / "pins").write_text("no folder", encoding="utf-8")
     with refused("checkpoints-unwritable", "RUN"):
         call("pin", run.path, 1)
     assert store.steps() == [1, 2, 3, 4]
@@ -213,5 +213,5 @@ def test_verbs_that_look_need_no_torch(run: RunFolder, store: CheckpointFolder) 
         f"    app(['checkpoints', verb, {str(run.path)!r}, *rest], standalone_mode=False)\n"
         "print('loaded:', {'torch', 'av', 'pyarrow'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, encoding="utf-8")
     assert done.stdout.splitlines()[-1] == "loaded: set()"

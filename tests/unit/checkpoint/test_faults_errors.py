@@ -166,7 +166,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount = f'mount -t tmpfs -o size=1M none "{tmp_path}" && echo mounted && exec cat'
     try:
         helper = subprocess.Popen(
-            ["unshare", "-rm", "sh", "-c", mount], stdin=PIPE, stdout=PIPE, stderr=subprocess.DEVNULL, text=True
+            ["unshare", "-rm", "sh", "-c", mount],
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
         )
     except FileNotFoundError:
         pytest.skip("there is no unshare")

@@ -61,7 +61,7 @@ def test_files_that_change_are_copied_again_and_those_that_go_are_removed(tmp_pa
     copy(run, place_at(there), 100)
     record = run.coverage_folder / "segment-000-000000-000"
     record.rename(record.with_name("segment-000-000001-000"))
-    run.events_file.write_text('{"kind": "start"}\n{"kind": "step"}\n')
+    run.events_file.write_text('{"kind": "start"}\n{"kind": "step"}\n', encoding="utf-8")
     copy(run, place_at(there), 200)
     assert (there / "events.jsonl").read_bytes() == run.events_file.read_bytes()
     assert {f.parent.name for f in there.rglob("places.parquet")} == {"segment-000-000001-000"}
@@ -343,8 +343,8 @@ def test_the_mirror_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run", 100)
     copy(run, place_at(tmp_path / "mirror"), 100)
     index = tmp_path / "mirror" / files.INDEX
-    values = json.loads(index.read_text())
-    index.write_text(json.dumps(values | {"format": values["format"] + 1}))
+    values = json.loads(index.read_text(encoding="utf-8"))
+    index.write_text(json.dumps(values | {"format": values["format"] + 1}), encoding="utf-8")
     before = content(tmp_path / "mirror")
     (told,) = copy(run, place_at(tmp_path / "mirror"), 100).events
     assert "this version of Reelworks reads up to" in told[1]["reason"]

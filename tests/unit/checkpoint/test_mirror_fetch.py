@@ -50,7 +50,7 @@ def test_an_empty_disk_gets_the_newest_and_the_files_beside_it(tmp_path: Path, m
     assert (step, steps(run)) == (300, [300])
     assert "fetching the checkpoint of step 300" in said[0]
     assert run.exists
-    assert (run.path / "coverage/segment-000-000000-000/places.parquet").read_text() == "places"
+    assert (run.path / "coverage/segment-000-000000-000/places.parquet").read_text(encoding="utf-8") == "places"
     assert CheckpointFolder(run.checkpoints_folder).is_pinned(100)
     events = [e["event"] for e in CheckpointFolder(run.checkpoints_folder).history()]
     assert events == ["mirrored"] * 3 + ["fetched"]
@@ -105,7 +105,7 @@ def flip(folder: Path) -> None:
 
 
 def forge(folder: Path) -> None:
-    (folder / "manifest.json").write_text('{"format": 1}')
+    (folder / "manifest.json").write_text('{"format": 1}', encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,11 @@ def test_two_catalogs_are_never_mixed(tmp_path: Path, mirror: Path) -> None:
     """A folder that hangs together is fetched whole, or left alone; so are files that are here, and records."""
     run = RunFolder(tmp_path / "run")
     (run.path / "catalog").mkdir(parents=True)
-    (run.path / "catalog/catalog.json").write_text("[2]")
-    run.events_file.write_text("mine")
+    (run.path / "catalog/catalog.json").write_text("[2]", encoding="utf-8")
+    run.events_file.write_text("mine", encoding="utf-8")
     fetch(mirror, run)
     assert [file.name for file in (run.path / "catalog").iterdir()] == ["catalog.json"]
-    assert run.events_file.read_text() == "mine"
+    assert run.events_file.read_text(encoding="utf-8") == "mine"
 
     other = RunFolder(tmp_path / "other")
     record = "coverage/segment-000-000000-000"
@@ -204,7 +204,7 @@ def test_two_catalogs_are_never_mixed(tmp_path: Path, mirror: Path) -> None:
     ):
         assert not (other.path / last).exists()
         assert any(f"lost {lost}" in line for line in said)
-    assert (other.coverage_folder / "catalog-000/part-000000.parquet").read_text() == "rows"
+    assert (other.coverage_folder / "catalog-000/part-000000.parquet").read_text(encoding="utf-8") == "rows"
 
 
 def test_wherever_a_fetch_dies_the_next_one_completes_it(tmp_path: Path, mirror: Path) -> None:

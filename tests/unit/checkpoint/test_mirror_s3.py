@@ -59,7 +59,7 @@ def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str, line
     assert again.events_file.read_bytes() == run.events_file.read_bytes()
     assert fetch.bring_back(place, again, "auto") is None
     copy(again, place, 300)
-    assert s3_server.SECRET not in repr((told, lines)) + again.events_file.read_text()
+    assert s3_server.SECRET not in repr((told, lines)) + again.events_file.read_text(encoding="utf-8")
 
 
 def test_a_bucket_that_is_not_there_or_a_server_that_is_gone_is_told(

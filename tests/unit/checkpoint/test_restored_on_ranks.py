@@ -18,7 +18,10 @@ import reelworks as rw
 def run_ranks(folder: Path, world_size: int) -> list[dict[str, object]]:
     ranks = [children.process(main, rank, world_size, folder) for rank in range(world_size)]
     assert children.ended(ranks) == [0] * world_size
-    return [json.loads((folder / f"told-{world_size}-{rank}.json").read_text()) for rank in range(world_size)]
+    return [
+        json.loads((folder / f"told-{world_size}-{rank}.json").read_text(encoding="utf-8"))
+        for rank in range(world_size)
+    ]
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow(reason="as with two ranks"))])

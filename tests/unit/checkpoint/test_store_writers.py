@@ -33,7 +33,7 @@ def test_a_second_writer_is_refused_until_the_first_ends(store: rw.CheckpointSto
     store.save(1, {"x": 1})
     store.close()
     command = [sys.executable, "-c", HOLD, str(store.root / names.LOCK)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8") as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with refused("run-locked", "root", says="another writer is running in this folder") as error:
@@ -110,7 +110,7 @@ def test_a_disk_that_fails_to_delete_does_not_fail_the_save(
 def test_messages_name_nothing_of_recipes_or_commands(store: rw.CheckpointStore) -> None:
     """Whoever has a loop of their own has neither."""
     store.save(1, {"x": 1})
-    (store.path(1) / "state.json").write_text("{}")
+    (store.path(1) / "state.json").write_text("{}", encoding="utf-8")
     works = {
         "no-good-checkpoint": lambda: store.load_latest({"x": 0}),
         "checkpoint-bad": lambda: store.load(1, {}),

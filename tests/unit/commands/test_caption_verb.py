@@ -29,7 +29,7 @@ def test_the_verb(tmp_path: Path) -> None:
     told = json.loads(out)
     assert (told["captioned"], told["kept"], len(told["failed"])) == (1, 0, 1)
     assert told["failed"][0]["clip"].endswith("b.png")
-    assert (tmp_path / "a.txt").read_text() == "A cat.\n"
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "A cat.\n"
     (tmp_path / "b.png").unlink()
     code, out = invoke(str(tmp_path), "--command", "echo A cat.")
     assert (code, "1 kept" in out) == (0, True)
@@ -41,7 +41,9 @@ def test_the_verb(tmp_path: Path) -> None:
 def test_inspect_looks_through_captions(tmp_path: Path) -> None:
     for i in range(12):
         media.write_picture(tmp_path / f"{i}.png", i)
-        (tmp_path / f"{i}.txt").write_text(f"{'rwmug' if i else 'rwmgu'}, a picture of a blue mug, {i} {'word ' * 90}")
+        (tmp_path / f"{i}.txt").write_text(
+            f"{'rwmug' if i else 'rwmgu'}, a picture of a blue mug, {i} {'word ' * 90}", encoding="utf-8"
+        )
 
     def inspect(*words: str) -> str:
         return CliRunner().invoke(app, ["inspect", str(tmp_path / "catalog"), *words]).output
@@ -57,6 +59,6 @@ def test_inspect_looks_through_captions(tmp_path: Path) -> None:
     assert "captions_long" not in inspect("--text-encoder", "flux", "--json")
     page = tmp_path / "page.html"
     assert "trigger word" in inspect("--trigger", "rwmug", "--html", str(page))
-    assert "trigger word" in page.read_text()
+    assert "trigger word" in page.read_text(encoding="utf-8")
     wrong = CliRunner().invoke(app, ["inspect", str(tmp_path / "catalog"), "--text-encoder", "klip", "--json"])
     assert "text-encoder-unknown" in wrong.output

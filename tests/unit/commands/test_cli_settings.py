@@ -76,7 +76,7 @@ def test_help_is_a_word_too(monkeypatch, capsys):
 
 def test_it_is_told_below_the_mistake():
     command = [sys.executable, "-m", "reelworks", "train", "r.toml", "train.max_steps=5"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("--set train.max_steps=5")
 
@@ -86,7 +86,8 @@ def test_data_of_the_command_line_are_a_dataset_of_their_own(tmp_path):
     recipe = tmp_path / "r.toml"
     recipe.write_text(
         'version = 1\noutput = "run"\nbucket = [{ resolution = "64px", num_frames = 1 }]\ntrain.max_steps = 1\n'
-        'dataset = [{ path = "clips.csv", root = "clips", repeats = 3 }, { path = "others" }]\n'
+        'dataset = [{ path = "clips.csv", root = "clips", repeats = 3 }, { path = "others" }]\n',
+        encoding="utf-8",
     )
     (dataset,) = options.load_recipe(recipe, None, tmp_path / "mine").dataset
     assert (dataset.path, dataset.root, dataset.repeats) == (str(tmp_path / "mine"), None, 3)

@@ -15,7 +15,7 @@ def test_a_file_is_replaced_whole_and_nothing_is_left_beside(tmp_path: Path) -> 
     target = tmp_path / "value.json"
     files.write_json(target, {"n": np.int64(3), "p": Path("a/b"), "x": np.float32(0.5)})
     files.write_json(target, {"n": 4})
-    assert json.loads(target.read_text()) == {"n": 4}
+    assert json.loads(target.read_text(encoding="utf-8")) == {"n": 4}
     assert list(tmp_path.iterdir()) == [target]
 
 
@@ -29,7 +29,7 @@ def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="folder"):
         files.write_bytes(tmp_path / "folder", b"x")  # cannot be renamed onto a folder
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "value.json"]
-    assert json.loads(target.read_text()) == [1]
+    assert json.loads(target.read_text(encoding="utf-8")) == [1]
 
 
 def test_a_pipe_is_written_to_and_never_replaced(tmp_path: Path) -> None:
@@ -64,5 +64,5 @@ def test_lines_survive_a_torn_one(tmp_path: Path) -> None:
 def test_lines_that_are_no_objects_are_passed_over(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     assert list(files.read_json_lines(log)) == []
-    log.write_text('3\n[1]\n\n{"n": 1}\n')
+    log.write_text('3\n[1]\n\n{"n": 1}\n', encoding="utf-8")
     assert list(files.read_json_lines(log)) == [{"n": 1}]

@@ -21,7 +21,7 @@ class Sharp:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trust, "_ask", None)
-    (tmp_path / "sharp.py").write_text(SHARP)
+    (tmp_path / "sharp.py").write_text(SHARP, encoding="utf-8")
     return tmp_path
 
 
@@ -65,5 +65,5 @@ def test_a_damaged_list_trusts_nothing(folder):
     trust.add([Path("sharp.py")])
     assert trust.untrusted(["sharp.py:Sharp"]) == []
     for text in ("", "3", "{", '[["x"]]', "[" * 5000):
-        trust._file().write_text(text)
+        trust._file().write_text(text, encoding="utf-8")
         assert trust.untrusted(["sharp.py:Sharp"]) == [folder / "sharp.py"]

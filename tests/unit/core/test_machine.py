@@ -16,7 +16,7 @@ SOURCE = Path(machine.__file__).parents[1]
 @pytest.fixture
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of 128 cores whose cgroups are files of the test."""
-    (tmp_path / "own").write_text("0::/job/step\n4:cpu,cpuacct:/docker/abc\n3:memory:/x/y\n")
+    (tmp_path / "own").write_text("0::/job/step\n4:cpu,cpuacct:/docker/abc\n3:memory:/x/y\n", encoding="utf-8")
     monkeypatch.setattr(machine, "_OWN_CGROUPS", tmp_path / "own")
     monkeypatch.setattr(machine, "_CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(128)), raising=False)
@@ -26,7 +26,7 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write(folder: Path, **files: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text + "\n")
+        (folder / name.replace("__", ".")).write_text(text + "\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -154,9 +154,10 @@ def test_a_program_that_forgets_to_close_its_pool_ends(tmp_path: Path) -> None:
         "thing = Thing(); weakref.finalize(thing, int)\n"  # the order of exit handlers
         "from reelworks.core.worker_pool import WorkerPool\n"
         "if __name__ == '__main__':\n"
-        "    print(WorkerPool().call(math.factorial, 5))\n"
+        "    print(WorkerPool().call(math.factorial, 5))\n",
+        encoding="utf-8",
     )
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300, encoding="utf-8")
     assert (done.stdout, done.stderr, done.returncode) == ("120\n", "", 0)
 
 
@@ -165,10 +166,11 @@ def test_a_script_without_its_guard_is_told_so_and_not_run_again_and_again(tmp_p
     script = tmp_path / "script.py"
     script.write_text(
         f"import os\nopen({str(tmp_path / 'ran')!r}, 'a').write('.')\n"
-        "from reelworks.core.worker_pool import WorkerPool\nWorkerPool().call(abs, -1)\n"
+        "from reelworks.core.worker_pool import WorkerPool\nWorkerPool().call(abs, -1)\n",
+        encoding="utf-8",
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, encoding="utf-8")
     assert done.returncode == 1
     assert "a worker process failed as it started" in done.stderr
     assert '`if __name__ == "__main__":`' in done.stderr
-    assert (tmp_path / "ran").read_text() == ".."  # by the script, and by one process
+    assert (tmp_path / "ran").read_text(encoding="utf-8") == ".."  # by the script, and by one process

@@ -45,7 +45,7 @@ def _centre(frame_HWC: np.ndarray, name: str) -> np.ndarray:
 
 
 def _caption(path: Path) -> list[str]:
-    return path.with_suffix(".txt").read_text().split()
+    return path.with_suffix(".txt").read_text(encoding="utf-8").split()
 
 
 @pytest.fixture(scope="module")
@@ -194,11 +194,11 @@ def test_its_own_earlier_output_is_written_again(demo: DemoSummary, tmp_path: Pa
     first = folder / demo.videos[0]
     before = first.read_bytes()
     first.write_bytes(b"torn")
-    (folder / ".hidden").write_text("left alone")
+    (folder / ".hidden").write_text("left alone", encoding="utf-8")
     with pytest.raises(RuntimeError, match=f"enough after {first.name}"):
         make.make(folder, on_file=_stop)
     assert first.read_bytes() == before
-    assert (folder / ".hidden").read_text() == "left alone"
+    assert (folder / ".hidden").read_text(encoding="utf-8") == "left alone"
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_another_seeds_output_is_refused(demo: DemoSummary) -> None:
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "demo").write_text("")
+    (tmp_path / "demo").write_text("", encoding="utf-8")
     with refused("demo-folder-in-use", "DIR"):
         make.make(tmp_path / "demo")
     with refused("file-unwritable", "DIR"):

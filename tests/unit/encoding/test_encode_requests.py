@@ -51,10 +51,10 @@ def recipe(tmp_path: Path) -> dict[str, Any]:
     for i in range(3):
         picture = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
         Image.fromarray(picture).save(folder / f"p{i}.png")
-        (folder / f"p{i}.txt").write_text(f"picture {i}")
+        (folder / f"p{i}.txt").write_text(f"picture {i}", encoding="utf-8")
     for i in range(2):
         media_makers.write(folder / f"c{i}.mkv", generator.integers(0, 256, (9, 32, 48, 3), dtype=np.uint8), rate=10)
-        (folder / f"c{i}.txt").write_text(f"clip {i}")
+        (folder / f"c{i}.txt").write_text(f"clip {i}", encoding="utf-8")
     return tiny_recipe.least(
         output=str(tmp_path / "run"),
         dataset=[{"path": str(folder)}],
@@ -103,7 +103,7 @@ def test_the_forecast_is_the_size_on_disk(recipe: dict[str, Any]) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], tuple[int, int]]] = {
-    "caption": (lambda r: Path(r["dataset"][0]["path"], "p0.txt").write_text("another"), (0, 1)),
+    "caption": (lambda r: Path(r["dataset"][0]["path"], "p0.txt").write_text("another", encoding="utf-8"), (0, 1)),
     "template": (lambda r: r["dataset"][0].update(caption="style, {text}"), (0, CLIPS)),
     "crop": (lambda r: r["data"].update(crop="random"), (CLIPS, 0)),
     "stride": (lambda r: r["data"].update(frame_interval=2), (2, 0)),  # pictures have one frame

@@ -161,7 +161,7 @@ def test_what_was_stored_last_of_a_key_stays_the_last(tmp_path: Path) -> None:
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     EncodedStore.open(tmp_path)
-    (tmp_path / "format.json").write_text('{"format": 99}')
+    (tmp_path / "format.json").write_text('{"format": 99}', encoding="utf-8")
     with pytest.raises(UserError) as error:
         EncodedStore.open(tmp_path)
     assert error.value.code == "encoded-format"

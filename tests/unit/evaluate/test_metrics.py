@@ -168,7 +168,7 @@ class Nothing:
 
 def test_folders_a_metric_of_a_file_and_every_reason(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
-    file.write_text(OWN)
+    file.write_text(OWN, encoding="utf-8")
     own = registry.named(f"{file}:Brightness", "--metric")
     assert registry.named(f"{file}:Brightness", "--metric") is own is registry.named("brightness", "--metric")
     for level, name in ((10, "a"), (30, "b"), (0, "c-dark")):

@@ -18,9 +18,9 @@ def test_clips_have_the_names_that_vbench_looks_for(tmp_path: Path) -> None:
         {"prompt_en": "a cat, 4-5 times", "dimension": ["color"]},
         {"prompt_en": "a dog", "dimension": ["scene"]},
     ]
-    listed.write_text(json.dumps([*entries, entries[0]]))
+    listed.write_text(json.dumps([*entries, entries[0]]), encoding="utf-8")
     lines = tmp_path / "prompts.txt"
-    lines.write_text("a cat, 4-5 times\n\n a dog \n")
+    lines.write_text("a cat, 4-5 times\n\n a dog \n", encoding="utf-8")
     prompts = vbench_files.prompts(listed, "--prompt-file")
     assert prompts == vbench_files.prompts(lines, "--prompt-file") == ["a cat, 4-5 times", "a dog"]
     files = vbench_files.files(tmp_path, prompts)
@@ -30,7 +30,7 @@ def test_clips_have_the_names_that_vbench_looks_for(tmp_path: Path) -> None:
         with pytest.raises(UserError) as refused:
             vbench_files.files(tmp_path, [prompt])
         assert refused.value.code == "prompt-is-no-file-name"
-    lines.write_text("\n")
+    lines.write_text("\n", encoding="utf-8")
     with pytest.raises(UserError, match="no prompt"):
         vbench_files.prompts(lines, "--prompt-file")
 
@@ -39,12 +39,14 @@ def test_results_of_vbench_are_read(tmp_path: Path) -> None:
     file = tmp_path / "run_eval_results.json"
     by_clip = [{"video_path": f"videos/a dog-{i}.mp4", "video_results": i / 10} for i in range(3)]
     pairs = [{"video_path": "videos/a dog-0.mp4", "video_results": [0.1, 0.2]}]
-    file.write_text(json.dumps({"subject_consistency": [0.93, by_clip], "human_action": [0.5, pairs]}))
+    file.write_text(
+        json.dumps({"subject_consistency": [0.93, by_clip], "human_action": [0.5, pairs]}), encoding="utf-8"
+    )
     subject, action = vbench.results(file)
     assert (subject.name, subject.value, subject.clips) == ("vbench/subject_consistency", 0.93, 3)
     assert subject.by_clip["a dog-2"] == 0.2
     assert (action.value, action.by_clip) == (0.5, {})
-    file.write_text("[1, 2]")
+    file.write_text("[1, 2]", encoding="utf-8")
     with pytest.raises(UserError) as refused:
         vbench.results(file)
     assert refused.value.code == "vbench-unreadable"

@@ -115,7 +115,7 @@ def test_large_exports_are_shards_with_an_index_as_published_ones_are(tmp_path: 
     assert count > 2
     assert written[0].name == f"model-00001-of-{count:05d}.safetensors"
     assert written[-1].name == "model.safetensors.index.json"
-    index = json.loads(written[-1].read_text())
+    index = json.loads(written[-1].read_text(encoding="utf-8"))
     assert index["metadata"] == {"step": "1", "total_size": sum(v.nbytes for v in model.values())}
     assert {p.name for p in tmp_path.iterdir()} == {p.name for p in written}
     loaded = weight_files.read(str(tmp_path))
@@ -160,7 +160,7 @@ def test_float16_refuses_what_would_become_infinite(run: RunFolder, tmp_path: Pa
 def test_a_failing_disk_leaves_what_was_there(run: RunFolder, checkpoint: Path, tmp_path: Path, call: str) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
-    (folder / "w.safetensors").write_text("former")
+    (folder / "w.safetensors").write_text("former", encoding="utf-8")
 
     def full(what: str, path: Path) -> None:
         if what == call and path.parent == folder:
@@ -170,7 +170,7 @@ def test_a_failing_disk_leaves_what_was_there(run: RunFolder, checkpoint: Path, 
         export.export_checkpoint(checkpoint, folder / "w.safetensors", weights="ema", dtype="float32", about={})
     assert error.value.remedy == "free disk space"
     assert [p.name for p in folder.iterdir()] == ["w.safetensors"]
-    assert (folder / "w.safetensors").read_text() == "former"
+    assert (folder / "w.safetensors").read_text(encoding="utf-8") == "former"
 
 
 def test_a_damaged_checkpoint_is_not_exported(checkpoint: Path, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_products_are_kept_by_their_own_rule(run: RunFolder, tmp_path: Path) -> 
         "step-000000005-model.safetensors",
     ]
     for name in foreign:
-        (run.exports_folder / name).write_text("mine")
+        (run.exports_folder / name).write_text("mine", encoding="utf-8")
     by_hand = run.exports_folder / "step-000000007-ema.safetensors"
     export.export_weights(
         {"model": {"w": torch.zeros(1)}, "ema": {}}, by_hand, weights="ema", dtype="float32", about=about(run)

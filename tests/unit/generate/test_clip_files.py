@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that trains a LoRA, with a checkpoint of step 2."""
     folder = RunFolder(tmp_path_factory.mktemp("made") / "run")
     folder.create({})
-    folder.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE)))
+    folder.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE)), encoding="utf-8")
     save_step(folder, 2)
     return folder
 
@@ -80,7 +80,7 @@ def test_clips_of_a_file_of_prompts_differ_by_their_seeds_and_stay_if_they_are_t
 ) -> None:
     """As when a command that was ended goes on: what a former one wrote is not made again."""
     prompts, folder = tmp_path / "prompts.txt", tmp_path / "clips"
-    prompts.write_text("a\nb\n")
+    prompts.write_text("a\nb\n", encoding="utf-8")
     folder.mkdir()
     (folder / "a-1.mp4").write_bytes(b"of before")
     request = GenerateRequest(
@@ -109,7 +109,7 @@ def test_merged_weights_are_of_the_step_that_is_told_while_the_run_saves_on(
     """The file's header has the step, the recipe and the epoch of its weights."""
     folder = RunFolder(tmp_path / "run")
     folder.create({})
-    folder.recipe_file.write_text(run.recipe_file.read_text())
+    folder.recipe_file.write_text(run.recipe_file.read_text(encoding="utf-8"), encoding="utf-8")
     save_step(folder, 2)
     describe = export_run.describe_run
 
@@ -131,7 +131,7 @@ def test_an_export_of_two_experts_replaces_neither_of_their_files(tmp_path: Path
     recipe |= {"model": {"name": "wan-2.2-tiny", "experts": "both"}, "lora": {"rank": 2}}
     run = RunFolder(tmp_path / "run")
     run.create({})
-    run.recipe_file.write_text(recipe_file.dump(recipe_file.parse(recipe)))
+    run.recipe_file.write_text(recipe_file.dump(recipe_file.parse(recipe)), encoding="utf-8")
     save.save(CheckpointFolder(run.checkpoints_folder), 2, {"model": {"w": torch.zeros(2)}})
     (tmp_path / there).write_bytes(b"of before")
     with refused("output-file-invalid", "output", says=there):

@@ -50,7 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = RunFolder(tmp_path_factory.mktemp("made") / "run")
     folder.create({})
     recipe = recipe_file.parse(RECIPE)
-    folder.recipe_file.write_text(recipe_file.dump(recipe))
+    folder.recipe_file.write_text(recipe_file.dump(recipe), encoding="utf-8")
     state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
     for step in (2, 4):
         save.save(CheckpointFolder(folder.checkpoints_folder), step, state.state_dict())
@@ -266,7 +266,7 @@ def test_a_lora_goes_on_with_its_own_rank_and_alpha(
     """Where the rank differs, the rank is told, and not the alpha that follows from it."""
     run = RunFolder(tmp_path / "run")
     run.create({})
-    run.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE | {"lora": trained})))
+    run.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE | {"lora": trained})), encoding="utf-8")
     recipe = recipe_file.parse(RECIPE | {"lora": here})
     with pytest.raises(UserError, match=key) if key else nullcontext():
         init_from.require_same_settings(run, 2, recipe, None)

@@ -57,7 +57,7 @@ def test_a_wrong_suffix_is_named_with_the_nearest_known(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.png", "x.mp4"])
 def test_a_place_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, name):
-    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
     with refused("file-unwritable", "output", says="remedy: name a place"):
         writers.write(tmp_path / "file" / name, clip(1, 8, 8), 8)
     if os.geteuid():  # root may write anywhere

@@ -281,8 +281,8 @@ def theirs(hub, tmp_path):
     """A repository with a card and a file that somebody wrote by hand."""
     folder = tmp_path / "theirs"
     folder.mkdir()
-    (folder / "README.md").write_text("# My mug\n")
-    (folder / "notes.txt").write_text("mine")
+    (folder / "README.md").write_text("# My mug\n", encoding="utf-8")
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
     hub.put(NAME, folder)
     return held(hub)
 
@@ -299,7 +299,9 @@ def test_files_of_others_are_replaced_only_if_asked_for(run, hub, theirs):
 def test_a_card_that_was_edited_on_the_hub_is_not_lost(run, hub):
     do(run)
     folder = hub.repositories[NAME]["main"]
-    (folder / "README.md").write_text((folder / "README.md").read_text() + "\nDrink from it.\n")
+    (folder / "README.md").write_text(
+        (folder / "README.md").read_text(encoding="utf-8") + "\nDrink from it.\n", encoding="utf-8"
+    )
     with refused("repository-taken", "to", says="edited"):
         do(run, step=10)
     assert held(hub)["README.md"].endswith(b"Drink from it.\n")

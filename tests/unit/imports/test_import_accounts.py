@@ -26,7 +26,7 @@ def pictures(folder: Path, number: int, ending: str = "", side: int = 512) -> Pa
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(number):
         Image.new("RGB", (side, side), (9 * i, 90, 30)).save(folder / f"{i}{ending}.png")
-        (folder / f"{i}.txt").write_text(f"picture {i}")
+        (folder / f"{i}.txt").write_text(f"picture {i}", encoding="utf-8")
     return folder
 
 
@@ -34,7 +34,7 @@ def imported(
     folder: Path, config: str | dict[str, Any], suffix: str, command: str | None = None
 ) -> tuple[Imported, Recipe]:
     file, recipe = folder / f"config{suffix}", folder / "recipe.toml"
-    file.write_text(config if isinstance(config, str) else json.dumps(config))
+    file.write_text(config if isinstance(config, str) else json.dumps(config), encoding="utf-8")
     made = importer.convert(ImportRequest(files=(file,), command=command, output=recipe, force=True))
     return made, recipe_file.load(recipe, [])
 
@@ -141,7 +141,7 @@ def test_a_warm_up_that_is_a_share_of_epochs_has_its_steps_counted(tmp_path: Pat
 
 def test_ai_toolkit_names_no_clip_whose_trigger_is_replaced(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "mug", 2)
-    (folder / "0.txt").write_text("[trigger] on a table")
+    (folder / "0.txt").write_text("[trigger] on a table", encoding="utf-8")
     process = {
         **{"type": "sd_trainer", "network": {"type": "lora", "linear": 4}, "trigger_word": "p3r"},
         "model": {"name_or_path": "black-forest-labs/FLUX.1-dev", "is_flux": True},

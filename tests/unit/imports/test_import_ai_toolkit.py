@@ -27,7 +27,9 @@ def job(tmp_path: Path, **process: Any) -> Path:
         "datasets": [{"folder_path": "pictures"}],
     }
     path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump({"job": "extension", "config": {"name": "n", "process": [values | process]}}))
+    path.write_text(
+        yaml.safe_dump({"job": "extension", "config": {"name": "n", "process": [values | process]}}), encoding="utf-8"
+    )
     return path
 
 
@@ -125,7 +127,7 @@ def test_what_is_not_trained_here_is_one_line(tmp_path: Path, process: dict[str,
 @pytest.mark.parametrize("text", ["", "[1, 2]", "job: 1", "job: 1\nconfig: {process: []}", "job: 1\nconfig: [process]"])
 def test_a_job_without_a_process_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with refused("config-unreadable"):
         importer.convert(ImportRequest(files=(path,), output=tmp_path / "o.toml", trainer="ai-toolkit"))
 

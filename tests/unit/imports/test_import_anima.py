@@ -37,7 +37,7 @@ def ai_toolkit(weights: str) -> dict[str, Any]:
     ],
 )
 def test_each_trainer_has_its_words(tmp_path: Path, config: Any, preset: str, weights: str, targets: Any) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     _, recipe = converted(tmp_path, tmp_path / "config.json")
     assert (recipe.model.name, recipe.model.weights) == (preset, weights)
     assert (recipe.autoencoder.name, recipe.text_encoder.name) == ("qwen-image", "anima")
@@ -49,10 +49,11 @@ def test_each_trainer_has_its_words(tmp_path: Path, config: Any, preset: str, we
     ("file", "preset"), [("anima-base-v1.0.safetensors", "anima"), ("Anima-2.9B-preview-v1.safetensors", "anima-2.9b")]
 )
 def test_diffusion_pipe_names_files_of_comfyui(tmp_path: Path, file: str, preset: str) -> None:
-    (tmp_path / "data.toml").write_text('resolutions = [512]\n[[directory]]\npath = "a"\n')
+    (tmp_path / "data.toml").write_text('resolutions = [512]\n[[directory]]\npath = "a"\n', encoding="utf-8")
     (tmp_path / "main.toml").write_text(
         f'dataset = "data.toml"\nepochs = 1\n[model]\ntype = "anima"\ntransformer_path = "/models/{file}"\n'
-        '[adapter]\ntype = "lora"\nrank = 4\n[optimizer]\ntype = "adamw"\nlr = 2e-5\n'
+        '[adapter]\ntype = "lora"\nrank = 4\n[optimizer]\ntype = "adamw"\nlr = 2e-5\n',
+        encoding="utf-8",
     )
     _, recipe = converted(tmp_path, tmp_path / "main.toml", tmp_path / "data.toml")
     assert (recipe.model.name, recipe.model.weights) == (preset, f"/models/{file}")

@@ -93,11 +93,12 @@ def test_the_low_noise_network_of_two(tmp_path: Path) -> None:
 
 def test_the_command_line_tells_the_size_of_a_step(tmp_path: Path) -> None:
     """4 GPUs in 2 stages are 2 processes with data of their own: 2 × 3 micro-batches in a step."""
-    main = toml.parse(MAIN_1.read_text()) | {"pipeline_stages": 2, "gradient_accumulation_steps": 3}
-    write(tmp_path, main | {"dataset": "dataset.toml"}, toml.parse(DATASET_1.read_text()))
+    main = toml.parse(MAIN_1.read_text(encoding="utf-8")) | {"pipeline_stages": 2, "gradient_accumulation_steps": 3}
+    write(tmp_path, main | {"dataset": "dataset.toml"}, toml.parse(DATASET_1.read_text(encoding="utf-8")))
     script = tmp_path / "run.sh"
     script.write_text(
-        'NCCL_P2P_DISABLE="1" deepspeed --num_gpus=4 train.py --deepspeed --config main.toml --trust_cache\n'
+        'NCCL_P2P_DISABLE="1" deepspeed --num_gpus=4 train.py --deepspeed --config main.toml --trust_cache\n',
+        encoding="utf-8",
     )
     made, recipe = converted(tmp_path, script)
     assert recipe.train.micro_batches_per_step == 6
@@ -113,7 +114,7 @@ def test_a_model_that_is_not_here_is_refused_by_name(tmp_path: Path, kind: str) 
 
 
 def test_files_of_others_are_not_taken_for_its_own(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text("[general]\nresolution = 512\n[[datasets]]\nbatch_size = 2\n")
+    (tmp_path / "a.toml").write_text("[general]\nresolution = 512\n[[datasets]]\nbatch_size = 2\n", encoding="utf-8")
     assert not DIFFUSION_PIPE.recognises(ConfigFile(tmp_path / "a.toml"))
     assert DIFFUSION_PIPE.recognises(ConfigFile(DATASET_1))
     with pytest.raises(UserError, match="give the main TOML too"):
@@ -123,7 +124,15 @@ def test_files_of_others_are_not_taken_for_its_own(tmp_path: Path) -> None:
 TOML_JUNK = [value for value in JUNK if not isinstance(value, int) or abs(value) < 2**63]
 
 
-@given(config=spoiled({"main": toml.parse(MAIN_1.read_text()), "data": toml.parse(DATASET_1.read_text())}, TOML_JUNK))
+@given(
+    config=spoiled(
+        {
+            "main": toml.parse(MAIN_1.read_text(encoding="utf-8")),
+            "data": toml.parse(DATASET_1.read_text(encoding="utf-8")),
+        },
+        TOML_JUNK,
+    )
+)
 def test_no_spoiled_config_ends_in_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any]
 ) -> None:
@@ -154,7 +163,7 @@ def test_lengths_that_the_model_does_not_take_become_the_next_lower_ones(tmp_pat
 
 
 def test_a_batch_size_that_is_none_leaves_the_buckets_to_be_proposed(tmp_path: Path) -> None:
-    main = toml.parse(MAIN_1.read_text()) | {"micro_batch_size_per_gpu": [[512]]}
-    made, recipe = converted(tmp_path, *write(tmp_path, main, toml.parse(DATASET_1.read_text())))
+    main = toml.parse(MAIN_1.read_text(encoding="utf-8")) | {"micro_batch_size_per_gpu": [[512]]}
+    made, recipe = converted(tmp_path, *write(tmp_path, main, toml.parse(DATASET_1.read_text(encoding="utf-8"))))
     assert (recipe.bucket, recipe.buckets.entries) == ([], "auto")
     assert told(made)["directory"][0] == Fate.TO_FILL_IN

@@ -34,7 +34,7 @@ def pictures(folder: Path, sizes: list[tuple[int, int]], captions: bool = True) 
     for number, size in enumerate(sizes):
         Image.new("RGB", size, (number * 9, 40, 90)).save(folder / f"{number}.png")
         if captions:
-            (folder / f"{number}.txt").write_text(f"a thing, number {number}")
+            (folder / f"{number}.txt").write_text(f"a thing, number {number}", encoding="utf-8")
 
 
 def test_folders_with_repeats_and_what_becomes_of_their_pictures(tmp_path: Path) -> None:
@@ -75,7 +75,9 @@ def test_data_folders_are_searched_for_repeats(tmp_path: Path) -> None:
 
 
 def test_lists_have_a_root(tmp_path: Path) -> None:
-    (tmp_path / "list.jsonl").write_text(json.dumps({"video_path": str(tmp_path / "a" / "x.mp4"), "caption": "x"}))
+    (tmp_path / "list.jsonl").write_text(
+        json.dumps({"video_path": str(tmp_path / "a" / "x.mp4"), "caption": "x"}), encoding="utf-8"
+    )
     dataset = file(tmp_path, "d.toml", f"[[datasets]]\nvideo_jsonl_file = {json.dumps(str(tmp_path / 'list.jsonl'))}")
     _, recipe = converted(tmp_path, dataset, model="wan-2.1-1.3b")
     assert recipe.dataset[0].root == str(tmp_path / "a")
@@ -254,7 +256,9 @@ def test_ideogram_is_trained_at_the_timesteps_of_its_pipeline(
 ) -> None:
     """In the mean of their logits, log(side / 512), and in their deviation; without a size, of 960 × 960 pixels."""
     data = tmp_path / "data.toml"
-    data.write_text('[general]\nresolution = [960, 960]\n[[datasets]]\nimage_directory = "pictures"\n')
+    data.write_text(
+        '[general]\nresolution = [960, 960]\n[[datasets]]\nimage_directory = "pictures"\n', encoding="utf-8"
+    )
     command = (
         "python ideogram4_train_network.py --network_module networks.lora_ideogram4 --dit ideogram4_fp8_scaled.safetensors "
         f"--dataset_config {data} {options}"
@@ -377,10 +381,10 @@ VALUES = st.recursive(
     max_leaves=4,
 )
 SOURCES = [
-    ("sd-scripts", toml.parse((GOLDEN / "sd-scripts-1.toml").read_text()), "sdxl"),
-    ("sd-scripts", toml.parse((GOLDEN / "sd-scripts-2.toml").read_text()), "flux"),
-    ("musubi-tuner", toml.parse((GOLDEN / "musubi-tuner-1.toml").read_text()), "wan-2.1-1.3b"),
-    ("musubi-tuner", toml.parse((GOLDEN / "musubi-tuner-2.toml").read_text()), None),
+    ("sd-scripts", toml.parse((GOLDEN / "sd-scripts-1.toml").read_text(encoding="utf-8")), "sdxl"),
+    ("sd-scripts", toml.parse((GOLDEN / "sd-scripts-2.toml").read_text(encoding="utf-8")), "flux"),
+    ("musubi-tuner", toml.parse((GOLDEN / "musubi-tuner-1.toml").read_text(encoding="utf-8")), "wan-2.1-1.3b"),
+    ("musubi-tuner", toml.parse((GOLDEN / "musubi-tuner-2.toml").read_text(encoding="utf-8")), None),
 ]
 
 

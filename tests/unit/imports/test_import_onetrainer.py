@@ -173,7 +173,9 @@ def test_concepts_alone_are_recognised_and_need_the_config(tmp_path: Path) -> No
         converted(tmp_path, CONCEPTS_1)
 
 
-CONFIG = json.loads(CONFIG_1.read_text()) | {"concepts": json.loads(CONCEPTS_1.read_text())}
+CONFIG = json.loads(CONFIG_1.read_text(encoding="utf-8")) | {
+    "concepts": json.loads(CONCEPTS_1.read_text(encoding="utf-8"))
+}
 
 
 @given(config=spoiled(CONFIG))

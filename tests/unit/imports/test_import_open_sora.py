@@ -32,7 +32,7 @@ CONFIGS = Path(__file__).parents[2] / "opensora_configs"
 
 def _text(*names: str) -> str:
     """Return configs as one file, without the line that names a base."""
-    return re.sub("_base_.*", "", "".join((CONFIGS / f"{name}.py").read_text() for name in names))
+    return re.sub("_base_.*", "", "".join((CONFIGS / f"{name}.py").read_text(encoding="utf-8") for name in names))
 
 
 # Names of masks as the release wrote them at first.
@@ -129,7 +129,7 @@ ALL = {
 def convert(folder: Path, text: str, data: str | None = None, **options: Any) -> tuple[Imported, Recipe]:
     """The conversion, and the recipe as it loads from a file."""
     config, written = folder / "config.py", folder / "stage.toml"
-    config.write_text(text)
+    config.write_text(text, encoding="utf-8")
     made = importer.convert(
         ImportRequest(files=(config,), output=written, force=True, data=(Path(data),) if data else (), **options)
     )
@@ -398,7 +398,7 @@ def test_a_value_of_another_kind_is_left_to_be_filled_in(tmp_path: Path) -> None
 
 
 def read(folder: Path, text: str) -> literals.Literals:
-    (folder / "literals.py").write_text(text)
+    (folder / "literals.py").write_text(text, encoding="utf-8")
     return literals.read(folder / "literals.py")
 
 
@@ -455,7 +455,8 @@ def test_nothing_is_run(tmp_path: Path) -> None:
 
 def test_bases_are_read_and_completed(tmp_path: Path) -> None:
     (tmp_path / "base.py").write_text(
-        'bucket_config = {"256": {1: (1.0, 8)}}\nmodel = dict(type="flux", from_pretrained="w")\nseed = 3\nlr = f()'
+        'bucket_config = {"256": {1: (1.0, 8)}}\nmodel = dict(type="flux", from_pretrained="w")\nseed = 3\nlr = f()',
+        encoding="utf-8",
     )
     made, recipe = convert(
         tmp_path,
@@ -482,7 +483,7 @@ def test_a_mistake_in_a_recipe_names_its_place(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     config, output = tmp_path / "stage1.py", tmp_path / "new" / "stage1.toml"
-    config.write_text(STAGE_1 + "mystery = 3\n")
+    config.write_text(STAGE_1 + "mystery = 3\n", encoding="utf-8")
     ran = CliRunner().invoke(app, ["import", str(config), "-o", str(output), "--data", "clips"])
     assert ran.exit_code == 0
     for said in ("taken (", "not possible here (", "mystery", "train.learning_rate = 0.0001", "there is no clips"):
@@ -504,7 +505,9 @@ def test_the_three_configs_of_a_release_become_the_stages_of_one_run(tmp_path: P
     request = ImportRequest(files=files, output=tmp_path / "all.toml", data=(tmp_path,), clips=False)
     found = importer.convert(request)
     recipe = recipe_file.load(tmp_path / "all.toml")
-    golden = json.loads((CONFIGS.parent / "golden" / "buckets" / "bucket_random_counts.json").read_text())
+    golden = json.loads(
+        (CONFIGS.parent / "golden" / "buckets" / "bucket_random_counts.json").read_text(encoding="utf-8")
+    )
     for index, stage in enumerate(recipe_file.each_stage(recipe)):
         lengths = {
             name: {frames: [chance, size or "none"] for frames, (chance, size) in entries.items()}
@@ -528,7 +531,8 @@ def test_lists_of_one_name_in_several_stages_get_names_of_their_own(tmp_path: Pa
         files.append(tmp_path / f"stage{stage}.py")
         text = _text("common_1_2", "opensora-1.2-stage1")
         files[-1].write_text(
-            f'{text}\ndataset = dict(type="VariableVideoTextDataset", data_path="{folder}/meta.csv")\n'
+            f'{text}\ndataset = dict(type="VariableVideoTextDataset", data_path="{folder}/meta.csv")\n',
+            encoding="utf-8",
         )
     importer.convert(ImportRequest(files=tuple(files), output=tmp_path / "all.toml", clips=False))
     stages = recipe_file.each_stage(recipe_file.load(tmp_path / "all.toml"))

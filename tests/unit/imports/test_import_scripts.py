@@ -14,7 +14,7 @@ from reelworks.training.recipe import recipe_file
 
 
 def imported(folder: Path, text: str, name: str = "run.sh") -> tuple[importer.ImportResult, Path]:
-    (folder / name).write_text(text)
+    (folder / name).write_text(text, encoding="utf-8")
     recipe = folder / "recipe.toml"
     return importer.convert(ImportRequest(files=(folder / name,), output=recipe, clips=False)), recipe
 
@@ -70,7 +70,7 @@ def test_what_is_easily_wrong_is_told(tmp_path: Path, name: str, text: str, reme
 
 
 def test_a_list_that_a_config_names_is_told_what_is_wrong_in_it(tmp_path: Path) -> None:
-    (tmp_path / "data.json").write_text('[{"id": "a", "type": "local", "instance_data_dir": "/x",},]')
+    (tmp_path / "data.json").write_text('[{"id": "a", "type": "local", "instance_data_dir": "/x",},]', encoding="utf-8")
     with refused("config-unreadable", says="remove the comma"):
         imported(
             tmp_path,

@@ -33,8 +33,8 @@ TEXTS = {"id": "text", "dataset_type": "text_embeds", "type": "local", "default"
 def written(tmp_path: Path, options: Mapping[str, Any], *backends: Mapping[str, Any]) -> tuple[Path, Path]:
     """Options on Flux, and data backends, as two files that do not name one another."""
     paths = tmp_path / "config.json", tmp_path / "multidatabackend.json"
-    paths[0].write_text(json.dumps({**FLUX, **options}))
-    paths[1].write_text(json.dumps([*(backends or [PICTURES]), TEXTS]))
+    paths[0].write_text(json.dumps({**FLUX, **options}), encoding="utf-8")
+    paths[1].write_text(json.dumps([*(backends or [PICTURES]), TEXTS]), encoding="utf-8")
     return paths
 
 
@@ -58,7 +58,7 @@ def test_files_are_found_from_the_folder_of_simpletuner(tmp_path: Path) -> None:
     folder = tmp_path / "config" / "mine"
     folder.mkdir(parents=True)
     options, _ = written(folder, {"data_backend_config": "config/mine/multidatabackend.json"})
-    (folder / "config.env").write_text("export TRAINING_NUM_PROCESSES=3\n")
+    (folder / "config.env").write_text("export TRAINING_NUM_PROCESSES=3\n", encoding="utf-8")
     made, recipe = converted(tmp_path, options)
     assert recipe.dataset[0].path == "pictures"
     assert "num_processes" in fates(made)  # config.env is read too
@@ -66,12 +66,13 @@ def test_files_are_found_from_the_folder_of_simpletuner(tmp_path: Path) -> None:
 
 def test_variables_of_a_shell(tmp_path: Path) -> None:
     backends = tmp_path / "backends.json"
-    backends.write_text(json.dumps([PICTURES, TEXTS]))
+    backends.write_text(json.dumps([PICTURES, TEXTS]), encoding="utf-8")
     path = tmp_path / "config.env"
     path.write_text(
         "export MODEL_FAMILY='sd3'\nMODEL_TYPE=lora\nMAX_NUM_STEPS=1_000\nMAX_NUM_STEPS=700\nNUM_EPOCHS=0\n"
         f"LEARNING_RATE=1e-5\nDATALOADER_CONFIG={backends}\nUSE_GRADIENT_CHECKPOINTING=false\n"
-        'TRAINER_EXTRA_ARGS="--lora_rank=8"\nTRAINER_EXTRA_ARGS+=" --lora_alpha 4"\n'
+        'TRAINER_EXTRA_ARGS="--lora_rank=8"\nTRAINER_EXTRA_ARGS+=" --lora_alpha 4"\n',
+        encoding="utf-8",
     )
     _, recipe = converted(tmp_path, path)
     assert (recipe.model.name, recipe.train.max_steps, recipe.train.learning_rate) == ("sd3.5-medium", 700, 1e-5)
@@ -208,7 +209,7 @@ def test_values_that_a_recipe_cannot_have_are_told_and_left_out(tmp_path: Path) 
 
 def test_nothing_of_simpletuner_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text("{}")
+    path.write_text("{}", encoding="utf-8")
     with refused("config-unreadable"):
         importer.convert(ImportRequest(files=(path,), output=tmp_path / "o.toml", trainer="simpletuner"))
     shutil.copy(FIRST, path)

@@ -25,12 +25,14 @@ TEXTS = ["", "none", "ünï\x00\x07", "a\nb", "1e-4", "C:\\x\\y", "\ud800", "{te
 NUMBERS = [0, -1, 1, 10**30, -5.5, float("nan"), float("inf"), 3.0, 0.5]
 STRANGE = [None, True, False, [], [1], ["x", None], {}, {"a": {"b": [1, {"c": 2}]}}, [{"a": 1}], *TEXTS, *NUMBERS]
 SEEDS = {
-    "ai-toolkit-1": (yaml.safe_load((GOLDEN / "ai-toolkit-1.yaml").read_text()), None),
-    "ai-toolkit-2": (yaml.safe_load((GOLDEN / "ai-toolkit-2.yaml").read_text()), None),
-    "simpletuner-1": tuple(json.loads((GOLDEN / f"simpletuner-1{part}.json").read_text()) for part in ("", "-data")),
+    "ai-toolkit-1": (yaml.safe_load((GOLDEN / "ai-toolkit-1.yaml").read_text(encoding="utf-8")), None),
+    "ai-toolkit-2": (yaml.safe_load((GOLDEN / "ai-toolkit-2.yaml").read_text(encoding="utf-8")), None),
+    "simpletuner-1": tuple(
+        json.loads((GOLDEN / f"simpletuner-1{part}.json").read_text(encoding="utf-8")) for part in ("", "-data")
+    ),
     "simpletuner-2": (
-        tomllib.loads((GOLDEN / "simpletuner-2.toml").read_text()),
-        json.loads((GOLDEN / "simpletuner-2-data.json").read_text()),
+        tomllib.loads((GOLDEN / "simpletuner-2.toml").read_text(encoding="utf-8")),
+        json.loads((GOLDEN / "simpletuner-2-data.json").read_text(encoding="utf-8")),
     ),
 }
 
@@ -51,10 +53,10 @@ def replaced(values: Any, place: tuple[Any, ...], value: Any) -> None:
 def imported(folder: Path, name: str, main: Any, data: Any) -> None:
     trainer = name.rpartition("-")[0]
     files = [folder / "a.json"]
-    files[0].write_text(json.dumps(main))
+    files[0].write_text(json.dumps(main), encoding="utf-8")
     if data is not None:
         files.append(folder / "b.json")
-        files[1].write_text(json.dumps(data))
+        files[1].write_text(json.dumps(data), encoding="utf-8")
     try:
         made, _ = converted(folder, *files, trainer=trainer)
     except UserError:
@@ -66,7 +68,7 @@ def imported(folder: Path, name: str, main: Any, data: Any) -> None:
 
 @pytest.mark.parametrize("name", ["x" * 5000, "x/" * 3000, "~nobody-of-this-name/x", "a\0b", "", "."])
 def test_any_text_may_be_the_name_of_a_file(tmp_path: Path, name: str) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     found = files.existing(name)
     assert found is None or found.is_dir()
     with refused("file-unreadable", "FILE"):
@@ -101,13 +103,15 @@ def check(folder: Path, examples: int) -> None:
 @pytest.mark.parametrize("trainer", ["ai-toolkit", "simpletuner"])
 def test_files_that_are_no_config_are_refused(tmp_path: Path, trainer: str, text: str) -> None:
     path = tmp_path / "config.json"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with refused("config-unreadable"):
         converted(tmp_path, path, trainer=trainer)
 
 
 def test_a_byte_order_mark_and_a_key_that_stands_twice(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text('\ufeff{"model_family": "wan", "model_family": "flux", "model_flavour": "schnell"}')
+    path.write_text(
+        '\ufeff{"model_family": "wan", "model_family": "flux", "model_flavour": "schnell"}', encoding="utf-8"
+    )
     _, recipe = converted(tmp_path, path)
     assert recipe.model.name == "flux-schnell"

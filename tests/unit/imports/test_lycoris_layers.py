@@ -113,9 +113,9 @@ def test_classes_of_simpletuner_are_those_of_diffusers(tmp_path: Path, classes: 
     """Not what stands beside them in a block."""
     options = {"--model_family": "sdxl", "--model_type": "lora", "--lora_type": "lycoris", "--max_train_steps": 9}
     options["--lycoris_config"] = str(tmp_path / "lycoris.json")
-    (tmp_path / "config.json").write_text(json.dumps(options))
+    (tmp_path / "config.json").write_text(json.dumps(options), encoding="utf-8")
     lycoris = {"algo": "lora", "linear_dim": 4, "linear_alpha": 4, "apply_preset": {"target_module": classes}}
-    (tmp_path / "lycoris.json").write_text(json.dumps(lycoris))
+    (tmp_path / "lycoris.json").write_text(json.dumps(lycoris), encoding="utf-8")
     made = importer.convert(
         ImportRequest(files=[str(tmp_path / "config.json")], output=tmp_path / "r.toml", force=True, clips=False)
     )

@@ -60,16 +60,16 @@ def outcome(given: list[str] | dict[str, Any], trainer: str, folder: Path) -> li
 @pytest.mark.parametrize("kept", sorted(OUTCOMES.glob("*.json")), ids=lambda path: path.stem)
 def test_an_import_is_what_it_was(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for case in json.loads(kept.read_text()):
+    for case in json.loads(kept.read_text(encoding="utf-8")):
         assert outcome(case["given"], kept.stem, tmp_path) == case["outcome"], case["given"]
 
 
 def test_every_rule_in_code_is_named_by_a_table() -> None:
     """Rules are found by their names in tables; one that no table names, and no other function calls, is a leftover."""
     package = Path(importer.__file__).parent
-    tables = "".join(path.read_text() for path in package.rglob("*.toml"))
+    tables = "".join(path.read_text(encoding="utf-8") for path in package.rglob("*.toml"))
     for module in package.glob("*/*.py"):
-        text = module.read_text()
+        text = module.read_text(encoding="utf-8")
         for name in re.findall(r"^def _(\w+)\(value: Any, draft: ImportDraft\) -> Outcome:", text, re.MULTILINE):
             named = re.search(rf'"{name}"|^{name} = \[', tables, re.MULTILINE)
             assert named or text.count(f"_{name}") > 1, f"{module.name}: {name}"
@@ -79,8 +79,8 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         for kept in OUTCOMES.glob("*.json"):
             text = []
-            for case in json.loads(kept.read_text()):
+            for case in json.loads(kept.read_text(encoding="utf-8")):
                 given = json.dumps(case["given"], ensure_ascii=False)
                 lines = json.dumps(outcome(case["given"], kept.stem, Path(made)), ensure_ascii=False, indent=0)
                 text.append(f'{{"given": {given},\n"outcome": {lines}}}')
-            kept.write_text("[" + ",\n".join(text) + "]\n")
+            kept.write_text("[" + ",\n".join(text) + "]\n", encoding="utf-8")

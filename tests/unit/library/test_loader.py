@@ -69,7 +69,7 @@ def test_new_files_and_other_buckets_lose_and_repeat_nothing(footage: Path, tmp_
     found = epoch_of([loader], steps=2)
     state = loader.state_dict()
     Image.new("RGB", (32, 32)).save(footage / "new.png")
-    (footage / "new.txt").write_text("a new one")
+    (footage / "new.txt").write_text("a new one", encoding="utf-8")
     (footage / "00.png").unlink()
     wider = rw.BucketTable.from_entries(
         [rw.BucketEntry("32px", num_frames=[1, 3], batch_size=[2, 1])], geometry=rw.Geometry((1, 1, 1), (1, 4, 4))

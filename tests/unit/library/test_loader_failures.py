@@ -147,7 +147,7 @@ def rank_of_two(rank: int, folder: Path) -> None:
     data = rw.Dataset(rw.Catalog.open(folder / "catalog"), TABLE, seed=7)
     loader = rw.Loader(data, micro_batches_per_step=2, max_decode_failures=0.3)
     told = [[step.number, step.valid, sum(float(m.loss_weight.sum()) for m in step)] for step in loader]
-    (folder / f"{rank}.json").write_text(json.dumps([told, loader.state_dict()["cursor"]["failed"]]))
+    (folder / f"{rank}.json").write_text(json.dumps([told, loader.state_dict()["cursor"]["failed"]]), encoding="utf-8")
     dist.destroy_process_group()
 
 
@@ -156,7 +156,9 @@ def test_the_process_group_counts(footage: Path, tmp_path: Path) -> None:
     damage(footage)
     ranks = [children.process(rank_of_two, rank, tmp_path) for rank in (0, 1)]
     assert children.ended(ranks) == [0, 0]
-    told, failed = zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)), strict=True)
+    told, failed = zip(
+        *(json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)), strict=True
+    )
     assert failed == (2, 2)
     for one, other in zip(*told, strict=True):
         assert one[:2] == other[:2]

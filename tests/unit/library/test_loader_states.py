@@ -29,11 +29,11 @@ def footage(tmp_path: Path) -> Path:
 def change(footage: Path, kind: str) -> None:
     if kind == "added":
         Image.new("RGB", (32, 32)).save(footage / "new.png")
-        (footage / "new.txt").write_text("new")
+        (footage / "new.txt").write_text("new", encoding="utf-8")
     elif kind == "removed":
         (footage / "00.png").unlink()
     else:
-        (footage / "00.txt").write_text("another caption")
+        (footage / "00.txt").write_text("another caption", encoding="utf-8")
 
 
 def rest_of(loader: rw.Loader) -> Counter[tuple[int, int]]:

@@ -78,12 +78,12 @@ def test_a_dataset_of_some_rows_keeps_them() -> None:
 
 def test_the_exclude_list_of_a_copy_is_the_one_that_was_read(tmp_path: Path) -> None:
     file = tmp_path / "exclude.txt"
-    file.write_text("footage/picture-0.png\n")
+    file.write_text("footage/picture-0.png\n", encoding="utf-8")
     plain = sample_dataset()
     spec = type(plain.spec)(plain.spec.datasets, exclude_file=str(file))
     dataset = rw.Dataset(plain.catalog, plain.table, spec)
     sent = pickle.dumps(dataset)
-    file.write_text("")
+    file.write_text("", encoding="utf-8")
     assert len(pickle.loads(sent).entries(0)) == len(dataset.entries(0)) == 11
 
 
@@ -109,7 +109,7 @@ def test_a_catalog_pickles_its_version_and_its_absolute_place(tmp_path: Path, mo
 def tell(sent: bytes, file: Path) -> None:
     os.chdir("/")
     dataset, loader = pickle.loads(sent)
-    file.write_text(f"{dataset.digest} {[step.number for step in loader]}")
+    file.write_text(f"{dataset.digest} {[step.number for step in loader]}", encoding="utf-8")
 
 
 def test_another_process_gets_the_dataset(tmp_path: Path) -> None:
@@ -117,7 +117,9 @@ def test_another_process_gets_the_dataset(tmp_path: Path) -> None:
     steps_of(loader, 2)
     sent = pickle.dumps((loader.dataset, loader))
     assert children.ended([children.process(tell, sent, tmp_path / "told")]) == [0]
-    assert (tmp_path / "told").read_text() == f"{loader.dataset.digest} {[n for n, *_ in steps_of(loader)]}"
+    assert (tmp_path / "told").read_text(
+        encoding="utf-8"
+    ) == f"{loader.dataset.digest} {[n for n, *_ in steps_of(loader)]}"
 
 
 @FORKS

@@ -100,7 +100,9 @@ def test_its_example_runs(name: str, value: object) -> None:
 )
 def test_a_room_loads_little_besides_itself(module: str, most: int, absent: tuple[str, ...]) -> None:
     code = f"import {module}, sys; print('\\n'.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300, encoding="utf-8"
+    )
     loaded = done.stdout.split()
     assert sum(name.startswith("reelworks") for name in loaded) <= most
     assert not set(absent) & set(loaded)

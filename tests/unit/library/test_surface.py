@@ -49,7 +49,7 @@ def test_each_clip_has_its_path_uid_and_columns() -> None:
 def test_metadata_has_the_scores_of_a_list(tmp_path: Path) -> None:
     listed = tmp_path / "meta.csv"
     rows = [f"{sample_folder()}/picture-{i}.png,words,{'' if i == 3 else i / 4}" for i in range(8)]
-    listed.write_text("\n".join(["path,text,aes", *rows]))
+    listed.write_text("\n".join(["path,text,aes", *rows]), encoding="utf-8")
     config = rw.DatasetConfig(path=str(listed), root=str(sample_folder()), filter="aes < 1.5")
     catalog = rw.Catalog.scan(config, to=tmp_path / "catalog", workers=1)
     dataset = rw.Dataset(catalog, sample_dataset().table, rw.DataSpec((config,)))

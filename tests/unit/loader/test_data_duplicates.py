@@ -151,7 +151,7 @@ LINES = "path,text,duplicate_group,duplicate_rank\na.png,a,1,1\nb.png,b,1,0\nc.p
 def folder(tmp_path: Path) -> Path:
     for i, name in enumerate("abcdef"):
         files.picture(tmp_path / "data" / f"{name}.png", (16, 16) if name == "d" else (48, 64), grey=40 * i)
-    (tmp_path / "data" / "meta.csv").write_text(LINES)
+    (tmp_path / "data" / "meta.csv").write_text(LINES, encoding="utf-8")
     return tmp_path
 
 
@@ -177,7 +177,7 @@ def test_the_best_that_can_be_trained_stands_for_the_others(folder: Path, tmp_pa
     ]
     assert rejections.counts(data, left_out.by_reason(*data.assignment(0)))["duplicate"].nearest == {}
     assert names(RecipeData.open(recipe(folder, "best", entry={"filter": "path != 'b.png'"}))) == set("ace")
-    (tmp_path / "bad.txt").write_text("meta/e.png\n")
+    (tmp_path / "bad.txt").write_text("meta/e.png\n", encoding="utf-8")
     assert names(RecipeData.open(recipe(folder, "best", exclude_file=str(tmp_path / "bad.txt")))) == set("bcf")
 
 
@@ -221,7 +221,9 @@ def test_a_clip_with_a_better_duplicate_that_comes_within_an_epoch_is_not_traine
     assert names(data) == set("bce")
     consumed = np.flatnonzero(np.isin([path[0] for path in data.rows.path.to_pylist()], ["b"]))
     excluded = Excluded.none().with_places(data.rows.ordinal[consumed], np.zeros(1, dtype=np.int64))
-    (folder / "data" / "meta.csv").write_text(LINES.replace("a,1,1", "a,1,-1").replace("e,2,1", "e,2,5"))
+    (folder / "data" / "meta.csv").write_text(
+        LINES.replace("a,1,1", "a,1,-1").replace("e,2,1", "e,2,5"), encoding="utf-8"
+    )
     after = files.opened(data.recipe)
     assert names(after) == set("acf")
     spec = after.plan_spec(1, 1)

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "more" / "shot-0").mkdir(parents=True)
     files.picture(root / "more" / "shot-0" / "tall.png", (96, 48), grey=200)
     files.picture(root / "more" / "dumb.png", grey=201, caption=None)
-    (root / "more" / "broken.png").write_text("no picture")
+    (root / "more" / "broken.png").write_text("no picture", encoding="utf-8")
     sources.scan_recipe(recipe(root))
     return root
 
@@ -175,7 +175,7 @@ def test_folders_of_two_datasets_are_two_groups(folder: Path) -> None:
 def test_the_spec_sees_filter_exclude_list_and_group(folder: Path, tmp_path: Path) -> None:
     def digest(text: str | None = None, filters: dict[str, str] | None = None, **changes: Any) -> str:
         if text is not None:
-            (tmp_path / "list.txt").write_text(text)
+            (tmp_path / "list.txt").write_text(text, encoding="utf-8")
             changes["exclude_file"] = str(tmp_path / "list.txt")
         return RecipeData.open(recipe(folder, filters, **changes)).plan_spec(4, 1).digest()
 
@@ -195,7 +195,7 @@ def test_the_spec_sees_filter_exclude_list_and_group(folder: Path, tmp_path: Pat
 
 def test_an_epoch_that_choices_leave_empty_names_the_choice(folder: Path) -> None:
     everything = folder / "all.txt"
-    everything.write_text("".join(f"data/shot-{s}/{i}.png\n" for s in range(8) for i in range(3)))
+    everything.write_text("".join(f"data/shot-{s}/{i}.png\n" for s in range(8) for i in range(3)), encoding="utf-8")
     no_bucket = [{"resolution": "256px", "num_frames": 9}]
     for made, field, problem in (
         (recipe(folder, {"data": "height > 999"}, bucket=no_bucket), "dataset.filter", "24 of 27 clips do not"),

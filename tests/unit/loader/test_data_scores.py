@@ -114,7 +114,7 @@ def test_a_score_belongs_to_its_dataset(listed, tmp_path):
     ]
     assert (files.opened(files.recipe(tmp_path, dataset=both)).excluded == Reason.NONE).sum() == 1 + 4
     other = tmp_path / "data" / "other.csv"
-    other.write_text("path\na.png\n")
+    other.write_text("path\na.png\n", encoding="utf-8")
     both[1] = {"path": str(other), "filter": "aes > 4.5"}
     with refused("filter-invalid", "dataset.filter", says="`aes` is not a column"):
         files.opened(files.recipe(tmp_path, dataset=both))

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files.picture(data / "tiny.png", (16, 16))
     files.picture(data / "mute.png", caption=None)
     files.picture(data / "silent.png", grey=99, caption="  ")
-    (data / "broken.png").write_text("no picture")
+    (data / "broken.png").write_text("no picture", encoding="utf-8")
     files.clip(data / "long.mp4", 20)
     files.clip(data / "just.mp4", 9)
     files.clip(data / "short.mp4", 8)

@@ -60,7 +60,7 @@ def test_order_and_contents_are_those_of_the_work_for_any_number_of_workers(
     """Clips finish out of order, and some fail; neither shows in what is delivered."""
     slow, bad, none = tmp_path / "slow.png", tmp_path / "bad.png", tmp_path / "none.png"
     Image.new("L", (4000, 4000), 99).save(slow, compress_level=1)
-    bad.write_text("no picture")
+    bad.write_text("no picture", encoding="utf-8")
     p = pictures
     orders = [
         [slow, p[3]],
@@ -87,7 +87,7 @@ def test_order_and_contents_are_those_of_the_work_for_any_number_of_workers(
 
 def test_a_clip_that_fails_counts_nothing_and_tells_why(pictures: list[Path], tmp_path: Path) -> None:
     pool = DecodePool(0, LONG_SECONDS)
-    (tmp_path / "bad.png").write_text("no picture")
+    (tmp_path / "bad.png").write_text("no picture", encoding="utf-8")
     bad, none = tmp_path / "bad.png", tmp_path / "none.png"
     works = [
         work(0, [pictures[9], bad, pictures[4], none]),

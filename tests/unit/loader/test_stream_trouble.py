@@ -92,7 +92,7 @@ def test_workers_killed_at_random_moments_lose_no_clip_and_leave_nothing(picture
     del batch
     gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) <= files
-    assert "memfd:reelworks" not in Path("/proc/self/maps").read_text()
+    assert "memfd:reelworks" not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

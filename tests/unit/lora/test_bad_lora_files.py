@@ -102,11 +102,11 @@ UNREADABLE: Bad = {
     "truncated": (cut, "weights-unreadable", "truncated"),
     "truncated in its header": (cut_in_its_header, "weights-unreadable", "truncated within it"),
     "empty": (lambda path: path.touch(), "weights-unreadable", "no header"),
-    "text": (lambda path: path.write_text("hello " * 100), "weights-unreadable", "no header"),
+    "text": (lambda path: path.write_text("hello " * 100, encoding="utf-8"), "weights-unreadable", "no header"),
     "nested": (with_nested_header, "weights-unreadable", ""),
     "a pickle": (pickled, "weights-unreadable", "no header"),
     "a pointer": (
-        lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid"),
+        lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid", encoding="utf-8"),
         "weights-unreadable",
         "git lfs",
     ),
@@ -187,7 +187,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, call: str) -> None:
     path, folder = tmp_path / "a.safetensors", tmp_path / "out"
     lora(path)
     folder.mkdir()
-    (folder / "b.safetensors").write_text("former")
+    (folder / "b.safetensors").write_text("former", encoding="utf-8")
 
     def full(what: str, place: Path) -> None:
         if what == call and place.parent == folder:
@@ -196,7 +196,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, call: str) -> None:
     request = ResizeLoraRequest(file=path, output=folder / "b.safetensors", rank=1, overwrite=True)
     with storage.guarded(full), refused("file-unwritable", "output", says="No space left"):
         resize.resize(request)
-    assert [(each.name, each.read_text()) for each in folder.iterdir()] == [("b.safetensors", "former")]
+    assert [(each.name, each.read_text(encoding="utf-8")) for each in folder.iterdir()] == [("b.safetensors", "former")]
 
 
 def test_an_output_that_is_there_is_kept_unless_asked_for(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_names_of_lycoris_and_of_peft_have_their_readers(tmp_path: Path) -> None
     own = tmp_path / "adapter_model.safetensors"
     file_of(own, "base_model.model.")
     assert told(own) == {}
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 2}))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 2}), encoding="utf-8")
     assert told(own) == {"peft": len(linear())}
 
 
@@ -163,7 +163,11 @@ def test_a_scale_in_the_header_has_readers_that_look_there(tmp_path: Path) -> No
 
 def results() -> dict[tuple[str, str, str], dict[str, str]]:
     """What the programs' own code made of files: the table of the page, whose files `drills.readers` writes."""
-    rows = [line.strip(" |\n").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    rows = [
+        line.strip(" |\n").split(" | ")
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    ]
     programs = ("diffusers", "peft", "comfyui", "lycoris", "diffsynth", "sdnext", "simpletuner", "wan2gp")
     return {
         (row[0].strip("`"), row[1], row[2].strip("`")): dict(

@@ -41,7 +41,7 @@ def base_of(name: str, folder: Path, *, released: bool = False, dtype: torch.dty
         save_file(in_release(name, state), folder / "model.safetensors")
         return folder / "model.safetensors"
     save_file(state, folder / "diffusion_pytorch_model.safetensors")
-    (folder / "config.json").write_text('{"_class_name": "Tiny"}')
+    (folder / "config.json").write_text('{"_class_name": "Tiny"}', encoding="utf-8")
     return folder
 
 
@@ -154,7 +154,7 @@ def test_strengths_and_several_files_add_up_in_shards_of_the_base_s_dtype(tmp_pa
     assert result.relative_error is not None
     assert math.isclose(result.relative_error, math.hypot(*errors) / math.hypot(*norms), rel_tol=1e-3)
     assert result.relative_error > 0.01
-    index = json.loads((tmp_path / "out" / "base.safetensors.index.json").read_text())
+    index = json.loads((tmp_path / "out" / "base.safetensors.index.json").read_text(encoding="utf-8"))
     assert index["weight_map"].keys() == found.keys()
     assert len({*index["weight_map"].values()}) > 1
     assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "b.safetensors", "base.safetensors", "out"}

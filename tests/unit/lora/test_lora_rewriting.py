@@ -186,7 +186,7 @@ def test_scales_in_the_settings_of_peft_count(
     source, target = tmp_path / "adapter_model.safetensors", tmp_path / "b.safetensors"
     if where == "file":
         wanted = lora(source, prefix="base_model.model.")
-        (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+        (tmp_path / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
     else:
         named = {f"transformer.{key}": value for key, value in settings.items()}
         wanted = lora(source, prefix="transformer.", header={METADATA: json.dumps(named)})

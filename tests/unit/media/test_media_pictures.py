@@ -108,7 +108,7 @@ def test_damaged_pictures_are_told(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         with pytest.raises(MediaError):
             read(path, (16, 16))
-    (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "text.png").write_text("no picture", encoding="utf-8")
     with pytest.raises(MediaError, match="not a picture"):
         read(tmp_path / "text.png", (16, 16))
     with pytest.raises(MediaError, match=r"^No such file or directory$"):

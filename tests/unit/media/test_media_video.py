@@ -190,7 +190,7 @@ def test_a_clip_cut_short(clip: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["ffconcat version 1.0\nfile real.mp4\n", "#EXTM3U\n#EXTINF:1,\nreal.mp4\n"])
 def test_a_playlist_in_disguise_opens_nothing(clip: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "real.mp4").write_bytes(clip.read_bytes())
-    (tmp_path / "a.mp4").write_text(text)
+    (tmp_path / "a.mp4").write_text(text, encoding="utf-8")
     with pytest.raises(MediaError, match=r"does not match the extension|InvalidDataError"):
         load(request(tmp_path / "a.mp4"))
 

@@ -80,7 +80,7 @@ def test_what_a_config_leaves_out_is_what_its_class_says(tmp_path):
     """As diffusers reads it: older configs name no scaling factor."""
     for name, left in (("opensora-1.1", {}), ("wan-2.1", {}), ("sdxl", {"latent_channels": 4})):
         kind = "AutoencoderKLWan" if name == "wan-2.1" else "AutoencoderKL"
-        (tmp_path / "config.json").write_text(json.dumps({"_class_name": kind} | left))
+        (tmp_path / "config.json").write_text(json.dumps({"_class_name": kind} | left), encoding="utf-8")
         config = AutoencoderConfig(name=name, weights=str(tmp_path))
         if name != "sdxl":
             assert diffusers_kl.config_of(config) == {"_class_name": kind} | left

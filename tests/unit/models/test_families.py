@@ -54,7 +54,7 @@ def test_nothing_outside_a_familys_folder_names_it() -> None:
 def test_a_name_outside_is_found(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "step.py").write_text(
-        'if name == "wan-2.2-5b":\n    from reelworks.models.families.wan.spec import WanConfig\n'
+        'if name == "wan-2.2-5b":\n    from reelworks.models.families.wan.spec import WanConfig\n', encoding="utf-8"
     )
     assert len(named_outside(tmp_path)) == 2
 
@@ -74,7 +74,7 @@ def test_all_folders_are_collected_without_torch() -> None:
         "import sys\nfrom reelworks.models import registry\n"
         f"assert len(registry.families()) == {len(FOLDERS)}\nassert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, encoding="utf-8")
     assert done.returncode == 0, done.stderr
 
 

@@ -60,7 +60,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> typing.Iterator[
     folder = tmp_path / "short_family"
     folder.mkdir()
     (folder / "__init__.py").touch()
-    (folder / "family.toml").write_text(TEXT)
+    (folder / "family.toml").write_text(TEXT, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     yield folder.name
     sys.modules.pop(folder.name, None)
@@ -86,7 +86,7 @@ def test_entries_have_the_values_of_those_that_they_are_like(package: str) -> No
 def test_a_mistake_in_the_file_is_an_error(package: str, tmp_path: Path, wrong: str, error: type[Exception]) -> None:
     before = "depth = 2" if "dep" in wrong else 'like = "small"'
     file = tmp_path / package / "family.toml"
-    file.write_text(TEXT.replace(before, wrong))
+    file.write_text(TEXT.replace(before, wrong), encoding="utf-8")
     with pytest.raises(error):
         family_file.read(package, ShortConfig)
 

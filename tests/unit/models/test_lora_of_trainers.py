@@ -140,7 +140,8 @@ def test_a_lora_of_diffusion_pipe(tmp_path: Path) -> None:
     tensors = {f"diffusion_model.{n}.lora_{kind}.weight": kinds[kind] for n, kinds in names.items() for kind in "AB"}
     save_file({key: value.contiguous() for key, value in tensors.items()}, path, metadata={"format": "pt"})
     (tmp_path / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "alpha_pattern": {}, "rank_pattern": {}})
+        json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "alpha_pattern": {}, "rank_pattern": {}}),
+        encoding="utf-8",
     )
     found = loaded("wan-tiny", path, settings)
     assert all(torch.equal(found[layer][kind], layers[layer][kind]) for layer in layers for kind in "AB")

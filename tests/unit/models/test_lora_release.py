@@ -145,7 +145,7 @@ def test_layers_of_hunyuan_video_lie_where_comfyui_has_them(layer, there):
 
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "comfyui_layers.json"
-COMFYUI_NETWORKS = json.loads(GOLDEN.read_text())["networks"]
+COMFYUI_NETWORKS = json.loads(GOLDEN.read_text(encoding="utf-8"))["networks"]
 COMFYUI = {name: network["layers"] for network in COMFYUI_NETWORKS for name in network["presets"]}
 # ComfyUI has the network of Flux for these, with fewer blocks.
 LIKE_FLUX = ("LongCatImageTransformer2DModel",)

@@ -15,7 +15,7 @@ from reelworks.models.config import AutoencoderConfig
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "opensora2"
 WEIGHTS = GOLDEN / "hunyuan_vae_tiny.weights.safetensors"
-SPEC = json.loads((GOLDEN / "hunyuan_vae_tiny.json").read_text())
+SPEC = json.loads((GOLDEN / "hunyuan_vae_tiny.json").read_text(encoding="utf-8"))
 CASES = {case["name"]: case for case in SPEC["cases"]}
 EVERY = 7  # of the rows and columns of the largest picture that are kept
 

@@ -16,7 +16,7 @@ from reelworks.models.families.opensora2.spec import OpenSora2Config
 from reelworks.models.registry import PRESETS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "opensora2"
-SPEC = json.loads((GOLDEN / "mmdit_tiny.json").read_text())
+SPEC = json.loads((GOLDEN / "mmdit_tiny.json").read_text(encoding="utf-8"))
 CASES = {case["name"]: case for case in SPEC["cases"]}
 
 
@@ -125,7 +125,7 @@ def test_weights_trained_on_texts_alone_begin_without_an_effect_of_conditions(te
 
 def test_full_size_keys_and_shapes_equal_upstreams():
     """Published weights have a place for each of their tensors, and the count of parameters is upstream's."""
-    golden = json.loads((GOLDEN / "mmdit_keys.json").read_text())
+    golden = json.loads((GOLDEN / "mmdit_keys.json").read_text(encoding="utf-8"))
     with torch.device("meta"):
         module = MMDiT(PRESETS["opensora2"].config)
     wanted = {}

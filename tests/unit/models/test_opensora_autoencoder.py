@@ -19,7 +19,7 @@ from reelworks.models.config import AutoencoderConfig
 from reelworks.models.precision.boundary import check_contract
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "opensora_autoencoder"
-SPEC = json.loads((GOLDEN / "vae_tiny.json").read_text())
+SPEC = json.loads((GOLDEN / "vae_tiny.json").read_text(encoding="utf-8"))
 WEIGHTS = str(GOLDEN / "vae_pipeline_tiny.weights.safetensors")
 TEMPORAL = TemporalSizes(filters=8, num_res_blocks=2, num_groups=4)
 SIZES = OpenSoraSizes({**SPEC["pipeline"]["spatial_config"]}, TEMPORAL)
@@ -96,7 +96,7 @@ def test_bfloat16_answers_as_float32(autoencoder):
 
 def test_geometry_gives_upstreams_latent_frames_for_every_length():
     """1 to 408 frames have as many latent frames as upstream makes of them."""
-    golden = json.loads((GOLDEN / "vae_latent_frames.json").read_text())["latent_frames"]
+    golden = json.loads((GOLDEN / "vae_latent_frames.json").read_text(encoding="utf-8"))["latent_frames"]
     geometry = autoencoder_geometry(AutoencoderConfig(name="opensora-1.2", weights="w"))
     ours = {frames: geometry.latent(Shape(int(frames), 64, 64))[0] for frames in golden}
     assert ours == golden
@@ -111,7 +111,7 @@ def test_sizes_that_are_no_multiples_of_8_are_rounded_down(autoencoder):
 
 def test_full_size_keys_and_shapes_equal_upstreams():
     """The published file has a place for each of its tensors, and no tensor is without one."""
-    golden = json.loads((GOLDEN / "full_size_keys.json").read_text())
+    golden = json.loads((GOLDEN / "full_size_keys.json").read_text(encoding="utf-8"))
     with torch.device("meta"):
         module = opensora.VideoNetwork(OpenSoraSizes())
     assert {key: list(value.shape) for key, value in module.state_dict().items()} == dict(golden["state_dict"])

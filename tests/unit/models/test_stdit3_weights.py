@@ -57,7 +57,7 @@ def as_shards(state, folder):
     for name, part in parts.items():
         save_file({key: state[key] for key in part}, folder / name)
     weight_map = {key: name for name, part in parts.items() for key in part}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
     return folder
 
 

@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 from reelworks.models.registry import PRESETS
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-SPECS = {name: json.loads((GOLDEN / name / f"{name}_tiny.json").read_text()) for name in ("stdit2", "stdit3")}
+SPECS = {
+    name: json.loads((GOLDEN / name / f"{name}_tiny.json").read_text(encoding="utf-8")) for name in ("stdit2", "stdit3")
+}
 CASES = [(name, case["name"]) for name, spec in SPECS.items() for case in spec["cases"]]
 INPUTS = ("x", "timestep", "y", "mask", "x_mask", "fps", "height", "width", "num_frames", "ar")
 
@@ -73,7 +75,7 @@ def test_gradients(models, tensors, name, checkpointed):
 @pytest.mark.parametrize("name", SPECS)
 def test_full_size_keys_and_shapes_equal_upstreams(name):
     """Published weights have a place for each of their tensors."""
-    golden = json.loads((GOLDEN / name / f"{name}_xl_keys.json").read_text())
+    golden = json.loads((GOLDEN / name / f"{name}_xl_keys.json").read_text(encoding="utf-8"))
     with torch.device("meta"):
         module = network_of(PRESETS[f"{name}-xl"].config)
     assert {key: list(value.shape) for key, value in module.state_dict().items()} == dict(golden["state_dict"])

@@ -115,7 +115,8 @@ def test_weights_that_a_run_of_ours_exported_go_with_what_it_trained_them_beside
     """Their header tells of it; another part than that is refused as beside any weights."""
     path, recipe = tmp_path / "own.safetensors", tmp_path / "recipe.toml"
     recipe.write_text(
-        '[model]\nname = "wan-2.1-14b"\n[autoencoder]\nname = "flux"\n[text_encoder]\nname = "ltx-video"\n'
+        '[model]\nname = "wan-2.1-14b"\n[autoencoder]\nname = "flux"\n[text_encoder]\nname = "ltx-video"\n',
+        encoding="utf-8",
     )
     save_file({"w": torch.zeros(1)}, path, export.describe_run(run_id="a", recipe=recipe, step=1, epoch=0))
     model = ModelConfig(name="wan-2.1-14b", weights=str(path))

@@ -19,7 +19,7 @@ from reelworks.models.families.opensora2 import autoencoder as dc_ae
 from reelworks.models.families.opensora2.dc_ae import AutoencoderVideoDC, VideoDCSizes
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "opensora2"
-SPEC = json.loads((GOLDEN / "video_dc_ae_tiny.json").read_text())
+SPEC = json.loads((GOLDEN / "video_dc_ae_tiny.json").read_text(encoding="utf-8"))
 CASES = {case["name"]: case for case in SPEC["cases"]}
 SIZES = VideoDCSizes(**{name: tuple(size) if isinstance(size, list) else size for name, size in SPEC["sizes"].items()})
 EVERY = 7  # of the rows and columns of frames that are kept
@@ -104,7 +104,7 @@ def test_full_size_keys_and_shapes_equal_upstreams():
     """Published weights have a place for each of their tensors, and the count of parameters is upstream's."""
     with torch.device("meta"):
         network = AutoencoderVideoDC(VideoDCSizes())
-    wanted = json.loads((GOLDEN / "video_dc_ae_keys.json").read_text())
+    wanted = json.loads((GOLDEN / "video_dc_ae_keys.json").read_text(encoding="utf-8"))
     assert {key: list(value.shape) for key, value in network.state_dict().items()} == wanted
     count = sum(p.numel() for p in network.parameters())
     assert count == registry.AUTOENCODERS[NAME].parameters == SPEC["full_size"]["parameters"]
@@ -121,7 +121,7 @@ def test_a_file_alone_and_that_of_another(built, source, tmp_path):
     other = GOLDEN / "hunyuan_vae_tiny.weights.safetensors"
     with refused("other-autoencoder", "autoencoder.weights", says="needs an AutoencoderVideoDC"):
         built(weights=str(other))
-    (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKLWan"}')
+    (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKLWan"}', encoding="utf-8")
     with refused("other-autoencoder", "autoencoder.weights", says='autoencoder.name = "wan-2.1"'):
         built(weights=str(tmp_path))
 

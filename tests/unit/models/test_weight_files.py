@@ -37,7 +37,7 @@ def shards(folder):
     for i, (name, value) in enumerate(STATE.items()):
         save_file({name: value}, folder / f"part-{i}.safetensors")
     weight_map = {name: f"part-{i}.safetensors" for i, name in enumerate(STATE)}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
     return folder
 
 
@@ -52,7 +52,7 @@ def with_a_cut_shard(folder):
 
 
 def with_a_bad_index(folder):
-    (shards(folder) / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
+    (shards(folder) / "model.safetensors.index.json").write_text('{"weight_map": [1]}', encoding="utf-8")
     return folder
 
 

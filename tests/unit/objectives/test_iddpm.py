@@ -98,7 +98,7 @@ def test_times_are_all_steps_alike():
 
 def test_times_have_the_quantiles_of_the_reference():
     """Whole steps are drawn as often as the reference draws them."""
-    times = json.loads((FOLDER / "timesteps.json").read_text())
+    times = json.loads((FOLDER / "timesteps.json").read_text(encoding="utf-8"))
     golden, n = times["samplers"]["uniform-discrete|transform=False|None"], 200_000
     words = hash_rng.hash64(7, np.arange(n), hash_rng.Purpose.TIMESTEP)
     t = IDDPM.times(torch.from_numpy(hash_rng.uniform(words)), 1.0)[1].sort().values

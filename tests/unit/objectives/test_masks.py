@@ -12,7 +12,7 @@ from reelworks.core import hash_rng
 from reelworks.data.loader import frame_masks
 from reelworks.models.objectives.config import ObjectiveConfig
 
-GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "masks.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "masks.json").read_text(encoding="utf-8"))
 REFERENCE_DRAWS = 20_000
 N = 4_000
 FALLS_BACK = {("image_head_tail", 2)} | {

@@ -17,7 +17,7 @@ from reelworks.models.objectives import objectives, timesteps
 from reelworks.models.objectives.config import ObjectiveConfig
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-TIMES = json.loads((GOLDEN / "timesteps.json").read_text())
+TIMES = json.loads((GOLDEN / "timesteps.json").read_text(encoding="utf-8"))
 N = 200_000
 # A picture of 117 × 312, Open-Sora's narrowest of 144p, by the function that made the golden tables (branch v1.2,
 # bde3c420, torch 2.13.0 on a CPU). No ratio of the tables tells where bfloat16 rounds `ratio - 1`: below 0.5 it does.

@@ -35,7 +35,7 @@ def gradient(path, size):
     down, across = np.mgrid[0 : size[0], 0 : size[1]]
     pixels = np.stack([255 * across / size[1], 255 * down / size[0], 0 * down], axis=-1)
     Image.fromarray(pixels.astype(np.uint8)).save(path)
-    path.with_suffix(".txt").write_text("a gradient")
+    path.with_suffix(".txt").write_text("a gradient", encoding="utf-8")
 
 
 class Page:
@@ -53,7 +53,7 @@ class Page:
         (self.data / "torn.mp4").write_bytes(b"no video")
         self.file = folder / "mine.toml"
         self.written = page_client.small_recipe(f"{folder}/run", f"{folder}/data")
-        self.file.write_text(self.written)
+        self.file.write_text(self.written, encoding="utf-8")
         self.key = key_of(self.file)
         self.client = page_client.client(folder)
 
@@ -275,7 +275,7 @@ def test_a_file_that_a_link_leads_outside_to_is_not_shown(tmp_path):
     assert (answer.status_code, answer.json()["code"]) == (400, "outside-of-folders")
     written = page.post(f"/clips/{page.clip('link.png')['id']}/caption", text="changed")
     assert (written.status_code, written.json()["code"]) == (400, "outside-of-folders")
-    assert (tmp_path / "outside" / "secret.txt").read_text() == "a gradient"
+    assert (tmp_path / "outside" / "secret.txt").read_text(encoding="utf-8") == "a gradient"
     page.close()
 
 
@@ -291,7 +291,7 @@ def test_a_dataset_outside_of_the_folders_is_named(tmp_path):
         (tmp_path / name).mkdir()
     page = Page(tmp_path / "inside")
     shutil.move(page.data, tmp_path / "outside" / "data")
-    page.file.write_text(page.file.read_text().replace("inside/data", "outside/data"))
+    page.file.write_text(page.file.read_text(encoding="utf-8").replace("inside/data", "outside/data"), encoding="utf-8")
     page.scan()
     assert page.about()["outside"] == [str(tmp_path / "outside" / "data")]
     details = page.details("wide.png")
@@ -318,14 +318,14 @@ def test_a_clip_without_a_caption_is_planned_once_it_has_one(page):
 
 
 def test_captions_of_lists_and_of_several_files_are_not_written(page):
-    (page.data / "wide.1.txt").write_text("another")
+    (page.data / "wide.1.txt").write_text("another", encoding="utf-8")
     details = page.details("wide.png")
     assert not details["can_write_caption"]
     assert "several files" in details["caption_source"]
     answer = page.post(f"/clips/{details['id']}/caption", text="new")
     assert answer.json()["code"] == "caption-not-in-file"
-    (page.folder / "list.csv").write_text("path,text\ndata/wide.png,from the list\n")
-    page.file.write_text(page.file.read_text().replace('/data"', '/list.csv"'))
+    (page.folder / "list.csv").write_text("path,text\ndata/wide.png,from the list\n", encoding="utf-8")
+    page.file.write_text(page.file.read_text(encoding="utf-8").replace('/data"', '/list.csv"'), encoding="utf-8")
     page.scan()
     page.client.app.state.context.library.clips(page.key, fresh=True)
     (line,) = page.clips()["clips"]
@@ -344,7 +344,7 @@ def test_a_clip_that_is_left_out_is_in_no_plan_until_it_is_taken_back(page):
     assert page.post(f"{address}/leave-out").json()["reason"][0] == "in_exclude_file"
     assert planned() == before - {"data/wide.png"}
     assert page.clips()["counts"]["reason"][2] == 1
-    added = [line for line in page.file.read_text().splitlines() if line not in page.written]
+    added = [line for line in page.file.read_text(encoding="utf-8").splitlines() if line not in page.written]
     assert added == [f'exclude_file = "{page.folder}/mine.exclude.txt"']
     page.post(f"/clips/{page.clip('tall.png')['id']}/leave-out")
     assert planned() == before - {"data/wide.png", "data/tall.png"}
@@ -355,20 +355,20 @@ def test_a_clip_that_is_left_out_is_in_no_plan_until_it_is_taken_back(page):
 
 def test_comments_of_an_exclude_list_are_kept(page):
     listed = page.folder / "mine.exclude.txt"
-    listed.write_text("# not good:\ndata/tall.png # blurred\n\ndata/long.mp4\n")
-    page.file.write_text(f'exclude_file = "{listed}"\n{page.file.read_text()}')
+    listed.write_text("# not good:\ndata/tall.png # blurred\n\ndata/long.mp4\n", encoding="utf-8")
+    page.file.write_text(f'exclude_file = "{listed}"\n{page.file.read_text(encoding="utf-8")}', encoding="utf-8")
     page.post(f"/clips/{page.clip('wide.png')['id']}/leave-out")
     page.post(f"/clips/{page.clip('tall.png')['id']}/take-back")
-    assert listed.read_text() == "# not good:\n\ndata/long.mp4\ndata/wide.png\n"
+    assert listed.read_text(encoding="utf-8") == "# not good:\n\ndata/long.mp4\ndata/wide.png\n"
 
 
 def test_a_clip_that_is_left_out_has_a_line_of_its_own(page):
     """Also where the last line of the list has no end, as editors may leave it."""
     listed = page.folder / "mine.exclude.txt"
-    listed.write_text("data/long.mp4")
-    page.file.write_text(f'exclude_file = "{listed}"\n{page.file.read_text()}')
+    listed.write_text("data/long.mp4", encoding="utf-8")
+    page.file.write_text(f'exclude_file = "{listed}"\n{page.file.read_text(encoding="utf-8")}', encoding="utf-8")
     page.post(f"/clips/{page.clip('wide.png')['id']}/leave-out")
-    assert listed.read_text() == "data/long.mp4\ndata/wide.png\n"
+    assert listed.read_text(encoding="utf-8") == "data/long.mp4\ndata/wide.png\n"
 
 
 def test_nothing_is_changed_without_the_token(shown):
@@ -384,7 +384,7 @@ def test_a_recipe_without_a_catalog_and_a_wrong_one_say_what_to_do(tmp_path):
     page = Page(tmp_path)
     assert page.get().json()["state"] == "none"
     assert page.get("/clips").json()["code"] == "no-catalog"
-    page.file.write_text(page.file.read_text() + "colour = 1\n")
+    page.file.write_text(page.file.read_text(encoding="utf-8") + "colour = 1\n", encoding="utf-8")
     answer = page.get()
     assert answer.status_code == 400
     assert answer.json()["remedy"]
@@ -407,7 +407,10 @@ def test_a_catalog_alone_is_shown_with_whole_frames(shown):
 def test_companions_are_shown_with_the_crop_of_their_clip(page):
     (page.folder / "masks").mkdir()
     gradient(page.folder / "masks" / "wide.png", (96, 160))
-    page.file.write_text(page.file.read_text().replace('/data"', f'/data"\nloss_mask = "{page.folder}/masks"'))
+    page.file.write_text(
+        page.file.read_text(encoding="utf-8").replace('/data"', f'/data"\nloss_mask = "{page.folder}/masks"'),
+        encoding="utf-8",
+    )
     page.scan()
     page.client.app.state.context.library.clips(page.key, fresh=True)
     assert [one["kind"] for one in page.details("wide.png")["companions"]] == ["loss_mask"]
@@ -465,7 +468,7 @@ def test_the_data_and_the_plan_of_a_recipe_share_one_dataset(page):
 
 def test_clips_that_were_forgotten_are_read_again(page, monkeypatch):
     monkeypatch.setattr(library, "_MOST_ROWS", 8)
-    (page.folder / "other.toml").write_text(page.written)
+    (page.folder / "other.toml").write_text(page.written, encoding="utf-8")
     small = library.Library(page.client.app.state.context.workspace, Datasets())
     keys = [page.key, key_of(page.folder / "other.toml")]
     for key in keys * 2:  # seven clips each

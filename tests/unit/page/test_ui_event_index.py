@@ -68,7 +68,7 @@ def test_it_has_the_valid_events_however_it_was_read(tmp_path_factory, runs, pie
 @given(runs, st.integers(2, 12))
 def test_of_many_steps_the_means_are_kept(tmp_path_factory, runs, most):
     path = tmp_path_factory.mktemp("events") / "events.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines_of(runs)))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines_of(runs)), encoding="utf-8")
     index = EventIndex(path)
     index.update()
     every, few = index.steps(10_000), index.steps(most)
@@ -85,7 +85,7 @@ def test_of_many_steps_the_means_are_kept(tmp_path_factory, runs, most):
 
 def test_fields_in_another_order_are_read_too(tmp_path):
     path = tmp_path / "events.jsonl"
-    path.write_text('{"kind":"step","loss":0.25,"step":3,"time":1.0}\n')
+    path.write_text('{"kind":"step","loss":0.25,"step":3,"time":1.0}\n', encoding="utf-8")
     index = EventIndex(path)
     index.update()
     assert [(e["step"], e["loss"]) for e in index.steps()] == [(3, 0.25)]
@@ -93,13 +93,13 @@ def test_fields_in_another_order_are_read_too(tmp_path):
 
 def test_a_file_that_was_begun_anew_is_read_anew(tmp_path):
     path = tmp_path / "events.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines_of([(9, 0)])))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines_of([(9, 0)])), encoding="utf-8")
     index = EventIndex(path)
     index.update()
     path.unlink()
     assert not index.update()
     assert index.steps() == []
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines_of([(4, 0)])))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines_of([(4, 0)])), encoding="utf-8")
     index.update()
     assert [event["step"] for event in index.steps()] == [1, 2, 3, 4]
 
@@ -107,7 +107,7 @@ def test_a_file_that_was_begun_anew_is_read_anew(tmp_path):
 def test_the_time_of_a_step_is_that_between_the_last_ones(tmp_path):
     path = tmp_path / "events.jsonl"
     steps = [{"kind": "step", "loss": 1.0, "step": 10 + n, "time": float(n**2)} for n in range(5)]
-    path.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    path.write_text("".join(json.dumps(step) + "\n" for step in steps), encoding="utf-8")
     index = EventIndex(path)
     assert index.seconds_per_step(9) is None
     index.update()

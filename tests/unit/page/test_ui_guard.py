@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from page_client import page
 from refused import refused
+from starlette.testclient import TestClient
 
-from reelworks.annexes.page import guard
+from reelworks.annexes.page import app, guard
 from reelworks.annexes.page.workspace import Workspace, key_of
 from reelworks.data.run.folder import FORMAT_VERSION
 
@@ -90,7 +91,7 @@ def test_files_beside_those_of_the_page_are_not_served(client, path):
 def test_a_link_out_of_the_folders_is_not_followed(tmp_path):
     root, outside = tmp_path / "root", tmp_path / "outside"
     (outside / "run").mkdir(parents=True)
-    (outside / "run" / "run.json").write_text("{}")
+    (outside / "run" / "run.json").write_text("{}", encoding="utf-8")
     root.mkdir()
     (root / "link").symlink_to(outside)
     workspace = Workspace([root])
@@ -106,12 +107,12 @@ def test_a_link_out_of_the_folders_is_not_followed(tmp_path):
 def test_names_that_are_not_text_are_found_all_the_same(tmp_path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xfcn"))
     folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"format": FORMAT_VERSION}))
-    (folder / "recipe.toml").write_text("")
+    (folder / "run.json").write_text(json.dumps({"format": FORMAT_VERSION}), encoding="utf-8")
+    (folder / "recipe.toml").write_text("", encoding="utf-8")
     with page(tmp_path) as client:
         (run,) = client.get("/api/runs").json()
         assert client.get(f"/api/runs/{run['key']}").status_code == 200
-        (folder / "run.json").write_text("{}")
+        (folder / "run.json").write_text("{}", encoding="utf-8")
         refusal = client.get(f"/api/runs/{run['key']}").json()
         assert refusal["code"] == "no-run"
 
@@ -119,3 +120,38 @@ def test_names_that_are_not_text_are_found_all_the_same(tmp_path):
 def test_a_folder_that_is_missing_is_an_error_with_its_name(tmp_path):
     with refused("no-such-folder", "FOLDER", says="gone"):
         Workspace([tmp_path / "gone"])
+
+
+@pytest.fixture(scope="module")
+def reached(tmp_path_factory):
+    """The page as other machines reach it, by any name."""
+    token = "secret-of-some-length"
+    with TestClient(app.build([tmp_path_factory.mktemp("root")], token, is_remote=True)) as client:
+        yield client, token
+
+
+def test_other_machines_read_nothing_without_the_token(reached):
+    client, token = reached
+    client.cookies.clear()
+    for path in ("/", "/api/about", "/api/runs", "/static/page.css"):
+        assert client.get(path).status_code == 401
+    for wrong in ("x", token[:-1]):
+        assert client.get("/", params={"token": wrong}).status_code == 401
+        assert client.get("/api/about", headers={"cookie": f"{guard.TOKEN_COOKIE}={wrong}"}).status_code == 401
+    assert client.get("/api/about", headers={guard.TOKEN_HEADER: token}).status_code == 401
+
+
+def test_an_address_with_the_token_opens_the_page_under_any_name(reached):
+    client, token = reached
+    client.cookies.clear()
+    opened = client.get("/", params={"token": token}, headers={"sec-fetch-site": "cross-site"})
+    assert opened.headers["refresh"] == f"0; url=/#token={token}"
+    assert "httponly" in opened.headers["set-cookie"].lower()
+    assert "samesite=strict" in opened.headers["set-cookie"].lower()
+    cookie = {"cookie": f"{guard.TOKEN_COOKIE}={token}", "host": "pod-8384.proxy.example"}
+    assert client.get("/api/about", headers=cookie).status_code == 200
+    own = cookie | {"origin": "https://pod-8384.proxy.example"}
+    assert client.post("/api/jobs/1/stop", headers=own).status_code == 401
+    assert client.post("/api/jobs/1/stop", headers=own | {guard.TOKEN_HEADER: token}).status_code == 404
+    foreign = own | {"origin": "https://evil.example", guard.TOKEN_HEADER: token}
+    assert client.post("/api/jobs/1/stop", headers=foreign).status_code == 403

@@ -89,7 +89,9 @@ def test_a_process_that_vanished_has_failed(tmp_path):
 
 
 def test_a_job_goes_on_without_the_page_and_the_next_page_tells_its_end(tmp_path):
-    (tmp_path / "recipe.toml").write_text("version = 1\n[model]\nname = 'stdit3-tiny'\n[[dataset]]\npath = 'x'\n")
+    (tmp_path / "recipe.toml").write_text(
+        "version = 1\n[model]\nname = 'stdit3-tiny'\n[[dataset]]\npath = 'x'\n", encoding="utf-8"
+    )
     with page(tmp_path) as client:
         (recipe,) = client.get("/api/recipes").json()
         job = client.post(f"/api/recipes/{recipe['key']}/train").json()

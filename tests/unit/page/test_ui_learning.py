@@ -50,13 +50,13 @@ def test_coverage_is_that_of_the_events_that_are_there_now(tmp_path: Path, monke
     read = []
 
     def cover(run: RunFolder) -> SimpleNamespace:
-        read.append(run.events_file.read_text())
+        read.append(run.events_file.read_text(encoding="utf-8"))
         return SimpleNamespace(epochs=[])
 
     monkeypatch.setattr(clip_history, "cover", cover)
     run = RunFolder(tmp_path)
     for second, text in enumerate(["a", "a", "b"]):
-        run.events_file.write_text(text)
+        run.events_file.write_text(text, encoding="utf-8")
         os.utime(run.events_file, (second // 2, second // 2))
         runs.coverage(run)
     assert read == ["a", "b"]
@@ -66,7 +66,9 @@ def test_coverage_is_that_of_the_events_that_are_there_now(tmp_path: Path, monke
 def test_clips_are_left_out_by_the_recipe_that_made_the_run(root: Path, run: str, recipe: str) -> None:
     for name in "ab":
         text = page_client.small_recipe(f"runs/{name}", "data")
-        (root / f"{name}.toml").write_text(text.replace("\n[[dataset]]", 'catalog = "catalog"\n[[dataset]]', 1))
+        (root / f"{name}.toml").write_text(
+            text.replace("\n[[dataset]]", 'catalog = "catalog"\n[[dataset]]', 1), encoding="utf-8"
+        )
     dataset.scan_recipe(recipe_file.load(root / "a.toml"))
     shown = make_run(root / run, [1.0])
     shutil.copy(root / "a.toml", shown.recipe_file)

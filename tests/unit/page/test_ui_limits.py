@@ -32,10 +32,10 @@ class Page:
         for i in range(len(SCORES)):
             made.picture(folder / "data" / f"{i}.png", (16, 16) if i == 3 else (48, 64), grey=20 * i)
         lines = [f"{i}.png,a cat,{'' if score is None else score}" for i, score in enumerate(SCORES)]
-        (folder / "data" / "meta.csv").write_text("\n".join(["path,text,aes", *lines]))
+        (folder / "data" / "meta.csv").write_text("\n".join(["path,text,aes", *lines]), encoding="utf-8")
         self.file = folder / "mine.toml"
         self.written = page_client.small_recipe(f"{folder}/run", f"{folder}/data/meta.csv")
-        self.file.write_text(self.written)
+        self.file.write_text(self.written, encoding="utf-8")
         self.key = key_of(self.file)
         self.client = page_client.client(folder)
         dataset.scan_recipe(recipe_file.load(self.file))
@@ -43,7 +43,7 @@ class Page:
     def begin(self, filter: str | None = None) -> Page:
         """Write the recipe as it was, or with a filter."""
         line = "" if filter is None else f'filter = "{filter}"  # mine\n'
-        self.file.write_text(self.written.replace("\n[[bucket]]", f"{line}\n[[bucket]]"))
+        self.file.write_text(self.written.replace("\n[[bucket]]", f"{line}\n[[bucket]]"), encoding="utf-8")
         self.clips(fresh=True)
         return self
 
@@ -123,13 +123,13 @@ def test_what_is_inside_is_what_the_filter_keeps(
 
 def test_the_filter_is_written_into_the_recipe_and_taken_back(page: Page) -> None:
     """What else it asks for stays, as do all other lines; another filter in the file is not lost."""
-    before = page.begin(FORMER).file.read_text()
+    before = page.begin(FORMER).file.read_text(encoding="utf-8")
     found = page.get("/limits", limit=["aes:4:", "width:32:"]).json()
     assert (found["clips"], found["former"]) == (9, FORMER)
     assert found["filter"] == "(kind == 'image' or aes < 9) and aes >= 4 and width >= 32"
     assert page.write(found["filter"], FORMER).json() == {"filter": found["filter"], "ready": True}
     assert recipe_file.load(page.file).dataset[0].filter == found["filter"]
-    assert page.file.read_text().replace(found["filter"], FORMER) == before
+    assert page.file.read_text(encoding="utf-8").replace(found["filter"], FORMER) == before
     again = page.get("/limits", limit=["aes:4:", "width:32:"]).json()
     assert (again["clips"], again["filter"], again["inside"]) == (9, found["filter"], found["inside"])
     late = page.write(None, FORMER)
@@ -137,7 +137,7 @@ def test_the_filter_is_written_into_the_recipe_and_taken_back(page: Page) -> Non
     wrong = page.write("aes >", found["filter"])
     assert (wrong.status_code, wrong.json()["code"]) == (400, "filter-not-an-expression")
     assert page.write(FORMER, found["filter"]).status_code == 200
-    assert page.file.read_text() == before
+    assert page.file.read_text(encoding="utf-8") == before
 
 
 @pytest.mark.parametrize("of_all", ["other, mine", "mine", "none"])
@@ -148,10 +148,12 @@ def test_with_stages_the_filter_is_written_into_the_datasets_that_the_page_shows
     tables = {"other": f'[[dataset]]\npath = "{tmp_path}/other"\n', "mine": f"[[dataset]]\n{mine}", "none": ""}
     text = page.written.replace(tables["mine"], "".join(map(tables.__getitem__, of_all.split(", "))))
     stage = f'[[stage]]\nname = "a"\nsteps = 1\n[[stage.dataset]]\n{mine}filter = "aes > 2"\n'
-    page.file.write_text(text.replace("max_epochs = 1\n", "") + stage)
+    page.file.write_text(text.replace("max_epochs = 1\n", "") + stage, encoding="utf-8")
     page.clips(fresh=True)
     assert page.write("aes > 3", "aes > 2").status_code == 200
-    assert page.file.read_text() == text.replace("max_epochs = 1\n", "") + stage.replace("aes > 2", "aes > 3")
+    assert page.file.read_text(encoding="utf-8") == text.replace("max_epochs = 1\n", "") + stage.replace(
+        "aes > 2", "aes > 3"
+    )
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (path / "mine").mkdir(parents=True)
     for number in range(3):
         prepare_files.picture(path / f"mine/picture-{number}.png", size=(64, 64))
-    (path / "cats.toml").write_text(RECIPE)
+    (path / "cats.toml").write_text(RECIPE, encoding="utf-8")
     monkeypatch.chdir(path)
     return path
 
@@ -355,7 +355,7 @@ def test_errors_are_told_at_their_field(page: TestClient, folder: Path, change: 
     found = draft(page, RECIPE, change)
     assert found["problem"]["field"] == field
     assert found["problem"]["remedy"]
-    assert (folder / "cats.toml").read_text() == RECIPE
+    assert (folder / "cats.toml").read_text(encoding="utf-8") == RECIPE
 
 
 def test_saving_writes_the_text_and_refuses_what_is_no_recipe(page: TestClient, folder: Path) -> None:
@@ -365,8 +365,8 @@ def test_saving_writes_the_text_and_refuses_what_is_no_recipe(page: TestClient, 
     save = f"/api/new/recipe/{cats(page)}/save"
     assert page.post(save, json={"text": "version = 1", "digest": about["digest"]}).status_code == 400
     assert page.post(save, json={"text": text, "digest": about["digest"], "name": "more"}).status_code == 200
-    assert "max_steps = 11  # few" in (folder / "more.toml").read_text()
-    assert (folder / "cats.toml").read_text() == RECIPE
+    assert "max_steps = 11  # few" in (folder / "more.toml").read_text(encoding="utf-8")
+    assert (folder / "cats.toml").read_text(encoding="utf-8") == RECIPE
     assert page.post(save, json={"text": text, "digest": about["digest"]}).status_code == 200
-    assert (folder / "cats.toml").read_text() == text
+    assert (folder / "cats.toml").read_text(encoding="utf-8") == text
     assert page.post(save, json={"text": RECIPE, "digest": about["digest"]}).json()["code"] == "file-changed"

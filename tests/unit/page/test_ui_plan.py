@@ -65,7 +65,7 @@ def scanned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(6):
         prepare_files.clip(folder / f"footage/clip-{number}.mp4", num_frames=3 + 3 * number)
     (folder / "footage/broken.mp4").write_bytes(b"no video")
-    (folder / "cats.toml").write_text(RECIPE)
+    (folder / "cats.toml").write_text(RECIPE, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         dataset.scan_recipe(recipe_file.load(Path("cats.toml")))
@@ -78,7 +78,7 @@ def page(scanned: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]
     monkeypatch.chdir(scanned)
     for path in scanned.glob("*.toml"):
         path.unlink()
-    (scanned / "cats.toml").write_text(RECIPE)
+    (scanned / "cats.toml").write_text(RECIPE, encoding="utf-8")
     with page_client.page(scanned) as client:
         yield client
 
@@ -140,7 +140,7 @@ def test_buckets_of_the_map_are_those_of_the_plan(page: TestClient) -> None:
 
 def test_the_map_has_the_gpus_that_share_a_clip(page: TestClient, scanned: Path) -> None:
     text = RECIPE.replace("num_frames = [1, 9]", "num_frames = [1, 9]\nsequence_degree = [1, 2]")
-    (scanned / "cats.toml").write_text(text + "[parallel]\nsequence_degree = 2\n")
+    (scanned / "cats.toml").write_text(text + "[parallel]\nsequence_degree = 2\n", encoding="utf-8")
     about = page.get(f"/api/plan/{key(page)}").json()
     told = {bucket["name"]: bucket["sequence_degree"] for bucket in about["buckets"]}
     assert {name.split()[-1]: degree for name, degree in told.items()} == {"×1": 1, "×9": 2, "×5": 2}
@@ -166,7 +166,7 @@ batch_size = 2
 @pytest.mark.parametrize("stage", [0, 1])
 def test_each_stage_is_planned_and_saved_by_itself(page: TestClient, scanned: Path, stage: int) -> None:
     file = scanned / "cats.toml"
-    file.write_text(RECIPE.replace("max_epochs = 1", "warmup_steps = 1") + STAGES)
+    file.write_text(RECIPE.replace("max_epochs = 1", "warmup_steps = 1") + STAGES, encoding="utf-8")
     others = recipe_file.each_stage(recipe_file.load(file))
     about = page.get(f"/api/plan/{key(page)}", params={"stage": stage}).json()
     assert (about["stages"], about["controls"]["stage"]) == (["first", "second"], stage)
@@ -178,7 +178,7 @@ def test_each_stage_is_planned_and_saved_by_itself(page: TestClient, scanned: Pa
     after = recipe_file.each_stage(recipe_file.load(file))
     assert after[1 - stage] == others[1 - stage]
     assert shown["steps_per_epoch"] == plan_forecast.forecast(after[stage], 1).steps_per_epoch
-    assert "# larger" in file.read_text()
+    assert "# larger" in file.read_text(encoding="utf-8")
 
 
 def test_saving_keeps_comments_and_changes_only_what_moved(page: TestClient, scanned: Path) -> None:
@@ -186,17 +186,17 @@ def test_saving_keeps_comments_and_changes_only_what_moved(page: TestClient, sca
     controls = about["controls"] | {"batch_sizes": [3, 1, 4], "keep_probs": [1.0, 1.0, 0.75]}
     page.post(f"/api/plan/{key(page)}/save", json={"controls": controls, "digest": about["digest"]})
     expected = RECIPE.replace("[3, 2]", "[3, 1]").replace("keep_prob = 0.5", "keep_prob = 0.75")
-    assert (scanned / "cats.toml").read_text() == expected
+    assert (scanned / "cats.toml").read_text(encoding="utf-8") == expected
 
 
 def test_a_recipe_that_changed_meanwhile_is_not_overwritten(page: TestClient, scanned: Path) -> None:
     about = page.get(f"/api/plan/{key(page)}").json()
     changed = RECIPE.replace("max_epochs = 1", "max_epochs = 2")
-    (scanned / "cats.toml").write_text(changed)
+    (scanned / "cats.toml").write_text(changed, encoding="utf-8")
     told = page.post(f"/api/plan/{key(page)}/save", json={"controls": about["controls"], "digest": about["digest"]})
     assert told.status_code == 400
     assert told.json()["code"] == "file-changed"
-    assert (scanned / "cats.toml").read_text() == changed
+    assert (scanned / "cats.toml").read_text(encoding="utf-8") == changed
 
 
 def test_a_new_recipe_has_its_own_output_and_the_same_catalog(page: TestClient, scanned: Path) -> None:
@@ -206,13 +206,13 @@ def test_a_new_recipe_has_its_own_output_and_the_same_catalog(page: TestClient, 
     made = recipe_file.load(scanned / "dogs.toml")
     assert (made.output, made.catalog_folder) == ("dogs", "run/catalog")
     assert made.buckets.incomplete_batch == "pad"
-    assert "# fits the card" in (scanned / "dogs.toml").read_text()
+    assert "# fits the card" in (scanned / "dogs.toml").read_text(encoding="utf-8")
     assert page.get(f"/api/plan/{told['key']}").json()["scanned"]
     again = page.post(f"/api/plan/{key(page)}/save", json=wish)
     assert again.status_code == 400
     assert again.json()["code"] == "file-exists"
     assert page.post(f"/api/plan/{key(page)}/save", json=wish | {"overwrite": True}).status_code == 200
-    assert (scanned / "cats.toml").read_text() == RECIPE
+    assert (scanned / "cats.toml").read_text(encoding="utf-8") == RECIPE
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "x\0y", "a\\b", "CON:", "x" * 200])
@@ -253,7 +253,9 @@ def test_positions_that_no_recipe_can_have_are_refused_at_their_field(
 def test_entries_that_were_chosen_are_written_when_they_move(page: TestClient, scanned: Path) -> None:
     head, _, _ = RECIPE.partition("[[bucket]]")
     _, _, tail = RECIPE.partition("[model]")
-    (scanned / "auto.toml").write_text(head.replace("[[dataset]]", 'buckets = "auto"\n[[dataset]]') + "[model]" + tail)
+    (scanned / "auto.toml").write_text(
+        head.replace("[[dataset]]", 'buckets = "auto"\n[[dataset]]') + "[model]" + tail, encoding="utf-8"
+    )
     about = page.get(f"/api/plan/{key(page, 'auto')}").json()
     controls = about["controls"]
     assert about["chosen"]
@@ -269,8 +271,10 @@ def test_entries_that_were_chosen_are_written_when_they_move(page: TestClient, s
 
 
 def test_a_recipe_without_catalog_and_one_of_another_folder(page: TestClient, scanned: Path) -> None:
-    (scanned / "far.toml").write_text(RECIPE.replace('output = "run"', 'output = "run"\ncatalog = "/etc"'))
-    (scanned / "new.toml").write_text(RECIPE.replace('output = "run"', 'output = "elsewhere"'))
+    (scanned / "far.toml").write_text(
+        RECIPE.replace('output = "run"', 'output = "run"\ncatalog = "/etc"'), encoding="utf-8"
+    )
+    (scanned / "new.toml").write_text(RECIPE.replace('output = "run"', 'output = "elsewhere"'), encoding="utf-8")
     about = page.get(f"/api/plan/{key(page, 'new')}").json()
     assert not about["scanned"]
     assert "controls" not in about
@@ -284,8 +288,10 @@ def test_a_recipe_without_catalog_and_one_of_another_folder(page: TestClient, sc
 
 
 def test_what_a_run_was_trained_with_stays_as_it_is(page: TestClient, scanned: Path) -> None:
-    (scanned / "run/run.json").write_text("{}")
-    (scanned / "run/recipe.toml").write_text(recipe_file.dump(recipe_file.load(scanned / "cats.toml")))
+    (scanned / "run/run.json").write_text("{}", encoding="utf-8")
+    (scanned / "run/recipe.toml").write_text(
+        recipe_file.dump(recipe_file.load(scanned / "cats.toml")), encoding="utf-8"
+    )
     try:
         run = key_of(scanned / "run")
         about = page.get(f"/api/plan/{run}").json()

@@ -92,7 +92,7 @@ def test_measured_checkpoints_are_shown_with_clips_and_advice(client, root):
     assert client.get(address).json()["rows"][0]["clips"][1]["url"] is None
     assert client.get(address.removesuffix("measured") + "evaluations/checkpoints-k.json").status_code == 404
     for broken in ("{", "[]", "{}", '{"best": 1, "advice": 2, "checkpoints": [3]}'):
-        series.file().write_text(broken)
+        series.file().write_text(broken, encoding="utf-8")
         assert client.get(address).json() is None
 
 
@@ -123,18 +123,18 @@ def test_runs_are_compared_as_by_the_command(client):
 
 def test_a_run_whose_process_was_killed_is_not_running(client, root):
     run = fabricate.make(root / "runs" / "third", steps=30, every=10, crash_at=15)
-    lines = run.events_file.read_text().splitlines()
-    run.events_file.write_text("\n".join(lines[:-1]) + "\n")  # no stop event
+    lines = run.events_file.read_text(encoding="utf-8").splitlines()
+    run.events_file.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")  # no stop event
     holds = "import sys, time; from pathlib import Path; from reelworks.data.run import lock\nwith lock.hold(Path(sys.argv[1])): print(flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", holds, str(run.lock_file)], stdout=subprocess.PIPE)
     process.stdout.readline()
     assert of(client, "third")["state"] == "running"
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     process.stdout.close()
     third = of(client, "third")
     assert (third["state"], third["detail"]) == ("crashed", status.KILLED)
-    assert run.lock_file.read_text()  # its holder could not tidy up
+    assert run.lock_file.read_text(encoding="utf-8")  # its holder could not tidy up
 
 
 def test_stop_asks_the_process_that_holds_the_run(client, root):

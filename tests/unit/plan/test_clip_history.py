@@ -177,7 +177,7 @@ def test_clips_that_two_segments_took_are_a_problem_of_the_second(told, tmp_path
 
 def test_nothing_that_is_lost_changed_or_moved_later_changes_what_is_told(told, tmp_path):
     """A start on other data, the catalog, the data, recipes, plans and the run folder itself."""
-    (tmp_path / "bad.txt").write_text("data/5.png\n")
+    (tmp_path / "bad.txt").write_text("data/5.png\n", encoding="utf-8")
     made.picture(tmp_path / "data" / "speck.png", (8, 8))
     told.start(exclude_file=str(tmp_path / "bad.txt"))
     told.epoch(0)
@@ -188,7 +188,7 @@ def test_nothing_that_is_lost_changed_or_moved_later_changes_what_is_told(told, 
     def check(run):
         assert _told(run) == before
 
-    (tmp_path / "bad.txt").write_text("data/1.png\n")
+    (tmp_path / "bad.txt").write_text("data/1.png\n", encoding="utf-8")
     made.picture(tmp_path / "data" / "late.png", grey=99)
     (tmp_path / "data" / "3.png").unlink()
     made.opened(told.recipe)
@@ -237,7 +237,7 @@ def test_a_clip_has_one_state_through_all_segments_of_an_epoch(told, tmp_path):
     (tmp_path / open_[0]).unlink()
     made.picture(tmp_path / "data" / "late.png", grey=99)
     made.picture(tmp_path / "data" / "speck.png", (8, 8))
-    (tmp_path / "bad.txt").write_text(open_[1] + "\n")
+    (tmp_path / "bad.txt").write_text(open_[1] + "\n", encoding="utf-8")
     told.go_on(exclude_file=str(tmp_path / "bad.txt"))
     assert told.position.segment == 1
     for plan_step in range(told.plan.num_steps):
@@ -276,7 +276,7 @@ def test_coverage_tells_how_a_clip_failed_its_filter_when_it_was_planned(told, t
     }
     assert {one["became"] for one in why.values()} == {"not_yet"}
     rejections.write_recorded(tmp_path / "left-out.jsonl", told.run)
-    (clip,) = map(json.loads, (tmp_path / "left-out.jsonl").read_text().splitlines())
+    (clip,) = map(json.loads, (tmp_path / "left-out.jsonl").read_text(encoding="utf-8").splitlines())
     assert [clip[key] for key in ("path", "failed_filter", "limits_that_take")] == [
         "3.png",
         "height > 9",
@@ -290,7 +290,7 @@ def test_coverage_names_the_clip_that_stands_for_a_near_duplicate(tmp_path):
 
     def write(groups):
         lines = [f"{i}.png,a cat,{group},{i}" for i, group in enumerate(groups)]
-        listed.write_text("\n".join(["path,text,duplicate_group,duplicate_rank", *lines]) + "\n")
+        listed.write_text("\n".join(["path,text,duplicate_group,duplicate_rank", *lines]) + "\n", encoding="utf-8")
 
     told = Told(tmp_path)
     write([1, 1, "", "", "", "", 2])
@@ -310,7 +310,7 @@ def test_coverage_names_the_clip_that_stands_for_a_near_duplicate(tmp_path):
     assert [clips["6.png"][2][key] for key in ("became", "reason")] == ["duplicate", "meta/0.png stands for it"]
     assert all(epoch.adds_up for epoch in clip_history.cover(told.run).epochs)
     rejections.write_recorded(tmp_path / "left-out.jsonl", told.run)
-    (clip,) = map(json.loads, (tmp_path / "left-out.jsonl").read_text().splitlines())
+    (clip,) = map(json.loads, (tmp_path / "left-out.jsonl").read_text(encoding="utf-8").splitlines())
     assert [clip[key] for key in ("path", "reason", "stands_for_it")] == ["6.png", "duplicate", "meta/0.png"]
 
 

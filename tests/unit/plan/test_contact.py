@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
     for i, size in enumerate([(60, 100), (48, 200), (100, 60), (64, 64)]):
         pixels = generator.integers(0, 256, (*size, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(data / f"{i}.png")
-        (data / f"{i}.txt").write_text(f"noise {i}")
+        (data / f"{i}.txt").write_text(f"noise {i}", encoding="utf-8")
     made.clip(data / "long.mp4", 40, (60, 100))
     made.clip(data / "wide.mp4", 20, (48, 96))
     return path
@@ -113,7 +113,7 @@ def beside_recipe(folder, kind):
         many = generator.integers(0, 256, (14, 60, 100, 3), dtype=np.uint8)
         mask = np.zeros((14, 60, 100, 3), dtype=np.uint8)
         mask[:, :, : 20 * i] = 255
-        (folder / "data" / f"{i}.txt").write_text("noise")
+        (folder / "data" / f"{i}.txt").write_text("noise", encoding="utf-8")
         if kind == "clips" and i < 4:
             writers.write_video(folder / "data" / f"{i}.mp4", many, 24.0)
             writers.write_video(folder / "masks" / f"{i}.mp4", mask, 24.0)

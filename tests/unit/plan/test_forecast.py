@@ -166,7 +166,7 @@ def test_a_cure_gives_what_it_says(folder: Path, tmp_path: Path, world: int, epo
     assert any(suffices) == (world == 1)  # at two, most steps of so few pictures are uneven
     assert any(one["batch_sizes"] for one in told["proposals"])
     written = tmp_path / "recipe.toml"
-    written.write_text(recipe_file.dump(made))
+    written.write_text(recipe_file.dump(made), encoding="utf-8")
     for one in told["proposals"]:
         cured = results.as_json(plan_forecast.forecast(recipe_file.load(written, one["set"]), world, epochs))
         assert cured["sum"] == pytest.approx({key: one[key] for key in cured["sum"]})
@@ -210,7 +210,7 @@ def test_two_recipes_side_by_side(folder: Path) -> None:
 @pytest.fixture
 def written(folder: Path, tmp_path: Path) -> tuple[str, str]:
     for name, made in (("a.toml", recipe(folder)), ("b.toml", padded(folder))):
-        (tmp_path / name).write_text(recipe_file.dump(made))
+        (tmp_path / name).write_text(recipe_file.dump(made), encoding="utf-8")
     return str(tmp_path / "a.toml"), str(tmp_path / "b.toml")
 
 
@@ -237,7 +237,7 @@ def test_the_command_draws_what_it_prints(written: tuple[str, str], tmp_path: Pa
     _, wasteful = written
     page = tmp_path / "plan.html"
     told = json.loads(command(wasteful, "--world", "2", "--html", str(page), "--json"))
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     assert "What b would train" in text
     assert all(one["name"] in text for one in told["shares"])
     assert command(wasteful, "--world", "2", "--html", str(page)).splitlines()[-1] == str(page)

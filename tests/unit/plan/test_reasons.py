@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         files.picture(root / name / "dumb.png", grey=9, caption=None)
     for i in range(SMALL):
         files.picture(root / ("data" if i % 2 else "more") / f"{9 - i} é,.png", (8, 8), grey=i)
-    (root / "more" / "broken.png").write_text("no picture")
+    (root / "more" / "broken.png").write_text("no picture", encoding="utf-8")
     files.opened(recipe(root))
     return root
 
@@ -153,8 +153,8 @@ def test_lists_as_text_and_as_json_lines_say_the_same(folder, tmp_path):
     for suffix in (".txt", ".jsonl", ".parquet"):
         rejections.write(tmp_path / f"out{suffix}", data, 0)
     table = parquet.read_table(tmp_path / "out.parquet").to_pylist()
-    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == table
-    lines = (tmp_path / "out.txt").read_text().splitlines()
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()] == table
+    lines = (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()
     assert [line.split("\t")[:2] for line in lines] == [[one["path"], one["reason"]] for one in table]
 
 
@@ -190,7 +190,7 @@ def test_a_list_without_a_clip_has_its_columns(folder, tmp_path):
 
 def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monkeypatch, capsys):
     made = tmp_path / "made.toml"
-    made.write_text(recipe_file.dump(recipe(folder)))
+    made.write_text(recipe_file.dump(recipe(folder)), encoding="utf-8")
 
     def typed(*words: object) -> tuple[str, int]:
         monkeypatch.setattr(sys, "argv", ["reelworks", "plan", *map(str, words)])
@@ -202,7 +202,7 @@ def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monk
     told, code = typed(made, "--rejected", tmp_path / "a.csv")
     assert code == 0, told
     assert csv.read_csv(tmp_path / "a.csv").num_rows == sum(LEFT_OUT.values())
-    (tmp_path / "no").write_text("a file")
+    (tmp_path / "no").write_text("a file", encoding="utf-8")
     for name, problem in (("a.doc", "none of"), ("no/a.csv", "cannot be written")):
         told, code = typed(made, "--rejected", tmp_path / name)
         assert (code, problem in told, "--rejected" in told) == (2, True, True)

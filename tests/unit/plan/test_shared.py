@@ -16,7 +16,7 @@ def folder(tmp_path_factory):
     for name in ("data/a", "data/b", "data/inner/c", "data/inner/d", "data-more/a"):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         made.picture(path / f"{name}.png")
-    (path / "list.csv").write_text("path,text\ndata/a.png,x\ndata/inner/c.png,y\ndata-more/a.png,z\n")
+    (path / "list.csv").write_text("path,text\ndata/a.png,x\ndata/inner/c.png,y\ndata-more/a.png,z\n", encoding="utf-8")
     return path
 
 

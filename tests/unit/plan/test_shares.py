@@ -110,7 +110,7 @@ def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_pat
 )
 def test_a_bad_file_of_costs_is_named(folder: Path, tmp_path: Path, text: str) -> None:
     file = tmp_path / "costs.json"
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
     data = RecipeData.open(made(folder, cost={"measured": str(file)}))
     with of_recipe(), refused("cost-table-invalid", "cost.measured") as caught:
         data.plan_spec(1, 1)
@@ -157,4 +157,4 @@ def test_processes_that_share_a_run_map_one_plan(folder: Path, tmp_path: Path) -
     assert len({plan.digest() for plan in plans}) == 1
     assert all(isinstance(plan.uid.base, np.memmap) for plan in plans)
     assert [p.name for p in run.plan_folder.glob("plan-*")] == ["plan-000-000002-000"]
-    assert json.loads((run.plan_folder / "plan-000-000002-000" / "about.json").read_text())["made_of"]
+    assert json.loads((run.plan_folder / "plan-000-000002-000" / "about.json").read_text(encoding="utf-8"))["made_of"]

@@ -43,11 +43,11 @@ def test_shares_lie_between_0_and_1_and_steps_that_were_not_applied_count_no_cli
 def run(tmp_path_factory):
     """A run with a crash, a resume, and steps that were not applied."""
     run = fabricate.make(tmp_path_factory.mktemp("speed") / "run", steps=60, every=20, crash_at=35)
-    events = [json.loads(line) for line in run.events_file.read_text().splitlines()]
+    events = [json.loads(line) for line in run.events_file.read_text(encoding="utf-8").splitlines()]
     for event in events:
         if event["kind"] == "step" and event["step"] % 7 == 0:
             event |= {"applied": False, "data_wait_seconds": event["seconds"]}
-    run.events_file.write_text("".join(json.dumps(event) + "\n" for event in events))
+    run.events_file.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
     return RunFolder(run.path)
 
 

@@ -39,7 +39,7 @@ def recipe(folder: Path, measured: dict[str, float] | None = None) -> Recipe:
     ]
     changes = {}
     if measured is not None:
-        (folder / "costs.json").write_text(json.dumps(measured))
+        (folder / "costs.json").write_text(json.dumps(measured), encoding="utf-8")
         changes["cost"] = {"measured": str(folder / "costs.json")}
     return files.recipe(folder, bucket=entries, buckets={"aspect_ratios": ["1:1", "16:9", "9:16"]}, **changes)
 
@@ -104,7 +104,7 @@ def test_memory_is_that_of_measured_micro_batches(folder: Path, capsys: pytest.C
     def told(most_tokens: int) -> list[strategies.StrategyFigures]:
         trials = [{"tokens": most_tokens // n, "batch_size": n, "peak_bytes": 10**9 * n} for n in (1, 2)]
         trials.append({"tokens": 0, "batch_size": 1, "peak_bytes": 10**9})
-        (folder / "tuned.json").write_text(json.dumps({"batch_sizes": {}, "trials": trials}))
+        (folder / "tuned.json").write_text(json.dumps({"batch_sizes": {}, "trials": trials}), encoding="utf-8")
         made = recipe(folder)
         buckets = made.buckets.model_copy(update={"tuned": str(folder / "tuned.json")})
         return plan_forecast.forecast(made.model_copy(update={"buckets": buckets}), 4).strategies

@@ -84,7 +84,7 @@ def test_equal_models_have_one_key_and_any_difference_another():
 
 def test_code_that_changed_is_audited_again(tmp_path, monkeypatch):
     before = key(Network())
-    (tmp_path / "file.py").write_text("")
+    (tmp_path / "file.py").write_text("", encoding="utf-8")
     monkeypatch.setattr(audited, "_PROGRAM", tmp_path)
     other = key(Network())
     os.utime(tmp_path / "file.py", ns=(1, 1))
@@ -141,7 +141,7 @@ def test_a_cache_that_cannot_be_written_costs_time_alone_and_old_keys_go(starts,
         os.utime(tmp_path / "reelworks/audited" / name, ns=(ord(name), ord(name)))
     audited.note("d")
     assert [audited.find(name) for name in "abcd"] == [None, None, "", ""]
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert starts() == 1
     assert starts() == 2

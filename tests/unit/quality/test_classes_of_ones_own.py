@@ -42,7 +42,7 @@ def test_equals_signs_and_colons_may_be_in_paths(
     (tmp_path / folder).mkdir()
     (tmp_path / weights).mkdir()
     file = tmp_path / folder / "own.py"
-    file.write_text(CODE)
+    file.write_text(CODE, encoding="utf-8")
     for place in (file, Path(folder, "own.py")):
         assert registry.named(f"{place}:Plain", "x").name == "plain"
         net = registry.named(f"{place}:Net={weights}", "x")

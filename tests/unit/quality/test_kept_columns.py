@@ -33,7 +33,7 @@ def own(tmp_path: Path, version: int, *names: str) -> str:
     """Write the class to a file of its own, as another process would read it anew, and return its entry."""
     folder = tmp_path / f"code{len(list(tmp_path.glob('code*')))}"
     folder.mkdir()
-    (folder / "own.py").write_text(OWN.format(version=version, names=names))
+    (folder / "own.py").write_text(OWN.format(version=version, names=names), encoding="utf-8")
     return f"{folder}/own.py:Own"
 
 
@@ -74,7 +74,7 @@ def test_copies_get_values_of_the_version_that_was_measured_last(tmp_path: Path,
 
 
 def test_a_column_without_any_value_is_there(tmp_path: Path, decoded: list[str]) -> None:
-    write(tmp_path / "data" / "a.png", 1).with_suffix(".txt").write_text("a scene")
+    write(tmp_path / "data" / "a.png", 1).with_suffix(".txt").write_text("a scene", encoding="utf-8")
     named = [{"path": str(tmp_path / "data"), "filter": "kind == 'image' or motion > 2"}]
     made = prepare_files.recipe(tmp_path, dataset=named, data={"measures": ["sharpness"]})
     data = prepare_files.opened(prepare_files.recipe(tmp_path, dataset=named, data={"measures": ["motion"]}))

@@ -113,7 +113,7 @@ def test_columns_follow_the_content(tmp_path: Path, decoded: list[str]) -> None:
     scan(tmp_path)
     measure(tmp_path)
     before = [column(tmp_path, n) for n in ("sharpness", "duplicate_group", "duplicate_rank")]
-    (footage / "0.txt").write_text("a caption")
+    (footage / "0.txt").write_text("a caption", encoding="utf-8")
     (footage / "1.png").rename(footage / "moved.png")
     (footage / "twin.png").rename(footage / "other.png")
     shutil.copy(footage / "2.png", footage / "another.png")
@@ -152,7 +152,7 @@ def test_any_history_ends_with_the_columns_of_a_fresh_catalog(tmp_path: Path, de
             case 2:
                 one.rename(footage / f"moved{step}.png")
             case 3:
-                one.with_suffix(".txt").write_text(f"caption {step}")
+                one.with_suffix(".txt").write_text(f"caption {step}", encoding="utf-8")
             case 4 if len(files) > 3:
                 one.unlink()
         scan(tmp_path)
@@ -211,18 +211,18 @@ def test_a_list_keeps_its_own_score(tmp_path: Path, decoded: list[str]) -> None:
     listed = tmp_path / "d" / "list.csv"
     source = Source("listed", tmp_path / "d", listed)
     both = (source, Source("e", tmp_path / "e"))
-    listed.write_text("path,sharpness,aes\n0.png,7,1\n1.png,8,2\n")
+    listed.write_text("path,sharpness,aes\n0.png,7,1\n1.png,8,2\n", encoding="utf-8")
     scan(tmp_path, *both)
     result = measure(tmp_path, "sharpness")
     assert result.notes == ("dataset listed: its list's own sharpness stay as they are",)
     sharp = column(tmp_path, "sharpness")
     assert (sharp["0.png"], sharp["1.png"]) == (7.0, 8.0)
     assert 0 < sharp["x.png"] < 1
-    listed.write_text("path,sharpness,aes\n0.png,7,1\n1.png,9,5\n")
+    listed.write_text("path,sharpness,aes\n0.png,7,1\n1.png,9,5\n", encoding="utf-8")
     assert scan(tmp_path, *both).changed == 1
     assert column(tmp_path, "sharpness") == sharp | {"1.png": 9.0}
     assert measure(tmp_path, "sharpness").changed == 0
-    listed.write_text("path,aes\n0.png,1\n1.png,5\n")
+    listed.write_text("path,aes\n0.png,1\n1.png,5\n", encoding="utf-8")
     assert scan(tmp_path, *both).changed == 2
     assert np.isnan([column(tmp_path, "sharpness")[file.name] for file in files]).all()
     assert column(tmp_path, "aes") == {"0.png": 1.0, "1.png": 5.0, "x.png": pytest.approx(np.nan, nan_ok=True)}
@@ -237,7 +237,7 @@ def test_a_class_from_outside_with_a_crash_and_a_hang_in_it(tmp_path: Path) -> N
         write(tmp_path / "d" / f"{name}.png", ord(name[0]))
     scan(tmp_path)
     code = tmp_path / "outside.py"
-    code.write_text(OUTSIDE)
+    code.write_text(OUTSIDE, encoding="utf-8")
     names = f"{code}:Redness", "exposure"
     result = measure_catalog(tmp_path / "catalog", names, workers=1, timeout_seconds=4.0)
     found = column(tmp_path, "redness")
@@ -295,7 +295,7 @@ def test_a_folder_may_name_measured_columns_only(tmp_path: Path, decoded: list[s
 
 
 def test_the_page_lists_every_column() -> None:
-    page = (Path(__file__).parents[3] / "docs/how-to/know-your-data.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/how-to/know-your-data.md").read_text(encoding="utf-8")
     for measure, columns in measured_columns.BUILT_IN.items():
         assert columns == registry.named(measure, "x").columns
         for column in columns:
@@ -308,7 +308,9 @@ def test_a_recipe_measures_before_its_filter(tmp_path: Path, decoded: list[str])
     sharp = drawn.scene(np.random.default_rng(0), 96, 128)
     (tmp_path / "data").mkdir()
     for name, picture in (("sharp", sharp), ("soft", drawn.blurred(sharp, 3)), ("twin", sharp)):
-        drawn.write_picture(tmp_path / f"data/{name}.png", picture).with_suffix(".txt").write_text("a scene")
+        drawn.write_picture(tmp_path / f"data/{name}.png", picture).with_suffix(".txt").write_text(
+            "a scene", encoding="utf-8"
+        )
     filtered = [{"path": str(tmp_path / "data"), "filter": "sharpness > 0.5 and duplicate_rank == 0"}]
     made = prepare_files.recipe(tmp_path, dataset=filtered, data={"measures": ["sharpness", "duplicates"]})
     seen: list[ScanProgress] = []
@@ -327,8 +329,8 @@ def test_code_that_a_recipe_names_runs_once_it_is_trusted(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(trust, "_ask", lambda path: False)
     code = tmp_path / "outside.py"
-    code.write_text(OUTSIDE.replace("Redness", "Ruddy").replace("redness", "ruddy"))
-    write(tmp_path / "data" / "a.png", 1).with_suffix(".txt").write_text("a scene")
+    code.write_text(OUTSIDE.replace("Redness", "Ruddy").replace("redness", "ruddy"), encoding="utf-8")
+    write(tmp_path / "data" / "a.png", 1).with_suffix(".txt").write_text("a scene", encoding="utf-8")
     named = [{"path": str(tmp_path / "data"), "filter": "ruddy > 0.01"}]
     made = prepare_files.recipe(tmp_path, dataset=named, data={"measures": [f"{code}:Ruddy"]})
     with refused("code-not-trusted", "data.measures"):
@@ -342,8 +344,8 @@ def test_code_that_a_recipe_names_runs_once_it_is_trusted(
 
 def test_a_recipe_may_name_columns_that_its_catalog_has(tmp_path: Path, decoded: list[str]) -> None:
     code = tmp_path / "outside.py"
-    code.write_text(OUTSIDE)
-    write(tmp_path / "d" / "a.png", 1).with_suffix(".txt").write_text("a scene")
+    code.write_text(OUTSIDE, encoding="utf-8")
+    write(tmp_path / "d" / "a.png", 1).with_suffix(".txt").write_text("a scene", encoding="utf-8")
     scan(tmp_path)
     folder, output = str(tmp_path / "d"), tmp_path / "run"
 
@@ -362,11 +364,11 @@ def test_a_recipe_may_name_columns_that_its_catalog_has(tmp_path: Path, decoded:
         recipe(filter="rednes > 0.01")
     run_file = output / "recipe.toml"
     output.mkdir()
-    run_file.write_text(recipe_file.dump(recipe(filter="redness > 0.01")))
+    run_file.write_text(recipe_file.dump(recipe(filter="redness > 0.01")), encoding="utf-8")
     (tmp_path / "catalog").rename(tmp_path / "elsewhere")
     with refused("filter-invalid"):
         recipe_file.load(run_file)
-    (output / "run.json").write_text("{}")
+    (output / "run.json").write_text("{}", encoding="utf-8")
     assert recipe_file.load(run_file).dataset[0].filter, "the recipe of a run is read without its catalog"
 
 
@@ -407,7 +409,7 @@ def test_a_measure_that_fails_costs_no_value_of_others(tmp_path: Path, decoded: 
         write(tmp_path / "d" / f"{name}.png", ord(name[0]))
     scan(tmp_path)
     code = tmp_path / "comparing.py"
-    code.write_text(COMPARING)
+    code.write_text(COMPARING, encoding="utf-8")
     result = measure(tmp_path, f"{code}:Rarity", f"{code}:Weighty", "exposure")
     assert not np.isnan(list(column(tmp_path, "brightness").values())).any()
     told = {reason for _, reason in result.failed}
@@ -442,20 +444,20 @@ def test_a_catalog_from_before_there_were_measures(tmp_path: Path, decoded: list
     write(tmp_path / "d" / "0.png", 0)
     write(tmp_path / "e" / "x.png", 7)
     listed = tmp_path / "d" / "list.csv"
-    listed.write_text("path,sharpness\n0.png,7\n")
+    listed.write_text("path,sharpness\n0.png,7\n", encoding="utf-8")
     both = (Source("listed", tmp_path / "d", listed), Source("e", tmp_path / "e"))
     scan(tmp_path, *both)
     file = tmp_path / "catalog" / "catalog.json"
-    former = json.loads(file.read_text())
+    former = json.loads(file.read_text(encoding="utf-8"))
     for part in former["parts"]:
         for source in part["sources"]:
             assert source.pop("scores") is not None
-    file.write_text(json.dumps(former))
+    file.write_text(json.dumps(former), encoding="utf-8")
     measure(tmp_path, "sharpness", "exposure")
     sharp = column(tmp_path, "sharpness")
     assert sharp["0.png"] == 7.0
     assert 0 < sharp["x.png"] < 1
     assert scan(tmp_path, *both).changed == 0
-    (tmp_path / "e" / "x.txt").write_text("a caption")
+    (tmp_path / "e" / "x.txt").write_text("a caption", encoding="utf-8")
     assert scan(tmp_path, *both).changed == 1
     assert column(tmp_path, "sharpness") == sharp

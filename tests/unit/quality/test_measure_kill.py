@@ -37,7 +37,7 @@ def test_a_killed_measuring_goes_on(tmp_path: Path) -> None:
         process = begin(tmp_path / "killed", noted)
         while lines(noted) < until and process.poll() is None:
             time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         assert process.wait() == -signal.SIGKILL
         time.sleep(1.5)  # its decoders end when they see that it is gone
     assert begin(tmp_path / "killed", noted).wait() == 0

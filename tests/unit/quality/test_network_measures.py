@@ -71,7 +71,7 @@ def catalog(tmp_path: Path) -> Path:
     for number, caption in enumerate(CAPTIONS):
         pixels = np.random.default_rng(number).integers(0, 256, (24, 32, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / "data" / f"{number}.png")
-        (tmp_path / "data" / f"{number}.txt").write_text(caption)
+        (tmp_path / "data" / f"{number}.txt").write_text(caption, encoding="utf-8")
     scan(tmp_path)
     return tmp_path / "catalog"
 
@@ -130,7 +130,7 @@ def test_it_is_measured_again_for_another_caption_or_other_weights_and_not_else(
     before = column(catalog, "agreement")
     decoded.clear()
     assert measured(catalog, entry).measured == 0
-    (catalog.parent / "data" / "0.txt").write_text("a")
+    (catalog.parent / "data" / "0.txt").write_text("a", encoding="utf-8")
     (catalog.parent / "data" / "1.png").rename(catalog.parent / "data" / "9.png")
     (catalog.parent / "data" / "1.txt").rename(catalog.parent / "data" / "9.txt")
     scan(catalog.parent)
@@ -180,7 +180,7 @@ def test_any_labels_are_columns_and_equal_ones_are_one(
 ) -> None:
     odd = shutil.copytree(weights / "marks", tmp_path / "odd")
     names = ["crane", "Crane", "3D render", "class", "path", "!!!", "sharpness", "text", "ﬁsh"]
-    config = json.loads((odd / "config.json").read_text())
+    config = json.loads((odd / "config.json").read_text(encoding="utf-8"))
     config["id2label"] = {str(number): name for number, name in enumerate(names)}
     model = transformers.ViTForImageClassification(
         transformers.ViTConfig(**{**config, "id2label": dict(enumerate(names)), "label2id": {}})
@@ -213,7 +213,7 @@ def test_any_labels_are_columns_and_equal_ones_are_one(
 def test_a_folder_without_labels_is_told(catalog: Path, tmp_path: Path, measure: str, config: str | None) -> None:
     (tmp_path / "weights").mkdir()
     if config is not None:
-        (tmp_path / "weights" / "config.json").write_text(config)
+        (tmp_path / "weights" / "config.json").write_text(config, encoding="utf-8")
     with refused("measure-weights-invalid", "--only", says="cannot be loaded"):
         measured(catalog, f"{measure}={tmp_path / 'weights'}")
 

@@ -39,7 +39,7 @@ def begin_run(data):
     """What the first start of a run leaves: its resolved recipe."""
     file = RunFolder(Path(data.recipe.output)).recipe_file
     file.parent.mkdir(exist_ok=True)
-    file.write_text(recipe_file.dump(data.recipe))
+    file.write_text(recipe_file.dump(data.recipe), encoding="utf-8")
 
 
 def grow(folder):

@@ -91,7 +91,7 @@ def test_a_long_value_is_not_repeated_whole() -> None:
 
 
 def test_a_number_of_thousands_of_digits_is_no_toml(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text(f"seed = 1{'0' * 5000}")
+    (tmp_path / "recipe.toml").write_text(f"seed = 1{'0' * 5000}", encoding="utf-8")
     with refused("not-toml", "RECIPE"):
         recipe_file.load(tmp_path / "recipe.toml")
     with pytest.raises(ValueError, match="digits"):

@@ -95,7 +95,7 @@ def test_stages_are_read_again_as_they_were_written(tables: list[dict[str, Any]]
 
 def load(tmp_path: Path, *overrides: str) -> Recipe:
     path = tmp_path / "staged.toml"
-    path.write_text(recipe_file.dump(recipe_file.parse(values(LOW, HIGH))))
+    path.write_text(recipe_file.dump(recipe_file.parse(values(LOW, HIGH))), encoding="utf-8")
     return recipe_file.load(path, overrides)
 
 

@@ -23,5 +23,5 @@ def test_every_recipe_loads(path):
 def test_recipes_of_open_sora_are_what_the_importer_makes_of_its_configs(config, tmp_path):
     """A change of the importer shows in the recipes, or the recipes are made again."""
     made = importer.convert(ImportRequest(files=(config,), output=tmp_path / f"{config.stem}.toml"))
-    assert (ROOT / "recipes" / f"{config.stem}.toml").read_text() == made.text
+    assert (ROOT / "recipes" / f"{config.stem}.toml").read_text(encoding="utf-8") == made.text
     assert {"opensora-1.2-stage1", "opensora-1.1-stage1"} <= {path.stem for path in CONFIGS}

@@ -76,7 +76,7 @@ def test_the_schema_knows_the_keys_of_complete_recipes(generator: ModuleType) ->
     recipes = sorted((ROOT / "recipes").glob("*.toml"))
     assert recipes
     for recipe in recipes:
-        values = tomllib.loads(recipe.read_text())
+        values = tomllib.loads(recipe.read_text(encoding="utf-8"))
         assert set(schema["required"]) <= values.keys() <= schema["properties"].keys()
     assert schema["additionalProperties"] is False
 

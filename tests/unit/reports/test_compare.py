@@ -26,7 +26,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
     made = [fabricate.make(folder / name, steps=40, every=20, crash_at=25) for name in ("first", "<b>second &")]
     for run, steps in zip(made, (40, 60), strict=True):
-        run.recipe_file.write_text(RECIPE.format(steps=steps, batch=steps // 10))
+        run.recipe_file.write_text(RECIPE.format(steps=steps, batch=steps // 10), encoding="utf-8")
     later = {"v": 1, "time": fabricate.BEGUN + 1e6, "kind": "samples", "step": 40.5, "prompts": ["only here"]}
     files.append_json_line(made[1].events_file, {**later, "files": ["step-000000040/00.mp4"]})
     return made
@@ -59,7 +59,7 @@ def test_the_page_has_the_curves_of_all_runs_and_previews_side_by_side(runs, tmp
     done = CliRunner().invoke(app, ["compare", *(str(run.path) for run in runs), "--html", str(tmp_path / "x.html")])
     assert done.exit_code == 0, done.output
     assert "train.max_steps" in done.output
-    page = Page((tmp_path / "x.html").read_text())
+    page = Page((tmp_path / "x.html").read_text(encoding="utf-8"))
     assert page.open == []
     assert page.loads_nothing()
     assert "<b>second &" in page.words

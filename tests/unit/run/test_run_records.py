@@ -257,7 +257,7 @@ def test_records_are_listed_by_generation_epoch_and_segment(run: RunFolder) -> N
     for key in reversed(wanted):
         records.write(run, small(key))
     (run.coverage_folder / "segment-mine").mkdir()
-    (run.coverage_folder / "epoch-000002.jsonl").write_text("{}\n")
+    (run.coverage_folder / "epoch-000002.jsonl").write_text("{}\n", encoding="utf-8")
     assert records.keys(run) == wanted
     records.drop(run, (0, 10, 0))
     records.drop(run, (0, 99, 0))

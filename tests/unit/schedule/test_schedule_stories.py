@@ -131,7 +131,7 @@ def web_like(n: int) -> Clips:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_thousand_clips_in_the_buckets_of_1_2_are_trained_or_named(way: str) -> None:
     """Where incomplete batches are dropped, most of so few clips fill no batch of these buckets."""
-    stage_1 = json.loads(GOLDEN.read_text())["bucket_configs"]["stage1"]
+    stage_1 = json.loads(GOLDEN.read_text(encoding="utf-8"))["bucket_configs"]["stage1"]
     config = {
         "opensora": stage_1,
         "probability": "opensora-1.2",

@@ -60,7 +60,7 @@ def test_in_all_is_the_plans_own_figure_where_nothing_pads(case: tuple[Samples, 
 def test_the_promises_hold_at_a_hundred_thousand_clips() -> None:
     """Open-Sora v1.2 on such a catalog: 16.6 % and 62.5 % waste, 23.3 % of the clips lost without a name."""
     command = [sys.executable, "-m", "benchmarks.schedule", "--clips", "100000", "--json"]
-    out = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY).stdout
+    out = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY, encoding="utf-8").stdout
     found = json.loads(out.splitlines()[-1])
     assert found["waste"]["linear"]["8"] <= 0.01
     assert found["waste"]["quadratic"]["8"] <= 0.02

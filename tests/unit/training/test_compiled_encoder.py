@@ -102,7 +102,7 @@ def test_latents_with_channels_last_differ_in_the_order_of_sums(name: str, dtype
     assert distance < (1e-5 if dtype == "float32" else 0.03)
 
 
-SPEC = json.loads((GOLDEN / "vae_tiny.json").read_text())
+SPEC = json.loads((GOLDEN / "vae_tiny.json").read_text(encoding="utf-8"))
 SIZES = OpenSoraSizes({**SPEC["pipeline"]["spatial_config"]}, TemporalSizes(filters=8, num_res_blocks=2, num_groups=4))
 
 

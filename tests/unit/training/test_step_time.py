@@ -21,7 +21,7 @@ from reelworks.training.memory.step_time import Work
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
-MEASURED = json.loads((Path(__file__).parents[2] / "golden" / "gpu_steps.json").read_text())
+MEASURED = json.loads((Path(__file__).parents[2] / "golden" / "gpu_steps.json").read_text(encoding="utf-8"))
 H100 = gpus.GPUS["H100"]
 NEAR = 0.15
 

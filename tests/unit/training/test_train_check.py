@@ -45,7 +45,7 @@ def done(*arguments: str) -> Result:
 def run(*arguments: str) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.toml"
-        path.write_text(recipe_file.dump(recipe_file.parse(RECIPE)))
+        path.write_text(recipe_file.dump(recipe_file.parse(RECIPE)), encoding="utf-8")
         return CliRunner().invoke(app, ["check", str(path), *arguments])
 
 
@@ -210,7 +210,7 @@ def test_an_image_encoder_is_audited_and_counted_as_the_others_are(tmp_path: Pat
         "buckets": {"aspect_ratios": ["1:1"]},
     }
     path = tmp_path / "recipe.toml"
-    path.write_text(recipe_file.dump(recipe_file.parse(RECIPE | values)))
+    path.write_text(recipe_file.dump(recipe_file.parse(RECIPE | values)), encoding="utf-8")
     done = CliRunner().invoke(app, ["check", str(path), "--json"])
     told = json.loads(done.output)
     assert (done.exit_code, told["violations"]) == (0, [])

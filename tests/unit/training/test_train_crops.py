@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
     for i, (height, width) in enumerate(SIZES):
         pixels = noise.integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(path / "data" / f"{i}.png")
-        (path / "data" / f"{i}.txt").write_text(f"noise {i}")
+        (path / "data" / f"{i}.txt").write_text(f"noise {i}", encoding="utf-8")
     return path
 
 

@@ -57,7 +57,7 @@ def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i in range(3):
         writers.write_video(folder / f"c{i}.mp4", np.full((6, 32, 48, 3), i, np.uint8), 24.0)
     for file in list(folder.iterdir()):
-        file.with_suffix(".txt").write_text("a kite")
+        file.with_suffix(".txt").write_text("a kite", encoding="utf-8")
     return folder
 
 

@@ -35,7 +35,7 @@ TOKENS = {1: 16, 5: 80, 9: 144, 17: 272}
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.toml"
-    path.write_text(recipe_file.dump(recipe_file.parse(RECIPE)))
+    path.write_text(recipe_file.dump(recipe_file.parse(RECIPE)), encoding="utf-8")
     return path
 
 
@@ -65,7 +65,7 @@ def test_costs_are_those_of_the_run_and_of_a_fit_for_what_it_did_not_train(recip
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     written = recipe.with_suffix(".costs.json")
-    assert json.loads(written.read_text()) == found
+    assert json.loads(written.read_text(encoding="utf-8")) == found
     assert {(m["bucket"], m["batch_size"], m["steps"]) for m in found["measured"]} == {
         ("64px 1:1 ×1", 4, 2),
         ("64px 1:1 ×1", 2, 1),

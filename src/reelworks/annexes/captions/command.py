@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import threading
@@ -19,6 +17,7 @@ from reelworks.annexes.captions import frames
 from reelworks.annexes.captions.answers import CaptionFailed
 from reelworks.annexes.captions.captioner import Answer, CaptionQuestion
 from reelworks.annexes.captions.request import CaptionRequest
+from reelworks.core import system
 from reelworks.core.errors import UserError
 
 _LOOK_EVERY_SECONDS = 0.2
@@ -103,7 +102,7 @@ class CommandCaptioner:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # so that its children can be killed with it
+                **system.OWN_GROUP,  # so that its children can be killed with it
             )
         except OSError as error:
             raise CaptionFailed(f"the command cannot be started: {error.strerror or error}") from None
@@ -134,9 +133,7 @@ class CommandCaptioner:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a program and its children, and take what is left in its pipes, so that none of them stays."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
+    system.kill_all(process)
     for stream in (process.stdin, process.stdout, process.stderr):
         with suppress(OSError, ValueError):
             if stream is not None:

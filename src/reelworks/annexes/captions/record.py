@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from reelworks.annexes.captions.clips import CaptionClip
-from reelworks.core import digests, files, storage, user_files, version
+from reelworks.core import digests, files, storage, system, user_files, version
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import caption_texts
 
@@ -158,7 +158,7 @@ class CaptionRecord:
 
     def _append(self, line: dict[str, Any]) -> None:
         files.append_json_line(self.file, line)
-        fd = os.open(self.file, os.O_RDONLY)
+        fd = os.open(self.file, os.O_RDWR | system.BINARY)
         try:
             storage.fsync(fd, self.file)
         finally:

@@ -230,7 +230,7 @@ def _apply(function: Callable[[T], R], value: T, timeout_seconds: float | None) 
 def _ray() -> Any:
     try:
         import ray
-        import ray.exceptions
+        import ray.exceptions  # noqa: F401
     except ImportError as error:
         raise UserError(
             "the package ray is not installed",

@@ -37,12 +37,13 @@ _PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 _NO_CACHE = {"Cache-Control": "no-cache"}  # the browser asks each time whether a file has changed
 
 
-def build(folders: list[Path], token: str) -> FastAPI:
+def build(folders: list[Path], token: str, *, is_remote: bool = False) -> FastAPI:
     """Make the application for some folders.
 
     Args:
         folders: What the page may read; the first one is also where commands run and recipes are written.
         token: Without it nothing can be changed.
+        is_remote: Whether other machines reach it; then nothing can be read without the token, either.
     """
     context = Context(Workspace(folders))
 
@@ -65,7 +66,7 @@ def build(folders: list[Path], token: str) -> FastAPI:
 
     app.include_router(_routes)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
-    app.add_middleware(Guard, token=token)
+    app.add_middleware(Guard, token=token, is_remote=is_remote)
     return app
 
 

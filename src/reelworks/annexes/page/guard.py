@@ -1,22 +1,26 @@
-"""Protection of the page's server: local addresses alone, and a token for everything that changes something."""
+"""Protection of the page's server: local addresses alone, and a token for everything that changes something.
+
+A page that other machines reach has any name, and answers nothing without the token.
+"""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
-TOKEN_HEADER = "X-Reelworks-Token"
+TOKEN_HEADER, TOKEN_COOKIE = "X-Reelworks-Token", "reelworks_token"
 _HOST = re.compile(r"([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _READING = frozenset({"GET", "HEAD"})
 # The page loads nothing from elsewhere, and no other page may frame it. Plots style their parts in place.
@@ -37,10 +41,17 @@ class Guard:
     """Refuse requests under a foreign name or from a foreign page, and changes without the token.
 
     A page of another site could otherwise reach the server through the browser, by name (DNS rebinding) or by form.
+
+    Args:
+        token: Allows changes.
+        is_remote: Whether other machines reach the server. Then reading needs the token, too, which a browser keeps as a
+            cookie once it has opened `/?token=`; a name that resolves here without being this server's gets no cookie.
     """
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], token: str) -> None:
-        self._app, self._token = app, token
+    def __init__(
+        self, app: Callable[[Scope, Receive, Send], Awaitable[None]], token: str, *, is_remote: bool = False
+    ) -> None:
+        self._app, self._token, self._is_remote = app, token, is_remote
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with the reason for which it is refused."""
@@ -48,6 +59,9 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return  # there are no web sockets
+        if self._is_remote and scope["path"] == "/" and (query := parse_qs(scope["query_string"].decode("latin-1"))):
+            await self._admit(query.get("token", [""])[0])(scope, receive, send)
+            return
         problem = self._problem(scope["method"], Headers(scope=scope))
         if problem is not None:
             status, text = problem
@@ -61,17 +75,32 @@ class Guard:
 
         await self._app(scope, receive, with_headers)
 
+    def _admit(self, token: str) -> Response:
+        """Answer an address with a token: the page is opened with it, and the browser keeps it."""
+        if not self._is_token(token):
+            return JSONResponse({"problem": "the token is another one", "code": "refused"}, 401, headers=HEADERS)
+        # The page that follows is asked for by this one: to a browser, a redirection from a link would be of a foreign page.
+        answer = HTMLResponse("", headers=HEADERS | {"Refresh": f"0; url=/#token={token}"})
+        answer.set_cookie(TOKEN_COOKIE, token, httponly=True, samesite="strict")
+        return answer
+
+    def _is_token(self, token: str) -> bool:
+        return secrets.compare_digest(token.encode(), self._token.encode())
+
     def _problem(self, method: str, headers: Headers) -> tuple[int, str] | None:
-        if _name(headers.get("host", "")) not in LOCAL_NAMES:
+        if not self._is_remote and _name(headers.get("host", "")) not in LOCAL_NAMES:
             return 403, "this server answers only to its local address"
         origin = headers.get("origin")
-        if origin is not None and not _is_own(origin, headers["host"]):
+        schemes = {"http", "https"} if self._is_remote else {"http"}  # a proxy may speak https for it
+        if origin is not None and not _is_own(origin, headers.get("host", ""), schemes):
             return 403, "this server answers only to its own page"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             return 403, "this server answers only to its own page"
+        if self._is_remote and not self._is_token(_cookie(headers.get("cookie", ""))):
+            return 401, "open the address with the token that `reelworks ui` printed"
         if method in _READING:
             return None
-        if not secrets.compare_digest(headers.get(TOKEN_HEADER, "").encode(), self._token.encode()):
+        if not self._is_token(headers.get(TOKEN_HEADER, "")):
             return 401, "changes need the token: open the address that `reelworks ui` printed"
         return None
 
@@ -82,9 +111,18 @@ def _name(host: str) -> str:
     return found[1] if found else ""
 
 
-def _is_own(origin: str, host: str) -> bool:
+def _cookie(header: str) -> str:
+    """Return the token in a Cookie header; nothing if there is none."""
+    try:
+        kept = SimpleCookie(header).get(TOKEN_COOKIE)
+    except CookieError:
+        return ""
+    return "" if kept is None else kept.value
+
+
+def _is_own(origin: str, host: str, schemes: Collection[str]) -> bool:
     parts = urlsplit(origin)
-    return parts.scheme == "http" and parts.netloc.lower() == host.lower()
+    return parts.scheme in schemes and parts.netloc.lower() == host.lower()
 
 
 _ENCODED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]

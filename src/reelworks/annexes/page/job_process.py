@@ -10,16 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from reelworks.annexes.page import jobs
+from reelworks.core import system
 from reelworks.data.run.process import Process
 
 
 def main() -> None:
     """Run the command of the job whose file is the only argument."""
     path = Path(sys.argv[1])
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (*system.STOPS, *system.HANG_UPS):
         signal.signal(number, lambda *_: None)  # the command alone is asked to end; handlers are not inherited
     job = jobs.read(path)
-    process = subprocess.Popen([sys.executable, "-m", "reelworks", *job.arguments])
+    process = subprocess.Popen([sys.executable, "-m", "reelworks", *job.arguments], **system.REACHABLE)
     job = replace(job, process=Process.running(process.pid), writer=Process.here())
     jobs.write(path, job)
     code = process.wait()

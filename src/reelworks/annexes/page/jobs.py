@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from reelworks.core import files
+from reelworks.core import files, system
 from reelworks.core.errors import UserError
 from reelworks.data.run.process import Process
 
@@ -119,7 +118,7 @@ class Jobs:
             if job.state == "waiting":
                 self._write(replace(job, state="stopped", ended=time.time()))
             elif job.state == "running" and job.process is not None:
-                job.process.signal(signal.SIGTERM)
+                job.process.ask_to_end()
             return self.get(id)
 
     def tail(self, id: str) -> str:
@@ -135,7 +134,7 @@ class Jobs:
     def result(self, id: str) -> Any:
         """Return the JSON value that a command with `--json` printed; None if it printed none, or an error."""
         try:
-            value = json.loads(self._file(self.get(id), ".out").read_text())
+            value = json.loads(self._file(self.get(id), ".out").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return None if isinstance(value, dict) and value.keys() == {"error"} else value
@@ -172,7 +171,7 @@ class Jobs:
                 cwd=job.cwd,
                 # Nothing is imported from the folder that it runs in.
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
-                start_new_session=True,
+                **system.OWN_GROUP,
             )
         threading.Thread(target=process.wait, name=f"job-{job.id}", daemon=True).start()
 
@@ -207,7 +206,7 @@ class Jobs:
 
 def read(path: Path) -> PageJob:
     """Read a job's file."""
-    values = json.loads(path.read_text())
+    values = json.loads(path.read_text(encoding="utf-8"))
     processes = {key: values[key] and Process.parse(values[key]) for key in ("process", "writer")}
     return PageJob(**{**values, **processes, "arguments": tuple(values["arguments"])})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -102,7 +101,7 @@ def stop_run(run: PageRun) -> Json:
             value=run.path.name,
             remedy="resume it",
         )
-    if not lock.signal_holder(run.lock_file, signal.SIGTERM):
+    if not lock.ask_holder(run.lock_file):
         raise UserError(
             f"{owner} trains it, which this page cannot reach",
             code="run-elsewhere",

@@ -1,7 +1,8 @@
-"""Run the page's server on this machine's own address."""
+"""Run the page's server, by default on this machine's own address."""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -18,33 +19,38 @@ from reelworks.core.errors import UserError
 from reelworks.data.run import lock
 
 ADDRESS = "127.0.0.1"
+TOKEN_VARIABLE = "REELWORKS_TOKEN"
+_LEAST_TOKEN = 16
 DEFAULT_PORT = 8384
 _PORTS_TRIED = 20
 
 
-def serve(folders: list[Path], port: int | None, *, opens: bool, say: Callable[[str], None]) -> None:
+def serve(
+    folders: list[Path], port: int | None, *, opens: bool, say: Callable[[str], None], host: str = ADDRESS
+) -> None:
     """Serve the page until it is interrupted; trainings that it started go on.
 
     Args:
         folders: What the page may read; commands run in the first one.
-        port: Port of the loopback address; None takes the first free one from `DEFAULT_PORT` on.
+        port: Port; None takes the first free one from `DEFAULT_PORT` on.
         opens: Whether to open the page in a browser.
         say: Prints a line.
+        host: Address to listen on. One that other machines reach needs the token for reading, too.
 
     Raises:
-        UserError: A folder is missing, the port is taken, or another page serves the first folder.
+        UserError: A folder is missing, the port is taken, another page serves the first folder, or the token is short.
     """
     workspace = Workspace(folders)
     os.chdir(workspace.roots[0])  # paths in recipes are relative to it, as on the command line
     remedy = "open its address, which it printed when it started, or stop it"
     with (
         lock.hold(workspace.state_folder / "lock", doing="page", field="FOLDER", remedy=remedy),
-        _socket(port) as bound,
+        _socket(port, host) as bound,
     ):
-        token = secrets.token_urlsafe(24)
-        address = f"http://{ADDRESS}:{bound.getsockname()[1]}/#token={token}"
+        token, is_remote = _token(), host != ADDRESS
+        address = f"http://{host}:{bound.getsockname()[1]}/{'?' if is_remote else '#'}token={token}"
         config = uvicorn.Config(
-            app.build(list(workspace.roots), token),
+            app.build(list(workspace.roots), token, is_remote=is_remote),
             log_level="error",
             access_log=False,
             ws="none",
@@ -58,18 +64,39 @@ def serve(folders: list[Path], port: int | None, *, opens: bool, say: Callable[[
             uvicorn.Server(config).run(sockets=[bound])
 
 
-def _socket(port: int | None) -> socket.socket:
+def _token() -> str:
+    """Return the token that the environment gives, which stays the same over starts, or a new one."""
+    given = os.environ.get(TOKEN_VARIABLE, "")
+    if given and len(given) < _LEAST_TOKEN:
+        raise UserError(
+            f"the token has {len(given)} characters, and could be guessed",
+            code="token-short",
+            field=TOKEN_VARIABLE,
+            remedy=f"give {_LEAST_TOKEN} random characters or more, or none: then a new one is made and printed",
+        )
+    return given or secrets.token_urlsafe(24)
+
+
+def _socket(port: int | None, host: str = ADDRESS) -> socket.socket:
     tried = [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED)
     for number in tried:
         # By its protocol asyncio knows that small parts of answers are to be sent at once, and not 40 ms later.
         bound = socket.socket(proto=socket.IPPROTO_TCP)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            bound.bind((ADDRESS, number))
+            bound.bind((host, number))
             bound.listen()  # so that a browser that is opened at once waits for the server
             return bound
-        except OSError:
+        except OSError as error:
             bound.close()
+            if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+                raise UserError(
+                    "this machine has no such address",
+                    code="address-unknown",
+                    field="--host",
+                    value=host,
+                    remedy="0.0.0.0 listens on all addresses of this machine",
+                ) from None
     raise UserError(
         "the port is taken",
         code="port-taken",

@@ -7,7 +7,6 @@ start sweeps its temporary folder.
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
+import psutil
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
@@ -29,22 +29,16 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
-    """Return the memory that machine and container have left, or `sys.maxsize` on systems other than Linux."""
-    return min(_machine(), _container())
-
-
-def _machine() -> int:
-    try:
-        kilobytes = re.search(r"^MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        return sys.maxsize
-    return int(kilobytes[1]) * 1024 if kilobytes else sys.maxsize
+    """Return the memory that machine and container have left."""
+    return min(int(psutil.virtual_memory().available), _container())
 
 
 def _container() -> int:
     try:
-        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        cached = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        limit, used = (
+            (_CGROUP / name).read_text(encoding="utf-8").strip() for name in ("memory.max", "memory.current")
+        )
+        cached = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines())
     except OSError:
         return sys.maxsize
     if limit == "max":

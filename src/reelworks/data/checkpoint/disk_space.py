@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import storage
+from reelworks.core import storage, system
 from reelworks.core.errors import UserError
 from reelworks.core.units import format_bytes
 from reelworks.data.checkpoint import names
@@ -76,8 +75,8 @@ def probe(folder: Path) -> Mount:
 
 def _locks(fd: int) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(fd, fcntl.LOCK_UN)
+        system.lock(fd)
+        system.unlock(fd)
     except OSError:
         return False
     return True

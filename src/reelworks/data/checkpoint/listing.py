@@ -178,7 +178,7 @@ def _damaged(step: int, path: Path, saved: SavedFacts | None, reason: str) -> Li
 def epoch(info: CheckpointInfo) -> int | None:
     """Return the epoch in a checkpoint's cursor, from 0; None if it has no readable cursor."""
     try:
-        value = json.loads((info.path / names.CURSOR).read_text())["epoch"]
+        value = json.loads((info.path / names.CURSOR).read_text(encoding="utf-8"))["epoch"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return value if isinstance(value, int) else None

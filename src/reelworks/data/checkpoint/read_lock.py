@@ -6,11 +6,11 @@ systems without such locks a deletion goes ahead, and the reader fails on missin
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import manifest
 
@@ -25,7 +25,7 @@ def reading(path: Path) -> Iterator[None]:
         raise _gone(path) from error
     with f:
         with suppress(OSError):
-            fcntl.flock(f, fcntl.LOCK_SH)
+            system.lock(f.fileno(), shared=True, wait=True)
         if not file.exists():
             raise _gone(path)
         yield
@@ -35,7 +35,7 @@ def is_read(path: Path) -> bool:
     """Whether any process is reading a checkpoint."""
     try:
         with (path / manifest.FILE_NAME).open("rb") as f:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(f.fileno())
     except BlockingIOError:
         return True
     except OSError:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -99,7 +100,7 @@ class World:
         """Memory of the device; on a CPU, this rank's share of the machine's memory."""
         if self.device.type == "cuda":
             return int(torch.cuda.get_device_properties(self.device).total_memory)
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // self.local_size
+        return int(psutil.virtual_memory().total) // self.local_size
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of a small float64 tensor over ranks."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 import shutil
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import files, storage
+from reelworks.core import files, storage, system
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.plan import EpochPlan
 
@@ -98,7 +97,7 @@ def _write(folder: Path, made_of: str, arrays: Arrays) -> None:
         files.write_json(unfinished / _ABOUT, {"made_of": made_of, "files": states})
         # A process that has mapped the former plan can still read it after this.
         shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
+        system.patiently(lambda: unfinished.rename(folder))
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     storage.fsync_folder(folder.parent)
@@ -107,9 +106,9 @@ def _write(folder: Path, made_of: str, arrays: Arrays) -> None:
 @contextmanager
 def _lock(run: RunFolder) -> Iterator[None]:
     """Wait for the lock; on a file system without locks each machine computes the plan, with equal results."""
-    with (run.plan_folder / ".lock").open("a") as f:
+    with (run.plan_folder / ".lock").open("ab") as f:
         with suppress(OSError):
-            fcntl.flock(f, fcntl.LOCK_EX)
+            system.lock(f.fileno(), wait=True)
         yield
 
 

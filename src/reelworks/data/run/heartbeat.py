@@ -25,6 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self
 
+from reelworks.core import system
 from reelworks.core.log import logger
 from reelworks.data.run.process import Process
 
@@ -114,9 +115,10 @@ def beating(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
         stop.set()
         thread.join()
         with suppress(OSError):
-            if is_ours():
+            was_ours = is_ours()
+            os.close(fd)  # before the file is removed, which Windows refuses for an open one
+            if was_ours:
                 path.unlink()
-        os.close(fd)
 
 
 def _take(path: Path, me: LockOwner) -> int:
@@ -149,29 +151,30 @@ def _is_abandoned(path: Path, seen: tuple[int, str]) -> bool:
 
 def _replace(path: Path, me: LockOwner, abandoned: tuple[int, str]) -> int:
     temporary = path.with_name(f"{path.name}.{me.token}")
-    fd = _create(temporary, me)
+    os.close(_create(temporary, me))  # Windows renames no open file
     try:
         if _snapshot(path) == abandoned:
-            temporary.replace(path)
+            system.patiently(lambda: temporary.replace(path))
             time.sleep(_SETTLE_SECONDS)
-        holder = _holder(path)
-        if holder != me:
+        fd = os.open(path, os.O_RDWR | system.BINARY)
+        if (holder := _holder(path)) != me:
+            os.close(fd)
             raise LockedError(holder)
     except BaseException:
-        os.close(fd)
         temporary.unlink(missing_ok=True)
         raise
     return fd
 
 
 def _create(path: Path, me: LockOwner) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.BINARY, 0o666)
     _write(fd, me, 0)
     return fd
 
 
 def _write(fd: int, me: LockOwner, beats: int) -> None:
-    os.pwrite(fd, me.to_json(beats=beats).encode(), 0)
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.write(fd, me.to_json(beats=beats).encode())
     os.fsync(fd)
 
 
@@ -183,7 +186,7 @@ def _holder(path: Path) -> LockOwner | None:
 def _snapshot(path: Path) -> tuple[int, str] | None:
     """Return modification time and content, or None; opens the file so that network file systems refresh their cache."""
     try:
-        with path.open() as f:
+        with path.open(encoding="utf-8") as f:
             return os.fstat(f.fileno()).st_mtime_ns, f.read()
     except FileNotFoundError:
         return None

@@ -7,28 +7,23 @@ for long can lose; so call `LockHandle.check` before publishing anything.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.data.run import heartbeat
 from reelworks.data.run.heartbeat import LockedError, LockOwner
 from reelworks.data.run.process import Process
 
 _FREE_BY_HAND = "wait for it, stop it with SIGTERM (it saves and leaves), or choose another --output"
-# A lock's file is no link to another file, and opening it never waits.
-_OWN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_CHARACTERS = 4096
-_ATTEMPTS, _PROBE_SECONDS = 5, 0.02  # somebody may look at this moment whether the lock is held
+_ATTEMPTS, _PROBE_SECONDS = 20, 0.02  # somebody may look at this moment whether the lock is held
 _UNKNOWN = LockOwner(Process(0, "", 0), socket.gethostname(), 0.0, "")  # the disk was full when it took the lock
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 
 
 class LockLost(UserError):  # noqa: N818
@@ -105,24 +100,24 @@ def holder(path: Path) -> LockOwner | None:
     return None
 
 
-def signal_holder(path: Path, number: signal.Signals) -> bool:
-    """Send a signal to the process of this machine that holds a kernel's lock; returns whether there is one.
+def ask_holder(path: Path) -> bool:
+    """Ask the process of this machine that holds a kernel's lock to save and end; returns whether there is one.
 
     What a file says is not enough: the lock is held, and by the process that has the id in this file now and had it when
     it took the lock. Of a heartbeat's file nobody knows who wrote it.
     """
     owner = LockOwner.parse(_text(path)) if _is_locked(path) else None
-    return owner is not None and owner.host == socket.gethostname() and owner.process.signal(number)
+    return owner is not None and owner.host == socket.gethostname() and owner.process.ask_to_end()
 
 
 def _is_locked(path: Path) -> bool:
     """Return whether a process holds the kernel's lock on a file, on this machine or another."""
     try:
-        fd = os.open(path, os.O_RDONLY | _OWN_FILE)
+        fd = os.open(path, os.O_RDONLY | system.OWN_FILE)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment that whoever takes the lock waits for
+        system.lock(fd, shared=True)  # for a moment that whoever takes the lock waits for
     except BlockingIOError:
         return True
     except OSError:
@@ -134,31 +129,28 @@ def _is_locked(path: Path) -> bool:
 
 def _text(path: Path) -> str:
     try:
-        fd = os.open(path, os.O_RDONLY | _OWN_FILE)
+        fd = os.open(path, os.O_RDONLY | system.OWN_FILE)
     except OSError:
         return ""
-    with os.fdopen(fd, errors="replace") as f:
+    with os.fdopen(fd, encoding="utf-8", errors="replace") as f:
         return f.read(_MOST_CHARACTERS)
 
 
 def _take(path: Path, stack: ExitStack) -> Callable[[], bool]:
     path.parent.mkdir(parents=True, exist_ok=True)
     me = LockOwner.here()
-    try:
+    with suppress(system.NoLocks):
         return stack.enter_context(_locked(path, me))
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
     return stack.enter_context(heartbeat.beating(path.with_name(f"{path.name}.heartbeat"), me))
 
 
 @contextmanager
 def _locked(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
     """Hold the kernel's lock on a file, and write the holder into it."""
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _OWN_FILE, 0o666), "r+b") as f:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | system.OWN_FILE, 0o666), "r+b") as f:
         for attempt in range(_ATTEMPTS):
             try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                system.lock(f.fileno())
                 break
             except BlockingIOError as error:
                 if attempt + 1 == _ATTEMPTS:

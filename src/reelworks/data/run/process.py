@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+import psutil
+
+from reelworks.core import system
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -17,8 +22,8 @@ class Process:
     """A process.
 
     Attributes:
-        boot: Start of the machine that it belongs to; empty where the system tells none.
-        started: When it began, in ticks since that start; 0 where the system tells nothing.
+        boot: Start of the machine that it belongs to; empty where `started` is a time.
+        started: When it began, in ticks since that start, or in milliseconds since 1970 on systems other than Linux.
     """
 
     pid: int
@@ -30,16 +35,13 @@ class Process:
         """Return a process that runs now; None for one that has ended, and for ids that are none."""
         if pid <= 0:
             return None
-        try:
-            # One that has ended, and whose parent has not asked yet, is a Z; the name before it may hold anything.
-            state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-            return None if state in "ZX" else cls(pid, _BOOT.read_text().strip(), int(fields[18]))
-        except OSError:
-            if Path("/proc/self/stat").exists():
-                return None
-        with suppress(OSError):  # a system without /proc
-            os.kill(pid, 0)
-            return cls(pid, "", 0)
+        with suppress(OSError, psutil.Error, OverflowError):
+            if sys.platform == "linux":
+                # One that has ended, and whose parent has not asked yet, is a Z; the name before it may hold anything.
+                state, *fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+                return None if state in "ZX" else cls(pid, _BOOT.read_text("utf-8").strip(), int(fields[18]))
+            found = psutil.Process(pid)
+            return cls(pid, "", round(found.create_time() * 1000)) if found.is_running() else None
         return None
 
     @classmethod
@@ -62,20 +64,21 @@ class Process:
         """Return whether it still runs: this very one, not another with its id."""
         return Process.running(self.pid) == self
 
-    def signal(self, number: signal.Signals) -> bool:
-        """Send a signal to it; returns False if it has ended, or cannot be told from others."""
-        if not self.boot:
-            return False
+    def ask_to_end(self) -> bool:
+        """Ask it to save and end; returns False if it has ended, or cannot be reached."""
+        handle = None
         try:
-            handle = os.pidfd_open(self.pid)  # stays with this process, whoever has its id later
-        except (OSError, OverflowError, ValueError):
-            return False
-        try:
+            if hasattr(os, "pidfd_open"):
+                handle = os.pidfd_open(self.pid)  # stays with this process, whoever has its id later
             if not self.lives():
                 return False
-            signal.pidfd_send_signal(handle, number)
+            if handle is None:
+                system.ask_to_end(self.pid)
+            else:
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
             return True
-        except (ProcessLookupError, PermissionError):
+        except (OSError, OverflowError, ValueError):
             return False
         finally:
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)

@@ -196,7 +196,7 @@ def _from_file(kind: Any, config: AutoencoderConfig, facts: PublishedAutoencoder
         config_argument = {}
         if facts.file_config is not None:
             path = Path(folder, "config.json")
-            path.write_text(json.dumps({**facts.file_config, **facts.config}))
+            path.write_text(json.dumps({**facts.file_config, **facts.config}), encoding="utf-8")
             config_argument = {"config": str(path)}
         try:
             return kind.from_single_file(config.weights, **config_argument)

@@ -14,7 +14,7 @@ import sys
 import time
 from types import FrameType
 
-from reelworks.core import machine, terminal
+from reelworks.core import machine, system, terminal
 
 # Set in the environment of ranks that this launcher started, which end with it.
 LAUNCHED = "REELWORKS_LAUNCHED"
@@ -42,9 +42,9 @@ def launch(processes: int, arguments: list[str]) -> int:
         forwarded.append(number)
         for rank in ranks:
             if rank.poll() is None:
-                rank.send_signal(number)
+                system.pass_on(rank, number)
 
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    for number in system.STOPS:
         signal.signal(number, forward)
     first = 0
     while None in [rank.poll() for rank in ranks]:  # each is asked, also behind one that still runs
@@ -54,7 +54,7 @@ def launch(processes: int, arguments: list[str]) -> int:
             if first < 0 and not forwarded:
                 ended = next(i for i, rank in enumerate(ranks) if rank.returncode == first)
                 by = signal.Signals(-first)
-                hint = ", as the system does when CPU memory is full" if by == signal.SIGKILL else ""
+                hint = ", as the system does when CPU memory is full" if by.name == "SIGKILL" else ""
                 terminal.say(
                     f"error: rank {ended} was ended by {by.name}{hint}, and the others were stopped\n"
                     "  remedy: give the same command again, which goes on from the last checkpoint",
@@ -84,4 +84,4 @@ def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subpro
         "OMP_NUM_THREADS": str(machine.threads(processes)),
     }
     # In a session of its own, so that Ctrl-C reaches only the launcher, which forwards it once.
-    return subprocess.Popen([sys.executable, "-m", "reelworks", *arguments], env=environment, start_new_session=True)
+    return subprocess.Popen([sys.executable, "-m", "reelworks", *arguments], env=environment, **system.OWN_GROUP)

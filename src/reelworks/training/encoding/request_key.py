@@ -136,7 +136,7 @@ class FileDigests:
         self._path, self._known = path, dict[str, Any]()
         if path.is_file():
             try:
-                self._known = json.loads(path.read_text())
+                self._known = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 logger.debug("%s cannot be read; the files are digested again", path)
 

@@ -272,7 +272,7 @@ class EncodedStore:
             about = self.path / "format.json"
             if not about.exists():
                 files.write_json(about, {"format": FORMAT_VERSION})
-            stored = json.loads(about.read_text())["format"]
+            stored = json.loads(about.read_text(encoding="utf-8"))["format"]
         except OSError as error:
             raise _unwritable(self.path, error) from error
         except (ValueError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Signals that ask a training to save and leave: SIGTERM, SIGUSR1 and Ctrl-C."""
+"""Signals that ask a training to save and leave: SIGTERM, SIGUSR1 and Ctrl-C, on Windows Ctrl-Break."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import signal
 from contextlib import AbstractContextManager
 from typing import Any
 
+from reelworks.core import system
 from reelworks.core.log import logger
 
 
@@ -40,7 +41,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         """Keep signals until a step is done. A second Ctrl-C does what it usually does."""
         self._is_between = False
         if not self._former:
-            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            for number in system.STOPS:
                 self._former[number] = signal.signal(number, self._receive)
 
     def end_stage(self) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import resource
 import statistics
 import time
 from collections.abc import Iterator
@@ -13,8 +11,10 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
+from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.table import Bucket
 from reelworks.data.distributed import mesh
@@ -77,21 +77,20 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         return
     with contextlib.suppress(OSError):  # without the file, as on macOS, the peak is that of the whole process
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def peak_bytes(device: torch.device) -> int:
     """Return the peak memory since `reset_peak`."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
-    unit = 1 if os.uname().sysname == "Darwin" else 1024
-    return _own_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return _own_bytes("VmHWM") or system.peak_bytes()
 
 
 def _own_bytes(name: str) -> int:
     """Return memory of this process by its name in proc_pid_status(5); 0 where there is none, as on macOS."""
     file = Path("/proc/self/status")
-    lines = file.read_text().splitlines() if file.exists() else []
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
@@ -99,7 +98,7 @@ def device_bytes() -> int:
     """Return the memory that a process may use: 92 % of the GPU, or half of the available memory of a CPU."""
     if torch.cuda.is_available():
         return int(0.92 * torch.cuda.get_device_properties(0).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2
+    return int(psutil.virtual_memory().available) // 2
 
 
 class ChildProcess:
@@ -182,7 +181,7 @@ def _cap(memory_bytes: int) -> None:
     The limit of the system counts what is reserved: pyarrow reserves a GiB as it is imported, and touches little of it.
     """
     untouched = max(0, _own_bytes("VmData") - _own_bytes("RssAnon"))
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes + untouched, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    system.limit_memory(memory_bytes + untouched)
 
 
 def _is_lack(error: Exception) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import resource
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,7 +17,7 @@ import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from reelworks.core import files, log, units
+from reelworks.core import files, log, system, units
 from reelworks.core.log import logger
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import failures, step_source
@@ -327,8 +325,7 @@ def _memory_bytes(device: torch.device) -> int:
     """Return the largest memory so far, of the device or, without one, of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return system.peak_bytes()
 
 
 def _clock(seconds: float) -> str:

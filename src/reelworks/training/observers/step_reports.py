@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from collections import deque
 from dataclasses import asdict, dataclass
 from typing import cast
 
+import psutil
 import torch
 
 from reelworks.core import launcher, machine
@@ -113,7 +113,7 @@ class SlowSteps(StepObserver):
         if self._may_spin and machine.is_busy(self._threads, share=1.0):
             self._may_spin = False
             logger.warning(
-                f"other processes keep this machine busy (load {os.getloadavg()[0]:.1f} on "
+                f"other processes keep this machine busy (load {psutil.getloadavg()[0]:.1f} on "
                 f"{machine.cores()} cores), and threads that spin while they wait make steps many times slower: "
                 "stop with Ctrl-C, set OMP_WAIT_POLICY=passive, and give the same command again"
             )

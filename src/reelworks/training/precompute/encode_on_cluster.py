@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from reelworks.core import digests
+from reelworks.core import digests, system
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.executors import ActorExecutor
 from reelworks.data.schedule.cursor import StageStart
@@ -211,7 +211,7 @@ def _require_same_files(job: ClusterJob) -> None:
 def _count_try(job: ClusterJob, part: ClusterPart) -> None:
     """Note that a part is begun, and refuse one that has been begun too often: it kills its actors."""
     name = part.name or digests.digest_json(part.captions)
-    file = os.open(Path(job.tries) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    file = os.open(Path(job.tries) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | system.BINARY, 0o666)
     try:
         os.write(file, b"x")
         tries = os.fstat(file).st_size

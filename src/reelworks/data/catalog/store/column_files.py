@@ -11,7 +11,6 @@ or whose disk is almost full, costs each process the memory of its columns inste
 
 from __future__ import annotations
 
-import fcntl
 import json
 import mmap
 import os
@@ -29,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reelworks.core import files, storage
+from reelworks.core import files, storage, system
 
 FROM_ROWS = 500_000  # smaller catalogs are read in a second
 _USED = "used.lock"
@@ -48,9 +47,9 @@ class ColumnFiles:
         """Return the columns in a folder, and remove those beside it that nobody uses; None if none can be kept."""
         try:
             folder.mkdir(exist_ok=True)
-            opened, used = cls(folder), os.open(folder / _USED, os.O_RDWR | os.O_CREAT)
+            opened, used = cls(folder), os.open(folder / _USED, os.O_RDWR | os.O_CREAT | system.BINARY)
             weakref.finalize(opened, os.close, used)
-            _lock(used, fcntl.LOCK_SH)
+            _lock(used, shared=True)
             for other in folder.parent.glob("columns-*"):
                 if other != folder and _is_free(other):
                     shutil.rmtree(other, ignore_errors=True)
@@ -141,7 +140,7 @@ class ColumnFiles:
     def lock(self, name: str) -> Iterator[None]:
         """Wait for a lock; on a file system without locks each machine writes the column, with equal results."""
         with (self.folder / f"{name}.lock").open("ab") as f:
-            _lock(f.fileno(), fcntl.LOCK_EX)
+            _lock(f.fileno())
             yield
 
 
@@ -162,16 +161,16 @@ def _write_texts(chunks: Iterable[Any], texts: BinaryIO, offsets: BinaryIO, vali
         valid.write(np.packbits(~np.concatenate(missing), bitorder="little").data)
 
 
-def _lock(file: int, how: int) -> None:
+def _lock(file: int, *, shared: bool = False) -> None:
     with suppress(OSError):  # a file system without locks
-        fcntl.flock(file, how)
+        system.lock(file, shared=shared, wait=True)
 
 
 def _is_free(folder: Path) -> bool:
     """Return whether no process, of any machine, has the columns in a folder open."""
     try:
         with (folder / _USED).open("ab") as f:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(f.fileno())
         return True
     except OSError:
         return False

@@ -6,7 +6,6 @@ chunk. It keeps encoders and decoding processes until it is closed.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections import deque
@@ -18,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from reelworks.core import digests
+from reelworks.core import digests, system
 from reelworks.data.loader import prefetch
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.media.config import DataConfig
@@ -233,19 +232,19 @@ class Claims:
     """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | system.BINARY, 0o666)
 
     def take(self, name: str, *, wait: bool = False) -> bool:
         """Claim a part, and return whether that succeeded; with `wait`, wait for another process to release it."""
         try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, _offset(name))
-        except (BlockingIOError, PermissionError):
+            system.lock(self._fd, wait=wait, at=_offset(name))
+        except BlockingIOError:
             return False
         return True
 
     def release(self, name: str) -> None:
         """Release a part."""
-        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _offset(name))
+        system.unlock(self._fd, at=_offset(name))
 
     def close(self) -> None:
         """Release all parts."""

@@ -1,0 +1,219 @@
+"""What POSIX and Windows do differently: locks, signals, groups of processes, memory. No other module asks which it is."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+WINDOWS = sys.platform == "win32"
+# Flags of os.open: binary, no link to another file, and opening never waits and takes no terminal.
+BINARY: int = getattr(os, "O_BINARY", 0)
+NO_WAIT: int = BINARY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+OWN_FILE: int = NO_WAIT | getattr(os, "O_NOFOLLOW", 0)
+# Signals that ask a program to save and end: those of schedulers, Ctrl-C, and Ctrl-Break, by which Windows asks.
+STOPS: tuple[signal.Signals, ...] = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGBREAK") if hasattr(signal, name)
+)
+# Arguments of Popen for a program in a group of its own, which Ctrl-C in the terminal does not reach.
+OWN_GROUP: dict[str, Any] = (
+    {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)} if WINDOWS else {"start_new_session": True}
+)
+# Arguments of Popen for a program that `ask_to_end` reaches, and Ctrl-C in the terminal if the system can do both.
+REACHABLE: dict[str, Any] = OWN_GROUP if WINDOWS else {}
+HANG_UPS: tuple[signal.Signals, ...] = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()  # a terminal was closed
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
+# Windows forbids to read what is locked, so the locked byte lies where no file has content.
+_LOCKED_BYTE = 1 << 62
+_IN_USE = frozenset({5, 32, 33})  # access denied, sharing violation, lock violation
+_TRIES, _TRY_SECONDS = 40, 0.05
+_T = TypeVar("_T")
+
+
+class NoLocks(OSError):  # noqa: N818
+    """The file system has no locks."""
+
+
+def lock(file: int, *, shared: bool = False, wait: bool = False, at: int | None = None) -> None:
+    """Lock an open file until it is closed, or its process ends, however it does; an advisory lock.
+
+    Args:
+        file: Descriptor.
+        shared: Whether others may have a shared lock, too.
+        wait: Whether to wait for others.
+        at: Byte to lock, for several locks in one file, which other processes see and this one does not; None for the file.
+
+    Raises:
+        BlockingIOError: Another has it.
+        NoLocks: The file system has none.
+        OSError: Something else went wrong.
+    """
+    try:
+        _lock(file, shared, wait, at)
+    except OSError as error:
+        if at is not None and error.errno == errno.EACCES:
+            raise BlockingIOError(error.errno, error.strerror) from error
+        if error.errno in _NO_LOCKS:
+            raise NoLocks(error.errno, error.strerror) from error
+        raise
+
+
+def unlock(file: int, *, at: int | None = None) -> None:
+    """Release what `lock` took."""
+    _unlock(file, at)
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+
+    class _Place(ctypes.Structure):
+        """OVERLAPPED of the Windows API."""
+
+        _fields_ = [
+            ("internal", ctypes.c_void_p),
+            ("internal_high", ctypes.c_void_p),
+            ("low", ctypes.c_uint32),
+            ("high", ctypes.c_uint32),
+            ("event", ctypes.c_void_p),
+        ]
+
+    def _call(function: Any, file: int, at: int | None, *arguments: int) -> None:
+        byte = _LOCKED_BYTE if at is None else at
+        place = _Place(low=byte & 0xFFFFFFFF, high=byte >> 32)
+        handle = ctypes.c_void_p(msvcrt.get_osfhandle(file))
+        if not function(handle, *arguments, 0, 1, 0, ctypes.byref(place)):
+            code = ctypes.get_last_error()
+            if code in (33, 997):  # lock violation, and the same of a file that is opened for overlapped calls
+                raise BlockingIOError(errno.EAGAIN, "another process has the lock")
+            raise OSError(errno.ENOLCK if code in (1, 50) else errno.EIO, f"error {code} of Windows")
+
+    def _lock(file: int, shared: bool, wait: bool, at: int | None) -> None:
+        _call(_kernel.LockFileEx, file, at, (0 if shared else 2) | (0 if wait else 1))
+
+    def _unlock(file: int, at: int | None) -> None:
+        _call(_kernel.UnlockFileEx, file, at)
+
+else:
+    import fcntl
+    import resource
+
+    def _lock(file: int, shared: bool, wait: bool, at: int | None) -> None:
+        how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+        if at is None:
+            fcntl.flock(file, how)
+        else:
+            fcntl.lockf(file, how, 1, at)
+
+    def _unlock(file: int, at: int | None) -> None:
+        if at is None:
+            fcntl.flock(file, fcntl.LOCK_UN)
+        else:
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, at)
+
+
+def patiently(call: Callable[[], _T]) -> _T:
+    """Return what a call on a file does, which Windows refuses while somebody has that file open, if only to scan it.
+
+    Raises:
+        OSError: Of the call; where the file stayed open for two seconds, it says so.
+    """
+    for _ in range(_TRIES if WINDOWS else 0):
+        try:
+            return call()
+        except PermissionError as error:
+            if getattr(error, "winerror", None) not in _IN_USE:
+                raise
+            time.sleep(_TRY_SECONDS)
+    try:
+        return call()
+    except PermissionError as error:
+        if WINDOWS:
+            error.strerror = (
+                f"{error.strerror}; another program may have it open: close it, or exclude the folder from scans"
+            )
+        raise
+
+
+def is_parent(pid: int) -> bool:
+    """Whether a process is the parent of this one and runs; on Windows, children keep the id of one that has ended."""
+    return os.getppid() == pid and (not WINDOWS or psutil.pid_exists(pid))
+
+
+def ask_to_end(pid: int) -> None:
+    """Ask a process to save and end: by SIGTERM, on Windows by Ctrl-Break, for which it has a group of its own.
+
+    Raises:
+        OSError: There is no such process, or it cannot be reached, such as that of another console of Windows.
+    """
+    os.kill(pid, getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM))
+
+
+def pass_on(process: subprocess.Popen[bytes], number: int) -> None:
+    """Pass a signal that asks to end on to a program that was started with `OWN_GROUP`."""
+    if WINDOWS:
+        ask_to_end(process.pid)
+    else:
+        process.send_signal(number)
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that was started with `OWN_GROUP`, and those that it started."""
+    if sys.platform == "win32":
+        with suppress(psutil.Error):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+    else:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+
+
+def peak_bytes() -> int:
+    """Return the largest memory that this process has had."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def limit_memory(most_bytes: int) -> None:
+    """Let allocations beyond this memory fail in this process; Windows, whose limits are those of jobs, gets none."""
+    if sys.platform != "win32":
+        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def open_files() -> int | None:
+    """Return how many files this process may have open; None without a limit."""
+    if sys.platform == "win32":
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def sync_folder(path: Path, fsync: Callable[[int], None]) -> None:
+    """Make the entries of a folder durable; Windows keeps a journal of them, and opens no folder."""
+    if WINDOWS:
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def inodes_left(path: Path) -> int | None:
+    """Return how many more files a disk can hold; None where there is no such number."""
+    status = None if WINDOWS else os.statvfs(path)
+    return status.f_favail if status is not None and status.f_files else None

@@ -1,0 +1,158 @@
+"""The image: what its file types, its start, and what a start after an interruption goes on with."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from prepare_files import picture, recipe
+
+from reelworks.annexes.page.guard import TOKEN_COOKIE
+from reelworks.training.recipe import recipe_file
+
+ROOT = Path(__file__).parents[2]
+IMAGE = (ROOT / "containers" / "Dockerfile").read_text(encoding="utf-8")
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the start of the image is a script of bash")
+
+
+def instructions(name: str) -> list[str]:
+    """Return the arguments of an instruction, each as one line."""
+    whole = re.sub(r"^#.*\n", "", IMAGE, flags=re.MULTILINE).replace("\\\n", " ")
+    return re.findall(rf"^{name} (.*)$", whole, re.MULTILINE)
+
+
+@contextmanager
+def started(workspace: Path, port: int, programs: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the image's start with the programs of an environment."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("XDG_")},
+        **variables,
+        "WORKSPACE": str(workspace),
+        "PORT": str(port),
+        "PATH": f"{programs}:{os.environ['PATH']}",
+    }
+    command = ["bash", str(ROOT / "containers" / "start.sh")]
+    with (workspace / "log").open("ab") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(120)
+            finally:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def wait_for(condition: object, process: subprocess.Popen[bytes], log: Path, seconds: float = 300) -> None:
+    until = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert process.poll() is None, log.read_text(encoding="utf-8")
+        assert time.monotonic() < until, log.read_text(encoding="utf-8")
+        time.sleep(0.2)
+
+
+def status(port: int, token: str = "") -> int:
+    """Return how the page answers, with a token or without; 0 if it does not."""
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/api/about", headers={"Cookie": f"{TOKEN_COOKIE}={token}"})
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def test_what_is_copied_is_there_and_what_is_published_agrees() -> None:
+    for line in instructions("COPY"):
+        *sources, _ = [word for word in line.split() if not word.startswith("--")]
+        assert all((ROOT / source).exists() for source in sources)
+    service = yaml.safe_load((ROOT / "containers" / "compose.yaml").read_text(encoding="utf-8"))["services"][
+        "reelworks"
+    ]
+    assert service["ports"] == [f"127.0.0.1:${{PORT:-8384}}:{instructions('EXPOSE')[0]}"]
+    assert service["volumes"][0].endswith(f":{instructions('VOLUME')[0]}")
+
+
+def test_the_page_is_served_with_a_token_that_stays(tmp_path: Path) -> None:
+    port, tokens = free_port(), []
+    for _ in range(2):
+        (tmp_path / "log").unlink(missing_ok=True)
+        with started(tmp_path, port, Path(sys.executable).parent, RUNPOD_POD_ID="pod") as process:
+            wait_for(lambda: status(port), process, tmp_path / "log")
+            text = (tmp_path / "log").read_text(encoding="utf-8")
+            tokens.append(re.findall(rf"https://pod-{port}\.proxy\.runpod\.net/\?token=(\S+)", text)[0])
+            assert status(port) == 401
+            assert status(port, tokens[-1]) == 200
+        assert process.returncode == 0
+    assert tokens[0] == tokens[1]
+    assert (tmp_path / ".state" / "token").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.slow
+def test_an_interrupted_training_is_saved_and_goes_on_at_the_next_start(tmp_path: Path) -> None:
+    for number in range(6):
+        picture(tmp_path / "data" / f"{number}.png")
+    made = recipe(tmp_path, train={"max_steps": 100_000})
+    (tmp_path / "mine.toml").write_text(recipe_file.dump(made), encoding="utf-8")
+    log, saves = tmp_path / "log", [0]
+    for _ in range(2):
+        log.unlink(missing_ok=True)
+        with started(tmp_path, free_port(), Path(sys.executable).parent, RECIPE="mine.toml") as process:
+            wait_for(lambda: "\nstep " in log.read_text(encoding="utf-8"), process, log)
+        assert process.returncode == 0
+        text = log.read_text(encoding="utf-8")
+        saves.append(int(re.findall(r"saved step (\d+)", text)[-1]))
+        assert saves[-1] > saves[-2]
+    assert re.search(rf"resum\w* .*step {saves[1]}\b", text), text
+
+
+@pytest.mark.slow
+def test_each_line_of_the_image_can_be_typed(tmp_path: Path) -> None:
+    """In a bare environment; packages of the system are looked up where there is apt."""
+    source, target = tmp_path / "source", tmp_path / "reelworks"
+    for line in instructions("COPY"):
+        *sources, to = [word for word in line.split() if not word.startswith("--")]
+        for name in sources:
+            place = Path(to.replace("/opt/source", str(source)).replace("/opt", str(tmp_path)))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            if to.endswith("/"):
+                place.mkdir(exist_ok=True)
+            copy(ROOT / name, place)
+    typed = 0
+    for line in instructions("RUN"):
+        if "apt-get" in line:
+            packages = line.split("--no-install-recommends")[1].split("&&")[0].split()
+            if shutil.which("apt-get"):
+                subprocess.run(["apt-get", "install", "--simulate", "-qq", *packages], check=True, capture_output=True)
+            continue
+        line = line.replace("/opt/source", str(source)).replace("/opt/reelworks", str(target))
+        line = line.replace("python3 -m venv", f"{sys.executable} -m venv")
+        subprocess.run(["bash", "-c", line], check=True, timeout=1500)
+        typed += 1
+    assert typed
+    bare = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    told = subprocess.run([target / "bin" / "reelworks", "ui", "--help"], env=bare, capture_output=True, check=True)
+    assert b"--host" in told.stdout

@@ -1,0 +1,117 @@
+"""`reelworks doctor` tells what a machine has, and each thing that is wrong with a remedy."""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import json
+from pathlib import Path
+
+import av
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from reelworks.commands.main import app
+from reelworks.core import machine, storage, system
+from reelworks.models.attention import attention_audit
+from reelworks.training.preflight import doctor
+
+
+def problems(folder: Path) -> list[str]:
+    return [each.problem for each in doctor.examine(folder).problems]
+
+
+def test_a_machine_is_told_and_left_as_it_was(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--output", str(tmp_path), "--json"])
+    found = json.loads(result.stdout)
+    assert result.exit_code == bool(found["problems"])
+    assert found["facts"]["packages"]["torch"] == importlib.metadata.version("torch")
+    assert found["facts"]["disk"]["locks"] == "yes"
+    assert found["facts"]["kernels"]["heads of 72, masked"].startswith("right")
+    assert not list(tmp_path.iterdir())
+    assert str(Path.home()) not in CliRunner().invoke(app, ["doctor", "--output", str(Path.home() / "runs")]).stdout
+
+
+def test_missing_encoders_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libx264", "hevc"})
+    told = problems(tmp_path)
+    assert any("no encoder libx264" in each for each in told)
+    assert any("does not decode hevc" in each for each in told)
+
+
+def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").write_text("", encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
+    assert any(each.startswith("cache: ") and "cannot be written" in each for each in problems(tmp_path))
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    def full(call: str, _: Path) -> None:
+        if call == "write":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with storage.guarded(full):
+        told = problems(tmp_path)
+    assert any("runs cannot be written" in each and "No space left" in each for each in told)
+
+
+def test_a_disk_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(system, "_lock", refuse)
+    assert doctor.examine(tmp_path).facts["disk"]["locks"].startswith("no")
+
+
+def test_packages_that_do_not_fit_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "peft":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0.1" if name == "diffusers" else known(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    told = problems(tmp_path)
+    assert "peft is not installed" in told
+    assert any(each.startswith("diffusers 0.1 is installed, and >=") for each in told)
+
+
+def test_a_card_that_torch_cannot_use_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert any("torch cannot use it: it was installed for" in each for each in problems(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("card", "architectures", "fits"),
+    [
+        ((9, 0), ["sm_80", "sm_90"], True),
+        ((8, 6), ["sm_80", "sm_90"], True),
+        ((12, 0), ["sm_80", "sm_90", "compute_90"], True),
+        ((6, 1), ["sm_75", "sm_80", "sm_90"], False),
+        ((12, 0), ["sm_80", "sm_90"], False),
+        ((8, 0), ["sm_86"], False),
+        ((10, 3), ["sm_100", "sm_120"], True),
+    ],
+)
+def test_code_for_a_card_is_of_its_generation(card: tuple[int, int], architectures: list[str], fits: bool) -> None:
+    assert doctor._is_built_for(*card, architectures) is fits
+
+
+def test_a_wrong_kernel_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = attention_audit.ATTEND
+    monkeypatch.setattr(attention_audit.audit, "__defaults__", (lambda *a, **k: attend(*a, **k) * 1.5,))
+    assert any("is wrong" in each for each in problems(tmp_path))
+
+
+def test_what_breaks_is_told_with_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise ImportError("libcudart.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(doctor, "_card", broken)
+    found = doctor.examine(tmp_path)
+    assert "libcudart.so.13" in found.problems[0].problem
+    assert found.facts["video"]
