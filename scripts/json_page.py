@@ -69,6 +69,7 @@ class Shape(NamedTuple):
 def shapes() -> dict[str, tuple[Shape, ...]]:
     """Return what each verb prints with --json. Imports torch."""
     from reelworks.annexes.captions.caption import CaptionResult
+    from reelworks.annexes.doctor import examine
     from reelworks.annexes.hub import publish
     from reelworks.annexes.imports import importer
     from reelworks.annexes.learning import learning
@@ -91,7 +92,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.training.loop import replay, trainer
     from reelworks.training.memory import tune
     from reelworks.training.plan import plan_comparison, plan_forecast, refit, rejections
-    from reelworks.training.preflight import check, doctor, stage_forecast
+    from reelworks.training.preflight import check, stage_forecast
 
     row = (Shape(listing.ListedCheckpoint),)
     return {
@@ -111,7 +112,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
             Shape(stage_forecast.RunComparison, "[[stage]] and --diff"),
         ),
         "check": (Shape(check.CheckReport),),
-        "doctor": (Shape(doctor.Diagnosis),),
+        "doctor": (Shape(examine.Diagnosis),),
         "tune": (Shape(tune.Tuned), Shape(refit.Refit, "--from-run")),
         "train": (Shape(trainer.TrainResult),),
         "generate": (Shape(list[clip_files.WrittenClip]),),

@@ -23,7 +23,6 @@ from reelworks.commands import (
     contact_sheet,
     coverage,
     demo,
-    doctor,
     encode,
     eval,
     generate,
@@ -105,7 +104,6 @@ app.command("replay", doing="replaying")(replay.replay)
 app.command("report", doing="writing the report")(report.report)
 app.command("compare", doing="comparing")(compare.compare)
 app.command("trust", doing=None)(trust.trust)
-app.command("doctor", doing="looking at the machine")(doctor.doctor)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(new.app, name="new")
 app.add_typer(encode.app, name="encode")

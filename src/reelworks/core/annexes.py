@@ -19,7 +19,7 @@ from reelworks.core import named_code
 from reelworks.core.errors import UserError
 
 GROUP = "reelworks.annexes"
-_HOUSE = ("captions", "cluster", "hub", "imports", "learning", "lora", "page", "quality")
+_HOUSE = ("captions", "cluster", "doctor", "hub", "imports", "learning", "lora", "page", "quality")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What POSIX and Windows do differently: locks, signals, groups of processes, memory. No other module asks which it is."""
+"""Do what POSIX and Windows do differently: locks, signals, groups of processes, memory. No other module asks which it is."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ if sys.platform == "win32":
 
     _kernel = ctypes.WinDLL("kernel32", use_last_error=True)
 
-    class _Place(ctypes.Structure):
-        """OVERLAPPED of the Windows API."""
+    class _Overlapped(ctypes.Structure):
+        """Structure of the Windows API that says which bytes are meant."""
 
         _fields_ = [
             ("internal", ctypes.c_void_p),
@@ -91,7 +91,7 @@ if sys.platform == "win32":
 
     def _call(function: Any, file: int, at: int | None, *arguments: int) -> None:
         byte = _LOCKED_BYTE if at is None else at
-        place = _Place(low=byte & 0xFFFFFFFF, high=byte >> 32)
+        place = _Overlapped(low=byte & 0xFFFFFFFF, high=byte >> 32)
         handle = ctypes.c_void_p(msvcrt.get_osfhandle(file))
         if not function(handle, *arguments, 0, 1, 0, ctypes.byref(place)):
             code = ctypes.get_last_error()

@@ -1,4 +1,4 @@
-"""`reelworks doctor`: tell what this machine has, and what is wrong with it."""
+"""`reelworks doctor`: what a machine has, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def doctor(
     something is wrong.
     """
     with show.loading():
-        from reelworks.training.preflight import doctor as examining
-    found = examining.examine(output.absolute())
+        from reelworks.annexes.doctor import examine
+    found = examine.examine(output.absolute())
     if json:
         show.json(found)
     else:
-        for line in examining.lines(found):
+        for line in examine.lines(found):
             show.line(line)
     if found.problems:
         raise Exit(ExitCode.FAILED)

@@ -12,14 +12,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from reelworks.annexes.doctor import examine
 from reelworks.commands.main import app
 from reelworks.core import machine, storage, system
 from reelworks.models.attention import attention_audit
-from reelworks.training.preflight import doctor
 
 
 def problems(folder: Path) -> list[str]:
-    return [each.problem for each in doctor.examine(folder).problems]
+    return [each.problem for each in examine.examine(folder).problems]
 
 
 def test_a_machine_is_told_and_left_as_it_was(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_disk_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(system, "_lock", refuse)
-    assert doctor.examine(tmp_path).facts["disk"]["locks"].startswith("no")
+    assert examine.examine(tmp_path).facts["disk"]["locks"].startswith("no")
 
 
 def test_packages_that_do_not_fit_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_a_card_that_torch_cannot_use_is_told(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_code_for_a_card_is_of_its_generation(card: tuple[int, int], architectures: list[str], fits: bool) -> None:
-    assert doctor._is_built_for(*card, architectures) is fits
+    assert examine._is_built_for(*card, architectures) is fits
 
 
 def test_a_wrong_kernel_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_what_breaks_is_told_with_the_rest(tmp_path: Path, monkeypatch: pytest.M
     def broken(_: object) -> None:
         raise ImportError("libcudart.so.13: cannot open shared object file")
 
-    monkeypatch.setattr(doctor, "_card", broken)
-    found = doctor.examine(tmp_path)
+    monkeypatch.setattr(examine, "_card", broken)
+    found = examine.examine(tmp_path)
     assert "libcudart.so.13" in found.problems[0].problem
     assert found.facts["video"]

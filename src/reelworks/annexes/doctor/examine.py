@@ -1,4 +1,4 @@
-"""What this machine has, and what of it keeps a training from running, or from running fast."""
+"""Look at each part of a machine: what it has is told, and what is wrong gets a remedy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MachineProblem:
 
 @dataclass
 class Diagnosis:
-    """What a machine has, for a report of a fault.
+    """Facts about a machine, to be pasted into a report of a fault.
 
     Attributes:
         facts: Of each part of the machine, what it has by name.
