@@ -36,6 +36,7 @@ _CLASSES = {
     "LongCatImageTransformer2DModel": "LongCatImage",
     "LTXVideoTransformer3DModel": "LTXV",
     "LTX2VideoTransformer3DModel": "LTXAV",
+    "Lumina2Transformer2DModel": "Lumina2",
     "MiniMaxH3Transformer3DModel": "MiniMaxH3",
     "QwenImageTransformer2DModel": "QwenImage",
     "SD3Transformer2DModel": "SD3",

@@ -10,6 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
+from diffusers.models.transformers import transformer_lumina2
 from unrounded import Unrounded
 
 from reelworks.core.optional_imports import from_diffusers
@@ -332,6 +333,17 @@ def ideogram4(module, x0, noise, i):
     return _mse(out[:, -H * W :], (x0 - noise).flatten(2).transpose(1, 2))
 
 
+def lumina2(module, x0, noise, i):
+    """Time 1 is clean, and the network's velocity points there; positions are those of diffusers' own module."""
+    x_t, own, config = _blend(x0, noise, i.time), module.rope_embedder, module.config
+    module.rope_embedder = transformer_lumina2.Lumina2RotaryPosEmbed(10000, config.axes_dim_rope, config.axes_lens)
+    try:
+        out = module(x_t[:, :, 0], 1 - i.time / 1000, i.text, i.text_mask.long(), return_dict=False)[0]
+    finally:
+        module.rope_embedder = own
+    return _mse(out, (x0 - noise)[:, :, 0])
+
+
 def z_image(module, x0, noise, i):
     x_t = _blend(x0, noise, i.time)
     texts = [text[mask] for text, mask in zip(i.text, i.text_mask, strict=True)]
@@ -543,6 +555,7 @@ LOSSES = {
     "ideogram-4-tiny": ideogram4,
     "krea2-tiny": krea2,
     "longcat-image-tiny": longcat_image,
+    "lumina-image-2.0-tiny": lumina2,
     "ltx-tiny": ltx,
     "ltx-2-tiny": ltx2,
     "ltx-2-sound-tiny": ltx2_sound,

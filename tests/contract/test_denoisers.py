@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 # Of a family that brings nothing of its own, the loss beside that of a plain script is enough among quick tests.
 _FURTHER = (
     *("hunyuan-image-2.1-tiny", "ideogram-4-tiny", "kandinsky5-tiny", "kandinsky5-image-tiny", "longcat-image-tiny"),
-    "sana-video-tiny",
+    *("lumina-image-2.0-tiny", "sana-video-tiny"),
 )
 every_family = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n in _FURTHER else []) for n in contract.FAMILIES]
@@ -73,6 +73,7 @@ SIZES = {
     "kandinsky5-image": 6_022_080_576,
     "krea2-raw": 12_820_073_036,
     "longcat-image": 6_270_668_864,
+    "lumina-image-2.0": 2_609_769_152,
     "qwen-image": 20_430_401_088,
     "qwen-image-2.1": 7_115_124_736,
     "sana-video-2b": 2_056_862_144,

@@ -153,6 +153,7 @@ TEXTS = {
     "flux3": {"dim": 256, "max_length": 160},
     "ideogram-4": {"dim": 416, "max_length": 64},
     "longcat-image": {"dim": 32, "max_length": 512},
+    "lumina2": {"dim": 32, "max_length": 256},
     "kandinsky5": {"dim": 32, "max_length": 512, "pooled_dim": 16},
     "kandinsky5-image": {"dim": 32, "max_length": 512, "pooled_dim": 16},
     "krea2": {"dim": 64, "max_length": 512},
@@ -285,7 +286,7 @@ def _encoders(text):
         config = transformers.Mistral3Config(text_config=sizes, vision_config=vision | {"num_attention_heads": 2})
         enhancer = transformers.Ministral3ForCausalLM(sizes)
         return one | {"text_encoder": transformers.Mistral3Model(config), "pe": enhancer, "pe_tokenizer": words}
-    if text == "sana-video":
+    if text in ("lumina2", "sana-video"):
         return one | {"text_encoder": transformers.Gemma2Model(transformers.Gemma2Config(**GEMMA))}
     if text == "ltx-2":
         config = transformers.Gemma3Config(text_config=GEMMA, vision_config=SIGLIP, mm_tokens_per_image=4)

@@ -155,7 +155,7 @@ _NOT_HERE = {
     "cosmos": "Cosmos",
     "hidream": "HiDream",
     "kolors": "Kolors",
-    "lumina": "Lumina",
+    "luminanext": "Lumina-Next",
     "mochi": "Mochi",
     "pixart": "PixArt",
 }

@@ -38,6 +38,7 @@ CALLS = {
     "flux2-tiny": {"guidance_scale": 3.0},
     "flux2-klein-tiny": {"guidance_scale": 3.0},
     "qwen-image-tiny": {"true_cfg_scale": 3.0, "negative_prompt": ""},
+    "lumina-image-2.0-tiny": {"guidance_scale": 3.0},
     "z-image-tiny": {"guidance_scale": 3.0, "max_sequence_length": 64},
     "ernie-image-tiny": {"guidance_scale": 3.0, "use_pe": False},
     "kandinsky5-tiny": {"guidance_scale": 3.0, "negative_prompt": "", "num_frames": 5},

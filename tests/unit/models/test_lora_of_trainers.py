@@ -31,6 +31,7 @@ TINY = [
     "hunyuan-image-2.1-tiny",
     "ideogram-4-tiny",
     "longcat-image-tiny",
+    "lumina-image-2.0-tiny",
     "qwen-image-tiny",
     "z-image-tiny",
     "krea2-tiny",

@@ -43,6 +43,7 @@ FEW = {
     "ltx-video-2b": {"num_layers": 1},
     "ltx-2": {"num_layers": 1},
     "ltx-2.3": {"num_layers": 1},
+    "lumina-image-2.0": {"num_layers": 1, "num_refiner_layers": 1},
     "minimax-h3-sound": {"num_layers": 1, "num_refiner_layers": 1},
     "qwen-image": {"num_layers": 1},
     "qwen-image-2.1": {"num_layers": 1},
@@ -73,7 +74,7 @@ class Whole(dict):
     """A file of a release in which what is not asked about is there too."""
 
     def pop(self, key, *default):
-        return super().pop(key) if key in self or default else torch.zeros(2, 1)
+        return super().pop(key, *default) if key in self or default else torch.zeros(2, 1)
 
 
 @pytest.mark.parametrize("name", SINGLE_FILES)
@@ -333,6 +334,12 @@ CASES = [
         "comfyui",
         converters._convert_non_diffusers_anima_lora_to_diffusers,
         "ff.net.0.proj ff.net.2 patch_embed.proj proj_out linear_1 linear_2",
+    ),
+    (
+        "lumina-image-2.0",
+        "comfyui",
+        converters._convert_non_diffusers_lumina2_lora_to_diffusers,
+        "feed_forward.linear_1 feed_forward.linear_2 feed_forward.linear_3 norm1.linear",
     ),
     ("qwen-image", "comfyui", converters._convert_non_diffusers_qwen_lora_to_diffusers, "img_mlp.net.2"),
     ("qwen-image", "kohya", converters._convert_non_diffusers_qwen_lora_to_diffusers, ""),
