@@ -26,10 +26,10 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_255, 1_600),
+    "core": Part(("core",), 2_260, 1_600),
     "data": Part(("data",), 15_510, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_105, 8_600),
+    "models": Part(("models",), 11_225, 8_600),
     "training": Part(("training",), 12_315, 9_700),
     "inference": Part(("inference",), 2_685, 2_400),
     "commands": Part(("commands",), 1_630, 1_200),

@@ -28,6 +28,7 @@ _CLASSES = {
     "ErnieImageTransformer2DModel": "ErnieImage",
     "Flux2Transformer2DModel": "Flux2",
     "FluxTransformer2DModel": "Flux",
+    "HiDreamImageTransformer2DModel": "HiDream",
     "HunyuanImageTransformer2DModel": "HunyuanImage21",
     "HunyuanVideo15Transformer3DModel": "HunyuanVideo15",
     "Ideogram4Transformer2DModel": "Ideogram4",

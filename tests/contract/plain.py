@@ -217,6 +217,29 @@ def ernie_image(module, x0, noise, i):
     return _mse(module(x_t, i.time, padded, lengths).sample, target)
 
 
+def hidream(module, x0, noise, i):
+    """As its pipeline calls diffusers' own network, whose parameters these are; its output points towards the data."""
+    kind = from_diffusers("HiDreamImageTransformer2DModel")
+    own = kind(**{**module.config, "force_inference_output": False})
+    states = i.text.unflatten(2, (4, -1)).unbind(2)
+    x_t, target = _picture(x0, noise, i)
+    out = torch.func.functional_call(
+        own,
+        dict(module.named_parameters()),
+        (x_t,),
+        {
+            "timesteps": i.time,
+            "encoder_hidden_states_t5": states[0],
+            "encoder_hidden_states_llama3": states[1:],
+            "pooled_embeds": i.pooled,
+            "return_dict": False,
+        },
+    )[0]
+    H, W = x_t.shape[2:]
+    tokens = out[:, :, : H // 2 * (W // 2)].unflatten(2, (H // 2, W // 2)).unflatten(4, (2, 2))
+    return _mse(-tokens.permute(0, 1, 2, 4, 3, 5).reshape(x_t.shape), target)
+
+
 def longcat_image(module, x0, noise, i):
     """As the release's own script trains; its pictures lie behind the 512 words that it pads texts to."""
     from diffusers.pipelines.longcat_image import pipeline_longcat_image as release
@@ -547,6 +570,7 @@ LOSSES = {
     "flux2-klein-tiny": flux2,
     "flux3-tiny": flux3,
     "flux3-edit-tiny": flux3,
+    "hidream-i1-tiny": hidream,
     "hunyuan-image-2.1-tiny": hunyuan_image21,
     "hunyuan-video-1.5-tiny": hunyuan_video15,
     "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,

@@ -152,6 +152,7 @@ TEXTS = {
     "flux2-klein-4b": {"dim": 96, "max_length": 512},
     "flux3": {"dim": 256, "max_length": 160},
     "ideogram-4": {"dim": 416, "max_length": 64},
+    "hidream": {"dim": 128, "max_length": 12, "pooled_dim": 24},
     "longcat-image": {"dim": 32, "max_length": 512},
     "lumina2": {"dim": 32, "max_length": 256},
     "kandinsky5": {"dim": 32, "max_length": 512, "pooled_dim": 16},
@@ -236,6 +237,12 @@ def _encoders(text):
     if text == "sd3":
         clips = {"text_encoder": _clip(True), "text_encoder_2": _clip(True), "tokenizer_2": words}
         return one | clips | {"text_encoder_3": _t5(), "tokenizer_3": words}
+    if text == "hidream":
+        clips = {"text_encoder": _clip(True), "text_encoder_2": _clip(True), "tokenizer_2": words}
+        llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**QWEN | {"num_hidden_layers": 3}))
+        return (
+            one | clips | {"text_encoder_3": _t5(), "tokenizer_3": words, "text_encoder_4": llama, "tokenizer_4": words}
+        )
     if text == "z-image":
         return one | {"text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**QWEN, head_dim=16))}
     if text == "anima":

@@ -153,7 +153,7 @@ _NOT_HERE = {
     "animatediff": "AnimateDiff",
     "cogvideo": "CogVideoX",
     "cosmos": "Cosmos",
-    "hidream": "HiDream",
+    **{"hidreame1": "HiDream-E1", "hidreamo1": "HiDream-O1"},
     "kolors": "Kolors",
     "luminanext": "Lumina-Next",
     "mochi": "Mochi",

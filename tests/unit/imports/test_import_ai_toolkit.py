@@ -117,7 +117,7 @@ def test_values_that_a_recipe_cannot_have_are_told_and_left_out(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("process", "code"),
     [
-        ({"model": {"arch": "hidream", "name_or_path": "x"}}, "unknown-model"),
+        ({"model": {"arch": "hidream_e1", "name_or_path": "x"}}, "unknown-model"),
         ({"model": {"name_or_path": "ostris/Flex.1-alpha", "is_flux": True}}, "unknown-model"),
         ({"type": "slider"}, "config-unreadable"),
         ({"adapter": {"type": "ip", "train": True}}, "config-unreadable"),  # not a training of all weights

@@ -50,6 +50,7 @@ def told(made: importer.Imported) -> dict[str, tuple[Fate, str]]:
         ({"type": "flux2", "diffusion_model": "/m/flux-2-klein-base-9b.safetensors"}, "flux2-klein-base-9b"),
         ({"type": "z_image", "diffusion_model": "/m/z_image_turbo_bf16.safetensors"}, "z-image-turbo"),
         ({"type": "lumina_2", "transformer_path": "/m/lumina_2_model_bf16.safetensors"}, "lumina-image-2.0"),
+        ({"type": "hidream", "diffusers_path": "/m/HiDream-I1-Full", "llama3_path": "/m/llama"}, "hidream-i1-full"),
         ({"type": "ideogram4", "diffusion_model": "/m/ideogram4_fp8_scaled.safetensors"}, "ideogram-4"),
         ({"type": "hunyuan_image", "transformer_path": "/m/hunyuanimage2.1.safetensors"}, "hunyuan-image-2.1"),
         ({"type": "ernie_image", "diffusion_model": "/m/ernie-image-turbo.safetensors"}, "ernie-image-turbo"),
@@ -120,7 +121,7 @@ def test_lumina_has_a_shift_of_the_size_and_its_pipelines_instruction(tmp_path: 
         assert told(made)["caption_prefix"][0] is Fate.TAKEN
 
 
-@pytest.mark.parametrize("kind", ["hidream", "cosmos"])
+@pytest.mark.parametrize("kind", ["omnigen2", "cosmos"])
 def test_a_model_that_is_not_here_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     files = write(tmp_path, {"epochs": 1, "model": {"type": kind}}, {"directory": [{"path": "a"}]})
     with pytest.raises(UserError, match=kind):

@@ -36,6 +36,7 @@ FEW = {
     "flux-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-klein-base-4b": {"num_layers": 1, "num_single_layers": 1},
+    "hidream-i1-full": {"num_layers": 1, "num_single_layers": 1, "llama_layers": (0, 31)},
     "hunyuan-video-1.5": {"num_layers": 1},
     "flux3-klein-base": {"num_layers": 1, "num_single_layers": 1},
     "ideogram-4": {"num_layers": 1},
@@ -152,7 +153,7 @@ COMFYUI = {name: network["layers"] for network in COMFYUI_NETWORKS for name in n
 LIKE_FLUX = ("LongCatImageTransformer2DModel",)
 # No other program reads files of these; layers have the names of their own code.
 OWN_NAMES = ("MMDiT", "SanaVideoTransformer3DModel", "STDiT2", "STDiT3")
-_BLOCK = re.compile(r"(?<=blocks\.)\d+|(?<=\blayers\.)\d+|(?<=refiner\.)\d+")
+_BLOCK = re.compile(r"(?<=blocks\.)\d+|(?<=\blayers\.)\d+|(?<=refiner\.)\d+|(?<=projection\.)\d+")
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)
@@ -313,6 +314,12 @@ CASES = [
         "comfyui",
         converters._convert_non_diffusers_flux3_lora_to_diffusers,
         "ff.linear_in ff.linear_out",
+    ),
+    (
+        "hidream-i1-full",
+        "comfyui",
+        converters._convert_non_diffusers_hidream_lora_to_diffusers,
+        "to_out to_q_t experts.3.w2 shared_experts.w1 ff_t.w3 adaLN_modulation.1 linear",
     ),
     (
         "ideogram-4",

@@ -50,6 +50,8 @@ RECIPE = tiny_recipe.least(bucket=[{"resolution": "32px", "num_frames": 1}], tra
         ("kandinskylab/Kandinsky-5.0-T2I-Lite-sft-Diffusers", "kandinsky5-image"),
         ("kandinsky", "kandinsky5-lite"),
         ("Ideogram 4", "ideogram-4"),
+        ("HiDream-ai/HiDream-I1-Dev", "hidream-i1-dev"),
+        ("hidream", "hidream-i1-full"),
         ("Lumina-Image-2.0", "lumina-image-2.0"),
         ("lumina", "lumina-image-2.0"),
         ("CalamitousFelicitousness/Ideogram-4-bf16-Diffusers", "ideogram-4"),

@@ -29,6 +29,7 @@ _FLUX, _FLUX2, _CHROMA = "FluxTransformer2DModel", "Flux2Transformer2DModel", "C
 _SDXL, _SD3 = "UNet2DConditionModel", "SD3Transformer2DModel"
 _ANIMA, _ERNIE, _LONGCAT = "CosmosTransformer3DModel", "ErnieImageTransformer2DModel", "LongCatImageTransformer2DModel"
 _KANDINSKY, _LUMINA = "Kandinsky5Transformer3DModel", "Lumina2Transformer2DModel"
+_HIDREAM = "HiDreamImageTransformer2DModel"
 _QWEN, _Z_IMAGE, _KREA = "QwenImageTransformer2DModel", "ZImageTransformer2DModel", "Krea2Transformer2DModel"
 # Networks with layers of the release by their bare names there, and those with text encoders that have names; "" is unknown.
 _BARE = ("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel", "MiniMaxH3Transformer3DModel")
@@ -38,6 +39,7 @@ _COMFYUI: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((_FLUX, _FLUX2, _CHROMA, _LONGCAT), ("transformer.", "", "lycoris_", "lora_transformer_")),
     _ERNIE: ("transformer.",),
     _KANDINSKY: ("transformer.", ""),
+    _HIDREAM: ("transformer.", "lycoris_"),
     _SDXL: ("unet.", "", "lora_unet_", "lycoris_"),
     _SD3: ("transformer.", "base_model.model.", "lycoris_", "lora_transformer_"),
     _QWEN: ("transformer.", "", "lycoris_"),
