@@ -11,6 +11,9 @@ from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwa
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from reelworks.core.shape import Shape
+from reelworks.models import components
+from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.families.hidream.network import RoutedExperts
 
 WIDTH = 16
@@ -79,3 +82,12 @@ def test_a_compiled_block_leaves_its_experts_as_they_are() -> None:
             torch.testing.assert_close(ours, wanted)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert len(set(graphs)) == 1
+
+
+def test_pictures_that_are_not_square_count_as_filled_up() -> None:
+    """In buckets, and so in plans and in estimates of memory and time; larger ones have no more than their own tokens."""
+    model = ModelConfig(name="hidream-i1-full")
+    geometry = components.geometry(model, AutoencoderConfig(name="flux", weights="-"))
+    sizes = {(512, 512): 1024, (512, 768): 4096, (832, 1216): 4096, (1024, 1024): 4096, (1024, 2048): 8192}
+    for (height, width), tokens in sizes.items():
+        assert geometry.tokens(Shape(1, height, width)) == tokens
