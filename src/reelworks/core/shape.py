@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from reelworks.core import arguments
@@ -46,7 +47,7 @@ class Geometry:
     frame_rule: tuple[int, int] = (1, 0)
     chunk_frames: int | None = None
     drops_rest: bool = False
-    filled_tokens: int = 0
+    filled_tokens: int = dataclasses.field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         arguments.check(self, _GEOMETRY)
