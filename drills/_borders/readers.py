@@ -34,7 +34,9 @@ _PIPELINES = [
     if not name.startswith(("anima", "flux3", "hunyuan", "ideogram", "minimax-h3", "qwen-image-2.1"))
 ]
 # Their layers have the same names in the release, which LyCORIS looks up as they are.
-_SAME_NAMES = [name for name in _FAMILIES if name.startswith(("kandinsky5", "qwen-image")) and "2.1" not in name]
+_SAME_NAMES = [
+    name for name in _FAMILIES if name.startswith(("hidream", "kandinsky5", "qwen-image")) and "2.1" not in name
+]
 
 
 def adapter(chance: random.Random, kinds: tuple[AdapterName, ...]) -> LoraConfig:

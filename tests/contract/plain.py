@@ -10,6 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
+from diffusers.models.transformers import transformer_lumina2
 from unrounded import Unrounded
 
 from reelworks.core.optional_imports import from_diffusers
@@ -216,6 +217,29 @@ def ernie_image(module, x0, noise, i):
     return _mse(module(x_t, i.time, padded, lengths).sample, target)
 
 
+def hidream(module, x0, noise, i):
+    """As its pipeline calls diffusers' own network, whose parameters these are; its output points towards the data."""
+    kind = from_diffusers("HiDreamImageTransformer2DModel")
+    own = kind(**{**module.config, "force_inference_output": False})
+    states = i.text.unflatten(2, (4, -1)).unbind(2)
+    x_t, target = _picture(x0, noise, i)
+    out = torch.func.functional_call(
+        own,
+        dict(module.named_parameters()),
+        (x_t,),
+        {
+            "timesteps": i.time,
+            "encoder_hidden_states_t5": states[0],
+            "encoder_hidden_states_llama3": states[1:],
+            "pooled_embeds": i.pooled,
+            "return_dict": False,
+        },
+    )[0]
+    H, W = x_t.shape[2:]
+    tokens = out[:, :, : H // 2 * (W // 2)].unflatten(2, (H // 2, W // 2)).unflatten(4, (2, 2))
+    return _mse(-tokens.permute(0, 1, 2, 4, 3, 5).reshape(x_t.shape), target)
+
+
 def longcat_image(module, x0, noise, i):
     """As the release's own script trains; its pictures lie behind the 512 words that it pads texts to."""
     from diffusers.pipelines.longcat_image import pipeline_longcat_image as release
@@ -338,6 +362,17 @@ def ideogram4(module, x0, noise, i):
     tokens[:, -H * W :] = _blend(x0, noise, i.time).flatten(2).transpose(1, 2)
     out = module(tokens, 1 - i.time / 1000, words, position_ids, segment_ids, indicator).sample
     return _mse(out[:, -H * W :], (x0 - noise).flatten(2).transpose(1, 2))
+
+
+def lumina2(module, x0, noise, i):
+    """Time 1 is clean, and the network's velocity points there; positions are those of diffusers' own module."""
+    x_t, own, config = _blend(x0, noise, i.time), module.rope_embedder, module.config
+    module.rope_embedder = transformer_lumina2.Lumina2RotaryPosEmbed(10000, config.axes_dim_rope, config.axes_lens)
+    try:
+        out = module(x_t[:, :, 0], 1 - i.time / 1000, i.text, i.text_mask.long(), return_dict=False)[0]
+    finally:
+        module.rope_embedder = own
+    return _mse(out, (x0 - noise)[:, :, 0])
 
 
 def z_image(module, x0, noise, i):
@@ -543,6 +578,7 @@ LOSSES = {
     "flux2-klein-tiny": flux2,
     "flux3-tiny": flux3,
     "flux3-edit-tiny": flux3,
+    "hidream-i1-tiny": hidream,
     "hunyuan-image-2.1-tiny": hunyuan_image21,
     "hunyuan-video-1.5-tiny": hunyuan_video15,
     "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,
@@ -551,6 +587,7 @@ LOSSES = {
     "ideogram-4-tiny": ideogram4,
     "krea2-tiny": krea2,
     "longcat-image-tiny": longcat_image,
+    "lumina-image-2.0-tiny": lumina2,
     "ltx-tiny": ltx,
     "ltx-2-tiny": ltx2,
     "ltx-2-sound-tiny": ltx2_sound,

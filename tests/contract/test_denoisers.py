@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 # Of a family that brings nothing of its own, the loss beside that of a plain script is enough among quick tests.
 _FURTHER = (
     *("hunyuan-image-2.1-tiny", "ideogram-4-tiny", "kandinsky5-tiny", "kandinsky5-image-tiny", "longcat-image-tiny"),
-    "sana-video-tiny",
+    *("hidream-i1-tiny", "lumina-image-2.0-tiny", "sana-video-tiny"),
 )
 every_family = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n in _FURTHER else []) for n in contract.FAMILIES]
@@ -67,12 +67,14 @@ SIZES = {
     "flux2-klein-base-4b": 3_875_544_576,
     "flux2-klein-base-9b": 9_078_581_248,
     "flux3-klein-base": 5_538_458_368,
+    "hidream-i1-full": 17_105_733_184,
     "ideogram-4": 9_279_288_448,
     "kandinsky5-lite": 2_007_702_848,
     "kandinsky5-pro": 19_311_325_248,
     "kandinsky5-image": 6_022_080_576,
     "krea2-raw": 12_820_073_036,
     "longcat-image": 6_270_668_864,
+    "lumina-image-2.0": 2_609_769_152,
     "qwen-image": 20_430_401_088,
     "qwen-image-2.1": 7_115_124_736,
     "sana-video-2b": 2_056_862_144,

@@ -153,7 +153,9 @@ TEXTS = {
     "flux2-klein-4b": {"dim": 96, "max_length": 512},
     "flux3": {"dim": 256, "max_length": 160},
     "ideogram-4": {"dim": 416, "max_length": 64},
+    "hidream": {"dim": 128, "max_length": 12, "pooled_dim": 24},
     "longcat-image": {"dim": 32, "max_length": 512},
+    "lumina2": {"dim": 32, "max_length": 256},
     "kandinsky5": {"dim": 32, "max_length": 512, "pooled_dim": 16},
     "kandinsky5-image": {"dim": 32, "max_length": 512, "pooled_dim": 16},
     "krea2": {"dim": 64, "max_length": 512},
@@ -236,6 +238,12 @@ def _encoders(text):
     if text == "sd3":
         clips = {"text_encoder": _clip(True), "text_encoder_2": _clip(True), "tokenizer_2": words}
         return one | clips | {"text_encoder_3": _t5(), "tokenizer_3": words}
+    if text == "hidream":
+        clips = {"text_encoder": _clip(True), "text_encoder_2": _clip(True), "tokenizer_2": words}
+        llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**QWEN | {"num_hidden_layers": 3}))
+        return (
+            one | clips | {"text_encoder_3": _t5(), "tokenizer_3": words, "text_encoder_4": llama, "tokenizer_4": words}
+        )
     if text == "z-image":
         return one | {"text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**QWEN, head_dim=16))}
     if text == "anima":
@@ -286,7 +294,7 @@ def _encoders(text):
         config = transformers.Mistral3Config(text_config=sizes, vision_config=vision | {"num_attention_heads": 2})
         enhancer = transformers.Ministral3ForCausalLM(sizes)
         return one | {"text_encoder": transformers.Mistral3Model(config), "pe": enhancer, "pe_tokenizer": words}
-    if text == "sana-video":
+    if text in ("lumina2", "sana-video"):
         return one | {"text_encoder": transformers.Gemma2Model(transformers.Gemma2Config(**GEMMA))}
     if text == "ltx-2":
         config = transformers.Gemma3Config(text_config=GEMMA, vision_config=SIGLIP, mm_tokens_per_image=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from reelworks.core import arguments
@@ -33,6 +34,7 @@ class Geometry:
         chunk_frames: Frames that are encoded together, with the latent frames of each chunk rounded up;
             None encodes a clip in one piece.
         drops_rest: Heights and widths need not be multiples of the stride; the remaining pixels have no latent.
+        filled_tokens: Tokens to which clips that are not square are filled up; 0 if they are not.
 
     Examples:
         >>> import reelworks as rw
@@ -45,6 +47,7 @@ class Geometry:
     frame_rule: tuple[int, int] = (1, 0)
     chunk_frames: int | None = None
     drops_rest: bool = False
+    filled_tokens: int = dataclasses.field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         arguments.check(self, _GEOMETRY)
@@ -115,7 +118,8 @@ class Geometry:
         """Return the number of the denoiser's tokens for one clip of this shape."""
         pt, ph, pw = self.patch
         t, h, w = self.latent(shape)
-        return -(-t // pt) * -(-h // ph) * -(-w // pw)
+        tokens = -(-t // pt) * -(-h // ph) * -(-w // pw)
+        return tokens if h == w else max(tokens, self.filled_tokens)
 
 
 _GEOMETRY = {
@@ -124,4 +128,5 @@ _GEOMETRY = {
     "frame_rule": arguments.exactly(2, arguments.whole(0)),
     "chunk_frames": arguments.optional(arguments.whole(1)),
     "drops_rest": arguments.FLAG,
+    "filled_tokens": arguments.whole(0),
 }

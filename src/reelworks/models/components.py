@@ -58,7 +58,8 @@ def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
     config = family_config(model)
     alone = autoencoder_geometry(autoencoder)
     rule = (0, 1) if config.pictures_only else alone.frame_rule
-    return dataclasses.replace(alone, patch=config.patch_size, frame_rule=rule)
+    filled = config.network.passes.filled_tokens
+    return dataclasses.replace(alone, patch=config.patch_size, frame_rule=rule, filled_tokens=filled)
 
 
 def source_multiple(model: ModelConfig, autoencoder: AutoencoderConfig) -> tuple[int, int] | None:

@@ -157,6 +157,8 @@ class PassRules:
     pads_patches: bool = False  # whether it pads sizes that are not multiples of the patch
     # Whether blocks see heights and widths, as convolutions do, and not only the number of tokens.
     blocks_see_shapes: bool = False
+    # Tokens to which pictures that are not square are filled up; 0 if they are not.
+    filled_tokens: int = 0
     # Blocks see captions at their own length, rounded up to a multiple of this; 0 if all have one length.
     caption_multiple: int = 0
 

@@ -153,9 +153,9 @@ _NOT_HERE = {
     "animatediff": "AnimateDiff",
     "cogvideo": "CogVideoX",
     "cosmos": "Cosmos",
-    "hidream": "HiDream",
+    **{"hidreame1": "HiDream-E1", "hidreamo1": "HiDream-O1"},
     "kolors": "Kolors",
-    "lumina": "Lumina",
+    "luminanext": "Lumina-Next",
     "mochi": "Mochi",
     "pixart": "PixArt",
 }

@@ -38,6 +38,7 @@ CALLS = {
     "flux2-tiny": {"guidance_scale": 3.0},
     "flux2-klein-tiny": {"guidance_scale": 3.0},
     "qwen-image-tiny": {"true_cfg_scale": 3.0, "negative_prompt": ""},
+    "lumina-image-2.0-tiny": {"guidance_scale": 3.0},
     "z-image-tiny": {"guidance_scale": 3.0, "max_sequence_length": 64},
     "ernie-image-tiny": {"guidance_scale": 3.0, "use_pe": False},
     "kandinsky5-tiny": {"guidance_scale": 3.0, "negative_prompt": "", "num_frames": 5},
@@ -283,6 +284,43 @@ def test_longcat_image_is_sampled_by_our_own_sampler(places):
         num_inference_steps=3,
         guidance_scale=1.0,
         enable_prompt_rewrite=False,
+        generator=torch.Generator().manual_seed(5),
+        output_type="np",
+        return_dict=False,
+    )[0]
+    theirs = (theirs * 255).round().astype(np.uint8)
+    assert theirs.std() > 0
+    assert distance(made.clips[0], theirs) <= 1
+
+
+@pytest.mark.usefixtures("exact_texts")
+def test_our_own_sampler_draws_what_lumina_does_without_guidance(places):
+    """The pipeline's guidance keeps a length that ours does not."""
+    place = places("lumina-image-2.0-tiny")
+    recipe = recipe_for("lumina-image-2.0-tiny", place, objective={"timestep_shift": 3.0})
+    options = dataclasses.replace(options_for("lumina-image-2.0-tiny"), guidance_scale=1.0)
+    made = [made_by(recipe, dataclasses.replace(options, sampler=sampler)).clips[0] for sampler in ("own", "pipeline")]
+    assert distance(*made) <= 1
+
+
+@pytest.mark.usefixtures("exact_texts")
+@pytest.mark.parametrize("size", [(32, 64), (64, 64)])
+def test_hidream_is_sampled_by_our_own_sampler(places, size):
+    """Its pipeline draws one area only; told another one, it draws the same, square or filled up."""
+    place, (height, width) = places("hidream-i1-tiny"), size
+    options = GenerateOptions(Shape(1, height, width), 12.0, 3, 3.0, seed=5)
+    made = made_by(recipe_for("hidream-i1-tiny", place, objective={"timestep_shift": 3.0}), options)
+    assert made.by == "the own sampler (the family's pipeline draws pictures of one area only)"
+    pipeline = by_hand("hidream-i1-tiny", place)
+    pipeline.transformer.eval()
+    pipeline.default_sample_size = (height * width + 1) ** 0.5 / 8
+    theirs = pipeline(
+        PROMPT,
+        height=height,
+        width=width,
+        sigmas=[1, 2 / 3, 1 / 3],  # as our own are
+        guidance_scale=3.0,
+        max_sequence_length=12,
         generator=torch.Generator().manual_seed(5),
         output_type="np",
         return_dict=False,

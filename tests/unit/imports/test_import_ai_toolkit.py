@@ -91,6 +91,14 @@ def test_the_company_s_codes_of_ideogram_keep_the_encoders_of_the_release(tmp_pa
     assert recipe.text_encoder.weights == recipe.autoencoder.weights == release
 
 
+def test_lumina_by_its_switch_has_the_shift_of_the_release(tmp_path: Path) -> None:
+    """Names of its example."""
+    model = {"is_lumina2": True, "name_or_path": "Alpha-VLLM/Lumina-Image-2.0", "quantize_te": True}
+    _, recipe = converted(tmp_path, job(tmp_path, model=model, train={"timestep_type": "lumina2_shift"}))
+    assert (recipe.model.name, recipe.objective.timestep_shift) == ("lumina-image-2.0", 6.0)
+    assert recipe.objective.timestep_sampling == "uniform"
+
+
 def test_the_shift_is_that_of_its_own_scheduler(tmp_path: Path) -> None:
     """It is not the release's for each model."""
     model = {"arch": "ernie_image", "name_or_path": "baidu/ERNIE-Image"}
@@ -111,7 +119,7 @@ def test_values_that_a_recipe_cannot_have_are_told_and_left_out(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("process", "code"),
     [
-        ({"model": {"arch": "hidream", "name_or_path": "x"}}, "unknown-model"),
+        ({"model": {"arch": "hidream_e1", "name_or_path": "x"}}, "unknown-model"),
         ({"model": {"name_or_path": "ostris/Flex.1-alpha", "is_flux": True}}, "unknown-model"),
         ({"type": "slider"}, "config-unreadable"),
         ({"adapter": {"type": "ip", "train": True}}, "config-unreadable"),  # not a training of all weights

@@ -49,6 +49,8 @@ def told(made: importer.Imported) -> dict[str, tuple[Fate, str]]:
         ({"type": "sd3", "diffusers_path": "/m/stable-diffusion-3.5-large"}, "sd3.5-large"),
         ({"type": "flux2", "diffusion_model": "/m/flux-2-klein-base-9b.safetensors"}, "flux2-klein-base-9b"),
         ({"type": "z_image", "diffusion_model": "/m/z_image_turbo_bf16.safetensors"}, "z-image-turbo"),
+        ({"type": "lumina_2", "transformer_path": "/m/lumina_2_model_bf16.safetensors"}, "lumina-image-2.0"),
+        ({"type": "hidream", "diffusers_path": "/m/HiDream-I1-Full", "llama3_path": "/m/llama"}, "hidream-i1-full"),
         ({"type": "ideogram4", "diffusion_model": "/m/ideogram4_fp8_scaled.safetensors"}, "ideogram-4"),
         ({"type": "hunyuan_image", "transformer_path": "/m/hunyuanimage2.1.safetensors"}, "hunyuan-image-2.1"),
         ({"type": "ernie_image", "diffusion_model": "/m/ernie-image-turbo.safetensors"}, "ernie-image-turbo"),
@@ -106,7 +108,21 @@ def test_the_command_line_tells_the_size_of_a_step(tmp_path: Path) -> None:
     assert "no such setting" not in str(made.keys)
 
 
-@pytest.mark.parametrize("kind", ["hidream", "cosmos", "lumina_2"])
+@pytest.mark.parametrize("resolution", [512, 1024])
+def test_lumina_has_a_shift_of_the_size_and_its_pipelines_instruction(tmp_path: Path, resolution: int) -> None:
+    """Its instruction would stand before that of the pipeline; another prefix stays."""
+    shifts = {512: 1.878, 1024: 3.158}
+    model = {"type": "lumina_2", "transformer_path": "/m/a.safetensors", "llm_path": "/m/b", "lumina_shift": True}
+    prefix = "You are an assistant designed to generate high-quality images based on user prompts. <Prompt Start> "
+    for text, caption in ((prefix, "{text}"), ("a photo, ", "a photo, {text}")):
+        directories = {"resolutions": [resolution], "caption_prefix": text, "directory": [{"path": "a"}]}
+        made, recipe = converted(tmp_path, *write(tmp_path, {"epochs": 1, "model": model}, directories))
+        assert recipe.objective.timestep_shift == shifts[resolution]
+        assert recipe.dataset[0].caption == caption
+        assert told(made)["caption_prefix"][0] is Fate.TAKEN
+
+
+@pytest.mark.parametrize("kind", ["omnigen2", "cosmos"])
 def test_a_model_that_is_not_here_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     files = write(tmp_path, {"epochs": 1, "model": {"type": kind}}, {"directory": [{"path": "a"}]})
     with pytest.raises(UserError, match=kind):

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 from former_configs import GOLDEN, converted, fates
 from hypothesis import HealthCheck, given, settings
@@ -205,7 +206,6 @@ def test_kandinsky_5_is_told_by_its_task(tmp_path: Path) -> None:
     [
         ("python train_network.py --v2 --network_dim 4", "Stable Diffusion 2"),
         ("python train_textual_inversion.py", "textual inversion"),
-        ("python lumina_train_network.py --network_dim 4", "Lumina"),
         ("python sdxl_train_control_net.py", "ControlNet"),
         ("python src/musubi_tuner/hv_train_network.py --dit x", "HunyuanVideo"),
         ("python fpack_train_network.py --dit x", "FramePack"),
@@ -296,6 +296,34 @@ def test_hunyuan_image_predicts_the_velocity_unless_it_is_told_otherwise(
     assert recipe.lora is not None
     assert recipe.lora.targets == "blocks"
     assert {fates(made)[key] for key in ("byt5", "fp8_vl")} == {Fate.NO_MEANING}
+
+
+@pytest.mark.parametrize(
+    ("options", "sampling", "shift"),
+    [
+        ("", "logit-normal", 6.0),
+        ("--discrete_flow_shift 3", "logit-normal", 3.0),
+        ("--timestep_sampling nextdit_shift --sigmoid_scale 2", "uniform", 3.1582),
+        ("--timestep_sampling sigma --weighting_scheme sigma_sqrt", "uniform", 6.0),
+    ],
+)
+def test_lumina_is_trained_at_its_timesteps_and_behind_its_pipelines_instruction(
+    tmp_path: Path, options: str, sampling: str, shift: float
+) -> None:
+    command = (
+        "python lumina_train_network.py --network_module networks.lora_lumina --network_dim 16 --gemma2 g.safetensors "
+        f"--pretrained_model_name_or_path lumina_2_model_bf16.safetensors --use_flash_attn --resolution 1024 {options}"
+    )
+    made, recipe = converted(tmp_path, command=command)
+    assert (recipe.model.name, recipe.model.weights) == ("lumina-image-2.0", "lumina_2_model_bf16.safetensors")
+    objective = recipe.objective
+    assert (objective.timestep_sampling, objective.timestep_shift, objective.logit_std) == (sampling, shift, 1.0)
+    assert objective.loss_weighting == "none"
+    assert {fates(made)[key] for key in ("gemma2", "use_flash_attn")} == {Fate.NO_MEANING}
+    assert fates(made)["system_prompt"] is Fate.NOT_POSSIBLE
+    pipeline = diffusers.Lumina2Pipeline(None, None, None, None, None)
+    told, _ = converted(tmp_path, command=f"{command} --system_prompt '{pipeline.system_prompt}'")
+    assert fates(told)["system_prompt"] is Fate.DEFAULT
 
 
 @pytest.mark.parametrize(

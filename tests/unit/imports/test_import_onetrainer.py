@@ -107,6 +107,7 @@ def test_a_rate_falls_as_often_over_the_epochs(tmp_path: Path) -> None:
         ("qwen-image", ("img_mlp",), ["img_mlp.net.0.proj", "img_mlp.net.2"]),
         ("flux2-dev", ("single_transformer_blocks",), ["to_qkv_mlp_proj", "to_out"]),
         ("ernie-image", ("self_attention", "mlp"), "blocks"),
+        ("hidream-i1-full", ("stream_block",), "blocks"),
     ],
 )
 def test_a_filter_names_the_layers(preset: str, patterns: tuple[str, ...], wanted: list[str] | str) -> None:
@@ -124,7 +125,17 @@ def test_a_filter_of_blocks_by_number_and_one_that_no_ending_tells_apart() -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
-    ["flux-dev", "flux2-dev", "flux2-klein-base-4b", "chroma1-hd", "ideogram-4", "krea2-raw", "z-image", "ernie-image"],
+    [
+        "flux-dev",
+        "flux2-dev",
+        "flux2-klein-base-4b",
+        "chroma1-hd",
+        "hidream-i1-full",
+        "ideogram-4",
+        "krea2-raw",
+        "z-image",
+        "ernie-image",
+    ],
 )
 def test_the_layers_are_those_of_the_networks(preset: str) -> None:
     require_layers(preset)

@@ -139,7 +139,9 @@ def test_flavours(tmp_path: Path) -> None:
         ("kandinsky5-video", ""): ("kandinsky5-lite", None),
         ("kandinsky5-video", "t2v-pro-sft-10s-hd"): ("kandinsky5-pro", None),
         ("kandinsky5-image", "t2i-lite-pretrain"): ("kandinsky5-image", None),
+        ("hidream", "dev"): ("hidream-i1-dev", None),
         ("ideogram", ""): ("ideogram-4", None),
+        ("lumina2", "neta-lumina"): ("lumina-image-2.0", None),
         ("sanavideo", ""): ("sana-video-2b", None),
     }
     for (family, flavour), expected in flavours.items():

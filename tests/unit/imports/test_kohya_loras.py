@@ -33,6 +33,7 @@ _DOUBLE = [f"{side}_{name}" for side in ("img", "txt") for name in ("attn_qkv", 
 _MODULATION = ["img_mod_lin", "txt_mod_lin"]
 _Z = [f"attention_{name}" for name in ("to_q", "to_k", "to_v", "to_out_0")] + [f"feed_forward_w{n}" for n in (1, 2, 3)]
 _IDEOGRAM = ["attention_qkv", "attention_o", *(f"feed_forward_w{n}" for n in (1, 2, 3))]
+_LUMINA = ["attention_qkv", "attention_out", *(f"feed_forward_w{n}" for n in (1, 2, 3)), "adaLN_modulation_1"]
 _KREA = [f"attn_{name}" for name in ("wq", "wk", "wv", "wo", "gate")] + [
     f"mlp_{name}" for name in ("gate", "up", "down")
 ]
@@ -84,6 +85,13 @@ CASES: dict[str, tuple[str, Mapping[str, list[str]]]] = {
             "txtfusion_layerwise_blocks": _KREA,
             "txtfusion_refiner_blocks": _KREA,
             "": ["txtfusion_projector", "first", "last_linear", "tmlp_0", "tmlp_2", "txtmlp_1", "txtmlp_3", "tproj_1"],
+        },
+    ),
+    "lumina-image-2.0-tiny": (
+        "lumina_train_network.py --network_module networks.lora_lumina",
+        {
+            **dict.fromkeys(("layers", "noise_refiner", "context_refiner"), _LUMINA),
+            "": ["final_layer_linear", "final_layer_adaLN_modulation_1"],
         },
     ),
     "sdxl-tiny": (

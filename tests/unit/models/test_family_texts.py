@@ -200,6 +200,17 @@ def test_tokens_are_the_pipelines(family):
         assert torch.equal(encoder.encode([""]).tokens[0][mask[0].bool()], empty[0][mask[0].bool()].float())
         tokens, mask, *_ = pipeline.encode_prompt(LINES[:1], **settings, complex_human_instruction=instruction)
         tokens = tokens[mask.bool()]
+    elif name == "hidream":
+        settings = {"do_classifier_free_guidance": False, "max_sequence_length": 12}
+        t5, _, states, _, pooled, _ = pipeline.encode_prompt(LINES[:1], **settings)
+        assert torch.equal(made.pooled, pooled.float())
+        tokens = torch.cat([t5[0], *states[:, 0]], dim=1)
+    elif name == "lumina2":
+        tokens, mask, empty, empty_mask = pipeline.encode_prompt(LINES[:1])
+        both = encoder.encode([LINES[0], ""])
+        assert torch.equal(both.tokens[1][both.mask[1]], empty[0][empty_mask[0].bool()].float())
+        assert both.mask.sum(dim=1).tolist() == [mask.sum(), 1]
+        tokens = tokens[mask.bool()]
     elif name.startswith("kandinsky5"):
         tokens, pooled, _ = pipeline.encode_prompt(LINES[0])
         assert torch.equal(made.pooled, pooled.float())

@@ -35,6 +35,7 @@ ALIKE = [
     ("flux3-klein-base-edit", "flux3-klein-base"),
     ("krea2-raw", "krea2-turbo"),
     ("ernie-image", "ernie-image-turbo"),
+    ("hidream-i1-full", "hidream-i1-dev", "hidream-i1-fast"),
     ("longcat-image", "longcat-image-dev"),
     ("qwen-image", "qwen-image-2512", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511"),
     ("qwen-image-2.1-edit", "qwen-image-2.1", "qwen-image-2.1-turbo"),

@@ -22,15 +22,18 @@ from reelworks.testing import contract
 
 RANK, ALPHA = 4, 1.0
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
+OWN = {"hidream-i1-tiny": ["to_q", "to_k", "to_v", "to_out"]}
 # What completes the layers of the release that the targets are parts of.
 REST = {name: ["proj_mlp"] for name in ("flux-tiny", "chroma-tiny", "hunyuan-image-2.1-tiny", "longcat-image-tiny")}
 REST["flux2-klein-tiny"] = ["to_qkv_mlp_proj"]
 TINY = [
     "anima-tiny",
     "ernie-image-tiny",
+    "hidream-i1-tiny",
     "hunyuan-image-2.1-tiny",
     "ideogram-4-tiny",
     "longcat-image-tiny",
+    "lumina-image-2.0-tiny",
     "qwen-image-tiny",
     "z-image-tiny",
     "krea2-tiny",
@@ -96,7 +99,7 @@ def write(path: Path, convention: str, layers: dict, family: object, part: str) 
 @pytest.mark.parametrize("name", ALL)
 def test_a_lora_of_onetrainer(tmp_path: Path, name: str) -> None:
     """Whether fused or split, with alpha beside the matrices or in them, its numbers are the same here."""
-    settings = LoraConfig(rank=RANK, alpha=ALPHA, targets=[*TARGETS, *REST.get(name, [])])
+    settings = LoraConfig(rank=RANK, alpha=ALPHA, targets=[*OWN.get(name, TARGETS), *REST.get(name, [])])
     layers, family, part = trained(name, settings)
     assert joined(layers, family).keys() == release_layers.group_by_release(layers, family).keys()
     for convention in ("legacy", "diffusers", "comfy", "kohya", "original"):

@@ -36,6 +36,7 @@ FEW = {
     "flux-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-klein-base-4b": {"num_layers": 1, "num_single_layers": 1},
+    "hidream-i1-full": {"num_layers": 1, "num_single_layers": 1, "llama_layers": (0, 31)},
     "hunyuan-video-1.5": {"num_layers": 1},
     "flux3-klein-base": {"num_layers": 1, "num_single_layers": 1},
     "ideogram-4": {"num_layers": 1},
@@ -43,6 +44,7 @@ FEW = {
     "ltx-video-2b": {"num_layers": 1},
     "ltx-2": {"num_layers": 1},
     "ltx-2.3": {"num_layers": 1},
+    "lumina-image-2.0": {"num_layers": 1, "num_refiner_layers": 1},
     "minimax-h3-sound": {"num_layers": 1, "num_refiner_layers": 1},
     "qwen-image": {"num_layers": 1},
     "qwen-image-2.1": {"num_layers": 1},
@@ -73,7 +75,7 @@ class Whole(dict):
     """A file of a release in which what is not asked about is there too."""
 
     def pop(self, key, *default):
-        return super().pop(key) if key in self or default else torch.zeros(2, 1)
+        return super().pop(key, *default) if key in self or default else torch.zeros(2, 1)
 
 
 @pytest.mark.parametrize("name", SINGLE_FILES)
@@ -151,7 +153,7 @@ COMFYUI = {name: network["layers"] for network in COMFYUI_NETWORKS for name in n
 LIKE_FLUX = ("LongCatImageTransformer2DModel",)
 # No other program reads files of these; layers have the names of their own code.
 OWN_NAMES = ("MMDiT", "SanaVideoTransformer3DModel", "STDiT2", "STDiT3")
-_BLOCK = re.compile(r"(?<=blocks\.)\d+|(?<=\blayers\.)\d+|(?<=refiner\.)\d+")
+_BLOCK = re.compile(r"(?<=blocks\.)\d+|(?<=\blayers\.)\d+|(?<=refiner\.)\d+|(?<=projection\.)\d+")
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)
@@ -314,6 +316,12 @@ CASES = [
         "ff.linear_in ff.linear_out",
     ),
     (
+        "hidream-i1-full",
+        "comfyui",
+        converters._convert_non_diffusers_hidream_lora_to_diffusers,
+        "to_out to_q_t experts.3.w2 shared_experts.w1 ff_t.w3 adaLN_modulation.1 linear",
+    ),
+    (
         "ideogram-4",
         "comfyui",
         converters._convert_non_diffusers_ideogram4_lora_to_diffusers,
@@ -333,6 +341,12 @@ CASES = [
         "comfyui",
         converters._convert_non_diffusers_anima_lora_to_diffusers,
         "ff.net.0.proj ff.net.2 patch_embed.proj proj_out linear_1 linear_2",
+    ),
+    (
+        "lumina-image-2.0",
+        "comfyui",
+        converters._convert_non_diffusers_lumina2_lora_to_diffusers,
+        "feed_forward.linear_1 feed_forward.linear_2 feed_forward.linear_3 norm1.linear",
     ),
     ("qwen-image", "comfyui", converters._convert_non_diffusers_qwen_lora_to_diffusers, "img_mlp.net.2"),
     ("qwen-image", "kohya", converters._convert_non_diffusers_qwen_lora_to_diffusers, ""),

@@ -28,7 +28,8 @@ from reelworks.models.adapters.adapter_types.registry import LORA
 _FLUX, _FLUX2, _CHROMA = "FluxTransformer2DModel", "Flux2Transformer2DModel", "ChromaTransformer2DModel"
 _SDXL, _SD3 = "UNet2DConditionModel", "SD3Transformer2DModel"
 _ANIMA, _ERNIE, _LONGCAT = "CosmosTransformer3DModel", "ErnieImageTransformer2DModel", "LongCatImageTransformer2DModel"
-_KANDINSKY = "Kandinsky5Transformer3DModel"
+_KANDINSKY, _LUMINA = "Kandinsky5Transformer3DModel", "Lumina2Transformer2DModel"
+_HIDREAM = "HiDreamImageTransformer2DModel"
 _QWEN, _Z_IMAGE, _KREA = "QwenImageTransformer2DModel", "ZImageTransformer2DModel", "Krea2Transformer2DModel"
 # Networks with layers of the release by their bare names there, and those with text encoders that have names; "" is unknown.
 _BARE = ("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel", "MiniMaxH3Transformer3DModel")
@@ -38,12 +39,13 @@ _COMFYUI: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((_FLUX, _FLUX2, _CHROMA, _LONGCAT), ("transformer.", "", "lycoris_", "lora_transformer_")),
     _ERNIE: ("transformer.",),
     _KANDINSKY: ("transformer.", ""),
+    _HIDREAM: ("transformer.", "lycoris_"),
     _SDXL: ("unet.", "", "lora_unet_", "lycoris_"),
     _SD3: ("transformer.", "base_model.model.", "lycoris_", "lora_transformer_"),
     _QWEN: ("transformer.", "", "lycoris_"),
     **dict.fromkeys((_Z_IMAGE, _KREA), ("diffusion_model.", "transformer.", "", "lycoris_")),
     **dict.fromkeys(("WanTransformer3DModel", "WanVACETransformer3DModel", "HunyuanVideo15Transformer3DModel"), ()),
-    **dict.fromkeys((*_BARE, _ANIMA, "HunyuanImageTransformer2DModel", "Ideogram4Transformer2DModel"), ()),
+    **dict.fromkeys((*_BARE, _ANIMA, _LUMINA, "HunyuanImageTransformer2DModel", "Ideogram4Transformer2DModel"), ()),
 }
 _FORGE_NEO: Mapping[str, tuple[str, ...]] = {
     _SDXL: _COMFYUI[_SDXL],
@@ -66,6 +68,7 @@ _SD_SCRIPTS = {
     **dict.fromkeys((_FLUX, _CHROMA), re.compile(r"(double|single)_blocks\..*")),
     _SD3: re.compile(r"joint_blocks\..*"),
     _ANIMA: re.compile(r"(blocks|x_embedder|t_embedder|final_layer)\..*"),
+    _LUMINA: re.compile(r"(layers|noise_refiner|context_refiner|final_layer)\..*"),
 }
 _MUSUBI = {
     "WanTransformer3DModel": re.compile(r"blocks\..*"),

@@ -17,6 +17,8 @@ def _control(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _prefix(value: Any, draft: ImportDraft, number: int) -> str:
+    if draft.settings.get("model.type") == "lumina_2" and str(value).rstrip().endswith("<Prompt Start>"):
+        return "captions stand behind the instruction of the release's pipeline"
     form = datasets.as_text(value)
     return draft.set(f"dataset.{number}.caption", f"{form}{{text}}") if form else ""
 

@@ -35,7 +35,7 @@ class DiffusionPipeModel(NamedTuple):
 
 
 MODELS = {name: DiffusionPipeModel(**found) for name, found in tables.table("diffusion_pipe", "models").items()}
-_TYPES = (*MODELS, "cosmos", "cosmos_predict2", "lumina_2", "hidream", "omnigen2")
+_TYPES = (*MODELS, "cosmos", "cosmos_predict2", "omnigen2")
 TYPES = frozenset((*_TYPES, "hunyuan-video", "auraflow"))
 _PATHS = ("transformer_path", "diffusion_model", "single_file_path", "checkpoint_path", "ckpt_path", "diffusers_path")
 

@@ -28,8 +28,9 @@ def _sigmoid_scale(value: Any, draft: ImportDraft) -> Outcome:
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
     if value:
         return Fate.TAKEN, draft.set("objective.timestep_shift", values.number(value, 1e-3))
-    if draft.settings.get("model.flux_shift"):
-        return Fate.NO_MEANING, "model.flux_shift decides"
+    for key in ("flux_shift", "lumina_shift"):
+        if draft.settings.get(f"model.{key}"):
+            return Fate.NO_MEANING, f"model.{key} decides"
     return Fate.TAKEN, draft.set("objective.timestep_shift", NONE)
 
 
@@ -42,6 +43,12 @@ def _flux_shift(value: Any, draft: ImportDraft) -> Outcome:
     # Latents of this model are halved again there before they are counted.
     part = 4 if draft.settings.get("model.type") == "ernie_image" else 1
     return densities.shift_by_size(draft, _FLUX_LINE, [side * side / part for side in sides])
+
+
+def _lumina_shift(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.settings.get("model.type") != "lumina_2":
+        return Fate.NO_MEANING, "it belongs to another model"
+    return _flux_shift(value, draft)
 
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:

@@ -63,8 +63,9 @@ def sampling(value: Any, draft: ImportDraft, *, default_shift: float, shifts_sig
     if by_size not in BY_SIZE:
         return Fate.NOT_POSSIBLE, f"this density is not there; {_set(draft, 'logit-normal', None)} replaces it"
     area = largest_area(draft)
-    scale = 1.5 if name == "ideogram4_shift" else scale
-    remark = _set(draft, "logit-normal", round(shift_by_size(BY_SIZE[by_size], area), 4), std=scale)
+    scale = {"ideogram4_shift": 1.5, "nextdit_shift": 1.0}.get(name, scale)
+    density = "uniform" if name == "nextdit_shift" else "logit-normal"
+    remark = _set(draft, density, round(shift_by_size(BY_SIZE[by_size], area), 4), std=scale)
     if name in _MIXTURES:
         return Fate.NOT_POSSIBLE, f"a mixture of densities is not there; {remark}, its largest part, replaces it"
     return Fate.TAKEN, f"{remark}, that of {math.isqrt(area)} × {math.isqrt(area)} pixels; there it falls with the size"

@@ -18,14 +18,19 @@ _PARTS = "the text encoders and the autoencoder of the release are used: text_en
 # Defaults of flow matching by model, where they differ: density, shift, kind of prediction.
 SAMPLING = {
     **{"flux": ("sigma", 3.0), "chroma": ("sigma", 3.0), "sd3": ("sigma", 1.0), "anima": ("sigmoid", 1.0)},
-    "hunyuan-image": ("sigma", 5.0),
+    **{"hunyuan-image": ("sigma", 5.0), "lumina": ("shift", 6.0)},
 }
 _UNET_LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
+_LUMINA_LAYERS = (
+    *_UNET_LAYERS[:4],
+    *(f"feed_forward.linear_{number}" for number in (1, 2, 3)),
+    *("norm1.linear", "norm_out.linear_1", "norm_out.linear_2"),
+)
 _HUBER = {"huber": "huber", "smooth_l1": "smooth-l1"}
 
 
 def family_of(draft: ImportDraft) -> str:
-    """Return the beginning of the preset's name: sdxl, sd1.5, flux, sd3, chroma, anima or hunyuan-image."""
+    """Return the beginning of the preset's name: sdxl, sd1.5, flux, sd3, chroma, anima, hunyuan-image or lumina."""
     preset = str(draft.get("model.name", ""))
     return next((name for name in ("sdxl", "sd1.5", *SAMPLING) if preset.startswith(name)), preset)
 
@@ -40,6 +45,8 @@ def targets_of(draft: ImportDraft) -> tuple[Any, str]:
         return list(_UNET_LAYERS), "linear layers of Transformer2DModel, and not its convolutions proj_in and proj_out"
     if family_of(draft) == "anima":
         return list(_UNET_LAYERS), "linear layers of blocks, without those of modulation"
+    if family_of(draft) == "lumina":
+        return list(_LUMINA_LAYERS), "linear layers of all blocks and of the last layer"
     if not draft.is_flow:
         return [*_UNET_LAYERS, "proj_in", "proj_out"], "linear layers of Transformer2DModel"
     return "blocks", "linear layers of all blocks"
@@ -55,7 +62,7 @@ def _sampling(value: Any, draft: ImportDraft) -> Outcome:
 def _weighting(value: Any, draft: ImportDraft) -> Outcome:
     if family_of(draft) == "sd3":
         return _sd3_density(value, draft)
-    default = "raw" if family_of(draft) == "hunyuan-image" else "sigma_scaled"
+    default = "raw" if family_of(draft) in ("hunyuan-image", "lumina") else "sigma_scaled"
     kind = draft.settings.get("model_prediction_type", default)
     weighs = kind == "sigma_scaled" or family_of(draft) == "anima"
     return timesteps.weighting(value, draft, weighs=weighs)
@@ -80,7 +87,7 @@ def _sd3_density(value: Any, draft: ImportDraft) -> Outcome:
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
     if not draft.is_flow:
         return Fate.NOT_POSSIBLE, f"{_title(draft)} is trained at all timesteps"
-    default = {"sd3": "uniform", "anima": "sigmoid"}.get(family_of(draft), "sigma")
+    default = {"sd3": "uniform"}.get(family_of(draft), SAMPLING.get(family_of(draft), ("sigma",))[0])
     return timesteps.bound(value, draft, default_sampling=default)
 
 
@@ -224,7 +231,20 @@ OF_FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "flux": OF_FLOW,
     "chroma": OF_FLOW,
     "hunyuan-image": {"timestep_sampling": "sigma"},
+    "lumina": {"timestep_sampling": "shift", "system_prompt": ""},
 }
+_INSTRUCTION = (  # diffusers.Lumina2Pipeline
+    "You are an assistant designed to generate superior images with the superior degree of image-text alignment based on "
+    "textual prompts or user prompts."
+)
+
+
+def _instruction(value: Any, draft: ImportDraft) -> Outcome:
+    if family_of(draft) != "lumina":
+        return Fate.NO_MEANING, "it belongs to another model"
+    if value == _INSTRUCTION:
+        return Fate.DEFAULT, "captions stand behind it, as in the release's pipeline"
+    return Fate.NOT_POSSIBLE, "captions stand behind the instruction of the release's pipeline"
 
 
 def _metadata(value: Any, draft: ImportDraft) -> Outcome:

@@ -15,6 +15,8 @@ _CLASSES = {
     **dict.fromkeys(("sdxl", "sd1.5", "ltx-video"), (_QKV, _FEED)),
     **dict.fromkeys(("flux-", "chroma", "sd3"), (f"{_QKV} {_ADDED}", f"{_FEED} {_CONTEXT}")),
     "wan-": (_QKV, "ffn.net.0.proj ffn.net.2"),
+    "lumina-": (_QKV, ""),
+    "hidream-": ("to_q to_k to_v to_out to_q_t to_k_t to_v_t to_out_t", ""),
 }
 _ATTENTION = ["to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"]
 _TEXTS = ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"]

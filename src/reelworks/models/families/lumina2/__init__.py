@@ -1,0 +1,1 @@
+"""Lumina Image 2.0 by Alpha-VLLM: pictures."""
