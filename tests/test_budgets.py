@@ -29,7 +29,7 @@ PARTS = {
     "core": Part(("core",), 2_380, 1_600),
     "data": Part(("data",), 15_610, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_250, 8_600),
+    "models": Part(("models",), 11_260, 8_600),
     "training": Part(("training",), 12_350, 9_700),
     "inference": Part(("inference",), 2_730, 2_400),
     "commands": Part(("commands",), 1_630, 1_200),
@@ -38,7 +38,7 @@ PARTS = {
     "demo and testing": Part(("demo", "testing"), 1_195, 1_100),
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_980, 1_450),
-    "doctor": Part(("annexes/doctor",), 185, 150),
+    "doctor": Part(("annexes/doctor",), 200, 170),
     "captions": Part(("annexes/captions",), 1_790, 1_350),
     "cluster": Part(("annexes/cluster",), 165, 160),
     "quality": Part(("annexes/quality",), 2_080, 1_950),

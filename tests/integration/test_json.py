@@ -110,6 +110,7 @@ CALLS = [
     Call("plan", "staged.toml staged-2.toml --diff", 4),
     Call("contact-sheet", "r.toml -o sheets --clips 1"),
     Call("check", "r.toml"),
+    Call("doctor", ""),
     Call("tune", "r.toml --estimate --memory 8 --max-batch 1 -o tuned.json"),
     Call("encode run", "stored.toml"),
     Call("encode ls", "encoded"),
