@@ -29,7 +29,7 @@ from typing import Any
 
 import av
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 from av.video.reformatter import Interpolation
 from PIL import Image

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from benchmarks._page import Page, serving
 from benchmarks._results import AT_START

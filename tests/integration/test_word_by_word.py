@@ -33,6 +33,19 @@ NOT_TYPED: dict[str, dict[str, str]] = {
         ". .venv/bin/activate": "the environment of the tests is active already",
         "reelworks --install-completion": "writes to the settings of the shell that the tests were started from",
     },
+    "docs/how-to/install.md": dict.fromkeys(
+        (
+            'pip install -c constraints.txt ".[all]"',
+            "uv sync --extra all",
+            "uv run reelworks demo",
+            'uv pip install --torch-backend cpu -c constraints.txt ".[all]"',
+            "reelworks doctor",
+            "docker compose -f containers/compose.yaml up --build",
+            "export WORKSPACE=/workspace PORT=8384",
+            "bash containers/start.sh",
+        ),
+        "installs from a package index, starts a container, or looks at the machine; test_containers and test_doctor do it",
+    ),
     "docs/how-to/add-a-model.md": dict.fromkeys(
         (
             'python -m pytest -p no:cacheprovider -m "" tests/contract -k auraflow-tiny',

@@ -8,7 +8,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("reelworks", "make", "pip", "python", "torchrun", "ray", "export", "du", "tail", "cd", ".")
+PROGRAMS = (
+    "reelworks",
+    "make",
+    "pip",
+    "python",
+    "torchrun",
+    "ray",
+    "export",
+    "du",
+    "tail",
+    "cd",
+    ".",
+    "uv",
+    "docker",
+    "bash",
+)
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`(reelworks\s[^`]+)`")
 # More than the names of verbs: an option, a path, or a name in capitals.

@@ -89,7 +89,7 @@ def is_busy(own_threads: int = 0, share: float = _BUSY_SHARE) -> bool:
 
     The load average includes the training's own threads on this machine, which are subtracted.
     """
-    return psutil.getloadavg()[0] - own_threads >= share * cores()
+    return bool(psutil.getloadavg()[0] - own_threads >= share * cores())
 
 
 def _limiting_cgroups(controller: str) -> list[Path]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -21,6 +21,9 @@ from reelworks.core import machine, system, user_files, version
 from reelworks.core.errors import UserError
 from reelworks.core.units import format_bytes, plural
 from reelworks.data.checkpoint import disk_space
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LOW_BYTES = 20 << 30  # a base of some billions of parameters, its stored latents and some checkpoints
 _LOW_MEMORY = 8 << 30
@@ -188,13 +191,15 @@ def _kernels(found: Diagnosis) -> Iterator[tuple[str, object]]:
 
     device = machine.default_device()
     for width, masked in product(_WIDTHS, (False, True)):
-        rows = [
-            torch.randn(1, _HEADS, _TOKENS, width, dtype=torch.bfloat16, device=device).requires_grad_() for _ in "qkv"
-        ]
+        query, key, value = (
+            torch.randn(1, _HEADS, _TOKENS, width, dtype=torch.bfloat16, device=device).requires_grad_()
+            for _ in range(3)
+        )
         mask = (torch.arange(_TOKENS, device=device) < _TOKENS // 2)[None, None, None] if masked else None
 
-        def step(rows: list[Any] = rows, mask: Any = mask) -> None:
-            torch.nn.functional.scaled_dot_product_attention(*rows, attn_mask=mask).float().square().mean().backward()
+        def step(query: Tensor = query, key: Tensor = key, value: Tensor = value, mask: Tensor | None = mask) -> None:
+            attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
+            attended.float().square().mean().backward()  # type: ignore[no-untyped-call]
 
         report = check_attention(step)
         name = f"heads of {width}{', masked' * masked}"

@@ -311,7 +311,7 @@ class MuonOfDevice(torch.optim.Muon):
         """Update the matrices that have a gradient, in place."""
         on_cpu = self.param_groups[0]["params"][0].device.type == "cpu"
         with _InFloat32() if on_cpu else contextlib.nullcontext():
-            super().step()
+            super().step()  # type: ignore[no-untyped-call]
 
 
 class GatheredMuon(torch.optim.Muon):
