@@ -29,7 +29,7 @@ PARTS = {
     "core": Part(("core",), 2_380, 1_600),
     "data": Part(("data",), 15_610, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_260, 8_600),
+    "models": Part(("models",), 11_265, 8_600),
     "training": Part(("training",), 12_350, 9_700),
     "inference": Part(("inference",), 2_730, 2_400),
     "commands": Part(("commands",), 1_630, 1_200),
@@ -37,7 +37,7 @@ PARTS = {
     "quickstart": Part(("quickstart",), 830, 500),
     "demo and testing": Part(("demo", "testing"), 1_195, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_980, 1_450),
+    "adapter files": Part(("annexes/lora",), 1_985, 1_450),
     "doctor": Part(("annexes/doctor",), 200, 170),
     "captions": Part(("annexes/captions",), 1_790, 1_350),
     "cluster": Part(("annexes/cluster",), 165, 160),

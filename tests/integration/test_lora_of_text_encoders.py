@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 
 import children
@@ -16,6 +17,8 @@ from refused import refused
 from test_kill_and_resume import losses
 from test_lora import tensors
 
+from reelworks.annexes.lora import apply
+from reelworks.annexes.lora.request import ApplyLorasRequest
 from reelworks.core.shape import Shape
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
@@ -120,8 +123,8 @@ def test_the_familys_pipeline_draws_what_we_do_with_the_file(recipe, places, tmp
     )
     kind = getattr(diffusers, made.by.split()[0])
 
-    def drawn(format=None):
-        pipeline = kind.from_pretrained(places(name), dtype=torch.float32)
+    def drawn(format=None, place=None):
+        pipeline = kind.from_pretrained(place or places(name), dtype=torch.float32)
         pipeline.set_progress_bar_config(disable=True)
         if format is not None:
             pipeline.load_lora_weights(tmp_path / "run" / "exports" / f"step-000000006-ema-lora-{format}.safetensors")
@@ -135,6 +138,18 @@ def test_the_familys_pipeline_draws_what_we_do_with_the_file(recipe, places, tmp
     for format in ("diffusers", "kohya"):
         assert np.abs(made.clips[0] - drawn(format)).max() <= 1, format
     assert begins_alike(recipe(name=name), tmp_path / "run")
+    for format in FORMATS:
+        file = tmp_path / "run" / "exports" / f"step-000000006-ema-lora-{format}.safetensors"
+        applied = tmp_path / format
+        shutil.copytree(places(name), applied)
+        for part in ("unet", *sorted(folder.name for folder in applied.glob("text_encoder*"))):
+            request = ApplyLorasRequest(
+                base=places(name), files=(str(file),), output=tmp_path / f"{format}-{part}", part=part
+            )
+            assert "which --part takes each alone" in " ".join(apply.apply(request).notes)
+            shutil.rmtree(applied / part)
+            request.output.rename(applied / part)
+        assert np.abs(made.clips[0] - drawn(place=applied)).max() <= 1, format
 
 
 def test_each_part_has_its_rate(recipe, tmp_path):

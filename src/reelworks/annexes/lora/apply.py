@@ -26,7 +26,7 @@ from reelworks.core.errors import UserError, first_few
 from reelworks.core.units import plural
 from reelworks.data.checkpoint import safetensors_header
 from reelworks.data.checkpoint.safetensors_header import TensorRange
-from reelworks.models.adapters import key_mapping, other_tensors
+from reelworks.models.adapters import key_mapping, other_tensors, text_encoders
 from reelworks.models.export import export, safetensors_file
 from reelworks.models.storage.tensor_files import TensorFacts
 
@@ -81,7 +81,8 @@ def apply(request: ApplyLorasRequest) -> LoraResult:
     _require_folder(request)
     with open_weights(request.base, "base", request.part) as base, ExitStack() as stack:
         adapters = [(stack.enter_context(open_adapter(path, "files")), strength) for path, strength in request.weighted]
-        edits, notes = _edits(base, adapters, request.model)
+        encoder = request.part if text_encoders.is_part(request.part or "") else None
+        edits, notes = _edits(base, adapters, request.model, encoder)
         layers: list[LayerResult] = []
         with log.stage("adding", lambda: f"{len(layers)} of {len(edits)} weights"):
             written = _write(base, edits, layers, adapters, request)
@@ -118,9 +119,9 @@ def _require_folder(request: ApplyLorasRequest) -> None:
 
 
 def _edits(
-    base: FullWeights, adapters: Sequence[tuple[AdapterFile, float]], model: str | None
+    base: FullWeights, adapters: Sequence[tuple[AdapterFile, float]], model: str | None, encoder: str | None
 ) -> tuple[dict[str, list[_Edit | _Difference]], list[str]]:
-    """Return the updates and differences of each weight by its name, and notes."""
+    """Return the updates and differences of each weight by its name, and notes; the base is a network, or a text encoder."""
     matrices = {
         full: name.removesuffix(".weight").replace(".", "_")
         for name, full in bare_names(base.facts).items()
@@ -131,16 +132,17 @@ def _edits(
     edits: dict[str, list[_Edit | _Difference]] = defaultdict(list)
     notes = []
     for file, strength in adapters:
-        network = None
-        if any(layer.folded not in weights for layer in file.layers if layer.text_encoder is None):
+        network, layers = None, [layer for layer in file.layers if layer.text_encoder == encoder]
+        if encoder is None and any(layer.folded not in weights for layer in layers):
             # Another convention may join layers, or name them otherwise.
             found = base_network.closest_to(file, model)
             network = base_network.resolve(found, file) if found.is_whole else None
-        for name, edit in _edits_of(file, strength, weights, base.facts, network):
+        for name, edit in _edits_of(file, layers, strength, weights, base.facts, network):
             edits[name].append(edit)
-        if encoders := sum(layer.text_encoder is not None for layer in file.layers):
-            notes.append(f"{file.source}: left out: {plural(encoders, 'layer')} of text encoders")
-        own = _differences_of(file, strength, base.facts, network)
+        if others := Counter(layer.text_encoder or "the network" for layer in file.layers if layer not in layers):
+            parts = " and ".join(f"{plural(count, 'layer')} of {part}" for part, count in sorted(others.items()))
+            notes.append(f"{file.source}: left out: {parts}, which --part takes each alone")
+        own = {} if encoder else _differences_of(file, strength, base.facts, network)
         for name, difference in own.items():
             edits[name].append(difference)
         notes += file.left_out({each.key for each in own.values()})
@@ -185,13 +187,13 @@ def _differences_of(
 
 def _edits_of(
     file: AdapterFile,
+    layers: Sequence[StoredLayer],
     strength: float,
     weights: Mapping[str, str],
     facts: Mapping[str, TensorFacts],
     network: BaseNetwork | None,
 ) -> Iterator[tuple[str, _Edit]]:
-    """Yield the updates of a file with the names of their weights; refuses a layer without one."""
-    layers = [layer for layer in file.layers if layer.text_encoder is None]
+    """Yield the updates of a file's layers with the names of their weights; refuses a layer without one."""
     lost = []
     for layer in layers:
         places = _places(layer, network, weights, facts)
@@ -222,7 +224,8 @@ def _places(
     layer: StoredLayer, network: BaseNetwork | None, weights: Mapping[str, str], facts: Mapping[str, TensorFacts]
 ) -> list[_Place]:
     """Return the weights that a layer of a file is, is a part of, or is made of; empty if one is missing."""
-    if (weight := weights.get(layer.folded)) is not None:
+    names = (layer.folded,) if layer.text_encoder is None else text_encoders.within(layer.folded)
+    if (weight := next((weights[name] for name in names if name in weights), None)) is not None:
         count = facts[weight].shape[0]
         return [_Place(weight, count, _RowRange(0, count, 0))]
     found: list[_Place] = []

@@ -187,7 +187,7 @@ class ApplyLorasRequest(_WeightedFiles):
     )
     output: Path = arg(..., "The folder to write: shards, an index, and the base's config.", **_named("--output", "-o"))
     model: str | None = arg(None, _MODEL)
-    part: str | None = arg(None, _PART)
+    part: str | None = arg(None, f"{_PART} That of a text encoder takes the layers that files have of it.")
     shard_size: str = arg("5GB", "Most bytes of a shard.", metavar="SIZE")
     overwrite: bool = arg(False, _OVERWRITE)
 

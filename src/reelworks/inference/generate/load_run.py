@@ -124,7 +124,7 @@ class LoadedModel:
                     code="text-encoders-not-merged",
                     field="--merge",
                     value=True,
-                    remedy="leave it out, and load the file of the LoRA with its base",
+                    remedy="leave it out, and add the file of the LoRA to its base by `reelworks lora apply`, with --part for each text encoder",
                 )
             if to_merge and recipe.lora is not None:
                 wide = recipe.lora.model_copy(update={"base": "float32"})

@@ -57,6 +57,13 @@ def in_kohya(stem: str) -> str | None:
     return f"lora_te{number}_{match['layer'].replace('.', '_')}"
 
 
+def within(kohya: str) -> tuple[str, str]:
+    """Return the names within its text encoder of a layer by kohya's; transformers 5 saves CLIP without the first word."""
+    match = _STEM.fullmatch(kohya)
+    name = match["folded"] if match is not None and match["folded"] else kohya
+    return name, name.removeprefix("text_model_")
+
+
 def in_diffusers(stem: str) -> str | None:
     """Return diffusers' name of a layer of CLIP; None for other text encoders, whose LoRAs its pipelines do not read."""
     match, part = _STEM.fullmatch(stem), part_of(stem)
