@@ -12,7 +12,7 @@ PROGRAM := $(VENV)/.program
 # where the shell says otherwise: each of the processes that tests start would compile the program again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest
 # Tests of one file mostly run in one process, so that what they share is made once.
-PARALLEL := PYTHONWARNDEFAULTENCODING=1 $(PYTEST) -n $(WORKERS) --dist worksteal
+PARALLEL := PYTHONWARNDEFAULTENCODING=1 PYTHONWARNINGS=ignore::EncodingWarning $(PYTEST) -n $(WORKERS) --dist worksteal
 
 # Strict: no broken link, no page without a place.
 DOCS := $(VENV)/bin/python scripts/build_docs.py
