@@ -1,6 +1,6 @@
 """Whole trainings on a pretended second device, which refuses what a GPU refuses, take the steps of the CPU.
 
-All other tests run on it with `pytest --second-device`; here is each key whose state lies on two devices.
+One kind of it lacks what Apple's GPUs lack. All other tests run on it with `pytest --second-device`; here is each key whose state lies on two devices.
 """
 
 from __future__ import annotations
@@ -82,6 +82,38 @@ def test_a_training_is_that_of_the_cpu(
     ):
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, (words, device, result.output, result.exception)
+
+
+APPLES: dict[str, dict[str, Any]] = {
+    "a whole network": {},
+    "a LoRA of a video network": {"lora": {"rank": 2}},
+    "a LoRA of few bits": {"lora": {"rank": 2, "base": "nf4"}, "train": {"spikes": "skip"}},
+    "int8": {"lora": {"rank": 2, "base": "int8"}},
+    "in float32": {"precision": {"compute": "float32"}},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "a LoRA of a video network")) for n in APPLES]
+)
+def test_a_training_on_apples_gpu_is_that_of_the_cpu(
+    footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """With saves, validations and previews, interrupted and resumed; then it generates and is measured."""
+    expected = trained(of_family("wan-tiny", footage, tmp_path / "cpu", **APPLES[name]))
+    second_device.use_as_apples(monkeypatch)
+    recipe = of_family("wan-tiny", footage, tmp_path / "there", **APPLES[name])
+    trained(recipe, max_steps=2)
+    found = trained(recipe)
+    assert len(expected) > 4
+    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=0.01)
+    run = str(tmp_path / "there")
+    for words in (
+        ["generate", run, "--prompt", "a picture", "-o", str(tmp_path / "made.png")],
+        ["eval", run, "--timesteps", "2"],
+    ):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, (words, result.output, result.exception)
 
 
 def of_family(name: str, footage: Path, output: Path, **changes: Any) -> dict[str, Any]:

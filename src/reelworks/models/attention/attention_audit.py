@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from reelworks.core import arguments
+from reelworks.core import arguments, device_memory
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
 from reelworks.core.units import plural
@@ -208,8 +208,7 @@ def audit(
             used = best
         planning += used.planning
     worst = max((found.error for found in compared.values() if found.problem is None), default=0.0)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # a training's tensors have other sizes
+    device_memory.release(device)  # a training's tensors have other sizes
     return AttentionReport(
         tuple(faults),
         tuple(quicker),
@@ -224,8 +223,10 @@ def _compare(call: AttentionCall, device: torch.device, attend: Attend, *, times
     """Return how far a call is off, or None if memory does not suffice to know."""
     try:
         return _Comparison.of_call(call, device).run(attend, repeats=_REPEATS if times else 0)
-    except torch.OutOfMemoryError:
-        return None
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):  # as Apple's GPUs say it
+            return None
+        raise
 
 
 class _Found(NamedTuple):
