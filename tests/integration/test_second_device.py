@@ -84,12 +84,16 @@ def test_a_training_is_that_of_the_cpu(
         assert result.exit_code == 0, (words, device, result.output, result.exception)
 
 
+Use = Callable[[pytest.MonkeyPatch], torch.device]
+on_both = pytest.mark.parametrize("use", [second_device.use, second_device.use_as_apples])
+
 APPLES: dict[str, dict[str, Any]] = {
     "a whole network": {},
     "a LoRA of a video network": {"lora": {"rank": 2}},
     "a LoRA of few bits": {"lora": {"rank": 2, "base": "nf4"}, "train": {"spikes": "skip"}},
     "int8": {"lora": {"rank": 2, "base": "int8"}},
     "in float32": {"precision": {"compute": "float32"}},
+    "stored latents": {"encode": {"store": True}},
 }
 
 
@@ -132,29 +136,17 @@ def of_family(name: str, footage: Path, output: Path, **changes: Any) -> dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use", [second_device.use, second_device.use_as_apples])
+@on_both
 @pytest.mark.parametrize("name", [name for name in contract.CLASSES if name not in ("wan-2.2-tiny", "wan-vace-tiny")])
-def test_families_train(
-    footage: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    use: Callable[[pytest.MonkeyPatch], torch.device],
-) -> None:
+def test_families_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, use: Use) -> None:
     use(monkeypatch)
     assert trained(of_family(name, footage, tmp_path / "run"), max_steps=3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use", [second_device.use, second_device.use_as_apples])
+@on_both
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_optimizers_train(
-    footage: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    use: Callable[[pytest.MonkeyPatch], torch.device],
-) -> None:
+def test_optimizers_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, use: Use) -> None:
     if use is second_device.use_as_apples and name == "adamw8bit":
         pytest.skip("refused on Apple's GPU")
     use(monkeypatch)
@@ -175,9 +167,10 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
+@on_both
 @pytest.mark.parametrize("feature", FEATURES)
-def test_features_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
-    second_device.use(monkeypatch)
+def test_features_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature: str, use: Use) -> None:
+    use(monkeypatch)
     recipe = of_family("wan-tiny", footage, tmp_path / "run", **FEATURES[feature])
     if feature == "pairs":
         (worse := tmp_path / "worse").mkdir()
