@@ -1,7 +1,7 @@
 """Tell what this process may use of the machine: fewer cores and less memory than it has in most jobs and containers.
 
-Told without torch, whose import takes seconds; OpenMP's wait policy and the fallback of Apple's GPUs, which are set here
-too, must be set before that import.
+Told without torch, whose import takes seconds; OpenMP's wait policy and the fallback of Apple's GPUs, which are set here too,
+must be set before that import.
 
 A training runs on one kind of device: NVIDIA's and AMD's GPUs, which torch both names "cuda", Apple's, "mps", or the CPU.
 What Apple's lack is told by `is_apple`, and the CPU takes its place for it by `exact_device`.
@@ -101,7 +101,7 @@ def why_cpu() -> str:
     if not torch.backends.mps.is_built():
         return "this torch is not built for Apple's GPUs"
     if torch.backends.mps.is_available():
-        return f"GPUs compute in bfloat16 from macOS {_LEAST_MACOS}, and this is {platform.mac_ver()[0]}"
+        return f"Apple's GPUs compute in bfloat16 from macOS {_LEAST_MACOS}, and this is {platform.mac_ver()[0]}"
     return "torch finds no GPU of Apple"
 
 

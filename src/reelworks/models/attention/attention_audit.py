@@ -224,9 +224,14 @@ def _compare(call: AttentionCall, device: torch.device, attend: Attend, *, times
     try:
         return _Comparison.of_call(call, device).run(attend, repeats=_REPEATS if times else 0)
     except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):  # as Apple's GPUs say it
+        if _is_lack(error):
             return None
         raise
+
+
+def _is_lack(error: RuntimeError) -> bool:
+    """Whether memory did not suffice; of Apple's GPUs torch says so in the message only."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 class _Found(NamedTuple):
@@ -302,9 +307,9 @@ class _Comparison:
         try:
             (kernel, results), first = self._timed(attend)
             again = [self._timed(attend)[1] for _ in range(repeats)]
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if _is_lack(error):
+                raise
             return _Found("chosen", math.inf, f"it fails ({str(error).splitlines()[0]})")
         return _Found(kernel, *self._compared(results), first, min([first, *again]))
 

@@ -48,9 +48,13 @@ def require_possible(recipe: Recipe, world: World) -> None:
     trackers.require_installed(recipe.logging)
     optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world.size, world.local_size))
     device_limits.require(recipe, world.device)
+    rendezvous.require_shared_folder(Path(recipe.output), world)
+
+
+def tell_device(world: World) -> None:
+    """Say why the CPU of a Mac trains, where it does."""
     if world.is_main and (reason := machine.why_cpu()):
         logger.warning(f"the CPU trains, not the GPU: {reason}")
-    rendezvous.require_shared_folder(Path(recipe.output), world)
 
 
 def scan(stage: Stage, world: World, on_scan: Callable[[ScanProgress], None] | None) -> None:

@@ -129,9 +129,8 @@ class ChildProcess:
             raise reply
         if isinstance(reply, Trial):
             return reply
-        if (
-            machine.default_device().type == "cpu"
-        ):  # what a capped process has left is in pieces; building another takes seconds
+        # What a capped process has left is in pieces; building another takes seconds.
+        if machine.default_device().type == "cpu":
             self.close()
         return None
 
