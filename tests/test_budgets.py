@@ -26,11 +26,11 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_380, 1_600),
+    "core": Part(("core",), 2_430, 1_600),
     "data": Part(("data",), 15_610, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_265, 8_600),
-    "training": Part(("training",), 12_350, 9_700),
+    "models": Part(("models",), 11_290, 8_600),
+    "training": Part(("training",), 12_390, 9_700),
     "inference": Part(("inference",), 2_730, 2_400),
     "commands": Part(("commands",), 1_630, 1_200),
     "reports": Part(("reports",), 1_410, 1_250),
@@ -38,7 +38,7 @@ PARTS = {
     "demo and testing": Part(("demo", "testing"), 1_195, 1_100),
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_985, 1_450),
-    "doctor": Part(("annexes/doctor",), 200, 170),
+    "doctor": Part(("annexes/doctor",), 205, 170),
     "captions": Part(("annexes/captions",), 1_790, 1_350),
     "cluster": Part(("annexes/cluster",), 165, 160),
     "quality": Part(("annexes/quality",), 2_080, 1_950),

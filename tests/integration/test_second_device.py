@@ -1,6 +1,6 @@
 """Whole trainings on a pretended second device, which refuses what a GPU refuses, take the steps of the CPU.
 
-All other tests run on it with `pytest --second-device`; here is each key whose state lies on two devices.
+One kind of it lacks what Apple's GPUs lack. All other tests run on it with `pytest --second-device`; here is each key whose state lies on two devices.
 """
 
 from __future__ import annotations
@@ -84,6 +84,43 @@ def test_a_training_is_that_of_the_cpu(
         assert result.exit_code == 0, (words, device, result.output, result.exception)
 
 
+Use = Callable[[pytest.MonkeyPatch], torch.device]
+on_both = pytest.mark.parametrize("use", [second_device.use, second_device.use_as_apples])
+
+APPLES: dict[str, dict[str, Any]] = {
+    "a whole network": {},
+    "a LoRA of a video network": {"lora": {"rank": 2}},
+    "a LoRA of few bits": {"lora": {"rank": 2, "base": "nf4"}, "train": {"spikes": "skip"}},
+    "int8": {"lora": {"rank": 2, "base": "int8"}},
+    "in float32": {"precision": {"compute": "float32"}},
+    "stored latents": {"encode": {"store": True}},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "a LoRA of a video network")) for n in APPLES]
+)
+def test_a_training_on_apples_gpu_is_that_of_the_cpu(
+    footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """With saves, validations and previews, interrupted and resumed; then it generates and is measured."""
+    expected = trained(of_family("wan-tiny", footage, tmp_path / "cpu", **APPLES[name]))
+    second_device.use_as_apples(monkeypatch)
+    recipe = of_family("wan-tiny", footage, tmp_path / "there", **APPLES[name])
+    trained(recipe, max_steps=2)
+    found = trained(recipe)
+    assert [*RunFolder(tmp_path / "there").samples_folder.rglob("*.*")]
+    assert len(expected) > 4
+    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=0.01)
+    run = str(tmp_path / "there")
+    for words in (
+        ["generate", run, "--prompt", "a picture", "-o", str(tmp_path / "made.png")],
+        ["eval", run, "--timesteps", "2"],
+    ):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, (words, result.output, result.exception)
+
+
 def of_family(name: str, footage: Path, output: Path, **changes: Any) -> dict[str, Any]:
     """Return the recipe of a family's tiny network that saves, validates and shows pictures."""
     tables: dict[str, Any] = {
@@ -99,16 +136,20 @@ def of_family(name: str, footage: Path, output: Path, **changes: Any) -> dict[st
 
 
 @pytest.mark.slow
+@on_both
 @pytest.mark.parametrize("name", [name for name in contract.CLASSES if name not in ("wan-2.2-tiny", "wan-vace-tiny")])
-def test_families_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    second_device.use(monkeypatch)
+def test_families_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, use: Use) -> None:
+    use(monkeypatch)
     assert trained(of_family(name, footage, tmp_path / "run"), max_steps=3)
 
 
 @pytest.mark.slow
+@on_both
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_optimizers_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    second_device.use(monkeypatch)
+def test_optimizers_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, use: Use) -> None:
+    if use is second_device.use_as_apples and name == "adamw8bit":
+        pytest.skip("refused on Apple's GPU")
+    use(monkeypatch)
     train = {"optimizer": name, "ema_device": "auto"}
     assert trained(of_family("sd3-tiny", footage, tmp_path / "run", train=train), max_steps=3)
 
@@ -126,9 +167,10 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
+@on_both
 @pytest.mark.parametrize("feature", FEATURES)
-def test_features_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
-    second_device.use(monkeypatch)
+def test_features_train(footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature: str, use: Use) -> None:
+    use(monkeypatch)
     recipe = of_family("wan-tiny", footage, tmp_path / "run", **FEATURES[feature])
     if feature == "pairs":
         (worse := tmp_path / "worse").mkdir()

@@ -5,6 +5,8 @@ where its memory lies: with another device written into it, torch makes a tensor
 without a copy. All kernels of the device are one fallback, which checks what the kernels of CUDA check of their
 arguments' devices, and then calls the CPU's.
 
+As Apple's GPU it also refuses float64, float8, pinned memory and what torch names "cuda", and reelworks takes it for one.
+
 What it cannot refuse: a generator of this device that draws for a CPU tensor. What it does not pretend is the time that
 a device takes: streams, events and pinned memory.
 """
@@ -15,6 +17,7 @@ import contextlib
 import ctypes
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_iter, tree_map
 
-from reelworks.core import machine
+from reelworks.core import machine, system
 from reelworks.models.precision.boundary import ATTENTION, LOWERED
 
 NAME = "secondgpu"  # also that of a method which torch adds to every tensor and module
@@ -37,6 +40,10 @@ _CROSSING = {"aten::_copy_from", "aten::_copy_from_and_resize", "aten::copy_"}
 _INDEXING = {"aten::index.Tensor", "aten::index_put_", "aten::_index_put_impl_", "aten::index.Tensor_out"}
 # What autocast computes in float32 on CUDA.
 _RAISED = ("layer_norm", "group_norm", "softmax", "log_softmax", "exp", "log", "pow", "cumsum", "mse_loss", "rsqrt")
+# What Apple's GPUs have no values of.
+_NOT_OF_APPLE = {torch.float64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2}
+_refused: set[torch.dtype] = set()
+observers: list[Callable[[str], None]] = []  # are told the name of each operator that has no composite
 
 
 class _Header(ctypes.Structure):
@@ -51,6 +58,8 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 
 def _cross(tensor: Tensor, device: int) -> Tensor:
     """Return a tensor of another device that has the memory of this one."""
+    if device == _DLPACK_SECOND and tensor.dtype in _refused:
+        raise TypeError(f"Cannot convert a tensor to {tensor.dtype}: the framework of {NAME} does not support it")
     capsule = torch._C._to_dlpack(tensor.detach())
     _Header.from_address(_pointer(capsule, b"dltensor")).type = device
     return torch._C._from_dlpack(capsule)
@@ -83,6 +92,8 @@ def _is_wrapped(value: Any, argument: Any) -> bool:
 
 def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation of the CPU on the memory of the device's tensors."""
+    for observe in observers:
+        observe(op.name().removeprefix("aten::"))
     # A number in a tensor's place, which torch had wrapped, comes as it was.
     asked = zip(args, op._schema.arguments, strict=False)
     args = tuple(torch.tensor(value) if _is_wrapped(value, each) else value for value, each in asked)
@@ -277,3 +288,27 @@ def use(patch: pytest.MonkeyPatch) -> torch.device:
     patch.setattr(Tensor, "data", property(_DATA.__get__, _set_data), raising=False)
     patch.setattr(machine, "default_device", lambda number=0: device)
     return device
+
+
+def use_as_apples(patch: pytest.MonkeyPatch) -> torch.device:
+    """Return the device, which this process takes for Apple's GPU until the test ends."""
+    import diffusers.utils.torch_utils as of_diffusers  # takes seconds
+
+    device = use(patch)
+    patch.setattr(machine, "_APPLE", {"mps", NAME})
+    patch.setattr(f"{__name__}._refused", _NOT_OF_APPLE)
+    # diffusers asks both, by the name of the device and without it, for the dtype of positions.
+    patch.setitem(of_diffusers._DTYPE_UNSUPPORTED_DEVICES, torch.float64, {NAME})
+    patch.setattr(torch.backends.mps, "is_available", lambda: True)
+    patch.setattr(torch.mps, "recommended_max_memory", lambda: 16 << 30)
+    patch.setattr(torch.mps, "driver_allocated_memory", system.peak_bytes)
+    for name in ("empty_cache", "synchronize"):
+        patch.setattr(torch.mps, name, lambda: None)
+    # All else of CUDA raises without CUDA anyway.
+    patch.setattr(torch.cuda, "empty_cache", _pretends_no_cuda)
+    patch.setattr(Tensor, "pin_memory", _pretends_no_cuda)
+    return device
+
+
+def _pretends_no_cuda(*_: Any, **__: Any) -> Any:
+    raise AssertionError("Apple's GPU is not CUDA")

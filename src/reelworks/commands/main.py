@@ -36,7 +36,7 @@ from reelworks.commands import (
 )
 from reelworks.commands.app import App, Commands, as_user_error
 from reelworks.commands.exit_codes import ExitCode
-from reelworks.core import annexes, optional_imports, terminal
+from reelworks.core import annexes, machine, optional_imports, terminal
 from reelworks.core import trust as trusted_code
 from reelworks.core.words import of_recipe
 
@@ -118,6 +118,7 @@ def main() -> None:
     # What this process starts imports nothing from the folder that it runs in, which may be a stranger's.
     os.environ["PYTHONSAFEPATH"] = "1"
     optional_imports.leave_out_unused()
+    machine.let_mps_fall_back()
     trusted_code.ask_with(trust.ask)
     codes: list[int] = []
     # Registered first, so called last, after the exit handlers of other modules.

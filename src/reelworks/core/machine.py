@@ -1,17 +1,25 @@
 """Tell what this process may use of the machine: fewer cores and less memory than it has in most jobs and containers.
 
-Told without torch, whose import takes seconds; OpenMP's wait policy, which is told here too, must be set before that import.
+Told without torch, whose import takes seconds; OpenMP's wait policy and the fallback of Apple's GPUs, which are set here too,
+must be set before that import.
+
+A training runs on one kind of device: NVIDIA's and AMD's GPUs, which torch both names "cuda", Apple's, "mps", or the CPU.
+What Apple's lack is told by `is_apple`, and the CPU takes its place for it by `exact_device`.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import platform
+import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+
+from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +30,10 @@ _MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")  # of the two versions 
 # Of NVIDIA's driver, of AMD's, and of either in the Linux of Windows.
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 WAIT_POLICY = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # the variables that decide how OpenMP threads wait
+_APPLE = {"mps"}  # devices without float64, pinned memory, float8, streams and collectives
+_DEVICE = "REELWORKS_DEVICE"  # set to cpu to leave the GPU alone
+_MPS_FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+_LEAST_MACOS = 14  # the first with bfloat16 on the GPU
 _BUSY_SHARE = 0.5  # share of the cores that other processes must keep busy
 
 
@@ -54,17 +66,64 @@ def memory_bytes() -> int:
 
 
 def has_gpu() -> bool:
-    """Whether there is the device file of a GPU's driver, which torch may know."""
-    return any(Path(file).exists() for file in _GPU_FILES)
+    """Whether there is the device file of a GPU's driver, or Apple's GPU, which torch may know."""
+    return any(Path(file).exists() for file in _GPU_FILES) or (sys.platform, platform.machine()) == ("darwin", "arm64")
 
 
 def default_device(number: int | None = None) -> torch.device:
-    """Return the current GPU, or the one of a number; the CPU without one."""
+    """Return the current GPU, or the one of a number, or Apple's; the CPU without one, or where the environment says so."""
     import torch
 
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda" if number is None else f"cuda:{number}")
+    asked = os.environ.get(_DEVICE)
+    if asked not in (None, "", "cpu"):
+        raise UserError(
+            "only the CPU can be asked for in place of the GPU",
+            code="device-unknown",
+            field=_DEVICE,
+            value=asked,
+            remedy="set it to cpu, or unset it",
+        )
+    if not asked and torch.cuda.is_available():
+        return torch.device("cuda" if number is None else f"cuda:{number}")
+    if not asked and torch.backends.mps.is_available() and torch.backends.mps.is_macos_or_newer(_LEAST_MACOS, 0):
+        return torch.device("mps", 0)
+    return torch.device("cpu")
+
+
+def why_cpu() -> str:
+    """Return why a Mac computes on its CPU; empty where it does not, and on other machines."""
+    import torch
+
+    if sys.platform != "darwin" or default_device().type != "cpu":
+        return ""
+    if os.environ.get(_DEVICE):
+        return f"{_DEVICE} is set"
+    if not torch.backends.mps.is_built():
+        return "this torch is not built for Apple's GPUs"
+    if torch.backends.mps.is_available():
+        return f"Apple's GPUs compute in bfloat16 from macOS {_LEAST_MACOS}, and this is {platform.mac_ver()[0]}"
+    return "torch finds no GPU of Apple"
+
+
+def is_apple(device: torch.device) -> bool:
+    """Whether a device is Apple's GPU."""
+    return device.type in _APPLE
+
+
+def exact_device(device: torch.device) -> torch.device:
+    """Return the device for sums in float64 and for random numbers: the CPU in place of Apple's GPU, which lacks float64."""
+    import torch
+
+    return torch.device("cpu") if is_apple(device) else device
+
+
+def let_mps_fall_back(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let the CPU compute operations that torch lacks on Apple's GPUs, unless the environment decides it.
+
+    Torch reads the variable when it is loaded, so it must be set before torch is imported.
+    """
+    if sys.platform == "darwin":
+        environment.setdefault(_MPS_FALLBACK, "1")
 
 
 def choose_wait_policy(environment: MutableMapping[str, str] = os.environ) -> None:

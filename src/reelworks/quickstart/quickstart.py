@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from reelworks.core import files, gpus, machine, requests, toml, units
+from reelworks.core import device_memory, files, gpus, machine, requests, toml, units
 from reelworks.core.errors import UserError, first_few
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.catalog.config import DatasetConfig
@@ -328,11 +328,7 @@ def _vram_bytes(request: NewLoraRequest) -> int | None:
         return int(request.named_gpu.memory_gb * 1e9)
     if not machine.has_gpu():
         return None
-    import torch  # takes longer than all else here
-
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory)
-    return None
+    return device_memory.total_bytes(machine.default_device(0))
 
 
 class _Epoch(NamedTuple):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import importlib.metadata
 import json
+import sys
 from pathlib import Path
 
 import av
 import pytest
+import second_device
 import torch
 from typer.testing import CliRunner
 
@@ -83,6 +85,23 @@ def test_a_card_that_torch_cannot_use_is_told(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     assert any("torch cannot use it: it was installed for" in each for each in problems(tmp_path))
+
+
+def test_apples_gpu_is_told_if_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    second_device.use_as_apples(monkeypatch)
+    assert examine.examine(tmp_path).facts["card"]["card 0"] == "Apple's GPU, 17.2 GB of the machine's memory"
+    assert not any("GPU" in each for each in problems(tmp_path))
+
+
+def test_a_mac_is_told_why_its_cpu_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert any("it is not used: this torch is not built" in each for each in problems(tmp_path))
+
+
+def test_a_card_of_amd_is_told_by_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.1.2")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert examine.examine(tmp_path).facts["card"]["torch is built for"] == "ROCm 7.1.2"
 
 
 @pytest.mark.parametrize(

@@ -364,3 +364,14 @@ def test_planted_kernels_without_a_fault_are_right():
     """What is found above is the fault, and not the way in which it was planted."""
     with planted(exact):
         assert attention_audit.audit([call for _, call, _ in PLANTED], CPU).faults == ()
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no"), RuntimeError("MPS backend out of memory (allocated …)")]
+)
+def test_a_call_that_memory_does_not_suffice_for_is_left_out(error: RuntimeError) -> None:
+    def attend(*_: object, **__: object) -> Tensor:
+        raise error
+
+    report = attention_audit.audit([call_of()], CPU, attend)
+    assert (report.left_out, report.calls, report.faults) == (1, 0, ())

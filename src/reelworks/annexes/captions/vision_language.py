@@ -13,7 +13,7 @@ from PIL import Image
 from reelworks.annexes.captions.answers import CaptionFailed
 from reelworks.annexes.captions.captioner import Answer, CaptionQuestion
 from reelworks.annexes.captions.request import CaptionRequest
-from reelworks.core import machine, optional_imports
+from reelworks.core import device_memory, machine, optional_imports
 from reelworks.core.errors import UserError
 from reelworks.core.units import plural
 from reelworks.models import hub
@@ -85,8 +85,7 @@ class ModelCaptioner:
         except Exception as error:  # processors raise nearly anything for pictures that they cannot take
             if len(questions) == 1:
                 return [CaptionFailed(_reason(error))]
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        device_memory.release(self._device)
         middle = len(questions) // 2
         return self._halving(questions[:middle]) + self._halving(questions[middle:])
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from reelworks.core import machine, system, user_files, version
+from reelworks.core import device_memory, machine, system, user_files, version
 from reelworks.core.errors import UserError
 from reelworks.core.units import format_bytes, plural
 from reelworks.data.checkpoint import disk_space
@@ -150,11 +150,17 @@ def _card(found: Diagnosis) -> Iterator[tuple[str, object]]:
             )
     if cards:
         return
-    if torch.backends.mps.is_available():
-        yield "card 0", f"{platform.processor() or 'Apple'} GPU"
+    device = machine.default_device()
+    if (memory := device_memory.total_bytes(device)) is not None:
+        yield "card 0", f"Apple's GPU, {format_bytes(memory)} of the machine's memory"
         return
     yield "card", "none that torch can use: trainings run on the CPU"
-    if machine.has_gpu():
+    if reason := machine.why_cpu():
+        found.ail(
+            f"there is a GPU of Apple, and it is not used: {reason}",
+            "update macOS and torch, or unset REELWORKS_DEVICE",
+        )
+    elif machine.has_gpu():
         reasons = "; ".join(str(each.message).splitlines()[0] for each in said)
         found.ail(
             f"there is a GPU, and torch cannot use it: {reasons or 'it was installed for ' + (built or 'the CPU')}",

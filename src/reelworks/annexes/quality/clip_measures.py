@@ -158,7 +158,7 @@ class Classes:
         values: list[Any] = []
         for clip in clips:
             pixels = self._processor(images=list(clip.frames), return_tensors="pt")["pixel_values"].to(self._device)
-            of_classes = self._model(pixels).logits.softmax(dim=-1).mean(dim=0).double().cpu().numpy()
+            of_classes = self._model(pixels).logits.softmax(dim=-1).mean(dim=0).cpu().double().numpy()
             values.append([of_classes[numbers].sum() for numbers in self._numbers])
         return np.array(values)
 
@@ -209,7 +209,7 @@ class Objects:
         found = np.array(
             [
                 [(covered_area(some), len(some)) for some in (boxes[np.isin(label, one)] for one in self._numbers)]
-                for boxes, label in ((f["boxes"].double().cpu().numpy(), f["labels"].cpu().numpy()) for f in frames)
+                for boxes, label in ((f["boxes"].cpu().double().numpy(), f["labels"].cpu().numpy()) for f in frames)
             ]
         )
         return np.stack([found[..., 0].mean(axis=0), found[..., 1].max(axis=0)], axis=1).ravel()

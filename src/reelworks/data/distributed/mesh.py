@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from reelworks.core import launcher, machine
+from reelworks.core import device_memory, launcher, machine
 from reelworks.core.errors import UserError
 from reelworks.data.distributed import collectives, roll_call
 from reelworks.data.distributed.config import ParallelConfig
@@ -98,9 +98,7 @@ class World:
     @property
     def device_bytes(self) -> int:
         """Memory of the device; on a CPU, this rank's share of the machine's memory."""
-        if self.device.type == "cuda":
-            return int(torch.cuda.get_device_properties(self.device).total_memory)
-        return int(psutil.virtual_memory().total) // self.local_size
+        return device_memory.total_bytes(self.device) or int(psutil.virtual_memory().total) // self.local_size
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of a small float64 tensor over ranks."""
@@ -164,6 +162,14 @@ def join(
     device = machine.default_device(local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if size > 1 and machine.is_apple(device):
+        raise UserError(
+            "torch has no collectives between processes on Apple's GPU",
+            code="ranks-on-apple-gpu",
+            field="WORLD_SIZE",
+            value=size,
+            remedy="train with one process, or set REELWORKS_DEVICE=cpu",
+        )
     limits.data_ranks(size)
     if size == 1 and not offload:
         yield World(0, 1, device)

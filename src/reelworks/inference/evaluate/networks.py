@@ -57,7 +57,7 @@ def _pixels(processor: Any, frames: Iterable[Frames], device: torch.device) -> T
 
 
 def _array(features_ND: Tensor) -> Array:
-    return features_ND.double().cpu().numpy()
+    return features_ND.cpu().double().numpy()
 
 
 @final

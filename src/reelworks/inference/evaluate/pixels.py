@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from reelworks.core import machine
 from reelworks.inference.evaluate.clips import Frames, MeasuredClip
 from reelworks.inference.evaluate.metric import Settings, Skip
 
@@ -56,10 +57,10 @@ class Ssim:
     name, higher_is_better, requires_reference = "ssim", True, True
 
     def __init__(self, settings: Settings) -> None:
-        self._device = settings.device
+        self._device = machine.exact_device(settings.device)
         at = torch.arange(_WINDOW, dtype=torch.float64) - _WINDOW // 2
         weight = torch.exp(-at.square() / (2 * _SIGMA**2))
-        self._kernel = (weight / weight.sum()).to(settings.device)
+        self._kernel = (weight / weight.sum()).to(self._device)
 
     def value(self, clip: MeasuredClip) -> float:
         """Return the mean similarity of a clip's frames."""

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reelworks.core import units
+from reelworks.core import machine, units
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.inference.generate import conditions, defaults
@@ -153,7 +153,7 @@ def enough_memory(shape: Shape) -> Iterator[None]:
 
 def generator_of(options: GenerateOptions, device: torch.device) -> torch.Generator:
     """Return the generator of all random numbers of a prompt, as scripts give it to pipelines of diffusers."""
-    return torch.Generator(device).manual_seed(options.seed)
+    return torch.Generator(machine.exact_device(device)).manual_seed(options.seed)
 
 
 class _Generation:
@@ -237,7 +237,7 @@ class _Generation:
         return self._draw(size)
 
     def _draw(self, size: Sequence[int]) -> Tensor:
-        return torch.randn(tuple(size), generator=self._generator, device=self._device)
+        return torch.randn(tuple(size), generator=self._generator, device=self._generator.device).to(self._device)
 
     def _network(self, z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
         """Predict a picture."""

@@ -156,6 +156,8 @@ def _reason_against(name: Attention, denoiser: Denoiser, device: torch.device, *
     """Return why a kernel cannot train a network; empty if it can."""
     if device.type != "cuda":
         return f"it needs a CUDA GPU, and the network is on {device.type}"
+    if torch.version.hip and name != "flash":
+        return f"it is a kernel for NVIDIA's GPUs, and this torch is built for ROCm {torch.version.hip}"
     if denoiser.contract.compute not in (torch.bfloat16, torch.float16):
         return "it computes in bfloat16 only, and precision.compute is float32"
     if name in _VERSIONS:

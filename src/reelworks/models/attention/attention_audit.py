@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from reelworks.core import arguments
+from reelworks.core import arguments, device_memory
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
 from reelworks.core.units import plural
@@ -208,8 +208,7 @@ def audit(
             used = best
         planning += used.planning
     worst = max((found.error for found in compared.values() if found.problem is None), default=0.0)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # a training's tensors have other sizes
+    device_memory.release(device)  # a training's tensors have other sizes
     return AttentionReport(
         tuple(faults),
         tuple(quicker),
@@ -224,8 +223,15 @@ def _compare(call: AttentionCall, device: torch.device, attend: Attend, *, times
     """Return how far a call is off, or None if memory does not suffice to know."""
     try:
         return _Comparison.of_call(call, device).run(attend, repeats=_REPEATS if times else 0)
-    except torch.OutOfMemoryError:
-        return None
+    except RuntimeError as error:
+        if _is_lack(error):
+            return None
+        raise
+
+
+def _is_lack(error: RuntimeError) -> bool:
+    """Whether memory did not suffice; of Apple's GPUs torch says so in the message only."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 class _Found(NamedTuple):
@@ -301,9 +307,9 @@ class _Comparison:
         try:
             (kernel, results), first = self._timed(attend)
             again = [self._timed(attend)[1] for _ in range(repeats)]
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if _is_lack(error):
+                raise
             return _Found("chosen", math.inf, f"it fails ({str(error).splitlines()[0]})")
         return _Found(kernel, *self._compared(results), first, min([first, *again]))
 

@@ -30,8 +30,10 @@ def versions() -> str:
     """Return the versions that decide which kernels there are, and the card."""
     parts = [f"torch {torch.__version__}"]
     if torch.cuda.is_available():
+        hip = torch.version.hip  # on such builds torch gives MIOpen's version as cuDNN's
+        library = f"ROCm {hip}, MIOpen" if hip else "cuDNN"
         parts += [
-            f"cuDNN {torch.backends.cudnn.version()}",  # type: ignore[no-untyped-call]
+            f"{library} {torch.backends.cudnn.version()}",  # type: ignore[no-untyped-call]
             f"on {torch.cuda.get_device_name()}",
         ]
     return " ".join(parts)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from reelworks.core import device_memory
 from reelworks.core.errors import UserError
 from reelworks.data.distributed import mesh
 from reelworks.data.distributed.layout import Layout
@@ -103,7 +104,7 @@ def _parked(module: nn.Module, world: World) -> Iterator[None]:
         return
     tensors = [*module.parameters(), *module.buffers()]
     _move(tensors, torch.device("cpu"))
-    torch.cuda.empty_cache()
+    device_memory.release(world.device)
     try:
         yield
     finally:

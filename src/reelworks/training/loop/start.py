@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reelworks.core import log
+from reelworks.core import device_memory, log, machine
 from reelworks.core.log import logger
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.distributed import layout, mesh
@@ -35,7 +35,7 @@ from reelworks.training.memory.recomputation import Cards
 from reelworks.training.observers import trackers
 from reelworks.training.precompute import encoding
 from reelworks.training.preflight import kernels, stage_data
-from reelworks.training.recipe import dataset, recipe_file, validation
+from reelworks.training.recipe import dataset, device_limits, recipe_file, validation
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import compiled_encoder, optimizer_names, out_of_memory
@@ -47,7 +47,14 @@ def require_possible(recipe: Recipe, world: World) -> None:
     """Raise if trackers are not installed, ranks and optimizer do not fit, or nodes do not share the run's folder."""
     trackers.require_installed(recipe.logging)
     optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world.size, world.local_size))
+    device_limits.require(recipe, world.device)
     rendezvous.require_shared_folder(Path(recipe.output), world)
+
+
+def tell_device(world: World) -> None:
+    """Say why the CPU of a Mac trains, where it does."""
+    if world.is_main and (reason := machine.why_cpu()):
+        logger.warning(f"the CPU trains, not the GPU: {reason}")
 
 
 def scan(stage: Stage, world: World, on_scan: Callable[[ScanProgress], None] | None) -> None:
@@ -88,7 +95,7 @@ def _cards(recipe: Recipe, world: World) -> Cards:
     if recipe.model.gradient_checkpointing != "auto":
         return Cards(None)
     own: list[Any] = world.gather(world.device_bytes)
-    limit = recomputation.limit(recipe, min(own) if world.device.type == "cuda" else None)
+    limit = recomputation.limit(recipe, None if device_memory.total_bytes(world.device) is None else min(own))
     return Cards(math.inf if limit is None else limit, world.size, world.local_size)
 
 

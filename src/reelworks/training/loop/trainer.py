@@ -119,6 +119,7 @@ def run(
     with joined as world, ExitStack() as stack:
         stack.enter_context(log.to_terminal(speaks=world.is_main))
         start.require_possible(recipe, world)
+        start.tell_device(world)
         threads = resume.set_threads(recipe)
         folder_lock = stack.enter_context(open_run.lock_folder(recipe, request.resume, world))
         signals = stack.enter_context(StopSignals())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from reelworks.core import machine
+from reelworks.core import device_memory, machine
 from reelworks.core.errors import UserError
 from reelworks.core.gpus import Gpu
 from reelworks.data.buckets.entry import Recomputation
@@ -112,10 +112,7 @@ def cards_for(recipe: Recipe, ranks: int, gpu: Gpu | None = None) -> Cards:
         return Cards(limit(recipe, round(1e9 * gpu.memory_gb)), ranks, local)
     if recipe.model.gradient_checkpointing != "auto" or recipe.train.memory_gb is not None or not machine.has_gpu():
         return Cards(limit(recipe, None), ranks, local)
-    import torch
-
-    known = torch.cuda.is_available()
-    return Cards(limit(recipe, torch.cuda.get_device_properties(0).total_memory if known else None), ranks, local)
+    return Cards(limit(recipe, device_memory.total_bytes(machine.default_device(0))), ranks, local)
 
 
 def least(

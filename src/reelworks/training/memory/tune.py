@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from reelworks.core import files, gpus, log, requests, units
+from reelworks.core import files, gpus, log, machine, requests, units
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import Bucket, BucketTable
@@ -82,7 +82,7 @@ def measure(recipe: Recipe, table: BucketTable, limits: Limits, on_trial: Callab
             on_trial(found or f"{bucket.name}, {clips}: memory does not suffice")
             return found
 
-        device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+        device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else machine.default_device().type
         return _search(device, table, limits, trial, _ways(recipe))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from reelworks.core import system
+from reelworks.core import device_memory, machine, system
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.table import Bucket
 from reelworks.data.distributed import mesh
@@ -25,6 +25,7 @@ from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
 from reelworks.training.memory import dry_run, estimate, memory
 from reelworks.training.memory.search import Trial
+from reelworks.training.recipe import device_limits
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import out_of_memory
 from reelworks.training.step.state import TrainState
@@ -37,6 +38,7 @@ class Workbench:
     """A network in training on this process's device."""
 
     def __init__(self, recipe: Recipe, world: World) -> None:
+        device_limits.require(recipe, world.device)
         self._recipe, self._device = recipe, world.device
         denoiser = build.denoiser(recipe, world.home)
         units = denoiser.sharding().blocks
@@ -53,8 +55,7 @@ class Workbench:
         while sum(times) < _SECONDS and len(times) < _MOST_REPEATS:
             began = time.perf_counter()
             self._step(bucket, batch_size)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            device_memory.wait(self._device)
             times.append(time.perf_counter() - began)
         return Trial(bucket.name, bucket.tokens, batch_size, 1000 * statistics.median(times), peak_bytes(self._device))
 
@@ -72,9 +73,10 @@ class Workbench:
 
 def reset_peak(device: torch.device) -> None:
     """Forget the peak memory of the device, or of this process on a CPU."""
+    device_memory.release(device)
     if device.type == "cuda":
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+    if device.type != "cpu":
         return
     with contextlib.suppress(OSError):  # without the file, as on macOS, the peak is that of the whole process
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
@@ -82,9 +84,8 @@ def reset_peak(device: torch.device) -> None:
 
 def peak_bytes(device: torch.device) -> int:
     """Return the peak memory since `reset_peak`."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_reserved(device))
-    return _own_bytes("VmHWM") or system.peak_bytes()
+    own = _own_bytes("VmHWM") if device.type == "cpu" else 0
+    return own or device_memory.peak_bytes(device)
 
 
 def _own_bytes(name: str) -> int:
@@ -96,8 +97,8 @@ def _own_bytes(name: str) -> int:
 
 def device_bytes() -> int:
     """Return the memory that a process may use: 92 % of the GPU, or half of the available memory of a CPU."""
-    if torch.cuda.is_available():
-        return int(0.92 * torch.cuda.get_device_properties(0).total_memory)
+    if (total := device_memory.total_bytes(machine.default_device(0))) is not None:
+        return int(0.92 * total)
     return int(psutil.virtual_memory().available) // 2
 
 
@@ -128,7 +129,8 @@ class ChildProcess:
             raise reply
         if isinstance(reply, Trial):
             return reply
-        if not torch.cuda.is_available():  # what a capped process has left is in pieces; building another takes seconds
+        # What a capped process has left is in pieces; building another takes seconds.
+        if machine.default_device().type == "cpu":
             self.close()
         return None
 
@@ -190,7 +192,7 @@ def _is_lack(error: Exception) -> bool:
 
 
 def _serve(pipe: Any, recipe: Recipe, memory_bytes: int) -> None:
-    if not torch.cuda.is_available():
+    if machine.default_device().type == "cpu":
         _cap(memory_bytes)
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from reelworks.core import files, log, system, units
+from reelworks.core import device_memory, files, log, units
 from reelworks.core.log import logger
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import failures, step_source
@@ -154,7 +154,7 @@ class RunLogger(StepObserver):
             decode_p99_seconds=stream.decode_p99_seconds,
             queue_bytes=stream.queue_bytes,
             buckets=names,
-            memory_bytes=_memory_bytes(self._world.device),
+            memory_bytes=device_memory.peak_bytes(self._world.device),
             **({"grad_norm_by_block": result.grad_norm_by_block} if result.grad_norm_by_block else {}),
         )
         curves = {
@@ -307,7 +307,7 @@ class _StepProgress:
             f"loss {units.loss(statistics.fmean(self._losses) if self._losses else math.nan)}",
             f"{recent.seconds / len(self._speeds):.2f} s/it",
             f"lr {units.learning_rate(done.result.learning_rate)}",
-            f"{_memory_bytes(self._device) / 1e9:.1f} GB",
+            f"{device_memory.peak_bytes(self._device) / 1e9:.1f} GB",
             f"{recent.clips_per_second or 0.0:.1f} clips/s",
             buckets[0] + (f" +{len(buckets) - 1}" if len(buckets) > 1 else "") if buckets else "no clip",
         ]
@@ -319,13 +319,6 @@ class _StepProgress:
         total = f"/{self._total}" if self._total else ""
         eta = f"  ETA {_clock(seconds / steps * max(self._total - step, 0))}" if self._total and steps else ""
         logger.info(f"step {step}{total}  {text}{eta}")
-
-
-def _memory_bytes(device: torch.device) -> int:
-    """Return the largest memory so far, of the device or, without one, of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device)
-    return system.peak_bytes()
 
 
 def _clock(seconds: float) -> str:

@@ -123,7 +123,7 @@ class Validator:
         for first in range(0, len(times), at_once):
             part = example.inputs.each(operator.itemgetter(slice(first, first + at_once)))
             outputs.append(Predicted.from_inputs(self.boundary, part))
-        return example.losses(Predicted.joined(outputs)).double().cpu()
+        return example.losses(Predicted.joined(outputs)).cpu().double()
 
 
 def shared_out(

@@ -35,7 +35,7 @@ from reelworks.training.memory.dry_run import Encoder
 from reelworks.training.memory.estimate import size
 from reelworks.training.preflight import kernels, weights_check
 from reelworks.training.preflight.weights_check import WeightsReport
-from reelworks.training.recipe import dataset, validation
+from reelworks.training.recipe import dataset, device_limits, validation
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import optimizer_names
 from reelworks.training.step.state import TrainState
@@ -166,6 +166,7 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1, *, weights:
 
 
 def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int, *, weights: bool) -> CheckReport:
+    device_limits.require(recipe, this_process.device)
     build.require_sources(recipe)
     preview_model.require_layers(recipe)
     denoiser, encoder = build.denoiser(recipe, this_process.home), build.encoder(recipe, this_process.device)

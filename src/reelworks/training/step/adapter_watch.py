@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from reelworks.core import machine
 from reelworks.core.errors import first_few
 from reelworks.core.units import plural
 from reelworks.data.distributed.mesh import World, local
@@ -188,4 +189,4 @@ class AdapterWatch:
 
 def _double(tensor: Tensor) -> Tensor:
     """Return a tensor in float64, on the CPU where its device has none."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+    return tensor.to(machine.exact_device(tensor.device)).double()

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reelworks.core import hash_rng
+from reelworks.core import hash_rng, machine
 from reelworks.core.hash_rng import U64, Purpose
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.buckets.table import BucketTable
@@ -126,7 +126,8 @@ def normal(shape: tuple[int, ...], seeds: U64, device: torch.device) -> Tensor:
 
     Clips are drawn one by one, since the beginning of a long draw is not the short draw of the same seed.
     """
-    generator, noise = torch.Generator(device), torch.empty(len(seeds), *shape, device=device)
+    drawn_on = machine.exact_device(device)
+    generator, noise = torch.Generator(drawn_on), torch.empty(len(seeds), *shape, device=drawn_on)
     for clip, seed in zip(noise, seeds.tolist(), strict=True):
         clip.normal_(generator=generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF))
-    return noise
+    return noise.to(device)

@@ -64,7 +64,7 @@ def naming_bucket(bucket: Bucket, device: torch.device, file: Path | None = None
             "" if written is None else f"; {written} shows in https://docs.pytorch.org/memory_viz what the memory holds"
         )
         raise UserError(
-            f"{what} does not fit into {'GPU' if device.type == 'cuda' else 'host'} memory ({reason})",
+            f"{what} does not fit into {'host' if device.type == 'cpu' else 'GPU'} memory ({reason})",
             code="out-of-memory",
             field="bucket.batch_size",
             value=f"{bucket.batch_size} for {bucket.name}",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from reelworks.core import machine
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import upload
 from reelworks.models.objectives.config import NUM_TIMESTEPS
@@ -79,8 +80,8 @@ class StepSums:
     @classmethod
     def begin(cls, buckets: int, device: torch.device) -> StepSums:
         """Return sums of 0."""
-        device = torch.device("cpu") if device.type == "mps" else device
-        return cls(torch.zeros(_COUNTS + 2 * (buckets + TIMESTEP_RANGES), dtype=torch.float64, device=device))
+        count = _COUNTS + 2 * (buckets + TIMESTEP_RANGES)
+        return cls(torch.zeros(count, dtype=torch.float64, device=machine.exact_device(device)))
 
     @property
     def counts(self) -> Tensor:
@@ -106,7 +107,7 @@ class StepSums:
         """Add a micro-batch's weighted losses, its weights and its timesteps, without waiting for the device."""
         # 1000, and what rounding might put beyond it, belongs to the last range.
         range_B = (time_B * (TIMESTEP_RANGES / NUM_TIMESTEPS)).long().clamp_(0, TIMESTEP_RANGES - 1)
-        # Move first, then convert: MPS cannot convert to float64.
+        # Moved first, then converted, for devices without float64.
         device = self.packed.device
         both = torch.stack([losses_B, weights_B]).to(device).double()
         self.by_bucket[:, bucket].add_(both.sum(dim=1))

@@ -6,11 +6,15 @@ as without audio; one audio token is passed, since the network cannot be called 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from reelworks.core import machine
 from reelworks.core.errors import UserError
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, with_sources
@@ -28,16 +32,17 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
     latent = inputs.latent
     B = len(latent)
     text_dim = config.caption_channels if config.use_prompt_embeddings else config.audio_cross_attention_dim
-    out: Tensor = module(
-        **_picture(module, inputs),
-        encoder_hidden_states=inputs.text[:, :, : config.text_width],
-        audio_hidden_states=latent.new_zeros(B, 1, config.audio_in_channels),
-        audio_encoder_hidden_states=inputs.text.new_zeros(B, 1, text_dim),
-        audio_timestep=inputs.time,
-        audio_num_frames=1,
-        isolate_modalities=True,
-        use_cross_timestep=True,  # one time per clip, not per token, in the attention that is off
-    )[0]
+    with exact_positions(module, latent.device):
+        out: Tensor = module(
+            **_picture(module, inputs),
+            encoder_hidden_states=inputs.text[:, :, : config.text_width],
+            audio_hidden_states=latent.new_zeros(B, 1, config.audio_in_channels),
+            audio_encoder_hidden_states=inputs.text.new_zeros(B, 1, text_dim),
+            audio_timestep=inputs.time,
+            audio_num_frames=1,
+            isolate_modalities=True,
+            use_cross_timestep=True,  # one time per clip, not per token, in the attention that is off
+        )[0]
     return _velocity(out, latent)
 
 
@@ -47,18 +52,19 @@ def predict_both(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> tup
     assert heard is not None
     sound_BNF = heard.latent.flatten(2).transpose(1, 2)
     sound_time_BN = torch.where(heard.mask, heard.time[:, None], inputs.time.new_zeros(()))
-    picture, sound = module(
-        **_picture(module, inputs),
-        encoder_hidden_states=inputs.text[:, :, : config.text_width],
-        audio_hidden_states=sound_BNF,
-        audio_encoder_hidden_states=inputs.text[:, :, config.text_width :],
-        audio_timestep=sound_time_BN,
-        audio_sigma=heard.time,
-        audio_encoder_attention_mask=inputs.text_mask,
-        audio_num_frames=sound_BNF.shape[1],
-        # LTX-2 modulates the attention between modalities by its own times, LTX-2.3 by the other's.
-        use_cross_timestep=config.cross_attn_mod,
-    )
+    with exact_positions(module, inputs.latent.device):
+        picture, sound = module(
+            **_picture(module, inputs),
+            encoder_hidden_states=inputs.text[:, :, : config.text_width],
+            audio_hidden_states=sound_BNF,
+            audio_encoder_hidden_states=inputs.text[:, :, config.text_width :],
+            audio_timestep=sound_time_BN,
+            audio_sigma=heard.time,
+            audio_encoder_attention_mask=inputs.text_mask,
+            audio_num_frames=sound_BNF.shape[1],
+            # LTX-2 modulates the attention between modalities by its own times, LTX-2.3 by the other's.
+            use_cross_timestep=config.cross_attn_mod,
+        )
     return _velocity(picture, inputs.latent), -sound.transpose(1, 2)[..., None, None]
 
 
@@ -79,6 +85,25 @@ def _picture(module: Any, inputs: DenoiserInputs) -> dict[str, Any]:
         "video_coords": _positions(module, inputs),
         "return_dict": False,
     }
+
+
+@contextmanager
+def exact_positions(network: Any, device: torch.device) -> Iterator[None]:
+    """Compute rotary embeddings, whose frequencies are float64, on the CPU while open, for a device without float64."""
+    among = network.modules() if machine.is_apple(device) else ()
+    ropes = [each for each in among if getattr(each, "double_precision", False)]
+    for rope in ropes:
+        rope.forward = functools.partial(_on_the_cpu, rope.forward)
+    try:
+        yield
+    finally:
+        for rope in ropes:
+            del rope.forward
+
+
+def _on_the_cpu(forward: Callable[..., tuple[Tensor, ...]], *args: Any, device: torch.device) -> tuple[Tensor, ...]:
+    own = [each.cpu() if isinstance(each, Tensor) else each for each in args]
+    return tuple(each.to(device) for each in forward(*own, device=torch.device("cpu")))
 
 
 def _positions(module: Any, inputs: DenoiserInputs) -> Tensor:
@@ -126,7 +151,8 @@ def _embedded(pipeline: Any, captions: list[str], length: int) -> tuple[Tensor, 
             remedy=f"use a multiple of {learned}",
         )
     states, mask, *_ = pipeline.encode_prompt(captions, None, False, max_sequence_length=length)
-    tokens, sound_tokens, mask = pipeline.connectors(states, mask, padding_side=pipeline.tokenizer.padding_side)
+    with exact_positions(pipeline.connectors, states.device):
+        tokens, sound_tokens, mask = pipeline.connectors(states, mask, padding_side=pipeline.tokenizer.padding_side)
     return tokens, sound_tokens, mask
 
 

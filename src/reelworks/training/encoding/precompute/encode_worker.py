@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from reelworks.core import digests, system
+from reelworks.core import device_memory, digests, machine, system
 from reelworks.data.loader import prefetch
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.media.config import DataConfig
@@ -221,8 +221,7 @@ def _drop(encoder: object) -> None:
     later = getattr(encoder, "later", None)
     if later is not None:
         later.drop()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        device_memory.release(machine.default_device())
 
 
 class Claims:
