@@ -113,7 +113,7 @@ def _packages(found: Diagnosis) -> Iterator[tuple[str, object]]:
 def _machine(found: Diagnosis) -> Iterator[tuple[str, object]]:
     memory = psutil.virtual_memory()
     usable = machine.memory_bytes()
-    yield "cores", f"{machine.cores()} of {psutil.cpu_count()}"
+    yield "cores", machine.cores()
     yield "memory", f"{format_bytes(usable)}, {format_bytes(memory.available)} available"
     yield "load", f"{psutil.getloadavg()[0]:.1f}"
     if usable < _LOW_MEMORY:
