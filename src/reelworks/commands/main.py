@@ -117,6 +117,7 @@ def main() -> None:
     """Run the command line; a `UserError` prints its message without a traceback."""
     # What this process starts imports nothing from the folder that it runs in, which may be a stranger's.
     os.environ["PYTHONSAFEPATH"] = "1"
+    terminal.use_utf8()
     optional_imports.leave_out_unused()
     trusted_code.ask_with(trust.ask)
     codes: list[int] = []

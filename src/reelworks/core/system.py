@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import psutil
 
@@ -32,11 +32,16 @@ OWN_GROUP: dict[str, Any] = (
 # Arguments of Popen for a program that `ask_to_end` reaches, and Ctrl-C in the terminal if the system can do both.
 REACHABLE: dict[str, Any] = OWN_GROUP if WINDOWS else {}
 HANG_UPS: tuple[signal.Signals, ...] = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()  # a terminal was closed
+# Mode in which numpy reads files that others may replace: Windows replaces and removes none that is mapped.
+MAPPED: Literal["r"] | None = None if WINDOWS else "r"
+# Expression for what leads a path with slashes out of its folder on this system alone: drives, and backslashes.
+ELSEWHERE = r"^[A-Za-z]:|\\" if WINDOWS else ""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 # Windows forbids to read what is locked, so the locked byte lies where no file has content.
 _LOCKED_BYTE = 1 << 62
 _IN_USE = frozenset({5, 32, 33})  # access denied, sharing violation, lock violation
 _TRIES, _TRY_SECONDS = 40, 0.05
+_LOAD_SECONDS = 0.1
 _T = TypeVar("_T")
 
 
@@ -186,6 +191,15 @@ def peak_bytes() -> int:
         return int(psutil.Process().memory_info().peak_wset)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def load_average() -> float:
+    """Return how many threads ran or waited for a core in the last minute; on Windows, how many run now, or 0."""
+    if sys.platform == "win32":
+        with suppress(OSError):
+            return psutil.cpu_percent(_LOAD_SECONDS) / 100 * (psutil.cpu_count() or 1)
+        return 0.0
+    return os.getloadavg()[0]
 
 
 def limit_memory(most_bytes: int) -> None:

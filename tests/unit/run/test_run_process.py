@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from reelworks.core import system
 from reelworks.data.run import lock
 from reelworks.data.run.process import Process
 
@@ -18,7 +19,7 @@ def test_what_is_no_id_is_no_process(pid):
 
 
 def test_only_the_very_process_is_signalled():
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], **system.REACHABLE) as child:
         known = Process.running(child.pid)
         assert known is not None
         assert known.lives()
@@ -67,6 +68,7 @@ def test_looking_takes_no_lock_away(tmp_path):
 _LOOKS = """
 import sys
 from pathlib import Path
+from reelworks.core import system
 from reelworks.data.run import lock
 print(flush=True)
 while True:
