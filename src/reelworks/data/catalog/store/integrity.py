@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -192,4 +191,4 @@ def no_catalog(path: Path) -> UserError:
 
 
 def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
+    return system.quoted(str(path))
