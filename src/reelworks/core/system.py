@@ -235,7 +235,7 @@ def load_average() -> float:
     """Return how many threads ran or waited for a core in the last minute; on Windows, how many run now, or 0."""
     if sys.platform == "win32":
         with suppress(OSError):
-            return psutil.cpu_percent(_LOAD_SECONDS) / 100 * (psutil.cpu_count() or 1)
+            return sum(psutil.cpu_percent(_LOAD_SECONDS, percpu=True)) / 100
         return 0.0
     return os.getloadavg()[0]
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
-from reelworks.core import launcher
+from reelworks.core import launcher, system
 from reelworks.core.errors import UserError
 
 _POLL_SECONDS = 0.05
