@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -64,8 +63,7 @@ def test_a_process_that_dies_in_the_middle_of_a_result_costs_that_call_alone(poo
 def test_a_process_that_is_killed_between_calls_costs_one_call(pool: WorkerPool) -> None:
     assert pool.call(worker_calls.double, 1) == 2
     (process,) = multiprocessing.active_children()
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join()
     with pytest.raises(WorkerDied):
         pool.call(worker_calls.double, 1)
