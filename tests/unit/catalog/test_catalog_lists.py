@@ -11,6 +11,7 @@ from typing import Any
 
 import media_makers as media
 import numpy as np
+import places
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -161,7 +162,7 @@ def test_spaces_around_column_names_do_not_count(folder: Path) -> None:
 
 
 def test_a_link_to_the_folder_is_the_folder(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(folder)
+    places.link(tmp_path / "link", folder)
     file = write(folder / "meta.csv", [{"path": f"{tmp_path}/link/a.png"}, {"path": f"{folder}/sub/b.png"}])
     scanned(tmp_path / "link" / "meta.csv")
     assert sorted(live(file).path.to_pylist()) == ["a.png", "sub/b.png"]

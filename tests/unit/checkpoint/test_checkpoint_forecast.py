@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import places
 import pytest
 import tiny_recipe
 from hypothesis import given, settings
@@ -141,7 +142,7 @@ def test_probing_tries_the_disk_that_checkpoints_go_to(tmp_path: Path) -> None:
     disk, folder = tmp_path / "disk", tmp_path / "run" / "checkpoints"
     disk.mkdir()
     folder.parent.mkdir()
-    folder.symlink_to(disk)
+    places.link(folder, disk)
     found = disk_space.probe(folder)
     assert (found.path, found.locks) == (disk, True)
     assert abs(found.free_bytes - os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize) < GB

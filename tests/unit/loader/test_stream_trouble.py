@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import killing
+import places
 import psutil
 import pytest
 import stream_crash
@@ -34,7 +35,7 @@ def pipe(tmp_path: Path) -> Path:
     if system.WINDOWS:
         pytest.skip("Windows has no pipes with a place in a folder")
     path = Hanging(tmp_path / "hangs.png")
-    os.mkfifo(path)
+    places.pipe(path)
     return path
 
 
