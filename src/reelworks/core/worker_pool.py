@@ -211,7 +211,8 @@ class _Process:
     @property
     def has_failed(self) -> bool:
         """Whether it ended by an error, and not by a signal or as it should."""
-        return (self._process.exitcode or 0) > 0
+        code = self._process.exitcode or 0
+        return code > 0 and system.what_ended(code) is None
 
     def kill(self) -> None:
         self._process.kill()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import worker_calls
 
+from reelworks.core import system
 from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool, WorkerStopped
 
 
@@ -120,6 +121,7 @@ def test_a_closed_pool_takes_no_calls() -> None:
         pool.call(worker_calls.double, 1)
 
 
+@pytest.mark.skipif(system.WINDOWS, reason="nothing interrupts who waits for a lock on Windows")
 def test_a_pool_whose_closing_is_interrupted_can_be_closed_again(pool: WorkerPool, tmp_path: Path) -> None:
     """As by a second Ctrl-C: a process that were left would be waited for when the program ends."""
 
