@@ -14,6 +14,9 @@ def link(path: Path, target: Path | str) -> None:
         if not hasattr(error, "winerror"):
             raise
         pytest.skip(f"Windows makes links for those alone who have the right: {error}")
+    if not path.is_symlink():
+        path.unlink()
+        pytest.skip("what is said to be Windows here shows no links as such")
 
 
 def pipe(path: Path) -> None:
