@@ -26,11 +26,15 @@ from refused import refused
 
 from reelworks.annexes.captions import record
 from reelworks.annexes.captions.request import CaptionRequest
-from reelworks.core import storage
+from reelworks.core import storage, system
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan.scan import scan_sources
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.run import lock
+
+pytestmark = pytest.mark.skipif(
+    system.WINDOWS, reason="captioners are commands of sh and sed here; test_caption_verb has another"
+)
 
 
 @pytest.fixture
