@@ -217,7 +217,7 @@ class _Process:
 
     @property
     def sentinel(self) -> int:
-        """What `multiprocessing.connection.wait` takes to wait for its end."""
+        """Return what `multiprocessing.connection.wait` takes to wait for its end."""
         return self._process.sentinel
 
     def kill(self) -> None:
