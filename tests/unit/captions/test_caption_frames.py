@@ -78,7 +78,7 @@ def test_a_file_that_vanished_is_a_reason(tmp_path: Path) -> None:
     media.write(tmp_path / "v.mp4", media.numbered(6))
     clip = found(tmp_path)
     (tmp_path / "v.mp4").unlink()
-    with pytest.raises(CaptionFailed, match="No such file|not found|cannot find"):
+    with pytest.raises(CaptionFailed, match=r"No such file|not found|cannot find"):
         frames.read(clip, 3, 768)
 
 
