@@ -120,10 +120,10 @@ def test_a_clip_is_known_by_its_path_below_the_root_however_it_is_written(folder
     with pytest.raises(UserError) as caught:
         scanned(elsewhere)
     assert "row 1" in caught.value.problem
-    assert f'root = "{folder}"' in caught.value.remedy
+    assert f'root = "{folder.as_posix()}"' in caught.value.remedy
     with pytest.raises(UserError) as caught:
         scanned(elsewhere, root=folder / "sub")
-    assert f'root = "{folder}"' in caught.value.remedy
+    assert f'root = "{folder.as_posix()}"' in caught.value.remedy
     scanned(elsewhere, root=folder)
     assert live(elsewhere).uid.tolist() == uids
     moved = Path(shutil.move(folder, tmp_path / "moved")) / "meta.csv"
