@@ -6,13 +6,13 @@ import json
 import logging
 import os
 import shutil
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import children
+import killing
 import numpy as np
 import pytest
 from PIL import Image
@@ -37,7 +37,9 @@ SHOWN = {"prompts": ["a clip", "another clip"], "num_inference_steps": 1, "num_f
 LIKE, CLOSE = "samples/likeness-pixels", "samples/closeness-pixels"
 MIXTURE = f"0.7 * {LIKE} - 0.3 * {CLOSE}"
 COUNTED = """
-import os, pathlib, signal
+import pathlib
+
+import killing
 
 HERE = pathlib.Path(__file__).parent
 
@@ -49,7 +51,7 @@ class Counted:
             file.write("x")
         if (HERE / "calls").stat().st_size == 3 and not (HERE / "killed").exists():
             (HERE / "killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            killing.kill_self()
 
     def value(self, clip):
         return float(clip.frames.mean())
@@ -101,7 +103,7 @@ def test_a_killed_measurement_goes_on_and_measures_nothing_twice(
     run, recipe = trained
     (tmp_path / "own.py").write_text(COUNTED, encoding="utf-8")
     metric = f"{tmp_path}/own.py:Counted"
-    assert children.in_child(measure_in_child, recipe, metric) == -signal.SIGKILL
+    assert children.in_child(measure_in_child, recipe, metric) == killing.SELF_KILLED
     written = sorted(path.parent.name for path in run.evaluations_folder.rglob("measured.json"))
     assert written == ["step-000000001", "step-000000002"]
     series = measured(run, metrics=(metric,))

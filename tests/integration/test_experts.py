@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-
 import children
 import diffusers
+import killing
 import numpy as np
 import pytest
 import tiny_families
@@ -86,7 +85,7 @@ def sides(run):
 def test_each_step_trains_one_and_a_kill_costs_nothing(experts, runs, calm):
     """All clips of a step lie on one side; each expert's optimizer counts its steps; a resume is bit-equal."""
     fault = ("after the average moved", 3)
-    assert children.train(experts("killed"), fault=fault) == [-signal.SIGKILL]
+    assert children.train(experts("killed"), fault=fault) == [killing.SELF_KILLED]
     assert children.train(experts("killed")) == [0]
     one, other = state_of(calm), state_of(runs / "killed")
     assert losses(calm) == losses(runs / "killed")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import json_page
 import jsonschema
+import places
 import pytest
 import tiny_recipe
 import tomli_w
@@ -158,8 +159,8 @@ CALLS = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Footage and recipes."""
     place = tmp_path_factory.mktemp("json")
-    (place / "clips").symlink_to(testing.sample_folder())
-    (place / "again").symlink_to("run")
+    places.link(place / "clips", testing.sample_folder())
+    places.link(place / "again", "run")
     Catalog.scan(place / "clips", to=place / "seen")
     own = {
         "train": {"max_steps": 4, "threads": 1, "clip_losses": 4, "clip_losses_every": 2},

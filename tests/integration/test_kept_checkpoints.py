@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 from pathlib import Path
 
 import children
 import faults
+import killing
 import pytest
 
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -139,7 +139,7 @@ def test_the_last_checkpoint_knows_its_loss_and_what_a_kill_left_undone_is_done(
         validation={"every_steps": 3},
         samples={"prompts": ["a clip"], "height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 2},
     )
-    assert children.train(recipe, fault=("after the commit's rename", 2)) == [-signal.SIGKILL]
+    assert children.train(recipe, fault=("after the commit's rename", 2)) == [killing.SELF_KILLED]
     run = RunFolder(tmp_path / "run")
     (last,) = [info for info in CheckpointFolder(run.checkpoints_folder).list() if info.step == 4]
     assert last.metrics.keys() == {"validation/loss"}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 import tomllib
 from collections import Counter
 from pathlib import Path
 
 import children
 import diffusers
+import killing
 import numpy as np
 import pytest
 import tiny_families
@@ -149,7 +149,7 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(lora, tmp_path):
     train = {"max_steps": 8}
     assert children.train(lora("calm", **train)) == [0]
     fault = ("after the average moved", 7)
-    assert children.train(lora("killed", **train), fault=fault) == [-signal.SIGKILL]
+    assert children.train(lora("killed", **train), fault=fault) == [killing.SELF_KILLED]
     assert children.train(lora("killed", **train)) == [0]
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     assert losses(killed) == losses(calm)
@@ -179,7 +179,7 @@ def test_other_types_resume_to_the_last_bit_shard_and_merge(lora, tmp_path, kind
 
     assert children.train(make("calm", max_steps=8)) == [0]
     fault = ("after the average moved", 7)
-    assert children.train(make("killed", max_steps=8), fault=fault) == [-signal.SIGKILL]
+    assert children.train(make("killed", max_steps=8), fault=fault) == [killing.SELF_KILLED]
     assert children.train(make("killed", max_steps=8)) == [0]
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     assert losses(killed) == losses(calm)
@@ -224,7 +224,7 @@ def test_killed_and_resumed_on_a_base_of_4_bits(lora, tmp_path):
 
     assert children.train(recipe("calm")) == [0]
     fault = ("after the average moved", 3)
-    assert children.train(recipe("killed"), fault=fault) == [-signal.SIGKILL]
+    assert children.train(recipe("killed"), fault=fault) == [killing.SELF_KILLED]
     assert children.train(recipe("killed")) == [0]
     one, other = tensors(tmp_path / "calm"), tensors(tmp_path / "killed")
     assert all(torch.equal(value, other[name]) for name, value in one.items())
@@ -241,7 +241,7 @@ def test_weights_in_cpu_memory_change_nothing(lora, tmp_path):
 
     assert children.train(recipe("held")) == [0]
     fault = ("after the average moved", 3)
-    assert children.train(recipe("fetched", offload=True), fault=fault) == [-signal.SIGKILL]
+    assert children.train(recipe("fetched", offload=True), fault=fault) == [killing.SELF_KILLED]
     assert children.train(recipe("fetched", offload=True)) == [0]
     held, fetched = tmp_path / "held", tmp_path / "fetched"
     assert losses(held) == losses(fetched)

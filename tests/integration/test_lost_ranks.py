@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import children
 import faults
+import killing
 import pytest
 
 from reelworks.data.run import events
@@ -43,13 +43,13 @@ def losses(run: Path) -> list[float]:
 def _die_on(recipe: dict[str, Any], rank: int, point: str, call: int) -> None:
     """Train, and on one rank die at a point, after noting the time."""
     if int(os.environ["RANK"]) == rank:
-        die = os.kill
+        kill_self = killing.kill_self
 
-        def note_and_die(pid: int, number: int) -> None:
+        def note_and_die() -> None:
             Path(recipe["output"] + ".died").touch()
-            die(pid, number)
+            kill_self()
 
-        faults.os.kill = note_and_die
+        killing.kill_self = note_and_die
         faults.kill_at(point, call)
     children.train_here(recipe)
 
@@ -59,7 +59,7 @@ def kill(killed: dict[str, Any], rank: int, point: str, call: int, world: int = 
     codes = children.on_ranks(_die_on, killed, rank, point, call, world=world)
     seconds = time.time() - Path(killed["output"] + ".died").stat().st_mtime
     output = children.output(killed)
-    assert codes[rank] == -signal.SIGKILL
+    assert codes[rank] == killing.SELF_KILLED
     assert seconds < LIMIT_SECONDS
     assert [code for i, code in enumerate(codes) if i != rank] == [1] * (world - 1), output
     assert output.count("error: ") == 1, output

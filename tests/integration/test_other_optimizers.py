@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
 import children
+import killing
 import pytest
 import torch
 
@@ -88,7 +88,7 @@ def test_a_killed_run_ends_as_the_uninterrupted_one(bare, tmp_path, name):
     falling = {} if name == "schedulefree" else FALLING
     assert children.train(bare("calm", name, 3, **falling)) == [0]
     recipe = bare("killed", name, 3, **falling)
-    assert children.train(recipe, fault=("after the optimizer stepped", 2)) == [-signal.SIGKILL]
+    assert children.train(recipe, fault=("after the optimizer stepped", 2)) == [killing.SELF_KILLED]
     assert children.train(recipe) == [0]
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     assert told(killed, "loss") == told(calm, "loss")
@@ -254,7 +254,7 @@ def test_a_rate_falls_over_epochs_as_planned_at_the_start(bare, tmp_path):
     assert rates == [learning_rate(in_steps, step) for step in range(len(rates))]
 
     hurt = calm | {"output": str(tmp_path / "hurt")}
-    assert children.train(hurt, fault=("after the optimizer stepped", 6)) == [-signal.SIGKILL]
+    assert children.train(hurt, fault=("after the optimizer stepped", 6)) == [killing.SELF_KILLED]
     shutil.copytree(tmp_path / "hurt", tmp_path / "other")
     assert children.train(hurt) == [0]
     assert told(tmp_path / "hurt", "learning_rate") == rates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def test_a_run_folder_that_some_ranks_do_not_see_is_refused(tiny):
     told = children.output(recipe)
     for rank in range(3):
         assert (
-            f"{rank} run-folder-not-shared: rank 1, 2 on {os.uname().nodename} cannot see the run folder of rank 0"
+            f"{rank} run-folder-not-shared: rank 1, 2 on {socket.gethostname()} cannot see the run folder of rank 0"
             in told
         )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 
 import children
+import killing
 import numpy as np
 import pytest
 import torch
@@ -99,7 +99,7 @@ def test_the_lora_is_that_of_the_summed_weights_and_previews_are_without_the_ada
 def test_a_resume_costs_nothing_and_needs_the_same_adapter(adapted, tmp_path):
     """Killed and resumed, state and losses agree to the last bit; with another adapter, or none, a resume is refused."""
     assert children.train(adapted("calm")) == [0]
-    assert children.train(adapted("killed"), fault=("after the average moved", 6)) == [-signal.SIGKILL]
+    assert children.train(adapted("killed"), fault=("after the average moved", 6)) == [killing.SELF_KILLED]
     changed = adapted("killed")
     other, _ = adapter_file(changed, tmp_path, seed=1)
     for adapter in ({"training_adapter": str(other)}, {}):

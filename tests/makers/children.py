@@ -11,32 +11,32 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
 import socket
 import sys
 from collections.abc import Callable
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import killing
+
+from reelworks.core import system
+
 HANGS_AFTER = 300.0  # seconds; four ranks on two busy cores take 100 where there is much to import and compute
-_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT: Any = multiprocessing.get_context("spawn" if system.WINDOWS else "forkserver")
 # With the libraries of adapters, of optimizers and of the networks that are trained most.
-_CONTEXT.set_forkserver_preload(
-    [
-        "peft",
-        "peft.tuners.lora.bnb",
-        "bitsandbytes",
-        "prodigyopt",
-        "schedulefree",
-        "came_pytorch",
-        "diffusers.models.transformers.transformer_flux",
-        "diffusers.models.transformers.transformer_flux2",
-        "diffusers.models.transformers.transformer_wan",
-        "preloaded",
-    ]
-)
+_PRELOADED = [
+    "peft",
+    "peft.tuners.lora.bnb",
+    "bitsandbytes",
+    "prodigyopt",
+    "schedulefree",
+    "came_pytorch",
+    "diffusers.models.transformers.transformer_flux",
+    "diffusers.models.transformers.transformer_flux2",
+    "diffusers.models.transformers.transformer_wan",
+    "preloaded",
+]
 
 
 def train(recipe: dict[str, Any], *, fault: tuple[str, int] | None = None, world: int = 1, **options: Any) -> list[int]:
@@ -56,8 +56,13 @@ def process(target: Callable[..., None], *args: Any) -> BaseProcess:
 @functools.cache
 def _serve() -> None:
     """Start the server where it finds the modules beside this one, of whose path Python does not tell it."""
+    if system.WINDOWS:  # which has none: each process imports by itself
+        return
+    from multiprocessing import forkserver
+
     import pytest
 
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         forkserver.ensure_running()
@@ -137,7 +142,7 @@ def in_child(target: Callable[..., None], recipe: dict[str, Any], *args: Any) ->
     child = process(_told, target, recipe, *args)
     child.start()
     child.join(HANGS_AFTER)
-    return int(child.exitcode if child.exitcode is not None else -signal.SIGKILL)
+    return int(child.exitcode if child.exitcode is not None else killing.SELF_KILLED)
 
 
 def output(recipe: dict[str, Any]) -> str:
@@ -159,7 +164,9 @@ def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> No
         import second_device
 
         second_device.use(pytest.MonkeyPatch())
-    assert "preloaded" in sys.modules, "each training would import for seconds what the server should have"
+    assert system.WINDOWS or "preloaded" in sys.modules, (
+        "each training would import for seconds what the server should have"
+    )
     target(recipe, *args)
 
 

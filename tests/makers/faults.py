@@ -1,15 +1,17 @@
-"""Power cuts at chosen points: the process kills itself with SIGKILL around a real function.
+"""Power cuts at chosen points: the process kills itself around a real function.
 
 For tests of a training that must survive them. Nothing in the product knows of these points.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from typing import Any
 
+import killing
+
+from reelworks.core import system
 from reelworks.data.checkpoint import manifest
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.shards import Shards
@@ -44,12 +46,12 @@ POINTS: Points = {**IN_A_STEP, **IN_A_SAVE, **AROUND_A_COMMIT}
 def kill_at(point: str, call: int) -> None:
     """Arm a fault: this process dies at the `call`-th pass (from 1) of a point."""
     owner, name, when = POINTS[point]
-    at_call(owner, name, call, lambda: os.kill(os.getpid(), signal.SIGKILL), when=when)
+    at_call(owner, name, call, lambda: killing.kill_self(), when=when)
 
 
 def ask_to_leave() -> None:
     """Send this process the signal of a scheduler that needs its machine."""
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(system.END)
 
 
 def at_call(owner: Any, name: str, call: int, do: Callable[[], object], *, when: str = "before") -> None:

@@ -6,7 +6,6 @@ import atexit
 import importlib.metadata
 import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ from reelworks.commands import (
 )
 from reelworks.commands.app import App, Commands, as_user_error
 from reelworks.commands.exit_codes import ExitCode
-from reelworks.core import annexes, machine, optional_imports, terminal
+from reelworks.core import annexes, machine, optional_imports, system, terminal
 from reelworks.core import trust as trusted_code
 from reelworks.core.words import of_recipe
 
@@ -117,6 +116,7 @@ def main() -> None:
     """Run the command line; a `UserError` prints its message without a traceback."""
     # What this process starts imports nothing from the folder that it runs in, which may be a stranger's.
     os.environ["PYTHONSAFEPATH"] = "1"
+    terminal.use_utf8()
     optional_imports.leave_out_unused()
     machine.let_mps_fall_back()
     trusted_code.ask_with(trust.ask)
@@ -159,7 +159,7 @@ def _tell_of_settings(arguments: Sequence[str]) -> None:
     for before, argument in pairwise(["", *arguments]):
         if before != "--set" and _SETTING.match(argument):
             name, is_equal, value = argument.removeprefix("--").partition("=")
-            setting = shlex.quote(f"{name}={value if is_equal else 'VALUE'}")
+            setting = system.quoted(f"{name}={value if is_equal else 'VALUE'}")
             terminal.say(f"Settings of the recipe follow --set: --set {setting}", error=True)
             return
     own = _options(arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ from typer import Option
 from reelworks.commands import show
 from reelworks.commands.app import App
 from reelworks.commands.options import Json
-from reelworks.core import gpus, units
+from reelworks.core import gpus, system, units
 from reelworks.core.errors import UserError
 from reelworks.quickstart.request import FootageRequest, NewLoraRequest
 
@@ -158,7 +157,7 @@ def _print_result(path: Path, new: QuickstartResult) -> None:
     )
     show.line(f"\nwritten: {path}, with the reason of each value. Next:")
     for verb in ("plan", "train"):
-        show.line(f"  reelworks {verb} {shlex.quote(str(path))}")
+        show.line(f"  reelworks {verb} {system.quoted(str(path))}")
 
 
 def _duration(new: QuickstartResult) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from reelworks.core import system
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def is_busy(own_threads: int = 0, share: float = _BUSY_SHARE) -> bool:
 
     The load average includes the training's own threads on this machine, which are subtracted.
     """
-    return bool(psutil.getloadavg()[0] - own_threads >= share * cores())
+    return system.load_average() - own_threads >= share * cores()
 
 
 def _limiting_cgroups(controller: str) -> list[Path]:

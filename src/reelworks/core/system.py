@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import psutil
 
@@ -25,6 +26,9 @@ OWN_FILE: int = NO_WAIT | getattr(os, "O_NOFOLLOW", 0)
 STOPS: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGBREAK") if hasattr(signal, name)
 )
+# The signal of `ask_to_end`, and the code of a process that it has ended.
+END: signal.Signals = getattr(signal, "SIGBREAK", signal.SIGTERM)
+ENDED = 0xC000013A if WINDOWS else -signal.SIGTERM
 # Arguments of Popen for a program in a group of its own, which Ctrl-C in the terminal does not reach.
 OWN_GROUP: dict[str, Any] = (
     {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)} if WINDOWS else {"start_new_session": True}
@@ -32,11 +36,17 @@ OWN_GROUP: dict[str, Any] = (
 # Arguments of Popen for a program that `ask_to_end` reaches, and Ctrl-C in the terminal if the system can do both.
 REACHABLE: dict[str, Any] = OWN_GROUP if WINDOWS else {}
 HANG_UPS: tuple[signal.Signals, ...] = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()  # a terminal was closed
+# Mode in which numpy reads files that others may replace: Windows replaces and removes none that is mapped.
+MAPPED: Literal["r"] | None = None if WINDOWS else "r"
+# Expression for what leads a path with slashes out of its folder on this system alone: drives, and backslashes.
+ELSEWHERE = r"^[A-Za-z]:|\\" if WINDOWS else ""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 # Windows forbids to read what is locked, so the locked byte lies where no file has content.
 _LOCKED_BYTE = 1 << 62
 _IN_USE = frozenset({5, 32, 33})  # access denied, sharing violation, lock violation
+_LEAST_ERROR = 0xC0000000  # of Windows, as exit codes: of memory that is not the program's, and the like
 _TRIES, _TRY_SECONDS = 40, 0.05
+_LOAD_SECONDS = 0.1
 _T = TypeVar("_T")
 
 
@@ -146,6 +156,27 @@ def patiently(call: Callable[[], _T]) -> _T:
         raise
 
 
+def quoted(word: str) -> str:
+    """Quote a word of a command that is shown, as the shells of this system take it."""
+    return subprocess.list2cmdline([word]) if WINDOWS else shlex.quote(word)
+
+
+def words_of(command: str) -> tuple[str, ...]:
+    """Take a command apart into words, as programs of this system do.
+
+    Raises:
+        ValueError: A quotation does not end.
+    """
+    if sys.platform != "win32":
+        return tuple(shlex.split(command))
+    count = ctypes.c_int()
+    take_apart, command = ctypes.WinDLL("shell32").CommandLineToArgvW, command.strip()
+    take_apart.restype = ctypes.POINTER(ctypes.c_wchar_p)
+    if not command:  # else it would be this program
+        return ()
+    return tuple(take_apart(ctypes.c_wchar_p(command), ctypes.byref(count))[: count.value])
+
+
 def is_parent(pid: int) -> bool:
     """Whether a process is the parent of this one and runs; on Windows, children keep the id of one that has ended."""
     return os.getppid() == pid and (not WINDOWS or psutil.pid_exists(pid))
@@ -180,12 +211,33 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
     process.kill()
 
 
+def what_ended(code: int) -> str | None:
+    """Return what ended a process against its will, by its exit code: a signal, or an error of Windows; else None."""
+    if WINDOWS:
+        return f"the error 0x{code:08X}" if code >= _LEAST_ERROR else None
+    return signal.Signals(-code).name if code < 0 else None
+
+
+def exit_code(code: int) -> int:
+    """Return the code of a launcher whose process ended with this one: 128 + N for signal N, and 1 for an error of Windows."""
+    return 1 if code >= _LEAST_ERROR else code if code >= 0 else 128 - code
+
+
 def peak_bytes() -> int:
     """Return the largest memory that this process has had."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def load_average() -> float:
+    """Return how many threads ran or waited for a core in the last minute; on Windows, how many run now, or 0."""
+    if sys.platform == "win32":
+        with suppress(OSError):
+            return sum(psutil.cpu_percent(_LOAD_SECONDS, percpu=True)) / 100
+        return 0.0
+    return os.getloadavg()[0]
 
 
 def limit_memory(most_bytes: int) -> None:

@@ -6,12 +6,15 @@ returns, marks that turn the direction of text) is shown as a sign, and rich's m
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import time
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from reelworks.core import system
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +23,13 @@ if TYPE_CHECKING:
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 _last_output = time.monotonic()
+
+
+def use_utf8() -> None:
+    """Let stdout and stderr take every text: on Windows, those that are no terminal have the code page of a country."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8" if system.WINDOWS else None, errors="backslashreplace")
 
 
 def last_output() -> float:

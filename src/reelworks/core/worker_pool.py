@@ -22,6 +22,7 @@ from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_any
 from typing import Any, TypeVar
 
 from reelworks.core import shared_array, system
@@ -211,7 +212,13 @@ class _Process:
     @property
     def has_failed(self) -> bool:
         """Whether it ended by an error, and not by a signal or as it should."""
-        return (self._process.exitcode or 0) > 0
+        code = self._process.exitcode or 0
+        return code > 0 and system.what_ended(code) is None
+
+    @property
+    def sentinel(self) -> int:
+        """Return what `multiprocessing.connection.wait` takes to wait for its end."""
+        return self._process.sentinel
 
     def kill(self) -> None:
         self._process.kill()
@@ -236,6 +243,10 @@ class _Channel:
         """Wait until the worker's thread has started; return False if its process ended before."""
         with suppress(EOFError, ConnectionError):
             if not self._has_started:
+                # On Windows, a pipe stays open whose process ends before it has taken it.
+                wait_for_any([self.connection, self.process.sentinel])
+                if not self.connection.poll():
+                    return False
                 self.connection.recv()
             self._has_started = True
         return self._has_started

@@ -18,6 +18,12 @@ from reelworks.annexes.captions.answers import CaptionFailed
 from reelworks.annexes.captions.captioner import Answer, CaptionQuestion
 from reelworks.annexes.captions.command import CommandCaptioner
 from reelworks.annexes.captions.request import CaptionRequest
+from reelworks.core import system
+
+pytestmark = pytest.mark.skipif(
+    system.WINDOWS, reason="captioners are commands of sh and sed here; test_caption_verb has another"
+)
+
 
 QUESTION = CaptionQuestion("/data/a.mp4", "video", "What?", media.numbered(3, (48, 64)))
 

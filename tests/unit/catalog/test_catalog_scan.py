@@ -8,6 +8,7 @@ from pathlib import Path
 import catalog_crash
 import media_makers as media
 import numpy as np
+import places
 import pytest
 
 from reelworks.core.errors import UserError
@@ -180,7 +181,7 @@ def test_a_moved_folder_keeps_identities(data: Path, target: Path, probed: list[
 
 def test_a_file_that_could_not_be_read_is_tried_again(data: Path, target: Path) -> None:
     target_of_link = data.parent / "later.png"
-    (data / "link.png").symlink_to(target_of_link)
+    places.link(data / "link.png", target_of_link)
     result = run(data, target)
     assert (str(data / "link.png"), "cannot be read: No such file or directory") in result.bad_files
     assert counts(run(data, target)) == (0, 0, 5, 0)
@@ -191,9 +192,9 @@ def test_a_file_that_could_not_be_read_is_tried_again(data: Path, target: Path) 
 
 
 def test_odd_entries_are_rows_not_stops(data: Path, target: Path) -> None:
-    os.mkfifo(data / "pipe.mp4")
+    places.pipe(data / "pipe.mp4")
     Path(os.fsdecode(os.fsencode(data) + b"/caf\xe9.png")).write_bytes(b"x")
-    (data / "sub" / "again").symlink_to(data)
+    places.link(data / "sub" / "again", data)
     (data / "a.txt").mkdir()
     bad = {Path(path).name: reason for path, reason in run(data, target).bad_files}
     assert bad["pipe.mp4"] == "not a regular file"
@@ -207,7 +208,7 @@ def test_a_decoder_that_never_returns_costs_its_file(
 ) -> None:
     """The next scan examines it again."""
     real, pipe = probe.probe, tmp_path / "pipe"
-    os.mkfifo(pipe)
+    places.pipe(pipe)
     with monkeypatch.context() as patched:
         patched.setattr(examine, "_SECONDS", 1.0)
         patched.setattr(probe, "probe", lambda path: real(path) if path.name != "a.png" else pipe.read_bytes())

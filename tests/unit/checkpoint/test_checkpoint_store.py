@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import places
 import pytest
 from checkpoint_helpers import Killed, write_plain
 from refused import refused
@@ -53,7 +54,7 @@ def test_looking_creates_nothing(store: CheckpointFolder) -> None:
 def test_listing_tells_the_broken_apart(store: CheckpointFolder) -> None:
     fill(store, 300, 100, 1_000_000_000)
     (store.root / "step-000000200").mkdir()
-    (store.root / "step-000000400").symlink_to(store.path(100))
+    places.link(store.root / "step-000000400", store.path(100))
     good, broken = store.scan()
     assert [c.step for c in good] == [100, 300, 1_000_000_000]
     assert broken == {200: "manifest.json is missing"}
@@ -129,7 +130,7 @@ def test_pins(store: CheckpointFolder) -> None:
 def test_a_full_disk_is_emptied_before_the_history_is_told(store: CheckpointFolder) -> None:
     fill(store, 100, 200)
     (store.root / names.HISTORY).unlink(missing_ok=True)
-    (store.root / names.HISTORY).symlink_to("/dev/full")
+    places.link(store.root / names.HISTORY, "/dev/full")
     with pytest.raises(OSError, match="No space left"):
         store.remove(100, ("over the limit",))
     assert store.steps() == [200]

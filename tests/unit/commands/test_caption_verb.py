@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import media_makers as media
@@ -16,22 +17,25 @@ def invoke(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output if result.exception is None or result.exit_code else repr(result.exception)
 
 
+CAT = f'"{sys.executable}" -c "print(\'A cat.\')"'
+
+
 def test_the_verb(tmp_path: Path) -> None:
     media.write_picture(tmp_path / "a.png")
-    tried = invoke(str(tmp_path), "--command", "echo A cat.", "--trigger", "rwcat", "--dry-run")
+    tried = invoke(str(tmp_path), "--command", CAT, "--trigger", "rwcat", "--dry-run")
     assert tried[0] == 0
     assert "rwcat, A cat." in tried[1]
     assert "1 clip: 1 would be captioned, 0 kept, 0 without a caption" in tried[1]
     assert not (tmp_path / "a.txt").exists()
     (tmp_path / "b.png").write_bytes(b"bad")
-    code, out = invoke(str(tmp_path), "--command", "echo A cat.", "--trigger", "rwcat", "--trigger-out", "--json")
+    code, out = invoke(str(tmp_path), "--command", CAT, "--trigger", "rwcat", "--trigger-out", "--json")
     assert code == 1
     told = json.loads(out)
     assert (told["captioned"], told["kept"], len(told["failed"])) == (1, 0, 1)
     assert told["failed"][0]["clip"].endswith("b.png")
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "A cat.\n"
     (tmp_path / "b.png").unlink()
-    code, out = invoke(str(tmp_path), "--command", "echo A cat.")
+    code, out = invoke(str(tmp_path), "--command", CAT)
     assert (code, "1 kept" in out) == (0, True)
     code, out = invoke(str(tmp_path), "--undo")
     assert (code, "put back: 1 file" in out) == (0, True)

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from reelworks.commands import main, options
+from reelworks.core import system
 
 
 @pytest.mark.parametrize(
@@ -18,7 +19,7 @@ from reelworks.commands import main, options
         (["train", "r.toml", "train.max_steps=5"], "--set train.max_steps=5"),
         (["train", "r.toml", "--train.max_steps=5"], "--set train.max_steps=5"),
         (["train", "r.toml", "--train.max_steps", "5"], "--set train.max_steps=VALUE"),
-        (["train", "r.toml", "dataset.0.path=my films"], "--set 'dataset.0.path=my films'"),
+        (["train", "r.toml", "dataset.0.path=my films"], f"--set {system.quoted('dataset.0.path=my films')}"),
         (["train", "r.toml", "--set", "train.max_steps=x"], ""),
         (["train", "folder/r.toml", "--max-steps", "5"], ""),
     ],

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import places
 import pytest
 
 from reelworks.core import files, storage
@@ -34,7 +34,7 @@ def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
 
 def test_a_pipe_is_written_to_and_never_replaced(tmp_path: Path) -> None:
     pipe, other = tmp_path / "pipe", tmp_path / "other"
-    os.mkfifo(pipe)
+    places.pipe(pipe)
     with ThreadPoolExecutor(1) as thread:
         read = thread.submit(pipe.read_bytes)
         files.write_for("--output", pipe, b"written")

@@ -48,7 +48,7 @@ def test_json_keeps_its_values(capsys):
 
 
 def test_a_name_that_is_no_text_is_printed(monkeypatch: pytest.MonkeyPatch):
-    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="\n")
     monkeypatch.setattr("sys.stdout", narrow)
     terminal.say("clip-\udce4-語.mp4")
     narrow.flush()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reelworks.core import machine
+from reelworks.core import machine, system
 
 SOURCE = Path(machine.__file__).parents[1]
 
@@ -91,7 +91,7 @@ def test_memory_within_the_limits_of_cgroups(cgroups: Path) -> None:
     ],
 )
 def test_the_load_decides_where_nobody_has(load, before, after, monkeypatch):
-    monkeypatch.setattr(machine.psutil, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(system, "load_average", lambda: load)
     monkeypatch.setattr(machine, "cores", lambda: 4)
     monkeypatch.setattr(machine, "_GPU_FILES", ())
     environment = dict(before)
@@ -100,14 +100,14 @@ def test_the_load_decides_where_nobody_has(load, before, after, monkeypatch):
 
 
 def test_a_gpu_makes_no_choice_needed(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine.psutil, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    monkeypatch.setattr(system, "load_average", lambda: 99.0)
     monkeypatch.setattr(machine, "_GPU_FILES", (str(tmp_path),))
     machine.choose_wait_policy(environment := {})
     assert environment == {}
 
 
 def test_ones_own_threads_are_no_others(monkeypatch):
-    monkeypatch.setattr(machine.psutil, "getloadavg", lambda: (4.0, 0.0, 0.0))
+    monkeypatch.setattr(system, "load_average", lambda: 4.0)
     monkeypatch.setattr(machine, "cores", lambda: 4)
     assert machine.is_busy()
     assert not machine.is_busy(own_threads=4)

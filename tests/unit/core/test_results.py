@@ -36,7 +36,7 @@ class Square:
 def test_fields_are_keys_and_those_of_an_inlined_one_stand_among_them() -> None:
     made = Square(Path("a/b"), Side(3.0), (Side(4.0),), {"x": None, "y": Side(5.0)})
     expected = {
-        "from": "a/b", "length": 3.0, "half": 1.5, "others": [{"length": 4.0, "half": 2.0}],
+        "from": str(Path("a/b")), "length": 3.0, "half": 1.5, "others": [{"length": 4.0, "half": 2.0}],
         "named": {"x": None, "y": {"length": 5.0, "half": 2.5}},
     }  # fmt: skip
     assert results.as_json(made) == expected == json.loads(files.to_json(made))

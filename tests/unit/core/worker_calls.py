@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import killing
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,7 +31,7 @@ def arrays(_: int) -> list[NDArray[np.generic]]:
 
 def die_while_sending(seconds: float) -> NDArray[np.uint8]:
     """Return an array, and be killed some time later; it takes longer to send."""
-    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    threading.Timer(seconds, killing.kill_self).start()
     return np.ones(BYTES_THAT_TAKE_A_WHILE, dtype=np.uint8)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import places
 import plan_summaries
 import pytest
 import tiny_recipe
@@ -94,7 +95,7 @@ def test_checkpoints_may_lie_elsewhere_and_a_run_be_called_anything(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.checkpoints_folder.rename(tmp_path / "disk")
-    run.checkpoints_folder.symlink_to(tmp_path / "disk")
+    places.link(run.checkpoints_folder, tmp_path / "disk")
     assert LoadedModel.load(run.checkpoints_folder / "step-000000002").step == 2
     (tmp_path / "checkpoints").mkdir()
     run.path.rename(tmp_path / "checkpoints" / "run")

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import fake_hub
+import places
 import published_run
 import pytest
 import torch
@@ -429,7 +430,7 @@ def test_previews_that_are_damaged_or_elsewhere_are_left_out(run, tmp_path, capl
     (run.samples_folder / "step-000000010/00.png").write_bytes(b"\x89PNG\r\n\x1a\nnot a picture")
     secret = tmp_path / "secret.mp4"
     (run.samples_folder / "step-000000010/01.mp4").rename(secret)
-    (run.samples_folder / "step-000000010/01.mp4").symlink_to(secret)
+    places.link(run.samples_folder / "step-000000010/01.mp4", secret)
     done = do(run, dry_run=True, output=tmp_path / "out")
     assert not [file for file in done.files if file.path.startswith("previews/")]
     assert "there are no previews" in " ".join(done.notes)

@@ -17,9 +17,11 @@ from refused import refused
 from torch.utils.data import DataLoader
 
 import reelworks as rw
+from reelworks.core import system
 from reelworks.testing import sample_catalog, sample_dataset, sample_folder
 
 # What Python 3.12 says of forks of a process with threads.
+HAS_FORKS = pytest.mark.skipif(system.WINDOWS, reason="Windows has no forks")
 FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
@@ -122,6 +124,7 @@ def test_another_process_gets_the_dataset(tmp_path: Path) -> None:
     ) == f"{loader.dataset.digest} {[n for n, *_ in steps_of(loader)]}"
 
 
+@HAS_FORKS
 @FORKS
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_fork_after_the_first_iteration_starts_decoders_of_its_own(num_workers: int) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+import killing
 
 from reelworks.core.shape import Shape
 from reelworks.data.media.decode import Request
@@ -56,4 +57,4 @@ def start_workers_and_die(pids: Connection) -> None:
     pool = DecodePool(1, 60.0)
     pool.submit(Request(Path("nowhere.png"), True, Shape(1, 8, 8))).result()
     pids.send([process.pid for process in multiprocessing.active_children()])
-    os.kill(os.getpid(), signal.SIGKILL)
+    killing.kill_self()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import media_makers as media
 import numpy as np
+import places
 import pytest
 
 from reelworks.core.shape import Shape
@@ -23,7 +23,7 @@ STOPPED = "decoding took more than 0.5 s and was stopped"
 def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """Three pictures, of which the second is decoded without an end."""
     real, pipe = decode.load, tmp_path / "pipe"
-    os.mkfifo(pipe)
+    places.pipe(pipe)
 
     def load(request: Request) -> Any:
         return pipe.read_bytes() if request.path.name == "1.png" else real(request)

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import places
 import pytest
 from page_client import page
 from refused import refused
@@ -93,7 +94,7 @@ def test_a_link_out_of_the_folders_is_not_followed(tmp_path):
     (outside / "run").mkdir(parents=True)
     (outside / "run" / "run.json").write_text("{}", encoding="utf-8")
     root.mkdir()
-    (root / "link").symlink_to(outside)
+    places.link(root / "link", outside)
     workspace = Workspace([root])
     assert not workspace.index().runs
     for path in (root / "link" / "run", root / ".." / "outside", outside, root / "link"):

@@ -8,6 +8,7 @@ import sys
 import time
 
 import fabricate
+import places
 import pytest
 from page_client import page
 
@@ -68,7 +69,7 @@ def test_previews_are_listed_by_step_and_served(client):
 def test_nothing_else_is_served_as_a_preview(client, root, name):
     folder = root / "runs" / "first" / "samples"
     if not (folder / "link.png").is_symlink():
-        (folder / "link.png").symlink_to(root / "runs" / "first" / "run.json")
+        places.link(folder / "link.png", root / "runs" / "first" / "run.json")
     assert client.get(f"/api/runs/{of(client, 'first')['key']}/samples/{name}").status_code == 404
 
 
@@ -101,7 +102,7 @@ def test_weights_and_clips_that_were_made_are_served_and_no_link_out_of_the_run(
     outside.write_bytes(b"secret")
     (run / "exports").mkdir(exist_ok=True)
     (run / "exports" / "mine.safetensors").write_bytes(b"weights")
-    (run / "exports" / "link.safetensors").symlink_to(outside)
+    places.link(run / "exports" / "link.safetensors", outside)
     address = f"/api/runs/{of(client, 'first')['key']}/checkpoints/made"
     assert [file["name"] for file in client.get(address).json()] == ["exports/mine.safetensors"]
     assert client.get(f"{address}/exports/mine.safetensors").content == b"weights"

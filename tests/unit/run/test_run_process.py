@@ -4,8 +4,10 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import places
 import pytest
 
+from reelworks.core import system
 from reelworks.data.run import lock
 from reelworks.data.run.process import Process
 
@@ -18,7 +20,7 @@ def test_what_is_no_id_is_no_process(pid):
 
 
 def test_only_the_very_process_is_signalled():
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], **system.REACHABLE) as child:
         known = Process.running(child.pid)
         assert known is not None
         assert known.lives()
@@ -36,7 +38,7 @@ def test_a_lock_is_held_by_who_holds_it_whatever_its_file_says(tmp_path):
     file, link = tmp_path / ".lock", tmp_path / "foreign.lock"
     with lock.hold(file):
         told = file.read_text(encoding="utf-8")
-        link.symlink_to(file)
+        places.link(link, file)
         assert lock.holder(file) is not None
         assert lock.holder(link) is None  # the lock of another folder
     for text in (told, "", "{", "[1]", "[" * 100_000, told.replace('"pid": ', '"pid": -')):
@@ -67,6 +69,7 @@ def test_looking_takes_no_lock_away(tmp_path):
 _LOOKS = """
 import sys
 from pathlib import Path
+from reelworks.core import system
 from reelworks.data.run import lock
 print(flush=True)
 while True:

@@ -329,7 +329,7 @@ def _notes(request: CaptionRequest, sources: Sequence[CaptionSource]) -> tuple[s
         notes.append(f"the trigger word is in no caption: put it there by {text} in [[dataset]]")
     if request.list is not None:
         root = caption_list.root_of(sources)
-        if root != str(request.list.absolute().parent.resolve()):
+        if root != request.list.absolute().parent.resolve().as_posix():
             notes.append(f'paths of the list are relative to another folder: set root = "{root}" in [[dataset]]')
     if gone := sum(clip.why_no_place == clips.IN_CATALOG and clip.is_captioned for clip in clips.each(sources)):
         notes.append(

@@ -48,7 +48,7 @@ def root_of(sources: Sequence[CaptionSource]) -> str:
             value=roots[0],
             remedy="write a list for each",
         )
-    return os.path.commonpath(roots)
+    return Path(os.path.commonpath(roots)).as_posix()
 
 
 def digest(file: Path) -> str | None:
@@ -238,7 +238,7 @@ def _texts(captions: Captions, count: int, *, as_lists: bool) -> Any:
 
 
 def _below(root: str, clip: CaptionClip) -> str:
-    prefix = os.path.relpath(clip.root, root) if root != clip.root else "."
+    prefix = Path(os.path.relpath(clip.root, root)).as_posix() if root != clip.root else "."
     return clip.path if prefix == "." else f"{prefix}/{clip.path}"
 
 

@@ -13,6 +13,7 @@ from reelworks.annexes.captions.request import CaptionRequest
 from reelworks.commands import show
 from reelworks.commands.exit_codes import ExitCode
 from reelworks.commands.options import Json
+from reelworks.core import system
 from reelworks.core.units import plural
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def caption(request: CaptionRequest, json: Json = False) -> None:
     from reelworks.annexes.captions import caption as captioning
 
     progress = show.clip_progress(quiet=json, doing="captioning")
-    with _stopped_by_sigterm(), show.stdout_for_json(json), progress as on_progress:
+    with _stopped_when_asked(), show.stdout_for_json(json), progress as on_progress:
         result = captioning.caption(request, on_progress)
     show.json(result) if json else _print(result)
     if result.failed:
@@ -44,24 +45,24 @@ def caption(request: CaptionRequest, json: Json = False) -> None:
 
 
 class _Terminated(BaseException):
-    """SIGTERM has come."""
+    """The program is asked to end."""
 
 
 @contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Stop the captioner before SIGTERM ends the process: by default, commands would go on without it."""
+def _stopped_when_asked() -> Iterator[None]:
+    """Stop the captioner before SIGTERM, on Windows Ctrl-Break, ends the process: by default, commands would go on without it."""
 
     def stop(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one ends at once
         raise _Terminated
 
-    former = signal.signal(signal.SIGTERM, stop)
+    former = signal.signal(system.END, stop)
     try:
         yield
     except _Terminated:
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(system.END)
     finally:
-        signal.signal(signal.SIGTERM, former)
+        signal.signal(system.END, former)
 
 
 def _print(result: CaptionResult) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -102,6 +103,7 @@ class CommandCaptioner:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                env={**os.environ, "PYTHONIOENCODING": "utf-8"},  # on Windows, Python would print in a code page
                 **system.OWN_GROUP,  # so that its children can be killed with it
             )
         except OSError as error:

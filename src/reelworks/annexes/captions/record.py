@@ -116,7 +116,7 @@ class CaptionRecord:
         raw = None if place is None else _raw(place)
         former = _as_json(raw) if place is not None else {"former": clip.caption}
         line = {"run": self._begun(), "at": time.time(), "clip": clip.path} | _state(clip)
-        line |= {"file": None if place is None else os.path.relpath(place, self.file.parent)}
+        line |= {"file": None if place is None else Path(os.path.relpath(place, self.file.parent)).as_posix()}
         self._append(line | {"captions": list(captions)} | former)
 
     def end(self, *, captioned: int, failed: int) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from reelworks.annexes.captions import prompts
 from reelworks.annexes.captions.prompts import VARIANTS, Style
-from reelworks.core import requests
+from reelworks.core import requests, system
 from reelworks.core.errors import UserError
 from reelworks.core.requests import arg
 
@@ -145,7 +144,7 @@ class CaptionRequest:
         """The program and its arguments."""
         assert self.command is not None
         try:
-            words = tuple(shlex.split(self.command))
+            words = system.words_of(self.command)
         except ValueError as error:
             words, problem = (), f"it cannot be taken apart into words ({error})"
         else:

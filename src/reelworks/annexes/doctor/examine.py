@@ -115,7 +115,7 @@ def _machine(found: Diagnosis) -> Iterator[tuple[str, object]]:
     usable = machine.memory_bytes()
     yield "cores", machine.cores()
     yield "memory", f"{format_bytes(usable)}, {format_bytes(memory.available)} available"
-    yield "load", f"{psutil.getloadavg()[0]:.1f}"
+    yield "load", f"{system.load_average():.1f}"
     if usable < _LOW_MEMORY:
         found.ail(
             f"{format_bytes(usable)} of memory: text encoders of most models do not fit",

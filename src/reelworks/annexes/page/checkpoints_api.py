@@ -152,10 +152,10 @@ def generate(context: PageContext, key: str, step: int, options: GenerationForm)
 def list_made(key: str, run: PageRun) -> list[Json]:
     return [
         {
-            "name": text_of(path.relative_to(run.path)),
+            "name": text_of(path.relative_to(run.path).as_posix()),
             "path": text_of(path),
             "step": int(found[1]) if (found := _STEP.search(path.name)) else None,
-            "url": f"/api/runs/{key}/checkpoints/made/{quote(str(path.relative_to(run.path)))}",
+            "url": f"/api/runs/{key}/checkpoints/made/{quote(path.relative_to(run.path).as_posix())}",
             "bytes": path.stat().st_size,
             "time": path.stat().st_mtime,
             "media": MEDIA.get(path.suffix.lower(), ""),
@@ -167,7 +167,7 @@ def list_made(key: str, run: PageRun) -> list[Json]:
 @routes.get("/made/{name:path}")
 def get_made(run: PageRun, name: str) -> FileResponse:
     for path in _made_files(run):
-        if str(path.relative_to(run.path)) == name:
+        if path.relative_to(run.path).as_posix() == name:
             media = MEDIA.get(path.suffix.lower())
             if media is not None:
                 return FileResponse(path, media_type=media)

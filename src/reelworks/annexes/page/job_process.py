@@ -24,7 +24,7 @@ def main() -> None:
     job = replace(job, process=Process.running(process.pid), writer=Process.here())
     jobs.write(path, job)
     code = process.wait()
-    state: jobs.State = "done" if code == 0 else "stopped" if code in (jobs.REQUEUE, -signal.SIGTERM) else "failed"
+    state: jobs.State = "done" if code == 0 else "stopped" if code in (jobs.REQUEUE, system.ENDED) else "failed"
     jobs.write(path, replace(job, state=state, code=code, ended=time.time()))
 
 

@@ -25,7 +25,7 @@ def key_of(path: Path) -> str:
     return digests.digest_bytes(os.fsencode(path.resolve()))[:16]
 
 
-def text_of(path: Path) -> str:
+def text_of(path: Path | str) -> str:
     """Return a path as text that can be sent; bytes that are no text become a sign for that."""
     return os.fsencode(path).decode(errors="replace")
 

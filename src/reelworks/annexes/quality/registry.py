@@ -200,7 +200,7 @@ def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
     key = str(weights.resolve())
     if key not in _digests:
         parts = [
-            f"{path.relative_to(weights)} {digests.of_file(path)}"
+            f"{path.relative_to(weights).as_posix()} {digests.of_file(path)}"
             for path in sorted(weights.rglob("*"))
             if path.is_file()
         ]

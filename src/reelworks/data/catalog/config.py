@@ -52,8 +52,8 @@ class Source:
 
     @property
     def address(self) -> str:
-        """Absolute path or address of the folder, which a catalog's rows name as their root."""
-        return self.url or str(self.root.resolve())
+        """Absolute path, with slashes, or address of the folder, which a catalog's rows name as their root."""
+        return self.url or self.root.resolve().as_posix()
 
 
 def same_name(name: str, sources: Iterable[Source]) -> UserError:

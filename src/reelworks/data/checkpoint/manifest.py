@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from reelworks.core import digests, files, retry
+from reelworks.core import digests, files, retry, system
 from reelworks.core.config import Config
 from reelworks.core.errors import CommonError
 from reelworks.data.checkpoint import names
@@ -71,7 +72,8 @@ class Manifest(Config):
 def is_inside(path: str) -> bool:
     """Whether a path is relative, normalized and stays below the folder that it starts in."""
     pure = PurePosixPath(path)
-    return path == str(pure) and path != "." and not pure.is_absolute() and ".." not in pure.parts
+    leaves = ".." in pure.parts or bool(system.ELSEWHERE and re.search(system.ELSEWHERE, path))
+    return path == str(pure) and path != "." and not pure.is_absolute() and not leaves
 
 
 def plain_metrics(metrics: Mapping[str, float]) -> Metrics:

@@ -174,8 +174,8 @@ def join(
     if size == 1 and not offload:
         yield World(0, 1, device)
         return
-    # gloo in addition to nccl, since checkpoints and objects are exchanged in CPU memory.
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    # gloo in addition to nccl, which Windows lacks, since checkpoints and objects are exchanged in CPU memory.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
     if size == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         with _formed():

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
-from reelworks.core import launcher
+from reelworks.core import launcher, system
 from reelworks.core.errors import UserError
 
 _POLL_SECONDS = 0.05
@@ -69,9 +69,10 @@ def another_connection(store: PrefixStore) -> PrefixStore:
 def _connect(rank: int, join_seconds: float) -> TCPStore:
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), launcher.number("MASTER_PORT")
     hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    timeout = timedelta(seconds=join_seconds)
+    # torch for Windows is built without libuv.
+    how = {"wait_for_workers": False, "multi_tenant": True, "use_libuv": not system.WINDOWS}
     try:
-        return TCPStore(address, port, None, hosts, timeout, wait_for_workers=False, multi_tenant=True)
+        return TCPStore(address, port, None, hosts, timedelta(seconds=join_seconds), **how)
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         raise UserError(
             f"rank {rank} on {socket.gethostname()} cannot "

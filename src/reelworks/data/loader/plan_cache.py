@@ -76,7 +76,8 @@ def _read(folder: Path) -> tuple[str, Arrays] | None:
         about = json.loads((folder / _ABOUT).read_bytes())
         # Plain arrays of the mapped memory: each slice of a memmap would cost ten times as much.
         arrays = {
-            file.stem: np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)) for file in folder.glob("*.npy")
+            file.stem: np.asarray(np.load(file, mmap_mode=system.MAPPED, allow_pickle=False))
+            for file in folder.glob("*.npy")
         }
         intact = about["files"] == {name: files.state(folder / f"{name}.npy") for name in arrays}
         return (str(about["made_of"]), arrays) if intact else None

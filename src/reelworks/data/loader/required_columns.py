@@ -7,7 +7,6 @@ nothing is kept any more, clips count as measured.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
@@ -15,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.catalog import filter_expression
@@ -58,8 +58,8 @@ class MeasuredColumns:
     def arguments(self, names: Sequence[str]) -> str:
         """Return the arguments of `reelworks measure` that measure columns."""
         entries = sorted({self.entry(name) for name in names})
-        options = " ".join(f"--only {shlex.quote(entry)}" for entry in entries)
-        return f"{shlex.quote(str(self._catalog.path))} {options}"
+        options = " ".join(f"--only {system.quoted(entry)}" for entry in entries)
+        return f"{system.quoted(str(self._catalog.path))} {options}"
 
     def entry(self, name: str) -> str:
         """Return what names the measure of a column, as it was named last."""

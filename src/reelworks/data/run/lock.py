@@ -20,7 +20,7 @@ from reelworks.data.run import heartbeat
 from reelworks.data.run.heartbeat import LockedError, LockOwner
 from reelworks.data.run.process import Process
 
-_FREE_BY_HAND = "wait for it, stop it with SIGTERM (it saves and leaves), or choose another --output"
+_FREE_BY_HAND = "wait for it, stop it with SIGTERM, on Windows Ctrl-C (it saves and leaves), or choose another --output"
 _MOST_CHARACTERS = 4096
 _ATTEMPTS, _PROBE_SECONDS = 20, 0.02  # somebody may look at this moment whether the lock is held
 _UNKNOWN = LockOwner(Process(0, "", 0), socket.gethostname(), 0.0, "")  # the disk was full when it took the lock

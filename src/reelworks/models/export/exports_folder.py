@@ -70,7 +70,9 @@ def how_to_use(files: Sequence[Path]) -> list[str]:
     for file in files:
         form = (match := _NAME.fullmatch(file.name)) and match[3]
         lines.append(
-            f"{file}: {CONVENTIONS[form].how_to_use.format(file=file)}" if form else f"{file}: the network's weights"
+            f"{file}: {CONVENTIONS[form].how_to_use.format(file=file.as_posix())}"
+            if form
+            else f"{file}: the network's weights"
         )
     return lines
 

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.05
 def launch(processes: int, arguments: list[str]) -> int:
     """Start ranks of `python -m reelworks` and wait for all of them.
 
-    SIGTERM, SIGUSR1 and SIGINT are forwarded to every rank. When a rank fails, the others are killed.
+    Signals that ask to end are forwarded to every rank. When a rank fails, the others are killed.
 
     Returns:
         The exit code of the rank that failed first; 0 if none failed.
@@ -51,12 +51,12 @@ def launch(processes: int, arguments: list[str]) -> int:
         failed = [rank.returncode for rank in ranks if rank.returncode]
         if failed:
             first = failed[0]
-            if first < 0 and not forwarded:
+            by = system.what_ended(first)
+            if by is not None and not forwarded:
                 ended = next(i for i, rank in enumerate(ranks) if rank.returncode == first)
-                by = signal.Signals(-first)
-                hint = ", as the system does when CPU memory is full" if by.name == "SIGKILL" else ""
+                hint = ", as the system does when CPU memory is full" if by == "SIGKILL" else ""
                 terminal.say(
-                    f"error: rank {ended} was ended by {by.name}{hint}, and the others were stopped\n"
+                    f"error: rank {ended} was ended by {by}{hint}, and the others were stopped\n"
                     "  remedy: give the same command again, which goes on from the last checkpoint",
                     error=True,
                 )
@@ -68,7 +68,7 @@ def launch(processes: int, arguments: list[str]) -> int:
                 rank.wait()
         time.sleep(_POLL_SECONDS)
     codes = [first, *(rank.returncode for rank in ranks)]
-    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+    return next((system.exit_code(code) for code in codes if code), 0)
 
 
 def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subprocess.Popen[bytes]:

@@ -25,7 +25,9 @@ _PATIENCE_SECONDS = 10.0
 def facts(recipe: Recipe) -> dict[str, str]:
     """Return what must be equal on all ranks: code, torch, and the recipe with its overrides."""
     root = Path(version.__file__).parents[1]
-    code = b"\0".join(f"{file.relative_to(root)}\n".encode() + file.read_bytes() for file in sorted(root.rglob("*.py")))
+    code = b"\0".join(
+        f"{file.relative_to(root).as_posix()}\n".encode() + file.read_bytes() for file in sorted(root.rglob("*.py"))
+    )
     return {
         # Two checkouts of one version differ in their source.
         "version of reelworks": f"{version.__version__} ({digests.digest_bytes(code)[:12]})",

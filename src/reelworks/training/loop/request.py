@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reelworks.core import requests
+from reelworks.core import requests, system
 from reelworks.core.errors import UserError
 from reelworks.core.requests import arg
 
@@ -108,5 +107,5 @@ def _not_a_recipe(folder: Path) -> UserError:
         value=str(folder),
         remedy="give the recipe that it was started with; the same command resumes it"
         if known
-        else f"to train a LoRA on what it holds: reelworks train --data {shlex.quote(str(folder))} --model NAME",
+        else f"to train a LoRA on what it holds: reelworks train --data {system.quoted(str(folder))} --model NAME",
     )

@@ -8,10 +8,9 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import cast
 
-import psutil
 import torch
 
-from reelworks.core import launcher, machine
+from reelworks.core import launcher, machine, system
 from reelworks.core.log import logger
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events
@@ -113,7 +112,7 @@ class SlowSteps(StepObserver):
         if self._may_spin and machine.is_busy(self._threads, share=1.0):
             self._may_spin = False
             logger.warning(
-                f"other processes keep this machine busy (load {psutil.getloadavg()[0]:.1f} on "
+                f"other processes keep this machine busy (load {system.load_average():.1f} on "
                 f"{machine.cores()} cores), and threads that spin while they wait make steps many times slower: "
                 "stop with Ctrl-C, set OMP_WAIT_POLICY=passive, and give the same command again"
             )

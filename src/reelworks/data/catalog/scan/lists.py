@@ -24,13 +24,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.data.catalog.scan import list_files, list_tables
 from reelworks.data.catalog.scan.list_columns import CAPTION_NAMES, PATH, RANGES, TEXT
 from reelworks.data.catalog.scan.source_files import Listing, SourceFile
-from reelworks.data.catalog.store.integrity import OUTSIDE, is_text
+from reelworks.data.catalog.store.integrity import OUTSIDE, ROOT, is_text
 from reelworks.data.catalog.store.schema import SCHEMA, as_numpy
 from reelworks.data.media import formats, probe
 
@@ -49,12 +50,15 @@ def _relative(paths: Any, source: Source) -> Any:
     """Make a list's paths relative to the dataset's folder; refuse empty, outside and duplicate ones."""
     no_path = pc.equal(pc.fill_null(paths, ""), "")
     _refuse_at(no_path, paths, source, "has no path", "fill it in, or remove the row")
-    named, root = paths, source.url or os.path.normpath(source.root.absolute())
+    root = source.url or Path(os.path.normpath(source.root.absolute())).as_posix()
+    if system.WINDOWS and source.url is None:
+        paths = pc.replace_substring(paths, "\\", "/")
+    named = paths
     # Only the few paths with `//`, `.` or `..` are normalised, so that each file has a single name.
     odd = pc.match_substring_regex(paths, _ROUNDABOUT)
     if source.url is None and pc.any(odd).as_py():
         texts = paths.filter(odd).to_pylist()
-        normalised = [os.path.normpath(os.path.join(root, text)) for text in texts]  # noqa: PTH118
+        normalised = [Path(os.path.normpath(Path(root, text))).as_posix() for text in texts]
         paths = pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type))
     for prefix in dict.fromkeys((f"{root}/", f"{source.address}/")):
         below = pc.starts_with(paths, prefix)
@@ -65,11 +69,11 @@ def _relative(paths: Any, source: Source) -> Any:
 
 
 def _root_for(paths: Any) -> str:
-    absolute = paths.filter(pc.starts_with(paths, "/"))
+    absolute = paths.filter(pc.match_substring_regex(paths, ROOT))
     if not len(absolute):
         return "correct the path"
     order = pc.min_max(absolute)  # a prefix of the first and the last in sorted order is one of all
-    folder = os.path.commonpath([str(Path(order[end].as_py()).parent) for end in ("min", "max")])
+    folder = Path(os.path.commonpath([Path(order[end].as_py()).parent for end in ("min", "max")])).as_posix()
     return f'set root (--root of scan) to a folder that contains all files, as in root = "{folder}"'
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.filter_expression import KINDS_OF_FILE
 from reelworks.data.catalog.store.rows import CatalogRows
@@ -25,8 +25,8 @@ _NOT_NEGATIVE = (
 )
 _POSITIVE_IF_READABLE = ("num_frames", "height", "width")
 # Training must only open scanned files: no empty or absolute path, and none that leaves the folder.
-ROOT = r"^(/|[A-Za-z][A-Za-z0-9+.-]*://)"
-OUTSIDE = r"^$|^/|(^|/)\.\.(/|$)|\x00"
+ROOT = r"^(/|[A-Za-z]:/|[A-Za-z][A-Za-z0-9+.-]*://)"
+OUTSIDE = "|".join(filter(None, [r"^$|^/|(^|/)\.\.(/|$)|\x00", system.ELSEWHERE]))
 
 
 def damaged(path: Path, problem: str) -> UserError:
@@ -54,6 +54,7 @@ def wrong(name: str, column: Any, readable: Callable[[], NDArray[np.bool_]]) -> 
         # The expression takes ten times as long as all else that is checked, so only what may match it is tried.
         may = pc.or_(pc.match_substring(column, ".."), pc.match_substring(column, "\0"))
         may = pc.or_(may, pc.or_(pc.starts_with(column, "/"), pc.equal(pc.binary_length(column), 0)))
+        may = pc.or_(may, pc.match_substring_regex(column, system.ELSEWHERE)) if system.ELSEWHERE else may
         odd = np.flatnonzero(as_numpy(may))
         mask = np.zeros(len(column), dtype=np.bool_)
         mask[odd] = as_numpy(pc.match_substring_regex(column.take(pa.array(odd)), OUTSIDE))
@@ -93,6 +94,8 @@ def _may_leave(paths: Any) -> bool:
         return True
     data = np.frombuffer(data_buffer, dtype=np.uint8)
     text = data[offsets[0] : offsets[-1]]
+    if system.ELSEWHERE and np.isin(text, tuple(b":\\")).any():
+        return True
     dots = text == ord(".")
     return bool((dots[1:] & dots[:-1]).any() or text.min() == 0 or (data[offsets[:-1]] == ord("/")).any())
 
@@ -188,4 +191,4 @@ def no_catalog(path: Path) -> UserError:
 
 
 def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
+    return system.quoted(str(path))

@@ -1,0 +1,29 @@
+"""Links and pipes in folders; a test is skipped where the system has none, or does not let this user make them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Root reads and writes whatever the rights say; on Windows, `chmod` takes none away but to write into a file.
+MAY_ALL = not hasattr(os, "geteuid") or os.geteuid() == 0
+
+
+def link(path: Path, target: Path | str) -> None:
+    """Make a symbolic link."""
+    try:
+        path.symlink_to(target, target_is_directory=(path.parent / target).is_dir())
+    except OSError as error:
+        if not hasattr(error, "winerror"):
+            raise
+        pytest.skip(f"Windows makes links for those alone who have the right: {error}")
+    if not path.is_symlink():
+        path.unlink(missing_ok=True)
+        pytest.skip("what is said to be Windows here shows no links as such")
+
+
+def pipe(path: Path) -> None:
+    """Make a pipe with a name in a folder."""
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("Windows has no pipes in folders")
+    os.mkfifo(path)
