@@ -31,7 +31,7 @@ PARTS = {
     # What a training needs beside it.
     "models": Part(("models",), 11_290, 8_600),
     "training": Part(("training",), 12_395, 9_700),
-    "inference": Part(("inference",), 2_730, 2_400),
+    "inference": Part(("inference",), 2_735, 2_400),
     "commands": Part(("commands",), 1_630, 1_200),
     "reports": Part(("reports",), 1_410, 1_250),
     "quickstart": Part(("quickstart",), 830, 500),

@@ -1,10 +1,11 @@
-"""Do what POSIX and Windows do differently: locks, signals, groups of processes, memory. No other module asks which it is."""
+"""Do what POSIX and Windows do differently: locks, signals, groups of processes, memory. Others import nothing that one lacks."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -43,6 +44,7 @@ ELSEWHERE = r"^[A-Za-z]:|\\" if WINDOWS else ""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 # Windows forbids to read what is locked, so the locked byte lies where no file has content.
 _LOCKED_BYTE = 1 << 62
+_NO_NAME_ON_WINDOWS = re.compile(r'[<>:"/\\|?*\x00-\x1f]|[. ]$|^(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.IGNORECASE)
 _IN_USE = frozenset({5, 32, 33})  # access denied, sharing violation, lock violation
 _LEAST_ERROR = 0xC0000000  # of Windows, as exit codes: of memory that is not the program's, and the like
 _TRIES, _TRY_SECONDS = 40, 0.05
@@ -175,6 +177,13 @@ def words_of(command: str) -> tuple[str, ...]:
     if not command:  # else it would be this program
         return ()
     return tuple(take_apart(ctypes.c_wchar_p(command), ctypes.byref(count))[: count.value])
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a file may have a text as its name; length aside."""
+    if WINDOWS:
+        return _NO_NAME_ON_WINDOWS.search(text) is None
+    return not {"/", "\0"} & set(text)
 
 
 def is_parent(pid: int) -> bool:

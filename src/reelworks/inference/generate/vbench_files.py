@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from reelworks.core import user_files
+from reelworks.core import system, user_files
 from reelworks.core.errors import UserError, first_few
 
 SAMPLES = 5  # clips of a prompt that VBench looks for
@@ -50,14 +50,18 @@ def files(folder: Path, prompts: list[str], samples: int = SAMPLES) -> dict[Path
         UserError: A prompt cannot be the name of a file, by which VBench finds it.
     """
     longest = _MOST_BYTES - len(f"-{samples - 1}{_SUFFIX}")
-    wrong = [p for p in prompts if "/" in p or "\0" in p or p.startswith(".") or len(p.encode()) > longest]
+    wrong = [
+        p
+        for p in prompts
+        if not system.is_file_name(f"{p}-0{_SUFFIX}") or p.startswith(".") or len(p.encode()) > longest
+    ]
     if wrong:
         raise UserError(
             f"VBench finds clips by their prompts, and these cannot be names of files: {first_few(wrong)}",
             code="prompt-is-no-file-name",
             field="--prompt-file",
             value=len(wrong),
-            remedy=f"shorten them to {longest} bytes, without slashes and leading dots",
+            remedy=f"shorten them to {longest} bytes, without slashes, leading dots and other signs that no name here may have",
         )
     return {folder / f"{prompt}-{index}{_SUFFIX}": (prompt, index) for prompt in prompts for index in range(samples)}
 

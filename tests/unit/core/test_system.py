@@ -1,0 +1,34 @@
+"""What systems allow in names of files."""
+
+from __future__ import annotations
+
+import pytest
+
+from reelworks.core import system
+
+
+@pytest.mark.parametrize(
+    ("name", "posix", "windows"),
+    [
+        ("a cat on a wall-0.mp4", True, True),
+        ("Was ist das? 猫.png", True, False),
+        ("a:b", True, False),
+        ("a\\b", True, False),
+        ("a/b", False, False),
+        ("a\0b", False, False),
+        ("a\tb", True, False),
+        ("ends.", True, False),
+        ("ends ", True, False),
+        ("con", True, False),
+        ("NUL.txt", True, False),
+        ("com1.tar.gz", True, False),
+        ("console.txt", True, True),
+        (".hidden", True, True),
+    ],
+)
+def test_a_name_that_one_system_takes_another_may_not(
+    name: str, posix: bool, windows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_windows, wanted in ((False, posix), (True, windows)):
+        monkeypatch.setattr(system, "WINDOWS", is_windows)
+        assert system.is_file_name(name) is wanted
