@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from reelworks.testing import sample_folder
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = ("numpy", "pyarrow", "av", "pillow", "pydantic", "xxhash", "fsspec")
+LIBRARY = ("numpy", "psutil", "pyarrow", "av", "pillow", "pydantic", "xxhash", "fsspec")
 
 
 def with_requirements(*names: str) -> dict[str, importlib.metadata.Distribution]:

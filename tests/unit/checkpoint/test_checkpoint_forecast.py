@@ -15,7 +15,7 @@ import tiny_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelworks.core import storage
+from reelworks.core import storage, system
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import disk_space
 from reelworks.data.checkpoint.config import CheckpointsConfig, KeepBest
@@ -173,7 +173,7 @@ def test_a_disk_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     def refuse(*_: object) -> None:
         raise OSError(38, "no locks available")
 
-    monkeypatch.setattr(disk_space.fcntl, "flock", refuse)
+    monkeypatch.setattr(system, "_lock", refuse)
     assert dataclasses.asdict(disk_space.probe(tmp_path))["locks"] is False
 
 

@@ -397,7 +397,14 @@ def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
     # Those whose releases say it otherwise, and those without a pipeline.
     released = (
         *("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "krea2-turbo", "z-image-turbo"),
-        *("hunyuan-image-2.1", "hunyuan-video-1.5", "ideogram-4"),
+        *(
+            "hunyuan-image-2.1",
+            "hunyuan-video-1.5",
+            "ideogram-4",
+            "hidream-i1-dev",
+            "hidream-i1-fast",
+            "lumina-image-2.0",
+        ),
         "ernie-image-turbo",
         *("qwen-image-edit-2509", "qwen-image-edit-2511", "qwen-image-edit-plus", "opensora2"),
         *("qwen-image-2.1-turbo", "ltx-2.5-distilled"),

@@ -153,7 +153,7 @@ COMFYUI = {name: network["layers"] for network in COMFYUI_NETWORKS for name in n
 LIKE_FLUX = ("LongCatImageTransformer2DModel",)
 # No other program reads files of these; layers have the names of their own code.
 OWN_NAMES = ("MMDiT", "SanaVideoTransformer3DModel", "STDiT2", "STDiT3")
-_BLOCK = re.compile(r"(?<=blocks\.)\d+|(?<=\blayers\.)\d+|(?<=refiner\.)\d+|(?<=projection\.)\d+")
+_BLOCK = re.compile(r"(?<=blocks\.)\d+|(?<=\blayers\.)\d+|(?<=refiner\.)\d+|(?<=caption_projection\.)\d+")
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)

@@ -29,6 +29,7 @@ WHOLE = {
     "gemma2": lambda size: transformers.Gemma2Config(vocab_size=size),
     "gemma3_text": lambda size: transformers.Gemma3Config(text_config={"vocab_size": size}),
     "gemma4_unified_text": lambda size: transformers.Gemma4UnifiedConfig(text_config={"vocab_size": size}),
+    "llama": lambda size: transformers.LlamaConfig(vocab_size=size),
     "mistral": lambda size: transformers.Mistral3Config(text_config={"model_type": "mistral", "vocab_size": size}),
     "ministral3": lambda size: transformers.Mistral3Config(
         text_config={"model_type": "ministral3", "vocab_size": size}

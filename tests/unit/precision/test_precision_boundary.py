@@ -56,11 +56,11 @@ def test_casting_by_role():
     latent = torch.zeros(2, 12, 1, 2, 2)
     given = dict.fromkeys(("control", "first_frame", "image", "condition"), latent) | {"crop": torch.zeros(2, 4)}
     sound = SoundInputs(latent, torch.zeros(2), torch.ones(2, 1))
-    example = dataclasses.replace(inputs(), sources=(latent,), sound=sound, **given)
+    example = dataclasses.replace(inputs(), sources=(latent,), source_sounds=(latent,), sound=sound, **given)
     cast = {name: boundary.cast_input(name, value, contract()) for name, value in tensors.named(example)}
     assert cast.keys() == INPUT_ROLES.keys()
     assert {name for name, value in cast.items() if value.dtype == BF16} == {
-        "latent", "text", "pooled", "control", "sources", "first_frame", "image", "condition", "sound_latent",
+        "latent", "text", "pooled", "control", "sources", "source_sounds", "first_frame", "image", "condition", "sound_latent",
     }  # fmt: skip
     assert {name for name, value in cast.items() if value.dtype == F32} == {
         "time", "guidance", "fps", "height", "width", "crop", "sound_time",

@@ -69,7 +69,7 @@ def test_no_value_of_any_key_is_a_raw_error(part: int) -> None:
     assert len(found) > 250
     for key in found[part::PARTS]:
         for value in ODD:
-            assert refusal(changed(key, value)) < 3000, (key, type(value))
+            assert refusal(changed(key, value)) < 4000, (key, type(value))
 
 
 def refusal(values: dict[str, Any]) -> int:

@@ -236,8 +236,8 @@ def _describe(network: TextNetwork) -> str:
 
 def _others(source: str) -> str:
     """Name the families that a folder may belong to, as the end of a remedy."""
-    parts = {part: _find(source, part) for part in ("", "text_encoder", "text_encoder_2", "text_encoder_3")}
     known = {name: text.networks for name, text in registry.TEXT_ENCODERS.items()} | {"t5": (T5,)}
+    parts = {part: _find(source, part) for part in {want.part for networks in known.values() for want in networks}}
     names = [
         f'"{name}"'
         for name, networks in known.items()
