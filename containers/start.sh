@@ -53,4 +53,5 @@ end() {
 	exit 0
 }
 trap end TERM INT
-wait "$page"
+wait "$page" || true
+end # a page that ended by itself leaves no training behind that nobody asks to save

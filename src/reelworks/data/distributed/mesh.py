@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -98,7 +97,7 @@ class World:
     @property
     def device_bytes(self) -> int:
         """Memory of the device; on a CPU, this rank's share of the machine's memory."""
-        return device_memory.total_bytes(self.device) or int(psutil.virtual_memory().total) // self.local_size
+        return device_memory.total_bytes(self.device) or machine.memory_bytes() // self.local_size
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of a small float64 tensor over ranks."""
