@@ -144,6 +144,7 @@ def _asked_to_leave(recipe: dict[str, Any], place: str) -> None:
     [
         ("step", 1),
         ("scan", 1),
+        pytest.param("scan", 2, marks=pytest.mark.slow(reason="two ranks")),
         *(pytest.param("validation", n, marks=pytest.mark.slow(reason="a signal of another moment")) for n in (1, 2)),
     ],
 )

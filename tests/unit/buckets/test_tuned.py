@@ -18,7 +18,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.buckets import tuned
 from reelworks.data.schedule.cost_fit import CostModel
 from reelworks.testing import sample_catalog
-from reelworks.training.plan import plan_report
+from reelworks.training.plan import idle_keys
 from reelworks.training.recipe import dataset, measured, recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
@@ -73,9 +73,9 @@ def test_a_run_keeps_the_numbers_in_place_of_the_bound(tmp_path: Path) -> None:
     assert made.bucket[0].batch_size == [35, 1]
     assert made.train.step_seconds is None
     assert measured.with_numbers(made) == made
-    assert plan_report.without_effect(made) == []
+    assert idle_keys.lines(made) == []
     given_numbers = made.model_copy(update={"train": recipe.train})
-    assert any("train.step_seconds" in line for line in plan_report.without_effect(given_numbers))
+    assert any("train.step_seconds" in line for line in idle_keys.lines(given_numbers))
 
 
 @pytest.mark.parametrize("lost", ["model_ms", "trials"])
@@ -152,10 +152,10 @@ def test_a_slower_link_lets_fewer_ranks_share_clips_at_a_higher_cost(tmp_path: P
         parallel = {"sequence_degree": 2} | link
         data = opened(shared(file, bucket=entries, parallel=parallel, cost={"measured": str(file)}))
         costs.append(data.measured_ms["480p 16:9 ×81"])
-        assert plan_report.without_effect(data.recipe) == []
+        assert idle_keys.lines(data.recipe) == []
     assert [one.bucket[0].sequence_degree for one in chosen] == [[8, 2], [8, 2], [1, 2]]
     assert costs == sorted(set(costs))
-    alone = plan_report.without_effect(shared(file, parallel=link))
+    alone = idle_keys.lines(shared(file, parallel=link))
     assert any("parallel.link_gb_per_second" in line for line in alone)
 
 

@@ -22,7 +22,7 @@ from reelworks.core.hash_rng import hash_int
 from reelworks.data.buckets.assign import Assignment, Reason
 from reelworks.data.loader import left_out
 from reelworks.training.loop import resume
-from reelworks.training.plan import plan_forecast, plan_report, rejections
+from reelworks.training.plan import idle_keys, plan_forecast, plan_report, rejections
 from reelworks.training.plan.rejections import LeftOut
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.dataset import RecipeData
@@ -177,7 +177,7 @@ def test_a_start_names_few_clips_and_the_file_of_all(folder, tmp_path):
     ("buckets", "said"), [({"max_tokens": 10}, True), ({}, False), ({"max_tokens": 99_999, "entries": "keep"}, False)]
 )
 def test_limits_of_proposed_buckets_beside_own_ones_are_told(folder, buckets, said):
-    plan = summary(without_effect=plan_report.without_effect(recipe(folder, buckets=buckets)))
+    plan = summary(without_effect=idle_keys.lines(recipe(folder, buckets=buckets)))
     assert any("buckets.max_tokens has no effect" in line for line in plan_report.warnings(plan)) == said
 
 

@@ -132,6 +132,11 @@ class World:
         if self.watch is not None:
             self.watch.mark(doing, step, clips_of, limited=limited)
 
+    def take_along(self, code: int, said: str) -> None:
+        """End the other ranks, as `Watch.take_along` does; nothing for one process."""
+        if self.watch is not None:
+            self.watch.take_along(code, said)
+
     def wait(self) -> None:
         """Wait for all ranks however long one takes, as during a first scan; hangs are not detected."""
         if self.size > 1:

@@ -81,7 +81,7 @@ class Watch:
         self._since = time.monotonic()
         self._clips_of: ClipsOf = lambda rank: ()
         self._count, self._fault, self._ended = 0, "", False
-        self._suspects = False
+        self._suspects = self._takes_along = False
         self._heard: dict[int, tuple[Beat, float]] = {}  # the last beat of each rank, and when it was new
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -121,6 +121,11 @@ class Watch:
             self._since = time.monotonic()
             self._clips_of = clips_of or self._clips_of
 
+    def take_along(self, code: int, said: str) -> None:
+        """End the other ranks, whatever they wait for, with an exit code of the launcher's and what rank 0 is to say."""
+        self._takes_along = True
+        self._store.set("left", f"{code} {said}")
+
     def _beat(self) -> None:
         self._count += 1
         self._store.set(f"beat/{self._rank}", json.dumps(asdict(self._own())))
@@ -138,6 +143,8 @@ class Watch:
                 self._beat()
                 if self._store.check(["verdict"]):
                     self._leave(self._store.get("verdict").decode())
+                if not self._takes_along and self._store.check(["left"]):
+                    self._follow(*self._store.get("left").decode().split(" ", 1))
                 self._listen(watched)
                 if verdict := self._verdict():
                     if self._rank == 0:
@@ -215,6 +222,13 @@ class Watch:
         if self._rank == 0:
             time.sleep(2 * BEAT_SECONDS)  # the others read the verdict in the store, which may end with this process
         os._exit(_EXIT_CODE)
+
+    def _follow(self, code: str, said: str) -> None:
+        """End this process as another rank did that takes it along."""
+        if self._rank == 0:
+            terminal.say(said)
+            time.sleep(2 * BEAT_SECONDS)  # as in `_leave`
+        os._exit(int(code))
 
     def _wait_for_others(self) -> None:
         """Wait on rank 0, which may host the store, until the other ranks have ended."""

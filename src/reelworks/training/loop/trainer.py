@@ -137,7 +137,9 @@ def run(
                 continue
             except Stopped:  # after the end of a stage
                 end = replace(end, reason="signal")
-                logger.info("stopped after step %d; the same command goes on", end.position.global_step)
+                said = f"stopped after step {end.position.global_step}; the same command goes on"
+                logger.info(said)
+                world.take_along(EXIT_REQUEUE, said)  # the others may wait for this rank
                 break
     if world.is_main and on_end is not None:
         folder = RunFolder(Path(recipe.output))

@@ -10,18 +10,16 @@ from pydantic import TypeAdapter
 
 from reelworks.core import blocks, results, units, user_files
 from reelworks.data.buckets.assign import Reason
-from reelworks.data.buckets.config import BucketsConfig
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.loader.left_out import Rejection, by_reason
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.plan import EpochPlan, PlanSpec
-from reelworks.training.plan import compiled_graphs, data_advice, discarded, rejections
+from reelworks.training.plan import compiled_graphs, data_advice, discarded, idle_keys, rejections
 from reelworks.training.plan.compiled_graphs import PlannedGraphs
 from reelworks.training.plan.data_advice import MirroredSides, SharedFiles
 from reelworks.training.plan.discarded import Losses
 from reelworks.training.plan.rejections import LeftOut, LeftOutClip
 from reelworks.training.recipe.dataset import ChosenBuckets, RecipeData
-from reelworks.training.recipe.recipe import Recipe
 
 _LINES_SHOWN = 20
 
@@ -134,7 +132,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         reasons=rejections.named(data, left_out),
         exclude_list_unmatched=data.exclude_list.unmatched(rows),
         mirrored_sides=data_advice.mirrored_sides(data.recipe.dataset, rows),
-        without_effect=without_effect(data.recipe),
+        without_effect=idle_keys.lines(data.recipe),
         uneven_clips=uneven_clips,
         shared_files=data_advice.shared_files(data.recipe.dataset, rows),
         graphs=compiled_graphs.of_plan(data, plan),
@@ -240,25 +238,3 @@ def warnings(summary: PlanSummary) -> list[str]:
             "mirrored clip; set flip = 0 there, or keep these clips in a dataset of their own"
         )
     return lines
-
-
-def without_effect(recipe: Recipe) -> list[str]:
-    """Return a line for each key of a recipe that has no effect beside the others."""
-    lines = []
-    if recipe.parallel.link_gb_per_second is not None and recipe.parallel.group_size == 1:
-        lines.append("parallel.link_gb_per_second has no effect without parallel.sequence_degree; leave it out")
-    if recipe.train.step_seconds is not None:  # with numbers that were measured, it is left out
-        lines.append(
-            'train.step_seconds has no effect without batch_size = "auto"; leave it out, or run `reelworks tune`'
-        )
-    usual = BucketsConfig()
-    limits = [
-        name for name in ("max_tokens", "max_batch_size") if getattr(recipe.buckets, name) != getattr(usual, name)
-    ]
-    if recipe.buckets.entries != "recipe":
-        return lines
-    return lines + [
-        f"buckets.{name} has no effect beside [[bucket]] entries, which say their sizes and batch sizes; leave it out, or "
-        'set buckets.entries = "auto"'
-        for name in limits
-    ]

@@ -22,7 +22,9 @@ class UNetConfig(Config):
     """Arguments of diffusers' UNet2DConditionModel that Stable Diffusion XL and 1 have in common."""
 
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning(objectives=("epsilon", "v-prediction"))
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning(
+        objectives=("epsilon", "v-prediction"), crops=True
+    )
     kohya_names: ClassVar[Literal["release", "diffusers"]] = "release"  # of layers in files of kohya's scripts
 
     sample_size: int
