@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from reelworks.annexes.page import clips, jobs
+from reelworks.reports import run_facts
 
 STATIC = Path(__file__).parents[3] / "src" / "reelworks" / "annexes" / "page" / "static"
 SERVER = "".join((STATIC.parents[2] / name).read_text("utf-8") for name in ("reports/run_facts.py", "reports/plots.py"))
@@ -76,7 +77,18 @@ def texts_of(scripts: dict[str, str], frame: str) -> set[str]:
 def labels_of_the_server() -> set[str]:
     """Return the names of states, figures, measures and orders that the page shows as the server sends them."""
     coverage = re.findall(r'"([^"]+)"', re.findall(r"    state: str  # (.*)", SERVER)[0])
-    return {*_LABEL.findall(SERVER), *clips.SORTS.values(), *get_args(jobs.State), *coverage}
+    reasons = {text for pair in run_facts.REASONS.values() for text in pair}
+    failed = re.findall(r'(?:remedy = (?="[A-Z])|ReasonFact\("failed", )"([^"]+)"', SERVER)
+    states = {"planned", "readable"}  # beside reasons
+    return {
+        *_LABEL.findall(SERVER),
+        *clips.SORTS.values(),
+        *get_args(jobs.State),
+        *coverage,
+        *reasons,
+        *failed,
+        *states,
+    }
 
 
 def unmarked(source: str) -> list[str]:

@@ -21,18 +21,19 @@ export function filterBox(facet, counts, view) {
     chosen[facet.name] = picked.includes(id) ? picked.filter(one => one !== id) : [...picked, id];
     view.load();
   };
+  const fixed = facet.name === "reason" ? translated : text => text; // others have names of the footage
   const item = ({ id, label, hint, count: clips }) =>
     h(
       "button.value",
       {
         type: "button",
         "aria-pressed": String(picked.includes(id)),
-        title: hint || null,
+        title: hint ? fixed(hint) : null,
         "data-filter": `${facet.name}:${id}`,
         onclick: () => toggle(id),
         style: { "--share": total ? clips / total : 0 },
       },
-      h("span", label),
+      h("span", fixed(label)),
       h("b", count(clips)),
     );
   return h(

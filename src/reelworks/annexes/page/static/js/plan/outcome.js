@@ -2,7 +2,7 @@
 
 import { button } from "../dialogs.js";
 import { fill, h, table } from "../elements.js";
-import { t } from "../texts.js";
+import { t, translated } from "../texts.js";
 import { count, percent, plural } from "../units.js";
 
 const MEASURES = ["clips", "tokens", "time", "gradient"];
@@ -107,7 +107,7 @@ export function drawUntrained(place, about, plan, before, ask) {
       [
         [
           t`Reason`,
-          row => [about.reasons[row.reason], mostFrequent(t`nearest: `, row.nearest), mostFrequent("", row.failed)],
+          row => [translated(about.reasons[row.reason]), mostFrequent(t`nearest: `, row.nearest), mostFrequent("", row.failed)],
         ],
         [
           t`Clips`,
@@ -134,6 +134,6 @@ function mostFrequent(label, numbers) {
 function fileLists(about, found) {
   const line = file => h("li", h("code", file.path), file.detail ? h("span.quiet", ` ${file.detail}`) : null);
   return Object.entries(found).map(([reason, files]) =>
-    h("details", h("summary", about.reasons[reason]), h("ul.files", files.map(line))),
+    h("details", h("summary", translated(about.reasons[reason])), h("ul.files", files.map(line))),
   );
 }

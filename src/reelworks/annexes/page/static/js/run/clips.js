@@ -1,7 +1,7 @@
 // The clips of a run: where each of them went, the buckets, and which are left out for which reason.
 
 import { card, emptySection, fill, h, table } from "../elements.js";
-import { t } from "../texts.js";
+import { t, translated } from "../texts.js";
 import { count, percent } from "../units.js";
 
 export async function renderClips(body, { run }) {
@@ -24,7 +24,7 @@ function accountingCard(accounting, balance) {
     h("span", { style: { "--share": share, "--tone": `var(--${tone})` } }),
   );
   const legend = accounting.map(({ tone, total, label }) =>
-    h("span", { style: { "--tone": `var(--${tone})` } }, h("b", count(total)), ` ${label}`),
+    h("span", { style: { "--tone": `var(--${tone})` } }, h("b", count(total)), ` ${translated(label)}`),
   );
   return card(
     h("h2", t`Every clip`),
@@ -55,5 +55,5 @@ function reasonCard({ total, label, remedy, files }) {
   const lines = files
     .slice(0, 200)
     .map(file => h("li", file.path, file.detail ? h("span.quiet", ` – ${file.detail}`) : null));
-  return card(h("h2", `${count(total)} ${label}`), h("p.quiet", remedy), h("ul.files", { tabindex: "0" }, lines));
+  return card(h("h2", `${count(total)} ${translated(label)}`), h("p.quiet", translated(remedy)), h("ul.files", { tabindex: "0" }, lines));
 }
