@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
 
@@ -48,6 +49,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["SECOND_DEVICE"] = "1"  # for trainings in processes of their own
     if config.option.no_torch:
         sys.meta_path.insert(0, _SkipHeavy())
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test behind its quick ones as slow."""
+    cases = Counter[str]()
+    for item in items:
+        if (quick := item.get_closest_marker("quick_cases")) is not None:
+            name = item.nodeid.partition("[")[0]
+            cases[name] += 1
+            if cases[name] > quick.args[0]:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:
