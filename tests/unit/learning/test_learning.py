@@ -61,6 +61,14 @@ def test_a_clip_gets_its_word_and_its_peers_keep_theirs(changes: dict[str, float
     assert set(before) == {Word.LEARNT}
 
 
+def test_no_word_is_said_among_few_clips() -> None:
+    made = table(FEWEST_PEERS - 1)
+    made.recent[0], made.gain[1] = 3.0, -1.0
+    found = learning.words_of(made)
+    assert set(found.word.tolist()) == {Word.LEARNT}
+    assert found.share.argmax() == 0
+
+
 def test_all_are_still_learning_while_the_usual_loss_falls() -> None:
     about = LossesAbout(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 0.9)))
     assert set(learning.words_of(table(about=about)).word.tolist()) == {Word.STILL_LEARNING}

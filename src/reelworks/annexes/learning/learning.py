@@ -37,7 +37,7 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 FEWEST_SHOWN = 4  # times trained before losses say more of a clip than of its noise
-FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose losses are normalised by bucket
+FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose losses are normalised by bucket; of so few, no word is sure
 ERROR_RATE = 0.01  # chance that a word is said of any clip of a set in which all are usual
 LEAST_SPREAD = (
     0.03  # of the logarithm of a loss, for a deviation at least, so that a set without spread has no outliers
@@ -50,6 +50,7 @@ TAIL, TAIL_DEVIATIONS = (
 )  # share of the clips in a tail, and the deviations of a normal distribution at its begin
 OFTEN = 8  # times as often trained as the median of its peers, from which on a clip is compared as one of few
 FIRST = 10  # clips to look at, of which no word is sure
+NUMBERS = ("gain", "high_loss", "low_loss")  # of a clip, which may be unusual
 STILL_FALLING = 0.03  # by which the loss fell lately where it is still falling
 
 
@@ -83,26 +84,13 @@ class Word(IntEnum):
         return found
 
 
-class Number(IntEnum):
-    """Number of a clip that may be unusual."""
-
-    GAIN = 0
-    HIGH_LOSS = 1
-    LOW_LOSS = 2
-
-    @property
-    def label(self) -> str:
-        """The number in reports."""
-        return self.name.lower()
-
-
 @dataclass(frozen=True)
 class ClipWords:
     """Words for the clips of a table, in arrays with an element for each.
 
     Attributes:
         word: A `Word`.
-        unusual: The `Number` that is most unusual.
+        unusual: Index into `NUMBERS` of the most unusual one.
         share: Its deviation from the median of its peers, as a share of the one from which on a word is said.
         trend: Logarithm of the ratio of its loss now to that when it was first trained.
         rank: Share of its peers with a lower loss.
@@ -130,15 +118,18 @@ def words_of(table: ClipLosses) -> ClipWords:
         fall[where] = deviations(drop[where], drop[others], LEAST_SPREAD)
         often[where] = table.shown[where] >= OFTEN * np.median(table.shown[others])
     # A plain picture has a low loss, and one that is learnt by heart fell more than others, too.
-    limits = np.where(often, limit(int(often.sum())), limit(int(known.sum())))
-    low = np.where(often & (outlier < 0), -fall, np.minimum(-outlier, -fall)) / limits
-    shares = np.stack([_doubt(table) * known, outlier / limit(int(known.sum())), low])
+    usual_limit, doubt = limit(int(known.sum())), _doubt(table)
+    low = np.where(often & (outlier < 0), -fall, np.minimum(-outlier, -fall))
+    low /= np.where(often, limit(int(often.sum())), usual_limit)
+    # A caption that helps little may be a good one of a rare clip; one that raises the loss is of another clip.
+    doubt = np.where(table.gain < 0, doubt, np.minimum(doubt, 1))
+    shares = np.stack([doubt, outlier / usual_limit, low]) * known
+    if known.sum() < FEWEST_PEERS:
+        shares = np.minimum(shares, 1)
     word = np.full(len(table), Word.LEARNT, np.int8)
     word[_falls(table)] = Word.STILL_LEARNING
-    for fault, share in ((Word.MEMORISED, low), (Word.NOT_LEARNT, shares[1])):
+    for fault, share in zip((Word.MEMORISED, Word.NOT_LEARNT, Word.WITHOUT_EFFECT), shares[::-1], strict=True):
         word[share > 1] = fault
-    # A caption that helps little may be a good one of a rare clip; one that raises the loss is of another clip.
-    word[(shares[0] > 1) & (table.gain < 0)] = Word.WITHOUT_EFFECT
     word[~known] = Word.TOO_EARLY
     course = table.about.course  # of the usual loss
     usual_drop = float(np.log(course[-1][1] / course[0][1])) if course else 0.0
@@ -369,7 +360,7 @@ class Learning:
                 path,
                 int(table.key[i]),
                 Word(int(found.word[i])).label,
-                Number(int(found.unusual[i])).label,
+                NUMBERS[int(found.unusual[i])],
                 float(found.share[i]),
                 table.about.buckets[int(table.bucket[i])],
                 int(table.shown[i]),
