@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from reelworks.annexes.learning import learning
-from reelworks.annexes.learning.learning import ERROR_RATE, FEWEST_PEERS, FEWEST_SHOWN, FIRST, OFTEN, Learning, Word
+from reelworks.annexes.learning.learning import (
+    ERROR_RATE,
+    FEWEST_PEERS,
+    FEWEST_SHOWN,
+    FIRST,
+    OFTEN,
+    SURE,
+    Learning,
+    Word,
+)
 from reelworks.annexes.learning.losses import ClipLosses, LossesAbout
 from reelworks.core.errors import UserError
 from reelworks.data.run.folder import RunFolder
@@ -25,7 +34,7 @@ def table(clips: int = 200, *, spread: float = 0.2, about: LossesAbout = ABOUT) 
     made.shown[:] = 20
     made.first[:] = chance.uniform(-spread, spread, clips)
     made.recent[:] = made.longer[:] = chance.uniform(-spread, spread, clips)
-    made.measured[:] = 2
+    made.measured[:] = SURE
     made.gain[:] = chance.uniform(0.06, 0.14, clips)
     return made
 
@@ -44,7 +53,7 @@ def word_of(made: ClipLosses, place: int = 0) -> Word:
         ({"recent": 0.0, "shown": 20 * OFTEN}, Word.LEARNT),
         ({"gain": -0.1}, Word.WITHOUT_EFFECT),
         ({"gain": -0.01}, Word.LEARNT),
-        ({"gain": -0.1, "measured": 1}, Word.LEARNT),
+        ({"gain": -0.1, "measured": SURE - 1}, Word.LEARNT),
         ({"gain": -0.1, "measured": 0}, Word.LEARNT),
         ({"recent": -0.3, "longer": 0.0}, Word.STILL_LEARNING),
         ({"recent": 2.0, "shown": FEWEST_SHOWN - 1}, Word.TOO_EARLY),

@@ -48,6 +48,7 @@ TAIL, TAIL_DEVIATIONS = (
     0.1,
     1.2816,
 )  # share of the clips in a tail, and the deviations of a normal distribution at its begin
+SURE = 4  # measurements of a caption before a word is said of it
 OFTEN = 8  # times as often trained as the median of its peers, from which on a clip is compared as one of few
 FIRST = 10  # clips to look at, of which no word is sure
 NUMBERS = ("gain", "high_loss", "low_loss")  # of a clip, which may be unusual
@@ -118,12 +119,10 @@ def words_of(table: ClipLosses) -> ClipWords:
         fall[where] = deviations(drop[where], drop[others], LEAST_SPREAD)
         often[where] = table.shown[where] >= OFTEN * np.median(table.shown[others])
     # A plain picture has a low loss, and one that is learnt by heart fell more than others, too.
-    usual_limit, doubt = limit(int(known.sum())), _doubt(table)
+    usual_limit = limit(int(known.sum()))
     low = np.where(often & (outlier < 0), -fall, np.minimum(-outlier, -fall))
     low /= np.where(often, limit(int(often.sum())), usual_limit)
-    # A caption that helps little may be a good one of a rare clip; one that raises the loss is of another clip.
-    doubt = np.where(table.gain < 0, doubt, np.minimum(doubt, 1))
-    shares = np.stack([doubt, outlier / usual_limit, low]) * known
+    shares = np.stack([_doubt(table), outlier / usual_limit, low]) * known
     if known.sum() < FEWEST_PEERS:
         shares = np.minimum(shares, 1)
     word = np.full(len(table), Word.LEARNT, np.int8)
@@ -142,16 +141,17 @@ def limit(clips: int) -> float:
 
 
 def _doubt(table: ClipLosses) -> F64:
-    """Return how far the gain of each clip lies below the usual one, as a share of the limit; 0 if too little was measured.
+    """Return how far the gain of each clip lies below the usual one, as a share of the limit; 0 if too few were measured.
 
-    The clips that were measured less often than half of them have more noise, and no doubt.
+    Most clips were measured once, so that the deviation has all the noise of one measurement. Fewer than `SURE` do not pass the
+    limit: the least of many gains is low by its noise, and rises when it is measured again. Nor does a caption that helps little,
+    which may be a good one of a rare clip; one of another clip raises the loss.
     """
     measured = (table.measured > 0) & ~table.held_out
-    compared = measured & (table.measured >= np.median(table.measured[measured])) if measured.any() else measured
-    if compared.sum() < FEWEST_PEERS:
+    if measured.sum() < FEWEST_PEERS:
         return np.zeros(len(table))
-    below = -deviations(table.gain, table.gain[compared], LEAST_GAIN_SPREAD) / limit(int(compared.sum()))
-    return np.where(compared, below, 0.0)
+    below = -deviations(table.gain, table.gain[measured], LEAST_GAIN_SPREAD) / limit(int(measured.sum()))
+    return np.where(measured, np.where((table.measured < SURE) | (table.gain >= 0), np.minimum(below, 1), below), 0.0)
 
 
 def _peers(table: ClipLosses) -> I64:

@@ -25,6 +25,7 @@ from reelworks.core import files, user_files
 FILE = "clip_losses.parquet"
 FORMAT_VERSION = 1
 MEASURED = 8  # measurements over which means of a clip reach back
+DOUBTED = 0.1  # share of the clips, those of the least gain, that are measured so often
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 U64 = NDArray[np.uint64]

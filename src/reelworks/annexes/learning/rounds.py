@@ -1,7 +1,7 @@
 """Measure clips with fixed noise at one timestep during training, each with its caption and with the empty one.
 
-All clips take turns, held-out ones once, as a yardstick; each turn has the same noise for all of them, so that what differs
-between two clips is not that of their noise. With `train.clip_losses = "auto"`, rounds take 2 % of a training's time at most
+All clips are measured once, held-out ones as a yardstick, each with the same noise, so that what differs between two clips
+is not their noise; then those whose captions help least are measured `MEASURED` times, so that no word is said by chance. With `train.clip_losses = "auto"`, rounds take 2 % of a training's time at most
 by its end, and come when they tell most of captions: passes are counted and not timed, so that a run makes the same rounds wherever
 and however often it is resumed. Nothing of training changes: each micro-batch seeds what its network draws.
 """
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from reelworks.annexes.learning.account import ClipLossAccount, Measured
-from reelworks.annexes.learning.losses import FILE
+from reelworks.annexes.learning.losses import DOUBTED, FILE, MEASURED
 from reelworks.core import hash_rng
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.loader.position import DataPosition
@@ -135,8 +135,8 @@ class ClipLossRounds(StepObserver):
         return joined, np.arange(len(joined)) >= len(entries)
 
     @cached_property
-    def _order(self) -> tuple[I64, Callable[[], NDArray[np.int16]]]:
-        """Order of the candidates by a draw of each, and how often each was measured, as `ClipLossAccount.measured` tells."""
+    def _order(self) -> tuple[I64, Callable[[], tuple[NDArray[np.int16], NDArray[np.float32]]]]:
+        """Order of the candidates by a draw of each, and what was measured of them, as `ClipLossAccount.measured` tells."""
         uids, account = self._candidates[0].uid, self.account
         drawn = hash_rng.hash64(self.training.data.recipe.seed, "clip_losses", account.keys(uids))
         return np.argsort(drawn, kind="stable"), account.measured(uids)
@@ -145,8 +145,10 @@ class ClipLossRounds(StepObserver):
         """Return indices of candidates and how often each was measured, by micro-batch."""
         (clips, held_out), (order, measured) = self._candidates, self._order
         kind = clips.bucket if clips.layout is None else clips.bucket << 20 | clips.layout
-        times, sizes = measured(), self.training.data.table.batch_sizes()
-        late = np.where(held_out, np.inf, times)
+        (times, gain), sizes = measured(), self.training.data.table.batch_sizes()
+        trained = (times > 0) & ~held_out
+        lowest = trained & (gain <= np.quantile(gain[trained], DOUBTED)) if trained.any() else trained
+        late = np.where(held_out, np.inf, np.where(lowest, times / MEASURED, times))
         chosen = choose(times[order], late[order], kind[order], sizes[clips.bucket[order]], size)
         return [(order[batch], times[order[batch]].astype(np.int64)) for batch in chosen]
 
