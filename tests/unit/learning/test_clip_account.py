@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from reelworks.annexes.learning.account import UNREADABLE, Measured, _AccountRows, _TrainedClips, _UsualLoss
 from reelworks.annexes.learning.losses import ClipLosses, Usual
-from reelworks.annexes.learning.rounds import _BEGIN, _HASTE, SHARE, affordable, choose
+from reelworks.annexes.learning.rounds import _BEGIN, _BEGIN_WITH_WEIGHTS, _HASTE, SHARE, affordable, choose
 from reelworks.data.schedule.cursor import Aliases
 
 CLIPS, STEPS, BATCH = 60, 400, 12
@@ -118,7 +118,8 @@ def test_all_clips_take_turns_in_micro_batches_of_one_kind(clips: int, kinds: in
 def test_a_share_of_the_clips_is_measured_when_they_tell_most(
     steps: int, batch: int, is_known: bool, knows_captions: bool
 ) -> None:
-    visits, begins = 0, 0 if knows_captions else _BEGIN * steps
+    visits, early = 0, 0
+    begins = steps * (_BEGIN_WITH_WEIGHTS if knows_captions else _BEGIN)
     for step in range(1, steps + 1):
         end, trained = steps if is_known else None, step * batch
         most = affordable(step=step, end=end, trained=trained, share=SHARE, knows_captions=knows_captions)

@@ -40,8 +40,9 @@ I64 = NDArray[np.int64]
 # Clips measured of those trained: both take two forward passes, with and without the caption, or with a backward pass that
 # is one at least. Where all weights learn, that is two, so that more can be measured in 2 % of the time.
 SHARE, SHARE_OF_ALL_WEIGHTS = 0.02, 0.028
-# Share of the steps in which "auto" measures nothing while a network learns from random weights what captions mean at all.
-_BEGIN = 0.2
+# Share of the steps in which "auto" measures nothing: a network from random weights learns what captions mean at all, and
+# another one what is common to all clips, which hides what captions tell.
+_BEGIN, _BEGIN_WITH_WEIGHTS = 0.2, 0.1
 # Each caption, a wrong one too, is learnt by heart later: of 400 pictures at 50 showings, half of the wrong captions stood out
 # at a third of the steps, and few at the end. So rounds come five times as often, and are all made in a fifth of the steps.
 _HASTE = 5
@@ -214,7 +215,7 @@ def affordable(*, step: int, end: int | None, trained: int, share: float, knows_
     """
     if end is None:
         return share * trained
-    begins = 0 if knows_captions else _BEGIN * end
+    begins = end * (_BEGIN_WITH_WEIGHTS if knows_captions else _BEGIN)
     return share * trained * min(_HASTE * max(1 - begins / step, 0), max(end / step, 1))
 
 
