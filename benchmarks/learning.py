@@ -1,14 +1,19 @@
-"""Whether planted faults are named: `python -m benchmarks.learning [--json] [--save] [--only clips|lora] [--seeds N...]`.
+"""Whether planted faults are named: `python -m benchmarks.learning [--json] [--save] [--only SET] [--seeds N...]`.
 
-Pictures are drawn with faults (`_planted.py`): wrong and swapped captions, another subject, black frames, ten near-duplicates
-of one picture, and one that is trained sixty times as often as the others. For each seed a small network is trained on 400
-of them from random weights, and a LoRA on 40 of a subject that its base, trained on 2,000 good ones, has never seen; both with
-`clip_losses = "auto"`. A fault is named if `reelworks learning` gives it a word to look at, or if `reelworks inspect`, after
-`reelworks measure`, lists it as black or as a copy of another one. Per set:
+Pictures are made of photographs (`_planted.py`) with faults: wrong and swapped captions, another subject, black frames, ten
+near-duplicates of one picture, and one that is trained sixty times as often as the others. For each seed a small network is
+trained on 400 of them from random weights (`clips`), and a LoRA on 40 of a subject that its base, trained on 4,000 good ones,
+has never seen (`lora`); both with `clip_losses = "auto"`, and both again without any fault (`good_clips`, `good_lora`). A clip is
+named if `reelworks learning` gives it a word to look at, or if `reelworks inspect`, after `reelworks measure`, lists it as
+black or as a copy of another one. Per set:
 
+`precision`: share of the words of `reelworks learning` that are of planted faults, least of the seeds; null without a word.
+`first`: share of the planted faults that a loss can tell of, all but near-duplicates, that are among the first tenth of 400 and
+the first ten of 40 clips as `reelworks learning` ranks them, least of the seeds.
 `named`: share of the planted faults that were trained and are named, least of the seeds; of near-duplicates, one may stay.
 `named_by_kind`: the mean of the seeds for each kind.
-`false`: share of the good clips that are named, largest of the seeds.
+`words`: good clips with a word, most of the seeds; of a set without faults, any word is wrong.
+`false`: share of the good clips that are named, `inspect` included, largest of the seeds.
 `cost`: share of the run's time that measuring clips takes, largest of the seeds.
 `seeds`: the same of each.
 `equal_after_kill`: the account of a run that is killed at random equals that of the same run without a kill, to the bit.
@@ -40,7 +45,8 @@ from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"
-SETS = ("clips", "lora")
+SETS = ("clips", "lora", "good_clips", "good_lora")
+FIRST = {"clips": 40, "lora": 10}  # clips that the order begins with
 SIDE = 24  # of training, in px
 TO_LOOK_AT = ("not_learnt", "caption_without_effect", "memorised")
 CONTENT = ("duplicates", "near_duplicates", "black")  # advice about what a clip shows
@@ -62,7 +68,7 @@ def recipe(folder: Path, steps: int, *, batch_size: int, clip_losses: str | int,
         "buckets": {"upscale": True},
         "data": {"num_workers": 0},
         "model": {"name": "stdit3-tiny-1", "hidden_size": 96, "depth": 2, "num_heads": 4},
-        "autoencoder": {"stride": 4},
+        "autoencoder": {"stride": 8},
         "text_encoder": {"dim": 64, "max_length": 16},
         "encode": {"store": True},
         "objective": {"timestep_shift": "none"},
@@ -102,21 +108,22 @@ def train(folder: Path, values: Recipe) -> None:
 
 def base_of(folder: Path, steps: int) -> Path:
     """Train a base on good pictures, and return its weights."""
-    _planted.write(folder, _planted.draw(2000, {}, seed=1000), seed=1000)
-    train(folder, recipe(folder, steps, batch_size=32, clip_losses="off"))
+    _planted.write(folder, _planted.draw(4000, {}, seed=1000), seed=1000)
+    falling = {"learning_rate_schedule": "cosine"}
+    train(folder, recipe(folder, steps, batch_size=32, clip_losses="off", train=falling))
     reelworks("checkpoints", "export", folder / "run", "-o", folder / "base.safetensors", "--dtype", "float32")
     return folder / "base.safetensors"
 
 
-def of_clips(folder: Path, seed: int, steps: int, number: int = 400) -> tuple[dict[str, str], Recipe]:
+def of_clips(folder: Path, seed: int, steps: int, planted: dict[str, int]) -> tuple[dict[str, str], Recipe]:
     """Write clips with faults; return the fault of each and the recipe that trains on them."""
-    faults = _planted.write(folder, _planted.draw(number, _planted.CLIPS, seed=seed), seed=seed)
+    faults = _planted.write(folder, _planted.draw(400, planted, seed=seed), seed=seed)
     return faults, recipe(folder, steps, batch_size=32, clip_losses="auto")
 
 
-def of_lora(folder: Path, seed: int, steps: int, base: Path) -> tuple[dict[str, str], Recipe]:
+def of_lora(folder: Path, seed: int, steps: int, planted: dict[str, int], base: Path) -> tuple[dict[str, str], Recipe]:
     """Write pictures of a subject with faults; return the fault of each and the recipe of a LoRA on them."""
-    drawn = _planted.draw(40, _planted.PICTURES, seed=seed, subject=True)
+    drawn = _planted.draw(40, planted, seed=seed, subject=True)
     faults = _planted.write(folder, drawn, seed=seed)
     values = recipe(
         folder,
@@ -131,34 +138,42 @@ def of_lora(folder: Path, seed: int, steps: int, base: Path) -> tuple[dict[str, 
     return faults, values
 
 
-def named(folder: Path) -> tuple[dict[str, str], set[str]]:
-    """Return why each clip of a trained run is named, by "dataset/path", and the clips that it trained."""
-    clips = json.loads(reelworks("learning", folder / "run", "--json"))["clips"]
-    found = {clip["path"]: clip["word"] for clip in clips if clip["word"] in TO_LOOK_AT}
-    reelworks("scan", folder / "usual", folder / "often", "-o", folder / "catalog")
+def inspected(folder: Path) -> set[str]:
+    """Return the clips of a set, by "dataset/path", that are black or copies of another one by their pictures."""
+    reelworks(
+        "scan", *(path for name in ("usual", "often") if (path := folder / name).exists()), "-o", folder / "catalog"
+    )
     reelworks("measure", folder / "catalog", "--only", "exposure", "--only", "duplicates")
-    for advice in json.loads(reelworks("inspect", folder / "catalog", "--json"))["advice"]:
-        if advice["name"] in CONTENT:
-            found |= {path: advice["name"] for path in advice["files"] if path not in found}
-    return found, {clip["path"] for clip in clips}
+    advice = json.loads(reelworks("inspect", folder / "catalog", "--json"))["advice"]
+    return {path for each in advice if each["name"] in CONTENT for path in each["files"]}
 
 
-def judge(folder: Path, faults: dict[str, str]) -> dict[str, Any]:
+def judge(folder: Path, faults: dict[str, str], first: int) -> dict[str, Any]:
     """Return the shares of faults and of good clips that are named, and the cost."""
-    (why, trained), by_kind = named(folder), defaultdict(list)
-    for path, fault in faults.items():
-        if path in trained:
-            by_kind[fault].append(path in why)
+    clips = json.loads(reelworks("learning", folder / "run", "--json"))["clips"]
+    fault = {clip["path"]: faults[clip["path"]] for clip in clips}
+    worded = [path for clip in clips if clip["word"] in TO_LOOK_AT and (path := clip["path"])]
+    named, by_kind = {*worded} | inspected(folder), defaultdict(list)
+    for path, kind in fault.items():
+        by_kind[kind].append(path in named)
     if False in by_kind["duplicate"]:
         by_kind["duplicate"].remove(False)  # the best one is no fault
     good = by_kind.pop("")
     of_faults = [seen for each in by_kind.values() for seen in each]
+    told = [kind not in ("", "duplicate") for kind in fault.values()]  # in their order
     return {
-        "named": sum(of_faults) / len(of_faults),
+        "precision": _share([bool(fault[path]) for path in worded]),
+        "first": sum(told[:first]) / sum(told) if any(told) else None,
+        "named": _share(of_faults),
+        "words": sum(not fault[path] for path in worded),
         "false": sum(good) / len(good),
         "cost": cost(folder),
-        "named_by_kind": {kind: sum(each) / len(each) for kind, each in by_kind.items()},
+        "named_by_kind": {kind: sum(each) / len(each) for kind, each in by_kind.items() if each},
     }
+
+
+def _share(seen: list[bool]) -> float | None:
+    return sum(seen) / len(seen) if seen else None
 
 
 def cost(folder: Path) -> float:
@@ -205,16 +220,18 @@ def run(
     """Train and judge all sets, so many at once, and return the figures."""
     with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(jobs) as pool:
         root = Path(place)
-        base = pool.submit(base_of, root / "base", base_steps) if only != "clips" else None
+        base = pool.submit(base_of, root / "base", base_steps) if only is None or "lora" in only else None
 
         def judged(name: str, seed: int) -> dict[str, Any]:
             folder = root / f"{name}-{seed}"
-            if base is not None and name == "lora":
-                faults, values = of_lora(folder, seed, lora_steps, base.result())
+            is_good, of = name.startswith("good_"), name.removeprefix("good_")
+            if base is not None and of == "lora":
+                planted = {} if is_good else _planted.PICTURES
+                faults, values = of_lora(folder, seed, lora_steps, planted, base.result())
             else:
-                faults, values = of_clips(folder, seed, steps)
+                faults, values = of_clips(folder, seed, steps, {} if is_good else _planted.CLIPS)
             train(folder, values)
-            found = judge(folder, faults)
+            found = judge(folder, faults, FIRST[of])
             if not quiet:
                 print(f"{name}, seed {seed}: {found}", flush=True)
             shutil.rmtree(folder)
@@ -232,13 +249,12 @@ def run(
 def _of_seeds(runs: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of a set: the worst of its seeds, and the mean of each kind of fault."""
     every = list(runs.values())
-    return {
-        "named": min(each["named"] for each in every),
-        "false": max(each["false"] for each in every),
-        "cost": max(each["cost"] for each in every),
-        "named_by_kind": _means([each["named_by_kind"] for each in every]),
-        "seeds": runs,
+    least = {
+        name: min((each[name] for each in every if each[name] is not None), default=None)
+        for name in ("precision", "first", "named")
     }
+    most = {name: max(each[name] for each in every) for name in ("words", "false", "cost")}
+    return least | most | {"named_by_kind": _means([each["named_by_kind"] for each in every]), "seeds": runs}
 
 
 def _means(shares: list[dict[str, float]]) -> dict[str, float]:
@@ -253,10 +269,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
     parser.add_argument("--only", choices=SETS)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=800, help="of the training on clips")
     parser.add_argument("--lora-steps", type=int, default=1000, help="of 4 pictures: 100 showings of each")
-    parser.add_argument("--base-steps", type=int, default=2000)
+    parser.add_argument("--base-steps", type=int, default=3000)
     parser.add_argument("--jobs", type=int, default=2, help="trainings at once, of one thread each")
     options = parser.parse_args()
     steps = {"steps": options.steps, "lora_steps": options.lora_steps, "base_steps": options.base_steps}

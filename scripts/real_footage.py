@@ -47,7 +47,7 @@ def gather(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     copied = []
     for package, name, caption in FOOTAGE:
-        source = _folder_of(package) / name
+        source = folder_of(package) / name
         target = folder / source.name
         shutil.copyfile(source, target)
         target.with_suffix(".txt").write_text(caption, encoding="utf-8")
@@ -55,7 +55,12 @@ def gather(folder: Path) -> list[Path]:
     return copied
 
 
-def _folder_of(package: str) -> Path:
+def folder_of(package: str) -> Path:
+    """Return the folder of an installed package.
+
+    Raises:
+        UserError: It is not installed.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise UserError(

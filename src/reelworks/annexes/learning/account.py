@@ -210,14 +210,14 @@ class ClipLossAccount:
         assert self._rows is not None
         self._rows.note_measured(Measured.joined(parts))
 
-    def measured(self, uids: NDArray[np.uint64]) -> Callable[[], tuple[NDArray[np.int16], F64]]:
-        """Return a function that tells how often clips were measured, and the doubt of each; only on the main rank.
+    def measured(self, uids: NDArray[np.uint64]) -> Callable[[], tuple[NDArray[np.int16], NDArray[np.float32]]]:
+        """Return a function that tells how often clips were measured, and the gain of each; only on the main rank.
 
         The number is `UNREADABLE` for clips that could not be.
         """
         assert self._rows is not None
         rows, row = self._rows, self._rows.of_uids(uids)
-        return lambda: (rows.table.measured[row], rows.table.doubt()[row])
+        return lambda: (rows.table.measured[row], rows.table.gain[row])
 
     def keys(self, uids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the keys of clips; only on the main rank."""

@@ -14,7 +14,7 @@ from reelworks.core import units
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
-    from reelworks.annexes.learning.learning import LearningReport
+    from reelworks.annexes.learning.learning import ClipLearning, LearningReport
 
 _LISTED = 20
 
@@ -40,12 +40,13 @@ def learning(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Tell what a run has learnt of each clip, in a word, by the losses that train.clip_losses notes.
+    """Tell what a run has learnt of each clip, in a word where its losses show that, by those that train.clip_losses notes.
 
     "not_learnt": its loss is far above that of its peers, the clips of its bucket: look at it. "caption_without_effect":
-    its caption lowers the loss far less than those of its peers, as a wrong one does. "memorised": its loss is far below,
-    or fell far more, as that of a clip with many duplicates. "still_learning", "learnt": nothing stands out. "too_early": it was trained less
-    than four times. All of it is of the newest checkpoint.
+    its caption raises its loss, while those of its peers lower it, as a wrong one does. "memorised": its loss is far below, and fell far
+    more. Each is said so late that in 99 of 100 sets of usual clips it is said of none; what is nearer has a rank, and the
+    first ten are to be looked at first. "still_learning", "learnt": nothing is sure. "too_early": it was trained less than four times.
+    All of it is of the newest checkpoint.
     """
     from reelworks.annexes.learning.learning import Learning
     from reelworks.data.loader import exclude_file as excluding
@@ -62,6 +63,10 @@ def learning(
     known = Learning.of_run(RunFolder(run))
     places = known.places(sort, word or ())
     listed = places[: limit if limit is not None or json else _LISTED]
+    has_ranks = not word and sort == "worst" and limit is None and not json
+    if has_ranks:
+        places, ranked = known.to_look_at()
+        listed = places[:_LISTED]
     if exclude_file is not None:
         names = known.names(places[:limit])
         new = excluding.append(exclude_file, list(filter(excluding.is_listable, names)), field="--exclude-file")
@@ -71,6 +76,9 @@ def learning(
             show.line(f"warning: a line of a list cannot name {name!r}; {excluding.RENAME}", error=json)
     report = known.report(listed)
     show.json(report) if json else _print(report, len(places))
+    if has_ranks and len(ranked):
+        show.line("look at these first; no word is sure of them")
+        _print_clips(known.clips(ranked))
 
 
 def _print(report: LearningReport, selected: int) -> None:
@@ -88,11 +96,16 @@ def _print(report: LearningReport, selected: int) -> None:
             f"{units.percent(report.below_held_out)} of the trained clips have a lower loss than any held-out one"
         )
     if report.clips:
-        table = show.new_table("clip", "word", "loss", "trend", "rank", "gain", "shown")
-        for clip in report.clips:
-            gain = "–" if clip.gain is None else f"{100 * clip.gain:+.0f} %"
-            numbers = f"{clip.loss:.2f} ×", f"{clip.trend:.2f} ×", f"{100 * clip.rank:.0f} %", gain, str(clip.shown)
-            table.add_row(clip.path, clip.word.replace("_", " "), *numbers)
-        show.print_table(table)
+        _print_clips(report.clips)
     if selected > len(report.clips):
         show.line(f"{units.count(selected - len(report.clips))} more; --limit lists them")
+
+
+def _print_clips(clips: list[ClipLearning]) -> None:
+    table = show.new_table("clip", "word", "unusual", "loss", "trend", "rank", "gain", "shown")
+    for clip in clips:
+        gain = "–" if clip.gain is None else f"{100 * clip.gain:+.0f} %"
+        unusual = f"{clip.unusual.replace('_', ' ')} {100 * clip.unusual_share:.0f} %"
+        numbers = f"{clip.loss:.2f} ×", f"{clip.trend:.2f} ×", f"{100 * clip.rank:.0f} %", gain, str(clip.shown)
+        table.add_row(clip.path, clip.word.replace("_", " "), unusual, *numbers)
+    show.print_table(table)

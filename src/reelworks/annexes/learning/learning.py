@@ -1,7 +1,9 @@
-"""Say in a word what a run has learnt of each clip, from the losses that its newest checkpoint holds.
+"""Say in a word what a run has learnt of each clip, where its losses show that, and rank the others by how unusual they are.
 
 `words_of` is a function of the table alone. A clip is compared with its peers, the clips of its bucket, by robust statistics: a
-median, and deviations from it on its own side, since losses are skewed. Limits are constants below, with their reasons.
+median, and deviations from it on its own side, since losses are skewed. A word that tells of a fault is said beyond the
+deviation that, by a normal distribution, any one of all the clips that are compared passes with a chance of `ERROR_RATE`; so more
+of it is asked for among more clips. What lies nearer to the median is a rank.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.annexes.learning.losses import DOUBT, FILE, NORMAL, ClipLossError, ClipLosses
+from reelworks.annexes.learning.losses import FILE, ClipLossError, ClipLosses
 from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import U64
 from reelworks.data.checkpoint import verify
@@ -34,11 +37,21 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 FEWEST_SHOWN = 4  # times trained before losses say more of a clip than of its noise
-FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose losses are normalised by bucket
-FAR = 3.5  # deviations beyond which a value is an outlier (Iglewicz and Hoaglin, 1993)
-LEAST_RATIO = 0.1  # and the least difference of the logarithm of a loss, so that a set without spread has no outliers
-BELOW = 1.0  # deviations below its peers from which on a clip that fell far more than they did is memorised
-OFTEN = 8  # times as often trained as the median of its peers, from which on half of FAR shows that a clip is memorised
+FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose losses are normalised by bucket; of so few, no word is sure
+ERROR_RATE = 0.01  # chance that a word is said of any clip of a set in which all are usual
+LEAST_SPREAD = (
+    0.03  # of the logarithm of a loss, for a deviation at least, so that a set without spread has no outliers
+)
+LEAST_GAIN_SPREAD = 0.005
+NORMAL = 1.4826  # of a normal distribution, a standard deviation by its median absolute deviation
+TAIL, TAIL_DEVIATIONS = (
+    0.1,
+    1.2816,
+)  # share of the clips in a tail, and the deviations of a normal distribution at its begin
+SURE = 4  # measurements of a caption before a word is said of it
+OFTEN = 8  # times as often trained as the median of its peers, from which on a clip is compared as one of few
+FIRST = 10  # clips to look at, of which no word is sure
+NUMBERS = ("gain", "high_loss", "low_loss")  # of a clip, which may be unusual
 STILL_FALLING = 0.03  # by which the loss fell lately where it is still falling
 
 
@@ -71,11 +84,6 @@ class Word(IntEnum):
             )
         return found
 
-    @property
-    def is_fault(self) -> bool:
-        """Whether the clip should be looked at."""
-        return self <= Word.MEMORISED
-
 
 @dataclass(frozen=True)
 class ClipWords:
@@ -83,13 +91,15 @@ class ClipWords:
 
     Attributes:
         word: A `Word`.
-        outlier: Deviations of its loss from the median of its peers.
+        unusual: Index into `NUMBERS` of the most unusual one.
+        share: Its deviation from the median of its peers, as a share of the one from which on a word is said.
         trend: Logarithm of the ratio of its loss now to that when it was first trained.
         rank: Share of its peers with a lower loss.
     """
 
     word: NDArray[np.int8]
-    outlier: F64
+    unusual: NDArray[np.int8]
+    share: F64
     trend: F64
     rank: F64
 
@@ -98,27 +108,50 @@ def words_of(table: ClipLosses) -> ClipWords:
     """Return the words for the clips of a table; a pure function of it."""
     peers, known = _peers(table), table.shown >= FEWEST_SHOWN
     outlier, fall, rank = (np.zeros(len(table)) for _ in range(3))
-    far = np.full(len(table), FAR)
+    often = np.zeros(len(table), np.bool_)
     drop = (table.recent - table.first).astype(np.float64)
     for group in np.unique(peers[known]).tolist():
         where = np.flatnonzero(known & (peers == group))
         others = np.flatnonzero(known) if group < 0 else where
         among = table.recent[others]
-        outlier[where] = deviations(table.recent[where], among)
+        outlier[where] = deviations(table.recent[where], among, LEAST_SPREAD)
         rank[where] = np.searchsorted(np.sort(among), table.recent[where], side="left") / max(len(among) - 1, 1)
-        fall[where] = deviations(drop[where], drop[others])
-        far[where[table.shown[where] >= OFTEN * np.median(table.shown[others])]] = FAR / 2
+        fall[where] = deviations(drop[where], drop[others], LEAST_SPREAD)
+        often[where] = table.shown[where] >= OFTEN * np.median(table.shown[others])
+    # A plain picture has a low loss, and one that is learnt by heart fell more than others, too.
+    usual_limit = limit(int(known.sum()))
+    low = np.where(often & (outlier < 0), -fall, np.minimum(-outlier, -fall))
+    low /= np.where(often, limit(int(often.sum())), usual_limit)
+    shares = np.stack([_doubt(table), outlier / usual_limit, low]) * known
+    if known.sum() < FEWEST_PEERS:
+        shares = np.minimum(shares, 1)
     word = np.full(len(table), Word.LEARNT, np.int8)
     word[_falls(table)] = Word.STILL_LEARNING
-    # Much of a loss is that of noise, which no model foretells: a memorised clip may lie little below the others.
-    word[(outlier < -far) | ((fall < -far) & (outlier < -BELOW))] = Word.MEMORISED
-    word[outlier > FAR] = Word.NOT_LEARNT
-    # Many measurements make also a small gain surely less than the usual one; but a wrong caption raises a loss.
-    word[(table.doubt() > DOUBT) & (table.gain < 0)] = Word.WITHOUT_EFFECT
+    for fault, share in zip((Word.MEMORISED, Word.NOT_LEARNT, Word.WITHOUT_EFFECT), shares[::-1], strict=True):
+        word[share > 1] = fault
     word[~known] = Word.TOO_EARLY
     course = table.about.course  # of the usual loss
     usual_drop = float(np.log(course[-1][1] / course[0][1])) if course else 0.0
-    return ClipWords(word, outlier, drop + usual_drop, rank)
+    return ClipWords(word, shares.argmax(axis=0).astype(np.int8), shares.max(axis=0), drop + usual_drop, rank)
+
+
+def limit(clips: int) -> float:
+    """Return the deviation that any of so many usual clips passes with a chance of `ERROR_RATE`."""
+    return NormalDist().inv_cdf(1 - ERROR_RATE / max(clips, 1))
+
+
+def _doubt(table: ClipLosses) -> F64:
+    """Return how far the gain of each clip lies below the usual one, as a share of the limit; 0 if too few were measured.
+
+    Most clips were measured once, so that the deviation has all the noise of one measurement. Fewer than `SURE` do not pass the
+    limit: the least of many gains is low by its noise, and rises when it is measured again. Nor does a caption that helps little,
+    which may be a good one of a rare clip; one of another clip raises the loss.
+    """
+    measured = (table.measured > 0) & ~table.held_out
+    if measured.sum() < FEWEST_PEERS:
+        return np.zeros(len(table))
+    below = -deviations(table.gain, table.gain[measured], LEAST_GAIN_SPREAD) / limit(int(measured.sum()))
+    return np.where(measured, np.where((table.measured < SURE) | (table.gain >= 0), np.minimum(below, 1), below), 0.0)
 
 
 def _peers(table: ClipLosses) -> I64:
@@ -128,18 +161,22 @@ def _peers(table: ClipLosses) -> I64:
     return np.where(count[bucket] >= FEWEST_PEERS, bucket, -1)
 
 
-def deviations(values: NDArray[np.floating], among: NDArray[np.floating]) -> F64:
+def deviations(values: NDArray[np.floating], among: NDArray[np.floating], least: float) -> F64:
     """Return by how many deviations values lie above the median of others, or below it if negative.
 
-    The deviation is that of the others on the same side, and at least such that `LEAST_RATIO` is `FAR` of them.
+    The deviation is that of the others on the same side, by their median and by where their tail begins, whichever is larger,
+    and at least `least`.
     """
     if not len(among):
         return np.zeros(len(values))
     others = np.asarray(among, np.float64) - np.median(among)
     apart = np.asarray(values, np.float64) - np.median(among)
-    sides = [np.median(np.abs(others[side])) for side in (others >= 0, others <= 0)]
-    scale = np.where(apart > 0, *sides)
-    return np.asarray(apart / np.maximum(NORMAL * scale, LEAST_RATIO / FAR), np.float64)
+    sides = []
+    for sign in (1, -1):
+        half = others[sign * others >= 0]
+        tail = float(np.quantile(sign * others, 1 - TAIL)) / TAIL_DEVIATIONS
+        sides.append(max(NORMAL * float(np.median(np.abs(half))), tail, least))
+    return np.asarray(apart / np.where(apart > 0, *sides), np.float64)
 
 
 def _falls(table: ClipLosses) -> NDArray[np.bool_]:
@@ -156,8 +193,12 @@ class ClipLearning:
 
     Attributes:
         path: "dataset/path", with the frames of a range; its uid alone if no record of the run names it.
-        word: "not_learnt" (its loss is far above that of its peers: look at it), "caption_without_effect" (it does not
-            lower its loss, while those of its peers do), "memorised" (its loss is far below), "still_learning", "learnt", or "too_early".
+        word: "not_learnt" (its loss is far above that of its peers: look at it), "caption_without_effect" (it raises its
+            loss, while those of its peers lower it), "memorised" (its loss is far below, and fell far more),
+            "still_learning", "learnt", or "too_early". Each of the first three is said where a set of usual clips has any such clip
+            with a chance of `error_rate`.
+        unusual: Its most unusual number: "gain", "high_loss" or "low_loss", which its rank is by.
+        unusual_share: How far that lies from the median of its peers, as a share of the distance at which a word is said.
         shown: Times that it was trained with its caption.
         loss: Its loss lately, as a multiple of the usual one of its bucket at the same timesteps.
         trend: Its loss lately, as a multiple of that when it was first trained.
@@ -170,6 +211,8 @@ class ClipLearning:
     path: str
     uid: int
     word: str
+    unusual: str
+    unusual_share: float
     bucket: str
     shown: int
     loss: float
@@ -186,6 +229,7 @@ class LearningReport:
     Attributes:
         step: Step of that checkpoint.
         counts: Clips by word.
+        error_rate: Chance of each word that tells of a fault to be said of any clip of a set in which all are usual.
         measured: Clips that were measured with fixed noise, held-out ones included.
         share_of_time: Time of these measurements, as a share of the time of the steps.
         below_held_out: Share of the trained clips whose loss is lower than that of all held-out clips; None without any.
@@ -195,6 +239,7 @@ class LearningReport:
     run: Path
     step: int
     counts: dict[str, int]
+    error_rate: float
     measured: int
     share_of_time: float | None
     below_held_out: float | None
@@ -253,6 +298,13 @@ class Learning:
         order = self._orders[sort]
         return order[np.isin(self.found.word[order], labels)] if labels else order
 
+    def to_look_at(self) -> tuple[I64, I64]:
+        """Return the clips with a word that tells of a fault, and the `FIRST` most unusual ones of the others."""
+        places = self.places()
+        is_fault = self.found.word[places] <= Word.MEMORISED
+        others = places[~is_fault]
+        return places[is_fault], others[self.found.share[others] > 0][:FIRST]
+
     def _ordered(self, sort: str) -> I64:
         table, where = self.table, np.flatnonzero(self._is_trained)
         if sort == "path":
@@ -260,9 +312,9 @@ class Learning:
             order: I64 = pc.sort_indices(pa.array(names, pa.large_string())).to_numpy().astype(np.int64)
             return where[order]
         gain = np.where(table.measured > 0, table.gain, np.inf)
-        word, doubtful = self.found.word, self.found.word == Word.WITHOUT_EFFECT
+        is_fault = self.found.word <= Word.MEMORISED
         keys = {
-            "worst": (-np.where(doubtful, table.doubt(), np.abs(self.found.outlier)), word),
+            "worst": (-self.found.share, ~is_fault),
             "loss": (-table.recent,),
             "trend": (-self.found.trend,),
             "gain": (gain,),
@@ -308,6 +360,8 @@ class Learning:
                 path,
                 int(table.key[i]),
                 Word(int(found.word[i])).label,
+                NUMBERS[int(found.unusual[i])],
+                float(found.share[i]),
                 table.about.buckets[int(table.bucket[i])],
                 int(table.shown[i]),
                 float(np.exp(table.recent[i])),
@@ -326,7 +380,9 @@ class Learning:
         if held_out.any() and trained.any():  # both measured, so that what differs cancels out
             below = float((table.level[trained] < table.level[held_out].min()).mean())
         measured, share = int(known.sum()), share_of_time(self.run)
-        return LearningReport(self.run.path, table.about.step, self.counts, measured, share, below, self.clips(places))
+        return LearningReport(
+            self.run.path, table.about.step, self.counts, ERROR_RATE, measured, share, below, self.clips(places)
+        )
 
 
 def share_of_time(run: RunFolder) -> float | None:

@@ -25,6 +25,7 @@ from reelworks.core import files, user_files
 FILE = "clip_losses.parquet"
 FORMAT_VERSION = 1
 MEASURED = 8  # measurements over which means of a clip reach back
+DOUBTED = 0.1  # share of the clips, those of the least gain, that are measured so often
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 U64 = NDArray[np.uint64]
@@ -44,13 +45,6 @@ _TYPES: Mapping[str, Any] = {
     "level": np.float32,
     "gain": np.float32,
 }
-DOUBT = (
-    2.75  # deviations below the usual gain from which on a caption is without effect: 3 of 1,000 usual ones lie there
-)
-_FEW = 8  # measured clips from which on the usual gain is known
-_SURE = 2.5  # deviations of the usual gain above 0 from which on it is sure that captions help at all
-_LEAST_DEVIATION = 0.005  # of gains, in the logarithm of a loss
-NORMAL = 1.4826  # of a normal distribution, a standard deviation by its median absolute deviation
 
 
 class ClipLossError(Exception):
@@ -139,22 +133,6 @@ class ClipLosses:
     def take(self, where: Any) -> ClipLosses:
         """Return some clips, by a mask or by indices."""
         return ClipLosses(self.about, **{name: values[where] for name, values in self.columns().items()})
-
-    def doubt(self) -> F64:
-        """Return by how many deviations the gain of each clip lies below the usual one, the median.
-
-        The deviation is that of one measurement; the gain of a clip that was measured often has a smaller one. Doubt is 0 for
-        clips that were not measured, and for all while it is not sure that captions help at all.
-        """
-        known = (self.measured > 0) & ~self.held_out
-        if known.sum() < _FEW:
-            return np.zeros(len(self))
-        usual = float(np.median(self.gain[known]))
-        below = (usual - self.gain.astype(np.float64)) * np.sqrt(np.clip(self.measured, 1, MEASURED))
-        deviation = max(NORMAL * float(np.median(np.abs(below[known]))), _LEAST_DEVIATION)
-        if usual * np.sqrt(known.sum()) < _SURE * deviation:
-            return np.zeros(len(self))
-        return np.where(known, below / deviation, 0.0)
 
     def to_bytes(self) -> bytes:
         """Return the clips that were trained or measured as a Parquet file; equal tables give equal bytes."""

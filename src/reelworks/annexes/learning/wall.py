@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reelworks.annexes.learning.learning import Learning, Word
+from reelworks.annexes.learning.learning import Learning
 from reelworks.core.errors import UserError
 from reelworks.data.media import decode_pool
 from reelworks.data.media.decode import MediaError
@@ -25,10 +25,11 @@ def of_run(run: RunFolder) -> Section | None:
         known = Learning.of_run(run)
     except UserError:
         return None
-    places = known.places("worst", [word.label for word in Word if word.is_fault])
-    report = known.report(places[:_MOST_CLIPS])
+    faults, ranked = known.to_look_at()
+    places = np.concatenate([faults[:_MOST_CLIPS], ranked])
+    report = known.report(places)
     captions, pictures = [""] * len(report.clips), [""] * len(report.clips)
-    for found, named, ordinal in known.located(places[:_MOST_CLIPS]):
+    for found, named, ordinal in known.located(places):
         rows = named.catalog.rows_at(np.sort(ordinal))
         for i, row in zip(found.tolist(), np.searchsorted(np.sort(ordinal), ordinal).tolist(), strict=True):
             captions[i] = rows.caption[row].as_py() or ""
@@ -36,5 +37,11 @@ def of_run(run: RunFolder) -> Section | None:
                 request = previews.first_frame(rows, row, _LONG_PX)
                 pictures[i] = previews.picture_uri(decode_pool.load(request)[0])
     clips = list(zip(report.clips, captions, pictures, strict=True))
-    html = page.fill(Path(__file__).parent / "wall.html", report=report, faults=len(places), clips=clips)
+    html = page.fill(
+        Path(__file__).parent / "wall.html",
+        report=report,
+        faults=len(faults),
+        listed=min(len(faults), _MOST_CLIPS),
+        clips=clips,
+    )
     return Section("learning", "Learning", "What was learnt of each clip", html)

@@ -26,8 +26,13 @@ const WORDS = {
 };
 const HINTS = {
   not_learnt: t`Its loss is far above that of its peers: look at it.`,
-  caption_without_effect: t`Its caption lowers its loss less than those of others do: read it.`,
-  memorised: t`Its loss is far below that of its peers, or fell far more: look for duplicates.`,
+  caption_without_effect: t`Its caption raises its loss, while those of others lower it: read it.`,
+  memorised: t`Its loss is far below that of its peers, and fell far more: look for duplicates.`,
+};
+const UNUSUAL = {
+  gain: share => t`unusual gain: ${share}`,
+  high_loss: share => t`high loss: ${share}`,
+  low_loss: share => t`low loss: ${share}`,
 };
 
 export async function renderLearning(body, { key, signal }) {
@@ -108,7 +113,9 @@ function tile(clip, { data, can_leave_out: canLeaveOut }, draw) {
   const numbers = [t`${clip.loss.toFixed(2)} × the usual loss`, gain, t`shown ${plural(clip.shown, "time")}`];
   const word = h("b", { title: HINTS[clip.word] || null }, WORDS[clip.word]);
   const name = h("div.name", { title: clip.path, dir: "auto" }, clip.path);
-  const about = h("div.quiet", numbers.filter(Boolean).join(" · "));
+  const unusual = UNUSUAL[clip.unusual](`${(100 * clip.unusual_share).toFixed(0)} %`);
+  const title = t`Its most unusual number, as a share of where a word is said`;
+  const about = h("div.quiet", { title }, [unusual, ...numbers.filter(Boolean)].join(" · "));
   const act = canLeaveOut && clip.id !== null ? leaveOutButton(base, clip, draw) : null;
   return h("figure", picture, h("figcaption", name, word), about, act);
 }
