@@ -81,7 +81,8 @@ check: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/python scripts/check_javascript.py
 	$(VENV)/bin/python scripts/check_types.py
-	$(PYTEST) tests/test_layers.py tests/test_prose.py tests/test_release.py
+	$(PYTEST) -m "" tests/test_layers.py tests/test_portable.py tests/test_prose.py tests/test_release.py \
+		tests/unit/recipe/test_reference_is_current.py
 	$(SCHEMA) vendor.github-workflows .github/workflows/*.yml
 	$(SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
 	$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml

@@ -360,6 +360,7 @@ def test_packages_begin_with_what_they_own() -> None:
             assert facade, f"{init}: {ast.unparse(node)}"
 
 
+@pytest.mark.slow
 def test_light_modules_load_without_torch_in_a_fresh_interpreter(tree: Tree) -> None:
     """What the source says is what happens: the whole light part of the program, in one process."""
     light = [f"reelworks.{m}" for m in tree.imports if must_be_torch_free(m)]

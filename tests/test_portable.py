@@ -55,6 +55,7 @@ print(len(names) - len(lacking), "modules")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows is not pretended there")
+@pytest.mark.slow
 def test_no_module_needs_what_only_posix_has():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _IMPORTS],

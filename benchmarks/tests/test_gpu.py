@@ -48,6 +48,7 @@ def test_the_work_that_torch_counts_is_that_of_the_formula(case: steps.Case, off
     assert one.forward_flops() == pytest.approx(formula, rel=off)
 
 
+@pytest.mark.slow
 def test_a_case_that_does_not_fit_is_timed_with_half_its_clips(monkeypatch: pytest.MonkeyPatch) -> None:
     case, asked = steps.TINY["wan-49x480p"], []
 
@@ -65,6 +66,7 @@ def test_a_case_that_does_not_fit_is_timed_with_half_its_clips(monkeypatch: pyte
         steps._measure_or_fewer(dataclasses.replace(case, batch_size=1), case.ways[0], "cpu", 5, speed)
 
 
+@pytest.mark.slow
 def test_the_work_of_a_lora_is_twice_its_layers_and_three_times_its_attention() -> None:
     """Of Wan, whose attention is known by a formula."""
     case = dataclasses.replace(loras.TINY["wan-1.3b"], rank=None)
@@ -77,6 +79,7 @@ def test_the_work_of_a_lora_is_twice_its_layers_and_three_times_its_attention() 
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in loras.CASES] + ["tiny"])
+@pytest.mark.slow
 def test_loras_of_full_size_can_be_built_and_their_work_is_counted(name: str) -> None:
     case = loras.CASES.get(name, loras.TINY["sd3.5"])
     module = case.build("meta").module
@@ -97,6 +100,7 @@ def test_a_drawn_network_has_the_values_of_none_and_the_layout_of_all() -> None:
     assert all(t.device.type == "cpu" and torch.isfinite(t).all() for t in drawn.values())
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_keeps_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(case: steps.Case, way: steps.Way, *_: object) -> dict[str, Any]:
         if way.checkpointing is False:

@@ -17,6 +17,7 @@ def activations(recomputed: object, **train: object) -> int:
     return estimate.estimate(*dataset.bucket_table(recipe_file.parse(values))).memory.activations
 
 
+@pytest.mark.slow
 def test_compiled_blocks_keep_attention_alone() -> None:
     """What a GPU has shown: selective recomputation does not see the products in the kernels of a compiled block."""
     compiled = activations("selective", compile=True)
@@ -25,6 +26,7 @@ def test_compiled_blocks_keep_attention_alone() -> None:
     assert recompute._kept.get() == recompute._ATTENTION | recompute._PRODUCTS
 
 
+@pytest.mark.slow
 def test_gradients_of_an_earlier_micro_batch_are_there_at_the_peak() -> None:
     """With one micro-batch they come while activations go."""
     assert activations(True) < activations(True, gradient_accumulation_steps=2)

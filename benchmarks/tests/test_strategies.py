@@ -46,6 +46,7 @@ def test_a_columns_time_is_that_of_its_choice(name: str) -> None:
     assert planned.tokens_per_second == pytest.approx(tokens / seconds, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_was_promised_holds_at_ten_thousand_clips() -> None:
     found = strategies.compare(case("wan-14b", 8, 10_000))
     plans = found["strategies"]

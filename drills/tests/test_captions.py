@@ -22,5 +22,6 @@ _SLOW = pytest.mark.slow(reason="others of the same kind are tried; `python -m d
     "case",
     [pytest.param(case, id=name, marks=[_SLOW] if i % 3 else []) for i, (name, case) in enumerate(CASES.items())],
 )
+@pytest.mark.quick_cases(5)
 def test_each_clip_has_its_own_caption_or_none(case: _captions.Case, tmp_path: Path) -> None:
     assert _captions.problem(case, tmp_path) == ""

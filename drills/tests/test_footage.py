@@ -193,6 +193,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict
 
 
 @pytest.mark.parametrize("film", CASES, ids=lambda film: film.file)
+@pytest.mark.quick_cases(3)
 def test_a_film_is_read_as_a_player_shows_it(film: Case, rows: dict[str, tuple[Path, dict[str, Any]]]) -> None:
     verdict = judge(film, *rows[film.file])
     assert verdict.outcome == RIGHT, verdict.why

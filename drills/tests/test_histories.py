@@ -96,6 +96,7 @@ def test_each_clip_has_the_account_that_it_should_have(tmp_path, story):
 
 
 @pytest.mark.parametrize("number", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_random_histories_have_the_account_that_they_should_have(tmp_path, number):
     history = draw.draw(random.Random(f"quick-{number}"), worlds=False)
     verdict, said = lived(history, tmp_path)
@@ -119,6 +120,7 @@ def another_step(told):
 
 
 @pytest.mark.parametrize("lie", [another_fate, one_clip_less, another_step])
+@pytest.mark.quick_cases(1)
 def test_a_wrong_account_is_seen(tmp_path, lie):
     history = {"seed": 13, "starts": [start(steps=2)], "after": []}
     verdict, said = lived(history, tmp_path, alter=lie)

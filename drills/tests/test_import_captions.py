@@ -15,6 +15,7 @@ _SLOW = pytest.mark.slow(reason="`python -m drills.import_captions` tries all")
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", [n if n == 1 else pytest.param(n, marks=_SLOW) for n in CASES])
+@pytest.mark.slow
 def test_each_clip_has_the_caption_of_its_trainer_or_is_named(number: int, tmp_path: Path) -> None:
     caption_files.write(tmp_path / "pictures")
     cases = caption_files.cases(tmp_path / "pictures", tmp_path)

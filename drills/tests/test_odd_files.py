@@ -14,6 +14,7 @@ KINDS = ("pipe", "zeros", "sparse")  # the drill tries the others, too
 
 
 @pytest.mark.parametrize("reader", files.READERS)
+@pytest.mark.quick_cases(2)
 def test_an_odd_file_gives_a_reason(reader: str, tmp_path: Path) -> None:
     for kind in KINDS:
         (tmp_path / kind).mkdir()
@@ -21,6 +22,7 @@ def test_an_odd_file_gives_a_reason(reader: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", odd_members())
+@pytest.mark.quick_cases(4)
 def test_an_odd_archive_leaves_a_catalog_that_can_be_read(odd: str, tmp_path: Path) -> None:
     assert files.scan_archive(tmp_path, odd_members()[odd]) == []
 

@@ -26,6 +26,7 @@ def here(footage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Fresh models and those with sound have no published sizes: they are built and measured, which takes seconds to minutes.
 @pytest.mark.parametrize("case", [case for case in CASES if case.is_quick][::58], ids=str)
+@pytest.mark.quick_cases(1)
 def test_a_recipe_that_is_written_can_be_planned(case: recipes.Case) -> None:
     assert recipes.problems(case) == []
 

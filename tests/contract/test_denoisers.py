@@ -183,6 +183,7 @@ def test_adapters_of_other_types(name, kind):
 
 
 @every_class
+@pytest.mark.quick_cases(2)
 def test_gradient_checkpointing(name):
     """With a LoRA over a frozen base, gradients are the same to the last bit with and without."""
     contract.check_gradient_checkpointing(name)
@@ -267,6 +268,7 @@ def test_generates(name):
     ("name", "count"),
     [pytest.param(*one, marks=pytest.mark.slow if one[0] in MEASURED else ()) for one in SIZES.items()],
 )
+@pytest.mark.quick_cases(4)
 def test_full_sizes_are_those_published(name, count):
     """A preset beside the parts that it was published with has as many parameters as the release, to the last one."""
     parts = registry.PRESETS[name].parts
@@ -330,6 +332,7 @@ def test_clips_and_broken_patches_are_refused_by_name():
         flux.predict(contract.example(Shape(1, 7, 8), "flux-tiny"))
 
 
+@pytest.mark.slow
 def test_the_table_in_the_docs_is_the_suites():
     """docs/reference/models.md says what the networks here can do."""
     page = HERE.parents[1] / "docs" / "reference" / "models.md"

@@ -64,6 +64,7 @@ def test_its_command_is_one_of_the_command_line() -> None:
 
 
 @pytest.mark.usefixtures("bicycle")
+@pytest.mark.slow
 def test_its_observer_sees_trainings(tiny: Any, tmp_path: Path) -> None:
     values = tiny(train={"max_steps": 2}, validation={"split": 0.0}, annex={"bicycle": {"turns_per_clip": 0.5}})
     rw.train(recipe_file.parse(values))
@@ -74,6 +75,7 @@ def test_its_observer_sees_trainings(tiny: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bicycle")
+@pytest.mark.slow
 def test_what_its_observer_keeps_goes_on_with_a_training_and_is_told_in_the_report(tiny: Any, tmp_path: Path) -> None:
     changes = {"validation": {"split": 0.0}, "annex": {"bicycle": {"turns_per_clip": 100.0}}}
     for name, ends in (("whole", (4,)), ("resumed", (2, 4))):
@@ -133,6 +135,7 @@ def noting(used: list[str], method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.usefixtures("bicycle")
+@pytest.mark.slow
 def test_its_engine_scans_measures_and_encodes(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used, pedals = list[str](), importlib.import_module("bicycle_annex").Pedals
     for name in ("pool", "run_actors"):

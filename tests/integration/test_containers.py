@@ -95,6 +95,7 @@ def test_what_is_copied_is_there_and_what_is_published_agrees() -> None:
     assert service["volumes"][0].endswith(f":{instructions('VOLUME')[0]}")
 
 
+@pytest.mark.slow
 def test_the_page_is_served_with_a_token_that_stays(tmp_path: Path) -> None:
     port, tokens = free_port(), []
     for _ in range(2):

@@ -90,6 +90,7 @@ assert "torch" not in sys.modules
     assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
 
 
+@pytest.mark.slow
 def test_none_of_them_loads_torch(tiny, tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(recipe_file.dump(recipe_file.parse(tiny())), encoding="utf-8")

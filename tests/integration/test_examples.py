@@ -58,6 +58,7 @@ def test_each_is_short() -> None:
         assert len(file.read_text(encoding="utf-8").splitlines()) < 100, file
 
 
+@pytest.mark.slow
 def test_a_plan_needs_no_torch(tmp_path: Path, footage: Path) -> None:
     lines = run(
         tmp_path,

@@ -62,6 +62,7 @@ def schema() -> dict[str, Any]:
     return json_page.schema()
 
 
+@pytest.mark.slow
 def test_the_schema_is_one_and_leaves_nothing_open(schema: dict[str, Any]) -> None:
     """Every object has exactly its keys, and every value a type but those that recipes and others decide."""
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -28,6 +28,7 @@ main.main()
 
 
 @pytest.mark.parametrize("code", [pytest.param(0, marks=pytest.mark.slow(reason="as with another code")), 75])
+@pytest.mark.slow
 def test_the_code_is_the_commands_own_and_the_end_is_clean(code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(code)], capture_output=True, text=True, timeout=300, encoding="utf-8"

@@ -114,6 +114,7 @@ def begins_alike(values, run):
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_the_familys_pipeline_draws_what_we_do_with_the_file(recipe, places, tmp_path, name):
     """From the captions themselves, by the text encoders of the pipeline with the file's LoRA."""
     samples = {"prompts": [PROMPT], "height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 4}

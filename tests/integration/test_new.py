@@ -125,6 +125,7 @@ def test_folders_of_kohya_become_datasets_with_repeats_and_their_words_as_captio
         (None, "rwmug", "rwmug, {text}", ""),
     ],
 )
+@pytest.mark.quick_cases(2)
 def test_the_trigger_word_is_in_every_caption_once(captions, trigger, form, missing):
     """It is put before captions that lack it, and is the whole caption where there is none."""
     pictures("mug", caption=captions)

@@ -64,6 +64,7 @@ def made(folder: str, model: str = "sdxl", **wishes: object) -> quickstart.Quick
 @pytest.mark.parametrize(
     "model", ["sdxl", *(pytest.param(n, marks=pytest.mark.slow) for n in ("flux-dev", "qwen-image", "z-image"))]
 )
+@pytest.mark.quick_cases(2)
 def test_data_cut_for_a_size_is_trained_at_it(sizes: list[tuple[int, int]], resolution: str, model: str) -> None:
     name = f"cut-{len(sizes)}-{sizes[0][0]}"
     if not Path(name).exists():
@@ -87,6 +88,7 @@ def test_data_cut_for_a_size_is_trained_at_it(sizes: list[tuple[int, int]], reso
         ("sd3.5-medium", 1440, ["512px", "1024px", "1440px"]),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_pictures_are_trained_at_several_sizes_where_the_model_was_released_for_them(
     model: str, side: int, resolutions: list[str] | None
 ) -> None:

@@ -81,6 +81,7 @@ def weights(run: Path) -> dict[str, str]:
     return {file.relative_to(run).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
+@pytest.mark.slow
 def test_an_observer_from_outside_sees_a_training_and_its_resume_and_changes_nothing(
     tiny: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

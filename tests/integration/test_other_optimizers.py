@@ -83,6 +83,7 @@ def told(run: Path, field: str) -> list[float]:
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_killed_run_ends_as_the_uninterrupted_one(bare, tmp_path, name):
     """To the last bit, with a rate that falls where the optimizer allows it."""
     falling = {} if name == "schedulefree" else FALLING
@@ -134,6 +135,7 @@ def test_a_state_in_shards_goes_on_in_one_process_and_back(bare, tmp_path, name)
 
 
 @pytest.mark.parametrize(("world", "offload"), [pytest.param(2, False, marks=pytest.mark.slow), (1, True)])
+@pytest.mark.slow
 def test_copies_that_fsdp_manages_are_updated_as_plain_weights_are(bare, world, offload):
     """To the last bit, where gradients are equal; by every optimizer that shards are refused for."""
     recipe = bare("run", "adamw", 1) | {"parallel": {"strategy": "replicated", "offload": offload}}
@@ -218,6 +220,7 @@ def _compare_with_shards(recipe: dict[str, Any], strategy: str) -> None:
         world.wait()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused_before_anything_is_done(bare, tmp_path):
     """Shards for whole weights, and the state of one optimizer for another; weights alone are of use to any."""
     sharded = bare("sharded", "adafactor", 1) | {"parallel": {"strategy": "fsdp"}}
@@ -236,12 +239,14 @@ def test_what_cannot_be_is_refused_before_anything_is_done(bare, tmp_path):
     assert children.train(another, load=str(tmp_path / "run"), weights_only=True) == [0]
 
 
+@pytest.mark.slow
 def test_a_step_that_is_skipped_tells_the_rate_of_its_neighbours(bare, tmp_path):
     """With what Prodigy finds by itself, or the curve would leap from a millionth to 1 and back."""
     assert children.train(bare("run", "prodigy", 3, skip_steps=[[2, 2]])) == [0]
     assert told(tmp_path / "run", "learning_rate") == [1e-6] * 3
 
 
+@pytest.mark.slow
 def test_a_rate_falls_over_epochs_as_planned_at_the_start(bare, tmp_path):
     """To the bit after a kill, and over other batches too, with which the epochs end elsewhere; that is told."""
     epochs = {"max_epochs": 2, "learning_rate_schedule": "cosine", "warmup_steps": 2, "final_learning_rate": 1e-5}

@@ -35,6 +35,7 @@ def keys(shown):
     ("width", "dark"),
     [pytest.param(1280, False, marks=pytest.mark.slow(reason="the other width shows most")), (480, True)],
 )
+@pytest.mark.slow
 def test_every_part_of_a_run_is_readable_by_all(opened, address, width, dark):
     with window(opened, width, dark=dark) as shown:
         went_to(shown, address, "#/runs", "table")
@@ -54,6 +55,7 @@ def test_every_part_of_a_run_is_readable_by_all(opened, address, width, dark):
             require_layout(shown)
 
 
+@pytest.mark.slow
 def test_reports_have_no_holes_and_cut_nothing(opened, root):
     """Wide and narrow, and again after the window was made narrower."""
     with window(opened, 1280) as shown:
@@ -83,6 +85,7 @@ def sample(tmp_path_factory):
     ("width", "dark"),
     [(1280, True), pytest.param(480, False, marks=pytest.mark.slow(reason="the other width shows most"))],
 )
+@pytest.mark.slow
 def test_data_plan_and_recipes_are_readable_by_all(opened, sample, width, dark):
     with served(sample) as address, window(opened, width, dark=dark) as shown:
         went_to(shown, address, "#/runs", "table")

@@ -50,6 +50,7 @@ def test_a_dropped_folder_arrives_with_all_that_can_be_trained_on(opened, tmp_pa
 
 
 @pytest.mark.parametrize("agrees", [False, True])
+@pytest.mark.quick_cases(1)
 def test_code_that_a_recipe_names_runs_only_after_it_was_agreed_to(opened, tmp_path, monkeypatch, agrees):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text("open('ran', 'w')\nSharp = None\n", encoding="utf-8")
@@ -82,6 +83,7 @@ def test_code_that_a_recipe_names_runs_only_after_it_was_agreed_to(opened, tmp_p
             assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_weights_of_a_step_are_taken_beside_its_previews(opened, tmp_path):
     run = fabricate.make(tmp_path / "runs" / "first", steps=40, every=20, crash_at=30)
     run.exports_folder.mkdir()

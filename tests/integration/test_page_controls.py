@@ -75,6 +75,7 @@ def test_a_recipe_is_scanned_checked_and_saved_under_another_name(opened, addres
                 size.fill("1")
 
 
+@pytest.mark.slow
 def test_gpus_that_share_a_clip_are_told_where_there_are_several(opened, address, root):
     dataset.scan_recipe(recipe_file.load(root / "alone.toml"))
     with window(opened) as shown:
@@ -104,6 +105,7 @@ def test_a_clip_is_left_out_and_taken_back_and_filters_are_cleared(opened, addre
         assert shown.input_value("[type=search]") == ""
 
 
+@pytest.mark.slow
 def test_keys_of_a_recipe_are_found_set_added_and_removed(opened, address):
     from playwright.sync_api import expect
 
@@ -123,6 +125,7 @@ def test_keys_of_a_recipe_are_found_set_added_and_removed(opened, address):
         expect(text).not_to_have_value("")
 
 
+@pytest.mark.slow
 def test_runs_are_chosen_and_compared_and_keys_lead_to_pages(opened, address):
     with window(opened) as shown:
         went_to(shown, address, "#/runs", "table")

@@ -24,6 +24,7 @@ def root(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_clips_are_reached_by_keys_and_everything_is_readable_by_all(opened, address, root):
     key = key_of(root / "mine.toml")
     with window(opened, 480, dark=True) as shown:

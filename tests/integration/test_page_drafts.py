@@ -134,6 +134,7 @@ def test_a_tab_is_told_of_what_another_saved_and_does_not_undo_it(opened, addres
         wait_until(there, f"document.querySelector('{field}')?.value === {json.dumps(text if is_text else first)}")
 
 
+@pytest.mark.slow
 def test_an_answer_about_a_text_that_was_discarded_changes_nothing(opened, address):
     route, edited = f"#/new/{key_of(address)}", RECIPE.replace("max_epochs = 1", "max_epochs = 7")
     with window(opened) as shown:
@@ -169,6 +170,7 @@ def test_an_answer_about_a_text_that_was_discarded_changes_nothing(opened, addre
         ),
     ],
 )
+@pytest.mark.slow
 def test_what_is_typed_while_it_is_saved_is_not_saved_and_stays(
     opened, address, root, route, waits_for, field, saved, typed
 ):
@@ -200,6 +202,7 @@ def test_what_is_typed_while_it_is_saved_is_not_saved_and_stays(
         assert "batch_size = [1, 2]" in written
 
 
+@pytest.mark.slow
 def test_what_is_moved_and_saved_of_a_stage_is_shown_of_that_stage(opened, address, root):
     stages = "\n".join(
         f'[[stage]]\nname = "{name}"\nepochs = 1\nbucket = [{{ resolution = "48px", num_frames = [1, 9], batch_size = {sizes} }}]'

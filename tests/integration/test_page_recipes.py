@@ -39,6 +39,7 @@ def keys(address):
     ("width", "dark"),
     [pytest.param(1280, False, marks=pytest.mark.slow(reason="the other width shows most")), (480, True)],
 )
+@pytest.mark.slow
 def test_plans_and_recipes_are_readable_by_all(opened, address, width, dark):
     with window(opened, width, dark=dark) as shown:
         for route, waits_for in (
@@ -53,6 +54,7 @@ def test_plans_and_recipes_are_readable_by_all(opened, address, width, dark):
             require_layout(shown)
 
 
+@pytest.mark.slow
 def test_a_moved_control_is_planned_and_can_be_taken_back(opened, address):
     with window(opened) as shown:
         went_to(shown, address, f"#/plan/{keys(address)['cats']}", ".meter")
@@ -68,6 +70,7 @@ def test_a_moved_control_is_planned_and_can_be_taken_back(opened, address):
         assert steps.text_content() == before
 
 
+@pytest.mark.slow
 def test_form_and_text_follow_each_other(opened, address):
     from playwright.sync_api import expect
 
@@ -82,6 +85,7 @@ def test_form_and_text_follow_each_other(opened, address):
         shown.wait_for_selector("#key-train-max_epochs[aria-invalid]")
 
 
+@pytest.mark.slow
 def test_chosen_files_are_sent_and_chosen_as_footage(opened, address, root, tmp_path):
     for name in ("one.png", "two.png"):
         prepare_files.picture(tmp_path / name)

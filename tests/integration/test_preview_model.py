@@ -28,6 +28,7 @@ __all__ = ["lora", "pictures"]
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_previews_and_generate_add_the_lora_to_the_other_model(lora, tmp_path):
     """Both draw what the exported file draws on the other weights; training stands on its own ones as before."""
     values, other = (on_file(lora, tmp_path, number) for number in (1, 2))

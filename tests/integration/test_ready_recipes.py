@@ -80,6 +80,7 @@ def test_a_plan_of_a_recipe_trains_all_pictures(file: Path, pictures: Path, tmp_
     assert plan_forecast.forecast(recipe, 1).ahead.sum.clips == 20
 
 
+@pytest.mark.slow
 def test_they_are_listed_with_memory_and_time(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ready_recipes, "models", lambda: ["sdxl", "wan-2.1-14b"])
     made = CliRunner().invoke(app, ["new", "--list", "--gpu", "H100"])

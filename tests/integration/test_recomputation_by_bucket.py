@@ -39,6 +39,7 @@ def between(recipe: dict[str, Any]) -> int:
     return (low + high) // 2
 
 
+@pytest.mark.slow
 def test_a_run_trains_the_same_with_less_memory_at_another_start(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def needed(run: RunFolder) -> set[int]:
     }
 
 
+@pytest.mark.slow
 def test_records_make_room_but_for_those_that_a_checkpoint_needs(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +120,7 @@ def test_records_make_room_but_for_those_that_a_checkpoint_needs(
     assert covered(told) == {step: clips for step, clips in logged(run).items() if 3 < step < 8}
 
 
+@pytest.mark.slow
 def test_a_lost_record_is_told_with_what_events_prove_and_training_goes_on(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +165,7 @@ def _train_on_a_full_disk(recipe: dict[str, Any]) -> None:
         run(recipe_file.parse(recipe), TrainRequest(debug=True))
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_no_record_ends_no_training(made: Make, tmp_path: Path) -> None:
     """It is said, events tell what they can, and the next start records its segment."""
     recipe = made(train={"max_steps": 4})
@@ -180,6 +183,7 @@ def test_a_disk_that_takes_no_record_ends_no_training(made: Make, tmp_path: Path
     assert covered(clip_history.cover(run)) == {step: clips for step, clips in logged(run).items() if step > 3}
 
 
+@pytest.mark.slow
 def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: Make, tmp_path: Path) -> None:
     """Neither what coverage tells of each clip nor what replay tells of each step."""
     (bad := tmp_path / "bad.txt").write_text("data/5.png\n", encoding="utf-8")
@@ -218,6 +222,7 @@ def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: 
     assert told() == before
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_back_behind_what_was_removed_tells_the_epoch_anew(made: Make, tmp_path: Path) -> None:
     """Totals of an epoch that is trained again, after the run went back to before it, are of another branch."""
     recipe = made(train={"max_steps": 13}, checkpoints={"every_steps": 5, "keep_last": 9}, coverage={"max_disk": "1B"})
@@ -233,6 +238,7 @@ def test_a_run_that_goes_back_behind_what_was_removed_tells_the_epoch_anew(made:
     assert covered(told) == {step: clips for step, clips in logged(run).items() if 3 < step <= 9}
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_from_nothing_again_tells_only_what_it_trained_since(made: Make, tmp_path: Path) -> None:
     """A start ended an epoch and was killed before its first save; so is the next one, which follows the same plan."""
     run, recipe = RunFolder(tmp_path / "run"), made(train={"max_steps": 4}, checkpoints={"every_steps": 9})

@@ -82,6 +82,7 @@ def test_steps_that_the_recipe_leaves_out_train_nothing_and_are_accounted_for(ti
     assert "steps 2 to 3 are skipped" in children.output(skipping)
 
 
+@pytest.mark.slow
 def test_a_bad_stretch_is_left_out_by_going_back_before_it(tiny, tmp_path):
     """The way out of a run that broke: resume from before, with the steps named."""
     assert children.train(tiny(train={"max_steps": 4}), debug=True) == [0]

@@ -136,6 +136,7 @@ def test_two_ranks_then_killed_then_one(tiny, tmp_path):
         replay_step(RunFolder(run), 8)
 
 
+@pytest.mark.slow
 def test_clips_that_changed_since_are_told_as_they_were(tiny, footage, tmp_path):
     folder = Path(shutil.copytree(footage, tmp_path / "footage"))
     changes = {"dataset": [{"path": str(folder)}], "validation": {"split": 0.0}, **BUSY}
@@ -203,6 +204,7 @@ def trained_files(told: Replay) -> list[ReplayedClip]:
     return [clip for one in told.summary().micro_batches for clip in one.clips]
 
 
+@pytest.mark.slow
 def test_the_verb_prints_a_step_and_draws_it(tiny, tmp_path, monkeypatch, capsys):
     from reelworks.commands import main
 

@@ -20,6 +20,7 @@ ENTRIES = [
 
 
 @pytest.mark.parametrize("store", [False, True])
+@pytest.mark.slow
 def test_every_picture_is_used_at_every_resolution_once(tiny: Any, footage: Path, tmp_path: Path, store: bool) -> None:
     recipe = tiny(
         bucket=ENTRIES,

@@ -34,6 +34,7 @@ def tensors(run: Path, step: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_saves_beside_training_hold_what_saves_that_it_waits_for_do(tiny, tmp_path, world):
     for name, asynchronous in (("waits", False), ("beside", True)):
         recipe = tiny(
@@ -102,6 +103,7 @@ def test_a_signal_saves_before_it_validates_and_what_it_cut_short_is_measured_by
     assert losses["asked"] == losses["killed"] == losses["calm"]
 
 
+@pytest.mark.slow
 def test_a_save_that_is_due_while_one_is_written_is_left_out_and_told(tiny, tmp_path):
     recipe = tiny(checkpoints={"every_steps": 1, "keep_last": 20, "asynchronous": True}, train={"max_steps": 9})
     assert children.in_child(_slow_disk, recipe) == 0
@@ -132,6 +134,7 @@ def _full_disk(recipe: dict, *steps: int) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
 def test_on_a_full_disk_training_goes_on_and_saves_as_soon_as_it_can(tiny, tmp_path, asynchronous):
     recipe = tiny(checkpoints={"every_steps": 2, "keep_last": 9, "asynchronous": asynchronous}, train={"max_steps": 8})
     assert children.in_child(_full_disk, recipe, 2) == 0
@@ -142,6 +145,7 @@ def test_on_a_full_disk_training_goes_on_and_saves_as_soon_as_it_can(tiny, tmp_p
     assert not list((tmp_path / "run" / "checkpoints").glob(".tmp-*"))
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_end_is_the_run_s_failure(tiny, tmp_path):
     recipe = tiny(checkpoints={"every_steps": 2, "keep_last": 9}, train={"max_steps": 4})
     assert children.in_child(_full_disk, recipe, 4) != 0
@@ -158,6 +162,7 @@ def test_on_full_stop_ends_the_run(tiny, tmp_path):
     assert unsaved(tmp_path / "run") == [4]
 
 
+@pytest.mark.slow
 def test_a_file_asks_for_a_save(tiny, tmp_path):
     recipe = tiny(checkpoints={"every_steps": None, "keep_last": 9}, train={"max_steps": 5})
     del recipe["checkpoints"]["every_steps"]
@@ -199,6 +204,7 @@ def _asked(recipe: dict, until_step: int, *, full: bool) -> None:
         os._exit(run(recipe_file.parse(recipe), TrainRequest()))
 
 
+@pytest.mark.slow
 def test_a_request_waits_for_the_save_in_flight_in_silence(tiny, tmp_path):
     recipe = tiny(checkpoints={"every_steps": 1000, "keep_last": 9, "asynchronous": True}, train={"max_steps": 9})
     assert children.in_child(partial(_asked, until_step=6, full=False), recipe) == 0
@@ -281,6 +287,7 @@ def test_weights_for_use_are_of_the_step_that_they_name(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.quick_cases(1)
 def test_on_a_full_disk_the_weights_alone_may_be_saved(tiny, tmp_path, asynchronous):
     """Of the step at which the save failed: a save beside training fails some steps after its own."""
     recipe = tiny(

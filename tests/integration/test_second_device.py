@@ -62,6 +62,7 @@ def trained(recipe: dict[str, Any], max_steps: int = 4) -> dict[tuple[str, int],
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _SLOW)) for n in CHANGES])
+@pytest.mark.slow
 def test_a_training_is_that_of_the_cpu(
     tiny: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -100,6 +101,7 @@ APPLES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "a LoRA of a video network")) for n in APPLES]
 )
+@pytest.mark.slow
 def test_a_training_on_apples_gpu_is_that_of_the_cpu(
     footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -181,6 +183,7 @@ def test_features_train(footage: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "int8", "float8", "nf4"])
+@pytest.mark.quick_cases(1)
 def test_a_lora_is_drawn_where_its_network_is(monkeypatch: pytest.MonkeyPatch, base: Any) -> None:
     """A base has one digest on all devices."""
     devices = torch.device("cpu"), second_device.use(monkeypatch)

@@ -51,6 +51,7 @@ def assert_equal_gradients(tmp_path, models, variants, degree=2):
             assert any(gradient.abs().max() > 1e-4 for gradient in whole.values())
 
 
+@pytest.mark.slow
 def test_gradients_sum_to_those_of_one_rank(tmp_path):
     assert_equal_gradients(tmp_path, ["stdit3-tiny", "opensora2-tiny", "wan-tiny"], [{}])
 

@@ -158,6 +158,7 @@ def test_embeddings_that_see_pictures_are_the_live_ones_whatever_is_stored(recip
     pool.close()
 
 
+@pytest.mark.slow
 def test_what_is_made_of_a_source_that_changes_after_the_scan_is_not_stored(recipe: Any, folder: Path) -> None:
     """Neither before training nor in it: its latents, and the embedding of the caption that refers to it."""
     data, encoders, stored, work = opened(recipe("run"))
@@ -201,6 +202,7 @@ def test_nothing_of_a_broken_clip_is_stored_in_training(recipe: Any, folder: Pat
     assert stored.store.missing([*keys]) == {each.key for each in lost.values()}
 
 
+@pytest.mark.slow
 def test_trainings_live_and_from_the_store_are_the_same(recipe: Any, folder: Path, tmp_path: Path) -> None:
     """Losses, gradients and validations; previews and pictures are made from two sources, whose order counts."""
 

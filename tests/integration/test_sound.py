@@ -72,6 +72,7 @@ def test_a_clip_with_sound_is_learned_and_heard_in_previews(recipe: Callable[...
     assert probe.probe(preview).num_frames == 12
 
 
+@pytest.mark.slow
 def test_losses_from_the_store_are_those_of_live_encoding(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     """With each of the modes: both generated, and either given."""
     modes = {"modes": {"sound": 0.4, "video": 0.4}}

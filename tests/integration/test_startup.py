@@ -52,6 +52,7 @@ def test_help_imports_nothing_heavy(arguments):
         ("checkpoints export run -o a.safetensors --merge", "loading the libraries"),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_a_command_says_what_it_does_before_it_loads_libraries(arguments, says, tmp_path):
     (tmp_path / "pictures").mkdir()
     said, loaded = before_first_line(*arguments.split(), cwd=tmp_path)

@@ -65,6 +65,7 @@ def recipes(tiny: Callable[..., Recipe], tmp_path: Path) -> Callable[[str], Reci
     return make
 
 
+@pytest.mark.slow
 def test_losses_from_the_store_are_those_of_live_encoding(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     objective = {"caption_dropout": 0.3}
     live = losses(tiny("live", data=FIXED, objective=objective))
@@ -74,6 +75,7 @@ def test_losses_from_the_store_are_those_of_live_encoding(tiny: Callable[..., Re
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_encoding_goes_on_after_kills(recipes: Callable[[str], Recipe], tmp_path: Path, kills: int) -> None:
     whole = start(recipes("whole"))
     whole.join(300)
@@ -96,6 +98,7 @@ def test_encoding_goes_on_after_kills(recipes: Callable[[str], Recipe], tmp_path
     assert checksums(tmp_path / "killed") == checksums(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_processes_share_the_work(recipes: Callable[[str], Recipe], tmp_path: Path) -> None:
     pair = [start(recipes("shared")) for _ in range(2)]
     for process in pair:
@@ -107,6 +110,7 @@ def test_processes_share_the_work(recipes: Callable[[str], Recipe], tmp_path: Pa
     assert len(entries) == CLIPS + CAPTIONS  # nothing was encoded twice
 
 
+@pytest.mark.slow
 def test_a_start_that_is_refused_has_encoded_nothing(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     """Encoding may take hours: what names no checkpoint, or a LoRA file that is not there, is told before it."""
     recipe = tiny(data=FIXED, encode={"store": True}, train={"max_steps": 1}, validation={"split": 0.0})
@@ -133,6 +137,7 @@ def test_two_ranks_train_from_one_store(tiny: Callable[..., Recipe], tmp_path: P
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [pytest.param("float32", 1e-5, marks=pytest.mark.slow), ("bfloat16", 0.02)]
 )
+@pytest.mark.slow
 def test_given_frames_and_their_embeddings_come_from_the_store_too(
     vision: Path, tmp_path: Path, dtype: str, tolerance: float
 ) -> None:

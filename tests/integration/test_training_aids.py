@@ -24,6 +24,7 @@ def steps_of(run: RunFolder) -> list[dict[str, Any]]:
 IMPATIENT = {"every_steps": 1, "patience": 2, "min_delta": 100.0, "max_clips": 1}
 
 
+@pytest.mark.slow
 def test_training_ends_when_the_validation_loss_does_not_fall_and_stays_ended(tiny: Any, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     recipe = tiny(validation=IMPATIENT, checkpoints={"every_steps": 50})

@@ -148,6 +148,7 @@ def _asked_to_leave(recipe: dict[str, Any], place: str) -> None:
         *(pytest.param("validation", n, marks=pytest.mark.slow(reason="a signal of another moment")) for n in (1, 2)),
     ],
 )
+@pytest.mark.slow
 def test_a_signal_where_a_stage_ends_stops_before_the_next(staged: Any, tmp_path: Path, place: str, world: int) -> None:
     recipe = staged("run", FIRST, {"name": "second", "steps": 1}, train={"micro_batches_per_step": 2})
     assert children.on_ranks(_asked_to_leave, recipe, place, world=world) == [75] * world
@@ -174,6 +175,7 @@ def test_later_stages_may_be_edited_and_finished_ones_stay_as_they_were(staged: 
     assert "is in stage third, which the recipe does not have" in children.output(renamed)
 
 
+@pytest.mark.slow
 def test_only_what_a_person_edited_is_told_of_a_finished_stage(staged: Any, tmp_path: Path) -> None:
     """Not the numbers that were measured, nor the steps of the run, nor that another dataset has the same files."""
     tuned = tmp_path / "tuned.json"
@@ -216,6 +218,7 @@ def test_stages_keep_the_order_in_which_they_began(staged: Any, tmp_path: Path) 
     assert starts(tmp_path / "run")[3:] == [("new", 3), ("third", 4), ("second", 5)]
 
 
+@pytest.mark.slow
 def test_a_later_stage_without_data_is_told_before_training(staged: Any, tmp_path: Path) -> None:
     footage = staged()["dataset"][0]
     for lacking, says in (
@@ -236,6 +239,7 @@ def test_a_later_stage_without_data_is_told_before_training(staged: Any, tmp_pat
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
+@pytest.mark.quick_cases(1)
 def test_code_that_a_later_stage_names_is_asked_about(staged: Any, tmp_path: Path, command: str) -> None:
     (tmp_path / "sharp.py").write_text(
         "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n", encoding="utf-8"
@@ -274,6 +278,7 @@ def test_steps_of_the_whole_run_end_it_in_any_stage(staged: Any, tmp_path: Path)
     assert last["reason"] == "finished"
 
 
+@pytest.mark.slow
 def test_times_of_a_plan_are_marked_where_they_were_not_measured(staged: Any, monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     recipe = recipe_file.parse(staged("run", FIRST, SECOND))

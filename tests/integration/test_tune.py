@@ -67,6 +67,7 @@ def test_a_network_without_memory_of_its_own_is_told(recipe: Path) -> None:
     assert "memory does not suffice for the network" in str(done.exception)
 
 
+@pytest.mark.slow
 def test_limits_on_an_estimate_hold(recipe: Path) -> None:
     entry = 'bucket=[{resolution="256px", num_frames=17, batch_size="auto"}]'
     few, more = (
@@ -79,6 +80,7 @@ def test_limits_on_an_estimate_hold(recipe: Path) -> None:
     assert peaks[more_clips] <= 3e9 < peaks[more_clips + 1]
 
 
+@pytest.mark.slow
 def test_an_entry_gets_the_recomputation_with_which_a_clip_takes_the_least_time(recipe: Path) -> None:
     """By what was computed that is none, but where a clip fits with recomputation alone; the recipe takes it over."""
     entries = 'bucket=[{resolution="64px", num_frames=1, batch_size="auto"}, {resolution="512px", num_frames=17, batch_size="auto"}]'
@@ -99,6 +101,7 @@ def test_an_entry_gets_the_recomputation_with_which_a_clip_takes_the_least_time(
     assert named.buckets.gradient_checkpointing == found["recomputation"] | {"64px ×1": 0.5}
 
 
+@pytest.mark.slow
 def test_no_entry_fits(recipe: Path) -> None:
     done = CliRunner().invoke(app, ["tune", str(recipe), "--estimate", "--memory", "0.2"])
     assert getattr(done.exception, "code", None) == "out-of-memory"

@@ -69,6 +69,7 @@ def test_global_batches_do_not_depend_on_the_number_of_processes(tiny, tmp_path,
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("replicated", marks=pytest.mark.slow), "fsdp"])
+@pytest.mark.slow
 def test_ranks_without_work_keep_the_others_company(tiny, tmp_path, strategy):
     """Three micro-batches on two ranks: one rank runs a filler, and nothing of it counts."""
     train = {"max_steps": 4, "micro_batches_per_step": 3, "same_bucket_run": 1}
@@ -79,6 +80,7 @@ def test_ranks_without_work_keep_the_others_company(tiny, tmp_path, strategy):
     assert_same_training(tmp_path / "two", tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_ranks_validate_clips_of_different_buckets_together(tiny, tmp_path):
     """A picture's five timesteps fit into one pass, and those of a video do not; all ranks pass equally often."""
     entries = [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [5, 1]}]
@@ -93,6 +95,7 @@ def test_ranks_validate_clips_of_different_buckets_together(tiny, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=5e-4)
 
 
+@pytest.mark.slow
 def test_more_ranks_than_micro_batches_are_refused(tiny):
     bare = partial(tiny, buckets={"aspect_ratios": ["1:1"]}, validation={"split": 0.0})
     assert children.train(bare(train={"max_steps": 1}), debug=True) == [0]

@@ -75,6 +75,7 @@ def test_a_wrong_kernel_is_told_once_and_replaced_in_the_whole_run(
     assert losses(start("right", steps=3)) == pytest.approx(losses(run), rel=0.02)
 
 
+@pytest.mark.slow
 def test_without_any_right_kernel_nothing_is_trained(
     start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -84,6 +85,7 @@ def test_without_any_right_kernel_nothing_is_trained(
     assert not RunFolder(tmp_path / "none").checkpoints_folder.exists()
 
 
+@pytest.mark.slow
 def test_a_quicker_kernel_is_found_at_the_first_start_and_takes_the_place_of_a_slow_one_in_each(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def test_without_compat_clips_of_exactly_a_length_gain_and_no_others(stage: str,
 
 @pytest.mark.parametrize("frame_interval", [1, 3])
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.quick_cases(1)
 def test_counts_with_real_probabilities_are_within_the_noise(stage: str, frame_interval: int) -> None:
     file = golden("bucket_random_counts.json")
     built = build(file["bucket_configs"][stage])

@@ -97,6 +97,7 @@ found_clips = st.lists(
     st.sampled_from([PIXEL, VIDEO_AUTOENCODER, Geometry((17, 8, 8), (1, 2, 2), (17, 0))]),
     st.sampled_from([4000, 32_768, 500_000]),
 )
+@pytest.mark.slow
 def test_nearly_all_clips_have_a_place_within_the_budget(found, geometry, max_tokens):
     """Every micro-batch fits the budget and the model, and where footage has usual shapes all of it is used."""
     config = BucketsConfig(max_tokens=max_tokens, max_batch_size=8)
@@ -111,6 +112,7 @@ def test_nearly_all_clips_have_a_place_within_the_budget(found, geometry, max_to
 
 
 @given(found_clips)
+@pytest.mark.slow
 def test_no_entry_takes_all_clips_that_others_could_show(found):
     """An entry above others leaves clips to them: only the last of its kind has keep_prob 1."""
     proposal = propose(clips(*found), BucketsConfig(), PIXEL)
@@ -176,6 +178,7 @@ def test_clips_left_out_have_no_say():
     assert proposal.clips == 3
 
 
+@pytest.mark.slow
 def test_a_sample_speaks_for_many():
     """More clips than are looked at: the same entries, and every clip counted."""
     once = [(1, 512, 512), (1, 1024, 1024)]

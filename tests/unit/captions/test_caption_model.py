@@ -53,6 +53,7 @@ def captioner(model: Path, **options: object) -> ModelCaptioner:
     return asked
 
 
+@pytest.mark.slow
 def test_pictures_and_clips_get_captions_of_a_model(llava: Path, tmp_path: Path) -> None:
     data = clips(tmp_path / "data")
     (data / "bad.png").write_bytes(b"bad")
@@ -81,6 +82,7 @@ def test_a_batch_answers_as_each_clip_alone(llava: Path) -> None:
     check_batches(llava)
 
 
+@pytest.mark.slow
 def test_qwen_vl_is_shown_a_clip_as_a_video_with_its_times(qwen: Path, tmp_path: Path) -> None:
     as_long = [
         replace(one, prompt=n * one.prompt, frames=one.frames[:1].repeat(4, 0)) for n, one in enumerate(QUESTIONS, 1)
@@ -105,6 +107,7 @@ def test_qwen_vl_is_shown_a_clip_as_a_video_with_its_times(qwen: Path, tmp_path:
         assert set(text.split()) <= set(tiny_vlm.WORDS)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_chat_template_is_asked_as_its_card_says(tmp_path: Path) -> None:
     model = tiny_vlm.florence2(tmp_path)
     with refused("captioner-unloadable", "model", says="--prompt"):

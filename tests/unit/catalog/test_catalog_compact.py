@@ -72,6 +72,7 @@ def shown(catalog: Catalog) -> dict[str, Any]:
 @given(before=SCANS, between=SCANS, after=SCANS)
 @example(before=[({0, 1}, set())], between=[({2}, {0})], after=[({3}, set())])  # one part more, nothing to drop
 @settings(max_examples=3, deadline=None)
+@pytest.mark.slow
 def test_any_history_shows_the_same_with_and_without_compactions(
     tmp_path_factory: pytest.TempPathFactory, before: list, between: list, after: list
 ) -> None:
@@ -168,6 +169,7 @@ class Killed(BaseException):
     """The process is gone: nothing that handles errors may help."""
 
 
+@pytest.mark.slow
 def test_wherever_it_is_killed_the_catalog_is_whole(
     catalog: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,6 +195,7 @@ def test_what_is_not_there_makes_a_filter_true_of_a_row_only_by_the_rules_of_kle
     assert filters.keeps(scored, text).tolist() == expected
 
 
+@pytest.mark.slow
 def test_chains_and_lists_may_be_long() -> None:
     assert filters.keeps(rows(), " and ".join(["height > 400"] * 20_000)).tolist() == [True, False, True, True, True]
     paths = [f"{i}.mp4" for i in range(5000)] + ["five.mp4"]

@@ -135,6 +135,7 @@ def test_a_catalog_that_was_moved_is_the_same_one(original: Path, there: Path) -
 
 
 @pytest.mark.parametrize("lost", ["catalog", "catalog/catalog.json"])
+@pytest.mark.quick_cases(1)
 def test_a_catalog_made_anew_is_kept_beside_the_former(original: Path, there: Path, tmp_path: Path, lost: str) -> None:
     """Whether its folder was removed or only the list in it, whose parts the next scan replaces."""
     first = copies.keep(Catalog.open(original), there)
@@ -191,6 +192,7 @@ def test_a_disk_that_takes_neither_link_nor_copy_is_told_and_nothing_is_half_kep
 
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.quick_cases(1)
 def test_wherever_keeping_dies_the_next_call_completes_it(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool, grows: bool
 ) -> None:

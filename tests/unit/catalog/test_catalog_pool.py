@@ -28,6 +28,7 @@ def test_an_error_of_the_function_is_raised() -> None:
         run([1, 0], lambda x: 1 // x, workers=2, processes=None)
 
 
+@pytest.mark.slow
 def test_a_crash_costs_only_its_item() -> None:
     expected = [-1 if i == 13 else 2 * i for i in range(20)]
     found = run(range(20), catalog_crash.double_unless_deadly, workers=1, processes=WorkerPool(), chunk_size=3)
@@ -35,6 +36,7 @@ def test_a_crash_costs_only_its_item() -> None:
 
 
 @pytest.mark.parametrize("pool", [None, WorkerPool])
+@pytest.mark.slow
 def test_a_hang_costs_only_its_item(pool: type[WorkerPool] | None) -> None:
     """It is tried alone once more; what hangs in a thread does not keep the program from ending."""
     found = run(

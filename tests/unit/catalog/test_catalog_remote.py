@@ -77,6 +77,7 @@ def scan(path: str | Path, catalog: Path) -> tuple[ScanResult, CatalogRows]:
     return result, Catalog.open(catalog).live()
 
 
+@pytest.mark.slow
 def test_a_bucket_is_a_folder(files: Path, cache: Path, tmp_path: Path) -> None:
     url = upload(files, "one")
     for marker in ("clips/", "clips/sub/", "clips/empty/", "clips/sub_$folder$"):

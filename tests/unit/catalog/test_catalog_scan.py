@@ -243,6 +243,7 @@ def test_a_large_file_has_more_time() -> None:
     assert examine.most_seconds([film, film._replace(cut="scenes")]) == 44120.0
 
 
+@pytest.mark.slow
 def test_processes_find_what_threads_find(
     data: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probed: list[str]
 ) -> None:

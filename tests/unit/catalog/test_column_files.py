@@ -85,6 +85,7 @@ def test_a_folder_that_cannot_be_written_costs_memory_alone(catalog, read, mappi
     assert not [file for file in folder_of(catalog).iterdir() if file.suffix != ".lock"]
 
 
+@pytest.mark.slow
 def test_columns_of_another_version_stay_while_they_are_used(catalog, read, mapping) -> None:
     used = Catalog.open(catalog, 1)
     first = used.live().path.to_pylist()
@@ -99,6 +100,7 @@ def test_columns_of_another_version_stay_while_they_are_used(catalog, read, mapp
     assert [path.name[:14] for path in catalog.glob("columns-*")] == ["columns-000002"]
 
 
+@pytest.mark.slow
 def test_processes_write_each_column_once_and_plan_once(catalog, tmp_path) -> None:
     """Each process tells the digest of its plan, how many plans it made, and how many columns it wrote."""
     code = f"""

@@ -127,6 +127,7 @@ def test_no_death_leaves_a_deletion_unexplained(store: CheckpointFolder, dies_at
 
 
 @pytest.mark.parametrize("epochs", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_long_run_leaves_what_the_policy_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int) -> None:
     """And a history that says of everything that was saved and is gone why it went."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # nothing dies here

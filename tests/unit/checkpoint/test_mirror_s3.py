@@ -40,6 +40,7 @@ def place_in(bucket: str, endpoint: str) -> RemoteFilesystem:
     return RemoteFilesystem.open(MirrorConfig(url=f"s3://{bucket}/runs/first", options={"endpoint_url": endpoint}))
 
 
+@pytest.mark.slow
 def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str, lines: list[str]) -> None:
     """Mirrored to a bucket, retired there by the policy, brought back whole into an empty folder."""
     place = place_in("bucket", endpoint)

@@ -124,6 +124,7 @@ class Training:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.quick_cases(1)
 def test_training_on_after_a_load_equals_the_uninterrupted_run(name: str, tmp_path: Path) -> None:
     """Saved before the first step and after two, loaded into a fresh one and into one that has gone further."""
     warnings.filterwarnings("ignore", "MatMul8bitLt|.*kernels.*")

@@ -99,6 +99,7 @@ TREES = st.recursive(LEAVES, containers, max_leaves=8)
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(saved=TREES, there=TREES)
+@pytest.mark.slow
 def test_any_tree_of_values_comes_back(tmp_path: Path, saved: Any, there: Any) -> None:
     """Read without a template, loaded into nothing, into an equal value and into any other."""
     store = rw.CheckpointStore(tmp_path)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import media_makers as media
+import pytest
 from typer.testing import CliRunner
 
 from reelworks.commands.main import app
@@ -42,6 +43,7 @@ def test_the_verb(tmp_path: Path) -> None:
     assert not (tmp_path / "a.txt").exists()
 
 
+@pytest.mark.slow
 def test_inspect_looks_through_captions(tmp_path: Path) -> None:
     for i in range(12):
         media.write_picture(tmp_path / f"{i}.png", i)

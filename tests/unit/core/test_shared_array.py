@@ -50,6 +50,7 @@ def test_another_result_comes_by_the_pipe_and_leaves_the_memory_alone(pool: Work
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no anonymous files")
+@pytest.mark.slow
 def test_no_file_stays_open_and_none_has_a_name(pool: WorkerPool) -> None:
     """Also when the process is killed while it writes."""
     pool.call(worker_calls.double, 1)

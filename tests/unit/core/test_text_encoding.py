@@ -43,6 +43,7 @@ def captions(language: str) -> list[str]:
 
 @pytest.mark.parametrize(("language", "encoding"), _PAIRS)
 @pytest.mark.parametrize("number", [9, *(pytest.param(n, marks=pytest.mark.slow(reason="as 9")) for n in (1, 3, 27))])
+@pytest.mark.quick_cases(2)
 def test_no_text_is_decoded_as_what_it_is_not(language: str, encoding: str, number: int) -> None:
     texts = captions(language)
     for i in range(0, 27, number):
@@ -51,6 +52,7 @@ def test_no_text_is_decoded_as_what_it_is_not(language: str, encoding: str, numb
 
 
 @pytest.mark.parametrize(("language", "encoding"), [p for p in _PAIRS if p[1] not in _UNSURE])
+@pytest.mark.quick_cases(6)
 def test_what_systems_write_is_read_if_there_is_enough_of_it(language: str, encoding: str) -> None:
     texts = captions(language)
     settled = text_encoding.settle([text.encode(encoding) for text in texts])

@@ -82,6 +82,7 @@ def test_every_video_moves_as_its_caption_says(demo: DemoSummary, shown: dict[st
         assert abs(travel @ step[::-1]) < 2, name
 
 
+@pytest.mark.slow
 def test_files_show_the_scene_as_drawn_after_rotation_and_exif(shown: dict[str, np.ndarray]) -> None:
     for item in [*scenes.videos(0), *scenes.pictures(0)]:
         drawn = scenes.frames(item.scene)

@@ -32,6 +32,7 @@ def pale(clip: np.ndarray, number: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "seen", [pytest.param(lambda clip, _: clip, marks=pytest.mark.slow), pale], ids=["drawn", "pale"]
 )
+@pytest.mark.slow
 def test_drawn_clips_are_judged_right(seen: Callable[[Any, int], np.ndarray]) -> None:
     answers = [judge(seen(drawn(subject, n), n)).agrees(subject) for n, subject in enumerate(SUBJECTS)]
     for word in WORDS:

@@ -24,6 +24,7 @@ def problems(folder: Path) -> list[str]:
     return [each.problem for each in examine.examine(folder).problems]
 
 
+@pytest.mark.slow
 def test_a_machine_is_told_and_left_as_it_was(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["doctor", "--output", str(tmp_path), "--json"])
     found = json.loads(result.stdout)
@@ -87,6 +88,7 @@ def test_a_card_that_torch_cannot_use_is_told(tmp_path: Path, monkeypatch: pytes
     assert any("torch cannot use it: it was installed for" in each for each in problems(tmp_path))
 
 
+@pytest.mark.slow
 def test_apples_gpu_is_told_if_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     second_device.use_as_apples(monkeypatch)
     assert examine.examine(tmp_path).facts["card"]["card 0"] == "Apple's GPU, 17.2 GB of the machine's memory"

@@ -195,6 +195,7 @@ def test_vace_is_shown_control_and_mask_as_its_pipeline_does(parts, given):
     [PartMask((0, 8)), PartMask(box=(8, 20, 0, 24)), PartMask(box=(8, 20, 0, 24), keeps_box=True)],
     ids=["ends", "inpaint", "outpaint"],
 )
+@pytest.mark.quick_cases(1)
 def test_vace_is_shown_drawn_masks_as_its_pipeline_does(parts, drawn):
     """A drawn mask is told like a file of the same pixels, and replaces the file of its clip alone."""
     root, vae, *_ = parts

@@ -127,6 +127,7 @@ def _rename(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.quick_cases(1)
 def test_a_change_invalidates_what_it_must(recipe: dict[str, Any], change: str) -> None:
     recipe["data"]["clip_start"] = "start" if change == "name of a file" else "random"
     encode(recipe)
@@ -227,6 +228,7 @@ def latents(encoder: FrozenEncoders, source: StoredLatents, batch: MicroBatch) -
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 5])
+@pytest.mark.quick_cases(1)
 def test_stored_batches_are_the_live_ones(recipe: dict[str, Any], epoch: int) -> None:
     recipe["data"]["crop"] = "random"
     recipe["encode"]["variants"] = 2

@@ -216,6 +216,7 @@ def frames_of(place):
     ],
     ids="-".join,
 )
+@pytest.mark.slow
 def test_references(place, names):
     """Pictures of their own size and clips, in any order, are told apart in text, place and time."""
     files = {"source": names[0]} | {f"source-{i}": name for i, name in enumerate(names[1:], start=2)}
@@ -270,6 +271,7 @@ def reference(place, file):
     ],
     ids="-".join,
 )
+@pytest.mark.slow
 def test_sounds_of_references(heard, names):
     """A clip's own sound and those alone have the tokens, places, times and names of the release, without noise."""
     files = dict(zip(sources.SOURCES, (str(heard / name) for name in names), strict=False))
@@ -360,6 +362,7 @@ def test_clips_are_prepared_as_by_the_release(place, size):
     torch.testing.assert_close(pixels, made["pixel_values_videos"], rtol=0, atol=0.02)
 
 
+@pytest.mark.slow
 def test_previews_need_what_is_shown(place):
     """A first frame and a last one are asked for, and a network of references refuses a first frame."""
     blank = np.zeros((1, 64, 96, 3), np.uint8)

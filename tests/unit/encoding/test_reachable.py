@@ -47,6 +47,7 @@ def places(clips: Samples) -> set[tuple[int, int]]:
         ({"bucket": [], "buckets": {"opensora": TABLE, "probability": "opensora-2.0"}}, 1),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_it_is_what_many_epochs_reach(folder: Path, changes: dict[str, Any], most_more: int) -> None:
     data = files.opened(files.recipe(folder, **({"bucket": ENTRIES, "buckets": {"aspect_ratios": ["1:1"]}} | changes)))
     many = places(reachable.in_epochs(data, data.plan_spec(2, 1), range(150)))

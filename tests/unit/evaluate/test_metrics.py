@@ -101,6 +101,7 @@ def test_distances_are_those_of_their_definitions(n: int, m: int, features: int,
     assert kernel(a, b) == pytest.approx(unbiased, rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_networks_from_local_folders(tmp_path: Path) -> None:
     """Sets of the same clips have distance 0, other clips do not; CLIP scores prompts; missing files are reasons."""
     torch.manual_seed(0)

@@ -140,6 +140,7 @@ def places(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.usefixtures("exact_texts")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in _QUICK else pytest.mark.slow) for n in CALLS])
+@pytest.mark.quick_cases(1)
 def test_a_clip_is_what_the_familys_pipeline_makes_by_hand(name, places):
     """From the same folder, words and seed the same clip comes: texts, noise, scheduler, guidance and sizes agree."""
     place = places(name)
@@ -305,6 +306,7 @@ def test_our_own_sampler_draws_what_lumina_does_without_guidance(places):
 
 @pytest.mark.usefixtures("exact_texts")
 @pytest.mark.parametrize("size", [(32, 64), (64, 64)])
+@pytest.mark.quick_cases(1)
 def test_hidream_is_sampled_by_our_own_sampler(places, size):
     """Its pipeline draws one area only; told another one, it draws the same, square or filled up."""
     place, (height, width) = places("hidream-i1-tiny"), size

@@ -87,6 +87,7 @@ def test_pipelines_timesteps_are_near_those_of_the_release_shift():
     assert (theirs - flow.times(48, 2.0)[:-1] / 1000).abs().max() < 0.05
 
 
+@pytest.mark.slow
 def test_without_the_second_network_an_empty_caption_guides(place, tmp_path):
     """Weights of one file have none; what is drawn is then said, and is another picture, but the same one at scale 1."""
     (file,) = (place / "transformer").glob("*.safetensors")

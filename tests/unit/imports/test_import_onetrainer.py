@@ -190,6 +190,7 @@ CONFIG = json.loads(CONFIG_1.read_text(encoding="utf-8")) | {
 
 
 @given(config=spoiled(CONFIG))
+@pytest.mark.slow
 def test_no_spoiled_config_ends_in_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any]
 ) -> None:

@@ -75,6 +75,7 @@ def matching(name: str, pattern: str) -> set[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.quick_cases(3)
 def test_the_layers_are_those_of_the_preset(tmp_path: Path, case: str) -> None:
     name, command, pattern = CASES[case]
     preset = case.rpartition(", ")[2] if case.endswith(("only", "lin", "mlp", "full")) else ""

@@ -141,6 +141,7 @@ def test_the_environment_tells_the_rank(monkeypatch: pytest.MonkeyPatch) -> None
         rw.Loader(sample_dataset(), rank=4)
 
 
+@pytest.mark.slow
 def test_ours_resumes_exactly_in_workers_and_over_epochs(footage: Path) -> None:
     data = dataset_of(footage)
     rw.testing.assert_exact_resume(lambda: rw.Loader(data, micro_batches_per_step=2), steps=12, at=[0, 3, 4, 9])

@@ -101,6 +101,7 @@ def test_a_step_is_iterated_once(footage: Path) -> None:
 
 @pytest.mark.parametrize("record", [True, False])
 @pytest.mark.parametrize("kind", ["added", "removed", "edited"])
+@pytest.mark.quick_cases(3)
 def test_a_state_of_before_the_first_step_loads_after_any_change(
     footage: Path, tmp_path: Path, kind: str, record: bool
 ) -> None:

@@ -127,6 +127,7 @@ def test_another_process_gets_the_dataset(tmp_path: Path) -> None:
 @HAS_FORKS
 @FORKS
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.slow
 def test_a_fork_after_the_first_iteration_starts_decoders_of_its_own(num_workers: int) -> None:
     loader = a_loader(num_workers=num_workers)
     steps_of(loader, 2)

@@ -59,6 +59,7 @@ def test_each_is_there_and_can_be_called_where_it_is_a_function() -> None:
 HEAVY = ("Loader", "MicroBatch", "Step", "check_attention", "export", "load_model", "objectives", "samplers", "train")
 
 
+@pytest.mark.slow
 def test_importing_loads_nothing_and_the_light_names_load_no_torch() -> None:
     light = [name for name in NAMES if name not in HEAVY]
     code = (
@@ -98,6 +99,7 @@ def test_its_example_runs(name: str, value: object) -> None:
         ),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_a_room_loads_little_besides_itself(module: str, most: int, absent: tuple[str, ...]) -> None:
     code = f"import {module}, sys; print('\\n'.join(sys.modules))"
     done = subprocess.run(

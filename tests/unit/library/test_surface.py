@@ -78,6 +78,7 @@ def test_the_length_of_a_dataset_is_that_of_its_first_epoch() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.quick_cases(1)
 def test_a_transform_sees_each_micro_batch_and_resumes_exactly(before: int) -> None:
     rw.testing.assert_exact_resume(lambda: rw.Loader(sample_dataset(), transform=noisy), steps=5, at=[before])
     plain, changed = (batches(rw.Loader(sample_dataset(), transform=t)) for t in (None, noisy))

@@ -254,6 +254,7 @@ def test_an_epoch_goes_on_exactly_where_it_stopped(folder: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_validation_and_training_never_have_clips_of_one_group(folder: Path) -> None:
     seen = set()
     for seed in range(30):

@@ -472,6 +472,7 @@ changes = st.lists(
 
 @settings(max_examples=settings().max_examples // 8)
 @given(changes)
+@pytest.mark.slow
 def test_what_is_trained_stays_trained_through_any_history(history: list[tuple[str, int]]) -> None:
     """One thing happens between two segments: then each file is known for what it was, and no other one is.
 

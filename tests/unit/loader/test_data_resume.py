@@ -152,6 +152,7 @@ def test_a_resume_goes_over_a_compaction(training: Training) -> None:
     training.check_end()
 
 
+@pytest.mark.slow
 def test_where_nothing_changed_the_same_step_is_next_at_every_step(training: Training) -> None:
     batch_size(training, 1)
     training.resume(training.save())  # a second segment, so that excluded clips count too
@@ -316,6 +317,7 @@ def test_more_repeats_leave_what_was_trained_at_each_resolution(training: Traini
 
 
 @pytest.mark.parametrize(("before", "now"), [(["32px", "48px"], ["48px", "32px"]), ([], ["48px"]), (["48px"], [])])
+@pytest.mark.quick_cases(1)
 def test_other_resolutions_wait_for_the_end_of_the_epoch(training: Training, before: list[str], now: list[str]) -> None:
     """What was trained is numbered by them, so that it could not be told what an epoch has left."""
     begun_with(training, *before)

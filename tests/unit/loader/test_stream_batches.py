@@ -54,6 +54,7 @@ class Watched(DecodePool):
 
 
 @pytest.mark.parametrize(("num_workers", "budget"), [(0, 1), (0, 10**9), (1, 4000), (2, 10**9)])
+@pytest.mark.quick_cases(1)
 def test_order_and_contents_are_those_of_the_work_for_any_number_of_workers(
     pictures: list[Path], tmp_path: Path, num_workers: int, budget: int
 ) -> None:

@@ -79,6 +79,7 @@ def workers() -> list[int]:
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_workers_killed_at_random_moments_lose_no_clip_and_leave_nothing(pictures: list[Path], kills: int) -> None:
     chance, pool, got = random.Random(kills), DecodePool(2, LONG_SECONDS), []
     resource_tracker.ensure_running()  # which the first process of all starts, and which stays
@@ -118,6 +119,7 @@ def test_the_neighbours_of_a_clip_that_kills_are_not_to_blame(pictures: list[Pat
     assert [greys(batch) for batch in batches] == [[0, 1, 2], [3, 0, 4]]
 
 
+@pytest.mark.slow
 def test_only_the_clip_that_kills_again_and_again_is_to_blame(pictures: list[Path], tmp_path: Path) -> None:
     once, always = tmp_path / "once", tmp_path / "always"
     paths: list[Any] = list(pictures[:8])

@@ -33,6 +33,7 @@ NAMES = (
 @settings(max_examples=50, deadline=None)
 @given(st.text(max_size=12))
 @example("".join(NAMES))
+@pytest.mark.slow
 def test_every_character_that_is_drawn_is_in_its_font(text):
     pieces = lettering.pieces(text, SIZE)
     for part, font in pieces:

@@ -46,6 +46,7 @@ def flashes(frames, fps):
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.quick_cases(3)
 def test_picture_and_sound_drift_by_less_than_a_frame(tmp_path, name):
     """Over 10 s, and in a part of the file that begins anywhere: each flash has its beep."""
     path, fps = tmp_path / name, FILES[name].get("fps", FPS)

@@ -122,6 +122,7 @@ def test_comfyui_adds_what_was_trained(tmp_path: Path, kind: str, name: str, for
 @every_kind
 @pytest.mark.parametrize("format", ["diffusers", "comfyui", "kohya"])
 @pytest.mark.parametrize("name", ["wan-tiny", "flux-tiny"])
+@pytest.mark.quick_cases(7)
 def test_a_file_brings_every_number_back(tmp_path: Path, kind: str, format: str, name: str) -> None:
     """Read into another adapter of the same base, a file of any convention leaves no number different."""
     settings = SETTINGS[kind].model_copy(update={"targets": "blocks"})
@@ -213,6 +214,7 @@ def test_adapters_are_switched_off_and_begin_alike_on_every_base(kind: str) -> N
 
 
 @every_kind
+@pytest.mark.quick_cases(3)
 def test_a_compiled_layer_has_one_graph(kind: str) -> None:
     """No random draw and no value breaks the graph, and a second step traces nothing anew."""
     graphs = []

@@ -71,6 +71,7 @@ def test_a_file_of_another_depth_is_told(tmp_path: Path) -> None:
         tiny_families.network("anima-tiny", weights=str(path))
 
 
+@pytest.mark.slow
 def test_the_depth_tells_the_preset() -> None:
     """The file of 2.9B names its model where that of 2B was asked for."""
     with torch.device("meta"):

@@ -299,6 +299,7 @@ def test_a_call_that_would_take_long_on_a_cpu_is_left_out():
         ),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_what_is_recorded_on_the_meta_device_is_what_a_pass_calls(name, checkpointing):
     denoiser = contract.build(name, compute=torch.bfloat16, gradient_checkpointing=checkpointing)
     inputs = contract.example(contract.shapes(name)[-1], name)

@@ -46,6 +46,7 @@ def build(name, place):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick_cases(2)
 def test_a_family_takes_its_own_and_no_other(name, places, monkeypatch):
     """The error says what was found, what is wanted and which name is right; nothing is read for it."""
     assert build(name, places / name).latent_channels == registry.AUTOENCODERS[name].channels

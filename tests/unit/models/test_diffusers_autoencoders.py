@@ -61,6 +61,7 @@ def saved(request, tmp_path_factory):
     return request.param, place, module
 
 
+@pytest.mark.quick_cases(2)
 def test_bfloat16_answers_as_float32(saved):
     """Weights are bfloat16, statistics and what comes out float32; latents and frames are nearly the same."""
     name, place, _ = saved
@@ -83,6 +84,7 @@ def test_bfloat16_answers_as_float32(saved):
     assert torch.equal(exact._std, lowered._std)
 
 
+@pytest.mark.quick_cases(3)
 def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
     """A folder's autoencoder gives the declared shape, what the pipeline would give, and as many frames back.
 
@@ -135,6 +137,7 @@ def test_a_file_of_flux2_is_read_for_ideogram(tmp_path, monkeypatch):
     assert torch.equal(one.decode(latent, 1), other.decode(latent, 1))
 
 
+@pytest.mark.quick_cases(5)
 def test_clips_of_a_batch_do_not_meet(saved):
     """Two clips together become what each becomes alone, there and back."""
     name, place, _ = saved

@@ -47,6 +47,7 @@ def named_outside(root: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_nothing_outside_a_familys_folder_names_it() -> None:
     assert named_outside(SOURCE) == []
 

@@ -30,6 +30,7 @@ def family(request, tmp_path_factory):
     return name, place, factory.build_text_encoder(config)
 
 
+@pytest.mark.quick_cases(3)
 def test_shapes_are_fixed_and_captions_do_not_feel_their_neighbours(family):
     """Whatever the captions, tokens and masks have one length, and a caption's are its own."""
     name, _, encoder = family
@@ -47,6 +48,7 @@ def test_shapes_are_fixed_and_captions_do_not_feel_their_neighbours(family):
     assert encoder.unseen("waves") == 0
 
 
+@pytest.mark.quick_cases(3)
 def test_batches_and_repeats_change_no_bit_of_what_training_sees(family):
     """A caption's embedding is the one that it has alone, beside any others, the first time and later."""
     _, _, encoder = family
@@ -123,6 +125,7 @@ def states_before_the_last_norm(place, caption):
 
 @pytest.mark.filterwarnings("ignore:.FluxPosEmbed. is deprecated:FutureWarning")
 @torch.no_grad()
+@pytest.mark.quick_cases(4)
 def test_tokens_are_the_pipelines(family):
     """The tokens that count are those that the family's pipeline hands to its network."""
     name, place, encoder = family

@@ -63,6 +63,7 @@ def test_only_chosen_experts_are_counted() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.slow
 def test_a_compiled_block_leaves_its_experts_as_they_are() -> None:
     """Other numbers of tokens for the experts compile nothing anew."""
     network = tiny_families.network("hidream-i1-tiny")

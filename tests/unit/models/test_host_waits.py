@@ -106,6 +106,7 @@ def test_numbers_are_sent_without_waiting(device: torch.device) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in contract.CLASSES else pytest.mark.slow) for n in contract.FAMILIES]
 )
+@pytest.mark.quick_cases(1)
 def test_a_pass_waits_once_at_most(device: torch.device, name: str) -> None:
     """Counted in the second pass, since tables are made in the first."""
     denoiser = contract.build(name, compute=torch.bfloat16)

@@ -37,6 +37,7 @@ def off(found: Tensor, wanted: Tensor) -> float:
 
 @pytest.mark.parametrize(("width", "out"), [(64, 96), (1152, 1152), (1536, 1536)])
 @pytest.mark.parametrize("outliers", [False, True])
+@pytest.mark.quick_cases(4)
 def test_products_are_within_two_percent_with_outliers_too(width: int, out: int, outliers: bool) -> None:
     """Of exact ones, and far nearer than without rotation where there are outliers."""
     weight = torch.randn(out, width, generator=torch.Generator().manual_seed(1)) / width**0.5

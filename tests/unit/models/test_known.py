@@ -59,6 +59,7 @@ def test_every_preset_is_known_by_its_own_weights(name, wrapper):
     assert found.fitting == found.total == len(shapes(name))
 
 
+@pytest.mark.slow
 def test_the_names_of_a_release_are_known():
     """Wan as it was released, and as ComfyUI wraps it: all tensors fit once diffusers has renamed them."""
     renamed = {
@@ -207,6 +208,7 @@ def build(name, settings):
 
 
 @pytest.mark.parametrize("format", ["diffusers", "comfyui", "kohya"])
+@pytest.mark.quick_cases(1)
 def test_a_lora_of_another_base_names_the_closest_one(tmp_path, format):
     """By the names and shapes of its layers, in any convention."""
     path = lora_file(tmp_path, "sd3-tiny", format)

@@ -97,6 +97,7 @@ def test_a_product_is_that_of_the_widened_weight_and_keeps_nothing(format, autoc
 
 
 @pytest.mark.parametrize("name", contract.CLASSES)
+@pytest.mark.quick_cases(12)
 def test_linear_layers_of_blocks_alone_are_quantized(name):
     """All of them, and no embedding, norm, or layer before or behind the blocks."""
     plain, found = contract.build(name), contract.with_lora(name, "int8", F32)
@@ -148,6 +149,7 @@ def test_a_base_from_a_file_is_the_one_that_was_written(tmp_path, base, dtype):
 @pytest.mark.parametrize("base", ["bfloat16", "nf4"])
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("lowered", ["blocks.0.norm2.weight", "blocks.0.attn1.norm_q.weight", "scale_shift_table"])
+@pytest.mark.quick_cases(7)
 def test_what_must_stay_wide_beside_a_narrow_base_is_told(base, sharded, lowered):
     """Only weights of products may have their dtype: norms and tables are stored in float32."""
     denoiser = contract.build("wan-tiny", compute=BF16, lora=LoraConfig(rank=2, base=base))
@@ -302,6 +304,7 @@ def test_a_hadamard_matrix_undoes_itself(size):
 
 @pytest.mark.parametrize("header", [False, True])
 @pytest.mark.parametrize(("base", "group"), [("float32", 0), ("float32", 4), ("float32", 16), ("int8", 0), ("int8", 4)])
+@pytest.mark.quick_cases(5)
 def test_int8_of_comfyui_is_read_in_its_basis(tmp_path, base, group, header):
     """In wide numbers, and in the codes of the file."""
     reference = int8_file(tmp_path / "model.safetensors", "wan-tiny", group, header=header)

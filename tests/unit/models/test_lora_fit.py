@@ -60,6 +60,7 @@ FLUX = ["to_q", "transformer_blocks.0.attn.to_v", "to_out.0", "proj_mlp"]
     ],
     ids=lambda value: value if isinstance(value, str) else value.type,
 )
+@pytest.mark.quick_cases(4)
 def test_the_lines_of_a_refusal_are_those_that_the_file_needs(
     tmp_path: Path, name: str, format: str, settings: LoraConfig
 ) -> None:

@@ -79,6 +79,7 @@ class Whole(dict):
 
 
 @pytest.mark.parametrize("name", SINGLE_FILES)
+@pytest.mark.quick_cases(16)
 def test_every_layer_lies_where_diffusers_finds_it_in_a_release(name):
     """Convolutions too. Rows marked by layer and by half, put where a place says, come back in order from diffusers' own converter."""
     require_found_by_diffusers(small(name))
@@ -157,6 +158,7 @@ _BLOCK = re.compile(r"(?<=blocks\.)\d+|(?<=\blayers\.)\d+|(?<=refiner\.)\d+|(?<=
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)
+@pytest.mark.quick_cases(51)
 def test_no_linear_layer_of_a_network_at_full_size_lacks_a_name_in_its_release(name):
     """ComfyUI's own network has each layer of the release, in as many blocks; of others diffusers' converter knows."""
     config = config_of(name)
@@ -358,6 +360,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "format", "convert", "more"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
+@pytest.mark.quick_cases(26)
 def test_diffusers_converter_finds_the_same_updates(name, format, convert, more):
     """Files for ComfyUI and of kohya's names mean to diffusers what was trained, layer by layer, alpha included.
 

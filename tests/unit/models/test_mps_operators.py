@@ -15,6 +15,7 @@ _QUICK = ("sd1.5-tiny", "wan-tiny")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in _QUICK)) for name in contract.CLASSES]
 )
+@pytest.mark.slow
 def test_networks_need_no_fallback(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert mps_operators.missing(name, second_device.use(monkeypatch)) == set()
 

@@ -50,6 +50,7 @@ def test_it_counts_as_weights_that_were_added(tmp_path, name, format):
 
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "float8", "int8", "nf4"])
+@pytest.mark.quick_cases(4)
 def test_dropped_it_leaves_no_trace(tmp_path, base):
     """On every storage of the base, to the last bit, and it is there again afterwards, behind an error too."""
     path = written(tmp_path, adapted(settings=SETTINGS))

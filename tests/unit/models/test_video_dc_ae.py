@@ -62,6 +62,7 @@ def golden():
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == LARGE else n for n in CASES])
+@pytest.mark.quick_cases(4)
 def test_latents_and_frames(built, golden, name):
     """Pictures, clips, tiles of both along time and space, and latents divided by their spread."""
     case = CASES[name]

@@ -49,6 +49,7 @@ runs = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), min_size=1, m
 
 @settings(max_examples=40)
 @given(runs, st.integers(1, 400))
+@pytest.mark.slow
 def test_it_has_the_valid_events_however_it_was_read(tmp_path_factory, runs, piece):
     path = tmp_path_factory.mktemp("events") / "events.jsonl"
     data = b"".join(json.dumps(line).encode() + b"\n" for line in lines_of(runs))

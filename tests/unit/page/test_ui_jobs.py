@@ -51,6 +51,7 @@ def test_trainings_wait_for_one_another_and_can_be_taken_out(tmp_path):
     assert queue.get(waiting.id).process is None
 
 
+@pytest.mark.slow
 def test_of_trainings_that_waited_for_the_page_one_begins(tmp_path):
     (tmp_path / "jobs").mkdir()
     for i in range(3):
@@ -65,6 +66,7 @@ def test_of_trainings_that_waited_for_the_page_one_begins(tmp_path):
     ended(queue, queue.get("000001"))
 
 
+@pytest.mark.slow
 def test_a_command_that_waits_or_runs_is_not_queued_again(tmp_path):
     queue = Jobs(tmp_path / "jobs")
     first, other = (["train", str(tmp_path / name)] for name in ("a.toml", "b.toml"))
@@ -88,6 +90,7 @@ def test_a_process_that_vanished_has_failed(tmp_path):
     assert queue.get("000001").state == "failed"
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_without_the_page_and_the_next_page_tells_its_end(tmp_path):
     (tmp_path / "recipe.toml").write_text(
         "version = 1\n[model]\nname = 'stdit3-tiny'\n[[dataset]]\npath = 'x'\n", encoding="utf-8"

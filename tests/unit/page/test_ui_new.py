@@ -220,6 +220,7 @@ OPEN_SORA = (
 )
 
 
+@pytest.mark.slow
 def test_a_config_of_another_trainer_becomes_a_recipe_on_the_chosen_footage(page: TestClient, folder: Path) -> None:
     (mine,) = page.get("/api/new/folders").json()
     wish = {"files": [{"name": "stage1.py", "text": OPEN_SORA}], "folder": mine["key"], "name": "stage1"}
@@ -241,6 +242,7 @@ def test_a_config_is_written_into_its_folder_alone(page: TestClient, folder: Pat
     assert page.get("/api/jobs").json() == []
 
 
+@pytest.mark.slow
 def test_a_lora_for_a_folder_is_made_by_new_lora(page: TestClient, folder: Path) -> None:
     (mine,) = page.get("/api/new/folders").json()
     wish = {"folder": mine["key"], "model": "stdit3-tiny", "trigger": "--ohwx", "name": "my-cats"}

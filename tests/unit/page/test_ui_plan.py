@@ -101,6 +101,7 @@ def outline(page: TestClient, key: str, controls: Any, part: str = "outline") ->
 
 
 @pytest.mark.parametrize("move", MOVES.values(), ids=list(MOVES))
+@pytest.mark.quick_cases(3)
 def test_plan_is_the_forecast_of_the_recipe_that_saving_writes(
     page: TestClient, scanned: Path, move: dict[str, Any]
 ) -> None:

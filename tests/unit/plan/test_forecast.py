@@ -233,6 +233,7 @@ def test_the_command_warns_and_says_what_cures(written: tuple[str, str]) -> None
     assert "  too_small: data/tiny.png" in said
 
 
+@pytest.mark.slow
 def test_the_command_draws_what_it_prints(written: tuple[str, str], tmp_path: Path) -> None:
     _, wasteful = written
     page = tmp_path / "plan.html"
@@ -245,6 +246,7 @@ def test_the_command_draws_what_it_prints(written: tuple[str, str], tmp_path: Pa
         command("--diff", *written, "--html", str(page))
 
 
+@pytest.mark.slow
 def test_time_and_memory_are_told_for_a_gpu_that_is_named(written: tuple[str, str]) -> None:
     told = json.loads(command(written[0], "--gpu", "h100", "--json"))
     assert told["on_gpu"]["gpu"] == "H100"
@@ -257,6 +259,7 @@ def test_time_and_memory_are_told_for_a_gpu_that_is_named(written: tuple[str, st
         command("--diff", *written, "--gpu", "H100")
 
 
+@pytest.mark.slow
 def test_the_command_compares_two_recipes(written: tuple[str, str]) -> None:
     said = command("--diff", *written)
     told = json.loads(command("--diff", *written, "--json"))

@@ -60,6 +60,7 @@ def test_results_are_laid_out_as_those_of_torch(
 
 
 @pytest.mark.parametrize("name", ["stdit3-tiny", "flux-tiny"])
+@pytest.mark.slow
 def test_a_network_that_is_run_again_gives_what_it_gave(name: str) -> None:
     """The layouts of the results of all modules, of several shapes in turn."""
     denoiser = contract.build(name)

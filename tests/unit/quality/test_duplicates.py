@@ -36,6 +36,7 @@ def compared(
 
 
 @pytest.mark.parametrize("kind", drawn.COPIES)
+@pytest.mark.quick_cases(1)
 def test_a_copy_is_in_the_group_of_its_original(kind: str) -> None:
     rng = np.random.default_rng(list(drawn.COPIES).index(kind))
     originals = [drawn.scene(rng, *SIZE) for _ in range(6)]

@@ -73,6 +73,7 @@ def test_each_of_a_group_is_like_the_best_one_and_a_chain_is_not_joined() -> Non
     assert found[:, 1].tolist() == [0, 1, 2, 1, 0]
 
 
+@pytest.mark.slow
 def test_many_copies_of_one_clip_are_one_group() -> None:
     one = directions(np.random.default_rng(3), 1)
     found = compared(np.concatenate([np.repeat(one, 500, axis=0), directions(np.random.default_rng(4), 50)]))

@@ -85,6 +85,7 @@ def test_a_column_without_any_value_is_there(tmp_path: Path, decoded: list[str])
     assert DatasetConfig(path="d", filter="motion > 2").filter
 
 
+@pytest.mark.slow
 def test_what_replaced_a_file_since_the_scan_gets_no_value_of_its_former_content(
     tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

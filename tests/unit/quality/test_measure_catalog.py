@@ -105,6 +105,7 @@ def test_values_become_columns_once(tmp_path: Path, decoded: list[str]) -> None:
     assert {c.name: c.present for c in again.columns} == {"sharpness": 4, "duplicate_group": 2, "duplicate_rank": 4}
 
 
+@pytest.mark.slow
 def test_columns_follow_the_content(tmp_path: Path, decoded: list[str]) -> None:
     footage = tmp_path / "d"
     for i in range(4):
@@ -205,6 +206,7 @@ def test_what_was_measured_survives_an_interruption_and_a_torn_segment(
     assert len(list((tmp_path / "catalog" / kept_measures.NAME).glob("*.parquet"))) < 40  # joined
 
 
+@pytest.mark.slow
 def test_a_list_keeps_its_own_score(tmp_path: Path, decoded: list[str]) -> None:
     files = [write(tmp_path / "d" / f"{i}.png", i) for i in range(2)]
     write(tmp_path / "e" / "x.png", 7)

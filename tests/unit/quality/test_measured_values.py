@@ -75,6 +75,7 @@ def test_blur_makes_sharpness_fall_at_any_resolution(picture: drawn.Frame, tmp_p
 @pytest.mark.parametrize(
     "deviation", [10, *(pytest.param(n, marks=pytest.mark.slow(reason="pictures of more contrast")) for n in (25, 60))]
 )
+@pytest.mark.slow
 def test_no_blur_is_so_strong_that_sharpness_rises_again(tmp_path: Path, deviation: int) -> None:
     scene = drawn.scene(np.random.default_rng(2), 540, 720).astype(np.float64)
     plain = np.clip(128 + (scene - scene.mean()) / scene.std() * deviation, 0, 255).round().astype(np.uint8)

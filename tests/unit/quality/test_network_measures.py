@@ -219,6 +219,7 @@ def test_a_folder_without_labels_is_told(catalog: Path, tmp_path: Path, measure:
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip", "dinov2"])
+@pytest.mark.quick_cases(1)
 def test_near_duplicates_are_those_whose_embeddings_are_alike(
     catalog: Path, weights: Path, decoded: list[str], name: str
 ) -> None:
@@ -254,6 +255,7 @@ def test_kept_embeddings_have_the_cosines_of_the_network(weights: Path) -> None:
     assert found @ found.T == pytest.approx(expected @ expected.T, abs=0.06)
 
 
+@pytest.mark.slow
 def test_other_weights_group_anew_and_one_measure_of_duplicates_is_named(
     catalog: Path, weights: Path, decoded: list[str]
 ) -> None:

@@ -32,6 +32,7 @@ def recipe(tmp_path: Path, *names: str, measures: tuple[str, ...] = (), **entry:
         ("duplicates-not-measured", {"duplicates": "best"}),
     ],
 )
+@pytest.mark.slow
 def test_a_dataset_that_was_never_measured_is_refused_and_further_clips_are_told(
     tmp_path: Path, decoded: list[str], caplog: pytest.LogCaptureFixture, code: str, entry: dict[str, Any]
 ) -> None:

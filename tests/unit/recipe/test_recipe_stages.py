@@ -80,6 +80,7 @@ TABLES = st.fixed_dictionaries(
 
 
 @given(st.lists(TABLES, min_size=1, max_size=3), TABLES)
+@pytest.mark.slow
 def test_stages_are_read_again_as_they_were_written(tables: list[dict[str, Any]], base: dict[str, Any]) -> None:
     """What a stage resolves to depends on no other stage, wherever it is written."""
     base.pop("ema", None)

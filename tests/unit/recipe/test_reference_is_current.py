@@ -40,6 +40,7 @@ def generator() -> ModuleType:
         *("json.md", "json.schema.json", "../images/house.svg"),
     ],
 )
+@pytest.mark.slow
 def test_the_file_is_what_the_script_would_write(generator: ModuleType, name: str) -> None:
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert written == generator.contents()[name], "out of date: run `make reference`"
@@ -110,6 +111,7 @@ def test_exit_codes_are_those_that_the_trainer_leaves_with(generator: ModuleType
     assert [int(code) for code in codes] == list(ExitCode)
 
 
+@pytest.mark.slow
 def test_generating_imports_no_torch(generator: ModuleType) -> None:
     scripts = ROOT / "scripts"
     code = f"import runpy, sys; sys.path.insert(0, {str(scripts)!r}); "

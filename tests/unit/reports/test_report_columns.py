@@ -98,6 +98,7 @@ def test_without_a_recipe_readable_clips_in_the_proposed_buckets_count() -> None
     assert inspect.inspect_rows(among.take(np.zeros(0, np.int64))).columns == []
 
 
+@pytest.mark.slow
 def test_clips_at_the_percentiles_are_named_and_shown(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_folder_without_a_run_is_an_error_with_a_remedy(tmp_path):
         html.write(RunFolder(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_report_needs_no_torch(tmp_path):
     RunFolder(tmp_path / "r").create({})
     code = (

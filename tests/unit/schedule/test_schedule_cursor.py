@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused import refused
@@ -16,6 +17,7 @@ from reelworks.data.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoc
 
 @given(cases(), st.integers(1, 7))
 @settings(max_examples=settings().max_examples // 4)
+@pytest.mark.slow
 def test_the_first_steps_and_what_remains_are_the_epoch(case: tuple[Samples, PlanSpec], new_size: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)

@@ -55,6 +55,7 @@ def trained_by_all(made: EpochPlan, world: int) -> Counter[int]:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.quick_cases(1)
 def test_fine_tuning_on_a_twentieth_of_the_clips_after_100_000_steps(way: str) -> None:
     """Where a position is an index into the data, the smaller data end in an `IndexError`."""
     catalog, config = Catalog.of(38_000, 1), Config(incomplete=way, g=2, batch_sizes=(2, 2, 2))

@@ -43,6 +43,7 @@ def watching(denoiser: Denoiser, **more: Any) -> AdapterWatch:
 
 
 @pytest.mark.parametrize("kind", ["lora", "lokr", "loha", "oft"])
+@pytest.mark.quick_cases(1)
 def test_a_healthy_adapter_is_not_told(kind: str) -> None:
     watch = watching(denoiser := adapted(type=kind))
     for _ in range(2):
@@ -156,6 +157,7 @@ def test_weights_that_stand_still_are_told_with_the_rate() -> None:
     assert "1e-12" in str(idle)
 
 
+@pytest.mark.slow
 def test_a_warm_up_from_zero_and_a_short_training_wait() -> None:
     watch = watching(denoiser := adapted())
     train(denoiser, watch, 3 * STEPS, rate=0.0)

@@ -87,6 +87,7 @@ def test_latents_are_those_without_compilation_and_a_shape_has_one_graph(name: s
 @torch.no_grad()
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.quick_cases(1)
 def test_latents_with_channels_last_differ_in_the_order_of_sums(name: str, dtype: str, tmp_path: Path) -> None:
     autoencoder = built(name, tmp_path, dtype)
     clip = video(autoencoder.geometry, frames=5)
@@ -163,6 +164,7 @@ def recipe(place: Path, *, compile: bool, dtype: str = "float32") -> Any:
     return recipe_file.parse(made | {"train": {"max_steps": 1, "compile": compile, "compile_backend": "aot_eager"}})
 
 
+@pytest.mark.slow
 def test_a_recipe_compiles_the_encoder_with_the_model(tmp_path: Path) -> None:
     built("sd3", tmp_path)
     frames = torch.randint(0, 256, (2, 1, 16, 16, 3), dtype=torch.uint8)

@@ -93,6 +93,7 @@ def test_blocks_of_buckets_without_recomputation_are_called_as_they_are(monkeypa
 @pytest.mark.parametrize("model", ["flux-tiny", pytest.param("stdit3-tiny", marks=pytest.mark.slow)])
 @settings(max_examples=30)
 @given(at=st.floats(-0.2, 1.2), compiles=st.booleans())
+@pytest.mark.slow
 def test_what_is_chosen_fits_and_is_the_least_that_does(
     measured: Measurements, model: str, at: float, compiles: bool
 ) -> None:
@@ -223,6 +224,7 @@ def test_published_networks_need_no_torch_to_choose() -> None:
     assert found[-1] == {"480p ×1": False, "480p ×81": False}
 
 
+@pytest.mark.slow
 def test_ranks_that_share_the_weights_recompute_less(measured: Measurements) -> None:
     """All weights are trained: eight ranks hold an eighth each, and whole blocks only while they are in use."""
     made = recipe()

@@ -89,6 +89,7 @@ LOSSES = [0.5, 0.5, math.nan, 0.4, 0.45, 0.4]
         ({"every_steps": 100, "at_epoch_end": True}, [3, 4, 5, 6]),
     ],
 )
+@pytest.mark.quick_cases(2)
 def test_a_step_is_saved_when_it_is_due(begun: Any, checkpoints: dict[str, Any], expected: list[int]) -> None:
     """A value that equals the best one, or is none, is no new best; from the end of the plan on, each step ends it."""
     one = begun(**{"keep_last": 9, "keep_best": {"metric": "loss", "mode": "min"}} | checkpoints)

@@ -49,6 +49,7 @@ def run(*arguments: str) -> Result:
         return CliRunner().invoke(app, ["check", str(path), *arguments])
 
 
+@pytest.mark.slow
 def test_what_is_printed_fits_into_eighty_signs() -> None:
     """No dtype and no name is cut off."""
     assert done().exit_code == 0
@@ -89,6 +90,7 @@ LORA = ("--json", "--set", "model.name=wan-tiny", "--set", "model.hidden_size=no
 LORA += ("--set", "model.num_heads=none", "--set", "lora.rank=2")
 
 
+@pytest.mark.slow
 def test_a_base_of_few_bits_is_counted_as_it_lies() -> None:
     """Half a byte for a number of nf4, and two for one of bfloat16."""
     told = {base: json.loads(run(*LORA, "--set", f"lora.base={base}").output) for base in ("bfloat16", "nf4")}
@@ -115,6 +117,7 @@ def test_what_lies_in_cpu_memory_is_counted_there() -> None:
     assert wide["host"] == 0
 
 
+@pytest.mark.slow
 def test_the_place_of_every_part_is_told() -> None:
     """In a column of its own."""
     assert "device" in done().output
@@ -196,6 +199,7 @@ def test_the_largest_micro_batch_of_each_resolution_counts() -> None:
     assert dry_run.largest(built, set(range(len(built.buckets)))) in chosen
 
 
+@pytest.mark.slow
 def test_an_image_encoder_is_audited_and_counted_as_the_others_are(tmp_path: Path) -> None:
     """It computes in float32 whatever its file holds; its weights are on the model's device; four fit into 80 signs."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -240,6 +244,7 @@ def test_encoders_in_another_dtype_than_they_declare_stop_a_start(tmp_path: Path
         raise next(dry_run.faults_of_encoders(encoder))
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_a_warning_and_changes_no_estimate() -> None:
     def garbage(given: Arguments) -> Results:
         found = exact(given)

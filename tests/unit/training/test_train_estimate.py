@@ -78,6 +78,7 @@ def one_step(denoiser: Denoiser, clean: DenoiserInputs) -> None:
 @pytest.mark.usefixtures("without_scratch")
 @pytest.mark.parametrize("name", ["wan-tiny", "flux-tiny"])
 @pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.quick_cases(1)
 def test_estimates_are_what_a_real_pass_takes(name: str, checkpointing: bool) -> None:
     """Parameters to the last one; activations as the allocator gives them, to 5 %, and no less than what is kept."""
     made, buckets = recipe(name, model={"name": name, "gradient_checkpointing": checkpointing})
@@ -105,6 +106,7 @@ def test_estimates_are_what_a_real_pass_takes(name: str, checkpointing: bool) ->
     "name",
     ["wan-tiny", *(pytest.param(n, marks=pytest.mark.slow) for n in ("hunyuan-video-1.5-tiny", "qwen-image-tiny"))],
 )
+@pytest.mark.slow
 def test_ranks_that_share_clips_take_the_memory_of_their_share(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Memory is that of a clip with the share's tokens, which `check` runs; operations are those of whole clips."""
     rehearse, run = dry_run.rehearse, list[Bucket]()
@@ -141,6 +143,7 @@ def test_a_share_has_no_fewer_tokens_than_a_rank(rows: int, columns: int, frames
 @pytest.mark.usefixtures("without_scratch")
 @pytest.mark.parametrize("name", ["wan-tiny", "hunyuan-video-1.5-tiny"])
 @pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.slow
 def test_figures_of_check_are_what_a_real_pass_takes(name: str, checkpointing: bool) -> None:
     """Where all weights are trained, under bfloat16: activations and gradients are what the allocator gives.
 
@@ -167,6 +170,7 @@ def test_figures_of_check_are_what_a_real_pass_takes(name: str, checkpointing: b
     assert told["gradients"] == sum(p.grad.nbytes for p in denoiser.module.parameters() if p.requires_grad)
 
 
+@pytest.mark.slow
 def test_checkpointing_trades_memory_for_a_third_more_arithmetic() -> None:
     """Memory falls; the forward pass, a third of the work under a LoRA's two, is done once more."""
     plain, dear = (
@@ -179,6 +183,7 @@ def test_checkpointing_trades_memory_for_a_third_more_arithmetic() -> None:
     assert 1.2 < sum(dear.flops.values()) / sum(plain.flops.values()) < 1.5
 
 
+@pytest.mark.slow
 def test_sizes_of_published_models_are_those_of_their_networks() -> None:
     """A full-size network is counted without a byte of it; encoders have the parameters that their classes have."""
     parts = {
@@ -219,6 +224,7 @@ def test_image_encoders_are_those_that_transformers_builds() -> None:
         assert IMAGE_ENCODERS[name] == (tokens, parameters)
 
 
+@pytest.mark.slow
 def test_what_i2v_models_are_told_by_is_counted(monkeypatch) -> None:
     """The encoder's weights lie on the GPU, in float32, wherever texts are embedded; its tokens pass through the network."""
     models = {
@@ -283,6 +289,7 @@ def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> N
         pytest.param("stdit3-tiny", {"depth": 5}, True, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_few_blocks_tell_what_all_do(name: str, depth: dict[str, int], checkpointing: bool, monkeypatch) -> None:
     """To the last byte and multiplication: lists of other lengths, side by side, and with a last block that differs."""
     monkeypatch.setattr(meter, "_LONG", 4)
@@ -303,6 +310,7 @@ def test_few_blocks_tell_what_all_do(name: str, depth: dict[str, int], checkpoin
     assert found == whole()
 
 
+@pytest.mark.slow
 def test_a_base_of_few_bits_is_counted_as_it_is_stored() -> None:
     """A base has as many numbers in any storage, and the bytes of that."""
     found = {
@@ -326,6 +334,7 @@ def test_weights_in_cpu_memory_cost_the_time_in_which_they_are_moved() -> None:
     assert more == pytest.approx(moves.moved_bytes / 25e9)
 
 
+@pytest.mark.slow
 def test_stored_latents_leave_no_encoder_in_memory() -> None:
     """Previews keep the autoencoder; besides, what encoding needs beyond the memory of training counts."""
     values = tiny_recipe.least(

@@ -54,6 +54,7 @@ def micro_batch(uids):
 @pytest.mark.parametrize(
     ("model", "objective"), [("stdit2-tiny", "iddpm"), ("stdit3-tiny", "iddpm"), ("stdit2-tiny", "rectified-flow")]
 )
+@pytest.mark.quick_cases(1)
 def test_any_network_learns_by_any_objective(model, objective):
     """Some steps on one micro-batch lower its loss, learned variance included where there is one."""
     recipe = recipe_of(model, objective)

@@ -207,6 +207,7 @@ def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(da
         ("samples/psnr", 'did you mean "samples/'),  # it needs references, which previews have none of
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_a_metric_that_training_does_not_measure_is_refused_with_the_nearest(
     data_of: Any, caplog: pytest.LogCaptureFixture, metric: str, remedy: str
 ) -> None:
