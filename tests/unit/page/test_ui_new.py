@@ -12,12 +12,14 @@ from typing import Any
 import places
 import pytest
 from anyio.from_thread import start_blocking_portal
+from refused import refused
 from starlette.testclient import TestClient
 from tests.makers import durable, page_client, prepare_files
 
-from reelworks.annexes.page import app, recipe_form, uploads
+from reelworks.annexes.page import app, recipe_files, recipe_form, uploads
 from reelworks.annexes.page.guard import TOKEN_HEADER
 from reelworks.annexes.page.workspace import Workspace, key_of
+from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.training.recipe import recipe_file
@@ -123,6 +125,16 @@ def test_refused_names_write_nothing(page: TestClient, folder: Path, file: str) 
     before = everything(folder.parent)
     assert page.put(f"/api/new/footage/x/{file}", content=b"data").status_code in (400, 404, 405)
     assert everything(folder.parent) == before
+
+
+def test_names_that_windows_gives_to_devices_are_refused_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = Workspace([folder])
+    for is_windows in (False, True):
+        monkeypatch.setattr(system, "WINDOWS", is_windows)
+        assert uploads.is_name("con.png") != is_windows
+        assert uploads.is_name("console.png")
+    with refused("name-invalid", "name"):
+        recipe_files.new_path(workspace, folder, "aux", overwrite=False)
 
 
 def test_an_upload_follows_no_link(page: TestClient, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from reelworks.annexes.page.workspace import Workspace
-from reelworks.core import digests, files, toml, user_files
+from reelworks.core import digests, files, system, toml, user_files
 from reelworks.core.errors import UserError
 from reelworks.training.recipe import recipe_file, toml_text
 from reelworks.training.recipe.recipe import Recipe
@@ -114,7 +114,7 @@ def save_as(workspace: Workspace, read: RecipeText, values: Json, name: str, *, 
 def new_path(workspace: Workspace, folder: Path, name: str, *, overwrite: bool) -> Path:
     """Return where a recipe of a name is written; raises `UserError` if it cannot be."""
     stem = name.strip().removesuffix(".toml")
-    if not _NAME.fullmatch(stem) or stem.endswith((".", " ")):
+    if not _NAME.fullmatch(stem) or stem.endswith((".", " ")) or not system.is_file_name(f"{stem}.toml"):
         raise UserError(
             "this is no name for a recipe",
             code="name-invalid",

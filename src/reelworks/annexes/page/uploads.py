@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from reelworks.annexes.page.workspace import Workspace
-from reelworks.core import storage
+from reelworks.core import storage, system
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import caption_names
 from reelworks.data.media import formats
@@ -66,7 +66,7 @@ def is_taken(name: str) -> bool:
 
 def is_name(name: str) -> bool:
     """Return whether a file of the browser may have this name here."""
-    return bool(_NAME.fullmatch(name)) and not name.endswith((".", " "))
+    return bool(_NAME.fullmatch(name)) and not name.endswith((".", " ")) and system.is_file_name(name)
 
 
 async def receive(request: Request, path: Path) -> int:
