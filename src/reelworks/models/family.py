@@ -69,9 +69,10 @@ class Conditioning:
     shown: ShownFrames = ShownFrames()
     companions: Companions = Companions()
     sound: bool = False  # whether it is trained with the sound of clips
-    crops: bool = False  # whether it is told the size of a picture's file, and where in it the crop lies
-    # Share of noise in the latents of shown frames and companions. No network changes with it.
+    # Share of noise in the latents of shown frames and companions. No network changes with it, nor with the next.
     given_noise: float = field(default=0.0, repr=False)
+    # Whether it is told the size of a picture's file, and where in it the crop lies.
+    crops: bool = field(default=False, repr=False)
 
     @property
     def needs_first_frame(self) -> bool:

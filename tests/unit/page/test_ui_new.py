@@ -216,7 +216,6 @@ def test_a_model_tells_on_what_gpus_it_fits(page: TestClient) -> None:
     assert page.get("/api/new/models/nothing/sizes").json()["code"] == "unknown-model"
 
 
-@pytest.mark.slow(reason="starts a process that imports torch")
 def ended(page: TestClient, job: dict[str, Any]) -> dict[str, Any]:
     """Return a job when it is done."""
     until = time.monotonic() + 300
