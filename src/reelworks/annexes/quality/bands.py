@@ -43,18 +43,18 @@ class Band(NamedTuple):
         self._pack(other_N, 1 << side, dropped, side, words[len(plain_N) :])
         words.sort()
         most, most_kept = math.floor(_DIFFER * outside), math.ceil(_DIFFER * kept)
-        number, one = np.uint64((1 << side) - 1), np.uint64(1)
+        number, other_side = np.uint64((1 << side) - 1), np.uint64(1 << side)
         for begin in range(0, len(words) - 1, _BLOCK):
             for step in range(1, _NEIGHBOURS + 1):
                 second = words[begin + step : begin + step + _BLOCK]
-                first = words[begin : begin + len(second)]
-                differ = (first ^ second) >> np.uint64(side)  # the lowest bit: one is plain and the other is not
-                near = (differ < np.uint64(2 << kept)) & (np.bitwise_count(differ & ~one) <= most_kept)
-                at = np.flatnonzero(near & (differ & one).astype(np.bool_))
-                first, second = first[at], second[at]
-                is_other = (first >> np.uint64(side) & one).astype(np.bool_)
-                some, others = np.where(is_other, second, first) & number, np.where(is_other, first, second) & number
-                some, others = some.view(np.int64), others.view(np.int64)
+                differ = words[begin : begin + len(second)] ^ second
+                at = np.flatnonzero(differ < np.uint64(1 << side + 1 + kept))  # of the same band
+                differ = differ[at]
+                at = at[((differ & other_side) != 0) & (np.bitwise_count(differ >> np.uint64(side)) <= most_kept + 1)]
+                first, second = words[begin + at], second[at]
+                is_other = (first & other_side) != 0
+                a, b = (first & number).view(np.int64), (second & number).view(np.int64)
+                some, others = np.where(is_other, b, a), np.where(is_other, a, b)
                 like = (np.bitwise_count(plain_N[some] ^ other_N[others]) <= most) & (some != others)
                 yield some[like], others[like]
 

@@ -13,8 +13,9 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,7 +142,10 @@ class _Light:
 
     def may_agree(self, some: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which pairs have about the same contrast and mean colours, as all have that agree."""
-        a, b = self._means_N4[some].T, self._means_N4[others].T
+        # Each row is one complex number, which numpy looks up at once.
+        a, b = (
+            self._means_N4.view(np.complex128)[:, 0].take(i).view(np.float32).reshape(-1, 4).T for i in (some, others)
+        )
         close = (a[0] < _MOST_CONTRAST * b[0]) & (b[0] < _MOST_CONTRAST * a[0])
         differ = (np.abs(a[1] - b[1]) + np.abs(a[2] - b[2])) / 2
         return np.asarray(close & (differ <= _CHROMA_LEVELS + _CHROMA_SHARE * (a[3] + b[3]) / 2 + _ROUNDING))
@@ -156,24 +160,13 @@ class _Light:
 def near_duplicates(frames_N2XX: NDArray[np.uint8], colours_N2CC2: NDArray[np.uint8]) -> Pairs:
     """Return the pairs of clips that show nearly the same."""
     contrast = _deviations(frames_N2XX)
-    clips = _Compared(
-        frames_N2XX,
-        _Light(colours_N2CC2, contrast),
-        np.flatnonzero((contrast >= LEAST_DEVIATION).any(axis=1)),
-    )
-    del contrast
-    if len(clips.usable) < 2:
+    usable = np.flatnonzero((contrast >= LEAST_DEVIATION).any(axis=1))
+    if len(usable) < 2:
         return np.zeros((0, 2), dtype=np.int64)
-    found = np.zeros(0, dtype=np.int64)
+    search = _Search(frames_N2XX, _Light(colours_N2CC2, contrast), usable)
     with ThreadPoolExecutor(machine.cores()) as threads:  # numpy computes without Python's lock
-        plain = clips.hashes(_COARSE[0], _COARSE[:1], threads)[0]
-        of_all = [*itertools.product(range(2), (np.uint64(0), _MIRRORED_BITS), bands.of(len(clips.usable)))]
-        for down in _COARSE:
-            for across, cut in zip(_COARSE, clips.hashes(down, _COARSE, threads), strict=True):
-                candidates = (band.pairs(plain[frame], cut[frame] ^ turned) for frame, turned, band in of_all)
-                for new in threads.map(partial(clips.likely, down, across, found), candidates):
-                    found = np.union1d(found, new)
-        pairs = clips.decoded(found)
+        search.run(threads)
+        pairs = search.pairs()
         alike = [*threads.map(partial(_alike, frames_N2XX), _parts(pairs))]
     return pairs[np.concatenate([np.zeros(0, dtype=np.bool_), *alike])]
 
@@ -183,12 +176,34 @@ def _parts(pairs: Pairs) -> Iterator[Pairs]:
     yield from (pairs[at : at + _PAIRS] for at in range(0, len(pairs), _PAIRS))
 
 
-class _Compared(NamedTuple):
-    """Clips that are compared, of which those that are `usable` have structure; U of them."""
+@dataclass
+class _Search:
+    """Search for pairs of clips that look alike in a part of the frame.
+
+    Attributes:
+        usable: Numbers of the clips that have structure; there are U of them.
+        found: The pairs found so far, as numbers in order.
+    """
 
     frames: NDArray[np.uint8]  # `[N, 2, X, X]`
     light: _Light
     usable: NDArray[np.int64]
+    found: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def pairs(self) -> Pairs:
+        """Return the pairs found so far."""
+        pairs: Pairs = self.usable[np.stack(np.divmod(self.found, max(len(self.usable), 1)), axis=1)]
+        return pairs
+
+    def run(self, threads: ThreadPoolExecutor) -> None:
+        """Compare each clip with parts of the frames of all others, and with their mirror images."""
+        plain = self.hashes(_COARSE[0], _COARSE[:1], threads)[0]
+        of_all = [*itertools.product(range(2), (np.uint64(0), _MIRRORED_BITS), bands.of(len(self.usable)))]
+        for down in _COARSE:
+            for across, cut in zip(_COARSE, self.hashes(down, _COARSE, threads), strict=True):
+                candidates = (band.pairs(plain[frame], cut[frame] ^ turned) for frame, turned, band in of_all)
+                for new in threads.map(partial(self.likely, down, across), candidates):
+                    self.found = np.sort(np.concatenate([self.found, new[~_within(new, self.found)]]))
 
     def hashes(self, down: _Span, acrosses: Sequence[_Span], threads: ThreadPoolExecutor) -> NDArray[np.uint64]:
         """Return hashes of parts of each frame, `[A, 2, U]`, with some of its lines, and of its columns those of each of A spans."""
@@ -197,44 +212,35 @@ class _Compared(NamedTuple):
         columns = np.concatenate([_cosines(_HASHED) @ _resampled(*across) for across in acrosses])
 
         def fill(at: int) -> None:
-            lines_X2NX = np.moveaxis(self.frames[self.usable[at : at + _HASHED_AT_ONCE]], (2, 1), (0, 1))
+            lines_X2NX = np.moveaxis(self.frames[self.usable[at : at + _HASHED_AT_ONCE]], (2, 1), (0, 1)).copy()
             of_lines = lines_X2NX.astype(np.float32).reshape(-1, _X) @ columns.T
             signs = (rows @ of_lines.reshape(_X, -1)).reshape(_HASHED, 2, -1, len(acrosses), _HASHED) > 0
             signs[0, ..., 0] = False  # the mean
-            bits = np.packbits(signs, axis=-1)[..., 0]
-            found[..., at : at + _HASHED_AT_ONCE] = (
-                np.moveaxis(bits, (3, 1, 2, 0), (0, 1, 2, 3)).copy().view(">u8")[..., 0]
-            )
+            bits_K2NA = np.packbits(signs.ravel()).reshape(signs.shape[:-1])
+            found[..., at : at + _HASHED_AT_ONCE] = bits_K2NA.transpose(3, 1, 2, 0).copy().view(">u8")[..., 0]
 
         for _ in threads.map(fill, range(0, len(self.usable), _HASHED_AT_ONCE)):
             pass
         return found
 
-    def likely(
-        self, down: _Span, across: _Span, known: NDArray[np.int64], candidates: Iterable[tuple[Numbers, Numbers]]
-    ) -> NDArray[np.int64]:
-        """Return the candidates, as numbers in order, that look alike where the second shows a part of the first, without known ones."""
-        found = [np.zeros((0, 2), dtype=np.int64)]
+    def likely(self, down: _Span, across: _Span, candidates: Iterable[tuple[Numbers, Numbers]]) -> NDArray[np.int64]:
+        """Return the candidates that look alike where others show a part of the first, as numbers in order, without those found."""
+        count, light = len(self.usable), [np.zeros((0, 2), dtype=np.int64)]
         for some, others in candidates:
             may = self.light.may_agree(self.usable[some], self.usable[others])
-            found.append(np.stack([some[may], others[may]], axis=1))
-        pairs = np.concatenate(found)
-        coded, first = np.unique(pairs.min(axis=1) * len(self.usable) + pairs.max(axis=1), return_index=True)
-        is_new = ~_within(coded, known)
-        coded, pairs = coded[is_new], self.usable[pairs[first[is_new]]]
+            light.append(np.stack([some[may], others[may]], axis=1))
+        pairs = np.concatenate(light)
+        numbers, first = np.unique(pairs.min(axis=1) * count + pairs.max(axis=1), return_index=True)
+        is_new = ~_within(numbers, self.found)
+        numbers, pairs = numbers[is_new], self.usable[pairs[first[is_new]]]
         spans = _cosines(_COMPARED) @ _resampled(*down), _cosines(_COMPARED) @ _resampled(*across)
         alike = [self.light.agree(some) & self._correlate(some, *spans) for some in _parts(pairs)]
-        return coded[np.concatenate([np.zeros(0, dtype=np.bool_), *alike])]
+        return numbers[np.concatenate([np.zeros(0, dtype=np.bool_), *alike])]
 
     def _correlate(self, pairs: Pairs, rows: NDArray[np.float32], columns: NDArray[np.float32]) -> NDArray[np.bool_]:
         a, b = (self.frames[pairs[:, side]].astype(np.float32) for side in (0, 1))
         whole = _cosines(_COMPARED)
         return np.asarray(_correlation(_unit(whole @ a @ whole.T), _unit(rows @ b @ columns.T)) >= _LIKELY)
-
-    def decoded(self, numbers: NDArray[np.int64]) -> Pairs:
-        """Return the pairs of clips that numbers stand for."""
-        pairs: Pairs = self.usable[np.stack(np.divmod(numbers, len(self.usable)), axis=1)]
-        return pairs
 
 
 def _within(numbers: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.bool_]:
