@@ -41,9 +41,9 @@ _MEASURE = (
 )
 
 
-def make(folder: Path, rows: int) -> None:
-    """Make a catalog, and keep values for its readable clips in segments as large as those of long runs become."""
-    live = _catalogs.make(folder, rows).live()
+def keep_values(folder: Path) -> None:
+    """Keep values beside a catalog for its readable clips, in segments as large as those of long runs become."""
+    live = Catalog.open(folder).live()
     at = np.flatnonzero(live.readable)
     keys, kept = kept_measures.keys_of(live)[at], KeptMeasures(folder)
     columns = [
@@ -116,7 +116,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         catalog = arguments.catalog or Path(folder, "catalog")
         if not (catalog / "catalog.json").exists():
-            make(catalog, arguments.rows)
+            _catalogs.make(catalog, arguments.rows)
+        if not (catalog / kept_measures.NAME).exists():
+            keep_values(catalog)
         result: dict[str, Any] = {"rows": arguments.rows}
         result["columns"] = scale.alone(_MEASURE, str(catalog), *single)
         result["duplicates"] = scale.alone(_MEASURE, str(catalog), "duplicates")

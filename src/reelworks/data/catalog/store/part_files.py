@@ -269,5 +269,16 @@ def new_parquet(file: Path, kind: Any) -> Iterator[Any]:
 
 def write_table(file: Path, table: pa.Table) -> None:
     """Write a Parquet file, and flush it to disk."""
-    with new_parquet(file, table.schema) as writer:
-        writer.write_table(table, row_group_size=_GROUP_ROWS)
+    write_tables(file, iter([table]))
+
+
+def write_tables(file: Path, tables: Iterator[pa.Table]) -> None:
+    """Write consecutive tables, of which there is at least one, as a Parquet file, and flush it to disk."""
+    waiting = [next(tables)]
+    with new_parquet(file, waiting[0].schema) as writer:
+        for table in tables:
+            if sum(map(len, waiting)) >= _GROUP_ROWS:
+                writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)
+                waiting.clear()
+            waiting.append(table)
+        writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)

@@ -309,6 +309,14 @@ class CatalogRows:
             first += len(chunk)
         return keys
 
+    def words(self, name: str) -> NDArray[np.uint64]:
+        """Return an integer for each text of a column, as `hash_rng.text_words` does; a missing text counts as an empty one."""
+        found, first = np.empty(len(self), dtype=np.uint64), 0
+        for chunk in self._text_chunks(name):
+            found[first : first + len(chunk)] = text_words(chunk.fill_null("").to_pylist())
+            first += len(chunk)
+        return found
+
     def file(self, index: int) -> MediaPath:
         """Return the place of a row's file."""
         numbers = (int(column[index]) for column in (self.start, self.size_bytes, self.mtime_ns))
