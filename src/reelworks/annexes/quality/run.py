@@ -352,8 +352,8 @@ def _write_scores(
     of_lists = _of_lists(catalog, rows)
     scores: dict[str, NDArray[np.float64]] = {}
     changed = np.zeros(len(rows), dtype=np.bool_)
-    of_clips = {entry: kind for entry, kind in measures.items() if not registry.compares(kind)}
-    kept_values = _of_measures(of_clips, clips, kept.values)
+    single = {entry: kind for entry, kind in measures.items() if not registry.compares(kind)}
+    kept_values = _of_measures(single, clips, kept.values)
     for entry, kind in measures.items():
         try:
             found = kept_values[entry] if entry in kept_values else _compared(entry, kind, clips, kept)
@@ -385,10 +385,10 @@ def _compared(entry: str, kind: type[Any], clips: _Keyed, kept: KeptMeasures) ->
     features, has = kept.features(registry.labels(kind)[0], clips.keys, kind.feature_bytes)
     values = np.full((len(rows), len(kind.columns)), np.nan)
     former = np.stack([_former(rows, column.name)[has] for column in kind.columns], axis=1)
-    of_clips = ComparedClips(features, (rows.height * rows.width)[has], rows.num_frames[has], rows.uid[has], former)
+    compared = ComparedClips(features, (rows.height * rows.width)[has], rows.num_frames[has], rows.uid[has], former)
     try:
         measure: Any = kind if registry.runs_network(kind) else registry.instance(entry)
-        values[has] = measure.compare(of_clips)
+        values[has] = measure.compare(compared)
     except Exception as error:  # a class of a user may raise anything, and return anything
         raise _NotComparedError(f"{type(error).__name__}: {error}") from error
     return np.where(np.isfinite(values), values, np.nan)
