@@ -164,6 +164,7 @@ def near_duplicates(frames_N2XX: NDArray[np.uint8], colours_N2CC2: NDArray[np.ui
     if len(usable) < 2:
         return np.zeros((0, 2), dtype=np.int64)
     search = _Search(frames_N2XX, _Light(colours_N2CC2, contrast), usable)
+    del contrast
     with ThreadPoolExecutor(machine.cores()) as threads:  # numpy computes without Python's lock
         search.run(threads)
         pairs = search.pairs()
@@ -198,10 +199,13 @@ class _Search:
     def run(self, threads: ThreadPoolExecutor) -> None:
         """Compare each clip with parts of the frames of all others, and with their mirror images."""
         plain = self.hashes(_COARSE[0], _COARSE[:1], threads)[0]
-        of_all = [*itertools.product(range(2), (np.uint64(0), _MIRRORED_BITS), bands.of(len(self.usable)))]
-        for down in _COARSE:
-            for across, cut in zip(_COARSE, self.hashes(down, _COARSE, threads), strict=True):
-                candidates = (band.pairs(plain[frame], cut[frame] ^ turned) for frame, turned, band in of_all)
+        jobs = [*itertools.product(range(2), range(2), bands.of(len(self.usable)))]
+        for down, acrosses in itertools.product(
+            _COARSE, (_COARSE[:2], _COARSE[2:])
+        ):  # those of all would take more memory
+            for across, cut in zip(acrosses, self.hashes(down, acrosses, threads), strict=True):
+                others = cut, cut ^ _MIRRORED_BITS
+                candidates = (band.pairs(plain[frame], others[side][frame]) for frame, side, band in jobs)
                 for new in threads.map(partial(self.likely, down, across), candidates):
                     self.found = np.sort(np.concatenate([self.found, new[~_within(new, self.found)]]))
 
@@ -233,9 +237,12 @@ class _Search:
         numbers, first = np.unique(pairs.min(axis=1) * count + pairs.max(axis=1), return_index=True)
         is_new = ~_within(numbers, self.found)
         numbers, pairs = numbers[is_new], self.usable[pairs[first[is_new]]]
+        if not len(pairs):
+            return numbers
         spans = _cosines(_COMPARED) @ _resampled(*down), _cosines(_COMPARED) @ _resampled(*across)
-        alike = [self.light.agree(some) & self._correlate(some, *spans) for some in _parts(pairs)]
-        return numbers[np.concatenate([np.zeros(0, dtype=np.bool_), *alike])]
+        return numbers[
+            np.concatenate([self.light.agree(some) & self._correlate(some, *spans) for some in _parts(pairs)])
+        ]
 
     def _correlate(self, pairs: Pairs, rows: NDArray[np.float32], columns: NDArray[np.float32]) -> NDArray[np.bool_]:
         a, b = (self.frames[pairs[:, side]].astype(np.float32) for side in (0, 1))
