@@ -69,7 +69,7 @@ class Band(NamedTuple):
             words[begin : begin + len(some)] = turned >> np.uint64(dropped) << np.uint64(side + 1) | numbers
 
 
-def of(count: int) -> list[Band]:
+def bands_for(count: int) -> list[Band]:
     """Return the bands by which so many clips are compared: the more clips, the more bits."""
     bits = min(max(math.ceil(math.log2(count)), _LEAST), _MOST)
     return [Band(at * bits, bits) for at in range(_BITS // bits)]

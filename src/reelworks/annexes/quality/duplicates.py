@@ -199,7 +199,7 @@ class _Search:
     def run(self, threads: ThreadPoolExecutor) -> None:
         """Compare each clip with parts of the frames of all others, and with their mirror images."""
         plain = self.hashes(_COARSE[0], _COARSE[:1], threads)[0]
-        jobs = [*itertools.product(range(2), range(2), bands.of(len(self.usable)))]
+        jobs = [*itertools.product(range(2), range(2), bands.bands_for(len(self.usable)))]
         for down, acrosses in itertools.product(
             _COARSE, (_COARSE[:2], _COARSE[2:])
         ):  # those of all would take more memory

@@ -120,7 +120,7 @@ def measure_catalog(
         if wanted.items() <= kept_measures.written_columns(path).items():
             measured, changed, failed = 0, 0, []
         else:
-            keyed, kept = _Keyed.of(catalog, measures), KeptMeasures(path)
+            keyed, kept = _Keyed.open(catalog, measures), KeptMeasures(path)
             rows, pending = keyed.rows, _pending(keyed, measures, kept)
             measured = len(pending.rows)
             failed = (
@@ -129,7 +129,7 @@ def measure_catalog(
             with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
                 newest = Catalog.open(path)
                 if newest.parts != catalog.parts:  # a scan found other clips meanwhile
-                    keyed = _Keyed.of(newest, measures)
+                    keyed = _Keyed.open(newest, measures)
                 written, changed, not_compared = _write_scores(newest, keyed, measures, kept)
                 compared = {entry: kind for entry, kind in measures.items() if entry not in not_compared}
                 before = catalog if newest.parts == catalog.parts else None
@@ -178,7 +178,7 @@ class _Keyed(NamedTuple):
     caption_keys: U64
 
     @classmethod
-    def of(cls, catalog: Catalog, measures: Mapping[str, type[Any]]) -> _Keyed:
+    def open(cls, catalog: Catalog, measures: Mapping[str, type[Any]]) -> _Keyed:
         rows = _readable(catalog.live())
         keys = kept_measures.keys_of(rows)
         return cls(

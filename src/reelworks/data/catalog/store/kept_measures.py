@@ -70,7 +70,7 @@ def remember_columns(catalog: Path, columns: Mapping[str, WrittenColumn]) -> Non
 
 def keys_of(rows: CatalogRows) -> U64:
     """Return the keys of clips."""
-    keys = hash_rng.hash64(rows.words("fingerprint"), rows.first_frame, rows.num_frames)
+    keys = hash_rng.hash64(rows.text_words("fingerprint"), rows.first_frame, rows.num_frames)
     stated = np.flatnonzero(rows.content_keys() == digests.NO_CONTENT)
     keys[stated] = hash_rng.hash64(keys[stated], rows.uid[stated])  # another file may have the same size and time
     return keys
@@ -78,7 +78,7 @@ def keys_of(rows: CatalogRows) -> U64:
 
 def keys_of_captions(rows: CatalogRows) -> U64:
     """Return the keys of clips with their captions."""
-    return hash_rng.hash64(keys_of(rows), rows.words("caption"))
+    return hash_rng.hash64(keys_of(rows), rows.text_words("caption"))
 
 
 class _KeptSegment(NamedTuple):

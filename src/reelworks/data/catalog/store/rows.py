@@ -309,7 +309,7 @@ class CatalogRows:
             first += len(chunk)
         return keys
 
-    def words(self, name: str) -> NDArray[np.uint64]:
+    def text_words(self, name: str) -> NDArray[np.uint64]:
         """Return an integer for each text of a column, as `hash_rng.text_words` does; a missing text counts as an empty one."""
         found, first = np.empty(len(self), dtype=np.uint64), 0
         for chunk in self._text_chunks(name):
