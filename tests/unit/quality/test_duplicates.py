@@ -140,7 +140,10 @@ def test_hashes_that_differ_in_few_bits_are_paired_whatever_band_they_agree_in(
     flipped = np.bitwise_or.reduce(np.uint64(1) << rng.integers(0, 63, (6, count), dtype=np.uint64))
     other = np.roll(plain ^ flipped, 1)
     found = {
-        (i, j) for band in bands.bands_for(count) for pairs in band.pairs(plain, other) for i, j in zip(*pairs, strict=True)
+        (i, j)
+        for band in bands.bands_for(count)
+        for pairs in band.pairs(plain, other)
+        for i, j in zip(*pairs, strict=True)
     }
     for band in bands.bands_for(count):
         agree = (flipped >> np.uint64(band.shift)) & np.uint64((1 << band.bits) - 1) == 0

@@ -361,7 +361,10 @@ def _write_scores(
             problems[entry] = f"{kind.name}: {error}"
             continue
         for column, values in zip(kind.columns, found.T, strict=True):
-            former = _former(rows, column.name)
+            if column.name not in rows.scores:
+                scores[column.name], changed = values, changed | ~np.isnan(values)
+                continue
+            former = rows.scores[column.name]
             of_list = rows.of_datasets([name for name, own in of_lists.items() if column.name in own])
             values[of_list] = former[of_list]
             scores[column.name] = values

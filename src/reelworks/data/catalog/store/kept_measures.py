@@ -158,15 +158,17 @@ class KeptMeasures:
         """
         order = np.argsort(keys)
         ordered = keys[order]
-        for segment in list(self._segments):
+        first = np.flatnonzero(np.diff(ordered, prepend=~ordered[:1]))  # of each key, which several clips may have
+        each, times = ordered[first], np.diff(first, append=len(keys))
+        for segment in list(self._segments) if len(keys) else ():
             inside = [name for name in labels if name in segment.columns]
             for batch in self._batches(segment, [_KEY, *(inside if read else ())]) if inside else ():
                 known = as_numpy(batch.column(_KEY))
                 by_key = np.argsort(known, kind="stable")
-                begin, end = (np.searchsorted(ordered, known[by_key], side) for side in ("left", "right"))
-                count = end - begin
+                place = np.minimum(np.searchsorted(each, known[by_key]), len(each) - 1)
+                count = times[place] * (each[place] == known[by_key])
                 at = np.repeat(by_key, count)
-                yield batch, at, order[np.repeat(end - np.cumsum(count), count) + np.arange(len(at))]
+                yield batch, at, order[np.repeat(first[place] + count - np.cumsum(count), count) + np.arange(len(at))]
 
     def _batches(self, segment: _KeptSegment, columns: Sequence[str]) -> Iterator[Any]:
         try:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from reelworks.core import digests
 from reelworks.core.digests import ArrayParts
-from reelworks.core.hash_rng import hash64, text_words
+from reelworks.core.hash_rng import byte_words, hash64, text_words
 from reelworks.data.catalog.store import schema
 from reelworks.data.catalog.store.column_files import ColumnFiles
 from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE, TEXT, as_numpy
@@ -313,7 +313,7 @@ class CatalogRows:
         """Return an integer for each text of a column, as `hash_rng.text_words` does; a missing text counts as an empty one."""
         found, first = np.empty(len(self), dtype=np.uint64), 0
         for chunk in self._text_chunks(name):
-            found[first : first + len(chunk)] = text_words(chunk.fill_null("").to_pylist())
+            found[first : first + len(chunk)] = byte_words(chunk.fill_null("").cast(pa.large_binary()).to_pylist())
             first += len(chunk)
         return found
 
