@@ -32,15 +32,15 @@ class Band(NamedTuple):
     shift: int
     bits: int
 
-    def pairs(self, plain_N: Hashes, other_N: Hashes) -> Iterator[tuple[Numbers, Numbers]]:
-        """Yield numbers of clips and, for each, that of another clip whose other hash is much like the first one's."""
+    def pairs(self, plain_N: Hashes, other_N: Hashes, turned: int = 0) -> Iterator[tuple[Numbers, Numbers]]:
+        """Yield numbers of clips and, for each, that of another clip whose other hash, with some bits turned, is like its own."""
         side = (len(plain_N) - 1).bit_length()  # the bit above the number that tells which of the hashes it is
         outside = _BITS - self.bits
         dropped = max(_BITS + side + 1 - _WORD_BITS, 0)  # bits of the hash for which there is no room
         kept = outside - dropped
         words = np.empty(2 * len(plain_N), dtype=np.uint64)
-        self._pack(plain_N, 0, dropped, side, words[: len(plain_N)])
-        self._pack(other_N, 1 << side, dropped, side, words[len(plain_N) :])
+        self._pack(plain_N, 0, 0, dropped, side, words[: len(plain_N)])
+        self._pack(other_N, turned, 1 << side, dropped, side, words[len(plain_N) :])
         words.sort()
         most, most_kept = math.floor(_DIFFER * outside), math.ceil(_DIFFER * kept)
         number, other_side = np.uint64((1 << side) - 1), np.uint64(1 << side)
@@ -55,18 +55,20 @@ class Band(NamedTuple):
                 is_other = (first & other_side) != 0
                 a, b = (first & number).view(np.int64), (second & number).view(np.int64)
                 some, others = np.where(is_other, b, a), np.where(is_other, a, b)
-                like = (np.bitwise_count(plain_N[some] ^ other_N[others]) <= most) & (some != others)
+                like = (np.bitwise_count(plain_N[some] ^ other_N[others] ^ np.uint64(turned)) <= most) & (
+                    some != others
+                )
                 yield some[like], others[like]
 
-    def _pack(self, hashes: Hashes, first: int, dropped: int, side: int, words: Hashes) -> None:
+    def _pack(self, hashes: Hashes, turned: int, first: int, dropped: int, side: int, words: Hashes) -> None:
         """Write the word of each hash: its band, its other bits as far as there is room, and its number, from `first` on."""
         for begin in range(0, len(hashes), _BLOCK):
-            some = hashes[begin : begin + _BLOCK]
-            turned = some >> np.uint64(self.shift) << np.uint64(_WORD_BITS - self.bits) >> np.uint64(1)
-            turned |= some >> np.uint64(self.shift + self.bits) << np.uint64(self.shift)
-            turned |= some & np.uint64((1 << self.shift) - 1)
+            some = hashes[begin : begin + _BLOCK] ^ np.uint64(turned)
+            in_order = some >> np.uint64(self.shift) << np.uint64(_WORD_BITS - self.bits) >> np.uint64(1)
+            in_order |= some >> np.uint64(self.shift + self.bits) << np.uint64(self.shift)
+            in_order |= some & np.uint64((1 << self.shift) - 1)
             numbers = np.arange(first + begin, first + begin + len(some), dtype=np.uint64)
-            words[begin : begin + len(some)] = turned >> np.uint64(dropped) << np.uint64(side + 1) | numbers
+            words[begin : begin + len(some)] = in_order >> np.uint64(dropped) << np.uint64(side + 1) | numbers
 
 
 def bands_for(count: int) -> list[Band]:

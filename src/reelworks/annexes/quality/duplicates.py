@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,7 +65,7 @@ def _resampled(start: float, end: float) -> NDArray[np.float32]:
 
 
 # Signs of a hash that mirroring turns.
-_MIRRORED_BITS = np.packbits(np.tile(np.arange(_HASHED) % 2 == 1, _HASHED)).view(">u8")[0].astype(np.uint64)
+_MIRRORED_BITS: int = np.packbits(np.tile(np.arange(_HASHED) % 2 == 1, _HASHED)).view(">u8")[0].item()
 # Parts of the height or width that a copy may show: all, or without 3 % or 6 % at the beginning, the end or both.
 _SPANS = [(0.0, 1.0)] + [
     (a, 1 - b) for cut in (0.03, 0.06) for a, b in ((cut, 0), (0, cut), (cut, cut), (cut / 2, cut / 2))
@@ -138,7 +138,7 @@ class _Light:
             self._means_N4[at : at + _FRAMES, 3] = np.abs(chroma).mean(axis=(1, 2, 3, 4))
 
     def _chroma(self, where: Any) -> NDArray[np.float32]:
-        return self._colours[where].astype(np.float32) - 128  # which is grey
+        return np.asarray(self._colours[where].astype(np.float32) - 128)  # which is grey
 
     def may_agree(self, some: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which pairs have about the same contrast and mean colours, as all have that agree."""
@@ -169,7 +169,7 @@ def near_duplicates(frames_N2XX: NDArray[np.uint8], colours_N2CC2: NDArray[np.ui
         search.run(threads)
         pairs = search.pairs()
         alike = [*threads.map(partial(_alike, frames_N2XX), _parts(pairs))]
-    return pairs[np.concatenate([np.zeros(0, dtype=np.bool_), *alike])]
+    return np.asarray(pairs[np.concatenate([np.zeros(0, dtype=np.bool_), *alike])])
 
 
 def _parts(pairs: Pairs) -> Iterator[Pairs]:
@@ -198,30 +198,26 @@ class _Search:
 
     def run(self, threads: ThreadPoolExecutor) -> None:
         """Compare each clip with parts of the frames of all others, and with their mirror images."""
-        plain = self.hashes(_COARSE[0], _COARSE[:1], threads)[0]
-        jobs = [*itertools.product(range(2), range(2), bands.bands_for(len(self.usable)))]
-        for down, acrosses in itertools.product(
-            _COARSE, (_COARSE[:2], _COARSE[2:])
-        ):  # those of all would take more memory
-            for across, cut in zip(acrosses, self.hashes(down, acrosses, threads), strict=True):
-                others = cut, cut ^ _MIRRORED_BITS
-                candidates = (band.pairs(plain[frame], others[side][frame]) for frame, side, band in jobs)
-                for new in threads.map(partial(self.likely, down, across), candidates):
-                    self.found = np.sort(np.concatenate([self.found, new[~_within(new, self.found)]]))
+        plain = self._hashes(_COARSE[0], _COARSE[0], threads)
+        jobs = [*itertools.product(range(2), (0, _MIRRORED_BITS), bands.bands_for(len(self.usable)))]
+        for down, across in itertools.product(_COARSE, _COARSE):
+            cut = self._hashes(down, across, threads)
+            candidates = (band.pairs(plain[frame], cut[frame], turned) for frame, turned, band in jobs)
+            for new in threads.map(partial(self.likely, down, across), candidates):
+                self.found = np.sort(np.concatenate([self.found, new[~_within(new, self.found)]]))
 
-    def hashes(self, down: _Span, acrosses: Sequence[_Span], threads: ThreadPoolExecutor) -> NDArray[np.uint64]:
-        """Return hashes of parts of each frame, `[A, 2, U]`, with some of its lines, and of its columns those of each of A spans."""
-        found = np.empty((len(acrosses), 2, len(self.usable)), dtype=np.uint64)
-        rows = _cosines(_HASHED) @ _resampled(*down)
-        columns = np.concatenate([_cosines(_HASHED) @ _resampled(*across) for across in acrosses])
+    def _hashes(self, down: _Span, across: _Span, threads: ThreadPoolExecutor) -> NDArray[np.uint64]:
+        """Return the hashes of a part of each frame, `[2, U]`."""
+        found = np.empty((2, len(self.usable)), dtype=np.uint64)
+        rows, columns = _cosines(_HASHED) @ _resampled(*down), _cosines(_HASHED) @ _resampled(*across)
 
         def fill(at: int) -> None:
             lines_X2NX = np.moveaxis(self.frames[self.usable[at : at + _HASHED_AT_ONCE]], (2, 1), (0, 1)).copy()
             of_lines = lines_X2NX.astype(np.float32).reshape(-1, _X) @ columns.T
-            signs = (rows @ of_lines.reshape(_X, -1)).reshape(_HASHED, 2, -1, len(acrosses), _HASHED) > 0
+            signs = (rows @ of_lines.reshape(_X, -1)).reshape(_HASHED, 2, -1, _HASHED) > 0
             signs[0, ..., 0] = False  # the mean
-            bits_K2NA = np.packbits(signs.ravel()).reshape(signs.shape[:-1])
-            found[..., at : at + _HASHED_AT_ONCE] = bits_K2NA.transpose(3, 1, 2, 0).copy().view(">u8")[..., 0]
+            bits_K2N = np.packbits(signs.ravel()).reshape(signs.shape[:-1])
+            found[:, at : at + _HASHED_AT_ONCE] = bits_K2N.transpose(1, 2, 0).copy().view(">u8")[..., 0]
 
         for _ in threads.map(fill, range(0, len(self.usable), _HASHED_AT_ONCE)):
             pass
@@ -240,14 +236,16 @@ class _Search:
         if not len(pairs):
             return numbers
         spans = _cosines(_COMPARED) @ _resampled(*down), _cosines(_COMPARED) @ _resampled(*across)
-        return numbers[
-            np.concatenate([self.light.agree(some) & self._correlate(some, *spans) for some in _parts(pairs)])
-        ]
+        alike = [self.light.agree(some) & self._correlate(some, *spans) for some in _parts(pairs)]
+        return np.asarray(numbers[np.concatenate(alike)])
 
     def _correlate(self, pairs: Pairs, rows: NDArray[np.float32], columns: NDArray[np.float32]) -> NDArray[np.bool_]:
-        a, b = (self.frames[pairs[:, side]].astype(np.float32) for side in (0, 1))
-        whole = _cosines(_COMPARED)
-        return np.asarray(_correlation(_unit(whole @ a @ whole.T), _unit(rows @ b @ columns.T)) >= _LIKELY)
+        whole: NDArray[np.float32] = _cosines(_COMPARED)
+        a, b = (
+            _unit(down @ self.frames[pairs[:, side]].astype(np.float32) @ across.T)
+            for side, (down, across) in enumerate(((whole, whole), (rows, columns)))
+        )
+        return np.asarray(_correlation(a, b) >= _LIKELY)
 
 
 def _within(numbers: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.bool_]:

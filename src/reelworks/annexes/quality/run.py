@@ -386,12 +386,14 @@ def _compared(entry: str, kind: type[Any], clips: _Keyed, kept: KeptMeasures) ->
     """Return the values of a measure that compares clips, `[N, columns]`; NaN where they are missing."""
     rows = clips.rows
     features, has = kept.features(registry.labels(kind)[0], clips.keys, kind.feature_bytes)
-    values = np.full((len(rows), len(kind.columns)), np.nan)
-    former = np.stack([_former(rows, column.name)[has] for column in kind.columns], axis=1)
-    compared = ComparedClips(features, (rows.height * rows.width)[has], rows.num_frames[has], rows.uid[has], former)
+    some = slice(None) if has.all() else has  # of millions, nothing is copied that need not be
+    former = np.stack([_former(rows, column.name)[some] for column in kind.columns], axis=1)
+    compared = ComparedClips(features, (rows.height * rows.width)[some], rows.num_frames[some], rows.uid[some], former)
     try:
         measure: Any = kind if registry.runs_network(kind) else registry.instance(entry)
-        values[has] = measure.compare(compared)
+        found = measure.compare(compared)
+        values = np.full((len(rows), len(kind.columns)), np.nan)
+        values[some] = found
     except Exception as error:  # a class of a user may raise anything, and return anything
         raise _NotComparedError(f"{type(error).__name__}: {error}") from error
     return np.where(np.isfinite(values), values, np.nan)
