@@ -131,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--catalog", type=Path, help="folder of the catalog; it is made if there is none")
+    parser.add_argument("--only", choices=("columns", "duplicates"), help="measure one of the two; default: both")
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
     parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
     arguments = parser.parse_args()
@@ -142,9 +143,11 @@ def main() -> None:
         if not (catalog / kept_measures.NAME).exists():
             keep_values(catalog)
         result: dict[str, Any] = {"rows": arguments.rows}
-        result["columns"] = scale.alone(_MEASURE, str(catalog), *single)
-        result["duplicates"] = scale.alone(_MEASURE, str(catalog), "duplicates")
-        result |= groups(Catalog.open(catalog).live())
+        if arguments.only != "duplicates":
+            result["columns"] = scale.alone(_MEASURE, str(catalog), *single)
+        if arguments.only != "columns":
+            result["duplicates"] = scale.alone(_MEASURE, str(catalog), "duplicates")
+            result |= groups(Catalog.open(catalog).live())
     result |= {"machine": machine_name(), **AT_START}
     if not arguments.json:
         for name, value in result.items():
