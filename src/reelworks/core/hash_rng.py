@@ -73,8 +73,13 @@ def _mix_int(x: int) -> int:
 
 def text_words(texts: Iterable[str]) -> U64:
     """Return an integer for each text, so that `hash64(text_words(texts))` equals `hash_int(text)` of each."""
-    eight_bytes = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
-    return np.frombuffer(b"".join(eight_bytes), dtype="<u8").astype(np.uint64)
+    return byte_words(text.encode() for text in texts)
+
+
+def byte_words(texts: Iterable[bytes]) -> U64:
+    """Return an integer for each text, given in UTF-8, as `text_words` does."""
+    digest_of = functools.partial(hashlib.blake2b, digest_size=8)
+    return np.frombuffer(b"".join([digest_of(text).digest() for text in texts]), dtype="<u8").astype(np.uint64)
 
 
 def _int_word(value: int | str | np.integer[Any]) -> int:

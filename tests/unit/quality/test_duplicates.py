@@ -7,10 +7,12 @@ from pathlib import Path
 import drawn_scenes as drawn
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from reelworks.annexes.quality import duplicates
+from reelworks.annexes.quality import bands, duplicates
 from reelworks.annexes.quality.duplicates import Duplicates
 from reelworks.annexes.quality.measure import ComparedClips, SampledClip, Still
 
@@ -84,6 +86,8 @@ def test_parts_of_the_work_find_what_all_at_once_finds(monkeypatch: pytest.Monke
     features = [*shown, grey, *shown[:3], grey, shown[0]]
     at_once = compared(features, [1] * len(features))
     monkeypatch.setattr(duplicates, "_FRAMES", 3)
+    monkeypatch.setattr(duplicates, "_HASHED_AT_ONCE", 3)
+    monkeypatch.setattr(bands, "_BLOCK", 2)
     monkeypatch.setattr(duplicates, "_PAIRS", 2)
     np.testing.assert_array_equal(compared(features, [1] * len(features)), at_once)
     assert np.isfinite(at_once[:, 0]).sum() == 7
@@ -92,14 +96,58 @@ def test_parts_of_the_work_find_what_all_at_once_finds(monkeypatch: pytest.Monke
 def test_candidates_of_thousands_are_found_by_bands() -> None:
     """Pairs of noise with the spectrum of pictures; each band has 12 bits."""
     rng, count, pairs = np.random.default_rng(4), 2500, 100
-    coarse = rng.standard_normal((count, 2, 12, 12)).astype(np.float32)
-    coarse /= (1 + np.hypot(*np.mgrid[:12, :12])) ** 1.2
-    cosines = duplicates._cosines(12)
-    frames = np.clip(128 + 40 * (cosines.T @ coarse @ cosines), 0, 255).astype(np.uint8)
+    frames = pictures(rng, count)
     noise = rng.integers(-4, 5, (pairs, 2, 16, 16))
     frames[-pairs:] = np.clip(frames[:pairs].astype(np.int64) + noise, 0, 255).astype(np.uint8)
     frames[-pairs::2] = frames[-pairs::2, :, :, ::-1]
-    found = {tuple(pair) for pair in duplicates.near_duplicates(frames, duplicates._deviations(frames)).tolist()}
+    found = {
+        tuple(pair) for pair in duplicates.near_duplicates(frames, np.full((count, 2, 4, 4, 2), 128, np.uint8)).tolist()
+    }
     there = {(i, count - pairs + i) for i in range(pairs)}
     assert len(found & there) >= 0.97 * pairs
     assert len(found - there) <= 2
+
+
+def pictures(rng: np.random.Generator, count: int) -> NDArray[np.uint8]:
+    """Two frames of clips with the spectrum of pictures."""
+    coarse = rng.standard_normal((count, 2, 12, 12)) / (1 + np.hypot(*np.mgrid[:12, :12])) ** 1.2
+    cosines = duplicates._cosines(12)
+    return np.clip(128 + 40 * (cosines.T @ coarse @ cosines), 0, 255).astype(np.uint8)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 60), st.integers(96, 160)), max_size=9))
+def test_a_few_clips_have_the_pairs_that_comparing_all_of_them_finds(clips: list[tuple[int, bool, int, int]]) -> None:
+    rng = np.random.default_rng(7)
+    drawn_before = pictures(rng, 4)
+    frames, colours = np.zeros((len(clips), 2, 16, 16), np.uint8), np.zeros((len(clips), 2, 4, 4, 2), np.uint8)
+    for i, (which, is_mirrored, noise, tint) in enumerate(clips):
+        shown = drawn_before[which][..., :: -1 if is_mirrored else 1] + rng.integers(-noise, noise + 1, (2, 16, 16))
+        frames[i], colours[i] = shown.clip(0, 255), tint
+    every = np.array([(i, j) for j in range(len(clips)) for i in range(j)], dtype=np.int64).reshape(-1, 2)
+    light = duplicates._Light(colours, duplicates._deviations(frames))
+    alike = every[light.agree(every) & light.may_agree(*every.T) & duplicates._alike(frames, every)]
+    found = duplicates.near_duplicates(frames, colours)
+    assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, alike.tolist()))
+
+
+@pytest.mark.parametrize("count", [3, 300, 5000])
+def test_hashes_that_differ_in_few_bits_are_paired_whatever_band_they_agree_in(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(bands, "_BLOCK", 257)
+    rng = np.random.default_rng(count)
+    plain = rng.integers(0, 1 << 63, count, dtype=np.uint64)
+    flipped = np.bitwise_or.reduce(np.uint64(1) << rng.integers(0, 63, (6, count), dtype=np.uint64))
+    other = np.roll(plain ^ flipped, 1)
+    found = {
+        (i, j)
+        for band in bands.bands_for(count)
+        for pairs in band.pairs(plain, other)
+        for i, j in zip(*pairs, strict=True)
+    }
+    for band in bands.bands_for(count):
+        agree = (flipped >> np.uint64(band.shift)) & np.uint64((1 << band.bits) - 1) == 0
+        assert {(i, (i + 1) % count) for i in np.flatnonzero(agree)} <= found
+    differ = [np.bitwise_count(plain[i] ^ other[j]) for i, j in found]
+    assert max(differ) <= 18

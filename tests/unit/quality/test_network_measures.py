@@ -157,6 +157,30 @@ def test_aesthetic_is_the_published_head_upon_the_embedding(catalog: Path, weigh
         assert value == pytest.approx(hidden.item(), abs=1e-5)
 
 
+@pytest.mark.parametrize(("name", "layers"), [("sac+logos", ("layers.0.", "layers.2.")), ("linear", ("",))])
+def test_the_head_may_lie_beside_clip_as_laion_published_it(
+    weights: Path, tmp_path: Path, name: str, layers: Any
+) -> None:
+    folder = shutil.copytree(weights / "clip", tmp_path / "clip")
+    head = {
+        f"{layer}{part}": torch.randn(size) for layer in layers for part, size in (("weight", (8, 8)), ("bias", (8,)))
+    }
+    head[f"{layers[-1]}weight"], head[f"{layers[-1]}bias"] = torch.randn(1, 8), torch.randn(1)
+    torch.save(head, folder / f"{name}.pth")
+    frames = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
+    found = clip_measures.Aesthetic(folder).of_clips([ClipPictures(frames, "")])
+    model = transformers.CLIPModel.from_pretrained(folder)
+    processor = transformers.CLIPImageProcessor.from_pretrained(folder)
+    with torch.no_grad():
+        inputs = processor(images=list(frames), return_tensors="pt")
+        hidden = torch.nn.functional.normalize(
+            model.visual_projection(model.vision_model(**inputs).pooler_output), dim=-1
+        )
+        for layer in layers:
+            hidden = hidden @ head[f"{layer}weight"].T + head[f"{layer}bias"]
+    assert found.item() == pytest.approx(float(hidden.mean()), abs=1e-5)
+
+
 def test_a_classifier_gives_a_column_for_each_of_its_labels_and_a_recipe_filters_by_it(
     catalog: Path, weights: Path, decoded: list[str]
 ) -> None:
@@ -173,6 +197,36 @@ def test_a_classifier_gives_a_column_for_each_of_its_labels_and_a_recipe_filters
     marks, none = (data.rows.scores[name] for name in ("watermark", "no_watermark"))
     assert marks + none == pytest.approx(1.0)
     assert not data.failed_filters.is_valid().to_pylist().count(True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"),
+    [
+        (clip_measures.Agreement, "clip"),
+        (clip_measures.Agreement, "siglip"),
+        (clip_measures.Aesthetic, "aesthetic"),
+        (clip_measures.Classes, "marks"),
+        (clip_measures.Objects, "boxes"),
+    ],
+)
+def test_a_clip_has_the_same_values_whatever_is_measured_with_it(
+    weights: Path, monkeypatch: pytest.MonkeyPatch, kind: type[clip_measures.FrameNetwork], folder: str
+) -> None:
+    rng, measure = np.random.default_rng(0), kind(weights / folder)
+    sizes = [(3, 24, 32), (1, 40, 24), (2, 24, 32), (3, 40, 24), (3, 24, 32)]
+    captions = ("a red", "", "red red red", "a", "a red")
+    clips = [
+        ClipPictures(rng.integers(0, 256, (*size, 3), dtype=np.uint8), caption)
+        for size, caption in zip(sizes, captions, strict=True)
+    ]
+    alone = np.concatenate([measure.of_clips([clip]) for clip in clips])
+    of_frames = [measure.of_clips([ClipPictures(frame[None], clips[0].caption)]) for frame in clips[0].frames]
+    mean, largest = np.mean(of_frames, axis=0), np.max(of_frames, axis=0)
+    mean[:, kind.of_largest] = largest[:, kind.of_largest]
+    assert alone[:1] == pytest.approx(mean, abs=1e-5)
+    for at_once in (1, 2, 4, 32):
+        monkeypatch.setattr(clip_measures, "_FRAMES_AT_ONCE", at_once)
+        assert measure.of_clips(clips) == pytest.approx(alone, abs=1e-5, nan_ok=True)
 
 
 def test_any_labels_are_columns_and_equal_ones_are_one(

@@ -8,13 +8,15 @@ from __future__ import annotations
 import keyword
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor
 
 from reelworks.annexes.quality import embeddings, picture
@@ -27,14 +29,52 @@ from reelworks.data.catalog.scan.lists import MEASURED
 from reelworks.data.catalog.store import measured_columns
 from reelworks.data.catalog.store.measured_columns import Column
 from reelworks.inference.evaluate import networks
+from reelworks.inference.evaluate.clips import Frames
 from reelworks.inference.evaluate.networks import ClipNetwork, PictureNetwork
 
 Values = NDArray[np.float64]
+_FRAMES_AT_ONCE = 32  # that a network sees
+
+
+class FrameNetwork(ABC):
+    """A measure by a network that sees single frames, those of several clips at once; a clip has the mean over its frames.
+
+    Attributes:
+        of_largest: Columns of which a clip has the largest value of its frames instead.
+    """
+
+    of_largest = slice(0)
+
+    @abstractmethod
+    def of_frames(self, frames: Sequence[Frames], captions: Sequence[str]) -> Values:
+        """Return the values of frames `[H, W, 3]` of one size, each with the caption of its clip, `[N, columns]`."""
+
+    @final
+    @torch.no_grad()
+    def of_clips(self, clips: Sequence[ClipPictures]) -> Values:
+        """Return the values of clips, `[N, columns]`."""
+        values = dict[int, Values]()
+        for same in _of_one_size(clips):  # a detector would see padding beside smaller ones
+            shown = [(frame, clips[i].caption) for i in same for frame in clips[i].frames]
+            batches = (shown[at : at + _FRAMES_AT_ONCE] for at in range(0, len(shown), _FRAMES_AT_ONCE))
+            found = np.concatenate([self.of_frames(*zip(*batch, strict=True)) for batch in batches])
+            ends = np.cumsum([len(clips[i].frames) for i in same])
+            for i, of_clip in zip(same, np.split(found, ends[:-1]), strict=True):
+                values[i] = of_clip.mean(axis=0)
+                values[i][self.of_largest] = of_clip[:, self.of_largest].max(axis=0)
+        return np.stack([values[i] for i in range(len(clips))])
+
+
+def _of_one_size(clips: Sequence[ClipPictures]) -> Iterable[list[int]]:
+    by_size: dict[tuple[int, ...], list[int]] = {}
+    for i, clip in enumerate(clips):
+        by_size.setdefault(clip.frames.shape[1:], []).append(i)
+    return by_size.values()
 
 
 @final
-class Agreement:
-    """Cosine of caption and frames in CLIP or SigLIP, mean over frames; missing without a caption."""
+class Agreement(FrameNetwork):
+    """Cosine of caption and frames in CLIP or SigLIP; missing without a caption."""
 
     name, version, reads = "agreement", 1, ("stills", "caption")
     columns = measured_columns.OF_NETWORKS["agreement"]
@@ -43,23 +83,23 @@ class Agreement:
     def __init__(self, weights: Path) -> None:
         self._network = ClipNetwork(str(weights), machine.default_device())
 
-    def of_clips(self, clips: Sequence[ClipPictures]) -> Values:
-        """Return the agreement of clips, `[N, 1]`."""
-        return np.array([[self._of_clip(clip)] for clip in clips])
-
-    def _of_clip(self, clip: ClipPictures) -> float:
-        if not clip.caption:
-            return float("nan")
-        text, frames = self._network.text(clip.caption)[0], self._network.frames(clip.frames)
-        norms = np.linalg.norm(frames, axis=1) * np.linalg.norm(text)
-        return float((frames @ text / norms).mean())
+    def of_frames(self, frames: Sequence[Frames], captions: Sequence[str]) -> Values:
+        """Return the agreement of frames, `[N, 1]`."""
+        values = np.full((len(frames), 1), np.nan)
+        told = [i for i, caption in enumerate(captions) if caption]
+        if told:
+            each = [*dict.fromkeys(captions[i] for i in told)]
+            texts = networks.unit(self._network.text(each))[[each.index(captions[i]) for i in told]]
+            values[told, 0] = (networks.unit(self._network.frames([frames[i] for i in told])) * texts).sum(axis=1)
+        return values
 
 
 @final
-class Aesthetic:
-    """Rating by linear layers upon normalised embeddings of CLIP, mean over frames.
+class Aesthetic(FrameNetwork):
+    """Rating by linear layers upon normalised embeddings of CLIP.
 
-    Weights have the layout of the published predictors: CLIP's vision network with a projection, and `predictor` or `layers`.
+    Weights are a folder of CLIP, or of its vision network with a projection, and the layers: `predictor` or `layers` among its
+    own tensors, as published predictors have them, or LAION's own file, `*.pth`, beside them.
     """
 
     name, version, reads = "aesthetic", 1, ("stills",)
@@ -72,30 +112,26 @@ class Aesthetic:
         self._processor = networks.pretrained("CLIPImageProcessor", str(weights))
         self._layers = _head(weights, self._device)
 
-    @torch.no_grad()
-    def of_clips(self, clips: Sequence[ClipPictures]) -> Values:
-        """Return the ratings of clips, `[N, 1]`."""
-        values = []
-        for clip in clips:
-            pixels = self._processor(images=list(clip.frames), return_tensors="pt")["pixel_values"].to(self._device)
-            hidden = torch.nn.functional.normalize(self._vision(pixels).image_embeds, dim=-1)
-            for weight, bias in self._layers:  # without activations between them
-                hidden = torch.nn.functional.linear(hidden, weight, bias)
-            values.append([float(hidden.mean())])
-        return np.array(values)
+    def of_frames(self, frames: Sequence[Frames], captions: Sequence[str]) -> Values:
+        """Return the ratings of frames, `[N, 1]`."""
+        hidden = torch.nn.functional.normalize(self._vision(_pixels(self, frames)).image_embeds, dim=-1)
+        for weight, bias in self._layers:  # without activations between them
+            hidden = torch.nn.functional.linear(hidden, weight, bias)
+        return hidden.cpu().double().numpy()
 
 
 def _head(weights: Path, on: torch.device) -> list[tuple[Tensor, Tensor]]:
-    from safetensors import safe_open
-
-    with safe_open(weights / "model.safetensors", framework="pt") as file:
-        found = {}
-        for name in file.keys():  # noqa: SIM118  # an object of its own, which is no mapping
-            if part := re.fullmatch(r"(?:predictor|layers\.(\d+))\.weight", name):
-                bias = file.get_tensor(name.removesuffix("weight") + "bias")
-                found[int(part[1] or 0)] = file.get_tensor(name).float().to(on), bias.float().to(on)
+    """Return weight and bias of the layers upon the embedding, in order."""
+    found = {}
+    for file in sorted(weights.glob("*.safetensors")) + sorted(weights.glob("*.pth")):
+        is_own = file.suffix == ".pth"
+        tensors = torch.load(file, map_location="cpu", weights_only=True) if is_own else load_file(file)
+        for name, weight in tensors.items():
+            if part := re.fullmatch(r"(?:predictor|layers\.(\d+))\.weight" + "|weight" * is_own, name):
+                bias = tensors[name.removesuffix("weight") + "bias"]
+                found[int(part[1] or 0)] = weight.float().to(on), bias.float().to(on)
     if not found:
-        raise ValueError("model.safetensors has no predictor.weight and no layers.N.weight")
+        raise ValueError("it has no head: no predictor.weight or layers.N.weight in *.safetensors, and no *.pth")
     return [found[number] for number in sorted(found)]
 
 
@@ -132,8 +168,8 @@ def _is_free(name: str) -> bool:
 
 
 @final
-class Classes:
-    """Probability of each label of an image classifier, mean over frames: watermarks, faces, or whatever it was trained for."""
+class Classes(FrameNetwork):
+    """Probability of each label of an image classifier: watermarks, faces, or whatever it was trained for."""
 
     name, version, reads = "classes", 1, ("stills",)
     columns: tuple[Column, ...] = ()
@@ -152,24 +188,20 @@ class Classes:
         named = _numbers_by_name(labels).items()
         return tuple(Column(name, "0 to 1", f"probability of {labels[numbers[0]]!r}") for name, numbers in named)
 
-    @torch.no_grad()
-    def of_clips(self, clips: Sequence[ClipPictures]) -> Values:
-        """Return the probabilities of clips, `[N, labels]`; that of a label is the sum of its classes."""
-        values: list[Any] = []
-        for clip in clips:
-            pixels = self._processor(images=list(clip.frames), return_tensors="pt")["pixel_values"].to(self._device)
-            of_classes = self._model(pixels).logits.softmax(dim=-1).mean(dim=0).cpu().double().numpy()
-            values.append([of_classes[numbers].sum() for numbers in self._numbers])
-        return np.array(values)
+    def of_frames(self, frames: Sequence[Frames], captions: Sequence[str]) -> Values:
+        """Return the probabilities of frames, `[N, labels]`; that of a label is the sum of its classes."""
+        of_classes = self._model(_pixels(self, frames)).logits.softmax(dim=-1).cpu().double().numpy()
+        return np.stack([of_classes[:, numbers].sum(axis=1) for numbers in self._numbers], axis=1)
 
 
 @final
-class Objects:
+class Objects(FrameNetwork):
     """Objects of each label that a detector finds: their share of the frame's area, mean over frames, and the most in a frame."""
 
     name, version, reads = "objects", 1, ("stills",)
     columns: tuple[Column, ...] = ()
     pictures_px = 800  # to which DETR and its kin resize the shorter side
+    of_largest = slice(1, None, 2)
     least_score = 0.5  # as the detectors' own examples show boxes
 
     def __init__(self, weights: Path) -> None:
@@ -196,23 +228,15 @@ class Objects:
             )
         )
 
-    @torch.no_grad()
-    def of_clips(self, clips: Sequence[ClipPictures]) -> Values:
-        """Return the areas and counts of clips, `[N, 2 labels]`."""
-        return np.stack([self._of_clip(clip) for clip in clips])
-
-    def _of_clip(self, clip: ClipPictures) -> Values:
-        inputs = self._processor(images=list(clip.frames), return_tensors="pt").to(self._device)
-        frames = self._processor.post_process_object_detection(
-            self._model(**inputs), threshold=self.least_score, target_sizes=[(1, 1)] * len(clip.frames)
+    def of_frames(self, frames: Sequence[Frames], captions: Sequence[str]) -> Values:
+        """Return the areas and counts of frames, `[N, 2 labels]`."""
+        inputs = self._processor(images=list(frames), return_tensors="pt").to(self._device)
+        of_frames = self._processor.post_process_object_detection(
+            self._model(**inputs), threshold=self.least_score, target_sizes=[(1, 1)] * len(frames)
         )
-        found = np.array(
-            [
-                [(covered_area(some), len(some)) for some in (boxes[np.isin(label, one)] for one in self._numbers)]
-                for boxes, label in ((f["boxes"].cpu().double().numpy(), f["labels"].cpu().numpy()) for f in frames)
-            ]
-        )
-        return np.stack([found[..., 0].mean(axis=0), found[..., 1].max(axis=0)], axis=1).ravel()
+        seen = [(found["boxes"].cpu().double().numpy(), found["labels"].cpu().numpy()) for found in of_frames]
+        of_labels = [[boxes[np.isin(labels, numbers)] for numbers in self._numbers] for boxes, labels in seen]
+        return np.array([[value for some in of for value in (covered_area(some), len(some))] for of in of_labels])
 
 
 def covered_area(boxes_N4: Values) -> float:
@@ -224,6 +248,10 @@ def covered_area(boxes_N4: Values) -> float:
         across, down = (slice(*np.searchsorted(at, ends)) for at, ends in ((xs, (left, right)), (ys, (upper, lower))))
         covered[across, down] = True
     return float(np.diff(xs) @ covered @ np.diff(ys))
+
+
+def _pixels(measure: Aesthetic | Classes, frames: Sequence[Frames]) -> Tensor:
+    return networks.pixels(measure._processor, frames, measure._device)
 
 
 @final

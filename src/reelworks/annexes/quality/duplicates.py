@@ -9,19 +9,24 @@ Legend: N clips, P pairs, K coefficients along one axis, X pixels along one axis
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
-from typing import final
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from reelworks.annexes.quality import duplicate_groups
+from reelworks.annexes.quality import bands, duplicate_groups
+from reelworks.annexes.quality.bands import Numbers
 from reelworks.annexes.quality.duplicate_groups import Pairs
 from reelworks.annexes.quality.measure import ComparedClips, SampledClip, Still
 from reelworks.annexes.quality.picture import Sharpness
-from reelworks.core import blocks
+from reelworks.core import blocks, machine
 from reelworks.data.catalog.store import measured_columns
 
 _X = 16
@@ -29,13 +34,16 @@ _C = 4  # parts along each side whose colour is kept
 _FRAME_BYTES = _X * _X + 2 * _C * _C
 LEAST_DEVIATION = 8.0  # levels; a frame that is nearly even has no structure to recognise
 _HASHED, _COMPARED = 8, 12  # coefficients along each axis
-_NEIGHBOURS = 6  # following clips of the same band that a clip is paired with
 _PAIRS = 1 << 13  # that are compared at once, in the caches
-_FRAMES = 1 << 16  # that are hashed at once
+_FRAMES = 1 << 16  # whose contrast is taken at once
+_HASHED_AT_ONCE = 1 << 11  # clips
 _CHROMA_LEVELS, _CHROMA_SHARE = 2.0, 0.35  # mean levels, and share of all chroma, by which the colours of copies differ
 _MOST_CONTRAST = 1.6  # times by which their contrast does
-_MOST_BITS = 18  # of 63 in which the hashes of a pair may differ
+_ROUNDING = 0.01  # levels by which means of single precision may be off
 _LIKELY, _ALIKE = 0.6, 0.82  # correlations for a part that may be a little off, and for one that fits
+
+
+_Span: TypeAlias = tuple[float, float]  # begin and end of a part of the height or width
 
 
 def _cosines(count: int) -> NDArray[np.float32]:
@@ -57,7 +65,7 @@ def _resampled(start: float, end: float) -> NDArray[np.float32]:
 
 
 # Signs of a hash that mirroring turns.
-_MIRRORED_BITS = np.packbits(np.tile(np.arange(_HASHED) % 2 == 1, _HASHED)).view(">u8")[0].astype(np.uint64)
+_MIRRORED_BITS: int = np.packbits(np.tile(np.arange(_HASHED) % 2 == 1, _HASHED)).view(">u8")[0].item()
 # Parts of the height or width that a copy may show: all, or without 3 % or 6 % at the beginning, the end or both.
 _SPANS = [(0.0, 1.0)] + [
     (a, 1 - b) for cut in (0.03, 0.06) for a, b in ((cut, 0), (0, cut), (cut, cut), (cut / 2, cut / 2))
@@ -95,9 +103,7 @@ class Duplicates:
         """Return the number of each clip's group, NaN for a clip alone, and its rank."""
         seen = clips.features[:, : 2 * _FRAME_BYTES].reshape(-1, 2, _FRAME_BYTES)
         frames = seen[..., : _X * _X].reshape(-1, 2, _X, _X)
-        colours, contrast = seen[..., _X * _X :].reshape(-1, 2, _C, _C, 2), _deviations(frames)
-        pairs = near_duplicates(frames, contrast)
-        pairs = pairs[_in_parts(pairs, lambda some: _same_light(colours, contrast.mean(axis=1), some))]
+        pairs = near_duplicates(frames, seen[..., _X * _X :].reshape(-1, 2, _C, _C, 2))
         label = blocks.components(len(frames), pairs)
         return duplicate_groups.values(clips, label, duplicate_groups.best_first(clips))
 
@@ -118,90 +124,134 @@ def _deviations(frames_N2XX: NDArray[np.uint8]) -> NDArray[np.float32]:
     return found
 
 
-def _in_parts(pairs: Pairs, test: Callable[[Pairs], NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    """Return which pairs pass a test that looks at a few thousand at a time."""
-    parts = [test(pairs[at : at + _PAIRS]) for at in range(0, len(pairs), _PAIRS)]
-    return np.concatenate([np.zeros(0, dtype=np.bool_), *parts])
+class _Light:
+    """Colours and contrast of clips, which their structure does not tell."""
+
+    def __init__(self, colours_N2CC2: NDArray[np.uint8], contrast_N2: NDArray[np.float32]) -> None:
+        self._colours = colours_N2CC2
+        # Contrast, mean Cb and Cr, and mean distance from grey: a few bytes that tell most pairs apart.
+        self._means_N4 = np.empty((len(contrast_N2), 4), dtype=np.float32)
+        self._means_N4[:, 0] = np.maximum(contrast_N2.mean(axis=1), 1)
+        for at in range(0, len(contrast_N2), _FRAMES):
+            chroma = self._chroma(slice(at, at + _FRAMES))
+            self._means_N4[at : at + _FRAMES, 1:3] = chroma.mean(axis=(1, 2, 3))
+            self._means_N4[at : at + _FRAMES, 3] = np.abs(chroma).mean(axis=(1, 2, 3, 4))
+
+    def _chroma(self, where: Any) -> NDArray[np.float32]:
+        return np.asarray(self._colours[where].astype(np.float32) - 128)  # which is grey
+
+    def may_agree(self, some: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which pairs have about the same contrast and mean colours, as all have that agree."""
+        # Each row is one complex number, which numpy looks up at once.
+        a, b = (
+            self._means_N4.view(np.complex128)[:, 0].take(i).view(np.float32).reshape(-1, 4).T for i in (some, others)
+        )
+        close = (a[0] < _MOST_CONTRAST * b[0]) & (b[0] < _MOST_CONTRAST * a[0])
+        differ = (np.abs(a[1] - b[1]) + np.abs(a[2] - b[2])) / 2
+        return np.asarray(close & (differ <= _CHROMA_LEVELS + _CHROMA_SHARE * (a[3] + b[3]) / 2 + _ROUNDING))
+
+    def agree(self, pairs: Pairs) -> NDArray[np.bool_]:
+        """Return which pairs, of those that may, have about the same colours in each part of the frame, mirrored or not."""
+        a, b = (self._chroma(pairs[:, side]) for side in (0, 1))
+        differ = np.minimum(*(np.abs(a - other).mean(axis=(1, 2, 3, 4)) for other in (b, b[..., ::-1, :])))
+        return np.asarray(differ <= _CHROMA_LEVELS + _CHROMA_SHARE * self._means_N4[pairs, 3].mean(axis=1))
 
 
-def _same_light(colours_N2CC2: NDArray[np.uint8], contrast_N: NDArray[np.float32], pairs: Pairs) -> NDArray[np.bool_]:
-    """Return which pairs have about the same colours and contrast, which their structure does not tell."""
-    a, b = (colours_N2CC2[pairs[:, side]].astype(np.float32) - 128 for side in (0, 1))  # 128 is grey
-    differ = np.minimum(*(np.abs(a - other).mean(axis=(1, 2, 3, 4)) for other in (b, b[..., ::-1, :])))
-    strength = (np.abs(a) + np.abs(b)).mean(axis=(1, 2, 3, 4)) / 2
-    ratio = np.maximum(contrast_N[pairs[:, 0]], 1) / np.maximum(contrast_N[pairs[:, 1]], 1)
-    close = (ratio < _MOST_CONTRAST) & (ratio > 1 / _MOST_CONTRAST)
-    return np.asarray((differ <= _CHROMA_LEVELS + _CHROMA_SHARE * strength) & close)
-
-
-def near_duplicates(frames_N2XX: NDArray[np.uint8], contrast_N2: NDArray[np.float32]) -> Pairs:
+def near_duplicates(frames_N2XX: NDArray[np.uint8], colours_N2CC2: NDArray[np.uint8]) -> Pairs:
     """Return the pairs of clips that show nearly the same."""
-    usable = np.flatnonzero((contrast_N2 >= LEAST_DEVIATION).any(axis=1))
-    frames = frames_N2XX[usable]
-    if len(frames) < 2:
+    contrast = _deviations(frames_N2XX)
+    usable = np.flatnonzero((contrast >= LEAST_DEVIATION).any(axis=1))
+    if len(usable) < 2:
         return np.zeros((0, 2), dtype=np.int64)
-    found = np.zeros(0, dtype=np.int64)
-    for some in _candidates(frames):
-        found = np.union1d(found, _coded(np.sort(some, axis=1), len(frames)))
-    pairs: Pairs = np.stack(np.divmod(found, len(frames)), axis=1)
-    return usable[pairs[_in_parts(pairs, lambda some: _alike(frames, some))]]
+    search = _Search(frames_N2XX, _Light(colours_N2CC2, contrast), usable)
+    del contrast
+    with ThreadPoolExecutor(machine.cores()) as threads:  # numpy computes without Python's lock
+        search.run(threads)
+        pairs = search.pairs()
+        alike = [*threads.map(partial(_alike, frames_N2XX), _parts(pairs))]
+    return np.asarray(pairs[np.concatenate([np.zeros(0, dtype=np.bool_), *alike])])
 
 
-def _hashes(
-    frames_NXX: NDArray[np.uint8], rows: NDArray[np.float32], columns: NDArray[np.float32]
-) -> NDArray[np.uint64]:
-    """Return the hash of a part of each frame, cut out by matrices of `_resampled`."""
-    down, across = _cosines(_HASHED) @ rows, _cosines(_HASHED) @ columns
-    hashes = np.empty(len(frames_NXX), dtype=np.uint64)
-    for at in range(0, len(hashes), _FRAMES):
-        found = down @ frames_NXX[at : at + _FRAMES].astype(np.float32) @ across.T
-        bits = found.reshape(-1, _HASHED * _HASHED) > 0
-        bits[:, 0] = False  # the mean
-        hashes[at : at + _FRAMES] = np.packbits(bits, axis=1).view(">u8")[:, 0]
-    return hashes
+def _parts(pairs: Pairs) -> Iterator[Pairs]:
+    """Yield pairs a few thousand at a time."""
+    yield from (pairs[at : at + _PAIRS] for at in range(0, len(pairs), _PAIRS))
 
 
-def _coded(pairs: Pairs, count: int) -> NDArray[np.int64]:
-    """Return each pair once, as a number."""
-    return np.unique(pairs[:, 0] * count + pairs[:, 1])
+@dataclass
+class _Search:
+    """Search for pairs of clips that look alike in a part of the frame.
+
+    Attributes:
+        usable: Numbers of the clips that have structure; there are U of them.
+        found: The pairs found so far, as numbers in order.
+    """
+
+    frames: NDArray[np.uint8]  # `[N, 2, X, X]`
+    light: _Light
+    usable: NDArray[np.int64]
+    found: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def pairs(self) -> Pairs:
+        """Return the pairs found so far."""
+        pairs: Pairs = self.usable[np.stack(np.divmod(self.found, max(len(self.usable), 1)), axis=1)]
+        return pairs
+
+    def run(self, threads: ThreadPoolExecutor) -> None:
+        """Compare each clip with parts of the frames of all others, and with their mirror images."""
+        plain = self._hashes(_COARSE[0], _COARSE[0], threads)
+        jobs = [*itertools.product(range(2), (0, _MIRRORED_BITS), bands.bands_for(len(self.usable)))]
+        for down, across in itertools.product(_COARSE, _COARSE):
+            cut = self._hashes(down, across, threads)
+            candidates = (band.pairs(plain[frame], cut[frame], turned) for frame, turned, band in jobs)
+            for new in threads.map(partial(self.likely, down, across), candidates):
+                self.found = np.sort(np.concatenate([self.found, new[~_within(new, self.found)]]))
+
+    def _hashes(self, down: _Span, across: _Span, threads: ThreadPoolExecutor) -> NDArray[np.uint64]:
+        """Return the hashes of a part of each frame, `[2, U]`."""
+        found = np.empty((2, len(self.usable)), dtype=np.uint64)
+        rows, columns = _cosines(_HASHED) @ _resampled(*down), _cosines(_HASHED) @ _resampled(*across)
+
+        def fill(at: int) -> None:
+            lines_X2NX = np.moveaxis(self.frames[self.usable[at : at + _HASHED_AT_ONCE]], (2, 1), (0, 1)).copy()
+            of_lines = lines_X2NX.astype(np.float32).reshape(-1, _X) @ columns.T
+            signs = (rows @ of_lines.reshape(_X, -1)).reshape(_HASHED, 2, -1, _HASHED) > 0
+            signs[0, ..., 0] = False  # the mean
+            bits_K2N = np.packbits(signs.ravel()).reshape(signs.shape[:-1])
+            found[:, at : at + _HASHED_AT_ONCE] = bits_K2N.transpose(1, 2, 0).copy().view(">u8")[..., 0]
+
+        for _ in threads.map(fill, range(0, len(self.usable), _HASHED_AT_ONCE)):
+            pass
+        return found
+
+    def likely(self, down: _Span, across: _Span, candidates: Iterable[tuple[Numbers, Numbers]]) -> NDArray[np.int64]:
+        """Return the candidates that look alike where others show a part of the first, as numbers in order, without those found."""
+        count, light = len(self.usable), [np.zeros((0, 2), dtype=np.int64)]
+        for some, others in candidates:
+            may = self.light.may_agree(self.usable[some], self.usable[others])
+            light.append(np.stack([some[may], others[may]], axis=1))
+        pairs = np.concatenate(light)
+        numbers, first = np.unique(pairs.min(axis=1) * count + pairs.max(axis=1), return_index=True)
+        is_new = ~_within(numbers, self.found)
+        numbers, pairs = numbers[is_new], self.usable[pairs[first[is_new]]]
+        if not len(pairs):
+            return numbers
+        spans = _cosines(_COMPARED) @ _resampled(*down), _cosines(_COMPARED) @ _resampled(*across)
+        alike = [self.light.agree(some) & self._correlate(some, *spans) for some in _parts(pairs)]
+        return np.asarray(numbers[np.concatenate(alike)])
+
+    def _correlate(self, pairs: Pairs, rows: NDArray[np.float32], columns: NDArray[np.float32]) -> NDArray[np.bool_]:
+        whole: NDArray[np.float32] = _cosines(_COMPARED)
+        a, b = (
+            _unit(down @ self.frames[pairs[:, side]].astype(np.float32) @ across.T)
+            for side, (down, across) in enumerate(((whole, whole), (rows, columns)))
+        )
+        return np.asarray(_correlation(a, b) >= _LIKELY)
 
 
-def _candidates(frames_N2XX: NDArray[np.uint8]) -> Iterator[Pairs]:
-    """Yield the pairs of clips that look alike in a part of the frame, by their hashes and then by that part."""
-    count = len(frames_N2XX)
-    bits = min(max(math.ceil(math.log2(count)), 7), 21)
-    whole, cosines = _resampled(0, 1), _cosines(_COMPARED)
-    plain = [_hashes(frames_N2XX[:, frame], whole, whole) for frame in range(2)]
-    for down in _COARSE:
-        for across in _COARSE:
-            part = _resampled(*down), _resampled(*across)
-            found = []
-            for frame in range(2):
-                cut = _hashes(frames_N2XX[:, frame], *part)
-                for other in (cut, cut ^ _MIRRORED_BITS):
-                    found += [_in_band(plain[frame], other, at * bits, (1 << bits) - 1) for at in range(63 // bits)]
-            pairs = np.stack(np.divmod(_coded(np.concatenate(found), count), count), axis=1)
-            for begin in range(0, len(pairs), _PAIRS):
-                some = pairs[begin : begin + _PAIRS]
-                a, b = (frames_N2XX[some[:, side]].astype(np.float32) for side in (0, 1))
-                parts = (cosines @ part[0]) @ b @ (cosines @ part[1]).T
-                yield some[_correlation(_unit(cosines @ a @ cosines.T), _unit(parts)) >= _LIKELY]
-
-
-def _in_band(plain: NDArray[np.uint64], other: NDArray[np.uint64], shift: int, mask: int) -> Pairs:
-    """Return pairs of a clip and another form of a clip, in this order, that agree in a band."""
-    count, found = len(plain), [np.zeros((0, 2), dtype=np.int64)]
-    both = np.concatenate([plain, other])
-    key = (both >> np.uint64(shift)) & np.uint64(mask)
-    order = np.lexsort((both, key))
-    key, at, is_other = key[order], order % count, order >= count
-    for step in range(1, _NEIGHBOURS + 1):
-        joined = (key[step:] == key[:-step]) & (is_other[step:] != is_other[:-step]) & (at[step:] != at[:-step])
-        pairs = np.stack([order[:-step][joined], order[step:][joined]], axis=1)
-        pairs = np.sort(pairs, axis=1)  # the other form has the larger number
-        near = np.bitwise_count(both[pairs[:, 0]] ^ both[pairs[:, 1]]) <= _MOST_BITS
-        found.append(pairs[near] % count)
-    return np.concatenate(found)
+def _within(numbers: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which numbers, in order, are among those that are known, in order."""
+    at = np.minimum(np.searchsorted(known, numbers), max(len(known) - 1, 0))
+    return known[at] == numbers if len(known) else np.zeros(len(numbers), dtype=np.bool_)
 
 
 def _alike(frames_N2XX: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.bool_]:

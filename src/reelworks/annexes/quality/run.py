@@ -7,6 +7,7 @@ changed. If nothing is missing, nothing is written.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -119,17 +120,19 @@ def measure_catalog(
         if wanted.items() <= kept_measures.written_columns(path).items():
             measured, changed, failed = 0, 0, []
         else:
-            rows, kept = _readable(catalog.live()), KeptMeasures(path)
-            pending = _pending(rows, measures, kept)
+            keyed, kept = _Keyed.open(catalog, measures), KeptMeasures(path)
+            rows, pending = keyed.rows, _pending(keyed, measures, kept)
             measured = len(pending.rows)
             failed = (
                 _measure_all(rows, pending, kept, connection, on_progress, engine, timeout_seconds) if measured else []
             )
             with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
                 newest = Catalog.open(path)
-                written, changed, not_compared = _write_scores(newest, measures, kept)
+                if newest.parts != catalog.parts:  # a scan found other clips meanwhile
+                    keyed = _Keyed.open(newest, measures)
+                written, changed, not_compared = _write_scores(newest, keyed, measures, kept)
                 compared = {entry: kind for entry, kind in measures.items() if entry not in not_compared}
-                before = catalog if newest.parts == catalog.parts else None  # or a scan found other clips meanwhile
+                before = catalog if newest.parts == catalog.parts else None
                 _remember(before, written, compared, is_complete=not failed)
             catalog = written
             failed += [("all clips", problem) for problem in not_compared.values()]
@@ -167,6 +170,22 @@ def _readable(rows: CatalogRows) -> CatalogRows:
     return rows if rows.readable.all() else rows.take(rows.readable)
 
 
+class _Keyed(NamedTuple):
+    """Readable clips, with the keys of their contents, and of their contents with their captions if a measure reads these."""
+
+    rows: CatalogRows
+    keys: U64
+    caption_keys: U64
+
+    @classmethod
+    def open(cls, catalog: Catalog, measures: Mapping[str, type[Any]]) -> _Keyed:
+        rows = _readable(catalog.live())
+        keys = kept_measures.keys_of(rows)
+        return cls(
+            rows, keys, kept_measures.keys_of_captions(rows) if any(map(_of_caption, measures.values())) else keys
+        )
+
+
 class _ToMeasure(NamedTuple):
     """Clips to measure: one row for each content that lacks a measure, those of a file beside each other.
 
@@ -189,20 +208,29 @@ class _ToMeasure(NamedTuple):
         return tuple(e for (e, kind), lacks in lacking if lacks and registry.runs_network(kind) == of_networks)
 
 
-def _pending(rows: CatalogRows, measures: Mapping[str, type[Any]], kept: KeptMeasures) -> _ToMeasure:
-    by_content = kept_measures.keys_of(rows)
-    by_caption = kept_measures.keys_of_captions(rows) if any(map(_of_caption, measures.values())) else by_content
-    _, index = np.unique(by_caption, return_index=True)
-    keys, caption_keys = by_content[index], by_caption[index]
-    missing = np.stack(
-        [~kept.has(registry.labels(kind), caption_keys if _of_caption(kind) else keys) for kind in measures.values()],
-        axis=1,
-    )
+def _of_measures(
+    measures: Mapping[str, type[Any]], clips: _Keyed, read: Callable[[Sequence[str], U64], NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return what is kept of each measure by its entry, `[N, labels]`, read at once for all that have the same keys."""
+    found = {}
+    for of_caption in (False, True):
+        labels = {entry: registry.labels(kind) for entry, kind in measures.items() if _of_caption(kind) == of_caption}
+        if labels:
+            columns = read([*itertools.chain(*labels.values())], clips.caption_keys if of_caption else clips.keys)
+            for entry, names in labels.items():
+                found[entry], columns = columns[:, : len(names)], columns[:, len(names) :]
+    return found
+
+
+def _pending(clips: _Keyed, measures: Mapping[str, type[Any]], kept: KeptMeasures) -> _ToMeasure:
+    has = _of_measures(measures, clips, kept.has)
+    missing = np.stack([~has[entry].all(axis=1) for entry in measures], axis=1)
     needed = np.flatnonzero(missing.any(axis=1))
-    paths = rows.path.take(index[needed]).to_pylist()
-    first = rows.first_frame[index[needed]]
+    needed = needed[np.unique(clips.caption_keys[needed], return_index=True)[1]]
+    paths = clips.rows.path.take(needed).to_pylist()
+    first = clips.rows.first_frame[needed]
     order = needed[np.array(sorted(range(len(needed)), key=lambda i: (paths[i], first[i])), dtype=np.int64)]
-    return _ToMeasure(index[order], keys[order], caption_keys[order], missing[order], measures)
+    return _ToMeasure(order, clips.keys[order], clips.caption_keys[order], missing[order], measures)
 
 
 def _of_caption(kind: type[Any]) -> bool:
@@ -312,7 +340,7 @@ def _notes(catalog: Catalog, measures: Mapping[str, type[Any]]) -> list[str]:
 
 
 def _write_scores(
-    catalog: Catalog, measures: Mapping[str, type[Any]], kept: KeptMeasures
+    catalog: Catalog, clips: _Keyed, measures: Mapping[str, type[Any]], kept: KeptMeasures
 ) -> tuple[Catalog, int, dict[str, str]]:
     """Write the kept values as scores of the live rows.
 
@@ -320,30 +348,33 @@ def _write_scores(
     entry.
     """
     problems: dict[str, str] = {}
-    rows = _readable(catalog.live())
+    rows = clips.rows
     of_lists = _of_lists(catalog, rows)
-    keys = kept_measures.keys_of(rows)
-    caption_keys = kept_measures.keys_of_captions(rows) if any(map(_of_caption, measures.values())) else keys
     scores: dict[str, NDArray[np.float64]] = {}
     changed = np.zeros(len(rows), dtype=np.bool_)
+    single = {entry: kind for entry, kind in measures.items() if not registry.compares(kind)}
+    kept_values = _of_measures(single, clips, kept.values)
     for entry, kind in measures.items():
         try:
-            found = _columns(entry, kind, rows, caption_keys if _of_caption(kind) else keys, kept)
+            found = kept_values[entry] if entry in kept_values else _compared(entry, kind, clips, kept)
         except _NotComparedError as error:
             problems[entry] = f"{kind.name}: {error}"
             continue
         for column, values in zip(kind.columns, found.T, strict=True):
-            former = _former(rows, column.name)
+            if column.name not in rows.scores:
+                scores[column.name], changed = values, changed | ~np.isnan(values)
+                continue
+            former = rows.scores[column.name]
             of_list = rows.of_datasets([name for name, own in of_lists.items() if column.name in own])
-            scores[column.name] = np.where(of_list, former, values)
-            changed |= ~((scores[column.name] == former) | (np.isnan(scores[column.name]) & np.isnan(former)))
+            values[of_list] = former[of_list]
+            scores[column.name] = values
+            changed |= ~((values == former) | (np.isnan(values) & np.isnan(former)))
     at = np.flatnonzero(changed)
     if not len(at) and not scores.keys() <= rows.scores.keys():
         at = np.arange(min(len(rows), 1))  # a column that no clip has a value in is there, too
     if len(at):
-        new = {name: score[at] for name, score in {**rows.scores, **scores}.items()}
         sources = [_source(catalog, rows, name, own) for name, own in of_lists.items()]
-        catalog = catalog.append(rows.take(at).replaced(new).to_table(), rows.ordinal[at], sources)
+        catalog = catalog.append_scores(rows, at, scores, sources)
     return catalog, int(changed.sum()), problems
 
 
@@ -351,17 +382,18 @@ class _NotComparedError(Exception):
     """The class of a measure failed to compare clips; the message says how."""
 
 
-def _columns(entry: str, kind: type[Any], rows: CatalogRows, keys: U64, kept: KeptMeasures) -> NDArray[np.float64]:
-    """Return the values of one measure for all rows, `[N, columns]`; NaN where they are missing."""
-    if not registry.compares(kind):
-        return kept.values(registry.labels(kind), keys)
-    features, has = kept.features(registry.labels(kind)[0], keys)
-    values = np.full((len(rows), len(kind.columns)), np.nan)
-    former = np.stack([_former(rows, column.name)[has] for column in kind.columns], axis=1)
-    clips = ComparedClips(features[has], (rows.height * rows.width)[has], rows.num_frames[has], rows.uid[has], former)
+def _compared(entry: str, kind: type[Any], clips: _Keyed, kept: KeptMeasures) -> NDArray[np.float64]:
+    """Return the values of a measure that compares clips, `[N, columns]`; NaN where they are missing."""
+    rows = clips.rows
+    features, has = kept.features(registry.labels(kind)[0], clips.keys, kind.feature_bytes)
+    some = slice(None) if has.all() else has  # of millions, nothing is copied that need not be
+    former = np.stack([_former(rows, column.name)[some] for column in kind.columns], axis=1)
+    compared = ComparedClips(features, (rows.height * rows.width)[some], rows.num_frames[some], rows.uid[some], former)
     try:
         measure: Any = kind if registry.runs_network(kind) else registry.instance(entry)
-        values[has] = measure.compare(clips)
+        found = measure.compare(compared)
+        values = np.full((len(rows), len(kind.columns)), np.nan)
+        values[some] = found
     except Exception as error:  # a class of a user may raise anything, and return anything
         raise _NotComparedError(f"{type(error).__name__}: {error}") from error
     return np.where(np.isfinite(values), values, np.nan)

@@ -36,7 +36,7 @@ class ClipScore:
         """Return the score of a clip's prompt."""
         if clip.caption is None:
             raise Skip("it has no caption: put its prompt into a .txt file beside it")
-        pictures, text = networks.unit(self._network.pictures(clip)), networks.unit(self._network.text(clip.caption))
+        pictures, text = networks.unit(self._network.pictures(clip)), networks.unit(self._network.text([clip.caption]))
         return float(100 * (pictures @ text.T).clip(min=0).mean())
 
 

@@ -6,7 +6,7 @@ Legend: N frames, T frames of a clip, H height, W width, D features.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -49,11 +49,11 @@ def frozen(kind: str, source: str, device: torch.device) -> Any:
     return pretrained(kind, source, dtype=torch.float32).requires_grad_(False).eval().to(device)
 
 
-def _pixels(processor: Any, frames: Iterable[Frames], device: torch.device) -> Tensor:
+def pixels(processor: Any, frames: Iterable[Frames], device: torch.device) -> Tensor:
     """Prepare frames `[H, W, 3]` as the network expects them, `[N, 3, H, W]` float32."""
     prepared = processor(images=list(frames), return_tensors="pt")
-    pixels: Tensor = prepared["pixel_values"].to(device)
-    return pixels
+    values: Tensor = prepared["pixel_values"].to(device)
+    return values
 
 
 def _array(features_ND: Tensor) -> Array:
@@ -77,7 +77,7 @@ class PictureNetwork:
     @torch.no_grad()
     def frames(self, frames: Iterable[Frames]) -> Array:
         """Embed frames `[H, W, 3]`, `[N, D]`."""
-        pooled = self._vision(_pixels(self._processor, frames, self.device)).pooler_output
+        pooled = self._vision(pixels(self._processor, frames, self.device)).pooler_output
         return _array(self.model.visual_projection(pooled) if self.is_clip else pooled)
 
 
@@ -93,11 +93,11 @@ class ClipNetwork:
         self.pictures, self.frames = self._network.pictures, self._network.frames
 
     @torch.no_grad()
-    def text(self, caption: str) -> Array:
-        """Embed a caption, `[1, D]`; tokens beyond those that the model reads are left out."""
+    def text(self, captions: Sequence[str]) -> Array:
+        """Embed captions, `[N, D]`; tokens beyond those that the model reads are left out."""
         most = self._model.config.text_config.max_position_embeddings
-        padding = "max_length" if self._is_siglip else False  # SigLIP was trained with texts of one length
-        tokens = self._tokenizer([caption], padding=padding, truncation=True, max_length=most, return_tensors="pt")
+        padding = "max_length" if self._is_siglip else len(captions) > 1  # SigLIP was trained with texts of one length
+        tokens = self._tokenizer([*captions], padding=padding, truncation=True, max_length=most, return_tensors="pt")
         ids, mask = tokens["input_ids"].to(self._device), None if self._is_siglip else tokens["attention_mask"]
         pooled = self._model.text_model(
             ids, attention_mask=None if mask is None else mask.to(self._device)

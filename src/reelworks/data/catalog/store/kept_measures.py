@@ -11,15 +11,13 @@ the same label at the next scan. A column that `columns.json` lacks was not meas
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -33,6 +31,7 @@ from reelworks.data.catalog.store.schema import SCORE, as_numpy
 NAME = "measures"
 _COLUMNS = "columns.json"
 _KEY = "key"
+_BATCH = 1 << 17  # rows that are read at once
 _FEW_ROWS, _MOST_SMALL = 1 << 16, 32  # segments of few rows are joined when there are many
 
 
@@ -71,16 +70,15 @@ def remember_columns(catalog: Path, columns: Mapping[str, WrittenColumn]) -> Non
 
 def keys_of(rows: CatalogRows) -> U64:
     """Return the keys of clips."""
-    keys = hash_rng.hash64(hash_rng.text_words(rows.fingerprint.to_pylist()), rows.first_frame, rows.num_frames)
-    stated = np.flatnonzero(digests.content_keys(rows.fingerprint) == digests.NO_CONTENT)
+    keys = hash_rng.hash64(rows.text_words("fingerprint"), rows.first_frame, rows.num_frames)
+    stated = np.flatnonzero(rows.content_keys() == digests.NO_CONTENT)
     keys[stated] = hash_rng.hash64(keys[stated], rows.uid[stated])  # another file may have the same size and time
     return keys
 
 
 def keys_of_captions(rows: CatalogRows) -> U64:
     """Return the keys of clips with their captions."""
-    captions = rows.caption.fill_null("").to_pylist()
-    return hash_rng.hash64(keys_of(rows), hash_rng.text_words(captions))
+    return hash_rng.hash64(keys_of(rows), rows.text_words("caption"))
 
 
 class _KeptSegment(NamedTuple):
@@ -102,30 +100,41 @@ class KeptMeasures:
         return sorted(path for path in self._folder.glob("*.parquet") if path.stem.isdecimal())
 
     def values(self, labels: Sequence[str], keys: U64) -> NDArray[np.float64]:
-        """Return the values of one measure by key, `[N, labels]`, NaN for a key that has none."""
-        values = np.full((len(keys), len(labels)), np.nan)
-        table, at, has = self._find(labels, keys)
-        if table is not None:
+        """Return values by key, `[N, labels]`, NaN for a key that has none."""
+        values = np.full((len(labels), len(keys)), np.nan)
+        for batch, at, found in self._find(labels, keys):
             for i, name in enumerate(labels):
-                values[has, i] = as_numpy(table.column(name).combine_chunks())[at[has]]
-        return values
+                if name in batch.schema.names:
+                    has = as_numpy(batch.column(name).is_valid())[at]
+                    values[i, found[has]] = as_numpy(batch.column(name))[at[has]]
+        return values.T
 
     def has(self, labels: Sequence[str], keys: U64) -> NDArray[np.bool_]:
-        """Return a mask of the keys that have a value under all these labels."""
-        return self._find(labels, keys, read=())[2]
+        """Return a mask `[N, labels]` of the keys that have a value under each label."""
+        mask = np.zeros((len(labels), len(keys)), dtype=np.bool_)
+        for batch, at, found in self._find(labels, keys):
+            for i, name in enumerate(labels):
+                if name in batch.schema.names:
+                    mask[i, found] |= as_numpy(batch.column(name).is_valid())[at]
+        return mask.T
 
-    def features(self, name: str, keys: U64) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Return features of one measure by key, `[N, bytes]`, those of missing ones 0, and a mask of the keys."""
-        table, at, has = self._find([name], keys)
-        if table is None:
-            return np.zeros((len(keys), 0), dtype=np.uint8), has
-        column = table.column(name).combine_chunks()
-        width = column.type.byte_width
-        start = column.offset * width
-        stored = np.frombuffer(column.buffers()[1], dtype=np.uint8)[start : start + len(column) * width]
-        features = np.zeros((len(keys), width), dtype=np.uint8)
-        features[has] = stored.reshape(-1, width)[at[has]]
-        return features, has
+    def features(self, name: str, keys: U64, width: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """Return features of one measure by key, `[M, width]`, and a mask of the M keys that have them."""
+        has = np.zeros(len(keys), dtype=np.bool_)
+        for _, _, found in self._find([name], keys, read=False):
+            has[found] = True
+        features, place, filled = (
+            np.zeros((int(has.sum()), width), dtype=np.uint8),
+            np.cumsum(has) - 1,
+            np.zeros_like(has),
+        )
+        for batch, at, found in self._find([name], keys):
+            column = batch.column(name)
+            some = as_numpy(column.is_valid())[at]
+            stored = np.frombuffer(column.buffers()[1], dtype=np.uint8)[column.offset * width :]
+            features[place[found[some]]] = stored[: len(column) * width].reshape(-1, width)[at[some]]
+            filled[found[some]] = True
+        return (features if filled.sum() == len(features) else features[filled[has]]), filled
 
     def add(self, keys: Sequence[int], found: Sequence[Mapping[str, float | bytes]]) -> None:
         """Keep values of clips by label; they are on disk afterwards."""
@@ -134,42 +143,43 @@ class KeptMeasures:
         columns = [pa.array([values.get(name) for values in found], type=kind) for name, kind in kinds.items()]
         if not columns:
             return
-        self._write(pa.table([pa.array(keys, type=pa.uint64()), *columns], names=[_KEY, *kinds]))
+        self.add_table(pa.table([pa.array(keys, type=pa.uint64()), *columns], names=[_KEY, *kinds]))
         small = [segment for segment in self._segments if segment.rows < _FEW_ROWS]
         if len(small) > _MOST_SMALL:
             self._join(small)
 
     def _find(
-        self, labels: Sequence[str], keys: U64, read: Sequence[str] | None = None
-    ) -> tuple[Any, NDArray[np.int64], NDArray[np.bool_]]:
-        """Return a table of the rows with all these labels, the index in it of each key, and a mask of the keys that it has.
+        self, labels: Sequence[str], keys: U64, *, read: bool = True
+    ) -> Iterator[tuple[Any, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield parts of the segments that have any of the labels, and for each the rows that keys have and the indices of these keys.
 
-        The table has only the columns `read`, if they are given: features of millions of clips are gigabytes.
+        Features of millions of clips are gigabytes, of which a part at a time is in memory; if they are not to be `read`, parts
+        have keys alone.
         """
-        columns = [_KEY, *(labels if read is None else read)]
-        tables = [
-            table.filter(reduce(pc.and_, (table.column(name).is_valid() for name in labels))).select(columns)
-            for segment in list(self._segments)
-            if segment.columns.issuperset(labels)
-            for table in self._read(segment, [_KEY, *labels])
-        ]
-        if not sum(map(len, tables)):
-            return None, np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.bool_)
-        table = pa.concat_tables(tables)
-        known = as_numpy(table.column(_KEY).combine_chunks())
-        order = np.argsort(known, kind="stable")
-        at = np.maximum(np.searchsorted(known[order], keys, side="right") - 1, 0)
-        return table, order[at], known[order][at] == keys
+        order = np.argsort(keys)
+        ordered = keys[order]
+        first = np.flatnonzero(np.diff(ordered, prepend=~ordered[:1]))  # of each key, which several clips may have
+        each, times = ordered[first], np.diff(first, append=len(keys))
+        for segment in list(self._segments) if len(keys) else ():
+            inside = [name for name in labels if name in segment.columns]
+            for batch in self._batches(segment, [_KEY, *(inside if read else ())]) if inside else ():
+                known = as_numpy(batch.column(_KEY))
+                by_key = np.argsort(known, kind="stable")
+                place = np.minimum(np.searchsorted(each, known[by_key]), len(each) - 1)
+                count = times[place] * (each[place] == known[by_key])
+                at = np.repeat(by_key, count)
+                yield batch, at, order[np.repeat(first[place] + count - np.cumsum(count), count) + np.arange(len(at))]
 
-    def _read(self, segment: _KeptSegment, columns: Sequence[str]) -> list[Any]:
+    def _batches(self, segment: _KeptSegment, columns: Sequence[str]) -> Iterator[Any]:
         try:
-            return [pq.read_table(segment.path, columns=list(columns), page_checksum_verification=True)]
+            file = pq.ParquetFile(segment.path, page_checksum_verification=True)
+            yield from file.iter_batches(_BATCH, columns=list(columns))
         except (OSError, ValueError, pa.ArrowException) as error:
             _tell_of_damage(segment.path, error)
             self._segments.remove(segment)
-            return []
 
-    def _write(self, table: Any) -> None:
+    def add_table(self, table: Any) -> None:
+        """Keep values of clips, given as a table with their keys and a column for each label."""
         number = 1 + max((int(path.stem) for path in self._files()), default=-1)
         path = self._folder / f"{number:06d}.parquet"
         buffer = pa.BufferOutputStream()
@@ -180,8 +190,12 @@ class KeptMeasures:
 
     def _join(self, small: list[_KeptSegment]) -> None:
         """Write the rows of several segments into one; those that were joined remain if this is killed, and do no harm."""
-        tables = [table for segment in small for table in self._read(segment, sorted(segment.columns))]
-        self._write(pa.concat_tables(tables, promote_options="default"))
+        tables = [
+            pa.Table.from_batches([batch])
+            for segment in small
+            for batch in self._batches(segment, sorted(segment.columns))
+        ]
+        self.add_table(pa.concat_tables(tables, promote_options="default"))
         for segment in small:
             segment.path.unlink(missing_ok=True)
         self._segments = [segment for segment in self._segments if segment not in small]

@@ -260,8 +260,13 @@ def read_table(file: Path, kind: Any, num_rows: int) -> pa.Table:
 def new_parquet(file: Path, kind: Any) -> Iterator[Any]:
     """Yield a writer of a Parquet file of a schema, which is flushed to disk at the end."""
     file.unlink(missing_ok=True)  # a run may have a hard link to the former file, which must not be overwritten
+    # Measured numbers hardly ever repeat: to look for that takes most of the time of writing them.
+    options = {
+        "compression": {name: "lz4" if name.startswith(SCORE) else "zstd" for name in kind.names},
+        "use_dictionary": [name for name in kind.names if not name.startswith(SCORE)],
+    }
     with file.open("wb") as f:
-        with pq.ParquetWriter(f, kind, compression="zstd", write_page_checksum=True) as writer:
+        with pq.ParquetWriter(f, kind, write_page_checksum=True, **options) as writer:
             yield writer
         f.flush()
         os.fsync(f.fileno())
@@ -269,5 +274,16 @@ def new_parquet(file: Path, kind: Any) -> Iterator[Any]:
 
 def write_table(file: Path, table: pa.Table) -> None:
     """Write a Parquet file, and flush it to disk."""
-    with new_parquet(file, table.schema) as writer:
-        writer.write_table(table, row_group_size=_GROUP_ROWS)
+    write_tables(file, iter([table]))
+
+
+def write_tables(file: Path, tables: Iterator[pa.Table]) -> None:
+    """Write consecutive tables, of which there is at least one, as a Parquet file, and flush it to disk."""
+    waiting = [next(tables)]
+    with new_parquet(file, waiting[0].schema) as writer:
+        for table in tables:
+            if sum(map(len, waiting)) >= _GROUP_ROWS:
+                writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)
+                waiting.clear()
+            waiting.append(table)
+        writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)

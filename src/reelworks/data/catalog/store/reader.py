@@ -167,7 +167,13 @@ class CatalogReader:
             return digest
 
     def tables(self, alive: Mask) -> Iterator[Any]:
-        """Yield some of all rows as tables of all columns, those of `DERIVED` included, a row group of a file at a time."""
+        """Yield some of all rows as tables of all columns, those of `DERIVED` included, a row group of a file at a time.
+
+        The next one is read meanwhile.
+        """
+        return _prefetch_one(self._tables(alive))
+
+    def _tables(self, alive: Mask) -> Iterator[Any]:
         names = [*SCHEMA.names, *DERIVED, *(SCORE + name for name in self._scores())]
         kind = pa.schema([schema.field(name) for name in names])
         for file, group, where in self._groups():

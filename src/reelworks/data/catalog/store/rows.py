@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from reelworks.core import digests
 from reelworks.core.digests import ArrayParts
-from reelworks.core.hash_rng import hash64, text_words
+from reelworks.core.hash_rng import byte_words, hash64, text_words
 from reelworks.data.catalog.store import schema
 from reelworks.data.catalog.store.column_files import ColumnFiles
 from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE, TEXT, as_numpy
@@ -308,6 +308,14 @@ class CatalogRows:
             keys[first : first + len(chunk)] = digests.content_keys(chunk)
             first += len(chunk)
         return keys
+
+    def text_words(self, name: str) -> NDArray[np.uint64]:
+        """Return an integer for each text of a column, as `hash_rng.text_words` does; a missing text counts as an empty one."""
+        found, first = np.empty(len(self), dtype=np.uint64), 0
+        for chunk in self._text_chunks(name):
+            found[first : first + len(chunk)] = byte_words(chunk.fill_null("").cast(pa.large_binary()).to_pylist())
+            first += len(chunk)
+        return found
 
     def file(self, index: int) -> MediaPath:
         """Return the place of a row's file."""

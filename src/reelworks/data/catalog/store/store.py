@@ -1,7 +1,7 @@
 """Read and write the folder of a catalog: Parquet parts, which are only ever added.
 
     catalog.json                    format, `compacted`, and one entry for each part: rows, retired, time, sources
-    part-000000.parquet             rows that a scan appended, sorted by uid
+    part-000000.parquet             rows that a scan appended, sorted by uid, or those with new scores, by their former ordinals
     retired-000000.parquet          ordinals of former rows that the same scan retired
     compact-000012.parquet          in place of the first 12 parts: the rows that were live in version 12
     compact-000012-retired.parquet  ordinal and uid of all other rows of these parts
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from reelworks.core import arguments, machine
+from reelworks.core import arguments, blocks, machine
 from reelworks.core.arguments import checked
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
@@ -35,7 +35,7 @@ from reelworks.data.catalog.store import integrity, part_files, schema
 from reelworks.data.catalog.store.part_files import Part
 from reelworks.data.catalog.store.reader import RETIRED_SCHEMA, CatalogReader, tombstones, too_old
 from reelworks.data.catalog.store.rows import CatalogRows
-from reelworks.data.catalog.store.schema import DERIVED, SCHEMA
+from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE
 
 if TYPE_CHECKING:
     from reelworks.data.catalog.config import DatasetConfig
@@ -269,28 +269,69 @@ class Catalog:
             retired: Ordinals of live rows that are no longer valid.
             sources: The folders scanned, as `Part` has them.
         """
-        newest = Catalog.open_or_new(self.path)
-        assert self.parts == newest.parts, "only the newest version can grow"
         if problems := integrity.problems(rows):
             at, problem = next(iter(problems.items()))
             raise AssertionError(
                 f"a row of {rows.column('path')[at].as_py()!r} that the catalog would refuse: {problem}"
             )
-        rows = rows.sort_by("uid")
-        first = sum(part.rows for part in self.parts)
-        ordinals = pa.array(np.arange(first, first + len(rows)), type=pa.int64())
-        rows = rows.set_column(0, SCHEMA.field("ordinal"), ordinals)
+        rows = _numbered(rows.sort_by("uid"), sum(part.rows for part in self.parts))
         if len(rows):
             for name, columns in DERIVED.items():
                 mask = schema.derive(name, *(rows.column(column).combine_chunks() for column in columns))
                 rows = rows.append_column(name, pa.array(mask, pa.bool_()))
-            part_files.write_table(self.path / part_files.part_name(self.version), rows)
+        return self._with_part(iter([rows] if len(rows) else []), len(rows), retired, sources)
+
+    def append_scores(
+        self,
+        rows: CatalogRows,
+        at: NDArray[np.int64],
+        scores: Mapping[str, NDArray[np.float64]],
+        sources: Sequence[dict[str, str]],
+    ) -> Catalog:
+        """Append a part that has some rows anew, with new scores beside their others; the caller must hold the catalog's lock.
+
+        Args:
+            rows: Live rows of this version, in their order.
+            at: Indices of those that change, in order, of which there is at least one.
+            scores: The new scores of all `rows` by name.
+            sources: As for `append`.
+        """
+        retired, first = rows.ordinal[at], self.reader.num_rows
+        is_meant = blocks.mask(retired, first)[self.all_rows().ordinal]
+
+        def tables() -> Iterator[pa.Table]:
+            done = 0
+            for table in self.reader.tables(is_meant):
+                some = at[done : done + len(table)]
+                new = _numbered(table, first + done)
+                for name, values in scores.items():
+                    column, array = pa.field(SCORE + name, pa.float64()), pa.array(values[some], from_pandas=True)
+                    place = new.schema.get_field_index(column.name)
+                    new = new.append_column(column, array) if place < 0 else new.set_column(place, column, array)
+                done += len(table)
+                yield new
+
+        return self._with_part((table for table in tables() if len(table)), len(at), retired, sources)
+
+    def _with_part(
+        self, tables: Iterator[pa.Table], rows: int, retired: NDArray[np.int64], sources: Sequence[dict[str, str]]
+    ) -> Catalog:
+        newest = Catalog.open_or_new(self.path)
+        assert self.parts == newest.parts, "only the newest version can grow"
+        if rows:
+            part_files.write_tables(self.path / part_files.part_name(self.version), tables)
         if len(retired):
             table = pa.table([pa.array(np.sort(retired))], schema=RETIRED_SCHEMA)
             part_files.write_table(self.path / part_files.retired_name(self.version), table)
-        parts = (*self.parts, Part(len(rows), len(retired), time.time(), list(sources)))
+        parts = (*self.parts, Part(rows, len(retired), time.time(), list(sources)))
         part_files.write_list(self.path, parts, newest.compacted)
         return Catalog(self.path, parts, newest.compacted)
+
+
+def _numbered(rows: pa.Table, first: int) -> pa.Table:
+    """Return rows with consecutive ordinals."""
+    ordinals = pa.array(np.arange(first, first + len(rows)), type=pa.int64())
+    return rows.set_column(0, SCHEMA.field("ordinal"), ordinals)
 
 
 def _reopened(path: Path, parts: tuple[Part, ...], compacted: int) -> Catalog:
