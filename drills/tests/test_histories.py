@@ -120,7 +120,7 @@ def another_step(told):
 
 
 @pytest.mark.parametrize("lie", [another_fate, one_clip_less, another_step])
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_a_wrong_account_is_seen(tmp_path, lie):
     history = {"seed": 13, "starts": [start(steps=2)], "after": []}
     verdict, said = lived(history, tmp_path, alter=lie)

@@ -85,6 +85,7 @@ def of_texts(state):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_killed_and_resumed_equals_the_uninterrupted_run(recipe, tmp_path, name):
     """Losses, weights, averages and moments of both parts agree to the last bit, and both parts have learnt."""
     assert children.train(recipe("calm", name)) == [0]
@@ -153,6 +154,7 @@ def test_the_familys_pipeline_draws_what_we_do_with_the_file(recipe, places, tmp
         assert np.abs(made.clips[0] - drawn(place=applied)).max() <= 1, format
 
 
+@pytest.mark.slow
 def test_each_part_has_its_rate(recipe, tmp_path):
     """With a rate of nearly nothing, text encoders stand still while the network learns; resumed, too."""
     still = {"text_encoder_learning_rate": 1e-30}

@@ -25,6 +25,7 @@ def run_ranks(folder: Path, world_size: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow(reason="as with two ranks"))])
+@pytest.mark.slow
 def test_one_process_to_many_and_back(tmp_path: Path, world_size: int) -> None:
     store, straight = rw.CheckpointStore(tmp_path / "checkpoints"), Training(1)
     straight.step()

@@ -114,6 +114,7 @@ def tell(sent: bytes, file: Path) -> None:
     file.write_text(f"{dataset.digest} {[step.number for step in loader]}", encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_another_process_gets_the_dataset(tmp_path: Path) -> None:
     loader = a_loader()
     steps_of(loader, 2)

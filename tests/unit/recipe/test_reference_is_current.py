@@ -46,6 +46,7 @@ def test_the_file_is_what_the_script_would_write(generator: ModuleType, name: st
     assert written == generator.contents()[name], "out of date: run `make reference`"
 
 
+@pytest.mark.slow
 def test_every_key_stands_in_its_own_section(generator: ModuleType) -> None:
     sections = generator.contents()["recipe.md"].split("\n## ")
     tables = list(generator._tables(generator.Recipe))
