@@ -107,7 +107,11 @@ export function drawUntrained(place, about, plan, before, ask) {
       [
         [
           t`Reason`,
-          row => [translated(about.reasons[row.reason]), mostFrequent(t`nearest: `, row.nearest), mostFrequent("", row.failed)],
+          row => [
+            translated(about.reasons[row.reason]),
+            mostFrequent(t`nearest: `, row.nearest),
+            mostFrequent("", row.failed),
+          ],
         ],
         [
           t`Clips`,

@@ -55,5 +55,9 @@ function reasonCard({ total, label, remedy, files }) {
   const lines = files
     .slice(0, 200)
     .map(file => h("li", file.path, file.detail ? h("span.quiet", ` – ${file.detail}`) : null));
-  return card(h("h2", `${count(total)} ${translated(label)}`), h("p.quiet", translated(remedy)), h("ul.files", { tabindex: "0" }, lines));
+  return card(
+    h("h2", `${count(total)} ${translated(label)}`),
+    h("p.quiet", translated(remedy)),
+    h("ul.files", { tabindex: "0" }, lines),
+  );
 }
