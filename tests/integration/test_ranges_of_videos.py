@@ -48,7 +48,6 @@ def test_an_interrupted_epoch_trains_each_range_once(tiny, tmp_path):
     assert len({clip.path for clip in clips}) == 20, "each range has a name of its own"
 
 
-@pytest.mark.slow
 def test_the_ranges_of_a_video_are_held_out_and_excluded_together(tiny, tmp_path):
     recipe = tiny(
         dataset=[{"path": str(films(tmp_path / "films")), "clip_seconds": 0.25}],

@@ -183,7 +183,6 @@ def test_a_disk_that_takes_no_record_ends_no_training(made: Make, tmp_path: Path
     assert covered(clip_history.cover(run)) == {step: clips for step, clips in logged(run).items() if step > 3}
 
 
-@pytest.mark.slow
 def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: Make, tmp_path: Path) -> None:
     """Neither what coverage tells of each clip nor what replay tells of each step."""
     (bad := tmp_path / "bad.txt").write_text("data/5.png\n", encoding="utf-8")

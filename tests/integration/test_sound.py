@@ -11,6 +11,7 @@ import children
 import numpy as np
 import pytest
 import sound_clips
+import tiny_recipe
 from refused import refused
 
 from reelworks.commands.main import app
@@ -39,21 +40,8 @@ def recipe(tmp_path: Path) -> Callable[..., Recipe]:
         (folder / f"{i}.txt").write_text(f"clip {i}", encoding="utf-8")
 
     def make(output: str = "run", **changes: Any) -> Recipe:
-        values: Recipe = {
-            "version": 1,
-            "output": str(tmp_path / output),
-            "seed": 7,
-            "dataset": [{"path": str(folder)}],
-            "bucket": [{"resolution": "32x32", "num_frames": 12, "batch_size": 2}],
-            "data": {"num_workers": 0, "clip_start": "start", "fps": 24.0},
-            "model": {"name": "ltx-2-sound-tiny"},
-            "autoencoder": {"stride": 16},
-            "text_encoder": {"dim": 32, "max_length": 4, "pooled_dim": 0},
-            "sound": {"sample_rate": 400},  # 16 numbers for each latent frame
-            "precision": {"compute": "float32"},
-            "train": {"max_steps": 3, "learning_rate": 1e-2, "threads": 1},
-        }
-        return values | {key: values.get(key, {}) | change for key, change in changes.items()}
+        entry = {"resolution": "32x32", "num_frames": 12, "batch_size": 2}
+        return tiny_recipe.of_sounds(folder, tmp_path / output, **{"bucket": [entry], **changes})
 
     return make
 

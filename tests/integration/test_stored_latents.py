@@ -65,7 +65,6 @@ def recipes(tiny: Callable[..., Recipe], tmp_path: Path) -> Callable[[str], Reci
     return make
 
 
-@pytest.mark.slow
 def test_losses_from_the_store_are_those_of_live_encoding(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     objective = {"caption_dropout": 0.3}
     live = losses(tiny("live", data=FIXED, objective=objective))

@@ -63,7 +63,6 @@ def adapted(lora, tmp_path):
     return make
 
 
-@pytest.mark.slow
 def test_the_lora_is_that_of_the_summed_weights_and_previews_are_without_the_adapter(adapted, tmp_path):
     """Losses and LoRA agree with those on the sum in a file; preview, export and `generate` stand on the plain base."""
     assert children.train(adapted("with")) == [0]

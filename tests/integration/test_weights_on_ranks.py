@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import sound_clips
+import tiny_recipe
 import torch
 from PIL import Image
 from test_lora import lora, on_file, pictures
@@ -92,20 +93,8 @@ def test_two_ranks_train_sound_as_one_process_does(tmp_path, strategy):
     for i in range(4):
         sound_clips.write(clips / f"{i}.mp4", seconds=1.0, events=[0.1 + 0.2 * i, 0.8])
         (clips / f"{i}.txt").write_text(f"clip {i}", encoding="utf-8")
-    values: Recipe = {
-        "version": 1,
-        "seed": 7,
-        "dataset": [{"path": str(clips)}],
-        "bucket": [{"resolution": "32x32", "num_frames": 12, "batch_size": 1}],
-        "data": {"num_workers": 0, "clip_start": "start", "fps": 24.0},
-        "model": {"name": "ltx-2-sound-tiny"},
-        "autoencoder": {"stride": 16},
-        "text_encoder": {"dim": 32, "max_length": 4, "pooled_dim": 0},
-        "sound": {"sample_rate": 400, "modes": {"sound": 0.3, "video": 0.3}},
-        "precision": {"compute": "float32"},
-        "train": TRAIN,
-        "validation": {"split": 0.0},
-    }
+    modes, none_held_out = {"modes": {"sound": 0.3, "video": 0.3}}, {"split": 0.0}
+    values = tiny_recipe.of_sounds(clips, "", sound=modes, train=TRAIN, validation=none_held_out)
     one = trained(values, tmp_path / "on-1", 1, strategy=strategy)
     assert all(value > 0 for value in one)
     assert trained(values, tmp_path / "on-2", 2, strategy=strategy) == pytest.approx(one, rel=5e-4)

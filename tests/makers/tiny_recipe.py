@@ -57,6 +57,25 @@ def of_family(name: str, output: object, *datasets: Recipe, **changes: Any) -> R
     return changed(recipe, changes)
 
 
+def of_sounds(footage: object, output: object, **changes: Any) -> Recipe:
+    """Return a recipe that trains picture and sound of clips of half a second, from random weights."""
+    recipe = {
+        "version": 1,
+        "output": str(output),
+        "seed": 7,
+        "dataset": [{"path": str(footage)}],
+        "bucket": [{"resolution": "32x32", "num_frames": 12, "batch_size": 1}],
+        "data": {"num_workers": 0, "clip_start": "start", "fps": 24.0},
+        "model": {"name": "ltx-2-sound-tiny"},
+        "autoencoder": {"stride": 16},
+        "text_encoder": {"dim": 32, "max_length": 4, "pooled_dim": 0},
+        "sound": {"sample_rate": 400},  # 16 numbers for each latent frame
+        "precision": {"compute": "float32"},
+        "train": {"max_steps": 3, "learning_rate": 1e-2, "threads": 1},
+    }
+    return changed(recipe, changes)
+
+
 def changed(recipe: Recipe, changes: Recipe) -> Recipe:
     """Return a recipe with changes, of which tables are added to those that it has."""
     tables = {key: {**recipe.get(key, {}), **value} for key, value in changes.items() if isinstance(value, dict)}

@@ -118,3 +118,24 @@ def test_an_error_of_one_rank_is_told_after_the_others_had_time_to_raise_it(
 )
 def test_errors_of_collectives_are_known(error: Exception, is_one: bool) -> None:
     assert watch._is_of_communication(error) is is_one
+
+
+def test_a_rank_that_leaves_in_order_takes_the_others_along(
+    ranks: list[Watch], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left: list[tuple[int, int]] = []
+
+    def leave(code: int) -> None:
+        left.append((len(left), code))
+        raise LeftError
+
+    monkeypatch.setattr(watch.os, "_exit", leave)
+    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.01)
+    ranks[1].take_along(75, "stopped after step 3")
+    for one in (ranks[0], ranks[2]):
+        with pytest.raises(LeftError):
+            one._run()
+    ranks[1]._stop.set()
+    ranks[1]._run()  # it ends by itself
+    assert left == [(0, 75), (1, 75)]
+    assert capsys.readouterr().out == "stopped after step 3\n"

@@ -111,6 +111,7 @@ def test_sizes_of_a_preset_that_changed_since_are_not_used(monkeypatch: pytest.M
     assert published_sizes.of_preset("wan-2.1-1.3b") is None
 
 
+@pytest.mark.slow
 def test_a_recipe_for_any_model_needs_no_library_of_networks(tmp_path: Path) -> None:
     """Their imports take many seconds; people wait for the estimate."""
     program = (

@@ -40,15 +40,10 @@ FEWEST_SHOWN = 4  # times trained before losses say more of a clip than of its n
 FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose losses are normalised by bucket; of so few, no word is sure
 HEAVY_TAILS = 1.5  # as in photographs: of four sets of 400, the good clip that was furthest lay at 1.4
 ERROR_RATE = 0.01  # chance that a word is said of any clip of a set in which all are usual
-LEAST_SPREAD = (
-    0.03  # of the logarithm of a loss, for a deviation at least, so that a set without spread has no outliers
-)
-LEAST_GAIN_SPREAD = 0.005
+# Of the logarithm of a loss, and of a gain, for a deviation at least: a set without spread has no outliers.
+LEAST_SPREAD, LEAST_GAIN_SPREAD = 0.03, 0.005
 NORMAL = 1.4826  # of a normal distribution, a standard deviation by its median absolute deviation
-TAIL, TAIL_DEVIATIONS = (
-    0.1,
-    1.2816,
-)  # share of the clips in a tail, and the deviations of a normal distribution at its begin
+TAIL, TAIL_DEVIATIONS = 0.1, 1.2816  # share of the clips in a tail, and where it begins in a normal distribution
 SURE = 4  # measurements of a caption before a word is said of it
 OFTEN = 8  # times as often trained as the median of its peers, from which on a clip is compared as one of few
 FIRST = 10  # clips to look at, of which no word is sure

@@ -51,17 +51,12 @@ def _is_measured(metric: str, recipe: Recipe) -> bool:
     )
 
 
-def _begins_anew(stage: Any, recipe: Recipe) -> bool:
-    return stage is not recipe.stage[0]
-
-
 _STORE = ("in a training without stored latents; `reelworks encode` alone heeds it", "set encode.store = true")
 _BEST = (
     "since the run does not measure the metric that ranks",
     "set validation.split and every_steps, or samples.metrics",
 )
 _ENTRIES = "beside [[bucket]] entries, which say their sizes and batch sizes"
-_FIRST = "in the first stage, which begins with the run"
 RULES = (
     IdleRule(
         "dataset",
@@ -166,7 +161,6 @@ RULES = (
     ),
     IdleRule("exports", "formats", lambda t, r: r.lora is not None, "on whole networks", "add [lora]"),
     IdleRule("logging", "entity tags offline", lambda t, r: "wandb" in t.trackers, "without Weights & Biases"),
-    IdleRule("stage", "optimizer ema", _begins_anew, _FIRST),
 )
 
 
