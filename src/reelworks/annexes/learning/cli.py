@@ -77,8 +77,10 @@ def learning(
     report = known.report(listed)
     show.json(report) if json else _print(report, len(places))
     if has_ranks and len(ranked):
-        show.line("look at these first; no word is sure of them")
-        _print_clips(known.clips(ranked))
+        show.line(
+            "look at these first, by their most unusual number as a share of where a word is said; no word is sure of them"
+        )
+        _print_clips("unusual", known.clips(ranked))
 
 
 def _print(report: LearningReport, selected: int) -> None:
@@ -96,16 +98,16 @@ def _print(report: LearningReport, selected: int) -> None:
             f"{units.percent(report.below_held_out)} of the trained clips have a lower loss than any held-out one"
         )
     if report.clips:
-        _print_clips(report.clips)
+        _print_clips("word", report.clips)
     if selected > len(report.clips):
         show.line(f"{units.count(selected - len(report.clips))} more; --limit lists them")
 
 
-def _print_clips(clips: list[ClipLearning]) -> None:
-    table = show.new_table("clip", "word", "unusual", "loss", "trend", "rank", "gain", "shown")
+def _print_clips(reason: str, clips: list[ClipLearning]) -> None:
+    table = show.new_table("clip", reason, "loss", "trend", "rank", "gain", "shown")
     for clip in clips:
+        why = clip.word if reason == "word" else f"{clip.unusual} {100 * clip.unusual_share:.0f} %"
         gain = "–" if clip.gain is None else f"{100 * clip.gain:+.0f} %"
-        unusual = f"{clip.unusual.replace('_', ' ')} {100 * clip.unusual_share:.0f} %"
         numbers = f"{clip.loss:.2f} ×", f"{clip.trend:.2f} ×", f"{100 * clip.rank:.0f} %", gain, str(clip.shown)
-        table.add_row(clip.path, clip.word.replace("_", " "), unusual, *numbers)
+        table.add_row(clip.path, why.replace("_", " "), *numbers)
     show.print_table(table)

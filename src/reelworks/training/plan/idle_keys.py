@@ -39,16 +39,10 @@ def _trains_videos(recipe: Recipe) -> bool:
     return others or any(frames != 1 for entry in recipe.bucket for frames in entry.frames())
 
 
-def _validates(recipe: Recipe) -> bool:
-    return recipe.validation.split > 0 and recipe.validation.every_steps is not None
-
-
 def _is_measured(metric: str, recipe: Recipe) -> bool:
-    """Whether a training measures what ranks its checkpoints; values of `reelworks eval` may come later."""
-    sources = {name.partition("/")[0] for name in mixture.terms(metric)}
-    return (_validates(recipe) or "validation" not in sources) and (
-        bool(recipe.samples.metrics) or "samples" not in sources
-    )
+    """Whether a metric that ranks checkpoints needs no validation, or gets it; others are refused where nothing measures them."""
+    validates = recipe.validation.split > 0 and recipe.validation.every_steps is not None
+    return validates or not any(name.startswith("validation/") for name in mixture.terms(metric))
 
 
 _STORE = ("in a training without stored latents; `reelworks encode` alone heeds it", "set encode.store = true")
@@ -159,7 +153,9 @@ RULES = (
         "in a training that writes no weights for inference",
         'set exports.weights = "ema" or "model"',
     ),
-    IdleRule("exports", "formats", lambda t, r: r.lora is not None, "on whole networks", "add [lora]"),
+    IdleRule(
+        "exports", "formats", lambda t, r: t.weights is None or r.lora is not None, "on whole networks", "add [lora]"
+    ),
     IdleRule("logging", "entity tags offline", lambda t, r: "wandb" in t.trackers, "without Weights & Biases"),
 )
 
