@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import re
@@ -50,6 +51,13 @@ def test_a_question_has_the_frames_as_data_uris_and_the_prompt() -> None:
     assert url.startswith("data:image/jpeg;base64,")
     with Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) as picture:
         assert picture.size == (64, 48)
+
+
+def test_a_notebook_whose_thread_runs_an_event_loop_gets_an_answer() -> None:
+    async def cell() -> Answer | CaptionFailed:
+        return ask(Served(said("a cat")))
+
+    assert asyncio.run(cell()) == Answer("a cat")
 
 
 @pytest.mark.parametrize(

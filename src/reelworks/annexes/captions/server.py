@@ -11,7 +11,8 @@ import ssl
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple, final
 
@@ -202,7 +203,7 @@ class ServerCaptioner:
         at = self._address
         request = httpx2.Request(method, at._replace(path=at.path + path).geturl(), headers=headers, content=data)
         try:
-            reply = asyncio.run(self._exchange(request, timeout))
+            reply = _ended(self._exchange(request, timeout))
         except TimeoutError as error:
             raise _Lost(f"no reply within {timeout:g} s") from error
         except asyncio.CancelledError as error:
@@ -243,6 +244,16 @@ class ServerCaptioner:
             is_direct = host in _LOCAL or urllib.request.proxy_bypass(host)
             proxy = None if is_direct else f"http://{proxy.rpartition('://')[2]}"
         return httpx2.AsyncClient(proxy=proxy, trust_env=False, verify=self._certificates, timeout=None)
+
+
+def _ended(exchange: Coroutine[Any, Any, _Reply]) -> _Reply:
+    """Return what an exchange ends with, also in a notebook, whose thread runs an event loop already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(exchange)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, exchange).result()
 
 
 def _first_cause(error: BaseException) -> str:
