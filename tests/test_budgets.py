@@ -39,9 +39,9 @@ PARTS = {
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_985, 1_450),
     "doctor": Part(("annexes/doctor",), 205, 170),
-    "captions": Part(("annexes/captions",), 1_790, 1_350),
+    "captions": Part(("annexes/captions",), 1_795, 1_350),
     "cluster": Part(("annexes/cluster",), 165, 160),
-    "quality": Part(("annexes/quality",), 2_185, 1_950),
+    "quality": Part(("annexes/quality",), 2_205, 1_950),
     "learning": Part(("annexes/learning",), 885, 700),
     "hub": Part(("annexes/hub",), 680, 580),
     "imports": Part(("annexes/imports",), 7_025, 4_850),

@@ -1,8 +1,7 @@
-"""Candidates for near-duplicates: hashes of 63 bits that agree in a band of bits and differ in few of the others, by sorting.
+"""Candidates for near-duplicates: hashes of 63 bits that differ in few bits and mostly agree in a band of them, by sorting.
 
 A hash, its band first, and the number of its clip are packed into one word, so that sorted words have such hashes beside each
-other: memory and time grow with the number of clips and not with its square. In a crowded band each is paired with those that
-follow it.
+other: memory and time grow with the number of clips and not with its square. Each is compared with the few that follow it.
 
 Legend: N clips.
 """
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 _BITS, _WORD_BITS = 63, 64
 _LEAST, _MOST = 7, 21  # bits of a band, of which there are 9 to 3
 _DIFFER = 18 / 56  # share of the bits outside the band in which candidates may differ
-_NEIGHBOURS = 6  # following hashes of the same band that each is paired with
+_NEIGHBOURS = 6  # following hashes that each is compared with
 _BLOCK = 1 << 15  # words that are worked on at once, in the caches
 
 Hashes = NDArray[np.uint64]
@@ -32,43 +31,59 @@ class Band(NamedTuple):
     shift: int
     bits: int
 
-    def pairs(self, plain_N: Hashes, other_N: Hashes, turned: int = 0) -> Iterator[tuple[Numbers, Numbers]]:
-        """Yield numbers of clips and, for each, that of another clip whose other hash, with some bits turned, is like its own."""
-        side = (len(plain_N) - 1).bit_length()  # the bit above the number that tells which of the hashes it is
-        outside = _BITS - self.bits
-        dropped = max(_BITS + side + 1 - _WORD_BITS, 0)  # bits of the hash for which there is no room
-        kept = outside - dropped
-        words = np.empty(2 * len(plain_N), dtype=np.uint64)
-        self._pack(plain_N, 0, 0, dropped, side, words[: len(plain_N)])
-        self._pack(other_N, turned, 1 << side, dropped, side, words[len(plain_N) :])
-        words.sort()
-        most, most_kept = math.floor(_DIFFER * outside), math.ceil(_DIFFER * kept)
-        number, other_side = np.uint64((1 << side) - 1), np.uint64(1 << side)
-        for begin in range(0, len(words) - 1, _BLOCK):
-            for step in range(1, _NEIGHBOURS + 1):
-                second = words[begin + step : begin + step + _BLOCK]
-                differ = words[begin : begin + len(second)] ^ second
-                at = np.flatnonzero(differ < np.uint64(1 << side + 1 + kept))  # of the same band
-                differ = differ[at]
-                at = at[((differ & other_side) != 0) & (np.bitwise_count(differ >> np.uint64(side)) <= most_kept + 1)]
-                first, second = words[begin + at], second[at]
-                is_other = (first & other_side) != 0
-                a, b = (first & number).view(np.int64), (second & number).view(np.int64)
-                some, others = np.where(is_other, b, a), np.where(is_other, a, b)
-                like = (np.bitwise_count(plain_N[some] ^ other_N[others] ^ np.uint64(turned)) <= most) & (
-                    some != others
-                )
-                yield some[like], others[like]
+    def sorted_words(self, hashes_N: Hashes) -> Hashes:
+        """Return the words of hashes in order."""
+        words = np.empty_like(hashes_N)
+        self._pack(hashes_N, 0, 0, words)
+        return words
 
-    def _pack(self, hashes: Hashes, turned: int, first: int, dropped: int, side: int, words: Hashes) -> None:
-        """Write the word of each hash: its band, its other bits as far as there is room, and its number, from `first` on."""
-        for begin in range(0, len(hashes), _BLOCK):
-            some = hashes[begin : begin + _BLOCK] ^ np.uint64(turned)
-            in_order = some >> np.uint64(self.shift) << np.uint64(_WORD_BITS - self.bits) >> np.uint64(1)
-            in_order |= some >> np.uint64(self.shift + self.bits) << np.uint64(self.shift)
-            in_order |= some & np.uint64((1 << self.shift) - 1)
-            numbers = np.arange(first + begin, first + begin + len(some), dtype=np.uint64)
-            words[begin : begin + len(some)] = in_order >> np.uint64(dropped) << np.uint64(side + 1) | numbers
+    def pairs(
+        self, plain_N: Hashes, plain_words: Hashes, other_N: Hashes, turned: int = 0
+    ) -> Iterator[tuple[Numbers, Numbers]]:
+        """Yield numbers of clips and, for each, that of another clip whose other hash, with some bits turned, is like its own.
+
+        Args:
+            plain_words: What `sorted_words` returns of `plain_N`, which is compared several times.
+        """
+        count = len(plain_N)
+        most = math.floor(_DIFFER * (_BITS - self.bits))
+        words = np.empty(2 * count, dtype=np.uint64)
+        words[:count] = plain_words
+        self._pack(other_N, turned, count, words[count:])
+        words.sort(kind="stable")  # which merges what is in order
+        words &= np.uint64((1 << _width(count)) - 1)
+        numbers = words.astype(np.uint32)
+        del words  # of millions of clips, memory is for one such array at a time
+        hashes = np.concatenate([plain_N, other_N])
+        hashes[count:] ^= np.uint64(turned)
+        for begin in range(0, len(numbers) - 1, _BLOCK):
+            number = numbers[begin : begin + _BLOCK + _NEIGHBOURS].astype(np.int64)
+            hash_of, is_other = hashes.take(number), number >= count
+            for step in range(1, min(_NEIGHBOURS + 1, len(number))):
+                near = np.bitwise_count(hash_of[step:] ^ hash_of[:-step]) <= most
+                near &= is_other[step:] != is_other[:-step]
+                at = np.flatnonzero(near[:_BLOCK])
+                first, second = number[at], number[at + step]
+                some, others = np.minimum(first, second), np.maximum(first, second) - count
+                yield some[some != others], others[some != others]
+
+    def _pack(self, hashes_N: Hashes, turned: int, first: int, words: Hashes) -> None:
+        """Write the words of hashes, with some bits turned, in order; their clips are numbered from `first` on."""
+        number_bits = np.uint64((1 << _width(len(hashes_N))) - 1)
+        for begin in range(0, len(hashes_N), _BLOCK):
+            some = hashes_N[begin : begin + _BLOCK] ^ np.uint64(turned)
+            word = some >> np.uint64(self.shift) << np.uint64(_WORD_BITS - self.bits)
+            word |= some >> np.uint64(self.shift + self.bits) << np.uint64(self.shift + 1)
+            word |= (some & np.uint64((1 << self.shift) - 1)) << np.uint64(1)
+            word &= ~number_bits  # there is no room for all bits
+            word |= np.arange(first + begin, first + begin + len(some), dtype=np.uint64)
+            words[begin : begin + len(some)] = word
+        words.sort()
+
+
+def _width(count: int) -> int:
+    """Return the number of bits of a word that number a clip, for each of the two hashes that are compared."""
+    return (2 * count - 1).bit_length()
 
 
 def bands_for(count: int) -> list[Band]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +36,8 @@ LEAST_DEVIATION = 8.0  # levels; a frame that is nearly even has no structure to
 _HASHED, _COMPARED = 8, 12  # coefficients along each axis
 _PAIRS = 1 << 13  # that are compared at once, in the caches
 _FRAMES = 1 << 16  # whose contrast is taken at once
-_HASHED_AT_ONCE = 1 << 11  # clips
+_HASHED_AT_ONCE = 1 << 10  # clips
+_IN_PRODUCT = 1 << 5  # clips in one product of matrices, so small that BLAS starts no threads beside ours
 _CHROMA_LEVELS, _CHROMA_SHARE = 2.0, 0.35  # mean levels, and share of all chroma, by which the colours of copies differ
 _MOST_CONTRAST = 1.6  # times by which their contrast does
 _ROUNDING = 0.01  # levels by which means of single precision may be off
@@ -198,26 +199,38 @@ class _Search:
 
     def run(self, threads: ThreadPoolExecutor) -> None:
         """Compare each clip with parts of the frames of all others, and with their mirror images."""
-        plain = self._hashes(_COARSE[0], _COARSE[0], threads)
-        jobs = [*itertools.product(range(2), (0, _MIRRORED_BITS), bands.bands_for(len(self.usable)))]
-        for down, across in itertools.product(_COARSE, _COARSE):
-            cut = self._hashes(down, across, threads)
-            candidates = (band.pairs(plain[frame], cut[frame], turned) for frame, turned, band in jobs)
-            for new in threads.map(partial(self.likely, down, across), candidates):
-                self.found = np.sort(np.concatenate([self.found, new[~_within(new, self.found)]]))
+        all_bands = bands.bands_for(len(self.usable))
+        for frame in range(2):
+            plain = self._hashes(frame, _COARSE[0], _COARSE[:1], threads)[0]
+            words = [band.sorted_words(plain) for band in all_bands]
+            for down in _COARSE:
+                cut = self._hashes(frame, down, _COARSE, threads)
+                jobs = itertools.product(zip(_COARSE, cut, strict=True), (0, _MIRRORED_BITS), range(len(all_bands)))
+                candidates = [
+                    (across, all_bands[i].pairs(plain, words[i], hashes, turned))
+                    for (across, hashes), turned, i in jobs
+                ]
+                for new in threads.map(lambda job, down=down: self.likely(down, *job), candidates):
+                    self.found = np.sort(np.concatenate([self.found, new[~_within(new, self.found)]]))
 
-    def _hashes(self, down: _Span, across: _Span, threads: ThreadPoolExecutor) -> NDArray[np.uint64]:
-        """Return the hashes of a part of each frame, `[2, U]`."""
-        found = np.empty((2, len(self.usable)), dtype=np.uint64)
-        rows, columns = _cosines(_HASHED) @ _resampled(*down), _cosines(_HASHED) @ _resampled(*across)
+    def _hashes(
+        self, frame: int, down: _Span, all_across: Sequence[_Span], threads: ThreadPoolExecutor
+    ) -> NDArray[np.uint64]:
+        """Return the hashes of parts of a frame, those of one height and some widths, `[W, U]`."""
+        found = np.empty((len(all_across), len(self.usable)), dtype=np.uint64)
+        rows = _cosines(_HASHED) @ _resampled(*down)
+        columns_XM = np.concatenate([_cosines(_HASHED) @ _resampled(*across) for across in all_across]).T.copy()
 
         def fill(at: int) -> None:
-            lines_X2NX = np.moveaxis(self.frames[self.usable[at : at + _HASHED_AT_ONCE]], (2, 1), (0, 1)).copy()
-            of_lines = lines_X2NX.astype(np.float32).reshape(-1, _X) @ columns.T
-            signs = (rows @ of_lines.reshape(_X, -1)).reshape(_HASHED, 2, -1, _HASHED) > 0
-            signs[0, ..., 0] = False  # the mean
-            bits_K2N = np.packbits(signs.ravel()).reshape(signs.shape[:-1])
-            found[:, at : at + _HASHED_AT_ONCE] = bits_K2N.transpose(1, 2, 0).copy().view(">u8")[..., 0]
+            some = self.usable.take(np.arange(at, at + _HASHED_AT_ONCE), mode="clip")
+            pixels_SHXX = self.frames[some, frame].reshape(-1, _IN_PRODUCT, _X, _X)
+            lines = np.moveaxis(pixels_SHXX, 2, 1).astype(np.float32, order="C").reshape(-1, _X * _IN_PRODUCT, _X)
+            signs = (rows @ (lines @ columns_XM).reshape(len(lines), _X, -1)) > 0
+            signs = signs.reshape(-1, _HASHED, _IN_PRODUCT, len(found), _HASHED)
+            signs[:, 0, ..., 0] = False  # the mean
+            bits_SKHW = np.packbits(signs.ravel()).reshape(signs.shape[:-1])
+            hashes = bits_SKHW.transpose(3, 0, 2, 1).copy().view(">u8").reshape(len(found), -1)
+            found[:, at : at + _HASHED_AT_ONCE] = hashes[:, : found.shape[1] - at]
 
         for _ in threads.map(fill, range(0, len(self.usable), _HASHED_AT_ONCE)):
             pass

@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ from reelworks.annexes.quality import registry, sampling
 from reelworks.annexes.quality.measure import ClipPictures, ComparedClips
 from reelworks.annexes.quality.networks import Networks, WaitingClip
 from reelworks.annexes.quality.sampling import Measurement, MeasureRequest
-from reelworks.core import executors, files
+from reelworks.core import executors, files, machine
 from reelworks.core.executors import Executor
 from reelworks.core.hash_rng import U64
 from reelworks.data.catalog.scan import probe_pool, scan
@@ -137,12 +139,15 @@ def measure_catalog(
             catalog = written
             failed += [("all clips", problem) for problem in not_compared.values()]
     live = _readable(catalog.live())
+    columns = [column for kind in measures.values() for column in kind.columns]
+    with ThreadPoolExecutor(machine.cores()) as threads:  # each reads and sorts a column of millions of clips
+        summaries = [*threads.map(partial(ColumnSummary.of_rows, live), columns)]
     return MeasureResult(
         clips=len(live),
         measured=measured,
         changed=changed,
         failed=tuple(failed),
-        columns=tuple(ColumnSummary.of_rows(live, column) for kind in measures.values() for column in kind.columns),
+        columns=tuple(summaries),
         version=catalog.version,
         notes=tuple(_notes(catalog, measures)),
     )

@@ -70,9 +70,12 @@ def remember_columns(catalog: Path, columns: Mapping[str, WrittenColumn]) -> Non
 
 def keys_of(rows: CatalogRows) -> U64:
     """Return the keys of clips."""
-    keys = hash_rng.hash64(rows.text_words("fingerprint"), rows.first_frame, rows.num_frames)
-    stated = np.flatnonzero(rows.content_keys() == digests.NO_CONTENT)
-    keys[stated] = hash_rng.hash64(keys[stated], rows.uid[stated])  # another file may have the same size and time
+    content = rows.content_keys()
+    keys = hash_rng.hash64(content, rows.first_frame, rows.num_frames)
+    stated = np.flatnonzero(content == digests.NO_CONTENT)
+    if len(stated):  # another file may have the same size and time
+        of_file = (rows if len(stated) == len(rows) else rows.take(stated)).text_words("fingerprint")
+        keys[stated] = hash_rng.hash64(keys[stated], of_file, rows.uid[stated])
     return keys
 
 
@@ -134,6 +137,7 @@ class KeptMeasures:
             stored = np.frombuffer(column.buffers()[1], dtype=np.uint8)[column.offset * width :]
             features[place[found[some]]] = stored[: len(column) * width].reshape(-1, width)[at[some]]
             filled[found[some]] = True
+        pa.default_memory_pool().release_unused()  # of gigabytes that were read, it keeps some for the next
         return (features if filled.sum() == len(features) else features[filled[has]]), filled
 
     def add(self, keys: Sequence[int], found: Sequence[Mapping[str, float | bytes]]) -> None:

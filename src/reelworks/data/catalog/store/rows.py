@@ -397,6 +397,9 @@ class _Scores(Mapping[str, NDArray[np.float64]]):
         column: NDArray[np.float64] = self._rows.column(SCORE + name)
         return column
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # without reading the column
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
