@@ -19,6 +19,7 @@ TRANSLATED = [
     "README.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "start").glob("*.md")),
     *(f"docs/how-to/{name}.md" for name in ("resume-after-changes", "train-a-lora", "come-from-open-sora")),
+    *(f"docs/how-to/{name}.md" for name in ("install", "use-windows", "use-a-mac", "use-rocm")),
     *(f"docs/concepts/{name}.md" for name in ("buckets", "checkpoints", "dtype-contract")),
 ]
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)

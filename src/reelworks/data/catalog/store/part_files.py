@@ -260,10 +260,10 @@ def read_table(file: Path, kind: Any, num_rows: int) -> pa.Table:
 def new_parquet(file: Path, kind: Any) -> Iterator[Any]:
     """Yield a writer of a Parquet file of a schema, which is flushed to disk at the end."""
     file.unlink(missing_ok=True)  # a run may have a hard link to the former file, which must not be overwritten
-    # Measured numbers hardly ever repeat: to look for that takes most of the time of writing them.
+    # Measured numbers hardly ever repeat, and these never do: to look for that takes most of the time of writing them.
     options = {
         "compression": {name: "lz4" if name.startswith(SCORE) else "zstd" for name in kind.names},
-        "use_dictionary": [name for name in kind.names if not name.startswith(SCORE)],
+        "use_dictionary": [name for name in kind.names if not name.startswith((SCORE, "ordinal", "uid"))],
     }
     with file.open("wb") as f:
         with pq.ParquetWriter(f, kind, write_page_checksum=True, **options) as writer:
