@@ -1,7 +1,8 @@
 """How right and how fast the measures of `reelworks measure` are.
 
 `python -m benchmarks.measures` draws pictures and clips with known answers (blurred by a known radius, letterboxed by known
-pixels, cut at known frames, and so on), encodes them, scans and measures them as a catalog, and compares. `precision` and
+pixels, cut at known frames, and so on), encodes them, scans and measures them as a catalog, and compares. `photographs` has the same for pictures that are composed of
+photographs and frames of clips, by which no limit of a measure was set. `precision` and
 `recall` are those of the filter that is named, or of exact numbers for borders, cuts and flashes, or of pairs for duplicates.
 `clips_per_second` is for one process, of its processor time, on clips of 49 frames in 480p and 720p; `ratio_to_decoding` is the
 time that decoding alone takes, divided by the time with the measure. `--embeddings models/dinov2` finds duplicates by a network
@@ -42,6 +43,7 @@ from reelworks.data.media import decode
 
 RESULTS = Path(__file__).parent / "results" / "measures.json"
 Mask = NDArray[np.bool_]
+Scene = cases.Scene
 _HAS_TEXT = importlib.util.find_spec(TEXT_PACKAGE) is not None
 DETECTIONS = cases.DETECTIONS | ({"text_area": cases.TEXT} if _HAS_TEXT else {})
 
@@ -64,13 +66,13 @@ def rates(found: Mask, right: Mask, sought: Mask) -> dict[str, float]:
     }
 
 
-def detected(folder: Path, name: str, seeds: int) -> dict[str, Any]:
+def detected(folder: Path, name: str, scene: Scene, seeds: int) -> dict[str, Any]:
     """Measure the cases of a filter."""
     detection, drawn_in = DETECTIONS[name], dict[str, bool]()
     for seed in range(seeds):
         below = folder / str(seed)
         below.mkdir(parents=True)
-        for path, there in detection.make(np.random.default_rng(seed), below):
+        for path, there in detection.make(np.random.default_rng(seed), below, scene):
             drawn_in[str(path.relative_to(folder))] = there
     columns = {column: measure for measure, kind in all_measures().items() for column in kind} | {"text_area": "text"}
     rows = measured(folder, (columns[name],))
@@ -83,16 +85,16 @@ def all_measures() -> dict[str, list[str]]:
     return {name: [column.name for column in registry.named(name, "x").columns] for name in registry.names()}
 
 
-Make = Callable[[np.random.Generator, Path], Iterator[cases.Case]]
+Make = Callable[[np.random.Generator, Path, Scene], Iterator[cases.Case]]
 
 
-def exact(folder: Path, measure: str, make: Make, seeds: int) -> dict[str, dict[str, Any]]:
+def exact(folder: Path, measure: str, make: Make, scene: Scene, seeds: int) -> dict[str, dict[str, Any]]:
     """Measure cases whose numbers are known; what is found is what has a number above the tolerance."""
     known: dict[str, cases.Case] = {}
     for seed in range(seeds):
         below = folder / str(seed)
         below.mkdir(parents=True)
-        known |= {str(case.path.relative_to(folder)): case for case in make(np.random.default_rng(seed), below)}
+        known |= {str(case.path.relative_to(folder)): case for case in make(np.random.default_rng(seed), below, scene)}
     rows = measured(folder, (measure,))
     ordered = [known[path] for path in rows.path.to_pylist()]
     groups = [[name] for name in ordered[0].values] if measure == "cuts" else [list(ordered[0].values)]
@@ -107,13 +109,13 @@ def exact(folder: Path, measure: str, make: Make, seeds: int) -> dict[str, dict[
     return result
 
 
-def paired(folder: Path, each: int, seeds: int, measure: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
+def paired(folder: Path, scene: Scene, each: int, seeds: int, measure: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
     """Measure pairs of copies of these kinds; all are in one catalog."""
     numbers: dict[str, tuple[int, str]] = {}
     for seed in range(seeds):
         below = folder / str(seed)
         below.mkdir(parents=True)
-        for path, number, kind in cases.duplicates(np.random.default_rng(seed), below, each, kinds):
+        for path, number, kind in cases.duplicates(np.random.default_rng(seed), below, scene, each, kinds):
             numbers[str(path.relative_to(folder))] = (10_000 * seed + number, kind)
     rows = measured(folder, (measure,))
     group = dict(zip(rows.path.to_pylist(), rows.scores["duplicate_group"].tolist(), strict=True))
@@ -177,21 +179,36 @@ def _apply(names: tuple[str, ...], request: MeasureRequest) -> None:
     sampling.measure(request._replace(measures=names))
 
 
+def figures(folder: Path, scene: Scene, seeds: int, each: int, weights: str | None) -> dict[str, Any]:
+    """Return the figures of every measure on pictures of such scenes; of duplicates by a network if its weights are named."""
+    found: dict[str, Any] = {name: detected(folder / name, name, scene, seeds) for name in DETECTIONS}
+    found |= exact(folder / "borders", "borders", cases.borders, scene, seeds)
+    found |= exact(folder / "cuts", "cuts", cases.cuts, scene, seeds)
+    found["duplicates"] = paired(folder / "duplicates", scene, each, seeds, "duplicates", drawn.COPIES)
+    if weights is not None:
+        kinds = drawn.COPIES | cases.STRONG_COPIES
+        found["embeddings"] = paired(folder / "embeddings", scene, each, seeds, f"duplicates={weights}", kinds)
+    return found
+
+
 def run(seeds: int, each: int, repeats: int, weights: str | None) -> dict[str, Any]:
-    """Return the figures of every measure, and the speed of all together; of duplicates by a network if its weights are named."""
+    """Return the figures on drawn scenes and on photographs, and the speed of each measure and of all together."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        found: dict[str, Any] = {name: detected(folder / name, name, seeds) for name in DETECTIONS}
-        found |= exact(folder / "borders", "borders", cases.borders, seeds)
-        found |= exact(folder / "cuts", "cuts", cases.cuts, seeds)
-        found["duplicates"] = paired(folder / "duplicates", each, seeds, "duplicates", cases.COPIES)
-        if weights is not None:
-            kinds = cases.COPIES | cases.STRONG_COPIES
-            found["embeddings"] = paired(folder / "embeddings", each, seeds, f"duplicates={weights}", kinds)
+        found, on_photographs = (
+            figures(folder / kind, scene, seeds, each, weights)
+            for kind, scene in (("drawn", drawn.scene), ("photographs", cases.Composed()))
+        )
         fast = speeds(folder / "speed", repeats)
     of = {column: measure for measure, columns in all_measures().items() for column in columns}
-    figures = {name: figure | fast.get(of.get(name, name), {}) for name, figure in found.items()}
-    return {"machine": platform.machine(), "seeds": seeds, "measures": figures, "all": fast["all"]}
+    with_speeds = {name: figure | fast.get(of.get(name, name), {}) for name, figure in found.items()}
+    return {
+        "machine": platform.machine(),
+        "seeds": seeds,
+        "measures": with_speeds,
+        "photographs": on_photographs,
+        "all": fast["all"],
+    }
 
 
 def main() -> None:
@@ -205,9 +222,10 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
     options = parser.parse_args()
     result = run(options.seeds, options.pairs, options.repeats, options.embeddings)
-    for name, figure in result["measures"].items():
+    shown = [*result["measures"].items(), *((f"- photos: {n}", f) for n, f in result["photographs"].items())]
+    for name, figure in shown:
         print(
-            f"{name:15} precision {figure['precision']:.3f}, recall {figure['recall']:.3f} of {figure['cases']}"
+            f"{name:24} precision {figure['precision']:.3f}, recall {figure['recall']:.3f} of {figure['cases']}"
             + (
                 f", {figure['clips_per_second']:.1f} clips/s, {figure['ratio_to_decoding']:.2f} of the speed of decoding"
                 if "clips_per_second" in figure
@@ -215,7 +233,7 @@ def main() -> None:
             )
         )
     together = result["all"]
-    print(f"all together    {together['clips_per_second']:.1f} clips/s, {together['ratio_to_decoding']:.2f}")
+    print(f"{'all together':24} {together['clips_per_second']:.1f} clips/s, {together['ratio_to_decoding']:.2f}")
     if options.save:
         keep(RESULTS, result)
     if options.json:

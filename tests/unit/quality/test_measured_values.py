@@ -170,6 +170,15 @@ def test_cuts_and_flashes_are_told_apart(wide: drawn.Frame, tmp_path: Path) -> N
     assert found["motion"] == pytest.approx(plain["motion"], rel=0.1)
 
 
+def test_a_flash_in_a_pan_that_leaves_nothing_where_it_was_is_one(tmp_path: Path) -> None:
+    coarse = np.random.default_rng(5).integers(40, 140, (HEIGHT // 16 + 1, 3 * WIDTH // 16, 3), dtype=np.uint8)
+    shown = drawn.pan(np.kron(coarse, np.ones((16, 16, 1), np.uint8)), 14, HEIGHT, WIDTH, 6.0)
+    for i in range(5, 8):
+        shown[i] = shown[i] + np.uint8(100)
+    found = values(clip(tmp_path, shown), "cuts")
+    assert (found["cuts"], found["flashes"]) == (0.0, 1.0)
+
+
 def test_a_range_is_measured_alone(wide: drawn.Frame, tmp_path: Path) -> None:
     other = drawn.scene(np.random.default_rng(5), HEIGHT, 3 * WIDTH)
     file = clip(tmp_path, [wide[:, :WIDTH]] * 20 + drawn.pan(other, 20, HEIGHT, WIDTH, 2.0))

@@ -5,6 +5,7 @@ Legend: T frames, H height, W width.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, final
@@ -20,7 +21,7 @@ _MOST_NOISE = 4.0  # squared levels by which pixels differ at the small size wit
 _NEAR = 4  # pairs on either side that a cut stands out of
 _TIMES, _LEVELS = 1.6, 6.0  # by which it does
 _UNLIKE = 0.1  # by which the correlation of two frames falls short of 1 at a cut, beyond that of the pairs around it
-_SAME_SCENE = 0.35  # correlation of frames some frames apart
+_SAME_SCENE = 0.35  # correlation of frames
 _LEAP, _RETURN, _LONGEST = 16.0, 0.35, 3  # levels of a flash, share of them that may remain, frames that it lasts
 
 
@@ -77,11 +78,19 @@ def _flashes(x_THW: NDArray[np.float32], is_next: NDArray[np.bool_]) -> tuple[ND
         leap = abs(level[t + 1] - level[t])
         for end in range(t + 2, min(t + 2 + _LONGEST, len(level))):
             returns = abs(level[end] - level[t]) < _RETURN * leap and bool(is_next[t:end].all())
-            if returns and _correlation(x_THW[t], x_THW[end]) > _SAME_SCENE:
+            if returns and _is_one_scene(x_THW[t : end + 1]):
                 at[t] = at[end - 1] = True
                 count, free = count + 1, end
                 break
     return at, count
+
+
+def _is_one_scene(x_THW: NDArray[np.float32]) -> bool:
+    """Return whether the last frame shows what the first one did, or each what the one before it did, as in a pan."""
+    neighbours = itertools.pairwise(x_THW)
+    return _correlation(x_THW[0], x_THW[-1]) > _SAME_SCENE or all(
+        _correlation(*two) > _SAME_SCENE for two in neighbours
+    )
 
 
 def _correlation(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
