@@ -41,7 +41,7 @@ PARTS = {
     "doctor": Part(("annexes/doctor",), 205, 170),
     "captions": Part(("annexes/captions",), 1_795, 1_350),
     "cluster": Part(("annexes/cluster",), 165, 160),
-    "quality": Part(("annexes/quality",), 2_205, 1_950),
+    "quality": Part(("annexes/quality",), 2_210, 1_950),
     "learning": Part(("annexes/learning",), 885, 700),
     "hub": Part(("annexes/hub",), 680, 580),
     "imports": Part(("annexes/imports",), 7_025, 4_850),
