@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, final
+from typing import IO, Any, final
 
 from reelworks.annexes.captions import frames
 from reelworks.annexes.captions.answers import CaptionFailed
@@ -23,6 +23,7 @@ from reelworks.core.errors import UserError
 
 _LOOK_EVERY_SECONDS = 0.2
 _MOST_BYTES = 1 << 20  # of a caption
+_END_BYTES = 1 << 12  # of a program's errors, of which the last line is told
 
 
 @final
@@ -94,50 +95,44 @@ class CommandCaptioner:
         return text
 
     def _run(self, line: bytes) -> tuple[bytes, bytes, int]:
-        """Return what the program printed to both streams, and its exit code; kill it if it takes or prints too much."""
+        """Return the caption that the program printed, the end of its errors and its exit code; kill it if it takes or prints too much."""
         if self._stopped.is_set():
             raise CaptionFailed("stopped")
-        try:
-            process = subprocess.Popen(
-                self._words,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**os.environ, "PYTHONIOENCODING": "utf-8"},  # on Windows, Python would print in a code page
-                **system.OWN_GROUP,  # so that its children can be killed with it
-            )
-        except OSError as error:
-            raise CaptionFailed(f"the command cannot be started: {error.strerror or error}") from None
-        until, given = time.monotonic() + self._timeout, [line]
-        with process:
-            while True:
-                try:
-                    out, errors = process.communicate(given.pop() if given else None, _LOOK_EVERY_SECONDS)
-                    return out, errors, process.returncode
-                except subprocess.TimeoutExpired as error:
-                    printed = len(error.output or b"")
-                    problem = (
-                        "stopped"
-                        if self._stopped.is_set()
-                        else f"the command did not end within {self._timeout:g} s"
-                        if time.monotonic() > until
-                        else f"the command printed more than {_MOST_BYTES:,} bytes"
-                        if printed > _MOST_BYTES
-                        else ""
-                    )
-                    if problem:
-                        _kill(process)
-                        raise CaptionFailed(problem) from None
-                except BaseException:
-                    _kill(process)
-                    raise
+        # Files, since the length of what a pipe holds cannot be asked for everywhere.
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+            given.write(line)
+            given.seek(0)
+            try:
+                process = subprocess.Popen(
+                    self._words,
+                    stdin=given,
+                    stdout=out,
+                    stderr=errors,
+                    env={**os.environ, "PYTHONIOENCODING": "utf-8"},  # on Windows, Python would print in a code page
+                    **system.OWN_GROUP,  # so that its children can be killed with it
+                )
+            except OSError as error:
+                raise CaptionFailed(f"the command cannot be started: {error.strerror or error}") from None
+            try:
+                code = self._ended(process, out)
+            except BaseException:
+                system.kill_all(process)
+                process.wait()
+                raise
+            out.seek(0)
+            errors.seek(-min(os.fstat(errors.fileno()).st_size, _END_BYTES), os.SEEK_END)
+            return out.read(), errors.read(), code
 
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program and its children, and take what is left in its pipes, so that none of them stays."""
-    system.kill_all(process)
-    for stream in (process.stdin, process.stdout, process.stderr):
-        with suppress(OSError, ValueError):
-            if stream is not None:
-                stream.close()
-    process.wait()
+    def _ended(self, process: subprocess.Popen[bytes], out: IO[bytes]) -> int:
+        until = time.monotonic() + self._timeout
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_EVERY_SECONDS)
+            if os.fstat(out.fileno()).st_size > _MOST_BYTES:
+                raise CaptionFailed(f"the command printed more than {_MOST_BYTES:,} bytes")
+            if process.returncode is not None:
+                return process.returncode
+            if self._stopped.is_set():
+                raise CaptionFailed("stopped")
+            if time.monotonic() > until:
+                raise CaptionFailed(f"the command did not end within {self._timeout:g} s")
