@@ -114,6 +114,19 @@ def test_captions_that_raise_losses_are_named_among_many_and_ranked_first_among_
         assert set(np.argsort(-found.share)[:FIRST].tolist()) >= set(range(4))
 
 
+def test_a_high_loss_makes_no_rank_where_the_caption_lowers_it() -> None:
+    chance, made = np.random.default_rng(0), table(40)
+    made.gain[:], made.measured[:] = chance.normal(0.1, 0.02, 40), 4
+    made.gain[1] = -0.02
+    made.recent[:2] += 0.3
+    share = learning.words_of(made).share
+    assert share[0] < np.median(share) + 0.1 < share[1]
+    made.measured[0] = 0
+    assert learning.words_of(made).share[0] > 0.3
+    made.measured[0], made.recent[0] = 4, made.recent[0] + 5  # so far above that it is sure
+    assert learning.words_of(made).word[0] == Word.NOT_LEARNT
+
+
 def test_a_caption_that_helps_a_little_has_an_effect_however_often_it_is_measured() -> None:
     made = table(1000)
     made.gain[:], made.measured[:] = np.random.default_rng(0).normal(0.1, 0.01, 1000), 8

@@ -118,7 +118,9 @@ def words_of(table: ClipLosses) -> ClipWords:
     usual_limit = limit(int(known.sum()))
     low = np.where(often & (outlier < 0), -fall, np.minimum(-outlier, -fall))
     low /= np.where(often, limit(int(often.sum())), usual_limit)
-    shares = np.stack([_doubt(table), outlier / usual_limit, low]) * known
+    high = outlier / usual_limit
+    high[(table.measured > 0) & (table.gain > 0) & (high <= 1)] = 0  # a picture is rich whose caption helps
+    shares = np.stack([_doubt(table), high, low]) * known
     if known.sum() < FEWEST_PEERS:
         shares = np.minimum(shares, 1)
     word = np.full(len(table), Word.LEARNT, np.int8)
