@@ -52,10 +52,24 @@ def test_a_copy_is_in_the_group_of_its_original(kind: str) -> None:
 
 
 def test_even_frames_are_like_no_other() -> None:
-    grey = [np.full((90, 160, 3), level, dtype=np.uint8) for level in (0, 0, 128)]
-    found = compared([feature(picture) for picture in grey], [1, 1, 1])
+    grey = [np.full((90, 160, 3), level, dtype=np.uint8) for level in (0, 0, 128, 128)]
+    grainy = [drawn.noisy(np.random.default_rng(seed), grey[2], 4) for seed in range(4)]
+    found = compared([feature(picture) for picture in grey + grainy], [1] * 8)
     assert np.isnan(found[:, 0]).all()
-    assert found[:, 1].tolist() == [0, 0, 0]
+    assert not found[:, 1].any()
+
+
+@pytest.mark.parametrize("contrast", [0.15, 0.3])
+def test_copies_of_dim_and_foggy_pictures_are_found(contrast: float) -> None:
+    rng = np.random.default_rng(8)
+    flat = [
+        (level + contrast * (drawn.scene(rng, *SIZE) - 110.0)).clip(0, 255).astype(np.uint8) for level in [40, 190] * 10
+    ]
+    copies = [drawn.COPIES["mirrored and cropped"](rng, picture) for picture in flat[:10]]
+    group = compared([feature(np.ascontiguousarray(p)) for p in flat + copies], [1] * 30)[:, 0]
+    assert len({*group[:10].tolist()} - {np.nan}) == 10
+    assert group[20:].tolist() == group[:10].tolist()
+    assert np.isnan(group[10:20]).all()
 
 
 def test_the_best_is_the_largest_and_then_the_sharpest() -> None:

@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from reelworks.annexes.quality import embeddings, picture
-from reelworks.annexes.quality.duplicates import LEAST_DEVIATION
 from reelworks.annexes.quality.measure import ClipPictures, Still
 from reelworks.annexes.quality.picture import Sharpness
 from reelworks.core import machine, user_files
@@ -34,6 +33,7 @@ from reelworks.inference.evaluate.networks import ClipNetwork, PictureNetwork
 
 Values = NDArray[np.float64]
 _FRAMES_AT_ONCE = 32  # that a network sees
+_LEAST_DEVIATION = 8.0  # levels; of frames that are nearly even, networks of pictures say the same
 
 
 class FrameNetwork(ABC):
@@ -275,7 +275,7 @@ class DuplicatesByNetwork:
         found = networks.unit(self._network.frames(pictures)).reshape(len(clips), 2, 2, -1)
         # The sum is the same for a mirrored copy.
         embeddings_N2D = networks.unit(found.sum(axis=2).reshape(2 * len(clips), -1)).reshape(len(clips), 2, -1)
-        even = [all(still.luma[still.active].std() < LEAST_DEVIATION for still in stills) for stills in shown]
+        even = [all(still.luma[still.active].std() < _LEAST_DEVIATION for still in stills) for stills in shown]
         embeddings_N2D[even] = 0
         middle = [self._sharpness.of_frame(stills[len(stills) // 2]) for stills in shown]
         return embeddings.packed(embeddings_N2D, middle)

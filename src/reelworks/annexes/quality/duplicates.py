@@ -32,7 +32,7 @@ from reelworks.data.catalog.store import measured_columns
 _X = 16
 _C = 4  # parts along each side whose colour is kept
 _FRAME_BYTES = _X * _X + 2 * _C * _C
-LEAST_DEVIATION = 8.0  # levels; a frame that is nearly even has no structure to recognise
+_LEAST_DEVIATION = 2.0  # levels; below, coding is as strong as what is to be recognised
 _HASHED, _COMPARED = 8, 12  # coefficients along each axis
 _PAIRS = 1 << 13  # that are compared at once, in the caches
 _FRAMES = 1 << 16  # whose contrast is taken at once
@@ -161,7 +161,7 @@ class _Light:
 def near_duplicates(frames_N2XX: NDArray[np.uint8], colours_N2CC2: NDArray[np.uint8]) -> Pairs:
     """Return the pairs of clips that show nearly the same."""
     contrast = _deviations(frames_N2XX)
-    usable = np.flatnonzero((contrast >= LEAST_DEVIATION).any(axis=1))
+    usable = np.flatnonzero((contrast >= _LEAST_DEVIATION).any(axis=1))
     if len(usable) < 2:
         return np.zeros((0, 2), dtype=np.int64)
     search = _Search(frames_N2XX, _Light(colours_N2CC2, contrast), usable)
