@@ -88,12 +88,13 @@ def _blur(rng: Rng, folder: Path, scene: Scene) -> Iterator[tuple[Path, bool]]:
         yield drawn.write_picture(folder / f"{radius}.jpg", drawn.blurred(picture, radius), quality=90), radius >= 2
 
 
-def _exposed(signs: int) -> Callable[[Rng, Path, Scene], Iterator[tuple[Path, bool]]]:
+def _exposed(sign: int) -> Callable[[Rng, Path, Scene], Iterator[tuple[Path, bool]]]:
     def make(rng: Rng, folder: Path, scene: Scene) -> Iterator[tuple[Path, bool]]:
         picture = scene(rng, HEIGHT, WIDTH)
-        for levels in (0, 20, 110, 140):
-            shown = _shifted(picture, signs * levels)
-            yield drawn.write_picture(folder / f"{levels}.jpg", shown, quality=90), levels > 100
+        room = 255 - picture.min(axis=-1) if sign > 0 else picture.max(axis=-1)  # of each pixel in its last channel
+        for share in (0.0, 0.01, 0.25, 0.4):
+            shown = _shifted(picture, sign * int(np.quantile(room, share)) if share else 0)
+            yield drawn.write_picture(folder / f"{share}.jpg", shown, quality=90), share > 0.1
 
     return make
 
