@@ -93,8 +93,12 @@ def _exposed(sign: int) -> Callable[[Rng, Path, Scene], Iterator[tuple[Path, boo
         picture = scene(rng, HEIGHT, WIDTH)
         room = 255 - picture.min(axis=-1) if sign > 0 else picture.max(axis=-1)  # of each pixel in its last channel
         for share in (0.0, 0.01, 0.25, 0.4):
-            shown = _shifted(picture, sign * int(np.quantile(room, share)) if share else 0)
-            yield drawn.write_picture(folder / f"{share}.jpg", shown, quality=90), share > 0.1
+            levels = int(np.quantile(room, share)) if share else 0
+            shown = _shifted(picture, sign * levels)
+            # Of a picture with many dark pixels, more than asked for have no room; at the limit, coding decides.
+            is_clipped, is_nearly = ((room <= levels + more).mean() > 0.1 for more in (0, 16))
+            if is_clipped == is_nearly:
+                yield drawn.write_picture(folder / f"{share}.jpg", shown, quality=90), bool(is_clipped)
 
     return make
 

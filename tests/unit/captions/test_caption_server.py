@@ -229,12 +229,14 @@ def test_a_server_that_refuses_all_further_clips_is_given_up(tmp_path: Path, sta
 def test_a_key_that_is_not_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "key-4711")
     monkeypatch.setattr(server, "_LOCAL", ())
-    with serving(Served(body({}, 401))) as url:
+    served = Served(body({}, 401))
+    with serving(served) as url:
         asked = ServerCaptioner(CaptionRequest(data=("x",), server=url))
         with refused(
             "server-refuses-key", says="OPENAI_API_KEY is not sent without encryption.*--key-env OPENAI_API_KEY"
         ):
             asked.answer([QUESTION])
+    assert [headers["Authorization"] for headers in served.headers] == [None, None]
 
 
 def test_bad_answers_cost_their_clips_alone_and_the_same_command_asks_for_them_again(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ Of each clip two frames are kept: 16 × 16 px of their luma, and the colours of 
 coefficients of the cosine transform) agree in a band of bits, for the frame as it is, mirrored, and with parts of its margin
 cut away. A pair counts as duplicates if the frames, with equal weight for coarse and fine structure, correlate, and their colours and contrast are about the same.
 
-Legend: N clips, P pairs, K coefficients along one axis, X pixels along one axis.
+Legend: N clips, P pairs, K coefficients along one axis, X pixels along one axis, S stacks of H clips, W widths, M all their
+coefficients.
 """
 
 from __future__ import annotations
@@ -199,18 +200,16 @@ class _Search:
 
     def run(self, threads: ThreadPoolExecutor) -> None:
         """Compare each clip with parts of the frames of all others, and with their mirror images."""
-        all_bands = bands.bands_for(len(self.usable))
         for frame in range(2):
             plain = self._hashes(frame, _COARSE[0], _COARSE[:1], threads)[0]
-            words = [band.sorted_words(plain) for band in all_bands]
+            words = {band: band.sorted_words(plain) for band in bands.bands_for(len(self.usable))}
             for down in _COARSE:
                 cut = self._hashes(frame, down, _COARSE, threads)
-                jobs = itertools.product(zip(_COARSE, cut, strict=True), (0, _MIRRORED_BITS), range(len(all_bands)))
-                candidates = [
-                    (across, all_bands[i].pairs(plain, words[i], hashes, turned))
-                    for (across, hashes), turned, i in jobs
-                ]
-                for new in threads.map(lambda job, down=down: self.likely(down, *job), candidates):
+                jobs = [*itertools.product(zip(_COARSE, cut, strict=True), (0, _MIRRORED_BITS), words.items())]
+                candidates = (
+                    band.pairs(plain, in_order, hashes, turned) for (_, hashes), turned, (band, in_order) in jobs
+                )
+                for new in threads.map(partial(self.likely, down), [job[0][0] for job in jobs], candidates):
                     self.found = np.sort(np.concatenate([self.found, new[~_within(new, self.found)]]))
 
     def _hashes(
