@@ -58,8 +58,8 @@ def _settings(case: Case) -> dict[str, Any]:
         "depth_single_blocks": config.get("num_single_layers"),
         "hidden_size": _width(config),
         "layers": config.get("num_layers"),
-        "n_layers": config.get("n_layers"),
-        "dim": config.get("dim"),
+        "n_layers": config.get("n_layers", config.get("num_layers")),
+        "dim": config.get("dim", config.get("hidden_size")),
     }
 
 
