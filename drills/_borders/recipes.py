@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinds_of_footage import KINDS, write_kinds
+from kinds_of_footage import FILLED_SIDE, KINDS, write_kinds
 
 from reelworks.core.errors import UserError
 from reelworks.data.buckets import sizes
@@ -88,10 +88,10 @@ def _taken(case: Case) -> set[str]:
 
 
 def _wrong_size(case: Case, resolution: str, num_frames: object) -> str | None:
-    """Return what is wrong with a size: all the footage fills every release's size to more than 85 %."""
+    """Return what is wrong with a size: the footage fills every release's size to more than 85 %, but for those beyond 1024²."""
     release = registry.release_of(case.preset)
     if num_frames == 1:
-        limits = [side**2 for side in (release.side, *release.more_sides)]
+        limits = [min(side, FILLED_SIDE) ** 2 for side in (release.side, *release.more_sides)]
     else:
         limits = [sizes.pixel_budget(f"{lines}p")[0] for lines in (release.lines, *release.more_lines)]
     pixels = sizes.pixel_budget(resolution)[0]

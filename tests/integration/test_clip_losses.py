@@ -83,7 +83,9 @@ def test_all_clips_are_noted_and_measured_in_turn(root: Path) -> None:
     assert [event["step"] for event in rounds] == [3, 6, 9, 12]
     assert table.about.visits == sum(event["clips"] for event in rounds) == np.maximum(table.measured, 0).sum()
     assert (table.measured[table.held_out] > 0).any()
-    assert np.ptp(table.measured[~table.held_out & (table.measured >= 0)]) <= 1
+    for bucket in np.unique(table.bucket):  # others of the last ones' bucket fill their micro-batch
+        times = table.measured[(table.bucket == bucket) & ~table.held_out & (table.measured >= 0)]
+        assert times.min(initial=1) > 0 or times.max() == 1
     assert not table.shown[table.held_out].any()
     assert np.abs(table.gain).max() > 0
 

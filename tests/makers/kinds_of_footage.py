@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 KINDS = ("pictures", "clips", "both")
+FILLED_SIDE = 1024  # of the largest square that the pictures fill
 _PICTURES = ((1024, 1024), (832, 1216), (1344, 768))
 _CLIP = (130, 1280, 720, 24)  # frames, width, height, rate
 
