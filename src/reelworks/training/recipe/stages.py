@@ -118,6 +118,15 @@ def require(stages: Sequence[StageConfig], train: Mapping[str, Any]) -> None:
                 value=name,
                 remedy="rename one",
             )
+    for key in ("optimizer", "ema"):
+        if getattr(stages[0], key) == "reset":
+            raise UserError(
+                "no stage comes before the first one, whose state could go on",
+                code="stage-reset-invalid",
+                field=f"stage.{key}",
+                value="reset",
+                remedy=f"leave it out of [[stage]] {stages[0].name}",
+            )
     for stage in stages[:-1] if train.get("max_steps") is not None else stages:
         if not stage.ends:
             last = ", or train.max_steps for the whole run" if stage is stages[-1] else ""
