@@ -74,6 +74,21 @@ def test_noting_changes_no_number(root: Path, made: Any) -> None:
     assert not any(path.name == FILE for path in (root / "off").rglob("*"))
 
 
+def test_a_lora_is_measured_beside_its_base_without_changing_a_number(root: Path, tiny_in: Any, tmp_path: Path) -> None:
+    base = tmp_path / "base.safetensors"
+    assert not CliRunner().invoke(app, ["checkpoints", "export", str(root / "on"), "-o", str(base)]).exit_code
+    for name, noted in (("on", {}), ("off", OFF)):
+        lora = {"model": {"weights": str(base)}, "lora": {"rank": 2, "targets": "blocks"}}
+        assert children.train(tiny_in(tmp_path, name, train=NOTED | {"learning_rate": 1e-2} | noted, **lora)) == [0]
+    on, off = tmp_path / "on", tmp_path / "off"
+    assert (losses(on), weights(on)) == (losses(off), weights(off))
+    table = ClipLosses.from_bytes(stored(on))
+    by_heart = table.by_heart[table.measured > 0]
+    assert len(by_heart)
+    assert np.isfinite(by_heart).all()
+    assert np.abs(by_heart).min() > 0
+
+
 def test_all_clips_are_noted_and_measured_in_turn(root: Path) -> None:
     table, run = ClipLosses.from_bytes(stored(root / "on")), RunFolder(root / "on")
     told = events.timeline(run.events_file, "step")
@@ -88,6 +103,7 @@ def test_all_clips_are_noted_and_measured_in_turn(root: Path) -> None:
         assert times.min(initial=1) > 0 or times.max() == 1
     assert not table.shown[table.held_out].any()
     assert np.abs(table.gain).max() > 0
+    assert np.isnan(table.by_heart[table.measured > 0]).all()  # without a LoRA, there is no base
 
 
 # A step, the measurement behind step 9, and a save; each kill costs a start.

@@ -80,13 +80,15 @@ def test_the_gain_is_what_the_caption_takes_away_over_all_measurements() -> None
     (shows, _), chance = shown(), np.random.default_rng(0)
     rows, bucket, time = laid_out(), np.arange(CLIPS) % 2, np.full(CLIPS, 900.0)
     rows.add(shows)
-    usual, gains = rows.usual.at(time, bucket), []
+    usual, gains, by_heart = rows.usual.at(time, bucket), [], np.arange(CLIPS) / CLIPS
     for times in (1, 2, 3):
         gains.append(chance.normal(0.1, 0.03, CLIPS))
-        parts = UIDS, bucket, np.zeros(CLIPS, bool), time, usual, usual * np.exp(gains[-1])
+        alone = usual * np.exp(gains[-1])
+        parts = UIDS, bucket, np.zeros(CLIPS, bool), time, usual, alone, alone * np.exp(by_heart)
         rows.note_measured(Measured.joined([Measured(*parts)]))
         assert (rows.table.measured == times).all()
         np.testing.assert_allclose(rows.table.gain[rows.of_uids(UIDS)], np.mean(gains, axis=0), atol=1e-6)
+        np.testing.assert_allclose(rows.table.by_heart[rows.of_uids(UIDS)], by_heart, atol=1e-6)
 
 
 def test_a_clip_that_could_not_be_read_is_not_measured_again() -> None:
@@ -94,7 +96,7 @@ def test_a_clip_that_could_not_be_read_is_not_measured_again() -> None:
     rows.add(shows)
     losses = np.where(np.arange(CLIPS) == 5, np.nan, 1.0)
     bucket, time = np.arange(CLIPS) % 2, np.full(CLIPS, 900.0)
-    rows.note_measured(Measured.joined([Measured(UIDS, bucket, np.zeros(CLIPS, bool), time, losses, losses)]))
+    rows.note_measured(Measured.joined([Measured(UIDS, bucket, np.zeros(CLIPS, bool), time, losses, losses, losses)]))
     assert rows.table.measured[5] == UNREADABLE
     assert set(rows.table.measured[np.arange(CLIPS) != 5]) == {1}
 

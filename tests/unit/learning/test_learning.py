@@ -89,8 +89,13 @@ def test_good_clips_get_a_word_as_seldom_as_is_said(clips: int, degrees: int) ->
     """By a normal distribution, in few sets; by one with heavy tails, of few clips."""
     chance, named = np.random.default_rng(0), []
     for _ in range(300):
-        made, drawn = table(clips), 0.1 * chance.standard_t(degrees, (3, clips))
-        made.first[:], made.recent[:], made.gain[:] = drawn[0], drawn[0] + drawn[1], drawn[2]
+        made, drawn = table(clips), 0.1 * chance.standard_t(degrees, (4, clips))
+        made.first[:], made.recent[:], made.gain[:], made.by_heart[:] = (
+            drawn[0],
+            drawn[0] + drawn[1],
+            drawn[2],
+            drawn[3],
+        )
         named.append(learning.words_of(made).word)
     for word in (Word.NOT_LEARNT, Word.WITHOUT_EFFECT, Word.MEMORISED):
         assert np.mean([each == word for each in named]) <= 0.01
@@ -125,6 +130,26 @@ def test_a_high_loss_makes_no_rank_where_the_caption_lowers_it() -> None:
     assert learning.words_of(made).share[0] > 0.3
     made.measured[0], made.recent[0] = 4, made.recent[0] + 5  # so far above that it is sure
     assert learning.words_of(made).word[0] == Word.NOT_LEARNT
+
+
+def test_what_a_lora_draws_without_its_caption_is_known_by_heart() -> None:
+    for measured, word in ((SURE, Word.MEMORISED), (SURE - 1, Word.LEARNT)):
+        made = table()
+        made.by_heart[:] = np.random.default_rng(0).normal(0.1, 0.02, len(made))
+        made.by_heart[0], made.measured[0] = 0.6, measured
+        found = learning.words_of(made)
+        assert found.word[0] == word
+        assert found.share.argmax() == 0
+        assert learning.NUMBERS[found.unusual[0]] == "by_heart"
+        assert set(found.word[1:].tolist()) == {Word.LEARNT}
+
+
+def test_without_a_base_nothing_is_known_by_heart() -> None:
+    made = table()
+    before = learning.words_of(made)
+    made.by_heart[:] = np.nan
+    for name, values in vars(before).items():
+        np.testing.assert_array_equal(getattr(learning.words_of(made), name), values, err_msg=name)
 
 
 def test_a_caption_that_helps_a_little_has_an_effect_however_often_it_is_measured() -> None:

@@ -25,6 +25,8 @@ from reelworks.training.step import draws
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
+I16 = NDArray[np.int16]
+F32 = NDArray[np.float32]
 
 _PARTS = 10  # of the timesteps, between knots of the usual loss
 _KNOTS = np.linspace(0, NUM_TIMESTEPS, _PARTS + 1)
@@ -65,6 +67,7 @@ class Measured(NamedTuple):
     time: F64
     captioned: F64  # loss with the caption
     uncaptioned: F64  # loss with the empty caption
+    base: F64  # loss of a LoRA's base with the empty caption; NaN where it was not computed
 
     @classmethod
     def joined(cls, parts: Iterable[Measured]) -> Measured:
@@ -210,14 +213,14 @@ class ClipLossAccount:
         assert self._rows is not None
         self._rows.note_measured(Measured.joined(parts))
 
-    def measured(self, uids: NDArray[np.uint64]) -> Callable[[], tuple[NDArray[np.int16], NDArray[np.float32]]]:
-        """Return a function that tells how often clips were measured, and the gain of each; only on the main rank.
+    def measured(self, uids: NDArray[np.uint64]) -> Callable[[], tuple[I16, F32, F32]]:
+        """Return a function that tells how often clips were measured, their gains and `by_heart`; only on the main rank.
 
         The number is `UNREADABLE` for clips that could not be.
         """
         assert self._rows is not None
         rows, row = self._rows, self._rows.of_uids(uids)
-        return lambda: (rows.table.measured[row], rows.table.gain[row])
+        return lambda: (rows.table.measured[row], rows.table.gain[row], rows.table.by_heart[row])
 
     def keys(self, uids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the keys of clips; only on the main rank."""
@@ -311,6 +314,7 @@ class _AccountRows:
         good &= np.isfinite(usual)
         level = np.log(captioned[good] / usual[good])
         gain = np.log(uncaptioned[good] / captioned[good])
+        by_heart = np.log(found.base[good] / uncaptioned[good])
         table.held_out[row] = found.held_out
         row = row[good]
         table.bucket[row] = bucket[good]
@@ -318,8 +322,12 @@ class _AccountRows:
         share = 1 / np.minimum(table.measured[row], MEASURED)
         _approach(table.level, row, np.clip(level, -_FAR, _FAR), share)
         _approach(table.gain, row, np.clip(gain, -_FAR, _FAR), share)
+        has_base = np.isfinite(by_heart)
+        row, by_heart = row[has_base], np.clip(by_heart[has_base], -_FAR, _FAR)
+        _approach(table.by_heart, row, by_heart, np.where(np.isnan(table.by_heart[row]), 1, share[has_base]))
 
 
 def _approach(column: NDArray[np.float32], row: I64, value: F64, share: F64) -> None:
     """Move a share of the way to new values."""
-    column[row] += ((value - column[row]) * share).astype(np.float32)
+    before = np.nan_to_num(column[row])
+    column[row] = before + ((value - before) * share).astype(np.float32)

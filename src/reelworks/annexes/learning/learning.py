@@ -47,7 +47,7 @@ TAIL, TAIL_DEVIATIONS = 0.1, 1.2816  # share of the clips in a tail, and where i
 SURE = 4  # measurements of a caption before a word is said of it
 OFTEN = 8  # times as often trained as the median of its peers, from which on a clip is compared as one of few
 FIRST = 10  # clips to look at, of which no word is sure
-NUMBERS = ("gain", "high_loss", "low_loss")  # of a clip, which may be unusual
+NUMBERS = ("gain", "high_loss", "low_loss", "by_heart")  # of a clip, which may be unusual
 STILL_FALLING = 0.03  # by which the loss fell lately where it is still falling
 
 
@@ -120,12 +120,13 @@ def words_of(table: ClipLosses) -> ClipWords:
     low /= np.where(often, limit(int(often.sum())), usual_limit)
     high = outlier / usual_limit
     high[(table.measured > 0) & (table.gain > 0) & (high <= 1)] = 0  # a picture is rich whose caption helps
-    shares = np.stack([_doubt(table), high, low]) * known
+    shares = np.stack([_doubt(table), high, low, _share_measured(table, table.by_heart)]) * known
     if known.sum() < FEWEST_PEERS:
         shares = np.minimum(shares, 1)
     word = np.full(len(table), Word.LEARNT, np.int8)
     word[_falls(table)] = Word.STILL_LEARNING
-    for fault, share in zip((Word.MEMORISED, Word.NOT_LEARNT, Word.WITHOUT_EFFECT), shares[::-1], strict=True):
+    faults = Word.WITHOUT_EFFECT, Word.NOT_LEARNT, Word.MEMORISED, Word.MEMORISED
+    for fault, share in reversed([*zip(faults, shares, strict=True)]):
         word[share > 1] = fault
     word[~known] = Word.TOO_EARLY
     course = table.about.course  # of the usual loss
@@ -144,15 +145,23 @@ def limit(clips: int) -> float:
 def _doubt(table: ClipLosses) -> F64:
     """Return how far the gain of each clip lies below the usual one, as a share of the limit; 0 if too few were measured.
 
-    Most clips were measured once, so that the deviation has all the noise of one measurement. Fewer than `SURE` do not pass the
-    limit: the least of many gains is low by its noise, and rises when it is measured again. Nor does a caption that helps little,
-    which may be a good one of a rare clip; one of another clip raises the loss.
+    A caption that helps little does not pass the limit: it may be a good one of a rare clip; one of another clip raises the loss.
     """
-    measured = (table.measured > 0) & ~table.held_out
+    below = _share_measured(table, -table.gain)
+    return np.where(table.gain >= 0, np.minimum(below, 1), below)
+
+
+def _share_measured(table: ClipLosses, values: NDArray[np.floating]) -> F64:
+    """Return how far what was measured of each clip lies above the usual one, as a share of the limit; 0 if too few were measured.
+
+    Most clips were measured once, so that the deviation has all the noise of one measurement. Fewer than `SURE` do not pass the
+    limit: the highest of many is high by its noise, and falls when it is measured again.
+    """
+    measured = (table.measured > 0) & ~table.held_out & np.isfinite(values)
     if measured.sum() < FEWEST_PEERS:
         return np.zeros(len(table))
-    below = -deviations(table.gain, table.gain[measured], LEAST_GAIN_SPREAD) / limit(int(measured.sum()))
-    return np.where(measured, np.where((table.measured < SURE) | (table.gain >= 0), np.minimum(below, 1), below), 0.0)
+    above = deviations(values, values[measured], LEAST_GAIN_SPREAD) / limit(int(measured.sum()))
+    return np.where(measured, np.where(table.measured < SURE, np.minimum(above, 1), above), 0.0)
 
 
 def _peers(table: ClipLosses) -> I64:
@@ -195,10 +204,11 @@ class ClipLearning:
     Attributes:
         path: "dataset/path", with the frames of a range; its uid alone if no record of the run names it.
         word: "not_learnt" (its loss is far above that of its peers: look at it), "caption_without_effect" (it raises its
-            loss, while those of its peers lower it), "memorised" (its loss is far below, and fell far more),
+            loss, while those of its peers lower it), "memorised" (its loss is far below, and fell far more, or a LoRA has it by heart),
             "still_learning", "learnt", or "too_early". Each of the first three is said where a set of usual clips has any such clip
             with a chance of `error_rate`.
-        unusual: Its most unusual number: "gain", "high_loss" or "low_loss", which its rank is by.
+        unusual: Its most unusual number, which its rank is by: "gain", "high_loss", "low_loss", or "by_heart": a LoRA lowers
+            its loss far more than that of others where its caption is not given.
         unusual_share: How far that lies from the median of its peers, as a share of the distance at which a word is said.
         shown: Times that it was trained with its caption.
         loss: Its loss lately, as a multiple of the usual one of its bucket at the same timesteps.

@@ -25,7 +25,7 @@ from reelworks.core import files, user_files
 FILE = "clip_losses.parquet"
 FORMAT_VERSION = 1
 MEASURED = 8  # measurements over which means of a clip reach back
-DOUBTED = 0.1  # share of the clips, those of the least gain, that are measured so often
+DOUBTED, BY_HEART = 0.1, 0.025  # shares of the clips that are: those of the least gain, and those best known by heart
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 U64 = NDArray[np.uint64]
@@ -44,6 +44,7 @@ _TYPES: Mapping[str, Any] = {
     "measured": np.int16,
     "level": np.float32,
     "gain": np.float32,
+    "by_heart": np.float32,
 }
 
 
@@ -104,6 +105,8 @@ class ClipLosses:
         measured: Times that it was measured with fixed noise.
         level: Mean normalised loss of its last measurements, with its caption.
         gain: By how much its caption lowers the loss: mean logarithm of the loss without it over that with it.
+        by_heart: By how much a LoRA lowers the loss without its caption: mean logarithm of that of the base over that of the
+            trained network. NaN where the base was not measured.
     """
 
     about: LossesAbout
@@ -117,11 +120,14 @@ class ClipLosses:
     measured: NDArray[np.int16]
     level: F32
     gain: F32
+    by_heart: F32
 
     @classmethod
     def empty(cls, about: LossesAbout | None = None, rows: int = 0) -> ClipLosses:
         """Return a table of so many clips without losses."""
-        return cls(about or LossesAbout(), **{name: np.zeros(rows, dtype) for name, dtype in _TYPES.items()})
+        columns = {name: np.zeros(rows, dtype) for name, dtype in _TYPES.items()}
+        columns["by_heart"][:] = np.nan
+        return cls(about or LossesAbout(), **columns)
 
     def __len__(self) -> int:
         return len(self.key)

@@ -1,9 +1,12 @@
 """Measure clips with fixed noise at one timestep during training, each with its caption and with the empty one.
 
 All clips are measured once, held-out ones as a yardstick, each with the same noise, so that what differs between two clips
-is not their noise; then those whose captions help least are measured `MEASURED` times, so that no word is said by chance. With `train.clip_losses = "auto"`, rounds take 2 % of a training's time at most
-by its end, and come when they tell most of captions: passes are counted and not timed, so that a run makes the same rounds wherever
-and however often it is resumed. Nothing of training changes: each micro-batch seeds what its network draws.
+is not their noise; then those whose captions help least are measured `MEASURED` times, so that no word is said by chance.
+The base of a LoRA is measured with the empty caption, too: what the LoRA draws without being asked, it knows by heart.
+
+With `train.clip_losses = "auto"`, rounds take 2 % of a training's time at most by its end, and come when they tell most of
+captions: passes are counted and not timed, so that a run makes the same rounds wherever and however often it is resumed.
+Nothing of training changes: each micro-batch seeds what its network draws.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reelworks.annexes.learning.account import ClipLossAccount, Measured
-from reelworks.annexes.learning.losses import DOUBTED, FILE, MEASURED
+from reelworks.annexes.learning.account import F32, I16, ClipLossAccount, Measured
+from reelworks.annexes.learning.losses import BY_HEART, DOUBTED, FILE, MEASURED
 from reelworks.core import hash_rng
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.loader.position import DataPosition
@@ -33,13 +36,18 @@ from reelworks.training.observers.validation import shared_out
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import draws, progress
-from reelworks.training.step.examples import Predicted, fixed_example
+from reelworks.training.step.examples import fixed_example
+from reelworks.training.step.losses import Passes
 
 I64 = NDArray[np.int64]
 
 # Clips measured of those trained: both take two forward passes, with and without the caption, or with a backward pass that
 # is one at least. Where all weights learn, that is two, so that more can be measured in 2 % of the time.
 SHARE, SHARE_OF_ALL_WEIGHTS = 0.02, 0.028
+# Share of these where the base of a LoRA takes a third pass, which it does if so all clips can be measured.
+_WITH_BASE = 2 / 3
+# Largest set of which all clips are measured at once: what a LoRA knows by heart grows, and is to be compared.
+_AT_ONCE = 256
 # Share of the steps in which "auto" measures nothing: a network from random weights learns what captions mean at all, and
 # another one what is common to all clips, which hides what captions tell.
 _BEGIN, _BEGIN_WITH_WEIGHTS = 0.2, 0.1
@@ -90,7 +98,7 @@ class ClipLossRounds(StepObserver):
         """Measure a round of clips if one is due. Collective."""
         training, position = self.training, now.position
         world, account, module = training.world, self.account, training.model.state.module
-        size = self._size_if_due(position)
+        size, with_base = self._round_if_due(position)
         if not size:
             return
         began = time.monotonic()
@@ -98,7 +106,7 @@ class ClipLossRounds(StepObserver):
         chosen: Any = world.broadcast(self._choose(size) if world.is_main else None)
         clips = sum(len(batch) for batch, _ in chosen)
         module.eval()
-        parts: list[Any] = world.gather_data(self._measure(chosen, now.pool))
+        parts: list[Any] = world.gather_data(self._measure(chosen, now.pool, with_base=with_base))
         module.train()
         if world.is_main and clips:
             account.note_measured([found for part in parts for found in part])
@@ -106,22 +114,33 @@ class ClipLossRounds(StepObserver):
         account.last = now.step
         training.log.event("clip_losses", step=now.step, clips=clips, seconds=time.monotonic() - began)
 
-    def _size_if_due(self, position: DataPosition) -> int:
-        """Return the clips of the round that is due, or 0; equal on all ranks."""
+    @cached_property
+    def _has_base(self) -> bool:
+        """Whether a LoRA is trained on a base that has learnt something."""
+        recipe = self.training.data.recipe
+        return recipe.lora is not None and recipe.model.weights is not None
+
+    def _round_if_due(self, position: DataPosition) -> tuple[int, bool]:
+        """Return the clips of the round that is due, or 0, and whether it has the base; equal on all ranks."""
         recipe, account, step = self.training.data.recipe, self.account, position.global_step
         wanted = recipe.train.clip_losses
         if step == account.last or not step:
-            return 0
+            return 0, False
         if isinstance(wanted, int):
-            return wanted if progress.is_due(recipe.train.clip_losses_every or _EVERY, step) else 0
+            return wanted * progress.is_due(recipe.train.clip_losses_every or _EVERY, step), self._has_base
         end = progress.total_steps(recipe.train, position)
         # Each rank as many micro-batches: fewer clips would leave ranks idle, and take as long.
         size = position.spec.micro_batches_per_step * max(position.spec.batch_sizes)
         size *= math.ceil(_FEWEST / size)
         share = SHARE_OF_ALL_WEIGHTS if recipe.lora is None else SHARE
-        knows = recipe.model.weights is not None
+        knows, every = recipe.model.weights is not None, max(size, len(self._candidates[0]))
+        with_base = self._has_base and share * _WITH_BASE * account.trained * (end or step) / step >= every
+        if with_base:
+            share *= _WITH_BASE
+            if end and not account.visits and every <= _AT_ONCE:
+                return (every if step >= _BEGIN_WITH_WEIGHTS * end else 0), True
         most = affordable(step=step, end=end, trained=account.trained, share=share, knows_captions=knows)
-        return size if account.visits + size <= most else 0
+        return (size if account.visits + size <= most else 0), with_base
 
     @cached_property
     def _candidates(self) -> tuple[Samples, NDArray[np.bool_]]:
@@ -136,7 +155,7 @@ class ClipLossRounds(StepObserver):
         return joined, np.arange(len(joined)) >= len(entries)
 
     @cached_property
-    def _order(self) -> tuple[I64, Callable[[], tuple[NDArray[np.int16], NDArray[np.float32]]]]:
+    def _order(self) -> tuple[I64, Callable[[], tuple[I16, F32, F32]]]:
         """Order of the candidates by a draw of each, and what was measured of them, as `ClipLossAccount.measured` tells."""
         uids, account = self._candidates[0].uid, self.account
         drawn = hash_rng.hash64(self.training.data.recipe.seed, "clip_losses", account.keys(uids))
@@ -146,15 +165,14 @@ class ClipLossRounds(StepObserver):
         """Return indices of candidates and how often each was measured, by micro-batch."""
         (clips, held_out), (order, measured) = self._candidates, self._order
         kind = clips.bucket if clips.layout is None else clips.bucket << 20 | clips.layout
-        (times, gain), sizes = measured(), self.training.data.table.batch_sizes()
-        trained = (times > 0) & ~held_out
-        lowest = trained & (gain <= np.quantile(gain[trained], DOUBTED)) if trained.any() else trained
-        late = np.where(held_out, np.inf, np.where(lowest, times / MEASURED, times))
+        (times, gain, by_heart), sizes = measured(), self.training.data.table.batch_sizes()
+        doubted = _doubted((times > 0) & ~held_out, gain, by_heart)
+        late = np.where(held_out, np.inf, np.where(doubted, times / MEASURED, times))
         chosen = choose(times[order], late[order], kind[order], sizes[clips.bucket[order]], size)
         return [(order[batch], times[order[batch]].astype(np.int64)) for batch in chosen]
 
     @torch.no_grad()
-    def _measure(self, chosen: list[tuple[I64, I64]], pool: DecodePool) -> list[Measured]:
+    def _measure(self, chosen: list[tuple[I64, I64]], pool: DecodePool, *, with_base: bool) -> list[Measured]:
         """Return the losses of this rank's clips."""
         training, world, found = self.training, self.training.world, []
         own = range(world.data_rank, len(chosen) + world.data_size, world.data_size)
@@ -164,12 +182,12 @@ class ClipLossRounds(StepObserver):
         for place, batch in zip(own, batches, strict=False):
             picked, times = chosen[min(place, len(chosen) - 1)]
             training.model.sequence.use(batch.request.sequence_degree)
-            measured = self._losses(batch, picked, times, max(len(each) for each, _ in chosen))
+            measured = self._losses(batch, picked, times, max(len(each) for each, _ in chosen), with_base=with_base)
             if not batch.is_idle:
                 found.append(measured)
         return found
 
-    def _losses(self, batch: MicroBatch, picked: I64, times: I64, most: int) -> Measured:
+    def _losses(self, batch: MicroBatch, picked: I64, times: I64, most: int, *, with_base: bool) -> Measured:
         recipe, request = self.training.data.recipe, batch.request
         # Guidance in the target would be that of another network.
         objective = recipe.objective.model_copy(update={"target_guidance_scale": None})
@@ -181,12 +199,17 @@ class ClipLossRounds(StepObserver):
         # One pass of both: that of a small network takes as long for twice the clips, and without gradients these need
         # less memory than those of a step.
         both = example.inputs.followed_by(example.uncaptioned())
-        outputs = Predicted.from_inputs(self.training.model.boundary, both, at_least=2 * at_least).halves()
+        model = self.training.model
+        passes = Passes(model.boundary, model.state.module, model.compiled)
+        outputs = [*passes.trained(both, 2 * at_least).halves()]
+        if with_base:
+            outputs.append(passes.base(example.uncaptioned(), at_least))
         each_B = [torch.where(example.valid_mask, example.losses(output).float(), torch.nan) for output in outputs]
-        losses = torch.stack(each_B).cpu().double()
+        captioned, uncaptioned, *base = torch.stack(each_B).cpu().double().numpy()
         held_out = self._candidates[1][picked]
         bucket = np.full(len(picked), request.bucket)
-        return Measured(request.uids, bucket, held_out, time_B, *losses.numpy())
+        of_base = base[0] if base else np.full(len(picked), np.nan)
+        return Measured(request.uids, bucket, held_out, time_B, captioned, uncaptioned, of_base)
 
     def _time(self, request: MicroBatchRequest) -> float:
         """Return the timestep of measurements in the bucket of a request."""
@@ -230,6 +253,16 @@ def choose(measured: NDArray[np.int16], late: NDArray[np.float64], kind: I64, ba
         chosen.append(left[alike])
         left, size = np.delete(left, alike), size - len(alike)
     return chosen
+
+
+def _doubted(trained: NDArray[np.bool_], gain: F32, by_heart: F32) -> NDArray[np.bool_]:
+    """Return which trained clips a word may be said of, if they are measured more often."""
+    doubted = np.zeros(len(trained), np.bool_)
+    for values, share in ((-gain, DOUBTED), (by_heart, BY_HEART)):
+        known = trained & np.isfinite(values)
+        if known.any():
+            doubted |= known & (values >= np.quantile(values[known], 1 - share))
+    return doubted
 
 
 def _first(measured: NDArray[np.int16], late: NDArray[np.float64], count: int) -> I64:

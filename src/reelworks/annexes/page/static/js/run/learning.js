@@ -27,12 +27,13 @@ const WORDS = {
 const HINTS = {
   not_learnt: t`Its loss is far above that of its peers: look at it.`,
   caption_without_effect: t`Its caption raises its loss, while those of others lower it: read it.`,
-  memorised: t`Its loss is far below that of its peers, and fell far more: look for duplicates.`,
+  memorised: t`It was learnt by heart, far more than its peers: look for duplicates.`,
 };
 const UNUSUAL = {
   gain: share => t`unusual gain: ${share}`,
   high_loss: share => t`high loss: ${share}`,
   low_loss: share => t`low loss: ${share}`,
+  by_heart: share => t`by heart: ${share}`,
 };
 
 export async function renderLearning(body, { key, signal }) {
