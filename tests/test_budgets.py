@@ -29,7 +29,7 @@ PARTS = {
     "core": Part(("core",), 2_475, 1_600),
     "data": Part(("data",), 15_705, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_295, 8_600),
+    "models": Part(("models",), 11_280, 8_600),
     "training": Part(("training",), 12_520, 9_700),
     "inference": Part(("inference",), 2_735, 2_400),
     "commands": Part(("commands",), 1_630, 1_200),
@@ -42,7 +42,7 @@ PARTS = {
     "captions": Part(("annexes/captions",), 1_795, 1_350),
     "cluster": Part(("annexes/cluster",), 165, 160),
     "quality": Part(("annexes/quality",), 2_210, 1_950),
-    "learning": Part(("annexes/learning",), 915, 700),
+    "learning": Part(("annexes/learning",), 905, 700),
     "hub": Part(("annexes/hub",), 680, 580),
     "imports": Part(("annexes/imports",), 7_025, 4_850),
     "page": Part(("annexes/page",), 3_055, 2_700),

@@ -87,16 +87,12 @@ def _print(report: LearningReport, selected: int) -> None:
     counts = ", ".join(f"{n} {label.replace('_', ' ')}" for label, n in report.counts.items())
     show.line(f"step {report.step}: {counts or 'no clip was trained'}")
     if report.measured:
-        share = (
-            ""
-            if report.share_of_time is None
-            else f", in {units.percent(report.share_of_time)} of the time of the steps"
-        )
+        took = report.share_of_time
+        share = "" if took is None else f", in {units.percent(took)} of the time of the steps"
         show.line(f"{units.plural(report.measured, 'clip')} measured with fixed noise{share}")
     if report.below_held_out:
-        show.line(
-            f"{units.percent(report.below_held_out)} of the trained clips have a lower loss than any held-out one"
-        )
+        below = units.percent(report.below_held_out)
+        show.line(f"{below} of the trained clips have a lower loss than any held-out one")
     if report.clips:
         _print_clips("word", report.clips)
     if selected > len(report.clips):

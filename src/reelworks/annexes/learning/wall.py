@@ -37,11 +37,6 @@ def of_run(run: RunFolder) -> Section | None:
                 request = previews.first_frame(rows, row, _LONG_PX)
                 pictures[i] = previews.picture_uri(decode_pool.load(request)[0])
     clips = list(zip(report.clips, captions, pictures, strict=True))
-    html = page.fill(
-        Path(__file__).parent / "wall.html",
-        report=report,
-        faults=len(faults),
-        listed=min(len(faults), _MOST_CLIPS),
-        clips=clips,
-    )
+    template, listed = Path(__file__).parent / "wall.html", min(len(faults), _MOST_CLIPS)
+    html = page.fill(template, report=report, faults=len(faults), listed=listed, clips=clips)
     return Section("learning", "Learning", "What was learnt of each clip", html)

@@ -11,6 +11,7 @@ Legend: B clips, C channels, T latent frames, H height, W width.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
@@ -21,8 +22,44 @@ from reelworks.models.objectives import ddpm, iddpm, loss_terms, rectified_flow,
 from reelworks.models.objectives.config import NUM_TIMESTEPS, ObjectiveConfig
 
 
+class _ByDistance(ABC):
+    """Objectives with the mean distance as loss, by the weight of each clip's timestep."""
+
+    config: ObjectiveConfig
+
+    @abstractmethod
+    def error(self, output: Tensor, x_t: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
+        """Return the difference between an output and what it is trained towards."""
+
+    @abstractmethod
+    def weights(self, t_B: Tensor) -> Tensor | None:
+        """Return the weight of each timestep, `[B]`; None if all are equal."""
+
+    def losses(
+        self,
+        output: Tensor,
+        x_t: Tensor,
+        x0: Tensor,
+        noise: Tensor,
+        t_B: Tensor,
+        frame_mask_BT: Tensor | None,
+        weight_BTHW: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss of each clip."""
+        return self.of_error(self.error(output, x_t, x0, noise, t_B), t_B, frame_mask_BT, weight_BTHW)
+
+    def of_error(
+        self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of each clip for its errors."""
+        distance = loss_terms.distance(self.config, t_B)
+        loss_B = rectified_flow.mean_distance(error, frame_mask_BT, weight_BTHW, distance)
+        weights_B = self.weights(t_B)
+        return loss_B if weights_B is None else weights_B * loss_B
+
+
 @final
-class RectifiedFlow:
+class RectifiedFlow(_ByDistance):
     """Rectified flow: straight lines from noise to data, and the velocity along them (`models.objectives.rectified_flow`).
 
     Args:
@@ -73,45 +110,15 @@ class RectifiedFlow:
         """Blend latents with noise on straight lines; conditioning frames stay clean."""
         return rectified_flow.noised(x0, noise, t_B, frame_mask_BT)
 
-    def losses(
-        self,
-        output: Tensor,
-        x_t: Tensor,
-        x0: Tensor,
-        noise: Tensor,
-        t_B: Tensor,
-        frame_mask_BT: Tensor | None,
-        weight_BTHW: Tensor | None = None,
-    ) -> Tensor:
-        """Return the loss of the velocity of each clip: the mean distance, by the weight of its timestep."""
-        return self.of_error(self.error(output, x_t, x0, noise, t_B), t_B, frame_mask_BT, weight_BTHW)
-
     def error(self, output: Tensor, x_t: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
         """Return the difference between the velocity of an output and that of the clip."""
         velocity = rectified_flow.velocity_from(output, x_t, t_B, self.config.prediction)
         return velocity.float() - (x0.float() - noise.float())
 
-    def of_error(
-        self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
-    ) -> Tensor:
-        """Return the loss of each clip for the errors of its velocity."""
+    def weights(self, t_B: Tensor) -> Tensor | None:
+        """Return the weights of timesteps in the loss of the velocity."""
         share_B = t_B / NUM_TIMESTEPS
-        weights_B = loss_terms.weights(self.config, 1 - share_B, share_B, "velocity")
-        return _mean_loss(self.config, error, t_B, weights_B, frame_mask_BT, weight_BTHW)
-
-
-def _mean_loss(
-    config: ObjectiveConfig,
-    error: Tensor,
-    t_B: Tensor,
-    weights_B: Tensor | None,
-    frame_mask_BT: Tensor | None,
-    weight_BTHW: Tensor | None,
-) -> Tensor:
-    """Return the mean distance of each clip by the weight of its timestep."""
-    distance = loss_terms.distance(config, t_B)
-    loss_B = rectified_flow.mean_distance(error, frame_mask_BT, weight_BTHW, distance)
-    return loss_B if weights_B is None else weights_B * loss_B
+        return loss_terms.weights(self.config, 1 - share_B, share_B, "velocity")
 
 
 def _uniform_steps(uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
@@ -151,7 +158,7 @@ class Iddpm:
 
 @final
 @dataclass(frozen=True)
-class Ddpm:
+class Ddpm(_ByDistance):
     """Diffusion with prediction of the noise or v (`models.objectives.ddpm`)."""
 
     prediction: ddpm.Prediction
@@ -167,31 +174,15 @@ class Ddpm:
         """Return the noise or v of the clip."""
         return ddpm.target(self.prediction, x0, noise, t_B, self.config.zero_terminal_snr)
 
-    def losses(
-        self,
-        output: Tensor,
-        x_t: Tensor,
-        x0: Tensor,
-        noise: Tensor,
-        t_B: Tensor,
-        frame_mask_BT: Tensor | None,
-        weight_BTHW: Tensor | None = None,
-    ) -> Tensor:
-        """Return the loss of the predicted noise or v of each clip: the mean distance, by the weight of its step."""
-        return self.of_error(self.error(output, x_t, x0, noise, t_B), t_B, frame_mask_BT, weight_BTHW)
-
     def error(self, output: Tensor, x_t: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
         """Return the difference between an output and the noise or v of the clip."""
         return output.float() - self.target(x0.float(), noise.float(), t_B)
 
-    def of_error(
-        self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
-    ) -> Tensor:
-        """Return the loss of each clip for the errors of its noise or v."""
+    def weights(self, t_B: Tensor) -> Tensor | None:
+        """Return the weights of steps in the loss of the noise or v."""
         data_B, noise_B = (factor.flatten() for factor in ddpm.weights(t_B, self.config.zero_terminal_snr))
         predicted: loss_terms.Predicted = "noise" if self.prediction == "epsilon" else "velocity"
-        weights_B = loss_terms.weights(self.config, data_B, noise_B, predicted)
-        return _mean_loss(self.config, error, t_B, weights_B, frame_mask_BT, weight_BTHW)
+        return loss_terms.weights(self.config, data_B, noise_B, predicted)
 
 
 Objective = RectifiedFlow | Iddpm | Ddpm
