@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from reelworks.annexes.learning.account import UNREADABLE, Measured, _AccountRows, _TrainedClips, _UsualLoss
 from reelworks.annexes.learning.losses import ClipLosses, Usual
-from reelworks.annexes.learning.rounds import _BEGIN, _BEGIN_WITH_WEIGHTS, _HASTE, SHARE, affordable, choose
+from reelworks.annexes.learning.rounds import (
+    _BEGIN,
+    _BEGIN_WITH_WEIGHTS,
+    _HASTE,
+    SHARE,
+    ClipLossRounds,
+    affordable,
+    choose,
+)
 from reelworks.data.schedule.cursor import Aliases
+from reelworks.training.loop.config import TrainConfig
 
 CLIPS, STEPS, BATCH = 60, 400, 12
 UIDS = np.random.default_rng(1).integers(1, 1 << 62, CLIPS, dtype=np.uint64)
@@ -134,6 +144,43 @@ def test_a_share_of_the_clips_is_measured_when_they_tell_most(
     assert visits <= SHARE * steps * batch
     assert visits > SHARE * steps * batch - batch
     assert visits <= early + batch or not is_known
+
+
+@given(
+    clips=st.integers(1, 400),
+    batch=st.integers(1, 9),
+    epochs=st.integers(1, 200),
+    weights=st.sampled_from([None, "base"]),
+)
+def test_a_lora_is_measured_beside_its_base_where_all_clips_can_be(
+    clips: int, batch: int, epochs: int, weights: str | None
+) -> None:
+    """In no more than their share of the passes; a small set at once, as what is known by heart grows."""
+    end = max(min(clips * epochs // batch, 2000), 1)
+    recipe = SimpleNamespace(
+        train=TrainConfig.model_validate({"max_steps": end}), lora=True, model=SimpleNamespace(weights=weights)
+    )
+    training: Any = SimpleNamespace(data=SimpleNamespace(recipe=recipe))
+    rounds = ClipLossRounds(training)
+    vars(rounds)["_candidates"] = range(clips), None
+    spec = SimpleNamespace(micro_batches_per_step=1, batch_sizes=[batch])
+    found: list[tuple[int, bool]] = []
+    for step in range(1, end + 1):
+        position: Any = SimpleNamespace(global_step=step, spec=spec, segment=1)
+        rounds.account.trained = step * batch
+        size, with_base = rounds._round_if_due(position)
+        if size:
+            found.append((min(size, clips), with_base))
+            rounds.account.visits += min(size, clips)
+    passes = sum(size * (3 if with_base else 2) for size, with_base in found)
+    assert passes <= 2 * SHARE * end * batch
+    spare = SHARE * 2 / 3 * end * batch - max(clips, batch * math.ceil(8 / batch))
+    assume(abs(spare) > 1e-6)
+    enough = weights is not None and spare > 0
+    assert {with_base for _, with_base in found} <= {enough}
+    if enough:
+        assert found[0][0] == clips or clips > 256
+        assert sum(size for size, _ in found) >= clips
 
 
 def test_clips_that_are_least_late_are_measured_after_all_new_ones() -> None:
