@@ -1,9 +1,9 @@
 """Say in a word what a run has learnt of each clip, where its losses show that, and rank the others by how unusual they are.
 
 `words_of` is a function of the table alone. A clip is compared with its peers, the clips of its bucket, by robust statistics: a
-median, and deviations from it on its own side, since losses are skewed. A word that tells of a fault is said beyond the
-deviation that, by a normal distribution, any one of all the clips that are compared passes with a chance of `ERROR_RATE`, and half
-of it more; so more is asked for among more clips. What lies nearer to the median is a rank.
+median, and deviations from it on its own side, since losses are skewed. A word that tells of a fault is said beyond twice the
+deviation that, by a normal distribution, any one of all the clips that are compared passes with a chance of `ERROR_RATE`; so
+more is asked for among more clips. What lies nearer to the median is a rank.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ I64 = NDArray[np.int64]
 
 FEWEST_SHOWN = 4  # times trained before losses say more of a clip than of its noise
 FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose losses are normalised by bucket; of so few, no word is sure
-HEAVY_TAILS = 1.5  # as in photographs: of four sets of 400, the good clip that was furthest lay at 1.4
+HEAVY_TAILS = 2.0  # as in photographs: of ten sets of 400, the good clip that was furthest lay at 1.6
 ERROR_RATE = 0.01  # chance that a word is said of any clip of a set in which all are usual
 # Of the logarithm of a loss, and of a gain, for a deviation at least: a set without spread has no outliers.
 LEAST_SPREAD, LEAST_GAIN_SPREAD = 0.03, 0.005
@@ -135,7 +135,7 @@ def words_of(table: ClipLosses) -> ClipWords:
 
 
 def limit(clips: int) -> float:
-    """Return the deviation that any of so many usual clips passes with a chance of `ERROR_RATE`, and half of it more.
+    """Return twice the deviation that, by a normal distribution, any of so many usual clips passes with a chance of `ERROR_RATE`.
 
     For good captions of rare clips lie further than normal deviations do.
     """
