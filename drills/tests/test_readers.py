@@ -9,7 +9,7 @@ from drills import readers
 
 # Files that a program takes in part, of a convention that is not its own; the page for LoRAs says which file is for whom.
 IN_PART = {
-    "diffusers": {"flux-tiny.lokr.comfyui", "flux2-tiny.lokr.comfyui", "sd3-tiny.lokr.comfyui"},
+    "diffusers": {f"{name}-tiny.lokr.comfyui" for name in ("flux", "flux2", "longcat-image", "sd3")},
     "comfyui": {f"{name}-tiny.{kind}.diffusers" for name in ("sd1.5", "sdxl") for kind in ("lora", "loha", "lokr")},
     "diffsynth": {"flux-tiny.lora.kohya"},
 }
