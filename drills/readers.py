@@ -50,7 +50,7 @@ _TOLERANCE = 1e-5  # of a layer's norm
 _RANK = 4
 Weights = Mapping[str, Tensor]
 # Errors of programs that split a layer by the sizes of the full network, which a tiny one has not.
-_OF_SIZES = ("AssertionError", "RuntimeError")
+_OF_SIZES = ("AssertionError", "RuntimeError: split_with_sizes")
 _TYPES: tuple[AdapterName, ...] = ("lora", "loha", "lokr")
 
 

@@ -169,7 +169,11 @@ def test_a_rate_that_falls_needs_steps_or_epochs_whatever_else_ends_it() -> None
 
 def test_stages_may_name_other_folders_that_have_other_names() -> None:
     others = [{"path": "footage", "repeats": 3}, {"path": "new/footage", "name": "new"}]
-    recipe_file.parse(values(LOW, {**HIGH, "dataset": others}))
+    staged = recipe_file.each_stage(recipe_file.parse(values(LOW, {**HIGH, "dataset": others})))
+    assert [[dataset.dataset_name for dataset in stage.dataset] for stage in staged] == [
+        ["footage"],
+        ["footage", "new"],
+    ]
     masked = [{**LOW, "dataset": [{"path": "footage", "loss_mask": folder}]} for folder in ("masks", "other")]
     with refused("duplicate-dataset-name", says="in stage high: .*masks, other"):
         recipe_file.parse(values(masked[0], {**masked[1], "name": "high"}))

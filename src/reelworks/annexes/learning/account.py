@@ -213,14 +213,14 @@ class ClipLossAccount:
         assert self._rows is not None
         self._rows.note_measured(Measured.joined(parts))
 
-    def measured(self, uids: NDArray[np.uint64]) -> Callable[[], tuple[I16, F32, F32]]:
-        """Return a function that tells how often clips were measured, their gains and `by_heart`; only on the main rank.
+    def measured(self, uids: NDArray[np.uint64]) -> Callable[[], tuple[I16, F32]]:
+        """Return a function that tells how often clips were measured, and the gain of each; only on the main rank.
 
         The number is `UNREADABLE` for clips that could not be.
         """
         assert self._rows is not None
         rows, row = self._rows, self._rows.of_uids(uids)
-        return lambda: (rows.table.measured[row], rows.table.gain[row], rows.table.by_heart[row])
+        return lambda: (rows.table.measured[row], rows.table.gain[row])
 
     def keys(self, uids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the keys of clips; only on the main rank."""
@@ -322,12 +322,11 @@ class _AccountRows:
         share = 1 / np.minimum(table.measured[row], MEASURED)
         _approach(table.level, row, np.clip(level, -_FAR, _FAR), share)
         _approach(table.gain, row, np.clip(gain, -_FAR, _FAR), share)
-        has_base = np.isfinite(by_heart)
-        row, by_heart = row[has_base], np.clip(by_heart[has_base], -_FAR, _FAR)
-        _approach(table.by_heart, row, by_heart, np.where(np.isnan(table.by_heart[row]), 1, share[has_base]))
+        # It grows: clips that are measured again would stand out by their later steps.
+        is_first = np.isnan(table.by_heart[row])
+        table.by_heart[row[is_first]] = np.clip(by_heart[is_first], -_FAR, _FAR)
 
 
 def _approach(column: NDArray[np.float32], row: I64, value: F64, share: F64) -> None:
     """Move a share of the way to new values."""
-    before = np.nan_to_num(column[row])
-    column[row] = before + ((value - before) * share).astype(np.float32)
+    column[row] += ((value - column[row]) * share).astype(np.float32)

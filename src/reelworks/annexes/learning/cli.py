@@ -44,7 +44,7 @@ def learning(
 
     "not_learnt": its loss is far above that of its peers, the clips of its bucket: look at it. "caption_without_effect":
     its caption raises its loss, while those of its peers lower it, as a wrong one does. "memorised": its loss is far below, and fell far
-    more, or the LoRA draws it without its caption. Each is said so late that in 99 of 100 sets of usual clips it is said of none; what is nearer has a rank, and the
+    more. Each is said so late that in 99 of 100 sets of usual clips it is said of none; what is nearer has a rank, and the
     first ten are to be looked at first. "still_learning", "learnt": nothing is sure. "too_early": it was trained less than four times.
     All of it is of the newest checkpoint.
     """

@@ -120,13 +120,12 @@ def words_of(table: ClipLosses) -> ClipWords:
     low /= np.where(often, limit(int(often.sum())), usual_limit)
     high = outlier / usual_limit
     high[(table.measured > 0) & (table.gain > 0) & (high <= 1)] = 0  # a picture is rich whose caption helps
-    shares = np.stack([_doubt(table), high, low, _share_measured(table, table.by_heart)]) * known
+    shares = np.stack([_doubt(table), high, low, np.minimum(_share_measured(table, table.by_heart), 1)]) * known
     if known.sum() < FEWEST_PEERS:
         shares = np.minimum(shares, 1)
     word = np.full(len(table), Word.LEARNT, np.int8)
     word[_falls(table)] = Word.STILL_LEARNING
-    faults = Word.WITHOUT_EFFECT, Word.NOT_LEARNT, Word.MEMORISED, Word.MEMORISED
-    for fault, share in reversed([*zip(faults, shares, strict=True)]):
+    for fault, share in zip((Word.MEMORISED, Word.NOT_LEARNT, Word.WITHOUT_EFFECT), shares[2::-1], strict=True):
         word[share > 1] = fault
     word[~known] = Word.TOO_EARLY
     course = table.about.course  # of the usual loss
@@ -204,11 +203,11 @@ class ClipLearning:
     Attributes:
         path: "dataset/path", with the frames of a range; its uid alone if no record of the run names it.
         word: "not_learnt" (its loss is far above that of its peers: look at it), "caption_without_effect" (it raises its
-            loss, while those of its peers lower it), "memorised" (its loss is far below, and fell far more, or a LoRA has it by heart),
+            loss, while those of its peers lower it), "memorised" (its loss is far below, and fell far more),
             "still_learning", "learnt", or "too_early". Each of the first three is said where a set of usual clips has any such clip
             with a chance of `error_rate`.
         unusual: Its most unusual number, which its rank is by: "gain", "high_loss", "low_loss", or "by_heart": a LoRA lowers
-            its loss far more than that of others where its caption is not given.
+            its loss without its caption far more than that of others, by which no word is said.
         unusual_share: How far that lies from the median of its peers, as a share of the distance at which a word is said.
         shown: Times that it was trained with its caption.
         loss: Its loss lately, as a multiple of the usual one of its bucket at the same timesteps.

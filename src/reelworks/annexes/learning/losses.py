@@ -25,7 +25,7 @@ from reelworks.core import files, user_files
 FILE = "clip_losses.parquet"
 FORMAT_VERSION = 1
 MEASURED = 8  # measurements over which means of a clip reach back
-DOUBTED, BY_HEART = 0.1, 0.025  # shares of the clips that are: those of the least gain, and those best known by heart
+DOUBTED = 0.1  # share of the clips, those of the least gain, that are measured so often
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 U64 = NDArray[np.uint64]
@@ -105,8 +105,8 @@ class ClipLosses:
         measured: Times that it was measured with fixed noise.
         level: Mean normalised loss of its last measurements, with its caption.
         gain: By how much its caption lowers the loss: mean logarithm of the loss without it over that with it.
-        by_heart: By how much a LoRA lowers the loss without its caption: mean logarithm of that of the base over that of the
-            trained network. NaN where the base was not measured.
+        by_heart: By how much a LoRA lowered the loss without its caption when it was measured first: logarithm of that of the
+            base over that of the trained network. NaN where the base was not measured.
     """
 
     about: LossesAbout

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from reelworks.annexes.learning.account import F32, I16, ClipLossAccount, Measured
-from reelworks.annexes.learning.losses import BY_HEART, DOUBTED, FILE, MEASURED
+from reelworks.annexes.learning.losses import DOUBTED, FILE, MEASURED
 from reelworks.core import hash_rng
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.loader.position import DataPosition
@@ -155,7 +155,7 @@ class ClipLossRounds(StepObserver):
         return joined, np.arange(len(joined)) >= len(entries)
 
     @cached_property
-    def _order(self) -> tuple[I64, Callable[[], tuple[I16, F32, F32]]]:
+    def _order(self) -> tuple[I64, Callable[[], tuple[I16, F32]]]:
         """Order of the candidates by a draw of each, and what was measured of them, as `ClipLossAccount.measured` tells."""
         uids, account = self._candidates[0].uid, self.account
         drawn = hash_rng.hash64(self.training.data.recipe.seed, "clip_losses", account.keys(uids))
@@ -165,9 +165,10 @@ class ClipLossRounds(StepObserver):
         """Return indices of candidates and how often each was measured, by micro-batch."""
         (clips, held_out), (order, measured) = self._candidates, self._order
         kind = clips.bucket if clips.layout is None else clips.bucket << 20 | clips.layout
-        (times, gain, by_heart), sizes = measured(), self.training.data.table.batch_sizes()
-        doubted = _doubted((times > 0) & ~held_out, gain, by_heart)
-        late = np.where(held_out, np.inf, np.where(doubted, times / MEASURED, times))
+        (times, gain), sizes = measured(), self.training.data.table.batch_sizes()
+        trained = (times > 0) & ~held_out
+        lowest = trained & (gain <= np.quantile(gain[trained], DOUBTED)) if trained.any() else trained
+        late = np.where(held_out, np.inf, np.where(lowest, times / MEASURED, times))
         chosen = choose(times[order], late[order], kind[order], sizes[clips.bucket[order]], size)
         return [(order[batch], times[order[batch]].astype(np.int64)) for batch in chosen]
 
@@ -253,16 +254,6 @@ def choose(measured: NDArray[np.int16], late: NDArray[np.float64], kind: I64, ba
         chosen.append(left[alike])
         left, size = np.delete(left, alike), size - len(alike)
     return chosen
-
-
-def _doubted(trained: NDArray[np.bool_], gain: F32, by_heart: F32) -> NDArray[np.bool_]:
-    """Return which trained clips a word may be said of, if they are measured more often."""
-    doubted = np.zeros(len(trained), np.bool_)
-    for values, share in ((-gain, DOUBTED), (by_heart, BY_HEART)):
-        known = trained & np.isfinite(values)
-        if known.any():
-            doubted |= known & (values >= np.quantile(values[known], 1 - share))
-    return doubted
 
 
 def _first(measured: NDArray[np.int16], late: NDArray[np.float64], count: int) -> I64:

@@ -27,7 +27,7 @@ const WORDS = {
 const HINTS = {
   not_learnt: t`Its loss is far above that of its peers: look at it.`,
   caption_without_effect: t`Its caption raises its loss, while those of others lower it: read it.`,
-  memorised: t`It was learnt by heart, far more than its peers: look for duplicates.`,
+  memorised: t`Its loss is far below that of its peers, and fell far more: look for duplicates.`,
 };
 const UNUSUAL = {
   gain: share => t`unusual gain: ${share}`,
