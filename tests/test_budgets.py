@@ -42,7 +42,7 @@ PARTS = {
     "captions": Part(("annexes/captions",), 1_795, 1_350),
     "cluster": Part(("annexes/cluster",), 165, 160),
     "quality": Part(("annexes/quality",), 2_210, 1_950),
-    "learning": Part(("annexes/learning",), 905, 700),
+    "learning": Part(("annexes/learning",), 895, 700),
     "hub": Part(("annexes/hub",), 680, 580),
     "imports": Part(("annexes/imports",), 7_025, 4_850),
     "page": Part(("annexes/page",), 3_055, 2_700),
