@@ -54,11 +54,11 @@ class Band(NamedTuple):
         words &= np.uint64((1 << _width(count)) - 1)
         numbers = words.astype(np.uint32)
         del words  # of millions of clips, memory is for one such array at a time
-        hashes = np.concatenate([plain_N, other_N])
-        hashes[count:] ^= np.uint64(turned)
         for begin in range(0, len(numbers) - 1, _BLOCK):
             number = numbers[begin : begin + _BLOCK + _NEIGHBOURS].astype(np.int64)
-            hash_of, is_other = hashes.take(number), number >= count
+            is_other = number >= count
+            hash_of = plain_N.take(number, mode="clip")
+            hash_of[is_other] = other_N.take(number[is_other] - count) ^ np.uint64(turned)
             for step in range(1, min(_NEIGHBOURS + 1, len(number))):
                 near = np.bitwise_count(hash_of[step:] ^ hash_of[:-step]) <= most
                 near &= is_other[step:] != is_other[:-step]

@@ -237,19 +237,21 @@ class _Search:
 
     def likely(self, down: _Span, across: _Span, candidates: Iterable[tuple[Numbers, Numbers]]) -> NDArray[np.int64]:
         """Return the candidates that look alike where others show a part of the first, as numbers in order, without those found."""
-        count, light = len(self.usable), [np.zeros((0, 2), dtype=np.int64)]
+        count, light = len(self.usable), [np.zeros(0, dtype=np.int64)]
         for some, others in candidates:
             may = self.light.may_agree(self.usable[some], self.usable[others])
-            light.append(np.stack([some[may], others[may]], axis=1))
-        pairs = np.concatenate(light)
-        numbers, first = np.unique(pairs.min(axis=1) * count + pairs.max(axis=1), return_index=True)
-        is_new = ~_within(numbers, self.found)
-        numbers, pairs = numbers[is_new], self.usable[pairs[first[is_new]]]
-        if not len(pairs):
-            return numbers
+            a, b = some[may], others[may]
+            light.append((np.minimum(a, b) * count + np.maximum(a, b)) * 2 + (a > b))  # one number, half the memory
+        keys = np.concatenate(light)
+        del light
+        keys.sort()
+        keys = keys[(np.diff(keys >> 1, prepend=-1) != 0) & ~_within(keys >> 1, self.found)]
+        pairs = self.usable[np.stack(np.divmod(keys >> 1, count), axis=1)]
+        pairs[keys & 1 == 1] = pairs[keys & 1 == 1, ::-1]
         spans = _cosines(_COMPARED) @ _resampled(*down), _cosines(_COMPARED) @ _resampled(*across)
         alike = [self.light.agree(some) & self._correlate(some, *spans) for some in _parts(pairs)]
-        return np.asarray(numbers[np.concatenate(alike)])
+        alike += [np.zeros(0, dtype=np.bool_)]  # of no pairs, too
+        return np.asarray(keys[np.concatenate(alike)] >> 1)
 
     def _correlate(self, pairs: Pairs, rows: NDArray[np.float32], columns: NDArray[np.float32]) -> NDArray[np.bool_]:
         whole: NDArray[np.float32] = _cosines(_COMPARED)

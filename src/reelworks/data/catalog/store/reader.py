@@ -171,7 +171,7 @@ class CatalogReader:
 
         The next one is read meanwhile.
         """
-        return _prefetch_one(self._tables(alive))
+        return prefetch_one(self._tables(alive))
 
     def _tables(self, alive: Mask) -> Iterator[Any]:
         names = [*SCHEMA.names, *DERIVED, *(SCORE + name for name in self._scores())]
@@ -199,7 +199,7 @@ class CatalogReader:
 
     def _chunks(self, alive: Mask | None, name: str, wanted: Wanted) -> Iterator[Any]:
         chunks = self._read(alive, name, wanted)
-        return chunks if self._stored_rows < part_files.SMALL_ROWS else _prefetch_one(chunks)
+        return chunks if self._stored_rows < part_files.SMALL_ROWS else prefetch_one(chunks)
 
     def _read(self, alive: Mask | None, name: str, wanted: Wanted) -> Iterator[Any]:
         first = 0
@@ -237,7 +237,7 @@ def _shown(values: Any, alive: Mask) -> Any:
     return values[alive] if isinstance(values, np.ndarray) else values.filter(pa.array(alive))
 
 
-def _prefetch_one(items: Iterator[Any]) -> Iterator[Any]:
+def prefetch_one(items: Iterator[Any]) -> Iterator[Any]:
     """Yield items, of which the next one is computed in a thread meanwhile."""
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(next, items, None)

@@ -33,7 +33,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.words import named
 from reelworks.data.catalog.store import integrity, part_files, schema
 from reelworks.data.catalog.store.part_files import Part
-from reelworks.data.catalog.store.reader import RETIRED_SCHEMA, CatalogReader, tombstones, too_old
+from reelworks.data.catalog.store.reader import RETIRED_SCHEMA, CatalogReader, prefetch_one, tombstones, too_old
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE
 
@@ -311,7 +311,7 @@ class Catalog:
                 done += len(table)
                 yield new
 
-        return self._with_part((table for table in tables() if len(table)), len(at), retired, sources)
+        return self._with_part(prefetch_one(table for table in tables() if len(table)), len(at), retired, sources)
 
     def _with_part(
         self, tables: Iterator[pa.Table], rows: int, retired: NDArray[np.int64], sources: Sequence[dict[str, str]]
