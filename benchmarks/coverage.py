@@ -155,7 +155,7 @@ from reelworks.data.run.folder import RunFolder
 (epoch,) = clip_history.cover(RunFolder(Path(sys.argv[1]))).epochs
 seconds = time.perf_counter() - began
 # Of this process alone: what getrusage tells is inherited from the process that started it.
-status = Path("/proc/self/status").read_text().splitlines()
+status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
 peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 print(json.dumps({"seconds": seconds, "peak": peak, **results.as_json(epoch)}))
 """

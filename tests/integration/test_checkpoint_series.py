@@ -47,7 +47,7 @@ class Counted:
     name, higher_is_better, requires_reference = "counted", True, False
 
     def __init__(self, settings):
-        with (HERE / "calls").open("a") as file:
+        with (HERE / "calls").open("a", encoding="utf-8") as file:
             file.write("x")
         if (HERE / "calls").stat().st_size == 3 and not (HERE / "killed").exists():
             (HERE / "killed").touch()

@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / folder).mkdir()
     for i in range(CLIPS):
         sound_clips.add_sound(root / f"clips/{i}.mp4", root / f"loud/{i}.mkv", tone(1.5), 32_000)
-        (root / f"loud/{i}.txt").write_text("two cats sit on a wall")
+        (root / f"loud/{i}.txt").write_text("two cats sit on a wall", encoding="utf-8")
         if i < 3:
             sound_clips.write_sound(root / f"voice/{i}.wav", tone(0.5 if i == 0 else 2.0), 44_100)
     shutil.copy(root / "loud/1.mkv", root / "film")

@@ -49,8 +49,13 @@ def train(recipe: dict[str, Any], *, fault: tuple[str, int] | None = None, world
 
 def process(target: Callable[..., None], *args: Any) -> BaseProcess:
     """Return a process that begins as a fork of the server and calls a function, once it is started."""
+    return context().Process(target=target, args=args)
+
+
+def context() -> Any:
+    """Return what starts processes of the server: one that has threads, as that of the tests, must not fork itself."""
     _serve()
-    return _CONTEXT.Process(target=target, args=args)
+    return _CONTEXT
 
 
 @functools.cache

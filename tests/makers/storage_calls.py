@@ -140,7 +140,7 @@ def run(
         pids.append(pid)
     os.close(writer)
     outcome = Outcome(_wait(pids, limit_seconds))
-    with os.fdopen(reader) as lines:
+    with os.fdopen(reader, encoding="utf-8") as lines:
         for line in lines:
             name, value = json.loads(line)
             if name == "told":

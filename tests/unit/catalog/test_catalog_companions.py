@@ -132,7 +132,7 @@ def test_sounds_are_companions_of_sources_alone(folder, tmp_path):
     """They are read in folders and archives of sources. Beside clips and controls they are named as what is not read."""
     root = tmp_path / "heard"
     sound_clips.write_sound(place(root / "same.wav"), np.full((4000, 1), 500, np.int16), 16_000)
-    (root / "short.mp3").write_text("no sound")
+    (root / "short.mp3").write_text("no sound", encoding="utf-8")
     with tarfile.open(root / "more.tar", "w") as archive:
         archive.add(root / "same.wav", "still.wav")
     (tmp_path / "depth").mkdir()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import children
 import pytest
 from checkpoint_helpers import write_plain
 
@@ -66,9 +66,8 @@ def _read(path: Path, ready: Any, done: Any) -> None:
 
 
 def test_what_another_process_reads_stays_until_it_ends(store: CheckpointFolder) -> None:
-    context = multiprocessing.get_context("fork")
-    ready, done = context.Event(), context.Event()
-    reader = context.Process(target=_read, args=(store.path(100), ready, done))
+    ready, done = children.context().Event(), children.context().Event()
+    reader = children.process(_read, store.path(100), ready, done)
     reader.start()
     assert ready.wait(120)
     decisions = retention.apply_retention(store, LAST_1)

@@ -200,9 +200,8 @@ def test_a_data_loader_around_it() -> None:
     assert len(around) == len(expected)
 
 
-@FORKS
 def test_workers_of_a_data_loader_are_refused() -> None:
-    around = DataLoader(a_loader(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    around = DataLoader(a_loader(), batch_size=None, num_workers=1, multiprocessing_context=children.context())
     with pytest.raises(RuntimeError, match="Give the DataLoader num_workers=0"):
         next(iter(around))
 

@@ -165,7 +165,7 @@ def test_a_sound_alone_is_read_whole(tmp_path, name):
 def test_a_file_without_a_sample_is_no_sound(tmp_path):
     """Nor is one that is something else."""
     sound_clips.write_sound(tmp_path / "empty.wav", np.zeros((0, 1), np.int16), RATE)
-    (tmp_path / "text.mp3").write_text("no sound")
+    (tmp_path / "text.mp3").write_text("no sound", encoding="utf-8")
     for name in ("empty.wav", "text.mp3"):
         with pytest.raises(ProbeError):
             probe.probe(tmp_path / name)
