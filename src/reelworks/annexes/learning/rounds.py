@@ -43,7 +43,7 @@ I64 = NDArray[np.int64]
 
 # Clips measured of those trained: both take two forward passes, with and without the caption, or with a backward pass that
 # is one at least. Where all weights learn, that is two, so that more can be measured in 2 % of the time.
-SHARE, SHARE_OF_ALL_WEIGHTS = 0.02, 0.026
+SHARE, SHARE_OF_ALL_WEIGHTS = 0.02, 0.022
 # Share of these where the base of a LoRA takes a third pass, which it does if so all clips can be measured.
 _WITH_BASE = 2 / 3
 # Largest set of which all clips are measured at once: what a LoRA knows by heart grows, and is to be compared.
