@@ -203,9 +203,10 @@ class _Search:
         for frame in range(2):
             plain = self._hashes(frame, _COARSE[0], _COARSE[:1], threads)[0]
             words = {band: band.sorted_words(plain) for band in bands.bands_for(len(self.usable))}
-            for down in _COARSE:
-                cut = self._hashes(frame, down, _COARSE, threads)
-                jobs = [*itertools.product(zip(_COARSE, cut, strict=True), (0, _MIRRORED_BITS), words.items())]
+            # Hashes of all widths at once would take twice the memory.
+            for down, widths in itertools.product(_COARSE, (_COARSE[:2], _COARSE[2:])):
+                cut = self._hashes(frame, down, widths, threads)
+                jobs = [*itertools.product(zip(widths, cut, strict=True), (0, _MIRRORED_BITS), words.items())]
                 candidates = (
                     band.pairs(plain, in_order, hashes, turned) for (_, hashes), turned, (band, in_order) in jobs
                 )
