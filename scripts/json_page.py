@@ -16,7 +16,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -183,7 +183,7 @@ def _with_inlined(outer: Kind, inlined: Key) -> Iterator[Kind]:
     """Yield the keys with those of an inlined value, for each type that it may have."""
     choices = _members(inlined.type)
     for choice in choices:
-        if typing.get_origin(choice) is dict:
+        if _is(Mapping, typing.get_origin(choice)):
             yield Kind(outer.keys, inlined._replace(type=typing.get_args(choice)[1]))
         elif choice is not types.NoneType:
             for inner in kinds(choice):
@@ -195,6 +195,10 @@ def _with_inlined(outer: Kind, inlined: Key) -> Iterator[Kind]:
                     else:
                         keys[name] = key._replace(always=always)
                 yield Kind(keys, inner.others or outer.others)
+
+
+def _is(wanted: type | tuple[type, ...], origin: Any) -> bool:
+    return isinstance(origin, type) and issubclass(origin, wanted)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -297,7 +301,7 @@ def _schema(annotation: Any) -> dict[str, Any]:
         return {"enum": list(args)}
     if len(members := _members(annotation)) > 1:
         return _any_of([_schema(member) for member in members])
-    if origin is dict:
+    if _is(Mapping, origin):
         return {"type": "object", "additionalProperties": _schema(args[1])}
     if origin is tuple and args[-1] is not ...:
         return {
@@ -306,7 +310,7 @@ def _schema(annotation: Any) -> dict[str, Any]:
             "minItems": len(args),
             "maxItems": len(args),
         }
-    if origin is not None:
+    if _is((Sequence, Set), origin):
         return {"type": "array", "items": _schema(args[0])}
     if issubclass(annotation, Path | enum.StrEnum):
         return {"type": "string"}
@@ -360,11 +364,11 @@ def _words(annotation: Any) -> str:
         return " or ".join(f"`{json.dumps(value)}`" for value in args)
     if len(members := _members(annotation)) > 1:
         return " or ".join(map(_words, members))
-    if origin is dict:
+    if _is(Mapping, origin):
         return f"object of {_words(args[1])} by name"
     if origin is tuple and args[-1] is not ...:
         return f"[{', '.join(map(_words, args))}]"
-    if origin is not None:
+    if _is((Sequence, Set), origin):
         return f"list of {_words(args[0])}"
     if issubclass(annotation, enum.StrEnum):
         return " or ".join(f'`"{member}"`' for member in annotation)

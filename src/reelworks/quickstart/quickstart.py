@@ -114,7 +114,7 @@ class QuickstartResult:
 
     @property
     def recomputation(self) -> Mapping[str, Recomputation]:
-        """Return what backward passes compute again, by entry; nothing for a GPU of unknown memory."""
+        """What backward passes compute again, by entry; nothing for a GPU of unknown memory."""
         return self.choice.recomputation
 
     @property
