@@ -30,7 +30,7 @@ def test_it_runs_and_tells_every_row(arguments: list[str], rows: list[str]) -> N
         capture_output=True,
         text=True,
         cwd=REPOSITORY,
-        timeout=300,
+        timeout=1200,
         encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr

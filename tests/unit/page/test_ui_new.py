@@ -16,7 +16,7 @@ from refused import refused
 from starlette.testclient import TestClient
 from tests.makers import durable, page_client, prepare_files
 
-from reelworks.annexes.page import app, recipe_files, recipe_form, uploads
+from reelworks.annexes.page import app, recipe_files, recipe_form, uploads, workspace
 from reelworks.annexes.page.guard import TOKEN_HEADER
 from reelworks.annexes.page.workspace import Workspace, key_of
 from reelworks.core import system
@@ -384,3 +384,18 @@ def test_saving_writes_the_text_and_refuses_what_is_no_recipe(page: TestClient, 
     assert page.post(save, json={"text": text, "digest": about["digest"]}).status_code == 200
     assert (folder / "cats.toml").read_text(encoding="utf-8") == text
     assert page.post(save, json={"text": RECIPE, "digest": about["digest"]}).json()["code"] == "file-changed"
+
+
+@pytest.mark.parametrize(("text", "code"), [("", "key-missing"), (RECIPE.replace("[model]", "[model"), "not-toml")])
+def test_a_recipe_that_an_editor_has_broken_is_still_there(
+    page: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: str
+) -> None:
+    monkeypatch.setattr(workspace, "_FRESH_SECONDS", 0.0)
+    key = cats(page)
+    (folder / "cats.toml").write_text(text, encoding="utf-8")
+    (row,) = page.get("/api/recipes").json()
+    assert row["key"] == key
+    assert page.get(f"/api/plan/{key}").json()["code"] == code
+    (folder / "cats.toml").unlink()
+    assert page.get("/api/recipes").json() == []
+    assert page.get(f"/api/new/recipe/{key}").status_code == 404

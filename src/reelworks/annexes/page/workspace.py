@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -87,7 +87,7 @@ class Workspace:
         """Return what the folders hold, as of a moment ago."""
         with self._lock:
             if again or time.monotonic() - self._at > _FRESH_SECONDS:
-                self._index, self._at = _look(self.roots), time.monotonic()
+                self._index, self._at = _look(self.roots, self._index), time.monotonic()
             return self._index
 
     def run(self, key: str) -> RunFolder:
@@ -130,11 +130,12 @@ class Workspace:
         return Path(path)
 
 
-def _look(roots: tuple[Path, ...]) -> WorkspaceIndex:
+def _look(roots: tuple[Path, ...], former: WorkspaceIndex) -> WorkspaceIndex:
+    """Find what the folders hold; a file that was a recipe stays one, since an editor may be in the middle of it."""
     found = WorkspaceIndex()
     for root in roots:
         for folder, names in _folders(root, _DEPTH):
-            _note(found, folder, names)
+            _note(found, folder, names, former.recipes)
     return found
 
 
@@ -161,7 +162,7 @@ def _folders(folder: Path, depth: int) -> Iterator[tuple[Path, list[str]]]:
         yield from _folders(path, depth - 1)
 
 
-def _note(found: WorkspaceIndex, folder: Path, names: list[str]) -> None:
+def _note(found: WorkspaceIndex, folder: Path, names: list[str], recipes: Mapping[str, Path]) -> None:
     if "run.json" in names:
         found.runs[key_of(folder)] = folder
     elif "catalog.json" in names:
@@ -169,8 +170,8 @@ def _note(found: WorkspaceIndex, folder: Path, names: list[str]) -> None:
     else:
         found.folders[key_of(folder)] = folder
         for name in sorted(names):
-            if name.endswith(".toml") and _is_recipe(folder / name):
-                found.recipes[key_of(folder / name)] = folder / name
+            if name.endswith(".toml") and ((key := key_of(folder / name)) in recipes or _is_recipe(folder / name)):
+                found.recipes[key] = folder / name
 
 
 def _is_recipe(path: Path) -> bool:
