@@ -114,7 +114,7 @@ class QuickstartResult:
 
     @property
     def recomputation(self) -> Mapping[str, Recomputation]:
-        """What backward passes compute again, by entry; nothing for a GPU of unknown memory."""
+        """Recomputation in backward passes, by entry; nothing for a GPU of unknown memory."""
         return self.choice.recomputation
 
     @property
