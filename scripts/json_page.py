@@ -183,7 +183,7 @@ def _with_inlined(outer: Kind, inlined: Key) -> Iterator[Kind]:
     """Yield the keys with those of an inlined value, for each type that it may have."""
     choices = _members(inlined.type)
     for choice in choices:
-        if _is(Mapping, typing.get_origin(choice)):
+        if _is_a(Mapping, typing.get_origin(choice)):
             yield Kind(outer.keys, inlined._replace(type=typing.get_args(choice)[1]))
         elif choice is not types.NoneType:
             for inner in kinds(choice):
@@ -197,7 +197,8 @@ def _with_inlined(outer: Kind, inlined: Key) -> Iterator[Kind]:
                 yield Kind(keys, inner.others or outer.others)
 
 
-def _is(wanted: type | tuple[type, ...], origin: Any) -> bool:
+def _is_a(wanted: type | tuple[type, ...], origin: Any) -> bool:
+    """Tell whether a type with arguments is of a kind; one without has no origin."""
     return isinstance(origin, type) and issubclass(origin, wanted)
 
 
@@ -301,7 +302,7 @@ def _schema(annotation: Any) -> dict[str, Any]:
         return {"enum": list(args)}
     if len(members := _members(annotation)) > 1:
         return _any_of([_schema(member) for member in members])
-    if _is(Mapping, origin):
+    if _is_a(Mapping, origin):
         return {"type": "object", "additionalProperties": _schema(args[1])}
     if origin is tuple and args[-1] is not ...:
         return {
@@ -310,7 +311,7 @@ def _schema(annotation: Any) -> dict[str, Any]:
             "minItems": len(args),
             "maxItems": len(args),
         }
-    if _is((Sequence, Set), origin):
+    if _is_a((Sequence, Set), origin):
         return {"type": "array", "items": _schema(args[0])}
     if issubclass(annotation, Path | enum.StrEnum):
         return {"type": "string"}
@@ -364,11 +365,11 @@ def _words(annotation: Any) -> str:
         return " or ".join(f"`{json.dumps(value)}`" for value in args)
     if len(members := _members(annotation)) > 1:
         return " or ".join(map(_words, members))
-    if _is(Mapping, origin):
+    if _is_a(Mapping, origin):
         return f"object of {_words(args[1])} by name"
     if origin is tuple and args[-1] is not ...:
         return f"[{', '.join(map(_words, args))}]"
-    if _is((Sequence, Set), origin):
+    if _is_a((Sequence, Set), origin):
         return f"list of {_words(args[0])}"
     if issubclass(annotation, enum.StrEnum):
         return " or ".join(f'`"{member}"`' for member in annotation)

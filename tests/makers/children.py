@@ -53,7 +53,7 @@ def process(target: Callable[..., None], *args: Any) -> BaseProcess:
 
 
 def context() -> Any:
-    """Return what starts processes of the server: one that has threads, as that of the tests, must not fork itself."""
+    """Return the context of such processes: the process of the tests has threads, so that a fork of it could hang."""
     _serve()
     return _CONTEXT
 

@@ -242,7 +242,8 @@ class _Search:
         for some, others in candidates:
             may = self.light.may_agree(self.usable[some], self.usable[others])
             a, b = some[may], others[may]
-            light.append((np.minimum(a, b) * count + np.maximum(a, b)) * 2 + (a > b))  # one number, half the memory
+            # A pair is one number, whose last bit tells which of the two shows a part of the other.
+            light.append((np.minimum(a, b) * count + np.maximum(a, b)) * 2 + (a > b))
         keys = np.concatenate(light)
         del light
         keys.sort()
@@ -251,7 +252,7 @@ class _Search:
         pairs[keys & 1 == 1] = pairs[keys & 1 == 1, ::-1]
         spans = _cosines(_COMPARED) @ _resampled(*down), _cosines(_COMPARED) @ _resampled(*across)
         alike = [self.light.agree(some) & self._correlate(some, *spans) for some in _parts(pairs)]
-        alike += [np.zeros(0, dtype=np.bool_)]  # of no pairs, too
+        alike.append(np.zeros(0, dtype=np.bool_))  # there may be no pairs
         return np.asarray(keys[np.concatenate(alike)] >> 1)
 
     def _correlate(self, pairs: Pairs, rows: NDArray[np.float32], columns: NDArray[np.float32]) -> NDArray[np.bool_]:
