@@ -67,8 +67,9 @@ class ColumnSummary:
         """Summarise a column over rows."""
         values = _former(rows, column.name)
         present = values[~np.isnan(values)]
-        low, median, high = np.quantile(present, (0.1, 0.5, 0.9)).tolist() if len(present) else (None, None, None)
-        return cls(column.name, column.unit, column.meaning, len(present), low, median, high)
+        shares = (0.1, 0.5, 0.9)
+        quantiles = np.quantile(present, shares, overwrite_input=True).tolist() if len(present) else [None] * 3
+        return cls(column.name, column.unit, column.meaning, len(present), *quantiles)
 
 
 @dataclass(frozen=True)
@@ -123,16 +124,20 @@ def measure_catalog(
             measured, changed, failed = 0, 0, []
         else:
             keyed, kept = _Keyed.open(catalog, measures), KeptMeasures(path)
-            rows, pending = keyed.rows, _pending(keyed, measures, kept)
+            known = _kept_values(measures, keyed, kept)
+            rows, pending = keyed.rows, _pending(keyed, measures, known)
             measured = len(pending.rows)
+            if measured:
+                known.clear()  # they are read again, with those that are measured now
             failed = (
                 _measure_all(rows, pending, kept, connection, on_progress, engine, timeout_seconds) if measured else []
             )
             with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
                 newest = Catalog.open(path)
                 if newest.parts != catalog.parts:  # a scan found other clips meanwhile
-                    keyed = _Keyed.open(newest, measures)
-                written, changed, not_compared = _write_scores(newest, keyed, measures, kept)
+                    keyed, known = _Keyed.open(newest, measures), {}
+                known = known or _kept_values(measures, keyed, kept)
+                written, changed, not_compared = _write_scores(newest, keyed, measures, known, kept)
                 compared = {entry: kind for entry, kind in measures.items() if entry not in not_compared}
                 before = catalog if newest.parts == catalog.parts else None
                 _remember(before, written, compared, is_complete=not failed)
@@ -213,23 +218,21 @@ class _ToMeasure(NamedTuple):
         return tuple(e for (e, kind), lacks in lacking if lacks and registry.runs_network(kind) == of_networks)
 
 
-def _of_measures(
-    measures: Mapping[str, type[Any]], clips: _Keyed, read: Callable[[Sequence[str], U64], NDArray[Any]]
-) -> dict[str, NDArray[Any]]:
-    """Return what is kept of each measure by its entry, `[N, labels]`, read at once for all that have the same keys."""
+def _kept_values(measures: Mapping[str, type[Any]], clips: _Keyed, kept: KeptMeasures) -> dict[str, Any]:
+    """Return the kept values of measures by entry, `[N, labels]`, masked where there are none, read at once for equal keys."""
     found = {}
     for of_caption in (False, True):
         labels = {entry: registry.labels(kind) for entry, kind in measures.items() if _of_caption(kind) == of_caption}
         if labels:
-            columns = read([*itertools.chain(*labels.values())], clips.caption_keys if of_caption else clips.keys)
+            keys = clips.caption_keys if of_caption else clips.keys
+            columns = kept.values([*itertools.chain(*labels.values())], keys)
             for entry, names in labels.items():
                 found[entry], columns = columns[:, : len(names)], columns[:, len(names) :]
     return found
 
 
-def _pending(clips: _Keyed, measures: Mapping[str, type[Any]], kept: KeptMeasures) -> _ToMeasure:
-    has = _of_measures(measures, clips, kept.has)
-    missing = np.stack([~has[entry].all(axis=1) for entry in measures], axis=1)
+def _pending(clips: _Keyed, measures: Mapping[str, type[Any]], known: Mapping[str, Any]) -> _ToMeasure:
+    missing = np.stack([known[entry].mask.any(axis=1) for entry in measures], axis=1)
     needed = np.flatnonzero(missing.any(axis=1))
     needed = needed[np.unique(clips.caption_keys[needed], return_index=True)[1]]
     paths = clips.rows.path.take(needed).to_pylist()
@@ -345,7 +348,7 @@ def _notes(catalog: Catalog, measures: Mapping[str, type[Any]]) -> list[str]:
 
 
 def _write_scores(
-    catalog: Catalog, clips: _Keyed, measures: Mapping[str, type[Any]], kept: KeptMeasures
+    catalog: Catalog, clips: _Keyed, measures: Mapping[str, type[Any]], known: Mapping[str, Any], kept: KeptMeasures
 ) -> tuple[Catalog, int, dict[str, str]]:
     """Write the kept values as scores of the live rows.
 
@@ -357,11 +360,9 @@ def _write_scores(
     of_lists = _of_lists(catalog, rows)
     scores: dict[str, NDArray[np.float64]] = {}
     changed = np.zeros(len(rows), dtype=np.bool_)
-    single = {entry: kind for entry, kind in measures.items() if not registry.compares(kind)}
-    kept_values = _of_measures(single, clips, kept.values)
     for entry, kind in measures.items():
         try:
-            found = kept_values[entry] if entry in kept_values else _compared(entry, kind, clips, kept)
+            found = _compared(entry, kind, clips, kept) if registry.compares(kind) else known[entry].data
         except _NotComparedError as error:
             problems[entry] = f"{kind.name}: {error}"
             continue

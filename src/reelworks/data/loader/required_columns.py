@@ -78,7 +78,7 @@ class MeasuredColumns:
         of = measured_columns.find(name)
         keys_of = kept_measures.keys_of_captions if of is not None and of.of_caption else kept_measures.keys_of
         at = np.flatnonzero(lacking)
-        lacking[at] = ~self._kept.has([column.label], keys_of(clips.take(at)))[:, 0]
+        lacking[at] = np.ma.getmaskarray(self._kept.values([column.label], keys_of(clips.take(at))))[:, 0]
         return lacking
 
 

@@ -25,6 +25,7 @@ from reelworks.core import digests, files, hash_rng, user_files
 from reelworks.core.hash_rng import U64
 from reelworks.core.log import logger
 from reelworks.data.catalog.store import measured_columns
+from reelworks.data.catalog.store.reader import prefetch_one
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import SCORE, as_numpy
 
@@ -102,24 +103,18 @@ class KeptMeasures:
         """Return the files of segments in their order; copies that other programs name after them are none."""
         return sorted(path for path in self._folder.glob("*.parquet") if path.stem.isdecimal())
 
-    def values(self, labels: Sequence[str], keys: U64) -> NDArray[np.float64]:
-        """Return values by key, `[N, labels]`, NaN for a key that has none."""
-        values = np.full((len(labels), len(keys)), np.nan)
+    def values(self, labels: Sequence[str], keys: U64) -> np.ma.MaskedArray[Any, np.dtype[np.float64]]:
+        """Return values by key, `[N, labels]`, masked and NaN for a key that has none; of features, the mask alone means something."""
+        values, lacks = np.full((len(labels), len(keys)), np.nan), np.ones((len(labels), len(keys)), dtype=np.bool_)
         for batch, at, found in self._find(labels, keys):
             for i, name in enumerate(labels):
                 if name in batch.schema.names:
-                    has = as_numpy(batch.column(name).is_valid())[at]
-                    values[i, found[has]] = as_numpy(batch.column(name))[at[has]]
-        return values.T
-
-    def has(self, labels: Sequence[str], keys: U64) -> NDArray[np.bool_]:
-        """Return a mask `[N, labels]` of the keys that have a value under each label."""
-        mask = np.zeros((len(labels), len(keys)), dtype=np.bool_)
-        for batch, at, found in self._find(labels, keys):
-            for i, name in enumerate(labels):
-                if name in batch.schema.names:
-                    mask[i, found] |= as_numpy(batch.column(name).is_valid())[at]
-        return mask.T
+                    column = batch.column(name)
+                    has = as_numpy(column.is_valid())[at] if column.null_count else slice(None)
+                    lacks[i, found[has]] = False
+                    if pa.types.is_floating(column.type):
+                        values[i, found[has]] = as_numpy(column)[at[has]]
+        return np.ma.MaskedArray(values.T, lacks.T)
 
     def features(self, name: str, keys: U64, width: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Return features of one measure by key, `[M, width]`, and a mask of the M keys that have them."""
@@ -166,7 +161,7 @@ class KeptMeasures:
         each, times = ordered[first], np.diff(first, append=len(keys))
         for segment in list(self._segments) if len(keys) else ():
             inside = [name for name in labels if name in segment.columns]
-            for batch in self._batches(segment, [_KEY, *(inside if read else ())]) if inside else ():
+            for batch in prefetch_one(self._batches(segment, [_KEY, *(inside if read else ())])) if inside else ():
                 known = as_numpy(batch.column(_KEY))
                 by_key = np.argsort(known, kind="stable")
                 place = np.minimum(np.searchsorted(each, known[by_key]), len(each) - 1)
@@ -255,7 +250,7 @@ def carried(
         column[former] = live.scores[name][source[former]]
         missing = np.flatnonzero(free & np.isnan(column))
         if len(missing) and labels.get(name, "").endswith(f":{name}"):  # else features, which are no values
-            column[missing] = kept.values([labels[name]], keys[missing])[:, 0]
+            column[missing] = kept.values([labels[name]], keys[missing]).data[:, 0]
         at = rows.schema.get_field_index(SCORE + name)
         field = pa.field(SCORE + name, pa.float64())
         array = pa.array(column, from_pandas=True)
