@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from reelworks.core import machine
+from reelworks.core import machine, system
 
 # Figures that are kept change nothing of what is measured next.
 _CODE = (".", ":(exclude)benchmarks/results", ":(exclude)drills/results")
@@ -48,4 +47,4 @@ def _git(*words: str) -> str:
 
 
 # Before anything is measured: the tree may have moved on when a long benchmark ends, and its own work is load too.
-AT_START: dict[str, Any] = {"commit": _commit(), "load_average": round(os.getloadavg()[0], 2)}
+AT_START: dict[str, Any] = {"commit": _commit(), "load_average": round(system.load_average(), 2)}

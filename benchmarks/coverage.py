@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import pyarrow.compute as pc
 from benchmarks import _weblike
 from benchmarks._results import AT_START, keep
 from benchmarks.schedule import machine_name, timed
+from reelworks.core import system
 from reelworks.data.catalog.store.schema import SCHEMA
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import position as positions
@@ -198,7 +198,7 @@ def measure(n: int) -> Json:
         **written,
         "coverage_s": account["seconds"],
         "coverage_peak_bytes": account["peak"],
-        "writer_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "writer_peak_bytes": system.peak_bytes(),
         "machine": machine_name(),
         **AT_START,
     }

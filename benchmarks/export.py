@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks._results import keep
+from reelworks.core import system
 from reelworks.data.checkpoint.safetensors_header import TensorRange
 from reelworks.models.export import safetensors_file
 
@@ -73,12 +73,12 @@ def one(way: str, total_bytes: int, shard_bytes: int) -> None:
     wanted = entries(total_bytes)
     with tempfile.TemporaryDirectory() as folder:
         WAYS[way](Path(folder), wanted[:1], shard_bytes)  # so that what is loaded and kept once is there
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = system.peak_bytes()
         began = time.perf_counter()
         WAYS[way](Path(folder), wanted, shard_bytes)
         seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"memory_mb": round((peak - before) / 1024), "seconds": round(seconds, 2)}))
+    peak = system.peak_bytes()
+    print(json.dumps({"memory_mb": round((peak - before) / (1 << 20)), "seconds": round(seconds, 2)}))
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ import argparse
 import json
 import math
 import platform
-import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from benchmarks import _seek, _weblike
 from benchmarks._results import AT_START, keep
-from reelworks.core import machine
+from reelworks.core import machine, system
 from reelworks.data.buckets import assign
 from reelworks.data.buckets.assign import Clips, Reason
 from reelworks.data.buckets.table import BucketTable
@@ -149,7 +148,7 @@ def measure(n: int) -> Json:
     argsort_s, _ = timed(lambda: np.argsort(clips.uid, kind="stable"))
     spec = make_spec(table, 8, table.tokens())
     plan_s, (made, reason) = timed(lambda: assign_and_plan(clips, table, spec))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = system.peak_bytes()
     named = int((reason != Reason.NONE).sum())
     result: Json = {
         "clips": n,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -21,6 +20,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
+import psutil
 
 from benchmarks import _catalogs
 from benchmarks._page import Page, serving
@@ -190,8 +190,8 @@ def _moved(page: Page, key: str, column: Json) -> list[float]:
 
 def _cpu_seconds(process: int) -> float:
     """Return the processor time of the server, which depends less on what else the machine does."""
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    times = psutil.Process(process).cpu_times()
+    return float(times.user + times.system)
 
 
 def _status(process: int, name: str) -> int:

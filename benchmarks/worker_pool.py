@@ -16,7 +16,6 @@ import json
 import multiprocessing
 import os
 import platform
-import signal
 import statistics
 import threading
 import time
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from benchmarks._results import AT_START, keep
@@ -60,7 +60,7 @@ def value(number: int) -> int:
 
 def killed_clip(milliseconds: int) -> NDArray[np.uint8]:
     """Return the frames of a clip, and be killed some time later."""
-    threading.Timer(milliseconds / 1000, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    threading.Timer(milliseconds / 1000, psutil.Process().kill).start()
     return clip(0)
 
 

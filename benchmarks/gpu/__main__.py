@@ -15,10 +15,8 @@ with what is missing.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +29,7 @@ import torch
 from benchmarks.gpu import machine, results, sections
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.sections import Unit
+from reelworks.core import system
 from reelworks.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +119,7 @@ def _run(unit: Unit, found: Results, device: str, remaining: float, *, tiny: boo
                 env=_environment(device),
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that its own processes are ended with it
+                **system.OWN_GROUP,
             )
         try:
             while process.poll() is None and time.monotonic() - began < seconds:
@@ -128,7 +127,8 @@ def _run(unit: Unit, found: Results, device: str, remaining: float, *, tiny: boo
                 read = _keep(unit, found, file, read)
             in_time = process.poll() is not None
         finally:
-            _end(process)
+            system.kill_all(process)
+            process.wait()
         _keep(unit, found, file, read)
         took, told = time.monotonic() - began, log.read_text(encoding="utf-8", errors="replace").strip()
     if not in_time and seconds < limit:
@@ -160,13 +160,6 @@ def _keep(unit: Unit, found: Results, file: Path, read: int) -> int:
     if rows:
         found.add(unit.name, rows)
     return read + len(fresh) + bool(fresh)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 if __name__ == "__main__":
