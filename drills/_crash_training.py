@@ -26,7 +26,7 @@ _WINDOW_STEPS = 30
 # Everything is imported once; each training is a fork of the process that did.
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["drills._crash_training", "preloaded"])
-_LIMIT_SECONDS = 120
+_LIMIT_SECONDS = 900
 
 
 def survive(kills: int, seed: int) -> Json:
