@@ -1,4 +1,4 @@
-"""Links and pipes in folders; a test is skipped where the system has none, or does not let this user make them."""
+"""Names, links and pipes in folders; a test is skipped where the system has none, or does not let this user make them."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,11 @@ import pytest
 
 # Root reads and writes whatever the rights say; on Windows, `chmod` takes none away but to write into a file.
 MAY_ALL = not hasattr(os, "geteuid") or os.geteuid() == 0
+
+
+def name(text: str) -> str:
+    """Return the name of a file or folder, without what Windows has in none, such as signs of markup, if this is Windows."""
+    return "".join(sign for sign in text if os.name != "nt" or sign not in '<>:"|?*')
 
 
 def link(path: Path, target: Path | str) -> None:

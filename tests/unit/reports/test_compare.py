@@ -6,6 +6,7 @@ import json
 import re
 
 import fabricate
+import places
 import plotly.graph_objects as go
 import pytest
 from parsed import Page
@@ -17,6 +18,7 @@ from reelworks.core import files
 from reelworks.data.run.folder import RunFolder
 from reelworks.reports import compare
 
+SECOND = places.name("<b>second &")
 RECIPE = 'version = 1\n[train]\nmax_steps = {steps}\n[[bucket]]\nresolution = "480p"\nbatch_size = {batch}\n'
 
 
@@ -24,7 +26,7 @@ RECIPE = 'version = 1\n[train]\nmax_steps = {steps}\n[[bucket]]\nresolution = "4
 def runs(tmp_path_factory):
     """Two runs of 40 steps, of which the second also has a preview of a later step."""
     folder = tmp_path_factory.mktemp("compared")
-    made = [fabricate.make(folder / name, steps=40, every=20, crash_at=25) for name in ("first", "<b>second &")]
+    made = [fabricate.make(folder / name, steps=40, every=20, crash_at=25) for name in ("first", SECOND)]
     for run, steps in zip(made, (40, 60), strict=True):
         run.recipe_file.write_text(RECIPE.format(steps=steps, batch=steps // 10), encoding="utf-8")
     later = {"v": 1, "time": fabricate.BEGUN + 1e6, "kind": "samples", "step": 40.5, "prompts": ["only here"]}
@@ -62,15 +64,15 @@ def test_the_page_has_the_curves_of_all_runs_and_previews_side_by_side(runs, tmp
     page = Page((tmp_path / "x.html").read_text(encoding="utf-8"))
     assert page.open == []
     assert page.loads_nothing()
-    assert "<b>second &" in page.words
+    assert SECOND in page.words
     figures = json.loads(page.scripts[0])
     assert set(figures) == {"loss", "validation", "learning-rate", "grad-norm", "throughput"}
     for figure in figures.values():
-        assert [trace["name"] for trace in figure["data"]] == ["first", "<b>second &"]
+        assert [trace["name"] for trace in figure["data"]] == ["first", SECOND]
         go.Figure(json.loads(re.sub(r'"@\w+"', '"#123456"', json.dumps(figure))))
     shown = [attributes["src"] for tag, attributes in page.tags if tag in ("video", "img")]
     assert len(shown) == 2 * len(fabricate.PROMPTS), "both runs have previews of step 40"
-    assert page.words.count("first, step 40") == page.words.count("<b>second &, step 40") == len(fabricate.PROMPTS)
+    assert page.words.count("first, step 40") == page.words.count(f"{SECOND}, step 40") == len(fabricate.PROMPTS)
 
 
 def test_previews_of_no_common_step_are_each_runs_last(runs, tmp_path):

@@ -6,6 +6,7 @@ import html
 import re
 from dataclasses import replace
 
+import places
 import pytest
 import tiny_recipe
 from parsed import Page
@@ -19,19 +20,21 @@ from reelworks.training.plan import plan_forecast
 from reelworks.training.plan.rejections import LeftOut, LeftOutClip
 from reelworks.training.recipe import dataset, recipe_file
 
+DOGS = places.name("dogs & <b>")
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """Two datasets in two buckets, padded on nine ranks; one picture is too small."""
     root = tmp_path_factory.mktemp("plan")
-    for name, sizes in (("cats", [(64, 48)] * 9 + [(48, 64)] * 2), ("dogs & <b>", [(64, 48)] * 4 + [(8, 8)])):
+    for name, sizes in (("cats", [(64, 48)] * 9 + [(48, 64)] * 2), (DOGS, [(64, 48)] * 4 + [(8, 8)])):
         (root / name).mkdir()
         for i, size in enumerate(sizes):
-            Image.new("L", size, i).save(root / name / f"<i>{i}.png")
-            (root / name / f"<i>{i}.txt").write_text("a picture", encoding="utf-8")
+            Image.new("L", size, i).save(root / name / places.name(f"<i>{i}.png"))
+            (root / name / places.name(f"<i>{i}.txt")).write_text("a picture", encoding="utf-8")
     values = tiny_recipe.least(
         output=str(root / "run"),
-        dataset=[{"path": str(root / "cats"), "repeats": 2}, {"path": str(root / "dogs & <b>")}],
+        dataset=[{"path": str(root / "cats"), "repeats": 2}, {"path": str(root / DOGS)}],
         bucket=[{"resolution": "48px", "num_frames": 1, "batch_size": 3}],
         buckets={"aspect_ratios": ["4:3", "3:4"], "incomplete_batch": "pad"},
         train={"max_epochs": 1},
@@ -63,7 +66,7 @@ def test_a_plan_is_a_page_of_one_file_without_scripts(page):
 
 
 def test_what_files_and_recipes_are_called_is_shown_and_never_markup(text, page):
-    for name in ("stage <1>", "dogs & <b>", "dogs & <b>/<i>4.png"):
+    for name in ("stage <1>", DOGS, f"{DOGS}/{places.name('<i>4.png')}"):
         assert name in page.words
         assert html.escape(name) in text
     assert not re.search("<b>/|<i>4|<1>", text)
