@@ -10,7 +10,7 @@ import pytest
 import torch
 from lora_files import SHAPES, header_of, lora, random, updates_of
 from refused import refused
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor, nn
 
 from reelworks.annexes.lora import apply, convert, info, merge, resize
@@ -58,7 +58,7 @@ def told(path: Path) -> LoraInfo:
 
 def with_others(path: Path, others: dict[str, Tensor]) -> dict[str, Tensor]:
     updates = lora(path)
-    save_file(load_file(path) | others, path)
+    save_file(load(path.read_bytes()) | others, path)
     return updates
 
 

@@ -11,7 +11,7 @@ import diffusers_readers as readers
 import pytest
 import torch
 from lora_files import SHAPES, loha, lokr, lora, random
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from test_lora_rewriting import exported
 from test_run_average import LORA, run_of, trajectory
 from typer.testing import CliRunner
@@ -125,7 +125,7 @@ def test_a_dora_of_comfyui_s_names_has_no_reader(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     lora(path)
     lengths = {f"diffusion_model.{layer}.dora_scale": torch.ones(rows, 1) for layer, (rows, _) in SHAPES.items()}
-    save_file(load_file(path) | lengths, path)
+    save_file(load(path.read_bytes()) | lengths, path)
     found = info.info(LoraInfoRequest(file=path, model="wan-tiny"))
     assert (found.readers, found.result.norm) == ({}, None)
 

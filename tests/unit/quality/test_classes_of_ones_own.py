@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import places
 import pytest
 from refused import refused
 
@@ -39,6 +40,7 @@ def test_equals_signs_and_colons_may_be_in_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, weights: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    folder, weights = places.name(folder), places.name(weights)
     (tmp_path / folder).mkdir()
     (tmp_path / weights).mkdir()
     file = tmp_path / folder / "own.py"

@@ -16,7 +16,7 @@ import transformers
 from metric_networks import TINY, save_classifier
 from PIL import Image, ImageDraw, ImageFont
 from refused import refused
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from transformers.models.yolos import modeling_yolos
 
 from reelworks.annexes.quality import clip_measures
@@ -48,7 +48,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head = {"layers.0.weight": torch.randn(4, 8), "layers.0.bias": torch.randn(4)}
     head |= {"layers.2.weight": torch.randn(1, 4), "layers.2.bias": torch.randn(1)}
     file = folder / "aesthetic" / "model.safetensors"
-    save_file(load_file(file) | head, file, metadata={"format": "pt"})
+    save_file(load(file.read_bytes()) | head, file, metadata={"format": "pt"})
     sizes = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
     transformers.CLIPImageProcessor(**sizes).save_pretrained(folder / "aesthetic")
     save_classifier(folder / "marks")
