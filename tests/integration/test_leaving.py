@@ -15,9 +15,10 @@ from reelworks.commands import main
 def work(code: int):
     import tempfile, time
     import torch, torch.distributed as dist
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    folder = tempfile.TemporaryDirectory()
+    dist.init_process_group("gloo", store=dist.FileStore(folder.name + "/store", 1), rank=0, world_size=1)
     future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
-    main.kept = future.then(lambda _: time.sleep(1.0)), tempfile.TemporaryDirectory()
+    main.kept = future.then(lambda _: time.sleep(1.0)), folder
     print(main.kept[1].name)
     raise typer.Exit(code)
 

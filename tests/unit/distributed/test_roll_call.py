@@ -11,6 +11,7 @@ import pytest
 from refused import refused
 from torch.distributed import TCPStore
 
+from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.data.distributed import mesh, roll_call
 
@@ -28,7 +29,9 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Outcome]]:
     monkeypatch.setattr(roll_call, "_READING_SECONDS", 0.2)
     monkeypatch.setattr(roll_call, "_LONGER_SECONDS", 0.5)
     # As torchrun's agent, whose store outlives its ranks.
-    server = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=5), wait_for_workers=False)
+    server = TCPStore(
+        "127.0.0.1", port, None, True, timedelta(seconds=5), wait_for_workers=False, use_libuv=not system.WINDOWS
+    )
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
 
     def one(rank: int, size: int, facts: dict[str, str], seconds: float, value: str) -> Outcome:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,8 +69,10 @@ def loss_and_gradient(layer: Layer, group: SequenceGroup | None) -> tuple[Tensor
 
 @pytest.mark.parametrize("layer", [plain, by_function, with_texts])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_loss_is_that_of_one_rank_and_gradients_sum_to_its_gradient(layer: Layer, ranks: int) -> None:
-    store, wait = dist.HashStore(), timedelta(seconds=60)
+def test_the_loss_is_that_of_one_rank_and_gradients_sum_to_its_gradient(
+    tmp_path: Path, layer: Layer, ranks: int
+) -> None:
+    store, wait = dist.FileStore(str(tmp_path / "store")), timedelta(seconds=60)
 
     def of_rank(rank: int) -> tuple[Tensor, Tensor]:
         own = dist.PrefixStore("group", store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -17,14 +18,14 @@ class LeftError(Exception):
 
 
 @pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Watch]:
+def ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Watch]:
     """Three watches on one store, whose threads do not run: a test lets them beat and listen."""
 
     def leave(self: Watch, verdict: str) -> None:
         raise LeftError(verdict)
 
     monkeypatch.setattr(Watch, "_leave", leave)
-    store = dist.HashStore()
+    store = dist.FileStore(str(tmp_path / "store"))
     made = [Watch(store, rank, 3, ParallelConfig()) for rank in range(3)]
     for one in made:
         one._beat()

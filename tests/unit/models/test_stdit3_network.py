@@ -138,8 +138,8 @@ def test_it_runs_on_the_meta_device():
 
 
 @pytest.fixture
-def one_rank():
-    store = distributed.HashStore()
+def one_rank(tmp_path):
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     distributed.destroy_process_group()

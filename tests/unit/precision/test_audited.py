@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import os
 from dataclasses import dataclass, field
@@ -89,6 +90,13 @@ def test_code_that_changed_is_audited_again(tmp_path, monkeypatch):
     other = key(Network())
     os.utime(tmp_path / "file.py", ns=(1, 1))
     assert len({before, other, key(Network())}) == 3
+
+
+def test_modules_without_a_file_are_no_hindrance(tmp_path, monkeypatch):
+    """Those of a Python that others embed lie in an archive, and say of themselves where they would lie elsewhere."""
+    monkeypatch.setattr(abc, "__file__", str(tmp_path / "python313.zip" / "abc.py"))
+    monkeypatch.setattr(audited, "_code", lambda *_: [abc.__file__])
+    assert key(Network()) == key(Network()) is not None
 
 
 def test_what_a_key_cannot_tell_is_audited_at_each_start():

@@ -9,11 +9,13 @@ lie in CPU memory, from where FSDP2 fetches them block by block.
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -181,9 +183,13 @@ def join(
     # gloo in addition to nccl, which Windows lacks, since checkpoints and objects are exchanged in CPU memory.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
     if size == 1:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        with _formed():
-            yield World(0, 1, device, None, offload, local_size)
+        with tempfile.TemporaryDirectory(
+            ignore_cleanup_errors=True
+        ) as folder:  # torch for Windows has no store in memory
+            alone = dist.FileStore(str(Path(folder, "store")), 1)  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=alone, rank=0, world_size=1)
+            with _formed():
+                yield World(0, 1, device, None, offload, local_size)
         return
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
         raise UserError(

@@ -76,9 +76,10 @@ def key_of(
     digest = hashlib.sha256("\n".join([*lines, repr(others)]).encode())
     for example in examples:
         digest.update(repr(layout(tensors.named(example))).encode())
-    for file in _code(root, denoiser):
-        stat = Path(file).stat()
-        digest.update(f"{file} {stat.st_mtime_ns} {stat.st_size}\n".encode())
+    for file in map(Path, _code(root, denoiser)):
+        # Python as others embed it has its own modules in an archive, or in itself.
+        stat = file.stat() if file.exists() else None
+        digest.update(f"{file} {stat and (stat.st_mtime_ns, stat.st_size)}\n".encode())
     return digest.hexdigest()
 
 
