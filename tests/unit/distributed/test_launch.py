@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 
+from reelworks.core import system
 from reelworks.training.distributed import launch
+
+
+SLEEPS = "import time; time.sleep(60)"
 
 
 @pytest.mark.parametrize(
     ("ends", "code"),
     [
-        (["exit 0", "exit 0"], 0),
-        (["exit 0", "exit 3"], 3),
-        (["exit 75", "exit 75"], 75),
-        (["kill -9 $$", "sleep 60"], 128 + 9),  # as a shell tells of it
-        (["sleep 60", "exit 2"], 2),
+        (["exit(0)", "exit(0)"], 0),
+        (["exit(0)", "exit(3)"], 3),
+        (["exit(75)", "exit(75)"], 75),
+        # As a shell tells of it; Windows knows no signals.
+        (["import os; os.kill(os.getpid(), 9)", SLEEPS], 9 if system.WINDOWS else 128 + 9),
+        ([SLEEPS, "exit(2)"], 2),
     ],
 )
 def test_the_code_is_that_of_the_first_to_fail(monkeypatch: pytest.MonkeyPatch, ends: list[str], code: int) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(rank: int, *_: object) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen(["sh", "-c", ends[rank]]))
+        started.append(subprocess.Popen([sys.executable, "-c", ends[rank]]))
         return started[-1]
 
     monkeypatch.setattr(launch, "_start", start)

@@ -50,7 +50,7 @@ def concept(folder: Path, **more: Any) -> dict[str, Any]:
 
 def subsets(*folders: tuple[Path, int], more: str = "") -> str:
     blocks = [
-        f'[[datasets]]\nresolution = {side}\nbatch_size = 1\n[[datasets.subsets]]\nimage_dir = "{folder}"\n'
+        f'[[datasets]]\nresolution = {side}\nbatch_size = 1\n[[datasets.subsets]]\nimage_dir = "{folder.as_posix()}"\n'
         for folder, side in folders
     ]
     return f'[general]\ncaption_extension = ".txt"\n{more}\n{"".join(blocks)}'
@@ -112,7 +112,7 @@ def test_datasets_of_different_sizes_keep_them(tmp_path: Path, trainer: str) -> 
         _, read = imported(tmp_path, subsets((small, 256), (large, 512)), ".toml", SD)
     else:
         blocks = [
-            f'[[datasets]]\nresolution = {side}\nbatch_size = 1\nimage_directory = "{folder}"\n'
+            f'[[datasets]]\nresolution = {side}\nbatch_size = 1\nimage_directory = "{folder.as_posix()}"\n'
             for folder, side in ((small, 256), (large, 512))
         ]
         _, read = imported(tmp_path, f'[general]\ncaption_extension = ".txt"\n{"".join(blocks)}', ".toml", MUSUBI)
