@@ -10,7 +10,6 @@ import pytest
 from reelworks.core import system
 from reelworks.training.distributed import launch
 
-
 SLEEPS = "import time; time.sleep(60)"
 
 
