@@ -1,5 +1,6 @@
 """Ideogram 4 is drawn as its pipeline draws, guided by a second network, or without it by an empty caption."""
 
+import copy
 from pathlib import Path
 
 import diffusers
@@ -29,7 +30,8 @@ NAME, PROMPT, CPU = "ideogram-4-tiny", "two cats sit on a wall in the sun", torc
 def place(tmp_path_factory):
     """The folder of a family whose autoencoder's statistics differ among all channels."""
     place = tiny_families.write(NAME, tmp_path_factory.mktemp(NAME))
-    autoencoder = diffusers.AutoencoderKLFlux2.from_pretrained(place / "vae")
+    # A copy, since nothing can be written over a file of Windows from which weights are mapped.
+    autoencoder = copy.deepcopy(diffusers.AutoencoderKLFlux2.from_pretrained(place / "vae"))
     for values in (autoencoder.bn.running_mean, autoencoder.bn.running_var):
         values.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(3))
     autoencoder.save_pretrained(place / "vae")

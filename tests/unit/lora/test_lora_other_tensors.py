@@ -145,7 +145,7 @@ def test_a_dora_by_columns_is_sound_and_said_to_be_so(tmp_path: Path, rows: int)
     """Also of a square weight, which has as many columns as rows."""
     path, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     lora(path, {"blocks.0.self_attn.q": (rows, 8)})
-    save_file(load_file(path) | {f"{LAYER}.dora_scale": torch.ones(1, 8)}, path)
+    save_file(load(path.read_bytes()) | {f"{LAYER}.dora_scale": torch.ones(1, 8)}, path)
     found = told(path)
     assert (found.others, found.types, found.result.notes) == ({"DoRAs by columns": 3}, {}, [])
     with refused("lora-unreadable", "files", says="magnitudes of this DoRA are those of columns") as caught:
