@@ -32,7 +32,8 @@ from reelworks.data.catalog.store.schema import SCORE, as_numpy
 NAME = "measures"
 _COLUMNS = "columns.json"
 _KEY = "key"
-_BATCH = 1 << 17  # rows that are read at once
+_BATCH = 1 << 16  # rows that are read at once
+_BUFFER_BYTES = 1 << 22
 _FEW_ROWS, _MOST_SMALL = 1 << 16, 32  # segments of few rows are joined when there are many
 
 
@@ -171,7 +172,9 @@ class KeptMeasures:
 
     def _batches(self, segment: _KeptSegment, columns: Sequence[str]) -> Iterator[Any]:
         try:
-            file = pq.ParquetFile(segment.path, page_checksum_verification=True)
+            # Else a column of a group of a million rows would be in memory as it is on disk, too.
+            options = {"buffer_size": _BUFFER_BYTES, "pre_buffer": False, "page_checksum_verification": True}
+            file = pq.ParquetFile(segment.path, **options)
             yield from file.iter_batches(_BATCH, columns=list(columns))
         except (OSError, ValueError, pa.ArrowException) as error:
             _tell_of_damage(segment.path, error)
