@@ -9,6 +9,7 @@ Legend: N clips.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ _LEAST, _MOST = 7, 21  # bits of a band, of which there are 9 to 3
 _DIFFER = 18 / 56  # share of the bits outside the band in which candidates may differ
 _NEIGHBOURS = 6  # following hashes that each is compared with
 _BLOCK = 1 << 15  # words that are worked on at once, in the caches
+_one_sorts = threading.Lock()
 
 Hashes = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
@@ -47,13 +49,14 @@ class Band(NamedTuple):
         """
         count = len(plain_N)
         most = math.floor(_DIFFER * (_BITS - self.bits))
-        words = np.empty(2 * count, dtype=np.uint64)
-        words[:count] = plain_words
-        self._pack(other_N, turned, count, words[count:])
-        words.sort(kind="stable")  # which merges what is in order
-        words &= np.uint64((1 << _width(count)) - 1)
-        numbers = words.astype(np.uint32)
-        del words  # of millions of clips, memory is for one such array at a time
+        with _one_sorts:  # of millions of clips, memory is for one such array at a time
+            words = np.empty(2 * count, dtype=np.uint64)
+            words[:count] = plain_words
+            self._pack(other_N, turned, count, words[count:])
+            words.sort(kind="stable")  # which merges what is in order
+            words &= np.uint64((1 << _width(count)) - 1)
+            numbers = words.astype(np.uint32)
+            del words
         for begin in range(0, len(numbers) - 1, _BLOCK):
             number = numbers[begin : begin + _BLOCK + _NEIGHBOURS].astype(np.int64)
             is_other = number >= count

@@ -127,8 +127,9 @@ def measure_catalog(
             known = _kept_values(measures, keyed, kept)
             rows, pending = keyed.rows, _pending(keyed, measures, known)
             measured = len(pending.rows)
-            if measured:
-                known.clear()  # they are read again, with those that are measured now
+            single = {entry: kind for entry, kind in measures.items() if not registry.compares(kind)}
+            # What is measured now is read again, and what is compared is read where it is.
+            known = {} if measured else {entry: known[entry] for entry in single}
             failed = (
                 _measure_all(rows, pending, kept, connection, on_progress, engine, timeout_seconds) if measured else []
             )
@@ -136,7 +137,7 @@ def measure_catalog(
                 newest = Catalog.open(path)
                 if newest.parts != catalog.parts:  # a scan found other clips meanwhile
                     keyed, known = _Keyed.open(newest, measures), {}
-                known = known or _kept_values(measures, keyed, kept)
+                known = known or _kept_values(single, keyed, kept)
                 written, changed, not_compared = _write_scores(newest, keyed, measures, known, kept)
                 compared = {entry: kind for entry, kind in measures.items() if entry not in not_compared}
                 before = catalog if newest.parts == catalog.parts else None
@@ -147,15 +148,8 @@ def measure_catalog(
     columns = [column for kind in measures.values() for column in kind.columns]
     with ThreadPoolExecutor(machine.cores()) as threads:  # each reads and sorts a column of millions of clips
         summaries = [*threads.map(partial(ColumnSummary.of_rows, live), columns)]
-    return MeasureResult(
-        clips=len(live),
-        measured=measured,
-        changed=changed,
-        failed=tuple(failed),
-        columns=tuple(summaries),
-        version=catalog.version,
-        notes=tuple(_notes(catalog, measures)),
-    )
+    notes = tuple(_notes(catalog, measures))
+    return MeasureResult(len(live), measured, changed, tuple(failed), tuple(summaries), catalog.version, notes)
 
 
 def _columns_of(measures: Mapping[str, type[Any]], complete_in: str) -> dict[str, WrittenColumn]:
@@ -235,8 +229,8 @@ def _pending(clips: _Keyed, measures: Mapping[str, type[Any]], known: Mapping[st
     missing = np.stack([known[entry].mask.any(axis=1) for entry in measures], axis=1)
     needed = np.flatnonzero(missing.any(axis=1))
     needed = needed[np.unique(clips.caption_keys[needed], return_index=True)[1]]
-    paths = clips.rows.path.take(needed).to_pylist()
-    first = clips.rows.first_frame[needed]
+    some = clips.rows.take(needed)  # of whose columns no more is read
+    paths, first = some.path.to_pylist(), some.first_frame
     order = needed[np.array(sorted(range(len(needed)), key=lambda i: (paths[i], first[i])), dtype=np.int64)]
     return _ToMeasure(order, clips.keys[order], clips.caption_keys[order], missing[order], measures)
 
@@ -394,7 +388,9 @@ def _compared(entry: str, kind: type[Any], clips: _Keyed, kept: KeptMeasures) ->
     features, has = kept.features(registry.labels(kind)[0], clips.keys, kind.feature_bytes)
     some = slice(None) if has.all() else has  # of millions, nothing is copied that need not be
     former = np.stack([_former(rows, column.name)[some] for column in kind.columns], axis=1)
-    compared = ComparedClips(features, (rows.height * rows.width)[some], rows.num_frames[some], rows.uid[some], former)
+    # Neither column stays in memory.
+    pixels = np.concatenate([h * w for h, w in zip(rows.chunks("height"), rows.chunks("width"), strict=True)])
+    compared = ComparedClips(features, pixels[some], rows.num_frames[some], rows.uid[some], former)
     try:
         measure: Any = kind if registry.runs_network(kind) else registry.instance(entry)
         found = measure.compare(compared)
