@@ -5,7 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import prepare_files
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from test_measure_catalog import column, measure, scan, write
 
@@ -137,3 +140,19 @@ def test_columns_that_were_complete_stay_so_when_others_are_added(
     measure(tmp_path, "exposure")
     monkeypatch.setattr(run, "_pending", lambda *_: pytest.fail("each clip is looked at"))
     assert measure(tmp_path, "sharpness", "exposure", "duplicates").measured == 0
+
+
+def test_nothing_is_taken_of_a_segment_whose_end_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clips are measured again, those too whose values were read before the damage was seen."""
+    monkeypatch.setattr(kept_measures, "_BATCH", 10)
+    keys, numbers = np.arange(100, dtype=np.uint64), np.random.default_rng(0).random(100)
+    table = pa.table({"key": keys, "motion@1:static": numbers})
+    file = tmp_path / kept_measures.NAME / "000000.parquet"
+    file.parent.mkdir()
+    pq.write_table(table, file, data_page_size=80, write_batch_size=10, use_dictionary=False, write_page_checksum=True)
+    kept = kept_measures.KeptMeasures(tmp_path)
+    assert not kept.values(["motion@1:static"], keys).mask.any()
+    content = bytearray(file.read_bytes())
+    content[content.index(numbers[90:].tobytes()[:8])] ^= 1
+    file.write_bytes(content)
+    assert kept.values(["motion@1:static"], keys).mask.all()

@@ -183,9 +183,8 @@ def join(
     # gloo in addition to nccl, which Windows lacks, since checkpoints and objects are exchanged in CPU memory.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
     if size == 1:
-        with tempfile.TemporaryDirectory(
-            ignore_cleanup_errors=True
-        ) as folder:  # torch for Windows has no store in memory
+        # torch for Windows has no store in memory.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             alone = dist.FileStore(str(Path(folder, "store")), 1)  # type: ignore[attr-defined]
             dist.init_process_group(backend, store=alone, rank=0, world_size=1)
             with _formed():

@@ -107,6 +107,7 @@ class KeptMeasures:
     def values(self, labels: Sequence[str], keys: U64) -> np.ma.MaskedArray[Any, np.dtype[np.float64]]:
         """Return values by key, `[N, labels]`, masked and NaN for a key that has none; of features, the mask alone means something."""
         values, lacks = np.full((len(labels), len(keys)), np.nan), np.ones((len(labels), len(keys)), dtype=np.bool_)
+        undamaged = len(self._segments)
         for batch, at, found in self._find(labels, keys):
             for i, name in enumerate(labels):
                 if name in batch.schema.names:
@@ -115,6 +116,8 @@ class KeptMeasures:
                     lacks[i, found[has]] = False
                     if pa.types.is_floating(column.type):
                         values[i, found[has]] = as_numpy(column)[at[has]]
+        if len(self._segments) < undamaged:
+            return self.values(labels, keys)  # without what was read of a segment before its damage was seen
         return np.ma.MaskedArray(values.T, lacks.T)
 
     def features(self, name: str, keys: U64, width: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
