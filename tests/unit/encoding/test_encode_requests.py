@@ -162,7 +162,7 @@ def test_a_file_of_the_same_size_has_the_digest_of_its_new_content(tmp_path: Pat
     else:
         (tmp_path / "new").write_bytes(b"two")
         os.utime(tmp_path / "new", ns=(listed.st_atime_ns, listed.st_mtime_ns))
-        (tmp_path / "new").rename(file)
+        (tmp_path / "new").replace(file)
     assert FileDigests(known).digest(file) == digests.of_file(file) != former
 
 

@@ -148,6 +148,22 @@ def test_removed_entries_are_gone_and_the_others_stay(tmp_path: Path) -> None:
     assert len(list((tmp_path / "shards").iterdir())) == 1
 
 
+def test_no_file_is_mapped_when_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows would refuse."""
+    store, unlink, removed = filled(tmp_path), storage.unlink, []
+
+    def watched(path: Path) -> None:
+        assert path.suffix != ".safetensors" or path.stem not in store._maps
+        removed.append(path.suffix)
+        unlink(path)
+
+    monkeypatch.setattr(storage, "unlink", watched)
+    assert store.read(wanted(0).key) is not None
+    assert store._maps
+    store.remove({wanted(0).key})
+    assert ".safetensors" in removed
+
+
 def test_what_was_stored_last_of_a_key_stays_the_last(tmp_path: Path) -> None:
     """Also when the shard of its damaged predecessor is written anew without another entry."""
     store = filled(tmp_path, commits=1)

@@ -241,10 +241,12 @@ class EncodedStore:
             if kept:
                 freed -= self._copy(kept, name)
             storage.unlink(self._index_file(name))  # first, so that no index ever names a missing shard
+            with self._lock:
+                self._maps.pop(name, None)  # Windows removes no file that is mapped
             if self._shard_file(name).exists():
                 storage.unlink(self._shard_file(name))
         with self._lock:
-            self._added, self._maps = {}, OrderedDict()
+            self._added = {}
             self._load(sorted(self._index_files()))
         return freed
 
