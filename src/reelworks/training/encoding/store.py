@@ -204,8 +204,7 @@ class EncodedStore:
         """Take a damaged tensor for missing in this process, so that it is encoded and stored again."""
         with self._lock:
             self._added.pop(key, None)
-            at = self._find(key)
-            if at >= 0:
+            if (at := self._find(key)) >= 0:
                 keep = np.arange(len(self._words)) != at
                 self._words, self._position = self._words[keep], self._position[keep]
 
@@ -238,8 +237,7 @@ class EncodedStore:
             if len(kept) == len(rows):
                 continue
             freed += self._shard_file(name).stat().st_size if self._shard_file(name).exists() else 0
-            if kept:
-                freed -= self._copy(kept, name)
+            freed -= self._copy(kept, name)
             storage.unlink(self._index_file(name))  # first, so that no index ever names a missing shard
             with self._lock:
                 self._maps.pop(name, None)  # Windows removes no file that is mapped
