@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import Any
 
-Invalid = tomllib.TOMLDecodeError
 _DEEPEST = 32
+
+
+class TomlError(ValueError):
+    """A text is no TOML, or nested deeper than any recipe; `remedy` is what to do about what is easily wrong in it."""
+
+    def __init__(self, problem: str, text: str = "") -> None:
+        super().__init__(problem)
+        slashes = "write / for \\ in paths of Windows, or put single quotes around them"
+        self.remedy = slashes if re.search(r'"[^"\n]*\\[^"\n]*"', text) else "correct it"
 
 
 def parse(text: str) -> dict[str, Any]:
     """Return the values of a TOML text.
 
     Raises:
-        Invalid: It is no TOML, or nested deeper than any recipe.
+        TomlError: It is no TOML, or nested deeper than any recipe.
     """
     try:
         values = tomllib.loads(text)
     except RecursionError:
-        raise Invalid("it is nested too deeply") from None
-    except Invalid:
-        raise
-    except ValueError as error:  # a number of thousands of digits
-        raise Invalid(str(error)) from None
+        raise TomlError("it is nested too deeply") from None
+    except ValueError as error:  # for a number of thousands of digits, too
+        raise TomlError(str(error), text) from None
     level: list[Any] = [values]
     for _ in range(_DEEPEST):
         level = [inner for value in level for inner in _inside(value)]
         if not level:
             return values
-    raise Invalid("it is nested too deeply")
+    raise TomlError("it is nested too deeply")
 
 
 def _inside(value: Any) -> list[Any]:

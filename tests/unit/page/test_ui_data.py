@@ -53,7 +53,7 @@ class Page:
         made.clip(self.data / "short.mp4", 3)
         (self.data / "torn.mp4").write_bytes(b"no video")
         self.file = folder / "mine.toml"
-        self.written = page_client.small_recipe(f"{folder}/run", f"{folder}/data")
+        self.written = page_client.small_recipe(f"{folder.as_posix()}/run", f"{folder.as_posix()}/data")
         self.file.write_text(self.written, encoding="utf-8")
         self.key = key_of(self.file)
         self.client = page_client.client(folder)

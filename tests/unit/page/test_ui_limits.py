@@ -34,7 +34,7 @@ class Page:
         lines = [f"{i}.png,a cat,{'' if score is None else score}" for i, score in enumerate(SCORES)]
         (folder / "data" / "meta.csv").write_text("\n".join(["path,text,aes", *lines]), encoding="utf-8")
         self.file = folder / "mine.toml"
-        self.written = page_client.small_recipe(f"{folder}/run", f"{folder}/data/meta.csv")
+        self.written = page_client.small_recipe(f"{folder.as_posix()}/run", f"{folder.as_posix()}/data/meta.csv")
         self.file.write_text(self.written, encoding="utf-8")
         self.key = key_of(self.file)
         self.client = page_client.client(folder)
@@ -144,8 +144,12 @@ def test_the_filter_is_written_into_the_recipe_and_taken_back(page: Page) -> Non
 def test_with_stages_the_filter_is_written_into_the_datasets_that_the_page_shows(tmp_path: Path, of_all: str) -> None:
     page = Page(tmp_path)
     (tmp_path / "other").mkdir()
-    mine = f'path = "{tmp_path}/data/meta.csv"\n'
-    tables = {"other": f'[[dataset]]\npath = "{tmp_path}/other"\n', "mine": f"[[dataset]]\n{mine}", "none": ""}
+    mine = f'path = "{tmp_path.as_posix()}/data/meta.csv"\n'
+    tables = {
+        "other": f'[[dataset]]\npath = "{tmp_path.as_posix()}/other"\n',
+        "mine": f"[[dataset]]\n{mine}",
+        "none": "",
+    }
     text = page.written.replace(tables["mine"], "".join(map(tables.__getitem__, of_all.split(", "))))
     stage = f'[[stage]]\nname = "a"\nsteps = 1\n[[stage.dataset]]\n{mine}filter = "aes > 2"\n'
     page.file.write_text(text.replace("max_epochs = 1\n", "") + stage, encoding="utf-8")

@@ -98,6 +98,12 @@ def test_a_number_of_thousands_of_digits_is_no_toml(tmp_path: Path) -> None:
         toml.parse(f"seed = 1{'0' * 5000}")
 
 
+def test_backslashes_of_windows_in_quotes_are_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('[[dataset]]\npath = "D:\\dogs"\n', encoding="utf-8")
+    with refused("not-toml", "RECIPE", says="single quotes"):
+        recipe_file.load(tmp_path / "recipe.toml")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("RANK", "x"), ("RANK", "-1"), ("WORLD_SIZE", "-2"), ("WORLD_SIZE", "0"), ("WORLD_SIZE", "1.5"),

@@ -82,7 +82,7 @@ class ConfigFile:
                 code="config-unreadable",
                 field="FILE",
                 value=str(self.path),
-                remedy=_remedy(kind, text),
+                remedy=getattr(error, "remedy", None) or _remedy(kind, text),
             ) from error
         return values if isinstance(values, dict) else None
 
@@ -135,8 +135,6 @@ class ConfigFile:
 
 def _remedy(kind: str, text: str) -> str:
     """Return what to do about a file that is not what its ending says, by what is easily wrong in it."""
-    if kind == "TOML" and re.search(r'"[^"\n]*\\[^"\n]*"', text):
-        return "write / for \\ in paths of Windows, or put single quotes around them"
     if kind == "JSON" and re.search(r",\s*[}\]]", text):
         return "remove the comma before a closing bracket"
     return "correct the file, or give the right one"

@@ -220,7 +220,7 @@ def _check(context: Context, text: str, path: Path) -> Json:
     try:
         found["values"], recipe = recipe_files.parse_text(text, path)
     except UserError as error:
-        with suppress(toml.Invalid):
+        with suppress(toml.TomlError):
             found["values"] = toml.parse(text)
         return found | {"problem": error.to_json()}
     output = context.workspace.roots[0] / recipe.output
@@ -254,15 +254,15 @@ def _edit_values(draft: RecipeDraft) -> tuple[Json, UserError | None]:
     """
     try:
         values = toml.parse(draft.text)
-    except toml.Invalid as error:
-        raise UserError(f"not TOML: {error}", code="not-toml", field="text", remedy="correct it") from error
+    except toml.TomlError as error:
+        raise UserError(f"not TOML: {error}", code="not-toml", field="text", remedy=error.remedy) from error
     problem = None
     removed = sorted((c for c in draft.changes if c.remove), key=lambda c: [str(p).zfill(9) for p in c.path])
     for change in [*(c for c in draft.changes if not c.remove), *reversed(removed)]:
         field = ".".join(map(str, change.path))
         try:
             values = _apply(copy.deepcopy(values), change)
-        except toml.Invalid:
+        except toml.TomlError:
             remedy = 'write it as in TOML: "a text", 1.5, true, or [1, 17]'
             problem = UserError("this is no value", code="not-toml", field=field, value=change.toml, remedy=remedy)
         except (LookupError, TypeError, AttributeError):

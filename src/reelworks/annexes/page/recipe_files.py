@@ -69,8 +69,8 @@ def parse_text(text: str, path: Path) -> tuple[Json, Recipe]:
         raise UserError("the text is too long for a recipe", code="not-toml", field="text", remedy="shorten it")
     try:
         values = toml.parse(text)
-    except toml.Invalid as error:
-        raise UserError(f"not TOML: {error}", code="not-toml", field="text", remedy="correct it") from error
+    except toml.TomlError as error:
+        raise UserError(f"not TOML: {error}", code="not-toml", field="text", remedy=error.remedy) from error
     return values, parse(values, path)
 
 

@@ -47,9 +47,9 @@ def load_whole(path: Path, overrides: Sequence[str] = (), data_path: Path | None
             value=str(path),
             remedy="check the path; complete recipes are in the project's recipes/ folder",
         ) from error
-    except toml.Invalid as error:
+    except toml.TomlError as error:
         raise UserError(
-            f"not TOML: {error}", code="not-toml", field="RECIPE", value=str(path), remedy="correct it"
+            f"not TOML: {error}", code="not-toml", field="RECIPE", value=str(path), remedy=error.remedy
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(
@@ -224,7 +224,7 @@ def _override(values: dict[str, Any], text: str) -> None:
         raise UserError(problem, code="override-invalid", field="--set", value=text, remedy=remedy)
     try:
         value = toml.parse(f"value = {raw}")["value"]
-    except toml.Invalid:
+    except toml.TomlError:
         value = raw
     if "buckets" in values:
         values["buckets"] = as_table(values["buckets"])
