@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from typing import Any
 
@@ -10,12 +9,13 @@ _DEEPEST = 32
 
 
 class TomlError(ValueError):
-    """A text is no TOML, or nested deeper than any recipe; `remedy` is what to do about what is easily wrong in it."""
+    """A text is no TOML, or nested deeper than any recipe; `remedy` is what to do about it."""
 
-    def __init__(self, problem: str, text: str = "") -> None:
+    def __init__(self, problem: str) -> None:
         super().__init__(problem)
         slashes = "write / for \\ in paths of Windows, or put single quotes around them"
-        self.remedy = slashes if re.search(r'"[^"\n]*\\[^"\n]*"', text) else "correct it"
+        # What tomllib says of backslashes that begin no escape.
+        self.remedy = slashes if problem.startswith(("Unescaped '\\'", "Invalid hex value")) else "correct it"
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def parse(text: str) -> dict[str, Any]:
     except RecursionError:
         raise TomlError("it is nested too deeply") from None
     except ValueError as error:  # for a number of thousands of digits, too
-        raise TomlError(str(error), text) from None
+        raise TomlError(str(error)) from None
     level: list[Any] = [values]
     for _ in range(_DEEPEST):
         level = [inner for value in level for inner in _inside(value)]

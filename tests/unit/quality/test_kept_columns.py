@@ -156,3 +156,12 @@ def test_nothing_is_taken_of_a_segment_whose_end_is_damaged(tmp_path: Path, monk
     content[content.index(numbers[90:].tobytes()[:8])] ^= 1
     file.write_bytes(content)
     assert kept.values(["motion@1:static"], keys).mask.all()
+
+
+def test_a_catalog_in_which_no_clip_can_be_read_gets_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "torn.png").write_bytes(b"no picture")
+    scan(tmp_path)
+    result = measure(tmp_path, "duplicates", "exposure")
+    assert (result.clips, result.failed) == (0, ())
+    assert {summary.present for summary in result.columns} == {0}

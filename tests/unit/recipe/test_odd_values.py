@@ -98,10 +98,19 @@ def test_a_number_of_thousands_of_digits_is_no_toml(tmp_path: Path) -> None:
         toml.parse(f"seed = 1{'0' * 5000}")
 
 
-def test_backslashes_of_windows_in_quotes_are_told_as_such(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text('[[dataset]]\npath = "D:\\dogs"\n', encoding="utf-8")
-    with refused("not-toml", "RECIPE", says="single quotes"):
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ('path = "D:\\dogs"', "single quotes"),
+        ('path = "C:\\users\\anna"', "single quotes"),
+        ('caption = "one\\ntwo"\n[[dataset]', "correct it"),
+    ],
+)
+def test_backslashes_of_windows_in_quotes_are_told_as_such(tmp_path: Path, text: str, remedy: str) -> None:
+    (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
+    with refused("not-toml", "RECIPE", says=remedy) as caught:
         recipe_file.load(tmp_path / "recipe.toml")
+    assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -388,9 +388,9 @@ def _compared(entry: str, kind: type[Any], clips: _Keyed, kept: KeptMeasures) ->
     features, has = kept.features(registry.labels(kind)[0], clips.keys, kind.feature_bytes)
     some = slice(None) if has.all() else has  # of millions, nothing is copied that need not be
     former = np.stack([_former(rows, column.name)[some] for column in kind.columns], axis=1)
-    # Neither column stays in memory.
-    pixels = np.concatenate([h * w for h, w in zip(rows.chunks("height"), rows.chunks("width"), strict=True)])
-    compared = ComparedClips(features, pixels[some], rows.num_frames[some], rows.uid[some], former)
+    # Neither column stays in memory; of no rows there are no parts.
+    pixels = [h * w for h, w in zip(rows.chunks("height"), rows.chunks("width"), strict=True)] or [rows.height]
+    compared = ComparedClips(features, np.concatenate(pixels)[some], rows.num_frames[some], rows.uid[some], former)
     try:
         measure: Any = kind if registry.runs_network(kind) else registry.instance(entry)
         found = measure.compare(compared)
