@@ -150,9 +150,9 @@ def _print_result(path: Path, new: QuickstartResult) -> None:
         show.line("  it fits")
     moving = estimate.moving_seconds
     show.line(
-        f"time, estimated: {new.steps:,} steps of {max(new.seconds_per_step, 0.001):.2g} s, {_duration(new)}, "
+        f"time, estimated: {new.steps:,} steps of {units.number(max(new.seconds_per_step, 0.001), 2)} s, {_duration(new)}, "
         f"on one {new.gpu}"
-        + (f" and {moving:.2g} s to move weights at {BUS_GB:g} GB/s" if estimate.moved_bytes else "")
+        + (f" and {units.number(moving, 2)} s to move weights at {BUS_GB:g} GB/s" if estimate.moved_bytes else "")
         + "; decoding and encoding come on top"
     )
     show.line(f"\nwritten: {path}, with the reason of each value. Next:")

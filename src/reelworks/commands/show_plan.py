@@ -46,7 +46,7 @@ def forecast(values: PlanForecast, html: Path | None) -> None:
         _strategies(values)
     if (gpu := values.on_gpu) is not None:
         show.line(
-            f"\nOn {gpu.gpu}: {gpu.steps:,} steps of {'' if gpu.is_measured else '≈ '}{gpu.seconds_per_step:.2g} s, and "
+            f"\nOn {gpu.gpu}: {gpu.steps:,} steps of {'' if gpu.is_measured else '≈ '}{units.number(gpu.seconds_per_step, 2)} s, and "
             f"{units.format_bytes(gpu.memory_bytes)} of memory, estimated"
         )
     if (steps := values.learning_rate_steps) is not None:
@@ -65,7 +65,7 @@ def stages(values: RunForecast) -> None:
     for one in values.stages:
         time = ("" if one.is_measured else "≈ ") + units.format_seconds(one.seconds)
         memory = units.format_bytes(one.memory_bytes)
-        counts = (str(one.steps), f"{one.epochs:.3g}", str(one.clips), str(one.tokens))
+        counts = (str(one.steps), units.number(one.epochs), str(one.clips), str(one.tokens))
         about = "" if one.is_exact else "≈ "
         table.add_row(one.name, one.ends, *(about + count for count in counts), time, memory)
     totals = (str(values.steps), "", str(values.clips), str(values.tokens), units.format_seconds(values.seconds))
@@ -267,4 +267,4 @@ def _number(key: str, value: float) -> str:
         return f"{value:.1%}"
     if key.endswith("_bytes"):
         return units.format_bytes(int(value))
-    return units.format_seconds(value) if key == "seconds" else f"{value:.3g}" if key == "epochs" else str(value)
+    return units.format_seconds(value) if key == "seconds" else units.number(value) if key == "epochs" else str(value)

@@ -221,11 +221,8 @@ class _Short:
     """A value that is printed in a line."""
 
     def __init__(self, value: object) -> None:
-        self._text = (
-            reprlib.repr(value)
-            if isinstance(value, list | tuple | dict | set | os.PathLike)
-            else f"<{type(value).__name__}>"
-        )
+        is_told = isinstance(value, list | tuple | dict | set | os.PathLike)
+        self._text = reprlib.repr(value) if is_told else f"<{type(value).__name__}>"
 
     def __repr__(self) -> str:
         return self._text

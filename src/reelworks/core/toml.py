@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import Any
 
 _DEEPEST = 32
+# What TOML makes of the path "D:\new" and the like, and a path as it is written whose last backslash keeps it from ending.
+_DRIVE, _OPEN = re.compile(r"[A-Za-z]:[\b\t\n\f\r]"), re.compile(r'"[A-Za-z]:[^"\n]*(?<!\\)\\"')
 
 
 class TomlError(ValueError):
     """A text is no TOML, or nested deeper than any recipe; `remedy` is what to do about it."""
 
-    def __init__(self, problem: str) -> None:
+    def __init__(self, problem: str, text: str = "") -> None:
         super().__init__(problem)
-        slashes = "write / for \\ in paths of Windows, or put single quotes around them"
         # What tomllib says of backslashes that begin no escape.
-        self.remedy = slashes if problem.startswith(("Unescaped '\\'", "Invalid hex value")) else "correct it"
+        is_path = problem.startswith(("Unescaped '\\'", "Invalid hex value")) or _OPEN.search(text)
+        self.remedy = "write / for \\ in Windows' paths, or put single quotes around them" if is_path else "correct it"
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -29,9 +32,12 @@ def parse(text: str) -> dict[str, Any]:
     except RecursionError:
         raise TomlError("it is nested too deeply") from None
     except ValueError as error:  # for a number of thousands of digits, too
-        raise TomlError(str(error)) from None
+        raise TomlError(str(error), text) from None
     level: list[Any] = [values]
     for _ in range(_DEEPEST):
+        for value in level:
+            if isinstance(value, str) and _DRIVE.match(value):
+                raise TomlError(f"Unescaped '\\' in the path {value!r}: the letter behind it is lost")
         level = [inner for value in level for inner in _inside(value)]
         if not level:
             return values

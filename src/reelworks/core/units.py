@@ -59,6 +59,11 @@ def loss(value: float | None) -> str:
     return f"{value:.4f}" if 0.01 <= abs(value) < 100 else f"{value:.4g}"
 
 
+def number(value: float, digits: int = 3) -> str:
+    """Format a number with so many digits, and all of a larger one: 1.5, 0.123, 12,346."""
+    return f"{value:,.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:.{digits}g}"
+
+
 def learning_rate(value: float) -> str:
     """Format 0.0001 as `1e-4`, as recipes are written and papers read; from 0.01 on without an exponent."""
     if not value or abs(value) >= 0.01:
@@ -77,10 +82,10 @@ def size(num_bytes: float | None) -> str:
     if num_bytes is None:
         return "–"
     for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
+        if num_bytes < 999.5:  # which rounds to the next unit
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
-    return f"{num_bytes:.4g} TB"
+    return f"{number(num_bytes, 4)} TB"
 
 
 def duration(seconds: float) -> str:

@@ -121,41 +121,35 @@ def tells_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
         @functools.wraps(function)
         def yielding(*args: P.args, **kwargs: P.kwargs) -> Any:
-            try:
+            with _telling():
                 yield from function(*args, **kwargs)
-            except UserError as error:
-                tell(error)
-                raise
 
         return yielding
+    return _telling()(function)
 
-    @functools.wraps(function)
-    def telling(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except UserError as error:
-            tell(error)
-            raise
 
-    return telling
+@contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        tell(error)
+        raise
 
 
 def named(**arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let the errors of a function name these arguments in place of fields, where its own names differ."""
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def naming(*args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return function(*args, **kwargs)
-            except UserError as error:
-                if not _recipes and (argument := arguments.get(error.field or "")):
-                    error.reword(field=argument, problem=error.problem, remedy=error.remedy)
-                raise
+    @contextmanager
+    def naming() -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            if not _recipes and (argument := arguments.get(error.field or "")):
+                error.reword(field=argument, problem=error.problem, remedy=error.remedy)
+            raise
 
-        return naming
-
-    return decorate
+    return naming()
 
 
 def tell(error: UserError) -> None:

@@ -103,6 +103,8 @@ def test_a_number_of_thousands_of_digits_is_no_toml(tmp_path: Path) -> None:
     [
         ('path = "D:\\dogs"', "single quotes"),
         ('path = "C:\\users\\anna"', "single quotes"),
+        ('path = "D:\\new"', "single quotes"),  # which is TOML, with a line break
+        ('[[dataset]]\npaths = ["D:/dogs", "e:\\train\\"]', "single quotes"),
         ('caption = "one\\ntwo"\n[[dataset]', "correct it"),
     ],
 )

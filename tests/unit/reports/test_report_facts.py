@@ -4,6 +4,8 @@ from pathlib import Path
 import fabricate
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from plan_summaries import bucket, summary
 
 from reelworks.core import units
@@ -184,6 +186,15 @@ def test_many_preview_steps_are_spread_with_both_ends():
     picked = [event["step"] for event in previews._spread({i: {"step": i} for i in range(0, 1000, 10)})]
     assert (picked[0], picked[-1], len(picked)) == (990, 0, previews.MAX_PREVIEW_STEPS)
     assert previews._spread({5: {"step": 5}}) == [{"step": 5}]
+
+
+@given(st.floats(1, 1e15), st.integers(2, 6))
+def test_no_number_is_told_with_an_exponent(value, digits):
+    size, unit = units.size(value).split()
+    assert float(size.replace(",", "")) * units._SIZES[unit] == pytest.approx(value, rel=0.006)
+    told = units.number(value, digits)
+    assert "e" not in told
+    assert float(told.replace(",", "")) == pytest.approx(value, rel=0.6 * 10 ** (1 - digits))
 
 
 @pytest.mark.parametrize(("text", "expected"), [

@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from reelworks.commands import show
 from reelworks.commands.options import EngineOption, Html, Json, load_recipe
+from reelworks.core import units
 
 if TYPE_CHECKING:
     from reelworks.annexes.quality.inspect import Inspection
@@ -71,7 +72,9 @@ def _print(result: MeasureResult) -> None:
         show.line(f"  and {len(result.failed) - _FAILED_SHOWN} more; --json lists them")
     table = show.new_table("column", "clips", "10 % below", "median", "10 % above", "unit")
     for column in result.columns:
-        values = ("–" if value is None else f"{value:.4g}" for value in (column.low, column.median, column.high))
+        values = (
+            "–" if value is None else units.number(value, 4) for value in (column.low, column.median, column.high)
+        )
         table.add_row(column.name, str(column.present), *values, column.unit)
     show.print_table(table)
 
@@ -159,8 +162,6 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
 
 
 def _print_columns(columns: Sequence[ColumnLimits]) -> None:
-    from reelworks.core import units
-
     show.line("\nwhat a limit at a percentile would leave out: clips, hours of video, latent tokens of an epoch")
     for column in columns:
         lacking = f", {units.plural(column.missing, 'clip')} without it" if column.missing else ""

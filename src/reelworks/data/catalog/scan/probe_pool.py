@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
+from reelworks.core import units
 from reelworks.core.executors import CallPool
 from reelworks.core.worker_pool import ThreadCalls, WorkerDied, WorkerHung
 
@@ -83,7 +84,7 @@ def _alone(
     except WorkerDied:
         return failed(item, "the decoder crashed on it")
     except WorkerHung:
-        return failed(item, f"it took more than {most_seconds:.3g} s and was stopped")
+        return failed(item, f"it took more than {units.number(most_seconds)} s and was stopped")
 
 
 def _each(function: Callable[[T], R], chunk: list[T]) -> list[R]:
