@@ -34,6 +34,7 @@ Place = Annotated[T, Publish.WORD]
 Private = Annotated[T, Publish.DEFAULT]
 Elsewhere = Callable[[list[int | str], object], UserError | None]
 _SHOWN = 6  # problems listed at once
+_TYPE = re.compile(r".*\[.*|(constrained-)?(int|float|str)")  # what pydantic puts into places for types
 _REFERENCE = "see docs/reference/recipe.md"
 _TYPE_WORDS = {
     "int_type": "a whole number",
@@ -160,11 +161,8 @@ def _suggestion(value: str, allowed: str) -> str:
 
 def _path(error: Any) -> list[int | str]:
     """Return the keys of a place without the types that pydantic adds for each alternative of a union."""
-    return [
-        part
-        for part in error["loc"]
-        if "[" not in str(part) and str(part).removeprefix("constrained-") not in ("int", "float", "str")
-    ]
+    own = len(error["loc"]) - 1 if error["type"] == "extra_forbidden" else None  # a user's key, however it is called
+    return [part for i, part in enumerate(error["loc"]) if i == own or not _TYPE.fullmatch(str(part))]
 
 
 def _keys_beside(config: type[BaseModel], path: Sequence[int | str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from reelworks.core import digests
+from reelworks.core import digests, user_files
 from reelworks.core.errors import UserError
 from reelworks.models.storage import stored_weights
 
@@ -33,7 +33,7 @@ class Base(NamedTuple):
     @classmethod
     def from_json(cls, text: str | bytes) -> Base:
         """Read the output of `to_json`."""
-        return cls(**json.loads(text))
+        return cls(**user_files.parse_json(text))
 
 
 def digest(state: Mapping[str, Tensor]) -> str:

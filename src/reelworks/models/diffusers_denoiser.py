@@ -184,9 +184,10 @@ class DiffusersNetwork:
         part_there = part or config.network.files.folder or config.network.part
         state = weights.read(source, part=part_there, keep_codes=True)
         is_mapped = any(parameter.is_meta for parameter in module.parameters())
-        if not is_mapped and nf4_files.has_any(state):
-            raise nf4_files.unsupported("only the frozen base of a LoRA can be")
-        state = scaled_weights.read_quantized(nf4_files.read_quantized(state))
+        with weights.errors_name("model.weights", source):
+            if not is_mapped and nf4_files.has_any(state):
+                raise nf4_files.unsupported("only the frozen base of a LoRA can be")
+            state = scaled_weights.read_quantized(nf4_files.read_quantized(state))
         if not is_mapped:
             state = stored_weights.values(state)
         state, stored = stored_weights.match(state, lambda one: self._match_network(module, config, one, part))

@@ -13,7 +13,7 @@ import av
 import media_makers as media
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from reelworks.core.errors import UserError
@@ -243,6 +243,24 @@ def test_pieces_cover_every_frame_once(steps: list[int], seconds: float, data: s
     end = data.draw(st.integers(start + 1, len(ticks)))
     found = clip_ranges.pieces(times, start, end, seconds)
     assert [frame for a, b in found for frame in range(a, b)] == list(range(start, end))
+
+
+def test_pieces_shorter_than_a_frame_have_one_each() -> None:
+    """Whatever they would be without frames: an hour of nanoseconds fits into no memory."""
+    times = FrameTimes(np.arange(90_000) * 4, np.zeros(1, np.int64), 0.01, None, True)
+    found = clip_ranges.pieces(times, 10, 90_000, 1e-9)
+    assert found == [(frame, frame + 1) for frame in range(10, 90_000)]
+
+
+@given(steps=st.lists(st.integers(1, 200), min_size=1, max_size=60), seconds=st.floats(0.01, 20.0))
+def test_pieces_are_cut_before_the_first_frame_of_their_time(steps: list[int], seconds: float) -> None:
+    ticks = np.cumsum([0, *steps])
+    times = FrameTimes(ticks, np.zeros(1, np.int64), 0.01, None, True)
+    number = max(int(times.end_seconds() / seconds + 0.5), 1)
+    edges = [k * seconds - 0.001 for k in range(number)]  # timestamps are rounded
+    assume(all(abs(tick * 0.01 - edge) > 1e-9 for tick in ticks for edge in edges))
+    cuts = {next((i for i, tick in enumerate(ticks) if tick * 0.01 >= edge), 0) for edge in edges}
+    assert [begin for begin, _ in clip_ranges.pieces(times, 0, len(ticks), seconds)] == sorted(cuts | {0})
 
 
 @pytest.mark.parametrize("fps", [24, 30, 60, 30_000 / 1001])

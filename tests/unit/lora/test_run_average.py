@@ -232,7 +232,7 @@ def test_what_a_run_lacks_is_told(tmp_path: Path) -> None:
     with refused("output-file-invalid", "output", says="exists already"):
         average.average(AverageRunRequest(**asked))
     target.unlink()
-    with refused("checkpoints-too-few", "run", says="the run has 1"):
+    with refused("checkpoints-too-few", "run", says="the run has 1 up to step 100, of 3 in all"):
         average.average(AverageRunRequest(**asked, until=100))
     (next((run.checkpoints_folder / "step-000000290").glob("tensors/*"))).write_bytes(b"")
     found = average.average(AverageRunRequest(**asked, of="model", sigma_rel=0.28))

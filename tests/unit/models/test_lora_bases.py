@@ -353,6 +353,8 @@ def test_int8_products_take_the_codes_of_a_file_in_its_basis(tmp_path, group):
         ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 8}, "no power of 4"),
         ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 1024}, "no multiple"),
         ({"convrot": True}, "cannot be read"),
+        ({"format": ["int8_tensorwise"]}, "format ['int8_tensorwise']"),
+        ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": float("inf")}, "cannot be read"),
         (["int8_tensorwise"], "cannot be read"),
     ],
 )
@@ -362,7 +364,33 @@ def test_what_a_marker_says_is_known_or_refused(tmp_path, said, problem):
         from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base="float32"))
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("shape", [(3, 3), (25,), (0,), (24, 1, 1), (2, 24)])
+def test_scales_that_do_not_fit_are_told(tmp_path, shape):
+    """Such as those of blocks, which would scale other values than were meant, or end in an error of torch."""
+    state = {key: value.clone() for key, value in contract.build("wan-tiny").module.state_dict().items()}
+    name = "blocks.0.attn1.to_q.weight"
+    state |= {name: state[name].to(torch.float8_e4m3fn), name.replace("weight", "weight_scale"): torch.ones(shape)}
+    save_file(state, tmp_path / "model.safetensors")
+    for base in ("float32", "float8"):
+        with refused("weights-quantised", "model.weights", says="with scales of") as told:
+            from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base=base))
+        assert told.value.value == str(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "said", [b"{", b"[1]", b"{}", b'{"quant_type": "nf4", "blocksize": 64, "shape": 5}', b"[" * 100_000]
+)
+def test_nf4_that_is_not_understood_is_told(tmp_path, said):
+    state = {key: value.clone() for key, value in contract.build("wan-tiny").module.state_dict().items()}
+    name = "blocks.0.attn1.to_q.weight"
+    state[f"{name}.quant_state.bitsandbytes__nf4"] = torch.tensor([*said], dtype=torch.uint8)
+    state |= {name: torch.zeros(state[name].numel() // 2, 1, dtype=torch.uint8), f"{name}.absmax": torch.ones(9)}
+    save_file(state, tmp_path / "model.safetensors")
+    with refused("weights-quantised", "model.weights", says="does not fit its weight"):
+        from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base="nf4"))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.bool])
 @pytest.mark.parametrize("with_scale", [True, False])
 def test_codes_without_a_marker_are_refused(tmp_path, dtype, with_scale):
     state = contract.build("wan-tiny").module.state_dict()

@@ -81,6 +81,23 @@ def refusal(values: dict[str, Any]) -> int:
     return 0
 
 
+@pytest.mark.parametrize("key", ["output", "catalog", "dataset.0.path", "exclude_file", "checkpoints.mirror.url"])
+def test_no_file_name_has_a_null_byte(key: str) -> None:
+    with refused("value-not-allowed", key, says="null byte"):
+        recipe_file.parse(changed(tuple(int(part) if part.isdigit() else part for part in key.split(".")), "a\0b"))
+
+
+@pytest.mark.parametrize("key", ["x[0]", "int", "constrained-str", "]["])
+def test_an_unknown_key_is_named_however_it_is_called(key: str) -> None:
+    with refused("unknown-key", f"train.{key}"):
+        recipe_file.parse(changed(("train", key), 1))
+
+
+def test_an_override_is_one_value() -> None:
+    values = recipe_file.with_overrides({}, ["train.max_steps=1\nlora.rank=9"])
+    assert values == {"train": {"max_steps": "1\nlora.rank=9"}}
+
+
 def test_a_long_value_is_not_repeated_whole() -> None:
     value = "some words " * 10_000
     error = UserError(f"it is {value}", code="x", field="a", value=value, remedy=f"write no {value}")

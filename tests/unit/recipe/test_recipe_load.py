@@ -285,7 +285,7 @@ def test_values_are_toml_or_else_text(tmp_path: Path) -> None:
             "model.weights=/data/a b.safetensors",
             'samples.prompts=["one", "two"]',
             "bucket.0.batch_size=[8, 4]",
-            "dataset.0.name=clips",
+            "dataset[0].name=clips",
             'output="2024"',
             "precision.compute=float32",  # a table that the file does not name
         ],
@@ -309,6 +309,7 @@ def test_values_are_toml_or_else_text(tmp_path: Path) -> None:
         ("bucket.-1.batch_size=4", "count from 0"),
         ("bucket.²=4", "count from 0"),
         ("bucket.first.batch_size=4", "count from 0"),
+        ("bucket[1].batch_size=4", "bucket.0.batch_size=4"),
         ("version.x=4", "see docs/reference"),
         ("version.x.y=4", "see docs/reference"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -11,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from reelworks.annexes.lora.contents import Contents, StoredLayer, damaged
+from reelworks.annexes.lora.contents import Contents, StoredLayer
 from reelworks.core.errors import UserError
 from reelworks.models.adapters import conventions, files, key_mapping, text_encoders
 from reelworks.models.adapters.conventions import Convention
@@ -20,7 +19,6 @@ from reelworks.models.storage.tensor_files import TensorFiles
 
 _PEFT = "base_model.model."
 _OF_UNETS = ("down_blocks.", "mid_block.", "up_blocks.")
-_LARGEST = 1e8  # above all that training gives; products of four such numbers are within float32
 
 
 class AdapterFile:
@@ -104,26 +102,16 @@ class AdapterFile:
             stored = {kind: self._tensors.read(key) for kind, key in layer.keys.items()}
             kinds = layer.type.flat({kind: value.float() for kind, value in stored.items() if kind != "alpha"})
             kinds = key_mapping.multiply(layer.type, kinds, self._scale(layer, stored))
-            for kind, value in kinds.items():
-                if not float(value.abs().max()) <= _LARGEST:
-                    raise damaged(f"{layer.keys[kind]} holds infinities, NaN or numbers above {_LARGEST:g}")
+            key_mapping.require_numbers({layer.keys[kind]: value for kind, value in kinds.items()})
         return kinds
 
     def _scale(self, layer: StoredLayer, stored: Mapping[str, Tensor]) -> float:
         encoder = layer.text_encoder
-        try:
-            settings = key_mapping.settings_of(
-                self.header, lambda part: part == encoder if encoder else not text_encoders.is_part(part)
-            )
-            layer.type.require_readable(settings)
-            scale = key_mapping.stored_scale(layer.type, stored, settings, layer.name)
-        except UserError:
-            raise
-        except Exception as error:  # settings of other programs may be of any type
-            raise damaged("the settings in its header are not understood") from error
-        if not math.isfinite(scale):
-            raise damaged(f"the alpha of {layer.stem} is no number")
-        return scale
+        settings = key_mapping.settings_of(
+            self.header, lambda part: part == encoder if encoder else not text_encoders.is_part(part)
+        )
+        layer.type.require_readable(settings)
+        return key_mapping.stored_scale(layer.type, stored, settings, layer.name)
 
 
 @contextmanager

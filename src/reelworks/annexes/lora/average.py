@@ -136,7 +136,8 @@ def _good_checkpoints(run: RunFolder, request: AverageRunRequest) -> tuple[list[
     good = [info for info in asked if info.step not in damaged]
     if len(good) < 2:
         raise UserError(
-            f"an average needs two good checkpoints, and the run has {len(good)}",
+            f"an average needs two good checkpoints, and the run has {len(good)}"
+            + (f" up to step {request.until}, of {len(infos)} in all" if len(infos) > len(asked) else ""),
             code="checkpoints-too-few",
             field="run",
             value=str(request.run),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -49,12 +48,6 @@ class StoredLayer:
         """The text encoder that it is a layer of; None for one of the network."""
         return text_encoders.part_of(self.stem)
 
-    @property
-    def folded(self) -> str:
-        """Its name as all conventions spell it that have the same layers."""
-        name = text_encoders.in_kohya(self.stem) or self.stem if self.text_encoder else self.name
-        return name.replace(".", "_")
-
 
 @dataclass
 class Contents:
@@ -87,11 +80,10 @@ class Contents:
                 contents._add(stem, keys, facts)
         for key in (*unknown, *(key for stem in spoiled if stem for key in found[stem].values())):
             contents.others[other_tensors.kind_of(key)].append(key)
-        names = Counter(layer.folded for layer in contents.layers)
-        if twice := [name for name, count in names.items() if count > 1]:
-            contents.problems.append(
-                damaged(f"it has several updates of one layer, under other prefixes: {first_few(twice)}")
-            )
+        try:
+            key_mapping.require_once(layer.stem for layer in contents.layers)
+        except UserError as error:
+            contents.problems.append(error)
         return contents
 
     def _add(self, stem: str, keys: dict[str, str], facts: Mapping[str, TensorFacts]) -> None:
@@ -123,27 +115,12 @@ class Contents:
 
 def _layer(stem: str, kind: AdapterType, keys: dict[str, str], facts: Mapping[str, TensorFacts]) -> StoredLayer:
     """Return the update of a layer; raises `UserError` if its tensors do not belong together."""
-    shapes = {each: facts[key].shape for each, key in keys.items() if each != "alpha"}
-    dtypes = {facts[key].dtype for each, key in keys.items() if each != "alpha"}
-    try:
-        with torch.device("meta"):
-            meta: dict[str, Any] = {each: torch.empty(shape) for each, shape in shapes.items()}
-            rows, columns = kind.shape(kind.flat(meta))
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise damaged(f"the shapes of {stem} do not belong together: {shapes}") from error
-    if not all(math.prod(shape) for shape in shapes.values()):
-        raise damaged(f"{stem} has an update of rank 0")
-    if any(dtype is not None and not dtype.is_floating_point for dtype in dtypes):
-        raise UserError(
-            f"{stem} is stored in whole numbers, which are no update without their scales",
-            code="lora-unreadable",
-            remedy="name the file in bfloat16, float16 or float32",
-        )
+    own = {each: facts[key] for each, key in keys.items() if each != "alpha"}
+    flat = key_mapping.require_update(stem, kind, own)
+    shapes, dtypes = {each: tensor.shape for each, tensor in own.items()}, {tensor.dtype for tensor in own.values()}
     kernel = max((shape[2:] for shape in shapes.values()), key=lambda sides: (math.prod(sides), len(sides)))
-    rank = kind.rank_of(kind.flat(meta))
-    return StoredLayer(
-        stem, key_mapping.layer_of(stem), kind, keys, (rows, columns), kernel, rank, written_dtype(dtypes)
-    )
+    name, rank = key_mapping.layer_of(stem), kind.rank_of(flat)
+    return StoredLayer(stem, name, kind, keys, kind.shape(flat), kernel, rank, written_dtype(dtypes))
 
 
 def written_dtype(dtypes: set[torch.dtype | None]) -> torch.dtype:
@@ -162,7 +139,9 @@ def _without_updates(facts: Mapping[str, TensorFacts], others: Mapping[str, Sequ
         return release_layers.refusal_of_columns()
     if _LACKING in others:
         some = others[_LACKING]
-        return damaged(f"its updates lack a part: {len(some):,} tensors are alone, such as {first_few(some)}")
+        return key_mapping.damaged(
+            f"its updates lack a part: {len(some):,} tensors are alone, such as {first_few(some)}"
+        )
     shapes = {name: tensor.shape for name, tensor in facts.items()}
     problem, remedy = ("", "") if identify.is_lora(shapes) else identify.what(shapes, for_field="lora.weights")
     held = other_tensors.describe({what: len(keys) for what, keys in others.items()})
@@ -171,8 +150,3 @@ def _without_updates(facts: Mapping[str, TensorFacts], others: Mapping[str, Sequ
         code="not-a-lora",
         remedy=remedy or _NO_REMEDY,
     )
-
-
-def damaged(problem: str) -> UserError:
-    """Return the error for a file that is damaged."""
-    return UserError(problem, code="lora-unreadable", remedy="download or export it again")

@@ -160,7 +160,11 @@ def read(
 def updates_in(
     tensors: Mapping[str, Tensor], source: str, field: str, *, with_texts: bool = False
 ) -> Mapping[str, Tensor]:
-    """Return the tensors of a file that may be updates of a network's layers; warns of the others. All, if none may be."""
+    """Return the tensors of a file that may be updates of a network's layers; warns of the others. All, if none may be.
+
+    Raises:
+        UserError: An update is damaged.
+    """
     updates, others = key_mapping.without_others(tensors, with_texts=with_texts)
     if updates and others:
         counts = other_tensors.describe(other_tensors.counts_of(others))
@@ -171,38 +175,36 @@ def updates_in(
 def header(source: str) -> dict[str, str]:
     """Return the metadata of a file's header as `stored_header` does; refuses settings under which scales differ by layer."""
     metadata = stored_header(source)
-    rules = [k for k, v in json.loads(metadata.get(METADATA, "{}")).items() if v and k.endswith(_OTHER_RULES)]
+    rules = [k for k, v in key_mapping.stored_settings(metadata).items() if v and k.endswith(_OTHER_RULES)]
     if rules:
-        raise UserError(
-            f"its header has {rules[0]}, which is not supported",
-            code="lora-unreadable",
-            remedy="name another file",
-        )
+        problem = f"its header has {rules[0]}, which is not supported"
+        raise UserError(problem, code="lora-unreadable", remedy="name another file")
     return metadata
 
 
 def stored_header(source: str) -> dict[str, str]:
     """Return the metadata of a file's header, with the settings from peft's own file if peft wrote it."""
     path = Path(source).expanduser()
-    problem, remedy = "not a .safetensors file, or missing", "check the path; name the file, not its folder"
-    if path.suffix == ".safetensors" and path.is_file():
-        try:
-            with safe_open(path, "pt") as file:
-                metadata: dict[str, str] = file.metadata() or {}
-            settings_file = path.with_name(_PEFT[1])
-            if path.name == _PEFT[0] and METADATA not in metadata and settings_file.is_file():
-                metadata = metadata | {METADATA: user_files.read_text(settings_file, user_files.SETTINGS)}
-            if METADATA in metadata:
-                dict(user_files.parse_json(metadata[METADATA]))
-            return metadata
-        except (OSError, SafetensorError, ValueError, TypeError) as error:
-            problem, remedy = f"its header cannot be read: {error}", "download or export it again"
-    raise UserError(problem, code="lora-unreadable", remedy=remedy)
+    if path.suffix != ".safetensors" or not path.is_file():
+        remedy = "check the path; name the file, not its folder"
+        raise UserError("not a .safetensors file, or missing", code="lora-unreadable", remedy=remedy)
+    try:
+        with safe_open(path, "pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+        settings_file = path.with_name(_PEFT[1])
+        if path.name == _PEFT[0] and METADATA not in metadata and settings_file.is_file():
+            metadata = metadata | {METADATA: user_files.read_text(settings_file, user_files.SETTINGS)}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise key_mapping.damaged(f"its header cannot be read: {error}") from error
+    key_mapping.stored_settings(metadata)
+    return metadata
 
 
 def base_warning(source: str, here: Base) -> str | None:
     """Return a warning if a file names another base than this one; None if it names this one or none."""
     metadata = header(source)
-    if BASE not in metadata or (base := Base.from_json(metadata[BASE])).digest == here.digest:
+    try:
+        base = Base.from_json(metadata[BASE])
+    except (KeyError, TypeError, ValueError):  # it names none that is understood
         return None
-    return f"{source} was trained on {base}, and the base here is {here}"
+    return None if base.digest == here.digest else f"{source} was trained on {base}, and the base here is {here}"

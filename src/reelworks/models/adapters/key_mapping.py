@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from reelworks.core.errors import UserError
-from reelworks.models.adapters import other_tensors, text_encoders
+from reelworks.core import user_files
+from reelworks.core.errors import UserError, first_few
+from reelworks.models.adapters import other_tensors, release_layers, text_encoders
 from reelworks.models.adapters.adapter_types.adapter_type import AdapterType
 from reelworks.models.adapters.adapter_types.registry import TYPES
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.conventions import CONVENTIONS
 from reelworks.models.adapters.release_layers import Layers, homes
 from reelworks.models.family import FamilyConfig
+from reelworks.models.storage.tensor_files import TensorFacts
 
 METADATA = "lora_adapter_metadata"  # header key of diffusers' settings
+_LARGEST = 1e8  # above all that training gives; products of four such numbers are within float32
 
 
 def split_name(key: str, kind: AdapterType | None = None) -> tuple[str, str] | None:
@@ -58,21 +61,73 @@ def without_others(tensors: Mapping[str, Tensor], *, with_texts: bool = False) -
 
     Those of text encoders are others, unless they are asked for. Those of a layer's update stay together, also if they are
     none that is read here.
+
+    Raises:
+        UserError: A whole update is damaged, or one of two of a layer.
     """
     found = {key: target for key in tensors if (target := split_ending(key)) is not None}
-    kinds: dict[str, set[str]] = defaultdict(set)
-    for stem, kind in found.values():
-        kinds[stem].add(kind)
+    layers: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for key, (stem, name) in found.items():
+        layers[stem][name] = tensors[key]
+    whole = {stem: kind for stem, kinds in layers.items() if (kind := type_of(kinds)) is not None}
+    for stem, kind in whole.items():
+        require_update(stem, kind, {name: value for name, value in layers[stem].items() if name != "alpha"})
+    require_numbers({key: tensors[key] for key, (stem, _) in found.items() if stem in whole})
+    require_once(whole)
 
     def is_other(key: str) -> bool:
         if key not in found:
-            return other_tensors.layer_of(key, kinds) is None
+            return other_tensors.layer_of(key, layers) is None
         stem = found[key][0]
         is_of_text = text_encoders.part_of(stem) is not None and not with_texts
-        return is_of_text or kinds[stem] == {"alpha"} or is_part(kinds[stem])
+        return is_of_text or layers[stem].keys() == {"alpha"} or is_part(layers[stem])
 
     others = [key for key in tensors if is_other(key)]
     return {key: value for key, value in tensors.items() if key not in {*others}}, others
+
+
+def require_update(stem: str, kind: AdapterType, stored: Mapping[str, Tensor | TensorFacts]) -> dict[str, Tensor]:
+    """Return the tensors of a stored update, but its alpha, on `meta` with two axes each; refuses those of a damaged one."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    if release_layers.is_by_columns(shapes.get("magnitude_vector", ())):
+        raise release_layers.refusal_of_columns()
+    try:
+        with torch.device("meta"):
+            flat = kind.flat({name: torch.empty(shape) for name, shape in shapes.items()})
+            kind.shape(flat)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise damaged(f"the shapes of {stem} do not belong together: {shapes}") from error
+    if not all(math.prod(shape) for shape in shapes.values()):
+        raise damaged(f"{stem} has an update of rank 0")
+    if any(tensor.dtype is not None and not tensor.dtype.is_floating_point for tensor in stored.values()):
+        problem = f"{stem} is stored in whole numbers, which are no update without their scales"
+        raise UserError(problem, code="lora-unreadable", remedy="name the file in bfloat16, float16 or float32")
+    return flat
+
+
+def require_numbers(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors with numbers that no training gives."""
+    for name, value in tensors.items():
+        if value.numel() and not float(value.float().abs().max()) <= _LARGEST:
+            raise damaged(f"{name} holds infinities, NaN or numbers above {_LARGEST:g}")
+
+
+def require_once(stems: Iterable[str]) -> None:
+    """Refuse several updates of a layer, whose names have the prefixes of several conventions."""
+    counts = Counter(map(folded, stems))
+    if twice := [layer for layer, count in counts.items() if count > 1]:
+        raise damaged(f"it has several updates of one layer, under other prefixes: {first_few(twice)}")
+
+
+def folded(stem: str) -> str:
+    """Return the layer that the names of tensors begin with, as all conventions spell it that have the same layers."""
+    name = text_encoders.in_kohya(stem) or stem if text_encoders.part_of(stem) else layer_of(stem)
+    return name.replace(".", "_")
+
+
+def damaged(problem: str) -> UserError:
+    """Return the error for a file that is damaged."""
+    return UserError(problem, code="lora-unreadable", remedy="download or export it again")
 
 
 def layer_of(stem: str) -> str:
@@ -130,7 +185,22 @@ def stored_scale(kind: AdapterType, kinds: Mapping[str, Tensor], settings: Mappi
 
     Alpha is beside the tensors or in peft's settings, which may have one for each layer. Nor has a LoKr of two full factors
     a scale, except in files of peft.
+
+    Raises:
+        UserError: An alpha or a setting is none.
     """
+    try:
+        scale = _scale(kind, kinds, settings, layer)
+    except UserError:
+        raise
+    except Exception as error:  # settings of other programs may be of any type
+        raise damaged("an alpha, or the settings in its header, are not understood") from error
+    if not math.isfinite(scale):
+        raise damaged(f"the alpha of {layer or 'a layer'} is no number")
+    return scale
+
+
+def _scale(kind: AdapterType, kinds: Mapping[str, Tensor], settings: Mapping[str, Any], layer: str) -> float:
     rank, alpha = kind.rank_of(kinds), settings.get("lora_alpha", settings.get("alpha"))
     if "alpha" in kinds:
         return float(kinds["alpha"]) / rank if rank else 1.0
@@ -146,16 +216,21 @@ def _is_named(layer: str, pattern: str) -> bool:
     """Whether a layer is meant by a key of peft's `alpha_pattern`, a name or its end; patterns proper are refused."""
     name = pattern.removeprefix("^")
     if not re.fullmatch(r"[\w.-]+", name):
-        raise UserError(
-            f"its header has alphas for layers by a pattern, {pattern!r}, and only names are read",
-            code="lora-unreadable",
-            remedy="name another file",
-        )
+        problem = f"its header has alphas for layers by a pattern, {pattern!r}, and only names are read"
+        raise UserError(problem, code="lora-unreadable", remedy="name another file")
     return layer == name or (name == pattern and layer.endswith(f".{name}"))
 
 
 def settings_of(metadata: Mapping[str, str], has_part: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
     """Return peft's settings in a header, without the part of the pipeline before their names; of all parts, or of some."""
-    settings = json.loads(metadata.get(METADATA, "{}"))
+    settings = stored_settings(metadata)
     parts = {key: key.rpartition(".") for key in settings}
     return {name: settings[key] for key, (part, _, name) in parts.items() if has_part(part)}
+
+
+def stored_settings(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return peft's settings as they stand in a header; raises `UserError` if they are none."""
+    try:
+        return dict(user_files.parse_json(metadata.get(METADATA, "{}")).items())
+    except (ValueError, AttributeError) as error:
+        raise damaged(f"its header cannot be read: {error}") from error

@@ -10,6 +10,7 @@ rounding, whatever the storage of the base, and a quantised base is the same wit
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -45,8 +46,10 @@ class TrainingAdapter(NamedTuple):
             return cls(source, tensors, files.header(path))
 
     def digest(self) -> str:
-        """Return a digest of its tensors."""
-        return base_model.digest(self.tensors)
+        """Return a digest of its tensors and of the settings in its header, which its scale depends on."""
+        settings = key_mapping.stored_settings(self.header)
+        text = torch.frombuffer(bytearray(json.dumps(settings, sort_keys=True), "utf-8"), dtype=torch.uint8)
+        return base_model.digest({**self.tensors, key_mapping.METADATA: text} if settings else self.tensors)
 
     def attach(self, module: nn.Module, family: FamilyConfig | None) -> None:
         """Add the adapter to the layers of a network that has its weights and no LoRA yet, in place.
@@ -56,7 +59,8 @@ class TrainingAdapter(NamedTuple):
         """
         layers: dict[str, Any] = {name: module.get_submodule(name) for name in inject.linear_layers(module)}
         # The rank of the settings decides how joined layers are split, and the products are the same either way.
-        updates, unknown = key_mapping.place_tensors(self.tensors, layers, LoraConfig(), family, self.header)
+        with weights.errors_name(_FIELD, self.source):
+            updates, unknown = key_mapping.place_tensors(self.tensors, layers, LoraConfig(), family, self.header)
         for name, kinds in updates.items():
             own, update = layers[name], (kinds["A"].shape[-1], kinds["B"].shape[0])
             if "magnitude_vector" in kinds or update != (own.in_features, own.out_features):

@@ -78,7 +78,12 @@ def unsupported(why: str) -> UserError:
 
 def read_quantized(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a file's tensors, of which nf4 weights are on `meta`, see `stored_weights`."""
-    packed = {key.partition(_STATE)[0]: _packed(state, key) for key in state if _STATE in key}
+    packed = {}
+    for key in (key for key in state if _STATE in key):
+        try:
+            packed[key.partition(_STATE)[0]] = _packed(state, key)
+        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            raise error if isinstance(error, UserError) else unsupported(f"{key} does not fit its weight") from error
     unused = tuple(f"{name}{part}" for name in packed for part in (*_PARTS, _STATE))
     values = {key: value for key, value in state.items() if not key.startswith(unused)}
     return values | {name: weight.on_meta() for name, weight in packed.items()}

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.models.storage.stored_weights import StoredWeight
 
@@ -84,9 +85,8 @@ def marked(state: Mapping[str, Tensor], description: Mapping[str, str]) -> dict[
     if _IN_HEADER not in description:
         return {**state}
     try:
-        layers = {
-            name: json.dumps(said).encode() for name, said in json.loads(description[_IN_HEADER])["layers"].items()
-        }
+        listed = user_files.parse_json(description[_IN_HEADER])["layers"]
+        layers = {name: json.dumps(said).encode() for name, said in listed.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _unsupported(f"{_IN_HEADER} in its header cannot be read") from error
     return {f"{name}{_MARKER}": torch.tensor([*said], dtype=torch.uint8) for name, said in layers.items()} | {**state}
@@ -121,19 +121,24 @@ def _read(name: str, value: Tensor, scale: Tensor, markers: Mapping[str, _Format
     format = markers.get(layer) if part == "weight" else None
     if format is not None and value.dtype != format.dtype:
         raise _unsupported(f"{name} has {value.dtype} where its marker says {format.dtype}")
-    if format is None and part == "weight" and value.dtype in (torch.int8, torch.uint8):
+    if format is None and part == "weight" and not (value.dtype.is_floating_point or value.is_complex()):
         raise _unsupported(f"{name} has {value.dtype} and no marker ({layer}{_MARKER}) that says what its numbers mean")
     if format is not None and format.group and value.shape[-1] % format.group:
         raise _unsupported(
             f"{name} has {value.shape[-1]} inputs, which are no multiple of the {format.group} that are rotated"
         )
-    return _scaled(value, scale, format.group if format is not None else 0)
+    return _scaled(name, value, scale, format.group if format is not None else 0)
 
 
-def _scaled(value: Tensor, scale: Tensor, group: int) -> Tensor:
+def _scaled(name: str, value: Tensor, scale: Tensor, group: int) -> Tensor:
     """Return a tensor with its scale: one value, or one for each output row with or without further axes."""
-    if scale.ndim == 1:
-        scale = scale.reshape(-1, *[1] * (value.ndim - 1))
+    if scale.ndim and scale.numel() == 1:
+        scale = scale.reshape(())
+    elif scale.ndim == 1:
+        scale = scale.reshape(len(scale), *[1] * (value.ndim - 1))
+    fits = scale.ndim == value.ndim and all(n in (1, of) for n, of in zip(scale.shape, value.shape, strict=True))
+    if scale.ndim and not fits:
+        raise _unsupported(f"{name} is {[*value.shape]}, with scales of {[*scale.shape]}")
     is_code = value.dtype.itemsize == 1 and value.dtype != torch.bool
     if is_code and value.ndim == 2 and (not scale.ndim or scale.shape[1] == 1):
         rotated = f" rotated by {group}" if group else ""
@@ -143,11 +148,12 @@ def _scaled(value: Tensor, scale: Tensor, group: int) -> Tensor:
 
 def _marker(name: str, data: Tensor) -> _Format:
     try:
-        said: Any = json.loads(data.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        said: Any = user_files.parse_json(data.cpu().contiguous().view(torch.uint8).numpy().tobytes().decode())
         params = said.get("params") or {}
         said = {**params, **said}
-        format, group = said["format"], int(said.get("convrot_groupsize", _DEFAULT_GROUP)) if said.get("convrot") else 0
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        format = str(said["format"])
+        group = int(said.get("convrot_groupsize", _DEFAULT_GROUP)) if said.get("convrot") else 0
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise _unsupported(f"the marker {name} cannot be read") from error
     unknown = sorted(said.keys() - _NO_MATTER - {"format", "convrot", "convrot_groupsize"})
     if format not in _DTYPES or unknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -88,7 +89,7 @@ def parse(values: dict[str, Any]) -> Recipe:
 
     The error for invalid values has the field of the first problem and lists the others.
     """
-    _require_64_bits(values, "")
+    _require_plain(values, "")
     if not values.get("stage"):
         recipe = _parse_one(values)
         if recipe.train.lacks_end:
@@ -107,11 +108,13 @@ def parse(values: dict[str, Any]) -> Recipe:
     return recipes[0].model_copy(update={"stage": kept, "train": recipes[0].train.model_copy(update=ends)})
 
 
-def _require_64_bits(value: Any, field: str) -> None:
-    """Refuse integers of more than 64 bits: a long enough one can be neither computed with nor printed."""
+def _require_plain(value: Any, field: str) -> None:
+    """Refuse integers of more than 64 bits, which can be too long to print, and texts that no file name can hold."""
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            _require_64_bits(inner, f"{field}.{key}" if field else str(key))
+            _require_plain(inner, f"{field}.{key}" if field else str(key))
+    elif isinstance(value, str) and "\0" in value:
+        raise UserError("it has a null byte", code="value-not-allowed", field=field, value=value, remedy="remove it")
     elif isinstance(value, int) and value.bit_length() > 64:
         raise UserError(
             "the number is too large for a recipe, whose integers have 64 bits",
@@ -218,12 +221,13 @@ def dump(recipe: Recipe) -> str:
 
 def _override(values: dict[str, Any], text: str) -> None:
     key, sign, raw = text.partition("=")
-    *parents, last = (part.strip() for part in key.split("."))
+    *parents, last = (part.strip() for part in re.sub(r"\[(\d+)\]", r".\1", key).split("."))
     if not sign or not all((*parents, last)):
         problem, remedy = "the override is not of the form a.b=value", "write, for example, --set train.max_steps=100"
         raise UserError(problem, code="override-invalid", field="--set", value=text, remedy=remedy)
     try:
-        value = toml.parse(f"value = {raw}")["value"]
+        read = toml.parse(f"value = {raw}")
+        value = read["value"] if len(read) == 1 else raw
     except toml.TomlError:
         value = raw
     if "buckets" in values:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from reelworks.data.catalog.scan.source_files import Listing
 from reelworks.data.catalog.store.rows import CatalogRows
@@ -105,15 +104,19 @@ def pieces(times: FrameTimes, start: int, end: int, seconds: float) -> list[tupl
     """Cut the frames from `start` to before `end` every so many seconds; less than half of it is added to the last."""
     shown = times.seconds
     until = float(shown[end]) if end < len(shown) else times.end_seconds()
-    number = max(int((until - shown[start]) / seconds + 0.5), 1)
-    edges = _at(times, shown[start] + seconds * np.arange(1, number))
-    bounds = np.unique([start, *np.clip(edges, start, end), end]).tolist()
-    return list(itertools.pairwise(bounds))
+    last = max(int((until - shown[start]) / seconds + 0.5), 1) - 1
+    piece = np.minimum((shown[start:end] - shown[start] + _rounding(times)) // seconds, last)  # of each frame
+    return list(itertools.pairwise([start, *(start + 1 + np.flatnonzero(np.diff(piece))).tolist(), end]))
 
 
-def _at(times: FrameTimes, seconds: NDArray[np.float64] | float) -> NDArray[np.int64]:
-    """Return the first frame at or after a time; timestamps are rounded to ticks."""
-    return np.searchsorted(times.seconds, np.asarray(seconds) - min(times.tick_seconds / 2, _ROUNDING))
+def _rounding(times: FrameTimes) -> float:
+    """Return by how much a frame may be early: timestamps are rounded to ticks."""
+    return min(times.tick_seconds / 2, _ROUNDING)
+
+
+def _at(times: FrameTimes, seconds: float) -> int:
+    """Return the first frame at or after a time."""
+    return int(np.searchsorted(times.seconds, seconds - _rounding(times)))
 
 
 def _listed(times: FrameTimes, clip: str) -> tuple[int, int]:
@@ -122,8 +125,8 @@ def _listed(times: FrameTimes, clip: str) -> tuple[int, int]:
     total = len(times.ticks)
     if clip.endswith("s") or first.endswith("s"):
         begin = float(first.rstrip("s"))
-        start = int(_at(times, begin))
-        end = int(_at(times, float(last.rstrip("s")))) if last else total
+        start = _at(times, begin)
+        end = _at(times, float(last.rstrip("s"))) if last else total
         if start >= total:
             raise ProbeError(f"the clip begins at {begin:g} s, but the file ends at {times.end_seconds():.6g} s")
     else:

@@ -1,0 +1,130 @@
+"""A damaged file of a LoRA is refused alike to begin with, as a training adapter, and by the commands for files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from refused import refused
+from safetensors.torch import load_file, save_file
+from test_lora_fit import begun, written
+from torch import Tensor
+
+from reelworks.annexes.lora import info
+from reelworks.annexes.lora.request import LoraInfoRequest
+from reelworks.models import base_model
+from reelworks.models.adapters import files
+from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.adapters.key_mapping import METADATA
+from reelworks.models.adapters.training_adapter import TrainingAdapter
+from reelworks.models.base_model import Base
+from reelworks.testing import contract
+
+LORA = LoraConfig(rank=3, targets=["to_q"])
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> dict[str, Tensor]:
+    written(tmp_path / "good.safetensors", "wan-tiny", LORA, "comfyui")
+    return load_file(tmp_path / "good.safetensors")
+
+
+def of(format: str, tmp_path: Path) -> dict[str, Tensor]:
+    written(tmp_path / "other.safetensors", "wan-tiny", LORA, format)
+    return load_file(tmp_path / "other.safetensors")
+
+
+def refused_as_each(path: Path, problem: str) -> None:
+    with refused("lora-unreadable", "lora.weights", says=problem):
+        begun("wan-tiny", path, LORA)
+    with refused("lora-unreadable", "lora.training_adapter", says=problem):
+        denoiser = contract.build("wan-tiny")
+        TrainingAdapter.read(str(path)).attach(denoiser.module, denoiser.config)
+    assert any(problem in each for each in info.info(LoraInfoRequest(file=path)).result.notes)
+
+
+A, B, ALPHA = ".lora_A.weight", ".lora_B.weight", ".alpha"
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "problem"),
+    [
+        (A, lambda value: value * torch.nan, "holds infinities, NaN"),
+        (B, lambda value: value + torch.inf, "holds infinities, NaN"),
+        (B, lambda value: value.sign() * 1e30, "holds infinities, NaN"),
+        (A, lambda value: value.to(torch.int8), "stored in whole numbers"),
+        (A, lambda value: value > 0, "stored in whole numbers"),
+        (A, lambda value: value[:0], "do not belong together"),
+        (A, lambda value: value[:2], "do not belong together"),
+        (A, lambda value: value.flatten(), "do not belong together"),
+        (A, lambda value: value[0, 0], "do not belong together"),
+        (B, lambda value: value[0, 0], "do not belong together"),
+    ],
+)
+def test_tensors_that_no_training_gives(
+    tmp_path: Path, good: dict[str, Tensor], part: str, change: Callable[[Tensor], Tensor], problem: str
+) -> None:
+    key = next(key for key in good if key.endswith(part))
+    save_file({**good, key: change(good[key]).contiguous()}, tmp_path / "bad.safetensors")
+    refused_as_each(tmp_path / "bad.safetensors", problem)
+
+
+def test_a_rank_of_0(tmp_path: Path, good: dict[str, Tensor]) -> None:
+    empty = {key: value[:0] if key.endswith(A) else value[:, :0] for key, value in good.items()}
+    save_file({key: value.contiguous() for key, value in empty.items()}, tmp_path / "bad.safetensors")
+    refused_as_each(tmp_path / "bad.safetensors", "rank 0")
+
+
+@pytest.mark.parametrize("alpha", [torch.tensor(torch.nan), torch.tensor(-torch.inf), torch.ones(2), torch.ones(0)])
+def test_alphas_that_are_none(tmp_path: Path, good: dict[str, Tensor], alpha: Tensor) -> None:
+    alphas = {key.replace(A, ALPHA): alpha.clone() for key in good if key.endswith(A)}
+    save_file({**good, **alphas}, tmp_path / "bad.safetensors")
+    with refused("lora-unreadable", "lora.weights"):
+        begun("wan-tiny", tmp_path / "bad.safetensors", LORA)
+    denoiser = contract.build("wan-tiny")
+    with refused("lora-unreadable", "lora.training_adapter"):
+        TrainingAdapter.read(str(tmp_path / "bad.safetensors")).attach(denoiser.module, denoiser.config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "[]", '[["r", 1]]', '"r"', "5", "", "{", "[" * 100_000, '{"r": 3, "lora_alpha": "16"}', '{"r": 3, "lora_alpha": [1]}',
+        '{"r": 3, "lora_alpha": NaN}', '{"r": 3, "lora_alpha": 1e999}', '{"r": "x", "lora_alpha": {}}',
+    ],
+)  # fmt: skip
+def test_settings_that_are_none(tmp_path: Path, settings: str) -> None:
+    save_file(of("diffusers", tmp_path), tmp_path / "bad.safetensors", {METADATA: settings})
+    with refused("lora-unreadable", "lora.weights"):
+        begun("wan-tiny", tmp_path / "bad.safetensors", LORA)
+    denoiser = contract.build("wan-tiny")
+    with refused("lora-unreadable", "lora.training_adapter"):
+        TrainingAdapter.read(str(tmp_path / "bad.safetensors")).attach(denoiser.module, denoiser.config)
+
+
+def test_two_updates_of_a_layer_under_two_prefixes(tmp_path: Path, good: dict[str, Tensor]) -> None:
+    twice = good | {key.replace("diffusion_model.", "unet."): value.clone() for key, value in good.items()}
+    save_file(twice, tmp_path / "bad.safetensors")
+    refused_as_each(tmp_path / "bad.safetensors", "several updates of one layer")
+
+
+@pytest.mark.parametrize("described", ["[]", "x", '{"model": 1}', '{"a_later_key": 1}', "[" * 100_000])
+def test_a_base_that_is_not_understood_is_none(tmp_path: Path, good: dict[str, Tensor], described: str) -> None:
+    save_file(good, tmp_path / "file.safetensors", {files.BASE: described})
+    here = Base("wan-tiny", None, base_model.digest(good))
+    assert files.base_warning(str(tmp_path / "file.safetensors"), here) is None
+    begun("wan-tiny", tmp_path / "file.safetensors", LORA)
+
+
+def test_a_training_adapter_of_another_scale_is_another_one(tmp_path: Path) -> None:
+    """Its scale may be in the header alone, and what a run was trained with must not change at a resume."""
+    tensors, digests = of("diffusers", tmp_path), []
+    for alpha in (3, 300):
+        save_file(tensors, tmp_path / "file.safetensors", {METADATA: json.dumps({"r": 3, "lora_alpha": alpha})})
+        digests.append(TrainingAdapter.read(str(tmp_path / "file.safetensors")).digest())
+    save_file(tensors, tmp_path / "file.safetensors", {METADATA: json.dumps({"lora_alpha": 300, "r": 3})})
+    digests.append(TrainingAdapter.read(str(tmp_path / "file.safetensors")).digest())
+    assert digests[0] != digests[1] == digests[2]
