@@ -139,6 +139,8 @@ def test_the_trigger_word_is_in_once_or_not_at_all() -> None:
     assert with_trigger("tags, rwmug, blue", "rwmug", is_in=False) == "tags, blue"
     assert with_trigger("rwmugs on a table", "rwmug", is_in=False) == "rwmugs on a table"
     assert with_trigger("a mug", None, is_in=True) == "a mug"
+    assert with_trigger("小明在公园里跑步", "小明", is_in=True) == "小明在公园里跑步"
+    assert with_trigger("公园里的小明在跑步", "小明", is_in=False) == "公园里的在跑步"
     with pytest.raises(CaptionFailed, match="nothing is left"):
         with_trigger("rwmug.", "rwmug", is_in=False)
 

@@ -213,6 +213,29 @@ def test_a_caption_without_choices_stays_as_it_is():
     assert captions.chosen("x y", config(tag_separator=" ", tag_dropout=1e-9), word(1)) == "x y"
 
 
+@pytest.mark.parametrize(
+    ("text", "trigger", "expected"),
+    [
+        ("people wearing masks", "sks", "sks people wearing masks"),
+        ("two desks, sksx and 3sks", "sks", "sks two desks, sksx and 3sks"),
+        ("a photo of sks.", "sks", "a photo of sks."),
+        ("穿着sks的人", "sks", "穿着sks的人"),
+        ("sks's dog", "sks", "sks's dog"),
+        ("小明在公园里跑步", "小明", "小明在公园里跑步"),
+        ("in <sks> style", "<sks>", "in <sks> style"),
+        ("of style<sks>", "<sks>", "of style<sks>"),
+        ("a [trigger] here", "sks", "a sks here"),
+        ("a [name] here", "", "a  here"),
+        ("masks", "", "masks"),
+        ("", "sks", "sks"),
+        ("a+b", "+", "a+b"),
+    ],
+)
+def test_a_trigger_word_is_put_before_captions_that_lack_it_as_a_word(text, trigger, expected):
+    """That it is a part of another word is no use: the text encoder sees the other word."""
+    assert captions.chosen(text, config(trigger=trigger), None) == expected
+
+
 def test_the_template_surrounds_the_chosen_caption(folder):
     data = opened(folder, caption="rwtoy, {text}", **AUGMENTED)
     found = {caption for *_, caption, _ in shown(data, 1, 0).values()}

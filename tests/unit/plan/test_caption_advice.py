@@ -33,6 +33,7 @@ CASES = [
     ("captions_long", T5, ["a b c d e f g h i j k", "b"], "1 caption is longer than 10 tokens", [0], ["a b c d e f g h i j"]),
     ("captions_repeated", NONE, [*CATS[:9], *["a cat"] * 5], "5 clips share", [9, 10, 11, 12, 13], [*CATS, *["a cat"] * 4]),
     ("captions_trigger_missing", MUG, ["rwmug, blue", "a mug"], "1 of 2 captions lacks the trigger", [1], ["a rwmug."]),
+    ("captions_trigger_missing", CaptionNeeds(trigger="小明"), ["小红在跑步", "小明在跑步"], "1 of 2", [0], ["一个叫小明的男孩"]),
     ("captions_trigger_twice", PUT_BEFORE, ["rwmug, blue", "a mug"], "1 caption has the trigger word", [0], ["a mug"]),
     ("captions_trigger_misspelt", MUG, ["rwmgu, blue", "Rwmug here", "a mug"], '"Rwmug", "rwmgu"', [0, 1], ["a mug", "rwmug"]),
     ("captions_contradict", NONE, ["a street at night in daylight", "b"], "day and night (1)", [0], ["a street at night"]),

@@ -7,6 +7,8 @@ import json
 import re
 from collections import Counter
 
+from reelworks.data.catalog.query.captions import word_pattern
+
 _THOUGHTS = re.compile(r"^.*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)  # whose begin may be part of the prompt
 _NO_TEXT = re.compile("[\x00-\x08\x0b\x0e-\x1b\ud800-\udfff\ufffd]")  # controls, and what UTF-8 cannot hold
 _HTML = re.compile(r"<!doctype|</?(?:html|head|body|title|h1|p|div|script|center)\b[^>]*>", re.IGNORECASE)
@@ -101,7 +103,7 @@ def with_trigger(caption: str, trigger: str | None, *, is_in: bool) -> str:
     """Return a caption that begins with the trigger word, or that is without it."""
     if trigger is None:
         return caption
-    word = rf"(?<!\w){re.escape(trigger)}(?!\w)"
+    word = word_pattern(trigger)
     if is_in:
         begin = re.match(rf"({word})(\s*[,:]\s*)?", caption, flags=re.IGNORECASE)
         if begin is not None and begin[2] is None:  # it is the subject of a sentence

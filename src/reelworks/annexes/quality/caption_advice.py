@@ -20,6 +20,7 @@ from reelworks.annexes.quality.caption_needs import CLIP_TOKENS, CaptionNeeds
 from reelworks.annexes.quality.caption_texts import Texts, frequent_phrases, is_near, words_of
 from reelworks.core import units
 from reelworks.data.catalog.query import template
+from reelworks.data.catalog.query.captions import word_pattern
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.training.plan.data_advice import ENOUGH, FILES_NAMED, DataAdvice, Finding
 
@@ -146,15 +147,11 @@ def _bound_phrase(texts: Texts, needs: CaptionNeeds) -> Finding:
     return text, f"the model binds them to {to}; say it in other words, or leave it out where it need not be said", ()
 
 
-def _trigger_pattern(trigger: str) -> str:
-    return rf"(^|[^\pL\pN_]){re.escape(trigger)}([^\pL\pN_]|$)"
-
-
 def _trigger_missing(texts: Texts, needs: CaptionNeeds) -> Finding:
     if needs.trigger is None:
         return None
     texts = texts.of_datasets(needs.trigger_datasets, others=True)
-    lacking = ~texts.matching(_trigger_pattern(needs.trigger))
+    lacking = ~texts.matching(word_pattern(needs.trigger, looks_around=False))
     number = texts.number(lacking)
     if not number:
         return None
@@ -168,7 +165,7 @@ def _trigger_twice(texts: Texts, needs: CaptionNeeds) -> Finding:
     if needs.trigger is None or not needs.trigger_datasets:
         return None
     texts = texts.of_datasets(needs.trigger_datasets)
-    having = texts.matching(_trigger_pattern(needs.trigger))
+    having = texts.matching(word_pattern(needs.trigger, looks_around=False))
     if not (number := texts.number(having)):
         return None
     text = (
@@ -182,7 +179,7 @@ def _trigger_misspelt(texts: Texts, needs: CaptionNeeds) -> Finding:
     trigger = needs.trigger
     if trigger is None or len(trigger) < 3 or not trigger.isalnum():
         return None
-    lacking = ~texts.matching(_trigger_pattern(trigger))
+    lacking = ~texts.matching(word_pattern(trigger, looks_around=False))
     _, some = texts.some(lacking, _SAMPLE)
     words = {word for caption in some for word in words_of(caption)}
     most = 1 if len(trigger) <= _SHORT_TRIGGER else 2

@@ -40,6 +40,7 @@ _OTHER_MEDIA = _words(
     ".psd .rm .rmvb .svg .swf .tga .thm .webarchive .xcf .y4m"
 )
 _UNFINISHED = _words(".crdownload .download .part .partial .tmp")
+_MEDIA = EXTENSIONS | SOUND_EXTENSIONS | _CAMERA_RAW | _OTHER_MEDIA
 _REASONS = (
     (SOUND_EXTENSIONS, "sound without pictures"),
     (_ARCHIVES, "an archive, which is not unpacked"),
@@ -71,6 +72,14 @@ def kind_of(name: str) -> str | None:
 def is_sound(name: str) -> bool:
     """Return whether a file is a sound without pictures, by its suffix."""
     return extension_of(name) in SOUND_EXTENSIONS
+
+
+def media_stem(name: str) -> str | None:
+    """Return the name without its suffix of a video, a picture or a sound, which need not be read or finished; None for others."""
+    stem, extension = posixpath.splitext(name)
+    if extension.lower() in _UNFINISHED | {".bak", ".old", ".orig"}:
+        stem, extension = posixpath.splitext(stem)
+    return stem if extension.lower() in _MEDIA else None
 
 
 def may_hold_clips(name: str) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import U64, Purpose
 from reelworks.data.catalog.config import DatasetConfig
+
+_LETTERS = "0-9A-Z_a-zÀ-֏"  # of the scripts that put spaces between words: Latin, Greek, Cyrillic, Armenian
 
 
 def chosen(text: str, dataset: DatasetConfig, word: U64 | None) -> str:
@@ -32,7 +36,21 @@ def triggered(text: str, trigger: str) -> str:
     """Return a caption with a trigger word in place of [trigger] and [name], or before it if it has none."""
     for placeholder in ("[trigger]", "[name]"):
         text = text.replace(placeholder, trigger)
-    return text if trigger in text else f"{trigger} {text}".strip()
+    return text if not trigger or re.search(word_pattern(trigger), text) else f"{trigger} {text}".strip()
+
+
+def word_pattern(word: str, *, looks_around: bool = True) -> str:
+    """Return an expression that finds a word which is no part of another one.
+
+    Where a word begins or ends with a letter of a script without spaces, such as Chinese, any letter may be beside it.
+    Without looking around, which Arrow's expressions cannot, it takes the letters beside the word along.
+    """
+    begin, end = ("(?<![{}])", "(?![{}])") if looks_around else ("(^|[^{}])", "([^{}]|$)")
+    begin, end = (
+        form.format(_LETTERS) if re.match(f"[{_LETTERS}]", letter) else ""
+        for form, letter in ((begin, word[:1]), (end, word[-1:]))
+    )
+    return f"{begin}{re.escape(word)}{end}"
 
 
 def lines(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
     cat.txt, cat.caption     captions of cat.mp4, with the suffix in upper or lower case; the first of them is read
     cat.mp4.txt              too, where there is none of those
-    cat.1.txt, cat.2.txt, …  further ones, unless they belong to a clip such as cat.1.mp4
+    cat.1.txt, cat.2.txt, …  further ones, unless they belong to a clip such as cat.1.mp4, which need not be one that is read
     cat.json                 too, in an archive
 
 Names in composed and in decomposed Unicode, which look alike, are the same unless each has a clip of its own.
@@ -72,10 +72,15 @@ class CaptionNames:
         """Names of clips without their suffixes."""
         return {posixpath.splitext(name)[0] for name in self._names if formats.kind_of(name)}
 
+    @cached_property
+    def _taken(self) -> set[str]:
+        """Names of clips, sounds and what else may have a caption, without their suffixes."""
+        return {stem for name in self._names if (stem := formats.media_stem(name)) is not None}
+
     def find(self, clip: str) -> tuple[list[str], list[str]]:
         """Return the names of a clip's caption files that are read, and of those that are not."""
         stem, whole = posixpath.splitext(clip)[0], self.named(clip)
-        first = self.named(stem) + (whole if whole and clip not in self._stems else [])
+        first = self.named(stem) + (whole if whole and clip not in self._taken else [])
         further = list[str]()
         while self._has_further and (more := self._further(f"{stem}.{len(further) + 1}")):
             further.append(more)
@@ -101,7 +106,7 @@ class CaptionNames:
 
     def _further(self, base: str) -> str | None:
         named = (name for name in self.named(base) if formats.extension_of(name) == SUFFIX)
-        return next(named, None) if base not in self._stems else None
+        return next(named, None) if base not in self._taken else None
 
 
 def _key(base: str) -> str:
