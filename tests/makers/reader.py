@@ -16,6 +16,10 @@ import pages
 from pages import Printed, Typed
 
 Meanwhile = Callable[["subprocess.Popen[str]"], None]
+_ANNOUNCED = re.compile(
+    r"(?m)^(adding|averaging|comparing|converting|decomposing|drawing|loading|making|planning|reading|running|sampling|saving|"
+    r"scanning|uploading|validating|writing)\b.*\n"
+)
 
 
 class Reader:
@@ -115,7 +119,10 @@ class Reader:
         first = step.lines[0].strip()
         if first in self._not_printed:
             return
-        said = re.sub("─+", "", self.printed)
+        # A busy machine announces what takes a second there and nowhere else.
+        words = {line.split(maxsplit=1)[0].rstrip(":") for line in step.lines if line.strip()}
+        said = _ANNOUNCED.sub(lambda line: line[0] if line[1] in words else "", self.printed)
+        said = re.sub("─+", "", said)
         shown = "\n".join(step.lines)
         assert step.regex(exact=first not in self._loose).search(said), (
             f"{self.page} shows\n{shown}\nbut printed is\n{said}"
