@@ -93,7 +93,7 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path, TABLE, encoding="utf-8-sig"))
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Parse JSON; raises `ValueError` for what is none or is nested too deeply."""
     try:
         return json.loads(text)
