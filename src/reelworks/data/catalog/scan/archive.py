@@ -159,9 +159,6 @@ def _member(name: str, member: tarfile.TarInfo, captions: dict[str, _Captions]) 
     if name == ".." or name.startswith(("/", "../")):
         readable = name.lstrip("/").replace("../", "")
         return SourceFile(readable, problem=f"the archive names it {member.name!r}, outside of its own folder")
-    if any("\udc80" <= letter <= "\udcff" for letter in name):
-        readable = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        return SourceFile(readable, problem="file name is not UTF-8")
     if formats.kind_of(name) is None and not formats.is_sound(name):
         return SourceFile(name, problem=formats.why_not_read(name))
     if not member.isreg() or member.issparse():
