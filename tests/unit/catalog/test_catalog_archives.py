@@ -108,7 +108,6 @@ def test_webdataset_json_holds_the_caption(tmp_path: Path) -> None:
         "three.crop.png": clip, "three.json": json.dumps({"text": "a dog"}).encode(), "three.txt": b"a wolf",
         "sub/one.png": clip, "cls.cls": b"7",
     }  # fmt: skip
-    (tmp_path / "s").mkdir()
     write_members(tmp_path / "s" / "a.tar", members)
     result, rows = scan(tmp_path / "s", tmp_path / "catalog")
     captions = {row["path"]: row["caption"] for row in rows.to_table().to_pylist()}
@@ -119,6 +118,7 @@ def test_webdataset_json_holds_the_caption(tmp_path: Path) -> None:
 
 
 def write_members(to: Path, members: dict[str, bytes]) -> None:
+    to.parent.mkdir(exist_ok=True)
     with tarfile.open(to, "w") as archive:
         for name, data in members.items():
             info = tarfile.TarInfo(name)
@@ -128,7 +128,6 @@ def write_members(to: Path, members: dict[str, bytes]) -> None:
 
 def test_hostile_members_are_rows_with_reasons(tmp_path: Path) -> None:
     clip = media.write_picture(tmp_path / "x.png").read_bytes()
-    (tmp_path / "s").mkdir()
     write_members(tmp_path / "s" / "a.tar", {"../../evil.png": clip, "/etc/x.png": clip, "./good.png": clip})
     with tarfile.open(tmp_path / "s" / "a.tar", "a") as archive:
         link = tarfile.TarInfo("link.png")
@@ -171,7 +170,6 @@ def test_damage_within_an_archive_is_told_and_keeps_the_clips_before_it(
 ) -> None:
     """The places of the members are those that tarfile tells of the whole archive."""
     clip = media.write_picture(tmp_path / "x.png").read_bytes()
-    (tmp_path / "s").mkdir()
     tar = tmp_path / "s" / "a.tar"
     write_members(tar, {f"{i}.png": clip for i in range(5)})
     with tarfile.open(tar) as archive:
@@ -185,11 +183,27 @@ def test_damage_within_an_archive_is_told_and_keeps_the_clips_before_it(
     assert (result.unchanged + result.changed, result.removed, result.bad) == (3, 2, 1)
 
 
+def test_what_is_hidden_in_an_archive_is_no_clip_as_in_a_folder(tmp_path: Path) -> None:
+    """A Mac packs a file of its own beside each clip. A list may still name what it likes."""
+    clip = media.write_picture(tmp_path / "x.png").read_bytes()
+    names = ("a.png", "._a.png", "._a.txt", ".DS_Store", "__MACOSX/._a.png", ".hidden/b.png", "./c/d.png", "e.f.png")
+    write_members(tmp_path / "s" / "a.tar", dict.fromkeys(names, clip))
+    with tarfile.open(tmp_path / "s" / "a.tar") as archive:
+        archive.extractall(tmp_path / "plain" / "a.tar", filter="data")
+    _, packed = scan(tmp_path / "s", tmp_path / "catalog")
+    _, plain = scan(tmp_path / "plain", tmp_path / "unpacked")
+    assert {row["path"]: row["error"] for row in packed.to_table().to_pylist()} == {
+        row["path"]: row["error"] for row in plain.to_table().to_pylist()
+    }
+    (tmp_path / "s" / "meta.csv").write_text("path\na.tar/.hidden/b.png\n", encoding="utf-8")
+    result = scan_sources([Source.from_path(tmp_path / "s" / "meta.csv", "l")], tmp_path / "catalog", workers=1)
+    assert (result.found, result.bad) == (1, 0)
+
+
 @pytest.mark.parametrize("zeros", [512, 1024, 1 << 21])
 def test_an_archive_ends_with_zeros_alone(zeros: int, tmp_path: Path) -> None:
     """However many its writer has added."""
     clip = media.write_picture(tmp_path / "x.png").read_bytes()
-    (tmp_path / "s").mkdir()
     write_members(tmp_path / "s" / "a.tar", {"a.png": clip})
     whole = (tmp_path / "s" / "a.tar").read_bytes().rstrip(b"\0")
     (tmp_path / "s" / "a.tar").write_bytes(whole + bytes(-len(whole) % 512 + zeros))
