@@ -36,14 +36,9 @@ class Source:
 
     def __post_init__(self) -> None:
         for text in (self.address, str(self.list_file), self.name):
-            if (readable := with_readable_bytes(text)) != text:
-                raise UserError(
-                    "the path of the dataset is not UTF-8",
-                    code="not-utf-8",
-                    field=f"dataset {self.name!r}",
-                    value=readable,
-                    remedy="rename it in UTF-8",
-                )
+            if (value := with_readable_bytes(text)) != text:
+                field, remedy = f"dataset {self.name!r}", "rename it in UTF-8"
+                raise UserError("the path is not UTF-8", code="not-utf-8", field=field, value=value, remedy=remedy)
 
     @classmethod
     def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:

@@ -91,7 +91,8 @@ def _clips(table: Any, paths: Any, source: Source) -> list[str]:
             code="ranges-given-twice",
             remedy="remove clip_seconds and scene_cuts, or the columns" if source.cut else "keep one pair of columns",
         )
-    start, end = (_numbers(table, name, len(paths), source) for name in pairs[0])
+    remedy = "give numbers, or leave cells empty"
+    start, end = (_numbers(table, name, source, "range-not-a-number", remedy) for name in pairs[0])
     missing, end = np.isnan(start) & np.isnan(end), np.where(end == math.inf, math.nan, end)
     start = np.where(np.isnan(start), 0.0, start)
     unit = "" if pairs[0] == RANGES[0] else "s"
@@ -109,18 +110,13 @@ def _clips(table: Any, paths: Any, source: Source) -> list[str]:
     ]
 
 
-def _numbers(table: Any, name: str, count: int, source: Source) -> NDArray[np.float64]:
-    if name not in table.column_names:
-        return np.full(count, np.nan)
-    column = table.column(name)
-    if not any(is_kind(column.type) for is_kind in (*_NUMERIC, pa.types.is_null)):
-        raise ListError(
-            f"the column {name} has no numbers",
-            source,
-            code="range-not-a-number",
-            remedy="give numbers, or leave cells empty",
-        )
-    return as_numpy(column.cast(pa.float64(), safe=False))
+def _numbers(table: Any, name: str, source: Source, code: str, remedy: str) -> NDArray[np.float64]:
+    try:
+        column = table.column(name) if name in table.column_names else pa.nulls(len(table))
+        return as_numpy(column.cast(pa.float64(), safe=False))
+    except pa.ArrowException as error:
+        problem = f"the column {name} has a value that is no number ({error})"
+        raise ListError(problem, source, code=code, remedy=remedy) from error
 
 
 def _refuse_twice(paths: Any, clips: list[str], source: Source) -> None:
@@ -217,24 +213,12 @@ def _with_measures(entries: list[SourceFile], table: Any, source: Source) -> lis
             code="list-without-sizes",
             remedy="add the columns num_frames, height, width and fps, or remove trust_list",
         )
-    columns = {n: _stated_numbers(table.column(n), n, source) for n in _STATED if n in table.column_names}
-    values = np.stack([columns.get(name, np.full(len(table), np.nan)) for name in _STATED], axis=1)
+    remedy = "correct it, or remove trust_list"
+    values = np.stack([_numbers(table, name, source, "list-size-invalid", remedy) for name in _STATED], axis=1)
     return [
         entry if entry.problem is not None else entry._replace(stated=_probe(entry.path, *row))
         for entry, row in zip(entries, values.tolist(), strict=True)
     ]
-
-
-def _stated_numbers(column: Any, name: str, source: Source) -> NDArray[np.float64]:
-    try:
-        return as_numpy(column.cast(pa.float64(), safe=False))
-    except pa.ArrowException as error:
-        raise ListError(
-            f"the column {name} has a value that is no number ({error})",
-            source,
-            code="list-size-invalid",
-            remedy="correct it, or remove trust_list",
-        ) from error
 
 
 def _probe(path: str, num_frames: float, height: float, width: float, fps: float) -> probe.Probe | None:

@@ -26,6 +26,7 @@ from reelworks.data.media.formats import is_sound, kind_of
 from reelworks.data.media.frame_index import PackedTimes
 
 _ROWS_PER_BATCH = 8192  # rows collected as Python values before they are converted to Arrow arrays
+_LEFT_WHOLE = "the frames of an animated picture, which is left whole: convert it to MP4 to cut it"
 
 
 class Listed(NamedTuple):
@@ -188,9 +189,7 @@ class Update:
         for note in () if finding.probe is None else finding.probe.notes:
             self.noted[note].append(str(request.file))
         if listed.cut and finding.probe is not None and finding.probe.kind == "video" and not request.cut:
-            self.noted["the frames of an animated picture, which is left whole: convert it to MP4 to cut it"].append(
-                str(request.file)
-            )
+            self.noted[_LEFT_WHOLE].append(str(request.file))
         if finding.times is not None and finding.fingerprint:
             self.frame_times[finding.fingerprint] = finding.times
         values: dict[str, Any] = {
