@@ -6,6 +6,7 @@ import io
 import json
 import random
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import media_makers as media
@@ -107,7 +108,6 @@ def test_webdataset_json_holds_the_caption(tmp_path: Path) -> None:
         "three.crop.png": clip, "three.json": json.dumps({"text": "a dog"}).encode(), "three.txt": b"a wolf",
         "sub/one.png": clip, "cls.cls": b"7",
     }  # fmt: skip
-    (tmp_path / "s").mkdir()
     write_members(tmp_path / "s" / "a.tar", members)
     result, rows = scan(tmp_path / "s", tmp_path / "catalog")
     captions = {row["path"]: row["caption"] for row in rows.to_table().to_pylist()}
@@ -118,6 +118,7 @@ def test_webdataset_json_holds_the_caption(tmp_path: Path) -> None:
 
 
 def write_members(to: Path, members: dict[str, bytes]) -> None:
+    to.parent.mkdir(exist_ok=True)
     with tarfile.open(to, "w") as archive:
         for name, data in members.items():
             info = tarfile.TarInfo(name)
@@ -127,7 +128,6 @@ def write_members(to: Path, members: dict[str, bytes]) -> None:
 
 def test_hostile_members_are_rows_with_reasons(tmp_path: Path) -> None:
     clip = media.write_picture(tmp_path / "x.png").read_bytes()
-    (tmp_path / "s").mkdir()
     write_members(tmp_path / "s" / "a.tar", {"../../evil.png": clip, "/etc/x.png": clip, "./good.png": clip})
     with tarfile.open(tmp_path / "s" / "a.tar", "a") as archive:
         link = tarfile.TarInfo("link.png")
@@ -151,6 +151,64 @@ def test_hostile_members_are_rows_with_reasons(tmp_path: Path) -> None:
     _, rows = scan(tmp_path / "s", tmp_path / "catalog")
     cut = [row for row in rows.to_table().to_pylist() if row["path"].startswith("a.tar")]
     assert all(row["error"] is not None for row in cut)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda whole, at: whole[: at + 150] + b"\xff" + whole[at + 151 :], "the header at byte {at:,} is damaged"),
+        (lambda whole, at: whole[:at] + bytes(512) + whole[at + 512 :], "behind its end at byte {at:,}"),
+        (lambda whole, at: whole[: at + 100], "the header at byte {at:,} is damaged"),
+        (lambda whole, at: whole[: at + 530], "bytes by its header, which are not there"),
+        (lambda whole, at: whole[:at], "it ends at byte {at:,} without the mark of its end"),
+        (lambda whole, at: whole[:at] + bytes(1024) + whole, "behind its end at byte {at:,}, there is another archive"),
+    ],
+    ids=["header", "hole", "cut in a header", "cut in a member", "cut before a header", "two archives"],
+)
+def test_damage_within_an_archive_is_told_and_keeps_the_clips_before_it(
+    damage: Callable[[bytes, int], bytes], told: str, tmp_path: Path
+) -> None:
+    """The places of the members are those that tarfile tells of the whole archive."""
+    clip = media.write_picture(tmp_path / "x.png").read_bytes()
+    tar = tmp_path / "s" / "a.tar"
+    write_members(tar, {f"{i}.png": clip for i in range(5)})
+    with tarfile.open(tar) as archive:
+        at = {member.name: member.offset for member in archive}["3.png"]
+    scan(tmp_path / "s", tmp_path / "catalog")
+    tar.write_bytes(damage(tar.read_bytes(), at))
+    result, rows = scan(tmp_path / "s", tmp_path / "catalog")
+    errors = {row["path"]: row["error"] for row in rows.to_table().to_pylist()}
+    assert told.format(at=at) in errors.pop("a.tar")
+    assert errors == {f"a.tar/{i}.png": None for i in range(3)}
+    assert (result.unchanged + result.changed, result.removed, result.bad) == (3, 2, 1)
+
+
+def test_what_is_hidden_in_an_archive_is_no_clip_as_in_a_folder(tmp_path: Path) -> None:
+    """A Mac packs a file of its own beside each clip. A list may still name what it likes."""
+    clip = media.write_picture(tmp_path / "x.png").read_bytes()
+    names = ("a.png", "._a.png", "._a.txt", ".DS_Store", "__MACOSX/._a.png", ".hidden/b.png", "./c/d.png", "e.f.png")
+    write_members(tmp_path / "s" / "a.tar", dict.fromkeys(names, clip))
+    with tarfile.open(tmp_path / "s" / "a.tar") as archive:
+        archive.extractall(tmp_path / "plain" / "a.tar", filter="data")
+    _, packed = scan(tmp_path / "s", tmp_path / "catalog")
+    _, plain = scan(tmp_path / "plain", tmp_path / "unpacked")
+    assert {row["path"]: row["error"] for row in packed.to_table().to_pylist()} == {
+        row["path"]: row["error"] for row in plain.to_table().to_pylist()
+    }
+    (tmp_path / "s" / "meta.csv").write_text("path\na.tar/.hidden/b.png\n", encoding="utf-8")
+    result = scan_sources([Source.from_path(tmp_path / "s" / "meta.csv", "l")], tmp_path / "catalog", workers=1)
+    assert (result.found, result.bad) == (1, 0)
+
+
+@pytest.mark.parametrize("zeros", [512, 1024, 1 << 21])
+def test_an_archive_ends_with_zeros_alone(zeros: int, tmp_path: Path) -> None:
+    """However many its writer has added."""
+    clip = media.write_picture(tmp_path / "x.png").read_bytes()
+    write_members(tmp_path / "s" / "a.tar", {"a.png": clip})
+    whole = (tmp_path / "s" / "a.tar").read_bytes().rstrip(b"\0")
+    (tmp_path / "s" / "a.tar").write_bytes(whole + bytes(-len(whole) % 512 + zeros))
+    result, rows = scan(tmp_path / "s", tmp_path / "catalog")
+    assert (result.bad, rows.path.to_pylist()) == (0, ["a.tar/a.png"])
 
 
 def test_an_archive_that_is_packed_anew_keeps_its_clips(files: Path, tmp_path: Path) -> None:

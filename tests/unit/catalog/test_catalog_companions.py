@@ -106,6 +106,19 @@ def test_companions_among_the_clips_are_refused(tmp_path):
     assert companions.sources(listed, {"loss_mask": str(tmp_path / "masks")})
 
 
+def test_names_that_look_alike_are_one_unless_each_has_a_companion_of_its_own() -> None:
+    """As macOS writes them, and as others do."""
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+
+    def match(wanted: list[str], stems: list[str]) -> list[int]:
+        return companions._match(*(pa.array(names, pa.large_string()) for names in (wanted, stems)))[0].tolist()
+
+    assert match(["a", composed], [decomposed, "b", "a"]) == [2, 0]
+    assert match([decomposed], ["b", composed]) == [1]
+    assert match([composed, decomposed], [decomposed, composed]) == [1, 0]
+    assert match([composed, decomposed], [decomposed]) == [-1, 0]
+
+
 WORD = st.text(alphabet="ab", min_size=1, max_size=2)
 
 

@@ -274,6 +274,8 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
         ("path,aes\na.png,1,2\n", "cannot be read"),
         ("", "cannot be read"),
         ("path,path\na.png,b\n", "two columns are named path"),
+        ("path,start_frame,Start Frame\na.png,1,2\n", "two columns are named start_frame"),
+        ("path,end_seconds,end_seconds\na.png,1,2\n", "two columns are named end_seconds"),
         ("thing;text\na.png;x\n", "separate columns with commas"),
         ("a.png,x\nsub/b.png,y\n", "its first line names a file and no columns: write path,text above it"),
         (
@@ -307,6 +309,56 @@ def test_a_list_that_no_disk_could_have_is_refused(folder: Path, path: Any, said
         pq.write_table(pa.table({"path": path}), folder / "meta.parquet")
     with pytest.raises(UserError, match=said):
         scanned(folder / "meta.parquet")
+
+
+@pytest.mark.parametrize("fps", ["2024-01-01", "true,24", {"num": 24, "den": 1}, [24]])
+def test_a_size_to_trust_that_is_no_single_number_is_refused_by_its_column(folder: Path, fps: Any) -> None:
+    """Whatever type its column has, or if there are two."""
+    file = folder / ("meta.csv" if isinstance(fps, str) else "meta.jsonl")
+    row = {"path": "a.png", "height": 16, "width": 16, "num_frames": 1, "fps": fps}
+    if isinstance(fps, str):
+        columns = "path,height,width,num_frames,fps" + ",fps" * fps.count(",")
+        file.write_text(f"{columns}\na.png,16,16,1,{fps}\n", encoding="utf-8")
+    else:
+        write(file, [row])
+    with pytest.raises(UserError, match="fps") as caught:
+        scan_sources([replace(Source.from_path(file), trust_list=True)], folder / "catalog", workers=1)
+    assert caught.value.code in ("list-size-invalid", "duplicate-column")
+
+
+@pytest.mark.parametrize("name", ["meta.jsonl", "meta.json"])
+def test_half_a_surrogate_pair_costs_its_own_letter_alone(folder: Path, name: str) -> None:
+    """Wherever it stands: programs that cut texts at a length write such ones. Whole pairs are letters."""
+    rows = [
+        {
+            "path": "a.png",
+            "text": "a cat \ud83d",
+            "tags": ["\ude00"],
+            "of": {"\ud83d": "\ud83d"},
+            "aes\ud83d": 1,
+            "aes": 2,
+        },
+        {"path": "sub/b.png", "text": "a smile \U0001f600", "tags": [], "of": {}, "aes": 1},
+        {"path": "sub/c.png", "text": r"a \ud83d in words", "tags": [], "of": {}, "aes": 1},
+    ]
+    lines = [json.dumps(row) for row in rows]
+    (folder / name).write_text("\n".join(lines) if name == "meta.jsonl" else f"[{','.join(lines)}]", encoding="utf-8")
+    scanned(folder / name)
+    assert {path: (row["caption"], row["aes"]) for path, row in by_path(folder / name).items()} == {
+        "a.png": ("a cat ?", 2),
+        "sub/b.png": ("a smile \U0001f600", 1),
+        "sub/c.png": (r"a \ud83d in words", 1),
+    }
+
+
+def test_an_address_in_a_list_of_this_machine_is_told_as_one(folder: Path) -> None:
+    rows = ["https://h.org/a.mp4", "s3://bucket/x//./b.png", "a.png"]
+    write(folder / "meta.csv", [{"path": path} for path in rows])
+    scanned(folder / "meta.csv")
+    errors = {path: row["error"] for path, row in by_path(folder / "meta.csv").items()}
+    assert errors.pop("a.png") is None
+    assert errors.keys() == set(rows[:2])
+    assert all("it is an address; set root" in error for error in errors.values())
 
 
 def test_a_word_in_a_column_of_numbers_is_named(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tarfile
 from pathlib import Path
 
 import catalog_crash
@@ -201,6 +202,33 @@ def test_odd_entries_are_rows_not_stops(data: Path, target: Path) -> None:
     assert bad["caf\\xe9.png"] == "file name is not UTF-8"
     assert bad["a.png"] == "cannot be read: its caption a.txt: not a regular file, but a folder"
     assert counts(run(data, target)) == (0, 0, 6, 0)
+
+
+def test_an_archive_or_folder_whose_name_is_not_utf8_costs_its_own_clips_alone(data: Path, target: Path) -> None:
+    """Their bytes are told by number, as those of a file."""
+    run(data, target)
+    good = set(paths(target))
+    odd = Path(os.fsdecode(os.fsencode(data) + b"/caf\xe9"))
+    odd.mkdir()
+    for tar in (odd / "a.tar", odd.with_suffix(".tar")):
+        with tarfile.open(tar, "w") as archive:
+            archive.add(data / "a.png", "a.png")
+    odd.with_suffix(".x.tar").write_bytes(b"no archive" * 100)
+    run(data, target)
+    rows = {row["path"]: row["error"] for row in Catalog.open(target).live().to_table().to_pylist()}
+    assert {path: error for path, error in rows.items() if path not in good} == dict.fromkeys(
+        ["caf\\xe9/a.tar/a.png", "caf\\xe9.tar/a.png", "caf\\xe9.x.tar"], "file name is not UTF-8"
+    )
+
+
+@pytest.mark.parametrize("within", ["", "/sub", "/list.csv"])
+def test_a_dataset_whose_path_is_not_utf8_is_refused_before_its_files_are_examined(within: str, tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    folder.mkdir()
+    with pytest.raises(UserError, match="not UTF-8") as caught:
+        Source.from_path(f"{folder}{within}")
+    assert (caught.value.code, "xe9" in str(caught.value)) == ("not-utf-8", True)
+    str(caught.value).encode()
 
 
 def test_a_decoder_that_never_returns_costs_its_file(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
@@ -212,6 +213,9 @@ def test_a_list_may_give_seconds(footage: Path, tmp_path: Path) -> None:
         ([{"start_frame": 5, "end_frame": 5}], "list-row-invalid", "row 1"),
         ([{"start_frame": -1, "end_frame": 5}], "list-row-invalid", "row 1"),
         ([{"start_frame": 0.5, "end_frame": 5}], "list-row-invalid", "row 1"),
+        ([{"start_frame": float("inf"), "end_frame": None}], "list-row-invalid", "row 1"),
+        ([{"start_seconds": float("inf"), "end_seconds": float("inf")}], "list-row-invalid", "row 1"),
+        ([{"start_frame": 0, "end_frame": -float("inf")}], "list-row-invalid", "row 1"),
         ([{"start_frame": 0, "end_frame": 5, "start_seconds": 1}], "ranges-given-twice", "in two ways"),
         ([{"start_frame": "a", "end_frame": "b"}], "range-not-a-number", "start_frame"),
     ],
@@ -326,6 +330,23 @@ def test_pictures_are_not_cut(tmp_path: Path) -> None:
     media.write_picture(tmp_path / "data" / "a.png")
     _, rows = scanned(tmp_path / "data", clip_seconds=1.0)
     assert (len(rows), rows.is_range.any()) == (1, False)
+
+
+def test_an_animated_picture_that_is_not_cut_is_told(tmp_path: Path) -> None:
+    """A length leaves it whole with a note, and a range of a list is refused with what to do."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    first, *others = [Image.new("RGB", (32, 32), (8 * i, 0, 0)) for i in range(30)]
+    first.save(folder / "a.gif", save_all=True, append_images=others, duration=100)
+    media.write_picture(folder / "b.png")
+    result, rows = scanned(folder, clip_seconds=1.0)
+    assert (len(rows), rows.is_range.any()) == (2, False)
+    (note,) = (note for note in result.notes if "convert it to MP4" in note)
+    assert note.endswith(f"; the first is {folder / 'a.gif'}")
+    assert note.startswith("1 video ")
+    (folder / "a.csv").write_text("path,start_frame,end_frame\na.gif,0,10\n", encoding="utf-8")
+    result, _ = scanned(folder / "a.csv")
+    assert "convert an animated one to MP4" in result.bad_files[0][1]
 
 
 def test_a_source_without_settings_is_whole() -> None:

@@ -15,6 +15,7 @@ from reelworks.data.catalog import filter_expression, sources
 from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.data.catalog.query import template
 from reelworks.data.catalog.store import measured_columns
+from reelworks.data.catalog.store.integrity import with_readable_bytes
 from reelworks.data.media import formats, location
 from reelworks.data.media.location import Location, MediaPath
 
@@ -32,6 +33,12 @@ class Source:
     url: str | None = None  # address of the folder, if it is not on this machine
     trust_list: bool = False  # whether files are not opened whose measures the list states
     cut: str = ""  # how videos are cut into clips, as `clip_ranges` reads it; "" leaves them whole
+
+    def __post_init__(self) -> None:
+        for text in (self.address, str(self.list_file), self.name):
+            if (value := with_readable_bytes(text)) != text:
+                field, remedy = f"dataset {self.name!r}", "rename it in UTF-8"
+                raise UserError("the path is not UTF-8", code="not-utf-8", field=field, value=value, remedy=remedy)
 
     @classmethod
     def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:

@@ -18,6 +18,7 @@ import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -56,28 +57,30 @@ def list_archive(path: str, file: Path, sidecars: Counter[str] | None = None) ->
 
 
 def members(path: str, changed_ns: int, file: BinaryIO, sidecars: Counter[str]) -> list[SourceFile]:
-    """List the media members of an open archive, or the archive itself with the reason why it cannot be read.
+    """List the media members of an open archive, and the archive itself with the reason why what follows them is not read.
 
     Sidecars are counted by suffix. Of members of the same name, the last one counts, as where the archive is unpacked.
 
     Raises:
         OSError: It cannot be read.
     """
+    found, damage = list[tarfile.TarInfo](), list[SourceFile]()
     try:
-        return _members(path, changed_ns, file, sidecars)
+        found.extend(_headers(file))  # keeps those before an error
     except OSError:
         raise
     except Exception as error:  # tarfile raises nearly anything on odd headers
         is_told = isinstance(error, tarfile.TarError)
         reason = str(error) if is_told else f"a header is damaged ({type(error).__name__}: {error})"
-        if file.seek(0) == 0 and file.read(4).startswith(_COMPRESSED):
+        if not found and file.seek(0) == 0 and file.read(4).startswith(_COMPRESSED):
             reason = "it is compressed, so clips cannot be read in place; unpack it"
-        return [SourceFile(path, problem=f"not a tar archive: {reason}")]
+        what = f"damaged, and not read behind {found[-1].name!r}" if found else "not a tar archive"
+        damage.append(SourceFile(path, problem=f"{what}: {reason}"))
+    return _members(path, changed_ns, found, sidecars) + damage
 
 
-def _members(archive_path: str, changed_ns: int, file: BinaryIO, sidecars: Counter[str]) -> list[SourceFile]:
-    folders, beside = dict[str, dict[str, tarfile.TarInfo]](), Counter[str]()
-    order = dict[str, tarfile.TarInfo]()
+def _headers(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """Yield the headers of an archive, and raise for what follows them but its end, where tarfile stops without a word."""
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     headers: Any = _Headers(file)
@@ -87,21 +90,37 @@ def _members(archive_path: str, changed_ns: int, file: BinaryIO, sidecars: Count
                 not member.issparse() and member.isreg() and member.offset_data + member.size > size
             ):
                 raise tarfile.ReadError(f"{member.name!r} has {member.size:,} bytes by its header, which are not there")
-            if member.isdir():
-                continue
-            folder, name = posixpath.split(path := posixpath.normpath(member.name))
-            suffix = formats.extension_of(name)
-            if suffix in SUFFIXES:
-                folders.setdefault(folder, {})[name] = member
-            elif formats.is_sidecar(name) or suffix == ".cls":  # a class label
-                beside[suffix] += 1
-            else:
-                order.pop(path, None)
-                order[path] = folders.setdefault(folder, {})[name] = member
+            yield member
+        file.seek(end := archive.offset)
+        if any(first := file.read(tarfile.BLOCKSIZE)):
+            raise tarfile.ReadError(f"the header at byte {end:,} is damaged")
+        if len(first) < tarfile.BLOCKSIZE:
+            raise tarfile.ReadError(f"it ends at byte {size:,} without the mark of its end, as if it was cut off")
+        if any(any(block) for block in iter(partial(file.read, _MOST_OF_HEADER), b"")):
+            raise tarfile.ReadError(
+                f"behind its end at byte {end:,}, there is another archive, or the rest of this one"
+            )
+
+
+def _members(
+    archive_path: str, changed_ns: int, found: list[tarfile.TarInfo], sidecars: Counter[str]
+) -> list[SourceFile]:
+    folders, order = dict[str, dict[str, tarfile.TarInfo]](), dict[str, tarfile.TarInfo]()
+    for member in found:
+        if member.isdir():
+            continue
+        folder, name = posixpath.split(path := posixpath.normpath(member.name))
+        suffix = formats.extension_of(name)
+        if suffix in SUFFIXES:
+            folders.setdefault(folder, {})[name] = member
+        elif formats.is_sidecar(name) or suffix == ".cls":  # a class label
+            sidecars[suffix] += 1
+        else:
+            order.pop(path, None)
+            order[path] = folders.setdefault(folder, {})[name] = member
     captions = {folder: _Captions(inside) for folder, inside in folders.items()}
-    sidecars.update(beside)
-    found = (_member(path, member, captions) for path, member in order.items())
-    return [one._replace(path=f"{archive_path}/{one.path}", mtime_ns=changed_ns) for one in found]
+    listed = (_member(path, member, captions) for path, member in order.items())
+    return [one._replace(path=f"{archive_path}/{one.path}", mtime_ns=changed_ns) for one in listed]
 
 
 class _Captions:
@@ -140,9 +159,6 @@ def _member(name: str, member: tarfile.TarInfo, captions: dict[str, _Captions]) 
     if name == ".." or name.startswith(("/", "../")):
         readable = name.lstrip("/").replace("../", "")
         return SourceFile(readable, problem=f"the archive names it {member.name!r}, outside of its own folder")
-    if any("\udc80" <= letter <= "\udcff" for letter in name):
-        readable = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        return SourceFile(readable, problem="file name is not UTF-8")
     if formats.kind_of(name) is None and not formats.is_sound(name):
         return SourceFile(name, problem=formats.why_not_read(name))
     if not member.isreg() or member.issparse():

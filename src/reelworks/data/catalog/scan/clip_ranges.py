@@ -79,7 +79,7 @@ def expand(files: Listing, live: CatalogRows, dataset: str, cut: str) -> Listing
 def find(path: MediaPath, cut: str, clip: str) -> tuple[ClipRange, ...]:
     """Return the clips of a video: the one with the text `clip`, or else all; raise `ProbeError` if it has no such."""
     if kind_of(path.name) != "video":
-        raise ProbeError("a picture has no range of frames")
+        raise ProbeError("a picture has no range of frames; convert an animated one to MP4 to cut it")
     times = frame_times_of(path)
     if clip:
         return (_measured(times, *_listed(times, clip)),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ def read(opened: Callable[[], Any], *, is_lines: bool) -> tuple[Any, bool]:
     with opened() as file:
         text = file.read().decode("utf-8-sig")
     try:
-        return _table(_objects(user_files.parse_json(text))), False
+        return _table(_objects(_parsed(text))), False
     except json.JSONDecodeError:
         lines = text.split("\n")
         if not is_lines and not _is_object(lines[0]):
@@ -50,9 +51,17 @@ def _is_object(line: str) -> bool:
         return False
 
 
+def _parsed(text: str) -> Any:
+    """Parse JSON; half of a surrogate pair, which no table can hold, becomes "?"."""
+    value = user_files.parse_json(text)
+    if re.search(r"\\u[dD]", text):
+        value = user_files.parse_json(json.dumps(value, ensure_ascii=False).encode(errors="replace").decode())
+    return value
+
+
 def _line(number: int, line: str) -> Any:
     try:
-        return user_files.parse_json(line)
+        return _parsed(line)
     except ValueError as error:
         raise ValueError(f"line {number} is no JSON ({error})") from error
 

@@ -106,9 +106,6 @@ def _is_run(run: RunFolder) -> bool:
 def _entry(entry: os.DirEntry[str], prefix: str, names: CaptionNames) -> SourceFile:
     path = prefix + entry.name
     captions = names.files_of(entry.name)
-    if not path.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in path):
-        readable = os.fsencode(path).decode("utf-8", errors="backslashreplace")
-        return SourceFile(readable, problem="file name is not UTF-8")
     try:
         status = entry.stat()
     except OSError as error:

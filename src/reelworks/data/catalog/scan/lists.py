@@ -33,7 +33,7 @@ from reelworks.data.catalog.scan.list_columns import CAPTION_NAMES, PATH, RANGES
 from reelworks.data.catalog.scan.source_files import Listing, SourceFile
 from reelworks.data.catalog.store.integrity import OUTSIDE, ROOT, is_text
 from reelworks.data.catalog.store.schema import SCHEMA, as_numpy
-from reelworks.data.media import formats, probe
+from reelworks.data.media import formats, location, probe
 
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
 
@@ -58,7 +58,7 @@ def _relative(paths: Any, source: Source) -> Any:
     odd = pc.match_substring_regex(paths, _ROUNDABOUT)
     if source.url is None and pc.any(odd).as_py():
         texts = paths.filter(odd).to_pylist()
-        normalised = [Path(os.path.normpath(Path(root, text))).as_posix() for text in texts]
+        normalised = [t if location.is_url(t) else Path(os.path.normpath(Path(root, t))).as_posix() for t in texts]
         paths = pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type))
     for prefix in dict.fromkeys((f"{root}/", f"{source.address}/")):
         below = pc.starts_with(paths, prefix)
@@ -91,13 +91,14 @@ def _clips(table: Any, paths: Any, source: Source) -> list[str]:
             code="ranges-given-twice",
             remedy="remove clip_seconds and scene_cuts, or the columns" if source.cut else "keep one pair of columns",
         )
-    start, end = (_numbers(table, name, len(paths), source) for name in pairs[0])
-    missing = np.isnan(start) & np.isnan(end)
+    remedy = "give numbers, or leave cells empty"
+    start, end = (_numbers(table, name, source, "range-not-a-number", remedy) for name in pairs[0])
+    missing, end = np.isnan(start) & np.isnan(end), np.where(end == math.inf, math.nan, end)
     start = np.where(np.isnan(start), 0.0, start)
     unit = "" if pairs[0] == RANGES[0] else "s"
-    wrong = ~missing & ((start < 0) | (end <= start))
+    wrong = ~missing & ((start < 0) | (end <= start) | np.isinf(start))
     if not unit:
-        wrong |= ~missing & ((start % 1 != 0) | (~np.isnan(end) & (end % 1 != 0)))
+        wrong |= ~missing & ((start != np.floor(start)) | (~np.isnan(end) & (end != np.floor(end))))
     where = f"with {pairs[0][0]} and {pairs[0][1]}"
     _refuse_at(
         pa.array(wrong), paths, source, f"has an invalid range {where}", "give a start from 0 on, and a later end"
@@ -109,19 +110,13 @@ def _clips(table: Any, paths: Any, source: Source) -> list[str]:
     ]
 
 
-def _numbers(table: Any, name: str, count: int, source: Source) -> NDArray[np.float64]:
-    if name not in table.column_names:
-        return np.full(count, np.nan)
-    column = table.column(name)
-    if not any(is_kind(column.type) for is_kind in (*_NUMERIC, pa.types.is_null)):
-        raise ListError(
-            f"the column {name} has no numbers",
-            source,
-            code="range-not-a-number",
-            remedy="give numbers, or leave cells empty",
-        )
-    values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
-    return np.where(np.isfinite(values), values, np.nan)
+def _numbers(table: Any, name: str, source: Source, code: str, remedy: str) -> NDArray[np.float64]:
+    try:
+        column = table.column(name) if name in table.column_names else pa.nulls(len(table))
+        return as_numpy(column.cast(pa.float64(), safe=False))
+    except pa.ArrowException as error:
+        problem = f"the column {name} has a value that is no number ({error})"
+        raise ListError(problem, source, code=code, remedy=remedy) from error
 
 
 def _refuse_twice(paths: Any, clips: list[str], source: Source) -> None:
@@ -176,7 +171,7 @@ def read(source: Source) -> Listing:
     """Read a list and look up its files; refuse a list with an invalid row, or without any existing file."""
     assert source.list_file is not None
     table, caption, _, notes = list_tables.read(source.list_file)
-    for name in filter(None, (PATH, caption)):
+    for name in filter(None, (PATH, caption, *RANGES[0], *RANGES[1], *(_STATED if source.trust_list else ()))):
         if table.column_names.count(name) > 1:
             remedy = "remove or rename one of them"
             raise ListError(f"two columns are named {name}", source, code="duplicate-column", remedy=remedy)
@@ -218,24 +213,12 @@ def _with_measures(entries: list[SourceFile], table: Any, source: Source) -> lis
             code="list-without-sizes",
             remedy="add the columns num_frames, height, width and fps, or remove trust_list",
         )
-    columns = {n: _stated_numbers(table.column(n), n, source) for n in _STATED if n in table.column_names}
-    values = np.stack([columns.get(name, np.full(len(table), np.nan)) for name in _STATED], axis=1)
+    remedy = "correct it, or remove trust_list"
+    values = np.stack([_numbers(table, name, source, "list-size-invalid", remedy) for name in _STATED], axis=1)
     return [
         entry if entry.problem is not None else entry._replace(stated=_probe(entry.path, *row))
         for entry, row in zip(entries, values.tolist(), strict=True)
     ]
-
-
-def _stated_numbers(column: Any, name: str, source: Source) -> NDArray[np.float64]:
-    try:
-        return as_numpy(column.cast(pa.float64(), safe=False))
-    except pa.ArrowInvalid as error:
-        raise ListError(
-            f"the column {name} has a value that is no number ({error})",
-            source,
-            code="list-size-invalid",
-            remedy="correct it, or remove trust_list",
-        ) from error
 
 
 def _probe(path: str, num_frames: float, height: float, width: float, fps: float) -> probe.Probe | None:

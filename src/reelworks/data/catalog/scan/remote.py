@@ -21,6 +21,7 @@ from reelworks.data.catalog.scan.source_files import (
     SourceFile,
     count_text,
     extension_of,
+    is_hidden,
     may_be_read,
     settled,
 )
@@ -71,7 +72,7 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
     prefix, names = root.rstrip("/") + "/", CaptionNames(found)
     for full, info in sorted(found.items()):
         path = full.removeprefix(prefix)
-        if any(part.startswith(".") for part in path.split("/")):
+        if is_hidden(path):
             continue
         size, changed = int(info.get("size") or 0), changed_ns(info)
         if path.endswith(formats.ARCHIVE_SUFFIX):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles
 from reelworks.data.catalog.store import companions
-from reelworks.data.catalog.store.integrity import OUTSIDE
+from reelworks.data.catalog.store.integrity import OUTSIDE, with_readable_bytes
 from reelworks.data.media import formats
 from reelworks.data.media.probe import Probe
 
@@ -63,6 +63,11 @@ def may_be_read(file: SourceFile) -> bool:
     return formats.may_hold_clips(file.path) or (file.problem is None and formats.is_sound(file.path))
 
 
+def is_hidden(path: str) -> bool:
+    """Return whether a file or a folder above it is hidden, as what a Mac adds to an archive for its own use."""
+    return "/." in f"/{path}" and any(part.startswith(".") and part not in (".", "..") for part in path.split("/"))
+
+
 def settled(found: Iterable[SourceFile], dataset: str) -> list[SourceFile]:
     """Return files as a catalog can name them: one of each path, none outside of the folder.
 
@@ -73,6 +78,10 @@ def settled(found: Iterable[SourceFile], dataset: str) -> list[SourceFile]:
     if companions.holds_sources(dataset):
         found = (each._replace(problem=None) if is_unread_sound(each) else each for each in found)
     for entry in found:
+        if is_hidden(entry.path):  # in an archive
+            continue
+        if (readable := with_readable_bytes(entry.path)) != entry.path:
+            entry = SourceFile(readable, problem="file name is not UTF-8")
         if re.search(OUTSIDE, entry.path):
             parts = entry.path.replace("\0", "\\0").split("/")
             readable = "/".join(f"_{part}" if part in ("", "..") else part for part in parts)

@@ -26,6 +26,7 @@ from reelworks.data.media.formats import is_sound, kind_of
 from reelworks.data.media.frame_index import PackedTimes
 
 _ROWS_PER_BATCH = 8192  # rows collected as Python values before they are converted to Arrow arrays
+_LEFT_WHOLE = "the frames of an animated picture, which is left whole: convert it to MP4 to cut it"
 
 
 class Listed(NamedTuple):
@@ -39,6 +40,7 @@ class Listed(NamedTuple):
     open: NDArray[np.bool_]  # mask of files that must be opened, because their row may be out of date
     look: NDArray[np.bool_]  # mask of files to examine: those to open, and those whose caption file must be read
     same_scores: NDArray[np.bool_]  # mask of files whose live row has the scores of the list
+    cut: str = ""  # how videos are cut
 
 
 class Task(NamedTuple):
@@ -114,7 +116,7 @@ class Update:
         same_scores = np.zeros(len(entries), dtype=np.bool_)
         same_scores[known] = self._same_scores(row, files.scores, known, self._of_lists[dataset])
         look = open_ if files.captions is not None else np.ones(len(entries), dtype=np.bool_)
-        listed = Listed(dataset, root, files, uid, position, open_, look, same_scores)
+        listed = Listed(dataset, root, files, uid, position, open_, look, same_scores, cut)
         if files.captions is not None:
             self._update_listed(listed, np.flatnonzero(~look))
         return listed
@@ -186,6 +188,8 @@ class Update:
             self.bad_files.append((str(request.file), error))
         for note in () if finding.probe is None else finding.probe.notes:
             self.noted[note].append(str(request.file))
+        if listed.cut and finding.probe is not None and finding.probe.kind == "video" and not request.cut:
+            self.noted[_LEFT_WHOLE].append(str(request.file))
         if finding.times is not None and finding.fingerprint:
             self.frame_times[finding.fingerprint] = finding.times
         values: dict[str, Any] = {

@@ -165,7 +165,20 @@ def _stems(rows: CatalogRows, indices: NDArray[np.int64]) -> Any:
 
 
 def _match(wanted: Any, stems: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the index in `stems` of each wanted one, -1 if absent, and whether it occurs more than once."""
+    """Return the index in `stems` of each wanted one, -1 if absent, and whether it occurs more than once.
+
+    Those that are left are matched in composed Unicode, as names that look alike are the same in captions and lists.
+    """
+    index, several = _equal(wanted, stems)
+    rest, free = (np.flatnonzero(~as_numpy(pc.is_in(a, value_set=b))) for a, b in ((wanted, stems), (stems, wanted)))
+    if len(rest) and len(free):
+        left = (pc.utf8_normalize(a.take(pa.array(of)), "NFC") for a, of in ((wanted, rest), (stems, free)))
+        at, several[rest] = _equal(*left)
+        index[rest] = np.where(at < 0, -1, free[at])
+    return index, several
+
+
+def _equal(wanted: Any, stems: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     words = stems.dictionary_encode()
     number = as_numpy(words.indices).astype(np.int64)
     last = np.full(len(words.dictionary) + 1, -1, dtype=np.int64)
