@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import av.filter
 import media_makers as media
 import numpy as np
 import odd_media as odd
@@ -167,6 +168,43 @@ def test_interlaced_frames_are_rebuilt_the_same_from_any_start(interlaced: Path)
     for start in range(8):
         part = load(Request(interlaced, False, Shape(2, 64, 96), first_frame_draw=(start + 0.5) / 8))
         np.testing.assert_array_equal(part, whole[start : start + 2])
+
+
+@pytest.mark.parametrize("sizes", [((64, 96), (32, 48)), ((32, 48), (64, 96))], ids=["smaller", "larger"])
+def test_fields_are_rebuilt_within_frames_of_one_size(tmp_path: Path, sizes: tuple[tuple[int, int], ...]) -> None:
+    """Recordings that were joined are rebuilt as FFmpeg rebuilds each alone, frame for frame, and scaled to the first one."""
+    joined, options = tmp_path / "joined.ts", {"flags": "+ildct+ilme", "top": "1", "g": "4", "b": "4M"}
+    for i, (height, width) in enumerate(sizes):
+        frames = [
+            [plane[: len(plane) * height // 64, : plane.shape[1] * width // 96] for plane in f] for f in fields(9)
+        ]
+        part = odd.write_planes(
+            tmp_path / f"{i}.ts", frames, codec="mpeg2video", pixel_format="yuv420p", options=options
+        )
+        with joined.open("ab") as file:
+            file.write(part.read_bytes())
+    with av.open(str(joined)) as container:
+        decoded = list(container.decode(video=0))
+    alone = [rebuilt([frame for frame in decoded if (frame.height, frame.width) == size]) for size in sizes]
+    expected = [frame.to_ndarray(format="rgb24", threads=1) for frame in (*alone[0], *alone[1])]
+    found = probe.probe(joined)
+    assert (found.interlaced, found.num_frames, found.notes.count(probe.RESIZED)) == (True, len(expected), 1)
+    for shown, frame in zip(load(Request(joined, False, Shape(len(expected), *sizes[0]))), expected, strict=True):
+        scaled = np.asarray(Image.fromarray(frame).resize(sizes[0][::-1], Image.Resampling.BICUBIC))
+        assert media.differ(shown, scaled) < 3
+
+
+def rebuilt(frames: list[av.VideoFrame]) -> list[av.VideoFrame]:
+    graph = av.filter.Graph()
+    source = graph.add_buffer(
+        width=frames[0].width, height=frames[0].height, format=frames[0].format, time_base=Fraction(1, 25)
+    )
+    graph.link_nodes(
+        source, graph.add("bwdif", "mode=send_frame:deint=interlaced"), graph.add("buffersink")
+    ).configure()
+    for frame in (*frames, None):
+        graph.vpush(frame)
+    return [graph.vpull() for _ in frames]
 
 
 def test_progressive_video_is_not_called_interlaced(tmp_path: Path) -> None:

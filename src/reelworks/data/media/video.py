@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple
 
 import av
@@ -153,8 +154,14 @@ Numbered = tuple[int, av.VideoFrame]  # a frame with its time or number
 def progressive(frames: Iterable[Numbered]) -> Iterator[Numbered]:
     """Yield frames in order, one for one, each interlaced one rebuilt from its fields and those of its neighbours.
 
-    Frames that are not marked as interlaced pass unchanged. A rebuilt frame comes after its successor was read.
+    Frames that are not marked as interlaced pass unchanged. A rebuilt frame comes after its successor was read. Neighbours are
+    frames of the same size and format, since a filter takes others for these: it reads memory beyond smaller ones.
     """
+    for _, alike in groupby(frames, lambda numbered: _kind(numbered[1])):
+        yield from _rebuilt(alike)
+
+
+def _rebuilt(frames: Iterable[Numbered]) -> Iterator[Numbered]:
     graph: Graph | None = None
     waiting: deque[int] = deque()
     for key, frame in frames:
@@ -168,6 +175,11 @@ def progressive(frames: Iterable[Numbered]) -> Iterator[Numbered]:
     if graph is not None:
         graph.vpush(None)
         yield from _finished(graph, waiting)
+
+
+def _kind(frame: av.VideoFrame) -> tuple[int, int, str]:
+    """Return what all frames that a filter is given have in common."""
+    return frame.width, frame.height, frame.format.name
 
 
 def _filtered(frame: av.VideoFrame, name: str, settings: str) -> Graph:
@@ -199,8 +211,7 @@ class _Cropping:
 
     def __call__(self, frame: av.VideoFrame) -> Any:
         """Return the part of a frame that is shown."""
-        kind = (frame.width, frame.height, frame.format.name)
-        if kind != self._of:
-            self._graph, self._of = _filtered(frame, "crop", self._settings), kind
+        if _kind(frame) != self._of:
+            self._graph, self._of = _filtered(frame, "crop", self._settings), _kind(frame)
         self._graph.vpush(frame)
         return self._graph.vpull()
