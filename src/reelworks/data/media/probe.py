@@ -118,7 +118,7 @@ class Probe:
     full_range: bool = False  # whether luma uses all values, instead of 16 to 235 of 255
     hdr: str = ""  # transfer function of a high dynamic range: "pq" or "hlg"
     icc_profile: str = ""  # description of a picture's colour profile; "" without one
-    sound: str = ""  # codec of the first audio stream, such as "aac"; "" without one
+    sound: str = ""  # codec of the first track of sound that can be decoded, such as "aac"; "" without one
     notes: tuple[str, ...] = ()  # what a person should know of the file, of those below; not kept in the catalog
 
     def values(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _of_video(opened: OpenVideo) -> Probe:
     if not frame_times.are_whole(opened, packets):
         raise ProbeError(f"damaged: packet {packets.corrupt[0]} is incomplete")
     times = frame_times.of_packets(opened, packets)
-    tick = opened.stream.time_base or Fraction(1, 1000)
+    tick, track = opened.stream.time_base or Fraction(1, 1000), video.sound_track(opened.container)
     stamps = times.ticks if times.timed else ()
     timing = measure(len(times.ticks), stamps, packets.last_duration, tick, times.declared_fps)
     components = frame.format.components
@@ -191,7 +191,7 @@ def _of_video(opened: OpenVideo) -> Probe:
         color_matrix=display.matrix_name(frame),
         full_range=display.is_full_range(frame),
         hdr=display.hdr(frame),
-        sound=next((track.codec_context.name for track in opened.container.streams.audio), ""),
+        sound="" if track is None else track.codec_context.name,
         notes=_notes(opened, times, headers),
         **timing._asdict(),
         **_upright(display.orientation(frame), height, width),
@@ -200,9 +200,9 @@ def _of_video(opened: OpenVideo) -> Probe:
 
 def _sound(path: MediaPath) -> Probe:
     with video.sound(path) as container:
-        if not container.streams.audio:
-            raise ProbeError("no sound")
-        track = container.streams.audio[0]
+        track = video.sound_track(container)
+        if track is None:
+            raise ProbeError("no sound that can be decoded")
         seconds = sum(frame.samples / frame.sample_rate for frame in container.decode(track))
         if not seconds:
             raise ProbeError("no sample can be decoded")

@@ -124,6 +124,11 @@ def sound(path: MediaPath) -> av.container.InputContainer:
     return _opened(path, f"{_CONTAINERS},wav,mp3,flac,aac", "neither a file of sound nor a video")
 
 
+def sound_track(container: av.container.InputContainer) -> av.AudioStream | None:
+    """Return the track of sound that is read: the first one that can be decoded; None if there is none."""
+    return next((track for track in container.streams.audio if track.codec_context is not None), None)
+
+
 def _opened(path: MediaPath, formats: str, otherwise: str, file: BinaryIO | None = None) -> av.container.InputContainer:
     options = {"protocol_whitelist": "file,subfile", "format_whitelist": formats}
     try:
