@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
 from reelworks.core.shape import Shape
-from reelworks.data.media import probe, tone_map
+from reelworks.data.media import pictures, probe, tone_map
 from reelworks.data.media.decode import Frames, Request, load
 
 BT709, BT601, YCGCO, BT2020 = 1, 5, 8, 9
@@ -327,6 +327,53 @@ def test_profiles_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
     Image.new("L", (8, 8), 77).save(tmp_path / "grey.png", icc_profile=srgb)
     assert probe.probe(tmp_path / "grey.png").icc_profile == ""
     assert (load(Request(tmp_path / "grey.png", True, Shape(1, 8, 8))) == 77).all()
+
+
+def profile_of_curve(curve: bytes, name: str = "sRGB curve") -> bytes:
+    """Pillow's profile of sRGB, of which all channels have another curve and the name is this one of ten letters."""
+    data = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    at = data.index("sRGB built".encode("utf-16-be"))
+    data[at : at + 20] = name.encode("utf-16-be")
+    for i in range(int.from_bytes(data[128:132], "big")):
+        entry = 132 + 12 * i
+        if data[entry : entry + 4] in (b"rTRC", b"gTRC", b"bTRC"):
+            data[entry + 4 : entry + 12] = len(data).to_bytes(4, "big") + len(curve).to_bytes(4, "big")
+    data[:4] = (len(data) + len(curve)).to_bytes(4, "big")
+    return bytes(data + curve)
+
+
+def curve_of(exponent: float) -> bytes:
+    return b"curv" + bytes(4) + (1).to_bytes(4, "big") + round(exponent * 256).to_bytes(2, "big")
+
+
+def curve_as_a_table(entries: int) -> bytes:
+    """The curve of IEC 61966-2-1 as profiles of version 2 have it."""
+    codes = np.linspace(0, 1, entries)
+    light = np.where(codes <= 0.04045, codes / 12.92, ((codes + 0.055) / 1.055) ** 2.4)
+    return b"curv" + bytes(4) + entries.to_bytes(4, "big") + np.round(light * 65535).astype(">u2").tobytes()
+
+
+@pytest.mark.parametrize("curve", [curve_of(1), curve_of(1.8), curve_of(2.2)], ids=["linear", "1.8", "2.2"])
+def test_a_profile_is_srgb_by_its_colors_and_not_by_its_name(tmp_path: Path, curve: bytes) -> None:
+    picture = Image.fromarray(media.quarters(32, 32) // 5)
+    picture.save(tmp_path / "a.png", icc_profile=profile_of_curve(curve))
+    with Image.open(tmp_path / "a.png") as stored:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(stored.info["icc_profile"]))
+        expected = ImageCms.profileToProfile(stored, profile, ImageCms.createProfile("sRGB"))
+    assert expected is not None
+    assert media.differ(np.asarray(expected), np.asarray(picture)) > 1
+    np.testing.assert_array_equal(load(Request(tmp_path / "a.png", True, Shape(1, 32, 32)))[0], np.asarray(expected))
+    assert not pictures.is_srgb(probe.probe(tmp_path / "a.png").icc_profile)
+
+
+@pytest.mark.parametrize("entries", [1024, 4096, 64])
+def test_a_rounded_profile_of_srgb_changes_nothing(tmp_path: Path, entries: int) -> None:
+    picture = Image.fromarray(media.quarters(32, 32) // 2)
+    picture.save(tmp_path / "a.png", icc_profile=profile_of_curve(curve_as_a_table(entries)))
+    np.testing.assert_array_equal(load(Request(tmp_path / "a.png", True, Shape(1, 32, 32)))[0], np.asarray(picture))
+    name = probe.probe(tmp_path / "a.png").icc_profile
+    assert name.startswith("sRGB curve")
+    assert pictures.is_srgb(name)
 
 
 @pytest.mark.parametrize("color", [(255, 255, 255), (0, 128, 255)])

@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from io import BytesIO
 from typing import BinaryIO
 
@@ -38,6 +38,8 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "AVIF")
 _ANIMATED = ("GIF", "WEBP", "PNG", "AVIF")  # other files of several pictures, such as TIFF, have pages
 _EXIF_ORIENTATION = 0x0112
 _PROFILE_NAME_LETTERS = 60
+_NOT_SRGB = " (not sRGB)"
+_SRGB_LEVELS = 3  # of 255, by which profiles of sRGB differ that are rounded, or have its curve as a table
 _QUIET = threading.Lock()  # warning filters are global to the process, and many threads open pictures
 # Browsers show frames of 10 ms and less for 100 ms: old encoders wrote 0 where they meant "the usual rate".
 _SHORTEST_MS, _USUAL_MS = 10.0, 100.0
@@ -126,17 +128,32 @@ def color_profile(image: Image.Image) -> ImageCms.ImageCmsProfile | None:
     return None
 
 
-def profile_name(profile: ImageCms.ImageCmsProfile | None) -> str:
-    """Return the description of an ICC profile, "unnamed" without one, and "" for no profile."""
+def profile_name(image: Image.Image) -> str:
+    """Return the description of a picture's ICC profile, "unnamed" without one, and "" for no profile.
+
+    One that is called sRGB and shows other colours, such as "Linear sRGB", is told apart by the end of the name.
+    """
+    profile = color_profile(image)
     if profile is None:
         return ""
-    name = " ".join((profile.profile.profile_description or "").split())
-    return name[:_PROFILE_NAME_LETTERS] or "unnamed"
+    name = " ".join((profile.profile.profile_description or "").split())[:_PROFILE_NAME_LETTERS] or "unnamed"
+    return name + _NOT_SRGB if is_srgb(name) and not _shows_srgb(bytes(image.info["icc_profile"])) else name
 
 
 def is_srgb(name: str) -> bool:
     """Return whether colours of a profile of this name need no conversion; those without a profile are sRGB."""
-    return not name or "sRGB" in name
+    return not name or ("sRGB" in name and not name.endswith(_NOT_SRGB))
+
+
+@lru_cache(16)
+def _shows_srgb(profile: bytes) -> bool:
+    """Return whether colours that a profile shows are those of sRGB, but for rounding and for how black a screen can be."""
+    levels = np.linspace(0, 255, 9, dtype=np.uint8)
+    colors = Image.fromarray(np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(1, -1, 3))
+    opened = ImageCms.ImageCmsProfile(BytesIO(profile))
+    shown = _to_srgb(colors, opened, ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION)
+    colors = colors.convert(_mode(opened)).convert("RGB")
+    return bool(np.abs(np.asarray(shown.convert("RGB"), np.int16) - np.asarray(colors)).max() <= _SRGB_LEVELS)
 
 
 def upright(frame_HWC: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
@@ -153,13 +170,14 @@ def displayed(image: Image.Image, color: Color = WHITE, *, convert_profile: bool
 
     `convert_profile` is false for data in the form of pictures, such as masks: their numbers are kept.
     """
-    turned, profile = _TRANSPOSE.get(orientation(image)), color_profile(image) if convert_profile else None
+    turned, is_kept = _TRANSPOSE.get(orientation(image)), not convert_profile or is_srgb(profile_name(image))
+    profile = None if is_kept else color_profile(image)
     image = image.copy() if turned is None else image.transpose(turned)
     if image.mode.startswith("I;16"):
         # Pillow would clip 16 bits to 8, which leaves all but the darkest pixels white.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
-    if profile is not None and not is_srgb(profile_name(profile)):
+    if profile is not None:
         image = _to_srgb(image, profile)
     if alpha is None:
         return image.convert("RGB")
@@ -168,10 +186,18 @@ def displayed(image: Image.Image, color: Color = WHITE, *, convert_profile: bool
     return Image.alpha_composite(Image.new("RGBA", rgba.size, (*color, 255)), rgba).convert("RGB")
 
 
-def _to_srgb(image: Image.Image, profile: ImageCms.ImageCmsProfile) -> Image.Image:
-    mode = {"GRAY": "L", "CMYK": "CMYK"}.get(profile.profile.xcolor_space.strip(), "RGB")
+def _mode(profile: ImageCms.ImageCmsProfile) -> str:
+    return {"GRAY": "L", "CMYK": "CMYK"}.get(profile.profile.xcolor_space.strip(), "RGB")
+
+
+def _to_srgb(
+    image: Image.Image,
+    profile: ImageCms.ImageCmsProfile,
+    intent: ImageCms.Intent = ImageCms.Intent.PERCEPTUAL,
+    flags: ImageCms.Flags = ImageCms.Flags.NONE,
+) -> Image.Image:
     try:
-        converted = ImageCms.profileToProfile(image.convert(mode), profile, _SRGB, outputMode="RGB")
+        converted = ImageCms.profileToProfile(image.convert(_mode(profile)), profile, _SRGB, intent, "RGB", flags=flags)
     except ImageCms.PyCMSError:  # viewers ignore a profile that cannot be used
         return image
     assert converted is not None, "only a conversion in place returns nothing"

@@ -117,7 +117,7 @@ class Probe:
     color_matrix: str = ""  # as stated: "bt709", "bt601", "bt2020", "smpte240m", "fcc"; "" if unstated, RGB or grey
     full_range: bool = False  # whether luma uses all values, instead of 16 to 235 of 255
     hdr: str = ""  # transfer function of a high dynamic range: "pq" or "hlg"
-    icc_profile: str = ""  # description of a picture's colour profile; "" without one
+    icc_profile: str = ""  # description of a picture's colour profile, see `pictures.profile_name`; "" without one
     sound: str = ""  # codec of the first track of sound that can be decoded, such as "aac"; "" without one
     notes: tuple[str, ...] = ()  # what a person should know of the file, of those below; not kept in the catalog
 
@@ -296,7 +296,7 @@ def _picture(path: MediaPath) -> Probe:
             bit_depth=16 if image.mode.startswith("I;16") else _PICTURE_BITS.get(image.mode, 8),
             has_alpha=has_alpha,
             pixel_aspect_ratio=1.0,
-            icc_profile=pictures.profile_name(pictures.color_profile(image)),
+            icc_profile=pictures.profile_name(image),
             **timing._asdict(),
             **_upright(orientation, image.height, image.width),
         )
