@@ -6,9 +6,10 @@ from pathlib import Path
 import media_makers as files
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps, PngImagePlugin
 
 from reelworks.core.shape import Shape
+from reelworks.data.media import probe
 from reelworks.data.media.decode import Frames, MediaError, Request, load
 
 
@@ -85,6 +86,38 @@ def test_odd_sizes_are_covered_and_cut_in_the_middle(tmp_path: Path) -> None:
     wanted = [(220, 20, 20), (20, 220, 20), (20, 20, 220), (230, 230, 230)]
     assert max(files.differ(a, np.uint8(b)) for a, b in zip(corners, wanted, strict=True)) < 12
     assert read(tmp_path / "a.png", (53, 7)).shape == (53, 7, 3)
+
+
+@pytest.mark.parametrize("primary", [0, 1, 2])
+def test_of_several_pictures_in_heic_the_primary_one_is_shown(tmp_path: Path, primary: int) -> None:
+    """As Pillow shows it, and the catalog has its size."""
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    pictures = pillow_heif.HeifFile()
+    for i, color in enumerate(((200, 0, 0), (0, 200, 0), (0, 0, 200))):
+        pictures.add_from_pillow(Image.new("RGB", (64, 48 + 16 * i), color))
+    pictures.save(tmp_path / "a.heic", primary_index=primary, quality=100)
+    with Image.open(tmp_path / "a.heic") as opened:
+        shown = np.asarray(opened)
+    assert shown[0, 0].argmax() == primary
+    found = probe.probe(tmp_path / "a.heic")
+    assert (found.kind, found.height, found.width) == ("image", *shown.shape[:2])
+    assert np.array_equal(read(tmp_path / "a.heic", shown.shape[:2]), shown)
+
+
+@pytest.mark.parametrize("kind", ["compressed text", "international text", "profile"])
+def test_long_texts_and_profiles_of_a_png_are_no_damage(tmp_path: Path, kind: str) -> None:
+    """As generators of pictures write them, which keep their whole workflow in it."""
+    path, text, written = tmp_path / "a.png", "x" * (12 << 20), PngImagePlugin.PngInfo()
+    if kind != "profile":
+        add = written.add_text if kind == "compressed text" else written.add_itxt
+        add("workflow", text, zip=True)
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes() + text.encode()
+    picture = Image.fromarray(files.quarters(16, 16))
+    picture.save(path, pnginfo=written, icc_profile=profile if kind == "profile" else None)
+    assert probe.probe(path).num_frames == 1
+    assert np.array_equal(read(path, (16, 16)), files.quarters(16, 16))
 
 
 def test_large_pictures_warn_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, UnidentifiedImageError
+from PIL import Image, ImageCms, PngImagePlugin, UnidentifiedImageError
 
 from reelworks.data.media.formats import ProbeError
 
@@ -43,6 +43,9 @@ _SRGB_LEVELS = 3  # of 255, by which profiles of sRGB differ that are rounded, o
 _QUIET = threading.Lock()  # warning filters are global to the process, and many threads open pictures
 # Browsers show frames of 10 ms and less for 100 ms: old encoders wrote 0 where they meant "the usual rate".
 _SHORTEST_MS, _USUAL_MS = 10.0, 100.0
+# Bytes of a text or profile of a PNG. Pillow refuses the picture above, by default from 1 MB on, which workflows that generators
+# of pictures keep there may be longer than.
+PngImagePlugin.MAX_TEXT_CHUNK = 16 << 20
 
 
 def picture(file: BinaryIO) -> Image.Image:
@@ -90,10 +93,11 @@ def _quiet() -> Iterator[None]:
 def shown_frames(image: Image.Image) -> range:
     """Return the numbers for `Image.seek` of the frames that a viewer shows; one for a picture.
 
+    It is to be asked before the picture is read, which has opened at the one that is shown: of several in HEIF, the primary.
     An animated PNG may begin with a picture for viewers that cannot animate; the others do not show it.
     """
     if image.format not in _ANIMATED:
-        return range(1)
+        return range(image.tell(), image.tell() + 1)
     count = getattr(image, "n_frames", 1)
     return range(1 if count > 1 and getattr(image, "default_image", False) else 0, count)
 
