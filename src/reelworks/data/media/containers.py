@@ -124,9 +124,7 @@ def _clean_aperture(clap: bytes, height: int, width: int) -> ShownArea | None:
 
 
 def _matroska(file: BinaryIO, number: int) -> ShownArea | None:
-    end = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    start = elsewhere = 0
+    end, start, elsewhere = file.seek(0, io.SEEK_END), file.seek(0), 0
     for ident, size in _elements(file):
         at = file.tell()
         if ident == _SEGMENT:  # whose size a live recorder leaves open

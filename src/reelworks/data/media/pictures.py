@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from io import BytesIO
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +39,11 @@ _ANIMATED = ("GIF", "WEBP", "PNG", "AVIF")  # other files of several pictures, s
 _EXIF_ORIENTATION = 0x0112
 _PROFILE_NAME_LETTERS = 60
 _NOT_SRGB = " (not sRGB)"
-_SRGB_LEVELS = 3  # of 255, by which profiles of sRGB differ that are rounded, or have its curve as a table
 _QUIET = threading.Lock()  # warning filters are global to the process, and many threads open pictures
 # Browsers show frames of 10 ms and less for 100 ms: old encoders wrote 0 where they meant "the usual rate".
 _SHORTEST_MS, _USUAL_MS = 10.0, 100.0
-# Bytes of a text or profile of a PNG. Pillow refuses the picture above, by default from 1 MB on, which workflows that generators
-# of pictures keep there may be longer than.
+# Most bytes of a text or profile of a PNG, beyond which Pillow refuses the picture; workflows that generators of
+# pictures keep there may be longer than its 1 MB.
 PngImagePlugin.MAX_TEXT_CHUNK = 16 << 20
 
 
@@ -62,7 +61,7 @@ def picture(file: BinaryIO) -> Image.Image:
     except Image.DecompressionBombError:
         raise ProbeError("too many pixels: Pillow refuses it as a possible decompression bomb") from None
     except UnidentifiedImageError:
-        raise ProbeError("damaged: not a picture of a known format") from None
+        raise ProbeError("not a picture of a known format: damaged, or of a kind that Pillow does not read") from None
 
 
 @cache
@@ -93,7 +92,7 @@ def _quiet() -> Iterator[None]:
 def shown_frames(image: Image.Image) -> range:
     """Return the numbers for `Image.seek` of the frames that a viewer shows; one for a picture.
 
-    It is to be asked before the picture is read, which has opened at the one that is shown: of several in HEIF, the primary.
+    It is to be asked right after opening, at the picture that is shown: of several in HEIF, this is the primary one.
     An animated PNG may begin with a picture for viewers that cannot animate; the others do not show it.
     """
     if image.format not in _ANIMATED:
@@ -151,13 +150,13 @@ def is_srgb(name: str) -> bool:
 
 @lru_cache(16)
 def _shows_srgb(profile: bytes) -> bool:
-    """Return whether colours that a profile shows are those of sRGB, but for rounding and for how black a screen can be."""
-    levels = np.linspace(0, 255, 9, dtype=np.uint8)
-    colors = Image.fromarray(np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(1, -1, 3))
-    opened = ImageCms.ImageCmsProfile(BytesIO(profile))
-    shown = _to_srgb(colors, opened, ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION)
+    """Return whether colours that a profile shows are those of sRGB, but for rounding and for the black of a screen."""
+    colors = Image.fromarray((np.indices((9, 9, 9)).T.reshape(1, -1, 3) * 255 // 8).astype(np.uint8))
+    opened, how = ImageCms.ImageCmsProfile(BytesIO(profile)), ImageCms.Intent.RELATIVE_COLORIMETRIC
+    shown = _to_srgb(colors, opened, renderingIntent=how, flags=ImageCms.Flags.BLACKPOINTCOMPENSATION).convert("RGB")
     colors = colors.convert(_mode(opened)).convert("RGB")
-    return bool(np.abs(np.asarray(shown.convert("RGB"), np.int16) - np.asarray(colors)).max() <= _SRGB_LEVELS)
+    # Profiles of sRGB that are rounded, or have its curve as a table, differ by a level or two.
+    return bool(np.abs(np.asarray(shown, np.int16) - np.asarray(colors)).max() <= 3)
 
 
 def upright(frame_HWC: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
@@ -194,14 +193,9 @@ def _mode(profile: ImageCms.ImageCmsProfile) -> str:
     return {"GRAY": "L", "CMYK": "CMYK"}.get(profile.profile.xcolor_space.strip(), "RGB")
 
 
-def _to_srgb(
-    image: Image.Image,
-    profile: ImageCms.ImageCmsProfile,
-    intent: ImageCms.Intent = ImageCms.Intent.PERCEPTUAL,
-    flags: ImageCms.Flags = ImageCms.Flags.NONE,
-) -> Image.Image:
+def _to_srgb(image: Image.Image, profile: ImageCms.ImageCmsProfile, **how: Any) -> Image.Image:
     try:
-        converted = ImageCms.profileToProfile(image.convert(_mode(profile)), profile, _SRGB, intent, "RGB", flags=flags)
+        converted = ImageCms.profileToProfile(image.convert(_mode(profile)), profile, _SRGB, outputMode="RGB", **how)
     except ImageCms.PyCMSError:  # viewers ignore a profile that cannot be used
         return image
     assert converted is not None, "only a conversion in place returns nothing"

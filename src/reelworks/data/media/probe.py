@@ -283,7 +283,7 @@ def _picture(path: MediaPath) -> Probe:
             milliseconds.append(pictures.frame_milliseconds(image))
             has_alpha |= image.has_transparency_data
         if image.mode in ("I", "F"):
-            raise ProbeError(f"pixels of 32 bits ({image.mode}) have no known range, to be stored with 8 or 16 bits")
+            raise ProbeError(f"pixels of 32 bits or with a sign ({image.mode}) have no known range; store 8 or 16 bits")
         orientation, timing = pictures.orientation(image), FrameTiming(0.0, 0.0, False)
         if len(frames) > 1:
             ticks = np.round(np.asarray(milliseconds) * 1000).astype(np.int64)

@@ -28,7 +28,6 @@ Samples = NDArray[np.int16]
 _PREROLL_SECONDS = 0.5  # decoders of lossy sound need what lies before
 # Timestamps in milliseconds are rounded; what is farther off is a gap in the sound, or a clock that drifts.
 _JITTER_SECONDS = 0.02
-_NO_SOUND = "the file has no sound that can be decoded"
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def _read(clip: Request, request: SoundRequest) -> Samples:
     if start is None:
         if request.silence:
             return silent
-        raise MediaError(_NO_SOUND)
+        raise MediaError("the file has no sound that can be decoded")
     seeks = start > _PREROLL_SECONDS
     with video.opened(clip.path) as opened:
         read = _segments(opened.container, request, start, seeks=seeks)
@@ -148,7 +147,7 @@ def _read_track(clip: Request, request: SoundRequest) -> Samples:
     with video.sound(clip.path) as container:
         track = video.sound_track(container)
         if track is None:
-            raise MediaError(_NO_SOUND)
+            raise MediaError("the file has no sound that can be decoded")
         began = (track.start_time or 0) * track.time_base if is_sound(clip.path.name) and track.time_base else 0
         read = _segments(container, request, float(began), seeks=False)
     return _placed(read, np.zeros((request.num_samples, request.channels), dtype=np.int16))
@@ -181,8 +180,7 @@ def _start_seconds(clip: Request) -> float | None:
 def _segments(container: Any, request: SoundRequest, start: float, *, seeks: bool) -> list[tuple[int, Samples]] | None:
     """Return runs of samples with the number of their first one; None if seeking missed the start."""
     rate, end = request.sample_rate, start + request.num_samples / request.sample_rate
-    track = video.sound_track(container)
-    assert track is not None, "a file without sound is told before"
+    track: Any = video.sound_track(container)  # a file without one was told before
     track.codec_context.thread_count = 1
     if seeks and track.time_base is not None:
         container.seek(int((start - _PREROLL_SECONDS) / track.time_base), stream=track, backward=True)

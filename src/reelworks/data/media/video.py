@@ -97,13 +97,13 @@ def opened(path: MediaPath, file: BinaryIO | None = None) -> OpenVideo:
         file: The same file, if it is open already.
 
     Raises:
-        ProbeError: It is no video, or has no stream of moving pictures.
+        ProbeError: It is no video, or has no stream of moving pictures that can be decoded.
     """
     container = _opened(path, _CONTAINERS, "not a video: the content does not match the extension", file)
     try:
         streams = [s for s in container.streams.video if not s.disposition & _NOT_SHOWN and s.codec_context is not None]
         if not streams:
-            raise ProbeError("no video stream")
+            raise ProbeError("no video stream that can be decoded")
         if len(streams) > 1:
             streams = _by_preference(path, streams)
         stream = streams[0]
@@ -159,8 +159,8 @@ Numbered = tuple[int, av.VideoFrame]  # a frame with its time or number
 def progressive(frames: Iterable[Numbered]) -> Iterator[Numbered]:
     """Yield frames in order, one for one, each interlaced one rebuilt from its fields and those of its neighbours.
 
-    Frames that are not marked as interlaced pass unchanged. A rebuilt frame comes after its successor was read. Neighbours are
-    frames of the same size and format, since a filter takes others for these: it reads memory beyond smaller ones.
+    Frames that are not marked as interlaced pass unchanged. A rebuilt frame comes after its successor was read. Neighbours
+    have the same size and format, since a filter takes others for its own: it reads memory beyond smaller ones.
     """
     for _, alike in groupby(frames, lambda numbered: _kind(numbered[1])):
         yield from _rebuilt(alike)
