@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import av.filter
 import media_makers as media
 import numpy as np
 import odd_media as odd
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
 from reelworks.core.shape import Shape
-from reelworks.data.media import probe, tone_map
+from reelworks.data.media import pictures, probe, tone_map
 from reelworks.data.media.decode import Frames, Request, load
 
 BT709, BT601, YCGCO, BT2020 = 1, 5, 8, 9
@@ -169,6 +170,43 @@ def test_interlaced_frames_are_rebuilt_the_same_from_any_start(interlaced: Path)
         np.testing.assert_array_equal(part, whole[start : start + 2])
 
 
+@pytest.mark.parametrize("sizes", [((64, 96), (32, 48)), ((32, 48), (64, 96))], ids=["smaller", "larger"])
+def test_fields_are_rebuilt_within_frames_of_one_size(tmp_path: Path, sizes: tuple[tuple[int, int], ...]) -> None:
+    """Recordings that were joined are rebuilt as FFmpeg rebuilds each alone, frame for frame, and scaled to the first one."""
+    joined, options = tmp_path / "joined.ts", {"flags": "+ildct+ilme", "top": "1", "g": "4", "b": "4M"}
+    for i, (height, width) in enumerate(sizes):
+        frames = [
+            [plane[: len(plane) * height // 64, : plane.shape[1] * width // 96] for plane in f] for f in fields(9)
+        ]
+        part = odd.write_planes(
+            tmp_path / f"{i}.ts", frames, codec="mpeg2video", pixel_format="yuv420p", options=options
+        )
+        with joined.open("ab") as file:
+            file.write(part.read_bytes())
+    with av.open(str(joined)) as container:
+        decoded = list(container.decode(video=0))
+    alone = [rebuilt([frame for frame in decoded if (frame.height, frame.width) == size]) for size in sizes]
+    expected = [frame.to_ndarray(format="rgb24", threads=1) for frame in (*alone[0], *alone[1])]
+    found = probe.probe(joined)
+    assert (found.interlaced, found.num_frames, found.notes.count(probe.RESIZED)) == (True, len(expected), 1)
+    for shown, frame in zip(load(Request(joined, False, Shape(len(expected), *sizes[0]))), expected, strict=True):
+        scaled = np.asarray(Image.fromarray(frame).resize(sizes[0][::-1], Image.Resampling.BICUBIC))
+        assert media.differ(shown, scaled) < 3
+
+
+def rebuilt(frames: list[av.VideoFrame]) -> list[av.VideoFrame]:
+    graph = av.filter.Graph()
+    source = graph.add_buffer(
+        width=frames[0].width, height=frames[0].height, format=frames[0].format, time_base=Fraction(1, 25)
+    )
+    graph.link_nodes(
+        source, graph.add("bwdif", "mode=send_frame:deint=interlaced"), graph.add("buffersink")
+    ).configure()
+    for frame in (*frames, None):
+        graph.vpush(frame)
+    return [graph.vpull() for _ in frames]
+
+
 def test_progressive_video_is_not_called_interlaced(tmp_path: Path) -> None:
     assert not probe.probe(media.write_video(tmp_path / "a.mp4")).interlaced
 
@@ -289,6 +327,53 @@ def test_profiles_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
     Image.new("L", (8, 8), 77).save(tmp_path / "grey.png", icc_profile=srgb)
     assert probe.probe(tmp_path / "grey.png").icc_profile == ""
     assert (load(Request(tmp_path / "grey.png", True, Shape(1, 8, 8))) == 77).all()
+
+
+def profile_of_curve(curve: bytes, name: str = "sRGB curve") -> bytes:
+    """Pillow's profile of sRGB, of which all channels have another curve and the name is this one of ten letters."""
+    data = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    at = data.index("sRGB built".encode("utf-16-be"))
+    data[at : at + 20] = name.encode("utf-16-be")
+    for i in range(int.from_bytes(data[128:132], "big")):
+        entry = 132 + 12 * i
+        if data[entry : entry + 4] in (b"rTRC", b"gTRC", b"bTRC"):
+            data[entry + 4 : entry + 12] = len(data).to_bytes(4, "big") + len(curve).to_bytes(4, "big")
+    data[:4] = (len(data) + len(curve)).to_bytes(4, "big")
+    return bytes(data + curve)
+
+
+def curve_of(exponent: float) -> bytes:
+    return b"curv" + bytes(4) + (1).to_bytes(4, "big") + round(exponent * 256).to_bytes(2, "big")
+
+
+def curve_as_a_table(entries: int) -> bytes:
+    """The curve of IEC 61966-2-1 as profiles of version 2 have it."""
+    codes = np.linspace(0, 1, entries)
+    light = np.where(codes <= 0.04045, codes / 12.92, ((codes + 0.055) / 1.055) ** 2.4)
+    return b"curv" + bytes(4) + entries.to_bytes(4, "big") + np.round(light * 65535).astype(">u2").tobytes()
+
+
+@pytest.mark.parametrize("curve", [curve_of(1), curve_of(1.8), curve_of(2.2)], ids=["linear", "1.8", "2.2"])
+def test_a_profile_is_srgb_by_its_colors_and_not_by_its_name(tmp_path: Path, curve: bytes) -> None:
+    picture = Image.fromarray(media.quarters(32, 32) // 5)
+    picture.save(tmp_path / "a.png", icc_profile=profile_of_curve(curve))
+    with Image.open(tmp_path / "a.png") as stored:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(stored.info["icc_profile"]))
+        expected = ImageCms.profileToProfile(stored, profile, ImageCms.createProfile("sRGB"))
+    assert expected is not None
+    assert media.differ(np.asarray(expected), np.asarray(picture)) > 1
+    np.testing.assert_array_equal(load(Request(tmp_path / "a.png", True, Shape(1, 32, 32)))[0], np.asarray(expected))
+    assert not pictures.is_srgb(probe.probe(tmp_path / "a.png").icc_profile)
+
+
+@pytest.mark.parametrize("entries", [1024, 4096, 64])
+def test_a_rounded_profile_of_srgb_changes_nothing(tmp_path: Path, entries: int) -> None:
+    picture = Image.fromarray(media.quarters(32, 32) // 2)
+    picture.save(tmp_path / "a.png", icc_profile=profile_of_curve(curve_as_a_table(entries)))
+    np.testing.assert_array_equal(load(Request(tmp_path / "a.png", True, Shape(1, 32, 32)))[0], np.asarray(picture))
+    name = probe.probe(tmp_path / "a.png").icc_profile
+    assert name.startswith("sRGB curve")
+    assert pictures.is_srgb(name)
 
 
 @pytest.mark.parametrize("color", [(255, 255, 255), (0, 128, 255)])

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import media_makers as files
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from numpy.typing import NDArray
+from PIL import Image, ImageCms, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from reelworks.core.shape import Shape
+from reelworks.data.media import probe
 from reelworks.data.media.decode import Frames, MediaError, Request, load
+from reelworks.data.media.formats import ProbeError
 
 
 def read(path: Path, size: tuple[int, int]) -> Frames:
@@ -87,6 +92,38 @@ def test_odd_sizes_are_covered_and_cut_in_the_middle(tmp_path: Path) -> None:
     assert read(tmp_path / "a.png", (53, 7)).shape == (53, 7, 3)
 
 
+@pytest.mark.parametrize("primary", [0, 1, 2])
+def test_of_several_pictures_in_heic_the_primary_one_is_shown(tmp_path: Path, primary: int) -> None:
+    """As Pillow shows it, and the catalog has its size."""
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    pictures = pillow_heif.HeifFile()
+    for i, color in enumerate(((200, 0, 0), (0, 200, 0), (0, 0, 200))):
+        pictures.add_from_pillow(Image.new("RGB", (64, 48 + 16 * i), color))
+    pictures.save(tmp_path / "a.heic", primary_index=primary, quality=100)
+    with Image.open(tmp_path / "a.heic") as opened:
+        shown = np.asarray(opened)
+    assert shown[0, 0].argmax() == primary
+    found = probe.probe(tmp_path / "a.heic")
+    assert (found.kind, found.height, found.width) == ("image", *shown.shape[:2])
+    assert np.array_equal(read(tmp_path / "a.heic", shown.shape[:2]), shown)
+
+
+@pytest.mark.parametrize("kind", ["compressed text", "international text", "profile"])
+def test_long_texts_and_profiles_of_a_png_are_no_damage(tmp_path: Path, kind: str) -> None:
+    """As generators of pictures write them, which keep their whole workflow in it."""
+    path, text, written = tmp_path / "a.png", "x" * (12 << 20), PngImagePlugin.PngInfo()
+    if kind != "profile":
+        add = written.add_text if kind == "compressed text" else written.add_itxt
+        add("workflow", text, zip=True)
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes() + text.encode()
+    picture = Image.fromarray(files.quarters(16, 16))
+    picture.save(path, pnginfo=written, icc_profile=profile if kind == "profile" else None)
+    assert probe.probe(path).num_frames == 1
+    assert np.array_equal(read(path, (16, 16)), files.quarters(16, 16))
+
+
 def test_large_pictures_warn_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [tmp_path / f"{i}.png" for i in range(8)]
     for path in paths:
@@ -117,3 +154,33 @@ def test_damaged_pictures_are_told(tmp_path: Path) -> None:
     (tmp_path / "head.bmp").write_bytes(spoilt)
     with pytest.raises(MediaError):
         read(tmp_path / "head.bmp", (16, 16))
+
+
+def _tiff(path: Path, samples: NDArray[Any], sample_format: int) -> Path:
+    """Write samples [H, W, C] as a TIFF without compression; its formats are 1 unsigned, 2 signed, 3 floating."""
+    height, width, channels = samples.shape
+    fields = {256: width, 257: height, 258: 8 * samples.itemsize, 259: 1, 262: 2 if channels > 1 else 1, 273: 512}
+    fields |= {277: channels, 278: height, 279: samples.nbytes, 339: sample_format}
+    entries, values = b"", b""
+    for tag, value in fields.items():
+        if tag in (258, 339) and channels > 1:  # one for each channel, which lie behind the entries
+            entries += struct.pack("<HHII", tag, 3, channels, 256 + len(values))
+            values += struct.pack(f"<{channels}H", *[value] * channels)
+        else:
+            entries += struct.pack("<HHII", tag, 4 if value > 0xFFFF or tag in (273, 279) else 3, 1, value)
+    head = b"II*\0" + struct.pack("<IH", 8, len(fields)) + entries + bytes(4)
+    path.write_bytes(head.ljust(256, b"\0") + values.ljust(256, b"\0") + samples.tobytes())
+    return path
+
+
+def test_a_tiff_of_pixels_that_are_not_read_is_not_called_damaged_alone(tmp_path: Path) -> None:
+    path = _tiff(tmp_path / "floats.tif", np.full((8, 8, 3), 0.5, np.float32), 3)
+    with pytest.raises(UnidentifiedImageError):
+        Image.open(path)
+    with pytest.raises(ProbeError, match="damaged, or of a kind that Pillow does not read"):
+        probe.probe(path)
+    path = _tiff(tmp_path / "signed.tif", np.full((8, 8, 1), 30000, np.int16), 2)
+    with Image.open(path) as opened:
+        assert (opened.mode, opened.getpixel((0, 0))) == ("I", 30000)
+    with pytest.raises(ProbeError, match=r"of 32 bits or with a sign \(I\)"):
+        probe.probe(path)

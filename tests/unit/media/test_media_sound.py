@@ -1,5 +1,7 @@
 """Sound is read from the time of a clip's first frame on, at the rate that a model wants."""
 
+import contextlib
+import dataclasses
 from fractions import Fraction
 
 import av
@@ -121,6 +123,47 @@ def test_a_file_without_sound_is_refused_or_silent(tmp_path):
     with pytest.raises(MediaError, match="has no sound"):
         sound.load(request(path, 24))
     assert not sound.load(request(path, 24, silence=True)).any()
+
+
+@pytest.mark.parametrize("code", [b"apac", b"mha1", b"ac-4", b"enca", b"xyzw"])
+def test_a_track_of_sound_that_nothing_decodes_is_as_if_it_were_not_there(tmp_path, code):
+    """As that of phones beside their usual one: a video is measured and read all the same, with the next track that can be."""
+    path = tmp_path / "clip.mp4"
+    sound_clips.write(path, seconds=1, events=[0.5])
+    found, whole = probe.probe(path), path.read_bytes()
+    path.write_bytes(whole.replace(b"mp4a", code).replace(b"esds", b"free"))
+    with av.open(str(path)) as container:
+        assert [track.codec_context for track in container.streams.audio] == [None]
+    assert probe.probe(path) == dataclasses.replace(found, sound="")
+    assert len(decode.load(request(path, 24).clip)) == 24
+    for read in (sound.load, sound.load_track):
+        with pytest.raises(MediaError, match="has no sound that can be decoded"):
+            read(request(path, 24))
+    assert not sound.load(request(path, 24, silence=True)).any()
+    path.rename(tmp_path / "alone.m4a")
+    with pytest.raises(ProbeError, match="no sound that can be decoded"):
+        probe.probe(tmp_path / "alone.m4a")
+
+
+@pytest.mark.parametrize(("first", "read"), [("A_MPEG/L3", 0), ("A_QUEER", 1)])
+def test_the_first_track_of_sound_that_can_be_decoded_is_read(tmp_path, first, read):
+    hertz, path = (400, 900), tmp_path / "clip.mkv"
+    for tone, name in zip(hertz, ("1.mp3", "2.flac"), strict=True):
+        samples = np.round(9000 * np.sin(2 * np.pi * tone / RATE * np.arange(RATE))).astype(np.int16)
+        sound_clips.write_sound(tmp_path / name, samples[:, None], RATE)
+    media_makers.write_video(tmp_path / "mute.mp4", num_frames=24)
+    with av.open(str(path), "w") as out, contextlib.ExitStack() as stack:
+        parts = [stack.enter_context(av.open(str(tmp_path / name))) for name in ("mute.mp4", "1.mp3", "2.flac")]
+        tracks = [out.add_stream_from_template(part.streams[0]) for part in parts]
+        for part, track in zip(parts, tracks, strict=True):
+            for packet in part.demux(part.streams[0]):
+                if packet.dts is not None:
+                    packet.stream = track
+                    out.mux(packet)
+    path.write_bytes(path.read_bytes().replace(b"A_MPEG/L3", first.encode().ljust(9, b"\0")))
+    assert probe.probe(path).sound == ("mp3float", "flac")[read]
+    for samples in (sound.load(request(path, 24)), sound.load_track(request(path, 24))):
+        assert abs(np.abs(np.fft.rfft(samples[:, 0])).argmax() - hertz[read]) <= 1
 
 
 def test_workers_deliver_the_same_samples(tmp_path):

@@ -163,7 +163,7 @@ def test_a_cover_picture_is_no_film(tmp_path: Path) -> None:
         silence.sample_rate = 8000
         container.mux(sound.encode(silence))
         container.mux(sound.encode(None))
-    with pytest.raises(MediaError, match="no video stream"):
+    with pytest.raises(MediaError, match="no video stream that can be decoded"):
         load(request(path, 1))
 
 
@@ -200,6 +200,14 @@ def test_what_is_no_video(tmp_path: Path) -> None:
         load(request(tmp_path / "none.mp4"))
     (tmp_path / "a.mp4").write_bytes(b"")
     with pytest.raises(MediaError, match="Error"):
+        load(request(tmp_path / "a.mp4"))
+
+
+def test_a_video_of_an_unknown_codec_is_told_as_one_that_is_not_decoded(clip: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(clip.read_bytes().replace(b"avc1", b"zzz9"))
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        assert [stream.codec_context for stream in container.streams.video] == [None]
+    with pytest.raises(MediaError, match="no video stream that can be decoded"):
         load(request(tmp_path / "a.mp4"))
 
 

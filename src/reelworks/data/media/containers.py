@@ -99,7 +99,7 @@ def _moov(file: BinaryIO) -> bytes:
     for kind, at, skip, length in _top_boxes(file, file.seek(0, io.SEEK_END)):
         if kind == b"moov":
             file.seek(at + skip)
-            return file.read(min(length - skip, _MOST_BYTES))
+            return file.read(min(length - skip, _MOST_BYTES) if length >= skip else _MOST_BYTES)
     return b""
 
 
@@ -124,29 +124,30 @@ def _clean_aperture(clap: bytes, height: int, width: int) -> ShownArea | None:
 
 
 def _matroska(file: BinaryIO, number: int) -> ShownArea | None:
-    file.seek(0)
-    start = 0
+    end, start, elsewhere = file.seek(0, io.SEEK_END), file.seek(0), 0
     for ident, size in _elements(file):
+        at = file.tell()
         if ident == _SEGMENT:  # whose size a live recorder leaves open
-            start = file.tell()
-            continue
-        if ident == _CLUSTER or size is None:
+            start = at
+        elif ident != _CLUSTER and size is not None:
+            if ident == _TRACKS:
+                return _of_track(file.read(min(size, _MOST_BYTES)), number)
+            if ident == _SEEK_HEAD:
+                elsewhere = start + _place_of_tracks(file.read(min(size, _MOST_BYTES)))
+            file.seek(at + size)
+        elif at < elsewhere < end:  # an editor may have moved them there; a wrong place may lead back
+            file.seek(elsewhere)
+        else:
             break
-        if ident == _TRACKS:
-            return _of_track(file.read(min(size, _MOST_BYTES)), number)
-        behind = file.tell() + size
-        if ident == _SEEK_HEAD and (place := _place_of_tracks(file.read(min(size, _MOST_BYTES)))) is not None:
-            behind = start + place  # an editor may have moved them to the end of the file
-        file.seek(behind)
     return None
 
 
-def _place_of_tracks(seek_head: bytes) -> int | None:
+def _place_of_tracks(seek_head: bytes) -> int:
     for ident, seek in _children(seek_head):
         entry = dict(_children(seek)) if ident == _SEEK else {}
         if entry.get(_SEEK_ID) == _TRACKS.to_bytes(4, "big"):
             return int.from_bytes(entry.get(_SEEK_POSITION, b""), "big")
-    return None
+    return 0
 
 
 def _of_track(tracks: bytes, number: int) -> ShownArea | None:

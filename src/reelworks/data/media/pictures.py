@@ -9,13 +9,13 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from io import BytesIO
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, UnidentifiedImageError
+from PIL import Image, ImageCms, PngImagePlugin, UnidentifiedImageError
 
 from reelworks.data.media.formats import ProbeError
 
@@ -38,9 +38,13 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "AVIF")
 _ANIMATED = ("GIF", "WEBP", "PNG", "AVIF")  # other files of several pictures, such as TIFF, have pages
 _EXIF_ORIENTATION = 0x0112
 _PROFILE_NAME_LETTERS = 60
+_NOT_SRGB = " (not sRGB)"
 _QUIET = threading.Lock()  # warning filters are global to the process, and many threads open pictures
 # Browsers show frames of 10 ms and less for 100 ms: old encoders wrote 0 where they meant "the usual rate".
 _SHORTEST_MS, _USUAL_MS = 10.0, 100.0
+# Most bytes of a text or profile of a PNG, beyond which Pillow refuses the picture; workflows that generators of
+# pictures keep there may be longer than its 1 MB.
+PngImagePlugin.MAX_TEXT_CHUNK = 16 << 20
 
 
 def picture(file: BinaryIO) -> Image.Image:
@@ -57,7 +61,7 @@ def picture(file: BinaryIO) -> Image.Image:
     except Image.DecompressionBombError:
         raise ProbeError("too many pixels: Pillow refuses it as a possible decompression bomb") from None
     except UnidentifiedImageError:
-        raise ProbeError("damaged: not a picture of a known format") from None
+        raise ProbeError("not a picture of a known format: damaged, or of a kind that Pillow does not read") from None
 
 
 @cache
@@ -88,10 +92,11 @@ def _quiet() -> Iterator[None]:
 def shown_frames(image: Image.Image) -> range:
     """Return the numbers for `Image.seek` of the frames that a viewer shows; one for a picture.
 
+    It is to be asked right after opening, at the picture that is shown: of several in HEIF, this is the primary one.
     An animated PNG may begin with a picture for viewers that cannot animate; the others do not show it.
     """
     if image.format not in _ANIMATED:
-        return range(1)
+        return range(image.tell(), image.tell() + 1)
     count = getattr(image, "n_frames", 1)
     return range(1 if count > 1 and getattr(image, "default_image", False) else 0, count)
 
@@ -126,17 +131,32 @@ def color_profile(image: Image.Image) -> ImageCms.ImageCmsProfile | None:
     return None
 
 
-def profile_name(profile: ImageCms.ImageCmsProfile | None) -> str:
-    """Return the description of an ICC profile, "unnamed" without one, and "" for no profile."""
+def profile_name(image: Image.Image) -> str:
+    """Return the description of a picture's ICC profile, "unnamed" without one, and "" for no profile.
+
+    One that is called sRGB and shows other colours, such as "Linear sRGB", is told apart by the end of the name.
+    """
+    profile = color_profile(image)
     if profile is None:
         return ""
-    name = " ".join((profile.profile.profile_description or "").split())
-    return name[:_PROFILE_NAME_LETTERS] or "unnamed"
+    name = " ".join((profile.profile.profile_description or "").split())[:_PROFILE_NAME_LETTERS] or "unnamed"
+    return name + _NOT_SRGB if is_srgb(name) and not _shows_srgb(bytes(image.info["icc_profile"])) else name
 
 
 def is_srgb(name: str) -> bool:
     """Return whether colours of a profile of this name need no conversion; those without a profile are sRGB."""
-    return not name or "sRGB" in name
+    return not name or ("sRGB" in name and not name.endswith(_NOT_SRGB))
+
+
+@lru_cache(16)
+def _shows_srgb(profile: bytes) -> bool:
+    """Return whether colours that a profile shows are those of sRGB, but for rounding and for the black of a screen."""
+    colors = Image.fromarray((np.indices((9, 9, 9)).T.reshape(1, -1, 3) * 255 // 8).astype(np.uint8))
+    opened, how = ImageCms.ImageCmsProfile(BytesIO(profile)), ImageCms.Intent.RELATIVE_COLORIMETRIC
+    shown = _to_srgb(colors, opened, renderingIntent=how, flags=ImageCms.Flags.BLACKPOINTCOMPENSATION).convert("RGB")
+    colors = colors.convert(_mode(opened)).convert("RGB")
+    # Profiles of sRGB that are rounded, or have its curve as a table, differ by a level or two.
+    return bool(np.abs(np.asarray(shown, np.int16) - np.asarray(colors)).max() <= 3)
 
 
 def upright(frame_HWC: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
@@ -153,13 +173,14 @@ def displayed(image: Image.Image, color: Color = WHITE, *, convert_profile: bool
 
     `convert_profile` is false for data in the form of pictures, such as masks: their numbers are kept.
     """
-    turned, profile = _TRANSPOSE.get(orientation(image)), color_profile(image) if convert_profile else None
+    turned, is_kept = _TRANSPOSE.get(orientation(image)), not convert_profile or is_srgb(profile_name(image))
+    profile = None if is_kept else color_profile(image)
     image = image.copy() if turned is None else image.transpose(turned)
     if image.mode.startswith("I;16"):
         # Pillow would clip 16 bits to 8, which leaves all but the darkest pixels white.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
-    if profile is not None and not is_srgb(profile_name(profile)):
+    if profile is not None:
         image = _to_srgb(image, profile)
     if alpha is None:
         return image.convert("RGB")
@@ -168,10 +189,13 @@ def displayed(image: Image.Image, color: Color = WHITE, *, convert_profile: bool
     return Image.alpha_composite(Image.new("RGBA", rgba.size, (*color, 255)), rgba).convert("RGB")
 
 
-def _to_srgb(image: Image.Image, profile: ImageCms.ImageCmsProfile) -> Image.Image:
-    mode = {"GRAY": "L", "CMYK": "CMYK"}.get(profile.profile.xcolor_space.strip(), "RGB")
+def _mode(profile: ImageCms.ImageCmsProfile) -> str:
+    return {"GRAY": "L", "CMYK": "CMYK"}.get(profile.profile.xcolor_space.strip(), "RGB")
+
+
+def _to_srgb(image: Image.Image, profile: ImageCms.ImageCmsProfile, **how: Any) -> Image.Image:
     try:
-        converted = ImageCms.profileToProfile(image.convert(mode), profile, _SRGB, outputMode="RGB")
+        converted = ImageCms.profileToProfile(image.convert(_mode(profile)), profile, _SRGB, outputMode="RGB", **how)
     except ImageCms.PyCMSError:  # viewers ignore a profile that cannot be used
         return image
     assert converted is not None, "only a conversion in place returns nothing"

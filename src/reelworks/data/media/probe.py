@@ -117,8 +117,8 @@ class Probe:
     color_matrix: str = ""  # as stated: "bt709", "bt601", "bt2020", "smpte240m", "fcc"; "" if unstated, RGB or grey
     full_range: bool = False  # whether luma uses all values, instead of 16 to 235 of 255
     hdr: str = ""  # transfer function of a high dynamic range: "pq" or "hlg"
-    icc_profile: str = ""  # description of a picture's colour profile; "" without one
-    sound: str = ""  # codec of the first audio stream, such as "aac"; "" without one
+    icc_profile: str = ""  # description of a picture's colour profile, see `pictures.profile_name`; "" without one
+    sound: str = ""  # codec of the first track of sound that can be decoded, such as "aac"; "" without one
     notes: tuple[str, ...] = ()  # what a person should know of the file, of those below; not kept in the catalog
 
     def values(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _of_video(opened: OpenVideo) -> Probe:
     if not frame_times.are_whole(opened, packets):
         raise ProbeError(f"damaged: packet {packets.corrupt[0]} is incomplete")
     times = frame_times.of_packets(opened, packets)
-    tick = opened.stream.time_base or Fraction(1, 1000)
+    tick, track = opened.stream.time_base or Fraction(1, 1000), video.sound_track(opened.container)
     stamps = times.ticks if times.timed else ()
     timing = measure(len(times.ticks), stamps, packets.last_duration, tick, times.declared_fps)
     components = frame.format.components
@@ -191,7 +191,7 @@ def _of_video(opened: OpenVideo) -> Probe:
         color_matrix=display.matrix_name(frame),
         full_range=display.is_full_range(frame),
         hdr=display.hdr(frame),
-        sound=next((track.codec_context.name for track in opened.container.streams.audio), ""),
+        sound="" if track is None else track.codec_context.name,
         notes=_notes(opened, times, headers),
         **timing._asdict(),
         **_upright(display.orientation(frame), height, width),
@@ -200,9 +200,9 @@ def _of_video(opened: OpenVideo) -> Probe:
 
 def _sound(path: MediaPath) -> Probe:
     with video.sound(path) as container:
-        if not container.streams.audio:
-            raise ProbeError("no sound")
-        track = container.streams.audio[0]
+        track = video.sound_track(container)
+        if track is None:
+            raise ProbeError("no sound that can be decoded")
         seconds = sum(frame.samples / frame.sample_rate for frame in container.decode(track))
         if not seconds:
             raise ProbeError("no sample can be decoded")
@@ -283,7 +283,7 @@ def _picture(path: MediaPath) -> Probe:
             milliseconds.append(pictures.frame_milliseconds(image))
             has_alpha |= image.has_transparency_data
         if image.mode in ("I", "F"):
-            raise ProbeError(f"pixels of 32 bits ({image.mode}) have no known range, to be stored with 8 or 16 bits")
+            raise ProbeError(f"pixels of 32 bits or with a sign ({image.mode}) have no known range; store 8 or 16 bits")
         orientation, timing = pictures.orientation(image), FrameTiming(0.0, 0.0, False)
         if len(frames) > 1:
             ticks = np.round(np.asarray(milliseconds) * 1000).astype(np.int64)
@@ -296,7 +296,7 @@ def _picture(path: MediaPath) -> Probe:
             bit_depth=16 if image.mode.startswith("I;16") else _PICTURE_BITS.get(image.mode, 8),
             has_alpha=has_alpha,
             pixel_aspect_ratio=1.0,
-            icc_profile=pictures.profile_name(pictures.color_profile(image)),
+            icc_profile=pictures.profile_name(image),
             **timing._asdict(),
             **_upright(orientation, image.height, image.width),
         )

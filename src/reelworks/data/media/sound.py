@@ -124,7 +124,7 @@ def _read(clip: Request, request: SoundRequest) -> Samples:
     if start is None:
         if request.silence:
             return silent
-        raise MediaError("the file has no sound")
+        raise MediaError("the file has no sound that can be decoded")
     seeks = start > _PREROLL_SECONDS
     with video.opened(clip.path) as opened:
         read = _segments(opened.container, request, start, seeks=seeks)
@@ -145,9 +145,9 @@ def load_track(request: SoundRequest) -> Samples:
 
 def _read_track(clip: Request, request: SoundRequest) -> Samples:
     with video.sound(clip.path) as container:
-        if not container.streams.audio:
-            raise MediaError("the file has no sound")
-        track = container.streams.audio[0]
+        track = video.sound_track(container)
+        if track is None:
+            raise MediaError("the file has no sound that can be decoded")
         began = (track.start_time or 0) * track.time_base if is_sound(clip.path.name) and track.time_base else 0
         read = _segments(container, request, float(began), seeks=False)
     return _placed(read, np.zeros((request.num_samples, request.channels), dtype=np.int16))
@@ -166,7 +166,7 @@ def _placed(read: list[tuple[int, Samples]] | None, silent: Samples) -> Samples:
 def _start_seconds(clip: Request) -> float | None:
     """Return the time of the clip's first frame in its container; None if that has no sound."""
     with video.opened(clip.path) as opened:
-        if not opened.container.streams.audio:
+        if video.sound_track(opened.container) is None:
             return None
         tick = opened.stream.time_base
         if clip.frame_ticks is not None and clip.at_rate is None and tick is not None:
@@ -180,7 +180,7 @@ def _start_seconds(clip: Request) -> float | None:
 def _segments(container: Any, request: SoundRequest, start: float, *, seeks: bool) -> list[tuple[int, Samples]] | None:
     """Return runs of samples with the number of their first one; None if seeking missed the start."""
     rate, end = request.sample_rate, start + request.num_samples / request.sample_rate
-    track = container.streams.audio[0]
+    track: Any = video.sound_track(container)  # a file without one was told before
     track.codec_context.thread_count = 1
     if seeks and track.time_base is not None:
         container.seek(int((start - _PREROLL_SECONDS) / track.time_base), stream=track, backward=True)

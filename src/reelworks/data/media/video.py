@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple
 
 import av
@@ -96,13 +97,13 @@ def opened(path: MediaPath, file: BinaryIO | None = None) -> OpenVideo:
         file: The same file, if it is open already.
 
     Raises:
-        ProbeError: It is no video, or has no stream of moving pictures.
+        ProbeError: It is no video, or has no stream of moving pictures that can be decoded.
     """
     container = _opened(path, _CONTAINERS, "not a video: the content does not match the extension", file)
     try:
         streams = [s for s in container.streams.video if not s.disposition & _NOT_SHOWN and s.codec_context is not None]
         if not streams:
-            raise ProbeError("no video stream")
+            raise ProbeError("no video stream that can be decoded")
         if len(streams) > 1:
             streams = _by_preference(path, streams)
         stream = streams[0]
@@ -121,6 +122,11 @@ def opened(path: MediaPath, file: BinaryIO | None = None) -> OpenVideo:
 def sound(path: MediaPath) -> av.container.InputContainer:
     """Open a file of sound, or a video, in the same way."""
     return _opened(path, f"{_CONTAINERS},wav,mp3,flac,aac", "neither a file of sound nor a video")
+
+
+def sound_track(container: av.container.InputContainer) -> av.AudioStream | None:
+    """Return the track of sound that is read: the first one that can be decoded; None if there is none."""
+    return next((track for track in container.streams.audio if track.codec_context is not None), None)
 
 
 def _opened(path: MediaPath, formats: str, otherwise: str, file: BinaryIO | None = None) -> av.container.InputContainer:
@@ -153,8 +159,14 @@ Numbered = tuple[int, av.VideoFrame]  # a frame with its time or number
 def progressive(frames: Iterable[Numbered]) -> Iterator[Numbered]:
     """Yield frames in order, one for one, each interlaced one rebuilt from its fields and those of its neighbours.
 
-    Frames that are not marked as interlaced pass unchanged. A rebuilt frame comes after its successor was read.
+    Frames that are not marked as interlaced pass unchanged. A rebuilt frame comes after its successor was read. Neighbours
+    have the same size and format, since a filter takes others for its own: it reads memory beyond smaller ones.
     """
+    for _, alike in groupby(frames, lambda numbered: _kind(numbered[1])):
+        yield from _rebuilt(alike)
+
+
+def _rebuilt(frames: Iterable[Numbered]) -> Iterator[Numbered]:
     graph: Graph | None = None
     waiting: deque[int] = deque()
     for key, frame in frames:
@@ -168,6 +180,11 @@ def progressive(frames: Iterable[Numbered]) -> Iterator[Numbered]:
     if graph is not None:
         graph.vpush(None)
         yield from _finished(graph, waiting)
+
+
+def _kind(frame: av.VideoFrame) -> tuple[int, int, str]:
+    """Return what all frames that a filter is given have in common."""
+    return frame.width, frame.height, frame.format.name
 
 
 def _filtered(frame: av.VideoFrame, name: str, settings: str) -> Graph:
@@ -199,8 +216,7 @@ class _Cropping:
 
     def __call__(self, frame: av.VideoFrame) -> Any:
         """Return the part of a frame that is shown."""
-        kind = (frame.width, frame.height, frame.format.name)
-        if kind != self._of:
-            self._graph, self._of = _filtered(frame, "crop", self._settings), kind
+        if _kind(frame) != self._of:
+            self._graph, self._of = _filtered(frame, "crop", self._settings), _kind(frame)
         self._graph.vpush(frame)
         return self._graph.vpull()
