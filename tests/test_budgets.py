@@ -27,25 +27,25 @@ class Part(NamedTuple):
 PARTS = {
     # What a loop of one's own needs.
     "core": Part(("core",), 2_471, 1_600),
-    "data": Part(("data",), 15_698, 12_400),
+    "data": Part(("data",), 15_759, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_333, 8_600),
+    "models": Part(("models",), 11_334, 8_600),
     "training": Part(("training",), 12_523, 9_700),
-    "inference": Part(("inference",), 2_735, 2_400),
-    "commands": Part(("commands",), 1_630, 1_200),
+    "inference": Part(("inference",), 2_731, 2_400),
+    "commands": Part(("commands",), 1_627, 1_200),
     "reports": Part(("reports",), 1_410, 1_250),
     "quickstart": Part(("quickstart",), 823, 500),
-    "demo and testing": Part(("demo", "testing"), 1_195, 1_100),
+    "demo and testing": Part(("demo", "testing"), 1_192, 1_100),
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_957, 1_450),
     "doctor": Part(("annexes/doctor",), 205, 170),
     "captions": Part(("annexes/captions",), 1_790, 1_350),
-    "cluster": Part(("annexes/cluster",), 165, 160),
-    "quality": Part(("annexes/quality",), 2_210, 1_950),
-    "learning": Part(("annexes/learning",), 895, 700),
+    "cluster": Part(("annexes/cluster",), 163, 160),
+    "quality": Part(("annexes/quality",), 2_206, 1_950),
+    "learning": Part(("annexes/learning",), 893, 700),
     "hub": Part(("annexes/hub",), 680, 580),
     "imports": Part(("annexes/imports",), 7_021, 4_850),
-    "page": Part(("annexes/page",), 3_055, 2_700),
+    "page": Part(("annexes/page",), 3_054, 2_700),
 }
 
 

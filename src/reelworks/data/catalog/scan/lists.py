@@ -91,8 +91,7 @@ def _clips(table: Any, paths: Any, source: Source) -> list[str]:
             code="ranges-given-twice",
             remedy="remove clip_seconds and scene_cuts, or the columns" if source.cut else "keep one pair of columns",
         )
-    remedy = "give numbers, or leave cells empty"
-    start, end = (_numbers(table, name, source, "range-not-a-number", remedy) for name in pairs[0])
+    start, end = (_numbers(table, name, source) for name in pairs[0])
     missing, end = np.isnan(start) & np.isnan(end), np.where(end == math.inf, math.nan, end)
     start = np.where(np.isnan(start), 0.0, start)
     unit = "" if pairs[0] == RANGES[0] else "s"
@@ -110,13 +109,17 @@ def _clips(table: Any, paths: Any, source: Source) -> list[str]:
     ]
 
 
-def _numbers(table: Any, name: str, source: Source, code: str, remedy: str) -> NDArray[np.float64]:
+def _numbers(table: Any, name: str, source: Source) -> NDArray[np.float64]:
     try:
         column = table.column(name) if name in table.column_names else pa.nulls(len(table))
         return as_numpy(column.cast(pa.float64(), safe=False))
     except pa.ArrowException as error:
         problem = f"the column {name} has a value that is no number ({error})"
-        raise ListError(problem, source, code=code, remedy=remedy) from error
+        if name in _STATED:
+            remedy = "correct it, or remove trust_list"
+            raise ListError(problem, source, code="list-size-invalid", remedy=remedy) from error
+        remedy = "give numbers, or leave cells empty"
+        raise ListError(problem, source, code="range-not-a-number", remedy=remedy) from error
 
 
 def _refuse_twice(paths: Any, clips: list[str], source: Source) -> None:
@@ -213,8 +216,7 @@ def _with_measures(entries: list[SourceFile], table: Any, source: Source) -> lis
             code="list-without-sizes",
             remedy="add the columns num_frames, height, width and fps, or remove trust_list",
         )
-    remedy = "correct it, or remove trust_list"
-    values = np.stack([_numbers(table, name, source, "list-size-invalid", remedy) for name in _STATED], axis=1)
+    values = np.stack([_numbers(table, name, source) for name in _STATED], axis=1)
     return [
         entry if entry.problem is not None else entry._replace(stated=_probe(entry.path, *row))
         for entry, row in zip(entries, values.tolist(), strict=True)
