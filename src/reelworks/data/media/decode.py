@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # processes that only decode start in two thirds of the time 
     from reelworks.data.media.config import DataConfig, ShortClips
 
 # Raise it when frames of the same request change: latents that were stored of them are then encoded again.
-VERSION = 2
+VERSION = 3
 # Open-Sora v1.2 conditions the model on this frame rate for pictures; its published weights expect it.
 IMAGE_FPS = 120.0
 # Rounding may leave a product such as 25 · (30 / 24) just below an integer.

@@ -29,7 +29,7 @@ from reelworks.data.media.location import MediaPath
 from reelworks.data.media.video import OpenVideo
 
 # Raise it when videos get other measures: those that a catalog has are then opened again by its next scan.
-VERSION = 2
+VERSION = 3
 
 
 class FrameTiming(NamedTuple):

@@ -116,10 +116,12 @@ def _numbers(table: Any, name: str, source: Source) -> NDArray[np.float64]:
     except pa.ArrowException as error:
         problem = f"the column {name} has a value that is no number ({error})"
         if name in _STATED:
-            remedy = "correct it, or remove trust_list"
-            raise ListError(problem, source, code="list-size-invalid", remedy=remedy) from error
-        remedy = "give numbers, or leave cells empty"
-        raise ListError(problem, source, code="range-not-a-number", remedy=remedy) from error
+            raise ListError(
+                problem, source, code="list-size-invalid", remedy="correct it, or remove trust_list"
+            ) from error
+        raise ListError(
+            problem, source, code="range-not-a-number", remedy="give numbers, or leave cells empty"
+        ) from error
 
 
 def _refuse_twice(paths: Any, clips: list[str], source: Source) -> None:
