@@ -61,7 +61,7 @@ def picture(file: BinaryIO) -> Image.Image:
     except Image.DecompressionBombError:
         raise ProbeError("too many pixels: Pillow refuses it as a possible decompression bomb") from None
     except UnidentifiedImageError:
-        raise ProbeError("not a picture of a known format: damaged, or of a kind that Pillow does not read") from None
+        raise ProbeError("damaged: not a picture of a known format, or of a kind that Pillow does not read") from None
 
 
 @cache
