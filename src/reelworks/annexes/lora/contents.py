@@ -119,8 +119,8 @@ def _layer(stem: str, kind: AdapterType, keys: dict[str, str], facts: Mapping[st
     flat = key_mapping.require_update(stem, kind, own)
     shapes, dtypes = {each: tensor.shape for each, tensor in own.items()}, {tensor.dtype for tensor in own.values()}
     kernel = max((shape[2:] for shape in shapes.values()), key=lambda sides: (math.prod(sides), len(sides)))
-    name, rank = key_mapping.layer_of(stem), kind.rank_of(flat)
-    return StoredLayer(stem, name, kind, keys, kind.shape(flat), kernel, rank, written_dtype(dtypes))
+    name, (rows, columns) = key_mapping.layer_of(stem), kind.shape(flat)
+    return StoredLayer(stem, name, kind, keys, (rows, columns), kernel, kind.rank_of(flat), written_dtype(dtypes))
 
 
 def written_dtype(dtypes: set[torch.dtype | None]) -> torch.dtype:
