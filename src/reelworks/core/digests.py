@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from typing_extensions import Buffer
 
-from reelworks.core import hash_rng, user_files
+from reelworks.core import hash_rng
 
 _BLOCK_BYTES = 1 << 20
 _FULL_READ_LIMIT_BYTES = 64 << 20
@@ -133,5 +133,5 @@ def of_bytes(data: Buffer) -> str:
 
 def of_file(path: Path) -> str:
     """Return the XXH3 checksum of a file."""
-    with user_files.opened(path) as f:
+    with path.open("rb") as f:
         return hashlib.file_digest(f, running).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -83,7 +84,10 @@ def test_the_slowest_rank_of_a_step_that_does_not_go_on_is_named(ranks: list[Wat
         one._beat()
     told = verdict(ranks[0], [1, 2])
     assert told is not None
-    assert told.startswith(f"rank 1 on {ranks[0]._host} did not go on for 0 s (parallel.step_seconds = 0.05) at step 3")
+    begins = (
+        rf"rank 1 on {re.escape(ranks[0]._host)} did not go on for \d+ s \(parallel.step_seconds = 0.05\) at step 3"
+    )
+    assert re.match(begins, told)
     assert told.endswith("waiting for clips (clips: clip-of-1.mp4)")
 
 

@@ -177,7 +177,7 @@ def test_a_tiff_of_pixels_that_are_not_read_is_not_called_damaged_alone(tmp_path
     path = _tiff(tmp_path / "floats.tif", np.full((8, 8, 3), 0.5, np.float32), 3)
     with pytest.raises(UnidentifiedImageError):
         Image.open(path)
-    with pytest.raises(ProbeError, match="damaged, or of a kind that Pillow does not read"):
+    with pytest.raises(ProbeError, match="known format, or of a kind that Pillow does not read"):
         probe.probe(path)
     path = _tiff(tmp_path / "signed.tif", np.full((8, 8, 1), 30000, np.int16), 2)
     with Image.open(path) as opened:

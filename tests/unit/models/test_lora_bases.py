@@ -353,7 +353,7 @@ def test_int8_products_take_the_codes_of_a_file_in_its_basis(tmp_path, group):
         ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 8}, "no power of 4"),
         ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 1024}, "no multiple"),
         ({"convrot": True}, "cannot be read"),
-        ({"format": ["int8_tensorwise"]}, "format ['int8_tensorwise']"),
+        ({"format": ["int8_tensorwise"]}, r"format \['int8_tensorwise'\]"),
         ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": float("inf")}, "cannot be read"),
         (["int8_tensorwise"], "cannot be read"),
     ],

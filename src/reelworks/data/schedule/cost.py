@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from reelworks.core import units, user_files
+from reelworks.core import user_files
 from reelworks.core.config import Private, PublicConfig
 from reelworks.core.errors import UserError
 
@@ -79,7 +79,7 @@ def costs_us(
                 f"one clip of {name} would take longer than a day",
                 code="cost-too-large",
                 field="cost.measured" if config.measured else "cost",
-                value=f"{units.number(cost / 1e6)} seconds",
+                value=f"{cost / 1e6:.3g} seconds",
                 remedy="lower the numbers: the formula is in microseconds, measured costs are in milliseconds",
             )
     while (abs(costs.round() - costs) > _ROUNDING * costs).any() and costs.max(initial=0) * _FINER <= _MAX_US:

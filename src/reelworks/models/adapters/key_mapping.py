@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def without_others(tensors: Mapping[str, Tensor], *, with_texts: bool = False) -
     whole = {stem: kind for stem, kinds in layers.items() if (kind := type_of(kinds)) is not None}
     for stem, kind in whole.items():
         require_update(stem, kind, {name: value for name, value in layers[stem].items() if name != "alpha"})
-    require_numbers({key: tensors[key] for key, (stem, _) in found.items() if stem in whole})
+    require_numbers({key: tensors[key] for key, (stem, name) in found.items() if stem in whole and name != "alpha"})
     require_once(whole)
 
     def is_other(key: str) -> bool:
@@ -94,7 +95,8 @@ def require_update(stem: str, kind: AdapterType, stored: Mapping[str, Tensor | T
     try:
         with torch.device("meta"):
             flat = kind.flat({name: torch.empty(shape) for name, shape in shapes.items()})
-            kind.shape(flat)
+            with suppress(UserError):  # of a type whose update depends on the base
+                kind.shape(flat)
     except (RuntimeError, ValueError, IndexError) as error:
         raise damaged(f"the shapes of {stem} do not belong together: {shapes}") from error
     if not all(math.prod(shape) for shape in shapes.values()):
