@@ -29,7 +29,7 @@ PARTS = {
     "core": Part(("core",), 2_471, 1_600),
     "data": Part(("data",), 15_763, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_335, 8_600),
+    "models": Part(("models",), 11_337, 8_600),
     "training": Part(("training",), 12_523, 9_700),
     "inference": Part(("inference",), 2_731, 2_400),
     "commands": Part(("commands",), 1_627, 1_200),
@@ -37,7 +37,7 @@ PARTS = {
     "quickstart": Part(("quickstart",), 823, 500),
     "demo and testing": Part(("demo", "testing"), 1_192, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_957, 1_450),
+    "adapter files": Part(("annexes/lora",), 1_956, 1_450),
     "doctor": Part(("annexes/doctor",), 205, 170),
     "captions": Part(("annexes/captions",), 1_790, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),

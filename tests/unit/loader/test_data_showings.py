@@ -222,6 +222,8 @@ def test_a_caption_without_choices_stays_as_it_is():
         ("穿着sks的人", "sks", "穿着sks的人"),
         ("sks's dog", "sks", "sks's dog"),
         ("小明在公园里跑步", "小明", "小明在公园里跑步"),
+        ("민수가 달린다", "민수", "민수가 달린다"),
+        ("המכונית", "מכונית", "מכונית המכונית"),
         ("in <sks> style", "<sks>", "in <sks> style"),
         ("of style<sks>", "<sks>", "of style<sks>"),
         ("a [trigger] here", "sks", "a sks here"),

@@ -133,7 +133,7 @@ def _edits(
     notes = []
     for file, strength in adapters:
         network, layers = None, [layer for layer in file.layers if layer.text_encoder == encoder]
-        if encoder is None and any(key_mapping.folded(layer.stem) not in weights for layer in layers):
+        if encoder is None and any(layer.folded not in weights for layer in layers):
             # Another convention may join layers, or name them otherwise.
             found = base_network.closest_to(file, model)
             network = base_network.resolve(found, file) if found.is_whole else None
@@ -224,11 +224,7 @@ def _places(
     layer: StoredLayer, network: BaseNetwork | None, weights: Mapping[str, str], facts: Mapping[str, TensorFacts]
 ) -> list[_Place]:
     """Return the weights that a layer of a file is, is a part of, or is made of; empty if one is missing."""
-    names = (
-        (key_mapping.folded(layer.stem),)
-        if layer.text_encoder is None
-        else text_encoders.within(key_mapping.folded(layer.stem))
-    )
+    names = (layer.folded,) if layer.text_encoder is None else text_encoders.within(layer.folded)
     if (weight := next((weights[name] for name in names if name in weights), None)) is not None:
         count = facts[weight].shape[0]
         return [_Place(weight, count, _RowRange(0, count, 0))]

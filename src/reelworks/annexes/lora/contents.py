@@ -48,6 +48,11 @@ class StoredLayer:
         """The text encoder that it is a layer of; None for one of the network."""
         return text_encoders.part_of(self.stem)
 
+    @property
+    def folded(self) -> str:
+        """Its name as all conventions spell it that have the same layers."""
+        return key_mapping.folded(self.stem)
+
 
 @dataclass
 class Contents:

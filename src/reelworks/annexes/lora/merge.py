@@ -24,7 +24,7 @@ from reelworks.annexes.lora.request import MergeLorasRequest
 from reelworks.annexes.lora.results import LoraResult
 from reelworks.core import files, requests
 from reelworks.core.errors import UserError, first_few
-from reelworks.models.adapters import key_mapping, low_rank, other_tensors
+from reelworks.models.adapters import low_rank, other_tensors
 from reelworks.models.adapters.adapter_types.registry import LORA
 from reelworks.models.adapters.low_rank import LowRank
 
@@ -93,7 +93,7 @@ def _names_alike(first: AdapterFile, other: AdapterFile) -> bool:
         return True
     if not other.has_network and first.convention is None:
         return True  # names of text encoders say what they are
-    names, others = ({key_mapping.folded(layer.stem) for layer in file.layers} for file in (first, other))
+    names, others = ({layer.folded for layer in file.layers} for file in (first, other))
     return names <= others or others <= names
 
 
@@ -137,7 +137,7 @@ def _layers(weighted: list[_Weighted], model: str | None) -> list[list[_Term]]:
     by_name: dict[str, list[_Term]] = defaultdict(list)
     for file, weight in weighted:
         for layer in file.layers:
-            by_name[key_mapping.folded(layer.stem)].append(_Term(file, weight, layer))
+            by_name[layer.folded].append(_Term(file, weight, layer))
     for terms in by_name.values():
         shapes = {term.layer.shape for term in terms}
         if len(shapes) > 1:

@@ -82,8 +82,10 @@ def read_quantized(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for key in (key for key in state if _STATE in key):
         try:
             packed[key.partition(_STATE)[0]] = _packed(state, key)
+        except UserError:
+            raise
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-            raise error if isinstance(error, UserError) else unsupported(f"{key} does not fit its weight") from error
+            raise unsupported(f"{key} does not fit its weight") from error
     unused = tuple(f"{name}{part}" for name in packed for part in (*_PARTS, _STATE))
     values = {key: value for key, value in state.items() if not key.startswith(unused)}
     return values | {name: weight.on_meta() for name, weight in packed.items()}

@@ -121,7 +121,7 @@ def _read(name: str, value: Tensor, scale: Tensor, markers: Mapping[str, _Format
     format = markers.get(layer) if part == "weight" else None
     if format is not None and value.dtype != format.dtype:
         raise _unsupported(f"{name} has {value.dtype} where its marker says {format.dtype}")
-    if format is None and part == "weight" and not (value.dtype.is_floating_point or value.is_complex()):
+    if format is None and part == "weight" and not value.dtype.is_floating_point:
         raise _unsupported(f"{name} has {value.dtype} and no marker ({layer}{_MARKER}) that says what its numbers mean")
     if format is not None and format.group and value.shape[-1] % format.group:
         raise _unsupported(
@@ -148,7 +148,7 @@ def _scaled(name: str, value: Tensor, scale: Tensor, group: int) -> Tensor:
 
 def _marker(name: str, data: Tensor) -> _Format:
     try:
-        said: Any = user_files.parse_json(data.cpu().contiguous().view(torch.uint8).numpy().tobytes().decode())
+        said: Any = user_files.parse_json(data.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         params = said.get("params") or {}
         said = {**params, **said}
         format = str(said["format"])

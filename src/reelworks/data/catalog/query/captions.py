@@ -10,7 +10,9 @@ from reelworks.core import hash_rng
 from reelworks.core.hash_rng import U64, Purpose
 from reelworks.data.catalog.config import DatasetConfig
 
-_LETTERS = "0-9A-Z_a-zÀ-֏"  # of the scripts that put spaces between words: Latin, Greek, Cyrillic, Armenian
+# Thai, Lao, Tibetan, Burmese, Khmer, kana, Han and Hangul, in which words stand together, or have endings of their own.
+_TOGETHER = "\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+_LETTER = rf"[^\W{_TOGETHER}]"  # of other scripts, and numbers
 
 
 def chosen(text: str, dataset: DatasetConfig, word: U64 | None) -> str:
@@ -40,17 +42,14 @@ def triggered(text: str, trigger: str) -> str:
 
 
 def word_pattern(word: str, *, looks_around: bool = True) -> str:
-    """Return an expression that finds a word which is no part of another one.
+    """Return an expression that finds a word which is no part of another one, in scripts that part words.
 
-    Where a word begins or ends with a letter of a script without spaces, such as Chinese, any letter may be beside it.
-    Without looking around, which Arrow's expressions cannot, it takes the letters beside the word along.
+    Without looking around, which Arrow's expressions cannot, it takes what is beside the word along.
     """
-    begin, end = ("(?<![{}])", "(?![{}])") if looks_around else ("(^|[^{}])", "([^{}]|$)")
-    begin, end = (
-        form.format(_LETTERS) if re.match(f"[{_LETTERS}]", letter) else ""
-        for form, letter in ((begin, word[:1]), (end, word[-1:]))
-    )
-    return f"{begin}{re.escape(word)}{end}"
+    apart = rf"[^\pL\pN_]|[{_TOGETHER}]"
+    begin, end = (f"(?<!{_LETTER})", f"(?!{_LETTER})") if looks_around else (f"(^|{apart})", f"({apart}|$)")
+    is_led, is_followed = (re.match(_LETTER, letter) for letter in (word[:1], word[-1:]))
+    return f"{begin if is_led else ''}{re.escape(word)}{end if is_followed else ''}"
 
 
 def lines(text: str) -> list[str]:

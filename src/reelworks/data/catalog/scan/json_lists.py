@@ -14,6 +14,7 @@ from reelworks.core import user_files
 from reelworks.data.catalog.scan.list_columns import PATH, TEXT, is_text, renamed
 from reelworks.data.media import formats
 
+_HALF = re.compile(r"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]")  # of a surrogate pair
 _EXAMPLE = 'objects with a path and a text, such as {"path": "a.mp4", "text": "a cat"}'
 
 
@@ -54,7 +55,7 @@ def _is_object(line: str) -> bool:
 def _parsed(text: str) -> Any:
     """Parse JSON; half of a surrogate pair, which no table can hold, becomes "?"."""
     value = user_files.parse_json(text)
-    if re.search(r"\\u[dD]", text):
+    if _HALF.search(text):
         value = user_files.parse_json(json.dumps(value, ensure_ascii=False).encode(errors="replace").decode())
     return value
 
