@@ -40,6 +40,7 @@ def trained(pictures, output, **changes):
     return [(e["loss"], e["grad_norm"]) for e in events.read(RunFolder(output).events_file, "step")]
 
 
+@pytest.mark.slow
 def test_stored_pairs_train_as_live_ones_do(pictures, tmp_path):
     """Losses begin at log 2 and are the same from the store; a clip without a rejected one is left out by name."""
     live = trained(pictures, tmp_path / "live")

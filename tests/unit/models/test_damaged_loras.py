@@ -64,6 +64,7 @@ A, B, ALPHA = ".lora_A.weight", ".lora_B.weight", ".alpha"
         (B, lambda value: value[0, 0], "do not belong together"),
     ],
 )
+@pytest.mark.quick_cases(6)
 def test_tensors_that_no_training_gives(
     tmp_path: Path, good: dict[str, Tensor], part: str, change: Callable[[Tensor], Tensor], problem: str
 ) -> None:
