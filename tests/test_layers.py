@@ -30,6 +30,7 @@ ROOMY = ("data", "models", "training", "inference", "annexes")
 ENTRANCES = {"annexes": (), "commands": ("annexes",)}
 MAY_IMPORT_ANY_CONFIG = ("training.recipe",)  # a recipe is composed of every room's config.py
 HEAVY = ("torch", "torchvision", "diffusers", "transformers", "peft", "ray")
+HEAVY_FOR_RECIPES = (*HEAVY, "pyarrow", "av")  # which every command reads, before it first says something
 TORCH_FREE_PACKAGES = (
     "core",
     "data.run",
@@ -256,7 +257,7 @@ def heavy_imports(tree: Tree) -> list[str]:
         while waiting:
             here = waiting.pop()
             for target in loads[here]:
-                if wing(target) in HEAVY:
+                if wing(target) in (HEAVY_FOR_RECIPES if is_config(module) else HEAVY):
                     found.append(f"{chains[here]} -> {target}")
                 elif target in tree.imports and target not in chains:
                     chains[target] = f"{chains[here]} -> {target}"
@@ -376,6 +377,7 @@ PLANTS = [
     ("data/buckets/sizes.py", "def f():\n    from reelworks.training.recipe.recipe_file import load", "lies above"),
     ("data/run/lock.py", "from reelworks.data.loader import dataset", "imports"),
     ("data/loader/dataset.py", "from reelworks.training.recipe.recipe import Recipe", "lies above"),
+    ("data/catalog/config.py", "from reelworks.data.catalog.store import integrity", "pyarrow"),
     ("data/buckets/config.py", "from reelworks.models.config import ModelConfig", "a config.py knows the library"),
     ("models/family.py", "import torch.nn", "torch"),
     ("training/plan/plan_report.py", "import torch", "torch"),

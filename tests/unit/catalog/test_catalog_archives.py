@@ -56,10 +56,10 @@ def by_name(rows: CatalogRows) -> dict[str, dict[str, object]]:
     return {row["path"].rpartition("/")[2]: row for row in rows.to_table().to_pylist()}
 
 
-@pytest.mark.parametrize("folder", ["shards", "shards/1.tar"])
-def test_members_are_scanned_and_decoded_as_files(folder: str, files: Path, tmp_path: Path) -> None:
-    """A folder may be named as archives are."""
-    where = pack(files, tmp_path / folder / "000.tar").relative_to(tmp_path / "shards")
+@pytest.mark.parametrize("archive", ["000.tar", "1.tar/000.tar", "2.Tar/A.TAR"])
+def test_members_are_scanned_and_decoded_as_files(archive: str, files: Path, tmp_path: Path) -> None:
+    """A folder may be named as archives are, and a suffix be in capitals."""
+    where = pack(files, tmp_path / "shards" / archive).relative_to(tmp_path / "shards")
     _, plain = scan(files, tmp_path / "one")
     result, packed = scan(tmp_path / "shards", tmp_path / "two")
     assert result.bad_files[0][0] == f"{tmp_path}/shards/{where}/f.mp4"
@@ -77,10 +77,10 @@ def test_members_are_scanned_and_decoded_as_files(folder: str, files: Path, tmp_
         assert np.array_equal(load(request), load(own))
 
 
-@pytest.mark.parametrize("folder", ["shards", "shards/1.tar"])
-def test_a_list_names_members(folder: str, files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["000.tar", "1.tar/000.tar", "2.Tar/A.TAR"])
+def test_a_list_names_members(name: str, files: Path, tmp_path: Path) -> None:
     """As in the catalog of their folder; a caption of a list is that of its column, or else the member's."""
-    archive = pack(files, tmp_path / folder / "000.tar").relative_to(tmp_path / "shards")
+    archive = pack(files, tmp_path / "shards" / name).relative_to(tmp_path / "shards")
     (tmp_path / "shards" / "bad.tar").write_bytes(b"no archive" * 100)
     wanted = [f"{archive}/{name}" for name in ("c.mkv", "e.png", "f.mp4")]
     named = "\n".join(["path", *wanted, f"{archive}/none.png", "bad.tar/a.png", "no.tar/a.png"])
@@ -124,6 +124,24 @@ def write_members(to: Path, members: dict[str, bytes]) -> None:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
+
+
+def test_a_hard_link_is_the_clip_that_it_was_packed_as(files: Path, tmp_path: Path) -> None:
+    """A packer writes a file of two names once; what it links to may be replaced by a later member of that name."""
+    (files / "linked.mp4").hardlink_to(files / "a.mp4")
+    (files / "linked.txt").hardlink_to(files / "a.txt")
+    tar = pack(files, tmp_path / "s" / "000.tar")
+    with tarfile.open(tar, "a") as archive:
+        assert [member.name for member in archive if member.islnk()] == ["linked.mp4", "linked.txt"]
+        archive.add(files / "c.mkv", "a.mp4")
+    with tarfile.open(tar) as archive:
+        content = {member.name: archive.extractfile(member).read() for member in archive}
+    _, rows = scan(tmp_path / "s", tmp_path / "catalog")
+    of_row = {row["path"].rpartition("/")[2]: i for i, row in enumerate(rows.to_table().to_pylist())}
+    for name in ("linked.mp4", "a.mp4"):
+        assert location.opened(rows.file(of_row[name])).read() == content[name]
+    assert by_name(rows)["linked.mp4"]["caption"] == "caption of a"
+    assert content["a.mp4"] != content["linked.mp4"]
 
 
 def test_hostile_members_are_rows_with_reasons(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from reelworks.data.catalog import filter_expression, sources
 from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.data.catalog.query import template
 from reelworks.data.catalog.store import measured_columns
-from reelworks.data.catalog.store.integrity import with_readable_bytes
 from reelworks.data.media import formats, location
 from reelworks.data.media.location import Location, MediaPath
 
@@ -36,7 +35,7 @@ class Source:
 
     def __post_init__(self) -> None:
         for text in (self.address, str(self.list_file), self.name):
-            if (value := with_readable_bytes(text)) != text:
+            if (value := formats.with_readable_bytes(text)) != text:
                 field, remedy = f"dataset {self.name!r}", "rename it in UTF-8"
                 raise UserError("the path is not UTF-8", code="not-utf-8", field=field, value=value, remedy=remedy)
 
@@ -107,7 +106,7 @@ class DatasetConfig(PublicConfig):
     )
     repeats: int | float = Field(
         default=1,
-        gt=0,
+        ge=0.001,
         description="Average number of times that each clip is used in one epoch: 0.25 uses a quarter of the clips, "
         "different ones in each epoch; 2.5 uses all clips twice and half of them a third time.",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 
 
 def _words(text: str) -> frozenset[str]:
@@ -14,7 +15,6 @@ VIDEO_EXTENSIONS = _words(
 )
 # Animations among them (GIF, WebP, PNG, AVIF) are clips; the content decides.
 IMAGE_EXTENSIONS = _words(".png .jpg .jpeg .webp .bmp .apng .avif .avifs .gif .heic .heif .hif .jfif .jpe .tif .tiff")
-ARCHIVE_SUFFIX = ".tar"
 LISTS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")  # all but Parquet may be packed, as .csv.gz
 LISTS_TOLD = " ".join((*LISTS, ".csv.gz"))
 EXTENSIONS = VIDEO_EXTENSIONS | IMAGE_EXTENSIONS
@@ -48,6 +48,7 @@ _REASONS = (
     (_OTHER_MEDIA, "a format that is not read, to be converted to MP4 or PNG first"),
     (_UNFINISHED, "an unfinished download"),
 )
+_NO_LETTERS = re.compile("[\ud800-\udfff]")  # in place of what is not UTF-8 in a name, which no catalog can hold
 
 
 class ProbeError(Exception):
@@ -84,7 +85,17 @@ def media_stem(name: str) -> str | None:
 
 def may_hold_clips(name: str) -> bool:
     """Return whether a file is a video, a picture or an archive that is read in place, by its suffix."""
-    return kind_of(name) is not None or name.endswith(ARCHIVE_SUFFIX)
+    return kind_of(name) is not None or is_archive(name)
+
+
+def is_archive(name: str) -> bool:
+    """Return whether a file is an archive that is read in place, by its suffix, in upper or lower case."""
+    return name.lower().endswith(".tar")
+
+
+def archives_of(path: str) -> list[str]:
+    """Return what may be the archive of a member such as "shard.tar/0001.mp4", outermost first: a folder may be named so, too."""
+    return [path[: match.end()] for match in re.finditer(r"\.tar(?=/)", path, re.IGNORECASE)]
 
 
 def list_suffix(path: object) -> str:
@@ -117,3 +128,8 @@ def why_not_read(name: str) -> str:
         return "the name has no extension"
     reason = next((text for extensions, text in _REASONS if extension in extensions), "not a video or picture")
     return f"{reason}: {extension}"
+
+
+def with_readable_bytes(path: str) -> str:
+    """Return a path with each byte that is not UTF-8 as its number; one that is UTF-8 is returned as it is."""
+    return path if path.isascii() else _NO_LETTERS.sub(lambda byte: f"\\x{ord(byte[0]) & 0xFF:02x}", path)

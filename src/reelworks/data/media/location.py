@@ -21,7 +21,7 @@ from typing import Any
 from reelworks.core import digests, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.file_cache import FileCache
-from reelworks.data.media.formats import ARCHIVE_SUFFIX
+from reelworks.data.media.formats import archives_of
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -126,17 +126,9 @@ def below(root: str, path: str, start: int, size: int, version: int) -> MediaPat
     """Return the place of a catalog's row; `start` is -1 for a file of its own."""
     if start < 0:
         return Location(f"{root}/{path}", path, version=version) if is_url(root) else Path(root, path)
-    parts = path.split(f"{ARCHIVE_SUFFIX}/")
-    assert len(parts) > 1, f"{path} is not in an archive"
-    whole = 1
-    while whole < len(parts) - 1 and not _is_file(f"{root}/{_joined(parts[:whole])}"):  # a folder may be named so, too
-        whole += 1
-    name = f"{ARCHIVE_SUFFIX}/".join(parts[whole:])
-    return Location(f"{root}/{_joined(parts[:whole])}", name, start, size, version)
-
-
-def _joined(parts: list[str]) -> str:
-    return f"{ARCHIVE_SUFFIX}/".join(parts) + ARCHIVE_SUFFIX
+    *outer, innermost = archives_of(path)
+    archive = next((one for one in outer if _is_file(f"{root}/{one}")), innermost)
+    return Location(f"{root}/{archive}", path[len(archive) + 1 :], start, size, version)
 
 
 def _is_file(file: str) -> bool:

@@ -21,7 +21,7 @@ _RENAMED = {
     "data.max_failure_share": "data.max_decode_failures",
     "data.prefetch_micro_batches": 'data.prefetch_bytes, a size such as "2GB"',
     "dataset.prior_preservation": "dataset.prior_prediction",
-    "dataset.weight": "dataset.repeats, which can be any number above 0, as the product of both",
+    "dataset.weight": "dataset.repeats, which can be any number from 0.001, as the product of both",
     "exports.every_saves": "exports.every_n_saves",
     "objective.compat": "objective.opensora_frame_quantization",
     "preview": "[samples]",

@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import os
 import posixpath
-import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -106,10 +105,14 @@ def _members(
     archive_path: str, changed_ns: int, found: list[tarfile.TarInfo], sidecars: Counter[str]
 ) -> list[SourceFile]:
     folders, order = dict[str, dict[str, tarfile.TarInfo]](), dict[str, tarfile.TarInfo]()
-    for member in found:
+    contents = dict[str, tarfile.TarInfo]()
+    for each in found:
+        folder, name = posixpath.split(path := posixpath.normpath(each.name))
+        # A hard link has the content that the member it names had until then.
+        member = contents.get(posixpath.normpath(each.linkname), each) if each.islnk() else each
+        contents[path] = member
         if member.isdir():
             continue
-        folder, name = posixpath.split(path := posixpath.normpath(member.name))
         suffix = formats.extension_of(name)
         if suffix in SUFFIXES:
             folders.setdefault(folder, {})[name] = member
@@ -183,8 +186,7 @@ class Archives:
 
     def member(self, path: str) -> SourceFile | None:
         """Return a file such as "shard.tar/0001.mp4", None if it is in no archive."""
-        for match in re.finditer(rf"{re.escape(formats.ARCHIVE_SUFFIX)}(?=/)", path):
-            archive = path[: match.end()]
+        for archive in formats.archives_of(path):
             if archive not in self._found:
                 inside = self._members(archive)
                 self._found[archive] = None if inside is None else {file.path: file for file in inside}

@@ -81,7 +81,7 @@ def _walk(
             yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), sidecars)
         elif formats.is_sidecar(entry.name):
             sidecars.update([] if entry.name.lower().endswith(SUFFIXES) else [extension_of(entry.name)])
-        elif entry.name.endswith(formats.ARCHIVE_SUFFIX):
+        elif formats.is_archive(entry.name):
             yield from archive.list_archive(prefix + entry.name, Path(entry.path), sidecars)
         else:
             yield _entry(entry, prefix, captions)

@@ -75,7 +75,7 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
         if is_hidden(path):
             continue
         size, changed = int(info.get("size") or 0), changed_ns(info)
-        if path.endswith(formats.ARCHIVE_SUFFIX):
+        if formats.is_archive(path):
             yield from _members(fs, full, path, info, sidecars)
         elif formats.is_sidecar(posixpath.basename(path)):
             sidecars.update([] if path.lower().endswith(SUFFIXES) else [extension_of(path)])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles
 from reelworks.data.catalog.store import companions
-from reelworks.data.catalog.store.integrity import OUTSIDE, with_readable_bytes
+from reelworks.data.catalog.store.integrity import OUTSIDE
 from reelworks.data.media import formats
 from reelworks.data.media.probe import Probe
 
@@ -80,7 +80,7 @@ def settled(found: Iterable[SourceFile], dataset: str) -> list[SourceFile]:
     for entry in found:
         if is_hidden(entry.path):  # in an archive
             continue
-        if (readable := with_readable_bytes(entry.path)) != entry.path:
+        if (readable := formats.with_readable_bytes(entry.path)) != entry.path:
             entry = SourceFile(readable, problem="file name is not UTF-8")
         if re.search(OUTSIDE, entry.path):
             parts = entry.path.replace("\0", "\\0").split("/")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,6 @@ _POSITIVE_IF_READABLE = ("num_frames", "height", "width")
 # Training must only open scanned files: no empty or absolute path, and none that leaves the folder.
 ROOT = r"^(/|[A-Za-z]:/|[A-Za-z][A-Za-z0-9+.-]*://)"
 OUTSIDE = "|".join(filter(None, [r"^$|^/|(^|/)\.\.(/|$)|\x00", system.ELSEWHERE]))
-
-_NO_LETTERS = re.compile("[\ud800-\udfff]")  # in place of what is not UTF-8 in a name, which no catalog can hold
-
-
-def with_readable_bytes(path: str) -> str:
-    """Return a path with each byte that is not UTF-8 as its number; one that is UTF-8 is returned as it is."""
-    return path if path.isascii() else _NO_LETTERS.sub(lambda byte: f"\\x{ord(byte[0]) & 0xFF:02x}", path)
 
 
 def damaged(path: Path, problem: str) -> UserError:
