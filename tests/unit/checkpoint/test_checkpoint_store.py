@@ -253,3 +253,21 @@ def test_listing_needs_no_torch() -> None:
     modules = ["listing", "read_lock", "manifest", "disk_space", "retention", "store", "verify"]
     code = "import sys\n" + "".join(f"import reelworks.data.checkpoint.{m}\n" for m in modules)
     subprocess.run([sys.executable, "-c", code + "sys.exit('torch' in sys.modules)"], check=True)
+
+
+def test_what_a_killed_process_had_replaced_never_comes_back(store: CheckpointFolder) -> None:
+    """Not even when its replacement is gone, as after training went back to an earlier step."""
+    fill(store, 100)
+    (store.root / "new").mkdir()
+
+    def kill(call: str, path: Path) -> None:
+        if call == "rmdir":
+            raise Killed
+
+    with storage.guarded(kill), pytest.raises(Killed):
+        store.publish(store.root / "new", 100)
+    (replaced,) = store.root.glob(".old-*")
+    assert store.sweep() == [replaced.name]
+    store.set_aside(100, "test")
+    store.recover()
+    assert store.steps() == []

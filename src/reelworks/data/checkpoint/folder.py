@@ -232,7 +232,7 @@ class CheckpointFolder:
         return target
 
     def sweep(self) -> builtins.list[str]:
-        """Remove unfinished saves and half-emptied trash of dead processes, and return their names.
+        """Remove unfinished saves, half-emptied trash and replaced saves of dead processes, and return their names.
 
         Files that cannot be removed now, such as open ones on a network file system, stay for the next sweep. Only
         for the holder of the run's lock: any other process would also delete a save in progress.

@@ -28,8 +28,8 @@ CURSOR = "cursor.json"
 
 _STEP = re.compile(r"step-(\d{9,})")
 _REPLACED = re.compile(r"\.old-(step-\d{9,})-[0-9a-f]{12}")
-# Leftovers of a killed process: saves in progress, half-emptied trash, an unfinished `latest`.
-_LEFTOVER = re.compile(r"\.(tmp|trash)-step-\d{9,}-[0-9a-f]{12}|\.latest\.[0-9a-f]{8}\.tmp")
+# Leftovers of a killed process: saves in progress, half-emptied trash, what was replaced, an unfinished `latest`.
+_LEFTOVER = re.compile(r"\.(tmp|trash|old)-step-\d{9,}-[0-9a-f]{12}|\.latest\.[0-9a-f]{8}\.tmp")
 
 
 def fresh_id() -> str:
