@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import tempfile
@@ -47,16 +48,10 @@ class Commands(TyperGroup):
         return [*super().list_commands(ctx), *self._from_outside()]
 
     def _from_outside(self) -> dict[str, Any]:
-        commands = [command for annex in annexes.from_outside().values() for command in annex.commands]
-        return {command.name: _as_group(command) for command in commands}
-
-
-def _as_group(command: AnnexCommand) -> Any:
-    """Return a command of an annex as typer has it."""
-    app = App()
-    app.add(command)
-    made: Any = typer.main.get_command(app)
-    return made.commands[command.name] if hasattr(made, "commands") else made
+        app = App()
+        for command in (one for annex in annexes.from_outside().values() for one in annex.commands):
+            app.add(command)
+        return dict(typer.main.get_group(app).commands)
 
 
 @contextmanager
@@ -71,12 +66,16 @@ def _errors_as_json(json: bool) -> Iterator[None]:
 
 
 def as_user_error(error: BaseException) -> UserError | None:
-    """Return the error in words if it is one that the user can correct, as that of a disk is."""
+    """Return the error in words if it is one that the user can correct, as those of disks and paths are."""
     if isinstance(error, OSError):
         from reelworks.core import files  # slow to import
 
         if error.errno in files.OF_DISKS:
             return files.unwritable("disk", Path(str(error.filename or tempfile.gettempdir())), error)
+        if error.filename is not None and error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+            remedy = "give another path, or correct its permissions"
+            problem, path = f"this cannot be opened ({error.strerror})", str(error.filename)
+            return UserError(problem, code="path-unusable", field="path", value=path, remedy=remedy)
     return error if isinstance(error, UserError) else None
 
 

@@ -140,8 +140,7 @@ def main() -> None:
         sys.exit(ExitCode.INTERRUPTED)
     except Exception as error:
         _let_the_first_rank_speak()
-        message = as_user_error(error)
-        if message is None:
+        if (message := as_user_error(error)) is None:
             raise
         terminal.say(f"error: {message}", error=True)
         # Other ranks of a distributed run may be waiting: exiting at once lets the launcher end them.

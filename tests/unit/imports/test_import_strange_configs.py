@@ -108,6 +108,33 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path, trainer: str, text
         converted(tmp_path, path, trainer=trainer)
 
 
+def multiplied(inner: str, table: bool) -> str:
+    """YAML of some hundred letters that stands for 10⁹ values."""
+    lines = [f"a0: &a0 {inner}"]
+    for i in range(1, 9):
+        items = [f"k{k}: *a{i - 1}" if table else f"*a{i - 1}" for k in range(10)]
+        lines.append(f"a{i}: &a{i} " + "{}[]"[0 if table else 2] + ", ".join(items) + "{}[]"[1 if table else 3])
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        multiplied("[x, y]", False),
+        multiplied("{x: 1}", True),
+        "z: &z [*z]",
+        "z: &z {a: *z}",
+        "z: " + "[" * 900 + "]" * 900,
+    ],
+    ids=["lists", "tables", "a list in itself", "a table in itself", "nested"],
+)
+def test_what_a_few_lines_of_yaml_can_stand_for_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{yaml.safe_dump(SEEDS['ai-toolkit-1'][0])}\n{text}", encoding="utf-8")
+    with refused("config-unreadable", "FILE"):
+        converted(tmp_path, path, trainer="ai-toolkit")
+
+
 def test_a_byte_order_mark_and_a_key_that_stands_twice(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(

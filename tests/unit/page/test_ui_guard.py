@@ -6,7 +6,7 @@ from pathlib import Path
 
 import places
 import pytest
-from page_client import page
+from page_client import page, small_recipe
 from refused import refused
 from starlette.testclient import TestClient
 
@@ -46,7 +46,7 @@ def test_a_foreign_name_is_refused_even_if_it_resolves_here(client, host):
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "https://127.0.0.1:8384", "http://127.0.0.1:8385", "file://"]
+    "origin", ["http://evil.example", "null", "https://127.0.0.1:8384", "http://127.0.0.1:8385", "file://", "http://["]
 )
 def test_a_foreign_page_is_refused_with_or_without_the_token(client, origin):
     for ask in (
@@ -110,7 +110,10 @@ def test_names_that_are_not_text_are_found_all_the_same(tmp_path):
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({"format": FORMAT_VERSION}), encoding="utf-8")
     (folder / "recipe.toml").write_text("", encoding="utf-8")
+    folder.with_suffix(".toml").write_text(small_recipe("run", tmp_path.as_posix()), encoding="utf-8")
     with page(tmp_path) as client:
+        (recipe,) = client.get("/api/data").json()
+        assert recipe["name"] == "r\N{REPLACEMENT CHARACTER}n"
         (run,) = client.get("/api/runs").json()
         assert client.get(f"/api/runs/{run['key']}").status_code == 200
         (folder / "run.json").write_text("{}", encoding="utf-8")

@@ -81,6 +81,16 @@ def test_what_a_disk_says_is_told_in_words_with_the_file(number: int, tmp_path: 
     assert main.as_user_error(ValueError()) is None
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ENAMETOOLONG])
+def test_a_path_that_cannot_be_opened_is_told_in_words(number: int) -> None:
+    """Of a folder that may not be searched, Python raises for any question, even whether a file is there."""
+    told = main.as_user_error(OSError(number, os.strerror(number), "secret/a"))
+    assert isinstance(told, UserError)
+    assert (told.code, told.value) == ("path-unusable", "secret/a")
+    assert os.strerror(number) in str(told)
+    assert main.as_user_error(OSError(number, os.strerror(number))) is None
+
+
 def test_a_full_cache_is_not_the_fault_of_a_remote_file(tmp_path: Path) -> None:
     def fetch(_target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

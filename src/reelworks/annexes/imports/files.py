@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -16,7 +15,7 @@ from reelworks.annexes.imports.script import Command, Script
 from reelworks.core import toml, user_files
 from reelworks.core.errors import UserError
 
-_MOST_VALUES = 100_000  # of one file; aliases of YAML can stand for more than any memory
+_MOST_VALUES = 100_000  # and names of one file; aliases of YAML can stand for more than any memory
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:\\|\w\\\w|\.\\\w")
 _BATCH = re.compile(r"(?m)\^[ \t]*$|^@?set\s+\"?\w+=|%\w+%", re.IGNORECASE)
 _POWERSHELL = re.compile(r"(?m)`[ \t]*$|^\s*\$[\w:]+\s*\+?=")
@@ -165,35 +164,35 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
 
     Lists of plain values, and empty tables, are values. Raises `UserError` for more than any person writes.
     """
-    result: dict[str, Any] = {}
-    for name, value in _leaves(values, prefix):
-        result[name] = value
-        if len(result) > _MOST_VALUES:
-            raise UserError(
-                f"the config has more than {_MOST_VALUES:,} values",
-                code="config-unreadable",
-                field="FILE",
-                remedy="give a config of a trainer",
-            )
-    return result
+    left = iter(range(_MOST_VALUES))
+    try:
+        return dict(_leaves(values, prefix, left))
+    except RuntimeError:  # none is left, or it is a RecursionError
+        raise UserError(
+            f"the config has more than {_MOST_VALUES:,} values, or is nested too deeply",
+            code="config-unreadable",
+            field="FILE",
+            remedy="give a config of a trainer",
+        ) from None
 
 
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, name: str, left: Iterator[int]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and value:
-        items = [(str(_encodable(str(key))), inner) for key, inner in value.items()]
+        items = [(str(_encodable(str(key), left)), inner) for key, inner in value.items()]
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         items = [(str(number), inner) for number, inner in enumerate(value)]
     else:
-        yield name, _encodable(value)
+        yield name, _encodable(value, left)
         return
     for key, inner in items:
-        yield from _leaves(inner, f"{name}.{key}" if name else key)
+        yield from _leaves(inner, f"{name}.{key}" if name else key, left)
 
 
-def _encodable(value: Any) -> Any:
+def _encodable(value: Any, left: Iterator[int]) -> Any:
     """Return texts, also in lists, without halves of characters, which JSON can spell and no file can hold."""
+    next(left)
     if isinstance(value, list):
-        return [_encodable(inner) for inner in value]
+        return [_encodable(inner, left) for inner in value]
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
@@ -220,7 +219,7 @@ def plain(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value.lower() if value.lower() in ("true", "false") else value)
+        return user_files.parse_json(value.lower() if value.lower() in ("true", "false") else value)
     except ValueError:
         try:
             return float(value) if re.fullmatch(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", value) else value

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -121,8 +121,7 @@ def _cookie(header: str) -> str:
 
 
 def _is_own(origin: str, host: str, schemes: Collection[str]) -> bool:
-    parts = urlsplit(origin)
-    return parts.scheme in schemes and parts.netloc.lower() == host.lower()
+    return origin.lower() in {f"{scheme}://{host.lower()}" for scheme in schemes}
 
 
 _ENCODED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]

@@ -16,7 +16,7 @@ from cachetools import LRUCache
 from reelworks.annexes.page import clips, datasets, understood
 from reelworks.annexes.page.clips import ClipView
 from reelworks.annexes.page.datasets import Datasets
-from reelworks.annexes.page.workspace import Workspace
+from reelworks.annexes.page.workspace import Workspace, text_of
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.run.folder import RunFolder
@@ -161,7 +161,7 @@ class Library:
     def _about(self, source: DataSource) -> Json:
         named = source.file if source.kind == "recipe" else source.catalog
         name = named.stem if source.kind == "recipe" else named.parent.name if source.kind == "run" else named.name
-        return {"key": source.key, "kind": source.kind, "name": name, "path": self._workspace.label(named)}
+        return {"key": source.key, "kind": source.kind, "name": text_of(name), "path": self._workspace.label(named)}
 
     def state(self, key: str) -> Json:
         """Return how far a key is read, and begin to read it if that is needed."""

@@ -10,7 +10,7 @@ import bisect
 import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,7 +61,7 @@ def _atomic(path: Path, *, keep: bool = True) -> Iterator[Path]:
     except OSError as error:
         raise files.unwritable("output", path, error) from error
     finally:
-        if temporary.is_file():
+        with suppress(OSError):
             temporary.unlink()
 
 
