@@ -95,25 +95,27 @@ def flip(file: Path) -> None:
 
 
 def test_bits_that_flipped_after_an_orderly_end_are_seen_while_loading(tiny, tmp_path):
-    """In the tensors and in their index; a resume goes on from the newest good one, `--load` says which is bad."""
-    recipe = tiny(train={"max_steps": 8}, checkpoints={"keep_last": 9}, **BARE)
+    """In the tensors, their index and the cursor; a resume goes on from the newest good one, `--load` says which is bad."""
+    recipe = tiny(train={"max_steps": 10}, checkpoints={"keep_last": 9}, **BARE)
     assert children.train(recipe) == [0]
     run = RunFolder(tmp_path / "run")
     first, store = losses(run), CheckpointFolder(run.checkpoints_folder)
+    flip(store.path(10) / "cursor.json")
     flip(store.path(8) / "tensors" / "rank-00000.safetensors")
     flip(store.path(6) / "state.json")
     flip(store.path(4) / "cursor.json")
-    other = tiny(train={"max_steps": 10}, checkpoints={"keep_last": 9}, **BARE) | {"output": str(tmp_path / "other")}
+    other = tiny(train={"max_steps": 12}, checkpoints={"keep_last": 9}, **BARE) | {"output": str(tmp_path / "other")}
     assert children.train(other, load=store.path(8)) != [0]
     assert "tensors/rank-00000.safetensors has changed since it was written" in children.output(other)
     assert children.train(recipe) == [0]
     said = children.output(recipe)
     assert "resumed from step 2, " in said
-    for step, file in ((8, "tensors/rank-00000.safetensors"), (6, "state.json"), (4, "cursor.json")):
+    bad = ((10, "cursor.json"), (8, "tensors/rank-00000.safetensors"), (6, "state.json"), (4, "cursor.json"))
+    for step, file in bad:
         assert f"checkpoint of step {step} is skipped: {file} has changed" in said
     assert losses(run) == first
-    assert len(list(run.checkpoints_folder.glob(".bad-*"))) == 3
-    assert store.steps() == [2, 4, 6, 8]
+    assert len(list(run.checkpoints_folder.glob(".bad-*"))) == 3  # more of them are not kept
+    assert store.steps() == [2, 4, 6, 8, 10]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
 from reelworks.training.encoding.encode_prefetcher import EncodePrefetcher
+from reelworks.training.memory import dry_run
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step.examples import ExampleBuilder, Predicted
 from reelworks.training.step.nonfinite import NonFiniteCause, NonFiniteSource, not_finite
@@ -370,14 +372,18 @@ def test_gradients_are_clipped_to_the_norm(stepper, monkeypatch):
 
 
 def test_each_micro_batch_of_each_step_draws_its_own_dropout(stepper, monkeypatch):
-    """What the model draws is of the step and the micro-batch, and equal where a step is taken again."""
+    """What the model draws, by whichever generator, is of the step and the micro-batch, and equal where a step is taken again."""
     s, drawn = stepper(), []
-    s.state.module.spatial_blocks[0].mlp.register_forward_hook(lambda *_: drawn.append(tuple(torch.rand(4).tolist())))
+
+    def draw(*_: object) -> None:
+        drawn.append((*torch.rand(4).tolist(), random.random(), np.random.rand()))
+
+    s.state.module.spatial_blocks[0].mlp.register_forward_hook(draw)
     batches = [micro_batch(s, 0, [1], last=False), micro_batch(s, 0, [1])]
     batches = [replace(b, request=replace(b.request, index=i)) for i, b in enumerate(batches)]
     for step in (0, 1, 0):
         run_step(s, batches, step=step)
-    assert len(set(drawn[:4])) == 4
+    assert all(len(set(numbers)) == 4 for numbers in zip(*drawn[:4], strict=True))
     assert drawn[4:] == drawn[:2]
 
 
@@ -395,6 +401,31 @@ def test_the_average_follows_its_formula_and_steps_aside(stepper):
     with s.state.averaged():
         assert torch.equal(parameter, s.state.ema[name])
     assert torch.equal(parameter, former)
+
+
+def test_a_part_that_a_network_keeps_in_eval_mode_stays_so(stepper):
+    module = (s := stepper()).state.module
+    module.spatial_blocks[0].mlp.eval()
+    before = {name: part.training for name, part in module.named_modules()}
+    with s.state.averaged():
+        assert not any(part.training for part in module.modules())
+    assert {name: part.training for name, part in module.named_modules()} == before
+    assert not module.spatial_blocks[0].mlp.training
+
+
+def test_the_rehearsal_leaves_buffers_as_they_were(stepper):
+    """A resumed run would begin with others than an uninterrupted one."""
+    module, calls = (s := stepper()).state.module, []
+    module.register_buffer("mean", torch.zeros(2))
+    module.register_buffer("codes", torch.zeros(2, dtype=torch.uint8))
+
+    def change(*_: object) -> None:
+        calls.append(module.mean.add_(1).tolist())
+
+    module.spatial_blocks[0].register_forward_hook(change)
+    dry_run.rehearse(s.boundary.denoiser, s.examples.encoder.encoders, s.state, s.table.buckets[0])
+    assert calls
+    assert module.mean.tolist() == [0, 0]
 
 
 def test_losses_by_timestep_are_means_over_the_clips_in_each_range(stepper, monkeypatch):

@@ -25,8 +25,7 @@ def learning(
     sort: Annotated[
         Literal["worst", "loss", "trend", "gain", "path"],
         Option(
-            help="Order of the clips: those to look at first, the highest loss, the least fall of the loss, the least "
-            "gain by the caption, or the name."
+            help="Order: what to look at first, highest loss, least fall of the loss, least gain by the caption, or name."
         ),
     ] = "worst",
     limit: Annotated[int | None, Option(min=1, metavar="N", help=f"List N clips at most (default {_LISTED}).")] = None,

@@ -105,9 +105,11 @@ class ClipLossRounds(StepObserver):
         account.bring_together(world, now.step)
         chosen: Any = world.broadcast(self._choose(size) if world.is_main else None)
         clips = sum(len(batch) for batch, _ in chosen)
+        in_training = [each for each in module.modules() if each.training]
         module.eval()
         parts: list[Any] = world.gather_data(self._measure(chosen, now.pool, with_base=with_base))
-        module.train()
+        for each in in_training:
+            each.training = True
         if world.is_main and clips:
             account.note_measured([found for part in parts for found in part])
         account.visits += clips
@@ -207,10 +209,9 @@ class ClipLossRounds(StepObserver):
             outputs.append(passes.base(example.uncaptioned(), at_least))
         each_B = [torch.where(example.valid_mask, example.losses(output).float(), torch.nan) for output in outputs]
         captioned, uncaptioned, *base = torch.stack(each_B).cpu().double().numpy()
-        held_out = self._candidates[1][picked]
         bucket = np.full(len(picked), request.bucket)
         of_base = base[0] if base else np.full(len(picked), np.nan)
-        return Measured(request.uids, bucket, held_out, time_B, captioned, uncaptioned, of_base)
+        return Measured(request.uids, bucket, self._candidates[1][picked], time_B, captioned, uncaptioned, of_base)
 
     def _time(self, request: MicroBatchRequest) -> float:
         """Return the timestep of measurements in the bucket of a request."""

@@ -39,7 +39,8 @@ def check_file(path: Path, entry: FileEntry, full: bool) -> None:
         size = retry.with_retries(lambda: file.stat().st_size)
         if size != entry.size:
             raise BadCheckpoint(f"{entry.path} has {size} bytes instead of {entry.size}")
-        if (full or entry.path == names.STATE) and retry.with_retries(lambda: digests.of_file(file)) != entry.digest:
+        reads = full or entry.path in (names.STATE, names.CURSOR)  # which a resume reads before it loads
+        if reads and retry.with_retries(lambda: digests.of_file(file)) != entry.digest:
             raise BadCheckpoint(f"{entry.path} has changed since it was written")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise BadCheckpoint(f"{entry.path} is missing") from error

@@ -384,6 +384,5 @@ class CheckpointManager:
                 code="save-failed",
                 field="checkpoints",
                 value=str(self._store.root),
-                remedy="resume from the last checkpoint, which is finite, with the same command; if this happens again, "
-                "lower train.learning_rate",
+                remedy="resume with the same command; if this happens again, lower train.learning_rate",
             )

@@ -35,8 +35,7 @@ class TrainConfig(Config):
         gt=0,
         allow_inf_nan=False,
         description='longest planned time of a micro-batch whose batch_size is "auto": of the clips that fit into memory, as '
-        "many as take no longer, by the times in buckets.tuned, so that all buckets take about the same time. A single clip "
-        "may take longer",
+        "many as take no longer, by the times in buckets.tuned. A single clip may take longer",
     )
     optimizer: Literal["adamw", "adamw8bit", "muon", "prodigy", "adafactor", "came", "schedulefree"] = Field(
         default="adamw",
@@ -102,8 +101,7 @@ class TrainConfig(Config):
     spike_threshold: float = Field(
         default=8.0,
         gt=0,
-        description="distance from the median of the recent values, in robust standard deviations, from which on a value "
-        "is such a spike",
+        description="distance of such a spike from the median of the recent values, in robust standard deviations",
     )
     clip_losses: Literal["off", "auto"] | Annotated[int, Field(ge=1)] = Field(
         default="off",

@@ -290,8 +290,7 @@ def _check_buckets(data: RecipeData, record: Record, step: RunStep) -> None:
             code="buckets-differ",
             field="--step",
             value=step.step,
-            remedy=f"restore recipes/{step.recipe} in the run folder, or replay the step with the version of reelworks "
-            "that trained it",
+            remedy=f"restore recipes/{step.recipe} in the run folder, or replay with the version that trained the step",
         )
 
 

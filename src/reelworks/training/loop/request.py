@@ -56,8 +56,7 @@ class TrainRequest:
                         code="stage-chosen-for-training",
                         field="overrides",
                         value=text,
-                        remedy="leave it out; to train this stage alone, write a recipe without [[stage]] and with "
-                        "another output",
+                        remedy="leave it out; to train it alone, write a recipe without [[stage]], of another output",
                     )
             if self.profile is not None and self.profiled_steps is None:
                 raise UserError(

@@ -76,8 +76,7 @@ def restore(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
                 f"rank {', '.join(others)} planned another epoch than rank 0",
                 code="ranks-planned-differently",
                 field="catalog",
-                remedy="let all machines read the same catalog and the same files that the recipe names, with the same "
-                "version of reelworks",
+                remedy="let all machines have the same version, and read the same catalog and files of the recipe",
             )
         if not world.is_main:  # which reports what the plan leaves out
             data.forget_planning()

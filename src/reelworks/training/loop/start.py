@@ -171,9 +171,8 @@ def rehearse(started: StartedStage, model: TrainedModel, position: DataPosition)
     run, data = started.run, started.data
     planned = set(position.plan.micro_bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
     levels = model.recomputation or (None,) * len(data.table.buckets)
-    of_levels = {
-        str(level): {i for i in planned if levels[i] == level} for level in levels
-    }  # each largest may need most
+    # The largest of each may need the most memory.
+    of_levels = {str(level): {i for i in planned if levels[i] == level} for level in levels}
     if started.request.debug:
         out_of_memory.record_history(run.world.device)
     snapshot = run.folder.snapshot_file(run.world.rank)

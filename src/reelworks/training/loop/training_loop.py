@@ -286,15 +286,17 @@ class Trainer:
         limit = 1 if train.non_finite == "stop" else train.max_non_finite
         if self._consecutive_non_finite < limit:
             return
+        origin = None if result.blame is None else result.blame.origin
+        of_weights = origin is not None and origin.what == "weight"
         steps = f"{limit} consecutive steps, the last being {step}," if limit > 1 else f"step {step}"
         raise UserError(
             f"{steps} had a loss or gradient that is not finite, {result.blame}",
             code="non-finite",
-            field="train.learning_rate",
-            value=train.learning_rate,
-            remedy="lower it or lengthen train.warmup_steps, then resume from an earlier checkpoint "
-            'with --resume STEP; to train on past such steps, set train.non_finite = "skip" and raise '
-            "train.max_non_finite",
+            field="model.weights" if of_weights else "train.learning_rate",
+            remedy="begin with other weights, or resume from an earlier checkpoint with --resume STEP"
+            if of_weights
+            else "lower it or lengthen train.warmup_steps, then resume from an earlier checkpoint with --resume STEP; to train on "
+            'past such steps, set train.non_finite = "skip" and raise train.max_non_finite',
         )
 
 

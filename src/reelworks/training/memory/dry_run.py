@@ -62,9 +62,7 @@ def encoders(encoder: FrozenEncoders) -> dict[str, Encoder]:
 
 def networks(component: Encoder) -> list[nn.Module]:
     """Return the networks among an encoder's attributes, and in its diffusers pipelines; there may be none."""
-    values: list[Any] = []
-    for value in vars(component).values():
-        values += getattr(value, "components", {"": value}).values()
+    values = (part for value in vars(component).values() for part in getattr(value, "components", {"": value}).values())
     return [value for value in values if isinstance(value, nn.Module)]
 
 
@@ -90,13 +88,15 @@ def rehearse(
 ) -> None:
     """Run a bucket forward and backward while the optimizer's state is allocated, and drop the gradients.
 
-    If memory does not suffice, a snapshot of the GPU's is written to `file`, if given. `clips` is the number of clips that
+    Buffers that the forward pass changes, such as statistics, are put back. If memory does not suffice, a snapshot of the GPU's is written to `file`, if given. `clips` is the number of clips that
     the network sees at once, by default the bucket's batch size.
 
     Raises:
         DtypeError: Two dtypes meet that must not, in a model that cannot run on the meta device.
         UserError: Memory does not suffice; names the bucket.
     """
+    # Weights that are stored as codes, of a byte each, are never changed, and could be too large for a copy.
+    kept = [(buffer, buffer.clone()) for buffer in state.module.buffers() if buffer.element_size() > 1]
     try:
         with out_of_memory.naming_bucket(bucket, encoder.device, file, what="the largest bucket"):
             inputs = blank(encoder, bucket, clips or bucket.batch_size, encoder.device)
@@ -104,6 +104,8 @@ def rehearse(
                 torch.autograd.backward(run(inputs).sum())
     finally:
         state.optimizer.zero_grad()
+        for buffer, value in kept:
+            buffer.copy_(value)
 
 
 def blank(encoder: FrozenEncoders, bucket: Bucket, batch: int, device: torch.device) -> DenoiserInputs:

@@ -231,8 +231,7 @@ def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
         code="too-many-ranks",
         field="train.micro_batches_per_step",
         value=micro_batches_per_step,
-        remedy=f"use at most {micro_batches_per_step} ranks, or raise train.micro_batches_per_step (the rest of the "
-        "epoch is then planned anew)",
+        remedy=f"use at most {micro_batches_per_step} ranks, or raise it (the rest of the epoch is then planned anew)",
     )
 
 

@@ -94,8 +94,7 @@ def require(name: str, layout: Layout | None) -> None:
     whole = OPTIMIZERS[name].whole
     if whole and layout is not None and layout.shards > 1:
         raise UserError(
-            f'{whole}, and with parallel.strategy = "{layout.strategy}" each of {layout.shards} ranks has a shard of '
-            "the weights",
+            f'{whole}, and with parallel.strategy = "{layout.strategy}" each of {layout.shards} ranks has a shard',
             code="optimizer-not-shardable",
             field="train.optimizer",
             value=name,

@@ -256,12 +256,11 @@ def _adamw(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Param
 def _adamw8bit(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
     library: Any = importlib.import_module("bitsandbytes.optim")
     weights = [*inner, *others]
-    lowered = [p for p in weights if isinstance(p, _Rows) or (is_whole(p) and _has_8_bits(p))]
-    ids = set(map(id, lowered))
-    rest = _adamw(config, [], [p for p in weights if id(p) not in ids])
+    lowered = {id(p): p for p in weights if isinstance(p, _Rows) or (is_whole(p) and _has_8_bits(p))}
+    rest = _adamw(config, [], [p for p in weights if id(p) not in lowered])
     if not lowered:
         return rest
-    optimizer = library.AdamW8bit(lowered, **_settings(config), min_8bit_size=_BLOCK)
+    optimizer = library.AdamW8bit(lowered.values(), **_settings(config), min_8bit_size=_BLOCK)
 
     def begin(i: int, p: Tensor) -> dict[str, Any]:
         optimizer.init_state(optimizer.param_groups[0], p, 0, i)

@@ -103,13 +103,17 @@ class TrainState:
         """Put the averaged weights into the module, in eval mode, while open; then restore the trained ones exactly."""
         parameters = dict(self.module.named_parameters())
         trained = {name: local(parameters[name].detach()).clone() for name in self.ema}
+        in_training = [
+            module for module in self.module.modules() if module.training
+        ]  # a network may keep others in eval
         self._put(self.ema)
         self.module.eval()
         try:
             yield
         finally:
             self._put(trained)
-            self.module.train()
+            for module in in_training:
+                module.training = True
 
     @torch.no_grad()
     def _put(self, values: dict[str, Tensor]) -> None:

@@ -13,6 +13,7 @@ The suffix of a tensor is its shape: `_B` has one value for each clip of a micro
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -289,6 +290,8 @@ class TrainStep:
         """Seed the network's own draws by the step and the micro-batch, so that a resumed run draws the same."""
         where = (request.index, request.part) if request.part else (request.index,)
         seed, device = hash_rng.hash_int(self.recipe.seed, step, *where, Purpose.MODEL) >> 1, self.world.device
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` also asks for other kinds of devices
         if device.type != "cpu":
             torch.get_device_module(device).manual_seed(seed)
