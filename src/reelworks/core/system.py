@@ -45,6 +45,7 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOS
 # Windows forbids to read what is locked, so the locked byte lies where no file has content.
 _LOCKED_BYTE = 1 << 62
 _NO_NAME_ON_WINDOWS = re.compile(r'[<>:"/\\|?*\x00-\x1f]|[. ]$|^(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.IGNORECASE)
+MOST_NAME_BYTES = 240  # of a file name; it has up to 15 more while the file is written
 _IN_USE = frozenset({5, 32, 33})  # access denied, sharing violation, lock violation
 _LEAST_ERROR = 0xC0000000  # of Windows, as exit codes: of memory that is not the program's, and the like
 _TRIES, _TRY_SECONDS = 40, 0.05
@@ -180,10 +181,9 @@ def words_of(command: str) -> tuple[str, ...]:
 
 
 def is_file_name(text: str) -> bool:
-    """Whether a file may have a text as its name; length aside."""
-    if WINDOWS:
-        return _NO_NAME_ON_WINDOWS.search(text) is None
-    return not {"/", "\0"} & set(text)
+    """Whether a file may have a text as its name, with some bytes more while it is written."""
+    of_signs = _NO_NAME_ON_WINDOWS.search(text) is None if WINDOWS else not {"/", "\0"} & set(text)
+    return of_signs and len(os.fsencode(text)) <= MOST_NAME_BYTES
 
 
 def is_parent(pid: int) -> bool:

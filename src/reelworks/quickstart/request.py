@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from reelworks.core import gpus, requests
 from reelworks.core.errors import UserError
 from reelworks.core.gpus import Gpu
 from reelworks.core.requests import arg
+from reelworks.data.media import formats
 
 _MOST_GB = 100_000
 
@@ -112,25 +114,22 @@ class NewLoraRequest(FootageRequest):
         return found
 
 
-def require_new_recipe(path: Path, *, force: bool) -> None:
-    """Refuse to overwrite a recipe without `force`."""
-    if not force and path.exists():
+def require_new_recipe(path: Path, *, force: bool, kept: Sequence[Path] = ()) -> None:
+    """Refuse to overwrite a recipe without `force`, and files that are to be kept."""
+    is_kept = path.resolve() in [file.resolve() for file in kept]
+    if is_kept or (path.exists() and not force):
         raise UserError(
-            "the recipe exists already",
+            "it would overwrite what is imported" if is_kept else "the recipe exists already",
             code="file-exists",
             field="output",
             value=str(path),
-            remedy="give --force to overwrite it, or another name with -o",
+            remedy="give another name with -o" + ("" if is_kept else ", or --force to overwrite it"),
         )
 
 
 def _require_folder(path: Path) -> None:
     """Refuse a path that is neither a folder nor a list of files."""
-    if path.is_dir():
-        return
-    from reelworks.data.media import formats
-
-    if not path.is_file() or not formats.is_list(path):
+    if not path.is_dir() and not (path.is_file() and formats.is_list(path)):
         raise UserError(
             "this is a file, not a folder" if path.exists() else "there is no such folder",
             code="no-such-folder",

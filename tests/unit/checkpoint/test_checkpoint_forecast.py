@@ -72,6 +72,15 @@ def test_saves_fall_on_multiples_and_on_the_end(every: int | None, done: int, la
     assert saves(CheckpointsConfig(every_steps=every), done, last) == expected
 
 
+def test_a_run_without_an_end_is_foreseen_for_its_first_saves() -> None:
+    policy = CheckpointsConfig(every_steps=10, keep_every=100)
+    steps = saves(policy, 0, 10**15)
+    assert (steps[:2], steps[-1]) == ([10, 20], 10**15)
+    shorter = forecast(1000, policy, saves(policy, 0, 10_000), 10_000)
+    assert shorter.fails_at_step is not None
+    assert forecast(1000, policy, steps, 10_000).fails_at_step == shorter.fails_at_step
+
+
 def test_a_save_is_refused_without_its_margin_and_so_it_is_forecast() -> None:
     policy = config(keep_last=1, keep_best=None)
     assert forecast(1000, policy, [1, 2], 2020).fails_at_step is None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.inference.evaluate import vbench
-from reelworks.inference.generate import vbench_files
+from reelworks.inference.generate import vbench_files, writers
 
 
 def test_clips_have_the_names_that_vbench_looks_for(tmp_path: Path) -> None:
@@ -33,6 +35,32 @@ def test_clips_have_the_names_that_vbench_looks_for(tmp_path: Path) -> None:
     lines.write_text("\n", encoding="utf-8")
     with pytest.raises(UserError, match="no prompt"):
         vbench_files.prompts(lines, "--prompt-file")
+
+
+def test_prompts_of_a_windows_machine_are_the_same(tmp_path: Path) -> None:
+    """A byte order mark and capitals in the suffix would make another picture of the first prompt, or of all."""
+    (tmp_path / "a.txt").write_text("a cat\r\na dog", encoding="utf-8-sig")
+    (tmp_path / "A.JSON").write_text('[{"prompt_en": "a cat"}, {"prompt_en": "a dog"}]', encoding="utf-8-sig")
+    for name in ("a.txt", "A.JSON"):
+        assert vbench_files.prompts(tmp_path / name, "--prompt-file") == ["a cat", "a dog"]
+    (tmp_path / "A.JSON").write_text('[{"prompt_en": 5}]', encoding="utf-8")
+    with refused("prompts-unreadable", "--prompt-file"):
+        vbench_files.prompts(tmp_path / "A.JSON", "--prompt-file")
+
+
+@pytest.mark.parametrize("letter", ["x", "é"])
+def test_the_longest_prompt_that_is_taken_can_be_written(letter: str, tmp_path: Path) -> None:
+    most = next(n for n in range(255, 0, -1) if taken(tmp_path, letter * n))
+    (file, *_) = vbench_files.files(tmp_path, [letter * most])
+    writers.write(file, np.zeros((1, 16, 16, 3), np.uint8), 8.0)
+    assert len(file.name.encode()) > 230
+
+
+def taken(folder: Path, prompt: str) -> bool:
+    try:
+        return bool(vbench_files.files(folder, [prompt]))
+    except UserError:
+        return False
 
 
 def test_results_of_vbench_are_read(tmp_path: Path) -> None:

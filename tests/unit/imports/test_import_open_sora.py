@@ -402,6 +402,41 @@ def read(folder: Path, text: str) -> literals.Literals:
     return literals.read(folder / "literals.py")
 
 
+def repeated(first: str, later: str) -> str:
+    """Lines of which each has the value of the line before several times."""
+    return "\n".join([f"a0 = {first}", *(later.format(f"a{i - 1}", i=i) for i in range(1, 12))])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        repeated("[1, 2]", "a{i} = [" + "{0}, " * 10 + "]"),
+        repeated("(1, 2)", "a{i} = (" + "{0}, " * 10 + ")"),
+        repeated("{1: 2}", "a{i} = dict(" + ", ".join(f"k{k}={{0}}" for k in range(10)) + ")"),
+        "y = " + "1 + " * 900 + "1",
+        "y = " + "-" * 900 + "1",
+        "_base_ = 5",
+        "_base_ = 'a\\0b'",
+    ],
+    ids=["lists", "tuples", "tables", "a long sum", "many signs", "a base that is no path", "a base of no file"],
+)
+def test_what_no_person_writes_is_refused_at_once(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError):
+        read(tmp_path, text)
+
+
+def test_numbers_that_would_take_for_ever_are_not_computed(tmp_path: Path) -> None:
+    found = read(tmp_path, repeated("9999999999", "a{i} = {0} * {0}") + "\nlast = -1e400")
+    assert found.values["a1"] == 9999999999**2
+    assert {"a11", "last"} <= found.unread.keys()
+
+
+def test_the_config_is_not_overwritten_by_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(STAGE_1, encoding="utf-8")
+    with refused("file-exists", "output"):
+        ImportRequest(files=(tmp_path / "a.py",), output=tmp_path / "x" / ".." / "a.py", force=True)
+
+
 def test_literals_are_read_as_python_means_them(tmp_path: Path) -> None:
     text = (
         '"""What it is."""\nimport os\na = -1\nb: float = 2 * 1.5\nc = [a, (b, +3)]\nd = dict(e=c, **{"f": None})\n'

@@ -83,6 +83,32 @@ def test_new_files_and_other_buckets_lose_and_repeat_nothing(footage: Path, tmp_
     assert found.keys() - gone == {(uid, 0) for uid in again.dataset.rows.uid.tolist()}
 
 
+def test_a_record_that_is_there_is_not_written_again(footage: Path, tmp_path: Path) -> None:
+    """A kill while it is replaced would lose it, and with it the way back into the epoch."""
+    run = tmp_path / "run"
+    loader = rw.Loader(dataset_of(footage), micro_batches_per_step=1, record_to=run)
+    epoch_of([loader], steps=2)
+    before = {file: file.stat().st_ino for file in run.rglob("*.parquet")}
+    again = rw.Loader(dataset_of(footage), micro_batches_per_step=1, record_to=run)
+    again.load_state_dict(loader.state_dict())
+    epoch_of([again], steps=1)
+    assert before
+    assert {file: file.stat().st_ino for file in run.rglob("*.parquet")} == before
+
+
+def test_a_record_that_cannot_be_written_is_told(footage: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file", encoding="utf-8")
+    loader = rw.Loader(dataset_of(footage), record_to=tmp_path / "run")
+    with refused("file-unwritable", "record_to"):
+        epoch_of([loader], steps=1)
+
+
+def test_two_datasets_of_one_name_are_refused(footage: Path) -> None:
+    datasets = (rw.DatasetConfig(path=str(footage)), rw.DatasetConfig(path=str(footage), repeats=3))
+    with refused("duplicate-dataset-name"):
+        rw.DataSpec(datasets)
+
+
 def test_without_a_record_changed_data_are_refused(footage: Path) -> None:
     loader = rw.Loader(dataset_of(footage))
     epoch_of([loader], steps=1)

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import places
 import pytest
 import torch
 from adapters import adapted
@@ -160,7 +161,9 @@ def test_strengths_and_several_files_add_up_in_shards_of_the_base_s_dtype(tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "b.safetensors", "base.safetensors", "out"}
 
 
-def test_a_result_is_replaced_as_a_whole_if_asked_for_and_nothing_else_is(tmp_path: Path) -> None:
+def test_a_result_is_replaced_as_a_whole_if_asked_for_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "a.safetensors"
     update = lora(file)
     base = {f"{layer}.weight": torch.zeros(value.shape) for layer, value in update.items()}
@@ -181,13 +184,21 @@ def test_a_result_is_replaced_as_a_whole_if_asked_for_and_nothing_else_is(tmp_pa
     assert sorted(path.name for path in out.iterdir()) == before
     apply.apply(ApplyLorasRequest(**asked, overwrite=True))
     assert [path.name for path in out.iterdir()] == ["base.safetensors"]
+    places.link(tmp_path / "link", out)
+    ages = (out / "base.safetensors").stat().st_mtime_ns
+    assert apply.apply(ApplyLorasRequest(**asked | {"output": tmp_path / "link"}, overwrite=True))
+    assert (out / "base.safetensors").stat().st_mtime_ns > ages
+    assert (tmp_path / "link").is_symlink()
+    (tmp_path / "link").unlink()
+    (tmp_path / "here").mkdir()
     (out / "mine.txt").touch()
     with refused("output-file-invalid", "output", says="other files than weights: mine.txt"):
         apply.apply(ApplyLorasRequest(**asked, overwrite=True))
-    for place, said in ((tmp_path, "other files"), (file, "to a folder")):
+    monkeypatch.chdir(tmp_path / "here")
+    for place, said in ((tmp_path, "other files"), (file, "to a folder"), (Path(), "to a folder")):
         with refused("output-file-invalid", "output", says=said):
             apply.apply(ApplyLorasRequest(**asked | {"output": place}, overwrite=True))
-    assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "base.safetensors", "out"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "base.safetensors", "out", "here"}
 
 
 def test_a_file_of_another_network_is_not_applied(tmp_path: Path) -> None:

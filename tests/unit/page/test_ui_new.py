@@ -102,6 +102,7 @@ def test_an_upload_is_on_disk_before_it_has_its_name(page: TestClient, folder: P
         ("x", "../../mine/a.png", "name-invalid"),
         ("x", ".hidden.png", "name-invalid"),
         ("x", "a//b.png", "name-invalid"),
+        ("é" * 149, "a.png", "name-invalid"),
         ("x", "/etc/a.png", "name-invalid"),
         ("x", "a\\b.png", "name-invalid"),
         ("x", "a\0.png", "name-invalid"),
@@ -251,6 +252,14 @@ def test_a_config_is_written_into_its_folder_alone(page: TestClient, folder: Pat
     assert told.status_code >= 400
     assert everything(folder) == before
     assert page.get("/api/jobs").json() == []
+
+
+def test_two_configs_of_one_name_are_refused(page: TestClient, folder: Path) -> None:
+    """The second would take the place of the first."""
+    before = everything(folder)
+    configs = [{"name": "train.toml", "text": text} for text in ("a = 1", "b = 2")]
+    assert page.post("/api/import", json={"files": configs, "name": "x"}).json()["code"] == "name-invalid"
+    assert everything(folder) == before
 
 
 @pytest.mark.slow

@@ -65,6 +65,8 @@ def test_more_showings_than_memory_has_are_refused(folder: Path) -> None:
     with of_recipe(), refused("too-many-repeats", "dataset.repeats", says="an epoch would use 16 clips") as caught:
         RecipeData.open(made(folder, 1000.0, 10**9)).entries(0)
     assert (caught.value.field, caught.value.value) == ("dataset.repeats", [1.0, 1e12])
+    with of_recipe(), refused("too-many-repeats", "dataset.repeats"):
+        RecipeData.open(made(folder, 1e10, 10**10)).entries(0)
 
 
 def test_what_a_weight_leaves_out_of_an_epoch_is_named(folder: Path) -> None:

@@ -58,10 +58,7 @@ def test_clips_move_only_along_the_arrows_and_no_more_than_needed(case: tuple[Sa
     home = dict(zip(identities(entries), entries.bucket.tolist(), strict=True))
     moved = 0
     for key, bucket in zip(identities(made), made.bucket.tolist(), strict=True):
-        passed = {home[key]}
-        while (to := spec.merge_to[max(passed)]) >= 0:
-            passed.add(to)
-        assert bucket in passed
+        assert bucket in (home[key], spec.merge_to[home[key]])  # two moves may crop more than is allowed
         moved += bucket != home[key]
     givers = [size - 1 for size, to in zip(spec.batch_sizes, spec.merge_to, strict=True) if to >= 0]
     assert moved <= sum(givers)

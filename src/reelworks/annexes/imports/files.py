@@ -191,8 +191,8 @@ def _leaves(value: Any, name: str, left: Iterator[int]) -> Iterator[tuple[str, A
 def _encodable(value: Any, left: Iterator[int]) -> Any:
     """Return texts, also in lists, without halves of characters, which JSON can spell and no file can hold."""
     next(left)
-    if isinstance(value, list):
-        return [_encodable(inner, left) for inner in value]
+    if isinstance(value, list | tuple):
+        return type(value)(_encodable(inner, left) for inner in value)
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 

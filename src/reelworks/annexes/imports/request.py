@@ -32,8 +32,7 @@ class ImportRequest:
     model: str | None = arg(None, "A model in place of the one that the config names.", metavar="NAME")
     probability: str | None = arg(
         None,
-        "Of Open-Sora: the meaning of bucket_config's probabilities, if the config's model does not tell: opensora-1.2, "
-        "opensora-2.0 or downgrade.",
+        "Meaning of bucket_config's probabilities, if the model does not tell: opensora-1.2, opensora-2.0 or downgrade.",
         metavar="MEANING",
     )
     clips: bool = arg(
@@ -53,7 +52,7 @@ class ImportRequest:
                     field="files",
                     remedy="give a config, or --command with the command line",
                 )
-            require_new_recipe(self.path, force=self.force)
+            require_new_recipe(self.path, force=self.force, kept=self.files)
 
     @property
     def path(self) -> Path:

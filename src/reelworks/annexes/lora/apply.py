@@ -91,13 +91,13 @@ def apply(request: ApplyLorasRequest) -> LoraResult:
 
 def _require_folder(request: ApplyLorasRequest) -> None:
     target = request.output
-    if target.suffix == ".safetensors" or (target.exists() and not target.is_dir()):
+    if target.suffix == ".safetensors" or (target.exists() and not target.is_dir()) or target.resolve() == Path.cwd():
         raise UserError(
-            "weights are written to a folder, as shards with an index",
+            "weights are written to a folder, as shards with an index, which a new one replaces",
             code="output-file-invalid",
             field="output",
             value=str(target),
-            remedy="name a folder",
+            remedy="name a folder other than the current one",
         )
     with files.writing("output", target):
         there = [*target.iterdir()] if target.exists() else []
@@ -268,7 +268,7 @@ def _write(
     name = _SHARD.sub("", base.files[0].stem) if base.files[0].is_file() else "diffusion_pytorch_model"
     sources = ", ".join(f"{Path(file.source).name}={strength:g}" for file, strength in adapters)
     metadata = {"format": "pt", "modelspec.merged_from": sources}
-    target = request.output
+    target = request.output.resolve()  # a link stays, and leads to the new weights
     with files.writing("output", target):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
@@ -282,7 +282,7 @@ def _write(
             _replace(target, temporary)
         finally:
             storage.rmtree_if_possible(temporary)
-    return [target / path.name for path in written]
+    return [request.output / path.name for path in written]
 
 
 def _config(base: FullWeights) -> bytes | None:

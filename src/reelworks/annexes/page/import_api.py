@@ -50,9 +50,10 @@ def import_config(context: PageContext, wish: ImportForm) -> Json:
     path = recipe_files.new_path(context.workspace, root, wish.name, overwrite=wish.overwrite)
     folder = root / FOLDER / path.stem
     for config in wish.files:
-        if not uploads.is_name(config.name) or not context.workspace.holds(folder / config.name):
+        is_one = [each.name for each in wish.files].count(config.name) == 1
+        if not (is_one and uploads.is_name(config.name) and context.workspace.holds(folder / config.name)):
             raise UserError(
-                "this is no name for a config",
+                "this is no name for a config, or that of two",
                 code="name-invalid",
                 field="file",
                 value=config.name,

@@ -28,8 +28,7 @@ class BucketEntryConfig(Config):
     num_frames: int | list[int] = Field(description="frame counts; 1 takes pictures, all others take videos")
     batch_size: int | list[int] | Literal["auto"] | None = Field(
         default=None,
-        description='clips per micro-batch on one GPU; "auto": as `buckets.tuned` has measured, within '
-        "`train.step_seconds`",
+        description='clips per micro-batch on one GPU; "auto": by `buckets.tuned`, within `train.step_seconds`',
     )
     keep_prob: float | list[float] = Field(default=1.0, description="chance that a fitting clip is assigned here")
     sequence_degree: int | list[int] | None = Field(

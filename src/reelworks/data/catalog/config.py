@@ -228,8 +228,7 @@ class DatasetConfig(PublicConfig):
         default=0.0,
         ge=0,
         le=1,
-        description="Probability that a use of a clip swaps left and right. Not for clips with writing in them, nor for "
-        "captions that name sides.",
+        description="Probability that a use of a clip swaps left and right; not for writing and captions that name sides.",
     )
     rotate_degrees: float = Field(
         default=0.0,

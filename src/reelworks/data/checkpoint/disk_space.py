@@ -23,6 +23,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # Required free space, as a multiple of the estimated size of a save.
 MARGIN = 1.02
 _PROBE_BYTES = 1 << 16
+_MOST_SAVES = 10_000  # that are foreseen; a run without an end has any number
 
 Counts = NDArray[np.int64]
 
@@ -131,10 +132,10 @@ class DiskForecast:
 
 
 def saves(policy: CheckpointsConfig, done: int, last: int) -> list[int]:
-    """Return the steps at which a run saves, after `done` steps and up to its last one."""
+    """Return the steps at which a run saves, after `done` steps and up to its last one; of very many the first and the last."""
     every = policy.every_steps
     regular = range(done - done % every + every, last + 1, every) if every else range(0)
-    return sorted({*regular, last} - {done})
+    return sorted({*regular[:_MOST_SAVES], last} - {done})
 
 
 def forecast(

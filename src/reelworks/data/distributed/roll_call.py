@@ -159,8 +159,7 @@ def _refusal(code: str, problem: str, join_seconds: float) -> UserError:
             problem,
             code="ranks-differ",
             field="parallel",
-            remedy="start all ranks with the same number of ranks, the same recipe and overrides, and the same versions "
-            "of reelworks and torch",
+            remedy="start all with the same number of ranks, recipe, overrides, and versions of reelworks and torch",
         )
     return UserError(
         problem,

@@ -71,7 +71,7 @@ def choices(datasets: Sequence[DatasetConfig]) -> list[list[Choice]]:
 
 def uses(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> ClipUses:
     """Return the uses of all rows; rows of other datasets have none."""
-    most = {d.dataset_name: math.ceil(d.repeats) for d in datasets}
+    most = {d.dataset_name: math.ceil(min(d.repeats, _MOST + 1)) for d in datasets}
     repeats = rows.per_dataset(most, default=0, dtype=blocks.kind_of(max(most.values(), default=0)))
     named = bool(of_datasets(datasets))
     numbers = _numbers(rows, datasets) if named else None

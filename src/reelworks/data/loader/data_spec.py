@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from reelworks.core import arguments, digests
 from reelworks.data.buckets import assign
 from reelworks.data.buckets.degrees import Exchange
 from reelworks.data.buckets.table import BucketTable
-from reelworks.data.catalog.config import SHOWING, DatasetConfig
+from reelworks.data.catalog.config import SHOWING, DatasetConfig, same_name
 from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.loader.eligibility import ExcludeList
 from reelworks.data.media.config import DataConfig
@@ -69,6 +70,9 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         arguments.check(self, _SPEC)
+        for first, second in combinations(self.datasets, 2):
+            if first.dataset_name == second.dataset_name:
+                raise same_name(first.dataset_name, (first.place, second.place))
 
     def draw_numbers(self, epoch: int, copies: I64) -> tuple[int | I64, I64]:
         """Return the numbers of epoch and copy from which a clip's crop and first frame are drawn.

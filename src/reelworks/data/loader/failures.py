@@ -104,8 +104,7 @@ class FailureWarnings:
         if not self._has_told_of_unknown:
             self._has_told_of_unknown = True
             logger.warning(
-                "clips failed, and those that fail on the other %d ranks are not known: the weights of such steps sum to "
-                "less than 1, and counts are those of this rank; initialize torch.distributed, or give the loader "
-                "all_reduce",
+                "clips failed; those of the other %d ranks are not known, so the weights of such steps sum to less than 1, "
+                "and counts are this rank's; initialize torch.distributed, or give the loader all_reduce",
                 world_size - 1,
             )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from reelworks.core import arguments
+from reelworks.core import arguments, files
 from reelworks.core.arguments import checked, whole
 from reelworks.core.errors import UserError
 from reelworks.core.words import tells_arguments
@@ -65,8 +65,8 @@ class Loader(IterableDataset[Step]):
         decode_timeout: Seconds after which a process that still decodes the same clip is ended; the clip has failed.
         device: Device on which all tensors of a micro-batch lie. On CUDA they are copied from pinned memory in a stream of
             its own, while earlier ones are trained. None leaves them on the CPU.
-        record_to: Folder of records of the trained clips, the same on all ranks. With it a resume is exact even if
-            the data or the buckets changed in between.
+        record_to: Folder of records of the trained clips, of this loader alone and the same on all ranks. With it a resume is
+            exact even if the data or the buckets changed in between.
         max_decode_failures: Share of an epoch's clips, from 0 to 1; if more than these cannot be decoded, loading stops.
         all_reduce: Sums a CPU tensor of integers over the ranks, in place; it is called once a step. None uses
             torch.distributed if its process group has these ranks. Otherwise a rank does not know which clips of other
@@ -277,8 +277,7 @@ class Loader(IterableDataset[Step]):
                 code="rank-changed",
                 field="rank",
                 value=self.rank,
-                remedy="make the loader after torch.distributed.init_process_group, in the process that uses it, or give "
-                "rank and world_size",
+                remedy="make the loader after init_process_group, in the process that uses it, or give rank and world_size",
             )
 
     def _record(self) -> None:
@@ -286,8 +285,9 @@ class Loader(IterableDataset[Step]):
             return
         position = self._reader.position
         plan = f"{position.key} {position.plan.digest()}"
-        if self._recorded != plan:
-            segment_record.begin(self._run, self.dataset, position, "")
+        if self._recorded != plan and not segment_record.is_recorded(self._run, self.dataset, position):
+            with files.writing("record_to", self._run.path):
+                segment_record.begin(self._run, self.dataset, position, "")
         self._recorded = plan
 
 

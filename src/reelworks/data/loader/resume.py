@@ -97,8 +97,7 @@ def _other_uses(data: Dataset, record: Record, identity: Identity, cursor: Curso
         if was != has:
             key, index = ("resolutions", 0) if was[0] != has[0] else ("lengths", 1)
             return UserError(
-                f"for dataset {present} they were {was[index] or 'not set'} when this epoch began, and what was trained since then "
-                "counts for these",
+                f"for dataset {present} they were {was[index] or 'not set'} when this epoch began, and its clips count for these",
                 code="uses-changed",
                 field=f"dataset.{key}",
                 value=has[index] or None,
@@ -175,8 +174,7 @@ def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -
             code="record-missing",
             field="resume",
             value=str(records.path(run, key)),
-            remedy="restore that folder from a backup of the run, undo the changes, or restart the data with "
-            "--restart-data",
+            remedy="restore that folder from a backup, undo the changes, or restart the data with --restart-data",
         ) from None
     for number in range(cursor.segment - 1, -1, -1):
         try:
@@ -221,8 +219,7 @@ def _difference(
         lines += _other_sides(data, former, identity)
     if cursor.spec != spec.digest():
         lines.append(
-            "buckets, batch sizes, costs, dataset settings, micro-batches per step or the seed differ from the "
-            "checkpoint's"
+            "buckets, batch sizes, costs, dataset settings, micro-batches per step or the seed are not the checkpoint's"
         )
     lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.num_steps} new steps")
     return lines

@@ -89,6 +89,15 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
     return record
 
 
+def is_recorded(run: RunFolder, data: Dataset, position: DataPosition) -> bool:
+    """Return whether a segment has a record that is intact, and of the same data."""
+    try:
+        about = records.read(run, position.key, position.plan.digest()).about
+    except RecordError:
+        return False
+    return (about.catalog_digest, about.spec_digest) == (data.digest, position.spec.digest())
+
+
 def uids_digest(catalog: Catalog) -> str:
     """Return the digest of the uids of a catalog's rows, which differs if the catalog was scanned again."""
     return digests.digest_arrays(uid=catalog.uids())

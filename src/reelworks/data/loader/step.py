@@ -86,8 +86,7 @@ class Step:
                 code="step-is-over",
                 field="step",
                 value=self.number,
-                remedy="iterate each step once, before requesting the next one; to go through its micro-batches twice, "
-                "collect them: list(step)",
+                remedy="iterate each step once, before the next one; to use its micro-batches twice, keep list(step)",
             )
         self._has_begun = True
         return self._iterate()

@@ -62,8 +62,7 @@ class DataConfig(PublicConfig):
     )
     interlaced: Literal["deinterlace", "reject"] = Field(
         default="deinterlace",
-        description='what to do with interlaced videos: "deinterlace" rebuilds whole frames from their fields, "reject" '
-        "leaves them out",
+        description='for interlaced videos: "deinterlace" rebuilds frames from their fields, "reject" leaves them out',
     )
     alpha_color: list[int] = Field(
         default=[255, 255, 255],

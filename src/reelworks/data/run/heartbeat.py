@@ -135,8 +135,7 @@ def _is_abandoned(path: Path, seen: tuple[int, str]) -> bool:
     """Watch a file until it counts as abandoned; False if it is removed in the meantime."""
     holder = LockOwner.parse(seen[1])
     logger.info(
-        f"this folder is locked ({LockedError(holder)}); waiting up to {LOST_SECONDS:.0f} s to see whether that "
-        "process is still alive"
+        f"this folder is locked ({LockedError(holder)}); waiting up to {LOST_SECONDS:.0f} s for a sign that it is alive"
     )
     until = time.monotonic() + LOST_SECONDS
     while time.monotonic() < until:

@@ -83,8 +83,8 @@ def merge_into_larger(bucket: Integers, batch_sizes: tuple[int, ...], merge_to: 
     """Move the clips of incomplete micro-batches to each bucket's merge target if that saves micro-batches.
 
     A target takes the left-over clips of all its source buckets, or none if that would not reduce the number of
-    micro-batches. Moved clips precede the target's own clips, so that the target in turn passes on its own clips
-    and no clip is moved repeatedly.
+    micro-batches. Moved clips precede the target's own clips, so that the target in turn passes on its own clips, if they
+    are as many, and no clip is moved repeatedly: each move was found to be within `max_crop`, and two may not be.
 
     `bucket` is that of each clip, ascending; `merge_to` is the target of each bucket, which has a higher index, or -1.
     Returns the new order of the clips, and the bucket of each in that order, ascending.
@@ -93,9 +93,10 @@ def merge_into_larger(bucket: Integers, batch_sizes: tuple[int, ...], merge_to: 
     clips = [np.zeros(0, dtype=np.int64) for _ in batch_sizes]
     for first, count in zip(starts.tolist(), counts.tolist(), strict=True):
         clips[bucket[first]] = np.arange(first, first + count)
+    has = [len(of_bucket) for of_bucket in clips]
     sources: list[list[int]] = [[] for _ in batch_sizes]
     for index, size in enumerate(batch_sizes):
-        rests = {g: len(clips[g]) % batch_sizes[g] for g in sources[index]}
+        rests = {g: rest for g in sources[index] if (rest := len(clips[g]) % batch_sizes[g]) <= has[g]}
         own, arriving = len(clips[index]), sum(rests.values())
         if -(-(own + arriving) // size) < -(-own // size) + sum(rest > 0 for rest in rests.values()):
             clips[index] = np.concatenate([*(clips[g][len(clips[g]) - rests[g] :] for g in rests), clips[index]])

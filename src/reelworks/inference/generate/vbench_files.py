@@ -9,7 +9,6 @@ from reelworks.core import system, user_files
 from reelworks.core.errors import UserError, first_few
 
 SAMPLES = 5  # clips of a prompt that VBench looks for
-_MOST_BYTES = 255  # of a file name
 _SUFFIX = ".mp4"
 
 
@@ -20,10 +19,11 @@ def prompts(path: Path, option: str) -> list[str]:
         UserError: The file cannot be read, or has no prompt.
     """
     try:
-        text = user_files.read_text(path, user_files.TABLE)
-        is_json = path.suffix == ".json"
+        text = user_files.read_text(path, user_files.TABLE, encoding="utf-8-sig")
+        is_json = path.suffix.lower() == ".json"
         found = [entry["prompt_en"] for entry in user_files.parse_json(text)] if is_json else text.splitlines()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        unique = list(dict.fromkeys(prompt.strip() for prompt in found if prompt.strip()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"the prompts cannot be read ({type(error).__name__}: {error})",
             code="prompts-unreadable",
@@ -31,7 +31,6 @@ def prompts(path: Path, option: str) -> list[str]:
             value=str(path),
             remedy="name a text file with a prompt in each line, or VBench's VBench_full_info.json",
         ) from error
-    unique = list(dict.fromkeys(prompt.strip() for prompt in found if prompt.strip()))
     if not unique:
         raise UserError(
             "there is no prompt in it",
@@ -49,12 +48,8 @@ def files(folder: Path, prompts: list[str], samples: int = SAMPLES) -> dict[Path
     Raises:
         UserError: A prompt cannot be the name of a file, by which VBench finds it.
     """
-    longest = _MOST_BYTES - len(f"-{samples - 1}{_SUFFIX}")
-    wrong = [
-        p
-        for p in prompts
-        if not system.is_file_name(f"{p}-0{_SUFFIX}") or p.startswith(".") or len(p.encode()) > longest
-    ]
+    longest = system.MOST_NAME_BYTES - len(f"-{samples - 1}{_SUFFIX}")
+    wrong = [p for p in prompts if p.startswith(".") or not system.is_file_name(f"{p}-0{_SUFFIX}")]
     if wrong:
         raise UserError(
             f"VBench finds clips by their prompts, and these cannot be names of files: {first_few(wrong)}",

@@ -143,15 +143,14 @@ def export_tensors(
 
 def require_free_file(target: Path) -> None:
     """Refuse a target of `export_checkpoint` that exists or is not named .safetensors, and create its folder."""
-    index = target.with_name(target.name + safetensors_file.INDEX_SUFFIX)
     is_named = target.suffix == ".safetensors"
-    if not is_named or target.exists() or index.exists():
+    if not is_named or target.exists() or target.with_name(target.name + safetensors_file.INDEX_SUFFIX).exists():
         raise UserError(
             "the file exists already" if is_named else "weights are written as .safetensors",
             code="output-file-invalid",
             field="--output",
             value=str(target),
-            remedy="remove it, or name another file" if is_named else f"name it {target.stem}.safetensors",
+            remedy="remove it, or name another file" if is_named else f"name it {target.stem or 'weights'}.safetensors",
         )
     with raising_export_failed(target):
         storage.mkdirs(target.parent)

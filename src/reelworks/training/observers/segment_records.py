@@ -31,7 +31,7 @@ class RecordKeeper:
         self._resume_counts(position)
         try:
             self._close_former(position)
-            if not self._is_recorded(position):
+            if not segment_record.is_recorded(self.run, self.data, position):
                 segment_record.begin(self.run, self.data, position, self.recipe_file)
             if position.at_end and records.read_outcome(self.run, position.key) is None:
                 self.end(position)
@@ -62,13 +62,6 @@ class RecordKeeper:
         if records.path(self.run, former).is_dir() and records.read_outcome(self.run, former) is None:
             num_steps = position.global_step - position.plan_step - records.read_about(self.run, former).first_step
             records.write_outcome(self.run, former, self._outcome(former, num_steps))
-
-    def _is_recorded(self, position: DataPosition) -> bool:
-        try:
-            about = records.read(self.run, position.key, position.plan.digest()).about
-        except RecordError:
-            return False
-        return (about.catalog_digest, about.spec_digest) == (self.data.digest, position.spec.digest())
 
     def _outcome(self, key: Key, num_steps: int) -> Outcome:
         """Return the outcome of a segment's first steps, from the events."""

@@ -8,7 +8,6 @@ Values that need anything else (a call, an import, a loop) are not read but list
 from __future__ import annotations
 
 import ast
-import math
 import operator
 import os
 from collections.abc import Callable, Iterable
@@ -16,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from reelworks.annexes.imports import files
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
 BASE = "_base_"
 DELETE = "_delete_"
 
-# No powers: a short expression could take forever.
+_MOST = 1e300  # of a number, above which a product could take forever; powers are not read
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -62,16 +62,19 @@ def _read(path: Path, below: tuple[Path, ...]) -> Literals:
     own = _parse(path)
     bases = own.values.get(BASE, [])
     merged = Literals()
-    for base in [bases] if isinstance(bases, str) else bases:
-        _merge(merged, _read(path.parent / str(base), (*below, Path(os.path.realpath(path)))))
+    for base in bases if isinstance(bases, list | tuple) else [bases]:
+        _merge(merged, _read(path.parent / str(base).replace("\0", ""), (*below, Path(os.path.realpath(path)))))
     _merge(merged, own)
     merged.values = _without_marks(merged.values)
     return merged
 
 
 def _parse(path: Path) -> Literals:
+    result = Literals()
     try:
         tree = ast.parse(user_files.read_bytes(path, user_files.SETTINGS), filename=str(path))
+        for statement in tree.body:
+            _statement(statement, result)
     except OSError as error:
         raise UserError(
             f"the config cannot be read ({error.strerror})",
@@ -90,9 +93,7 @@ def _parse(path: Path) -> Literals:
             value=str(path),
             remedy="give a config of Open-Sora, such as configs/opensora-v1-2/train/stage1.py",
         ) from error
-    result = Literals()
-    for statement in tree.body:
-        _statement(statement, result)
+    files.flatten(result.values)  # a few lines can stand for more values than any memory holds
     return result
 
 
@@ -185,7 +186,7 @@ def _number(node: ast.UnaryOp | ast.BinOp, known: dict[str, Any]) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, int | float) and not abs(value) < _MOST:
         raise _NotALiteralError
     return value
 

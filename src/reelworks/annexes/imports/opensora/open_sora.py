@@ -105,8 +105,7 @@ def _meaning(draft: ImportDraft) -> parse.Meaning:
     if kind.startswith("flux"):
         return "opensora-2.0"
     raise UserError(
-        "this model does not identify the release of the config, and the probabilities of bucket_config have "
-        "another meaning in each release",
+        "this model does not identify the release, on which the meaning of bucket_config's probabilities depends",
         code="opensora-release-unknown",
         field="model.type",
         value=kind,

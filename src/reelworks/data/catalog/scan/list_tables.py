@@ -61,8 +61,7 @@ def read(file: MediaPath) -> ListTable:
             code="list-unreadable",
             field="dataset.path",
             value=str(file),
-            remedy="give a CSV file with a header line and double quotes around texts with commas, a Parquet file, or a "
-            "JSON lines file, in UTF-8",
+            remedy="give a CSV file with a header and quotes around texts with commas, Parquet or JSON lines, in UTF-8",
         ) from error
     return ListTable(columns.table, columns.caption, is_plain, (*notes, *columns.notes))
 
