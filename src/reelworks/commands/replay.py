@@ -44,10 +44,9 @@ def replay(
     from reelworks.reports.sheet import write_step
     from reelworks.training.loop.replay import ReplayReport, replay_step
 
-    step = number or step
-    if step is None:
+    if None not in (number, step) or (step := number or step) is None:
         raise UserError(
-            "a step is needed", code="step-missing", field="STEP", remedy=f"for example: reelworks replay {run} 1"
+            "one step is needed", code="step-missing", field="STEP", remedy=f"for example: reelworks replay {run} 1"
         )
     replayed = replay_step(RunFolder(run), step)
     sheets = write_step(replayed, output or run / "replay" / f"step-{step:09d}") if pictures else []

@@ -110,10 +110,14 @@ def test_names_that_are_not_text_are_found_all_the_same(tmp_path):
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({"format": FORMAT_VERSION}), encoding="utf-8")
     (folder / "recipe.toml").write_text("", encoding="utf-8")
-    folder.with_suffix(".toml").write_text(small_recipe("run", tmp_path.as_posix()), encoding="utf-8")
+    folder.with_suffix(".toml").write_text(
+        small_recipe(f"{tmp_path.as_posix()}/of", tmp_path.as_posix()), encoding="utf-8"
+    )
     with page(tmp_path) as client:
         (recipe,) = client.get("/api/data").json()
         assert recipe["name"] == "r\N{REPLACEMENT CHARACTER}n"
+        for address in (f"data/{recipe['key']}", "recipes", "plan"):
+            assert client.get(f"/api/{address}").status_code == 200
         (run,) = client.get("/api/runs").json()
         assert client.get(f"/api/runs/{run['key']}").status_code == 200
         (folder / "run.json").write_text("{}", encoding="utf-8")

@@ -16,6 +16,7 @@ from reelworks.annexes.page.context import Context, PageContext
 from reelworks.annexes.page.jobs_api import add_job, to_json
 from reelworks.annexes.page.library import DataSource
 from reelworks.annexes.page.thumbnails import Kind
+from reelworks.annexes.page.workspace import text_of
 from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
@@ -172,11 +173,11 @@ def _about(context: Context, source: DataSource) -> Json:
     job = jobs[-1] if jobs and (jobs[-1].state in ("waiting", "running", "failed")) else None
     if job is not None and job.state == "failed" and source.has_catalog:
         job = None
-    recipe = source.recipe
+    recipe, is_recipe = source.recipe, source.kind == "recipe"
     return {
         "key": source.key,
         "kind": source.kind,
-        "name": source.file.stem if source.kind == "recipe" else source.catalog.parent.name,
+        "name": text_of(source.file.stem if is_recipe else source.catalog.parent.name),
         "path": workspace.label(source.file),
         "datasets": [] if recipe is None else [{"name": d.dataset_name, "path": d.path} for d in recipe.dataset],
         "exclude_file": None if recipe is None else recipe.exclude_file,

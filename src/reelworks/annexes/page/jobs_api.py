@@ -67,7 +67,7 @@ def stop_job(context: PageContext, id: str) -> Json:
 @routes.get("/recipes")
 def list_recipes(context: PageContext) -> list[Json]:
     found = context.workspace.index().recipes
-    return [{"key": key, "name": path.stem, "path": context.workspace.label(path)} for key, path in found.items()]
+    return [{"key": key, **context.workspace.about(path)} for key, path in found.items()]
 
 
 @routes.post("/recipes/{key}/trust")

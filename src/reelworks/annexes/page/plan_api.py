@@ -124,7 +124,7 @@ def _read(controls: str) -> Controls:
 
 def _row(context: Context, key: str, path: Path) -> Json:
     """Return a recipe's line in the list: what it trains, and whether it can be planned."""
-    row: Json = {"key": key, "name": path.stem, "path": context.workspace.label(path), "problem": "", "scanned": False}
+    row: Json = {"key": key, **context.workspace.about(path), "problem": "", "scanned": False}
     try:
         with understood.reading(path):
             recipe = recipe_files.read(context.workspace, key).recipe

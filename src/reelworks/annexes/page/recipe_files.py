@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from reelworks.annexes.page.workspace import Workspace
+from reelworks.annexes.page.workspace import Workspace, text_of
 from reelworks.core import digests, files, system, toml, user_files
 from reelworks.core.errors import UserError
 from reelworks.training.recipe import recipe_file, toml_text
@@ -39,7 +39,7 @@ class RecipeText:
     @property
     def name(self) -> str:
         """Name of the recipe, or of its run."""
-        return self.path.parent.name if self.is_of_run else self.path.stem
+        return text_of(self.path.parent.name if self.is_of_run else self.path.stem)
 
     @property
     def recipe(self) -> Recipe:

@@ -8,7 +8,6 @@ import shutil
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
@@ -145,13 +144,9 @@ async def _write(request: Request, temporary: Path, announced: int) -> int:
             if written > announced:
                 break
             await run_in_threadpool(file.write, chunk)
-        await run_in_threadpool(_flush, file)
+        await run_in_threadpool(file.flush)
+        await run_in_threadpool(os.fsync, file.fileno())
     return written
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _cut_off_error(path: Path, written: int, announced: int) -> UserError:

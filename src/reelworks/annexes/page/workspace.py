@@ -117,6 +117,10 @@ class Workspace:
                 return text_of(inside if len(self.roots) == 1 else root.name / inside)
         return text_of(path)
 
+    def about(self, path: Path) -> dict[str, str]:
+        """Return name and label of a recipe's file."""
+        return {"name": text_of(path.stem), "path": self.label(path)}
+
     def _path_of(self, kind: str, key: str, noun: str) -> Path:
         path = getattr(self.index(), kind).get(key) or getattr(self.index(again=True), kind).get(key)
         if path is None:

@@ -193,7 +193,7 @@ def _scheduler(recipe: Recipe, encoder: FrozenEncoders, options: GenerateOptions
                     "its scheduler uses beta sigmas, which need scipy",
                     code="scipy-not-installed",
                     field="model.weights",
-                    remedy="pip install scipy, or sample by the recipe: --sampler recipe",
+                    remedy="pip install scipy, or sample as in training: --sampler own",
                 ) from error
         if not trained.keys() <= inspect.signature(kind).parameters.keys():  # as SD 1.5's own lacks the last step
             kind = library.EulerDiscreteScheduler
