@@ -228,7 +228,7 @@ class DatasetConfig(PublicConfig):
         default=0.0,
         ge=0,
         le=1,
-        description="Probability that a use of a clip swaps left and right; not for writing and captions that name sides.",
+        description="Probability that a use of a clip swaps left and right; not where writing or a caption tells the sides.",
     )
     rotate_degrees: float = Field(
         default=0.0,

@@ -88,15 +88,16 @@ def rehearse(
 ) -> None:
     """Run a bucket forward and backward while the optimizer's state is allocated, and drop the gradients.
 
-    Buffers that the forward pass changes, such as statistics, are put back. If memory does not suffice, a snapshot of the GPU's is written to `file`, if given. `clips` is the number of clips that
-    the network sees at once, by default the bucket's batch size.
+    Buffers that the forward pass changes, such as statistics, are put back. If memory does not suffice, a snapshot of the
+    GPU's is written to `file`, if given. `clips` is the number of clips that the network sees at once, by default the
+    bucket's batch size.
 
     Raises:
         DtypeError: Two dtypes meet that must not, in a model that cannot run on the meta device.
         UserError: Memory does not suffice; names the bucket.
     """
-    # Weights that are stored as codes, of a byte each, are never changed, and could be too large for a copy.
-    kept = [(buffer, buffer.clone()) for buffer in state.module.buffers() if buffer.element_size() > 1]
+    # Not weights that are stored as codes, of a byte each: these are large, and never changed.
+    kept = [(one, one.to("cpu", copy=True)) for one in state.module.buffers() if one.element_size() > 1]
     try:
         with out_of_memory.naming_bucket(bucket, encoder.device, file, what="the largest bucket"):
             inputs = blank(encoder, bucket, clips or bucket.batch_size, encoder.device)
