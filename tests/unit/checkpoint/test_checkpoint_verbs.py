@@ -60,9 +60,14 @@ def told(*arguments: object, code: int = 0) -> Any:
     return json.loads(call(*arguments, "--json", code=code))
 
 
+def zero_tensors(store: CheckpointFolder, step: int) -> None:
+    file = store.path(step) / "tensors" / "rank-00000.safetensors"
+    file.write_bytes(bytes(file.stat().st_size))
+
+
 def test_ls_says_of_each_why_it_stays_or_goes(run: RunFolder, store: CheckpointFolder) -> None:
     (store.path(3) / "cursor.json").write_bytes(b"")
-    (store.path(4) / "cursor.json").write_bytes(b"[]")
+    zero_tensors(store, 4)
     rows = told("ls", run.path)
     assert [(row["step"], row["state"]) for row in rows] == [(1, "goes"), (2, "kept"), (3, "damaged"), (4, "kept")]
     assert rows[1]["reasons"] == ["among the last 2", "the best by loss (1)"]
@@ -89,9 +94,9 @@ def test_show_names_every_file(run: RunFolder, store: CheckpointFolder) -> None:
 
 def test_verify_ends_with_1_if_one_is_bad(run: RunFolder, store: CheckpointFolder) -> None:
     assert "4 of 4 good" in call("verify", run.path, "--full")
-    (store.path(2) / "cursor.json").write_bytes(b"[]")
+    zero_tensors(store, 2)
     assert "4 of 4 good" in call("verify", run.path), "sizes alone do not tell"
-    assert "step 2: bad: cursor.json has changed since" in call("verify", run.path, "--full", code=1)
+    assert "step 2: bad: tensors/rank-00000.safetensors has changed since" in call("verify", run.path, "--full", code=1)
     rows = told("verify", run.path, 3, "--full")
     assert [(row["step"], row["good"]) for row in rows] == [(3, True)]
     assert store.steps() == [1, 2, 3, 4], "looking changes nothing"
