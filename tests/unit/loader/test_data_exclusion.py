@@ -193,6 +193,29 @@ def test_the_spec_sees_filter_exclude_list_and_group(folder: Path, tmp_path: Pat
     assert digest("# nothing\n") == digest()
 
 
+# Keys of [data] with which a plan has other clips, or others together. A change of the others leaves it as it is.
+OF_A_PLAN = {
+    "frame_interval": 2,
+    "fps": 12.0,
+    "short_clips": "loop",
+    "hdr": "reject",
+    "interlaced": "reject",
+    "locality": "file",
+}
+OF_NO_PLAN = {
+    "alpha_color", "clip_start", "crop", "decode_timeout", "max_decode_failures", "measures", "num_workers",
+    "prefetch_bytes", "renamed_clips", "resize",
+}  # fmt: skip
+
+
+def test_the_spec_sees_every_key_of_the_data_that_shapes_a_plan(folder: Path) -> None:
+    """A resume with another one of these would go on training what the recipe now leaves out."""
+    digests = [RecipeData.open(recipe(folder, data={key: v})).plan_spec(4, 1).digest() for key, v in OF_A_PLAN.items()]
+    assert len({RecipeData.open(recipe(folder)).plan_spec(4, 1).digest(), *digests}) == 1 + len(OF_A_PLAN)
+    with_locality = "shuffle_window"  # which has a meaning with locality alone
+    assert DataConfig.model_fields.keys() == OF_A_PLAN.keys() | OF_NO_PLAN | {with_locality}
+
+
 def test_an_epoch_that_choices_leave_empty_names_the_choice(folder: Path) -> None:
     everything = folder / "all.txt"
     everything.write_text("".join(f"data/shot-{s}/{i}.png\n" for s in range(8) for i in range(3)), encoding="utf-8")

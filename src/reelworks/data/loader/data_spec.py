@@ -153,6 +153,7 @@ def plan_digest(spec: DataSpec, table: BucketTable, exclude_list: ExcludeList) -
             *counts,
             *(() if spec.sound is None else (spec.sound.missing,)),
             *(("source_sounds",) if spec.source_sounds else ()),
+            *(name for name in ("hdr", "interlaced") if getattr(spec.data, name) == "reject"),
         ]
     )
 

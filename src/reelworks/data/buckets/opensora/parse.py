@@ -59,8 +59,7 @@ def parse(
             field="buckets.probability",
             value=meaning,
             remedy='write "opensora-1.2" (1.1, 1.2: to stay at the resolution, and at the length), "opensora-2.0" '
-            '(to stay at the resolution, and to be shortened) or "downgrade" (to move to a lower resolution, and '
-            "else to be shortened)",
+            '(to stay at it, and to be shortened) or "downgrade" (to move to a lower one, and else to be shortened)',
         )
     computed = meaning == "opensora-2.0"
     by_resolution = [(ratios.resolution(name, computed=computed, multiple=multiple), table[name]) for name in table]
