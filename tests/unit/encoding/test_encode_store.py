@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet as pq
+from refused import refused
+from safetensors.torch import save
 
 from reelworks.core import storage
 from reelworks.core.errors import UserError
@@ -119,6 +123,29 @@ def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
     store.put(wanted(1), torch.ones(1))
     store.commit()
     assert torch.equal(EncodedStore.open(tmp_path).read(wanted(1).key), torch.ones(1))
+
+
+@pytest.mark.parametrize("what", ["cut", "empty", "a flipped bit", "other columns", "a shard cut", "a foreign shard"])
+def test_a_damaged_store_names_the_file_to_delete(tmp_path: Path, what: str) -> None:
+    filled(tmp_path)
+    index = sorted((tmp_path / "index").iterdir())[0]
+    shard = tmp_path / "shards" / f"{index.stem}.safetensors"
+    data, damaged = index.read_bytes(), index
+    if what == "other columns":
+        pq.write_table(pa.table({"a": [1]}), index)
+    elif what in ("a shard cut", "a foreign shard"):
+        index.unlink()
+        damaged = shard
+        shard.write_bytes(shard.read_bytes()[:50] if what == "a shard cut" else save({"a": torch.ones(1)}))
+    else:
+        flipped = bytes([*data[:40], data[40] ^ 1, *data[41:]])
+        index.write_bytes({"cut": data[:100], "empty": b"", "a flipped bit": flipped}[what])
+    with refused("encoded-damaged", says=damaged.name):
+        EncodedStore.open(tmp_path)
+    damaged.unlink()
+    if damaged == index:
+        shard.unlink()
+    assert EncodedStore.open(tmp_path).missing([wanted(n).key for n in range(4)]) == {wanted(0).key, wanted(1).key}
 
 
 def test_what_is_forgotten_is_missing_whoever_stored_it(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ class EncodedStore:
         """Return all descriptions with the name of each tensor's shard; of equal keys the last one is valid."""
         tables = []
         for name in sorted(self._index_files()):
-            part = _read_index(self._index_file(name))
+            part = _read_index(self._index_file(name), SCHEMA.names)
             tables.append(part.append_column("shard", pa.array([name] * len(part), type=pa.string())))
         empty = SCHEMA.append(pa.field("shard", pa.string())).empty_table()
         return pa.concat_tables([empty, *tables]).combine_chunks()
@@ -297,9 +297,11 @@ class EncodedStore:
                     files.write_bytes(index, _parquet(_described(path)))
             except FileNotFoundError:
                 continue  # another process was faster
+            except (ValueError, KeyError, TypeError) as error:
+                raise damaged(self.path, f"shards/{path.name} cannot be read ({error})") from error
 
     def _load(self, names: list[str]) -> None:
-        tables = [pq.read_table(self._index_file(n), columns=list(_PLACE)).combine_chunks() for n in names]
+        tables = [_read_index(self._index_file(n), _PLACE).combine_chunks() for n in names]
         sizes = np.array([len(table) for table in tables], dtype=np.int64)
         self._first = np.cumsum(sizes) - sizes
         self._places = [(table, int(at), name) for table, at, name in zip(tables, self._first, names, strict=True)]
@@ -400,15 +402,18 @@ def _parquet(rows: list[dict[str, Any]]) -> bytes:
     return data
 
 
-def _read_index(path: Path) -> pa.Table:
+def _read_index(path: Path, columns: Iterable[str]) -> pa.Table:
     try:
-        return pq.read_table(path, schema=SCHEMA, page_checksum_verification=True)
+        table = pq.read_table(path, columns=list(columns), schema=SCHEMA, page_checksum_verification=True)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise damaged(path.parent.parent, f"index/{path.name} cannot be read ({error})") from error
+    if table.column("key").null_count:  # as of a table that has no such column
+        raise damaged(path.parent.parent, f"index/{path.name} is no index")
+    return table
 
 
 def _rows_of(path: Path, columns: Iterable[str]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = _read_index(path).select(list(columns)).to_pylist()
+    rows: list[dict[str, Any]] = _read_index(path, columns).to_pylist()
     return rows
 
 
