@@ -152,6 +152,16 @@ def test_a_list_of_captions_is_a_line_for_each(folder: Path, name: str) -> None:
     assert found == {"a.png": "one\n two lines", "sub/b.png": None, "sub/c.png": "only"}
 
 
+@pytest.mark.parametrize("kind", [pa.list_(pa.string(), 2), pa.large_list(pa.string()), pa.list_(pa.large_string())])
+def test_lists_of_captions_may_be_of_any_kind(folder: Path, kind: pa.DataType) -> None:
+    """A `Sequence` of a fixed length in a library of datasets is stored as lists of that length."""
+    texts = pa.array([["one", "two"], None, ["", "only"]], type=kind)
+    pq.write_table(pa.table({"path": ["a.png", "sub/b.png", "sub/c.png"], "text": texts}), folder / "meta.parquet")
+    scanned(folder / "meta.parquet")
+    found = {path: row["caption"] for path, row in by_path(folder / "meta.parquet").items()}
+    assert found == {"a.png": "one\ntwo", "sub/b.png": None, "sub/c.png": "only"}
+
+
 def test_spaces_around_column_names_do_not_count(folder: Path) -> None:
     """A header written as `path, text` has a column of captions all the same."""
     (folder / "meta.csv").write_text("path, text, aes \na.png, a mug,5\n", encoding="utf-8")

@@ -118,7 +118,7 @@ def _paths(column: Any) -> Any:
 
 def _captions(name: str, column: Any, words: Counter[str]) -> Any:
     """Return captions without surrounding white space, null for none, a line for each of a list."""
-    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    is_list = any(of(column.type) for of in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
     lists = column.combine_chunks() if is_list else None
     single = column if lists is None else pa.chunked_array([lists.flatten()])
     if pa.types.is_nested(single.type):
