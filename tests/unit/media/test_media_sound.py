@@ -70,9 +70,11 @@ def test_thinned_frames_keep_their_sound(tmp_path):
     np.testing.assert_allclose(beeps(samples), flashes(decode.load(asked.clip), FPS / 2), atol=1 / FPS)
 
 
-def test_a_range_of_a_file_and_a_known_place_begin_with_their_frames(tmp_path):
-    path = tmp_path / "clip.mp4"
-    sound_clips.write(path, seconds=10, events=EVENTS)
+@pytest.mark.parametrize(("name", "audio"), [("clip.mp4", "aac"), ("clip.avi", "pcm_s16le")])
+def test_a_range_of_a_file_and_a_known_place_begin_with_their_frames(tmp_path, name, audio):
+    """Also in a container of times of decoding, by which frames are sought, and which are not those of showing."""
+    path = tmp_path / name
+    sound_clips.write(path, seconds=10, events=EVENTS, audio=audio)
     asked = request(path, 48, first_frame=48, num_frames=48)
     whole, part = sound.load(request(path, 240)), sound.load(asked)
     # Each reading begins at a whole sample of the new rate, at most half of one beside the other's: 2300 of this tone.

@@ -23,7 +23,7 @@ from reelworks.data.media.formats import ProbeError
 from reelworks.data.media.location import MediaPath
 from reelworks.data.media.video import OpenVideo
 
-_DECODING_TIMES = {"avi", "asf"}  # containers that have times of decoding alone
+DECODING_TIMES = {"avi", "asf"}  # containers that have times of decoding alone
 _IN_ORDER = {"vp8", "vp9"}  # codecs whose frames are shown in the order of packets; so are those without references
 # Codecs of which every packet may be a key frame; of others with references, flags that say so are wrong.
 _ALL_KEYS = {"h264", "hevc", "vvc", "av1", "vp8", "vp9", "mpeg1video", "mpeg2video", "mpeg4", "vc1", "ffv1", "png"}
@@ -186,7 +186,7 @@ def _tick_seconds(opened: OpenVideo) -> float:
 
 def _decoding_times(opened: OpenVideo, packets: Packets, count: int) -> Ticks | None:
     """Return when frames are shown in a container of times of decoding, of which players take one after the other."""
-    if opened.container.format.name not in _DECODING_TIMES:
+    if opened.container.format.name not in DECODING_TIMES:
         return None
     times = [dts for dts, is_shown in zip(packets.dts, packets.is_shown, strict=True) if is_shown and dts is not None]
     return np.sort(np.array(times, dtype=np.int64)) if len(times) == count else None
@@ -203,7 +203,7 @@ def _may_reorder(opened: OpenVideo) -> bool:
     if decoder.reorder_depth > 0:
         return True
     in_order = decoder.codec.intra_only or decoder.name in _IN_ORDER
-    return not in_order and opened.container.format.name in _DECODING_TIMES
+    return not in_order and opened.container.format.name in DECODING_TIMES
 
 
 def _lack_times(stamps: Ticks, is_key: Mask) -> bool:

@@ -168,7 +168,7 @@ def _start_seconds(clip: Request) -> float | None:
     with video.opened(clip.path) as opened:
         if video.sound_track(opened.container) is None:
             return None
-        tick = opened.stream.time_base
+        tick = None if opened.container.format.name in frame_times.DECODING_TIMES else opened.stream.time_base
         if clip.frame_ticks is not None and clip.at_rate is None and tick is not None:
             return float(min(clip.frame_ticks.ticks) * tick)
         times = frame_times.of_video(opened)
