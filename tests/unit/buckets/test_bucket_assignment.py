@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -65,9 +67,18 @@ def fills(built: BucketTable, entry: int, shape: tuple[int, int, int]) -> int | 
         return None
     of_entry = [(built.buckets[i].shape, i) for i in built.of_entry(entry)]
     near = min(of_entry, key=lambda b: abs(np.log(b[0].width / b[0].height) - np.log(width / height)))
-    scale = max(near[0].height / height, near[0].width / width)
+    scale = max(Fraction(near[0].height, height), Fraction(near[0].width, width))
     kept = near[0].height * near[0].width / (scale**2 * height * width)
-    return near[1] if (scale <= 1 or built.upscale) and kept >= 1 - built.max_crop else None
+    return near[1] if (scale <= 1 or built.upscale) and kept >= 1 - Fraction(str(built.max_crop)) else None
+
+
+@pytest.mark.parametrize(
+    ("crop", "shape"), [(0.5, (1, 2)), (0.5, (2, 1)), (0.1, (9, 10)), (0.25, (4, 3)), (0.2, (4, 5))]
+)
+def test_a_clip_may_lose_exactly_as_much_as_is_allowed_at_any_size(crop: float, shape: tuple[int, int]) -> None:
+    built = build({"resolution": "64x64", "num_frames": 1}, max_crop=crop)
+    shapes = [(1, shape[0] * n, shape[1] * n) for n in range(64, 600)]
+    assert (run(make_clips(shapes), built).reason == Reason.NONE).all()
 
 
 shapes = st.tuples(st.integers(1, 40), st.integers(8, 400), st.integers(8, 400))

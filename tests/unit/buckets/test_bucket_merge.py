@@ -70,5 +70,5 @@ def test_what_fills_a_bucket_fills_its_target(chosen: list[tuple[str, int, float
         assert target.shape.num_frames <= bucket.shape.num_frames
         assert target.shape.height <= bucket.shape.height
         assert target.shape.width <= bucket.shape.width
-        assert assign.kept(bucket, target) >= 1 - max_crop
+        assert assign.kept(bucket, target) >= 1 - max_crop - 1e-9  # a share that rounding may lose
         assert built.entries[target.entry].keep_prob > 0

@@ -12,7 +12,7 @@ import sound_clips
 from catalog_rows import rows
 from hypothesis import given
 from hypothesis import strategies as st
-from media_makers import write_picture, write_video
+from media_makers import write, write_picture, write_video
 from refused import refused
 
 from reelworks.data.catalog.config import Source
@@ -86,6 +86,21 @@ def test_what_fits_is_found_and_what_does_not_is_said(folder, tmp_path):
         "picture": "picture.webp",
     }  # fmt: skip
     assert {Problem(p) for p in made.problem} == set(Problem) - {Problem.NOTHING_SHOWN}  # of sounds alone
+
+
+def test_ranges_of_a_video_whose_rate_varies_fit_its_copy(tmp_path):
+    """The mean rate of a range is none of the whole file."""
+    frames = [np.full((48, 64, 3), 5 * i, np.uint8) for i in range(40)]
+    times = [100 * i for i in range(20)] + [2000 + 150 * i for i in range(20)]
+    for place in ("clips", "depth"):
+        write(tmp_path / place / "a.mkv", frames, times_ms=times)
+    sources = [Source("shots", tmp_path / "clips", cut="1.0s"), Source("shots:control", tmp_path / "depth")]
+    scan_sources(sources, tmp_path / "catalog", workers=1)
+    live = Catalog.open(tmp_path / "catalog").live()
+    clips = companions.without(live)
+    made = companions.find(clips, live, "control", {"shots": str(tmp_path / "depth")})
+    assert len(set(clips.fps.round(3).tolist())) > 1
+    assert set(made.problem.tolist()) == {Problem.NONE}
 
 
 def test_a_clip_keeps_its_identity(folder, tmp_path):

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from reelworks.core import blocks, hash_rng
 from reelworks.core.hash_rng import Purpose
 from reelworks.data.buckets.entry import Draws, Entry
+from reelworks.data.buckets.families import ROUNDING
 from reelworks.data.buckets.opensora.ratios import Resolution
 from reelworks.data.buckets.table import Bucket, BucketTable
 
@@ -292,7 +293,7 @@ class _ComputedSizes:
         to_height, to_width = self.height[pick], self.width[pick]
         scale = np.maximum(to_height / height, to_width / width)
         visible = (to_height * to_width) / (scale * scale * height * width)
-        return self.bucket[pick], (scale <= 1.0) | table.upscale, visible >= 1.0 - table.max_crop
+        return self.bucket[pick], (scale <= 1.0) | table.upscale, visible >= 1.0 - table.max_crop - ROUNDING
 
     def fit(self, height_px: I64, width_px: I64, table: BucketTable) -> tuple[Mask, Mask]:
         """Return for each clip whether it is large enough, and whether the crop is allowed."""
@@ -355,7 +356,7 @@ def targets(table: BucketTable) -> I64:
             b, entry = other.shape, table.entries[other.entry]
             same_kind = (a.num_frames == 1) == (b.num_frames == 1) and other.entry != bucket.entry
             fits = b.num_frames <= a.num_frames and b.height <= a.height and b.width <= a.width
-            if entry.is_used and same_kind and fits and (left := kept(bucket, other)) >= 1 - table.max_crop:
+            if entry.is_used and same_kind and fits and (left := kept(bucket, other)) >= 1 - table.max_crop - ROUNDING:
                 worth[i] = other.tokens * left, other.tokens  # tokens that show content of the clip, then all
         if worth:
             result[index] = max(worth, key=worth.__getitem__)

@@ -16,7 +16,7 @@ from reelworks.data.buckets import sizes
 
 # Largest difference of a family's area from that of the resolution, as a share of it.
 AREA_TOLERANCE = 0.12
-_ROUNDING = 1e-9  # ratios such as 25:16 for 16:9 lose exactly a tenth
+ROUNDING = 1e-9  # of a share of a frame: 25:16 loses exactly a tenth for 16:9
 
 
 @dataclass(frozen=True, order=True)
@@ -48,7 +48,7 @@ def sizes_of(
         # Footage of the resolution's own format must fill its size.
         height, width = sizes.largest_sides(resolution, ratio, squares=True)
         in_tokens, most = ratio * multiple[0] / multiple[1], (height / multiple[0], width / multiple[1])
-        _collect(fits, index, in_tokens, budget, most, -math.log1p(-max_crop) + _ROUNDING)
+        _collect(fits, index, in_tokens, budget, most, -math.log1p(-max_crop) + ROUNDING)
     chosen = _counts(fits, budget)
     result = []
     for index, ratio in enumerate(ratios):

@@ -18,8 +18,7 @@ class ParallelConfig(Config):
         default="auto",
         description='"replicated" holds a full copy on every rank; "fsdp" shards weights, gradients and optimizer over '
         'all ranks; "hsdp" shards them over the ranks of a node and keeps a copy per node; "auto" replicates a LoRA '
-        "whose base fits, and otherwise shards over the nodes' ranks if that fits, or over all; the start prints which "
-        "and why",
+        "whose base fits, and otherwise shards over the nodes' ranks if that fits, or over all, and says why",
     )
     shard_size: int | None = Field(
         default=None,

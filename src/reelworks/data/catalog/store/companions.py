@@ -196,9 +196,10 @@ def _compare(
     aspect = np.maximum(clips.width[at], 1) / np.maximum(clips.height[at], 1)
     their_aspect = np.maximum(companions.width[row], 1) / np.maximum(companions.height[row], 1)
     problems = np.zeros(len(at), dtype=np.int8)
+    varies = companions.variable_fps[row] & clips.is_range[at]  # the mean rate of a range is not that of the whole
     for problem, wrong in (
         (Problem.OTHER_ASPECT, np.abs(np.log(their_aspect / aspect)) > sources_of.ASPECT_TOLERANCE),
-        (Problem.OTHER_RATE, moves & (np.abs(their_fps - fps) > _RATE_TOLERANCE * fps)),
+        (Problem.OTHER_RATE, moves & ~varies & (np.abs(their_fps - fps) > _RATE_TOLERANCE * fps)),
         (Problem.SHORTER, moves & (companions.num_frames[row] < clips.first_frame[at] + clips.num_frames[at])),
         (Problem.CLIP_FOR_PICTURE, moves & clips.is_image[at]),
         (Problem.UNREADABLE, ~companions.readable[row]),
