@@ -124,6 +124,10 @@ def test_heic_without_its_package_names_it(heic: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     with pytest.raises(probe.ProbeError, match="need the package pillow-heif"):
         probe.probe(heic)
+    heic.with_suffix(".txt").write_text("quarters", encoding="utf-8")
+    assert scan(heic.parent)[0].bad == 1
+    monkeypatch.undo()
+    assert scan(heic.parent)[0].bad == 0  # the package was installed meanwhile
 
 
 OTHERS = {

@@ -412,6 +412,22 @@ def test_an_infinite_score_is_damage(folder: Path) -> None:
         live(folder / "meta.csv")
 
 
+@pytest.mark.parametrize("column", ["text", "note"])
+def test_a_trusted_list_that_is_corrected_is_believed_anew(tmp_path: Path, column: str) -> None:
+    """And without the trust, files are opened. What a scan has measured stays."""
+    media.write_video(tmp_path / "a.mp4")
+    file = tmp_path / "list.csv"
+
+    def frames(num_frames: int, *, trust: bool) -> tuple[int, int]:
+        file.write_text(f"path,{column},num_frames,height,width,fps\na.mp4,x,{num_frames},48,64,24\n", encoding="utf-8")
+        source = replace(Source.from_path(file), trust_list=trust)
+        result = scan_sources([source], tmp_path / "catalog", workers=1)
+        return int(Catalog.open(tmp_path / "catalog").live().num_frames[0]), result.unchanged
+
+    steps = [(99, True), (99, True), (7, True), (7, False), (99, True)]
+    assert [frames(n, trust=trust) for n, trust in steps] == [(99, 0), (99, 1), (7, 0), (8, 0), (8, 1)]
+
+
 def test_a_trusted_list_opens_no_file_and_a_lie_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("true.mp4", "lie.mp4", "short.mp4", "partly.mp4"):
         media.write_video(tmp_path / name)

@@ -96,8 +96,7 @@ class DatasetConfig(PublicConfig):
     )
     root: Private[_OptionalText] = Field(
         default=None,
-        description="Folder or address to which a list's relative paths refer and below which its absolute ones lie; "
-        "default: the folder of the list.",
+        description="Folder or address of a list's relative paths, below which its absolute ones lie; default: its folder.",
     )
     trust_list: bool = Field(
         default=False,
@@ -174,8 +173,7 @@ class DatasetConfig(PublicConfig):
     )
     loss_mask: Place[_OptionalText] = Field(
         default=None,
-        description="Folder of loss masks, with names as for control: white areas count in the loss, black ones do "
-        "not, grey ones in part. For all models.",
+        description="Folder of loss masks, with names as for control: white areas count, black ones do not, grey ones in part.",
     )
     rejected: Place[_OptionalText] = Field(
         default=None,

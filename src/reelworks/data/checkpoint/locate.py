@@ -19,8 +19,7 @@ def locate(source: Path) -> tuple[RunFolder, int]:
             code="not-a-run",
             field="RUN",
             value=str(source),
-            remedy="name the folder of a run or of a checkpoint; to start a new run from a file of weights, set "
-            "model.weights or lora.weights",
+            remedy="name the folder of a run or checkpoint; a file of weights goes to model.weights or lora.weights",
         )
     checkpoint = None
     if not RunFolder(source).exists:

@@ -69,8 +69,8 @@ def _heif() -> str:
     """Make Pillow read HEIF, and return its name of the format."""
     try:
         import pillow_heif
-    except ImportError:
-        raise ProbeError("HEIC and HEIF need the package pillow-heif") from None
+    except ImportError as error:
+        raise ProbeError("HEIC and HEIF need the package pillow-heif") from error
     pillow_heif.register_heif_opener()
     return "HEIF"
 

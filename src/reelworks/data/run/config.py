@@ -40,8 +40,7 @@ class LoggingConfig(Config):
 
     trackers: list[Annotated[Literal["wandb", "trackio"], open_set(ADDED_TRACKERS)]] = Field(
         default=[],
-        description='Weights & Biases and Trackio (`pip install "reelworks[wandb]"`, `[trackio]`); one that fails is a '
-        "warning, and training goes on",
+        description='Weights & Biases and Trackio (`pip install "reelworks[wandb]"`, `[trackio]`); one may fail meanwhile',
     )
     project: str = Field(default="reelworks", min_length=1, description="project of the trackers")
     name: str | None = Field(
@@ -51,8 +50,7 @@ class LoggingConfig(Config):
     tags: list[str] = Field(default=[], description="tags of the run in Weights & Biases")
     offline: bool = Field(
         default=False,
-        description="keep what Weights & Biases logs in the run folder, for a later `wandb sync`, as WANDB_MODE=offline "
-        "does; so does a run that cannot log in",
+        description="keep what Weights & Biases logs in the run folder for `wandb sync`; so does a run that cannot log in",
     )
 
     @model_validator(mode="after")

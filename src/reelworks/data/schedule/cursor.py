@@ -248,6 +248,5 @@ def check_same(cursor: Cursor, plan: EpochPlan) -> None:
             code="plan-differs",
             field="resume",
             value=f"epoch {cursor.epoch}, plan step {cursor.plan_step}",
-            remedy="the checkpoint was written by another version of the planner: resume with that version, or "
-            "train into another folder with --output",
+            remedy="another version of the planner made it: resume with that one, or train into another folder with --output",
         )

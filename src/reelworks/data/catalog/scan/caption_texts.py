@@ -29,8 +29,7 @@ _SECOND, _UNCLEAR, _NULL = "second", "unclear", "null"
 _REMARKS = {
     _SECOND: ("a second caption file with another text, which is not read", "keep one of the two"),
     _UNCLEAR: (
-        "no caption of the same name, and captions are not used that have the same name up to the first dot, since other "
-        "clips or captions have it too",
+        "no caption of the same name; those of the same name up to the first dot are not used, since others have it too",
         "name each caption as its clip, but for the suffix",
     ),
     _NULL: ("a caption that says only nan, None or another such word, and is not used", "write what the clip shows"),

@@ -71,7 +71,8 @@ def examine(request: FileRequest) -> Finding:
         clips = clip_ranges.find(path, request.cut, request.clip) if request.cut else ()
         return Finding(caption, fingerprint, measured, times=times, clips=clips)
     except ProbeError as error:
-        return Finding(caption, fingerprint, error=str(error))
+        lasts = not isinstance(error.__cause__, ImportError)  # a package may be installed later
+        return Finding(caption, fingerprint if lasts else "", error=str(error))
 
 
 def _of_file(measure: Callable[[MediaPath], T], path: MediaPath, request: FileRequest) -> T:

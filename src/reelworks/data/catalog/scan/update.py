@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.core import hash_rng, units
+from reelworks.core import digests, hash_rng, units
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import clip_ranges
 from reelworks.data.catalog.scan.caption_names import NO_FILES
@@ -110,6 +110,11 @@ class Update:
         if outdated:
             is_video = [kind_of(entries[i].path) == "video" and entries[i].stated is None for i in known.tolist()]
             is_current &= ~np.array(is_video, dtype=np.bool_)
+        told = np.flatnonzero(is_current & (self._live.content_keys()[row] == digests.NO_CONTENT))
+        was, now = self._live.fingerprint.take(pa.array(row[told])), (entries[i] for i in known[told].tolist())
+        is_current[told] = [
+            e.stated is not None and _state(e) == text for e, text in zip(now, was.to_pylist(), strict=True)
+        ]
         open_ = np.ones(len(entries), dtype=np.bool_)
         open_[known] = ~is_current
         self._of_lists[dataset] = self.catalog.list_scores(dataset) | files.scores.keys()
@@ -174,8 +179,7 @@ class Update:
             known = self._live.fingerprint[position].as_py() if position >= 0 and not (opened and anew) else ""
             file = location.below(listed.root, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
             captions = entry.captions if read_captions else NO_FILES
-            state = f"{entry.size_bytes:x}-{entry.mtime_ns:x}" + (f"-{entry.start:x}" if entry.start >= 0 else "")
-            stated = (entry.stated, state, entry.cut, entry.clip, entry.size_bytes, entry.mtime_ns)
+            stated = (entry.stated, _state(entry), entry.cut, entry.clip, entry.size_bytes, entry.mtime_ns)
             yield Task(listed, i, FileRequest(file, captions, opened, known, entry.problem, *stated))
 
     def apply(self, task: Task, finding: Finding) -> None:
@@ -311,6 +315,12 @@ class Update:
     def _vanished(self, datasets: Sequence[str]) -> NDArray[np.bool_]:
         scanned = pc.is_in(self._live.dataset.dictionary_decode(), value_set=pa.array(datasets, pa.string()))
         return as_numpy(scanned) & ~self._listed
+
+
+def _state(entry: SourceFile) -> str:
+    """Return what stands for the content of a file that is not opened: what a trusted list states, and its state."""
+    stated = "" if entry.stated is None else digests.digest_bytes(repr(entry.stated).encode())[:8] + ":"
+    return f"{stated}{entry.size_bytes:x}-{entry.mtime_ns:x}" + (f"-{entry.start:x}" if entry.start >= 0 else "")
 
 
 def _as_utf8(value: Any) -> Any:
