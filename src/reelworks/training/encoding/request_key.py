@@ -284,8 +284,8 @@ class Keys:
 
     def _fingerprint(self, scanned: str, path: MediaPath) -> str:
         """Return the content's fingerprint: the catalog's, or the file's own where the catalog has none."""
-        if scanned:
-            return scanned
+        if scanned:  # of a trusted list it has no digest, and another file may have the same size and time
+            return scanned if len(scanned.rpartition("-")[2]) == 32 else f"{scanned} {path}"
         with self._lock:
             if path not in self._own:
                 try:
