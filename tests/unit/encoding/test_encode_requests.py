@@ -166,6 +166,21 @@ def test_a_file_of_the_same_size_has_the_digest_of_its_new_content(tmp_path: Pat
     assert FileDigests(known).digest(file) == digests.of_file(file) != former
 
 
+def test_files_of_a_trusted_list_have_latents_of_their_own(recipe: dict[str, Any], tmp_path: Path) -> None:
+    """Files of one size and time, as an archive leaves them, whose content no scan has read."""
+    folder, rows = tmp_path / "listed", ["path,text,num_frames,height,width,fps"]
+    folder.mkdir()
+    for i in range(4):
+        Image.new("RGB", (48, 40), (60 * i, 0, 0)).save(folder / f"{i}.bmp")
+        os.utime(folder / f"{i}.bmp", (1.7e9, 1.7e9))
+        rows.append(f"{i}.bmp,grey,1,40,48,")
+    (folder / "list.csv").write_text("\n".join(rows), encoding="utf-8")
+    listed = recipe | {"dataset": [{"path": str(folder / "list.csv"), "trust_list": True}]}
+    encode(listed)
+    assert prepared(listed)[1].store.table().column("kind").to_pylist().count("latent") == 4
+    assert missing(listed) == (0, 0)
+
+
 def test_every_field_of_a_request_is_part_of_its_key() -> None:
     """A field that is added later is covered too: the loop reads them from the class."""
     request = Request(Path("a"), False, Shape(3, 32, 32), measures=Shape(9, 32, 48))

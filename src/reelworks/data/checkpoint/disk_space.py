@@ -125,7 +125,7 @@ class DiskForecast:
             )
         if self.over_max_disk:
             lines.append(
-                f"max_disk = {self.policy.max_disk} will be exceeded by the checkpoints that always stay and the next save"
+                f"max_disk = {self.policy.max_disk} is too small for the checkpoints that always stay and the next save"
             )
         return lines
 

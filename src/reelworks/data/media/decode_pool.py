@@ -83,7 +83,7 @@ class DecodePool:
         """Refuse to wait for clips that nobody decodes any more."""
         if not self.is_of_this_process:
             raise RuntimeError(
-                "this iteration began in another process, whose decoding threads are not in its fork; iterate anew here"
+                "this iteration began in another process, whose threads are not in this fork; iterate the loader anew"
             )
         if self._closed:
             raise RuntimeError("the decoders were closed during this iteration; iterate the loader anew")
