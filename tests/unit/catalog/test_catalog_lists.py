@@ -15,6 +15,7 @@ import places
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
@@ -426,6 +427,19 @@ def test_a_trusted_list_that_is_corrected_is_believed_anew(tmp_path: Path, colum
 
     steps = [(99, True), (99, True), (7, True), (7, False), (99, True)]
     assert [frames(n, trust=trust) for n, trust in steps] == [(99, 0), (99, 1), (7, 0), (8, 0), (8, 1)]
+
+
+def test_an_animation_of_a_trusted_list_is_a_clip(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (32, 16), (20 * i, 0, 0)) for i in range(5)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:], duration=100)
+    frames[0].save(tmp_path / "b.gif")
+    text = "path,text,num_frames,height,width,fps\na.gif,x,5,16,32,10\nb.gif,x,1,16,32,\n"
+    (tmp_path / "list.csv").write_text(text, encoding="utf-8")
+    source = Source.from_path(tmp_path / "list.csv")
+    for trust in (True, False):
+        scan_sources([replace(source, trust_list=trust)], tmp_path / f"catalog-{trust}", workers=1)
+        rows = Catalog.open(tmp_path / f"catalog-{trust}").live()
+        assert (rows.is_image.tolist(), rows.num_frames.tolist()) == ([False, True], [5, 1])
 
 
 def test_a_trusted_list_opens_no_file_and_a_lie_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
