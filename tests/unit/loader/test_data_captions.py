@@ -26,6 +26,29 @@ def test_clips_are_shown_their_numbers_and_pictures_only_those_that_they_have(tm
     }
 
 
+def test_a_trigger_word_stands_where_the_template_or_the_caption_has_its_place(tmp_path):
+    """Once, and before captions for which neither has a place."""
+    forms = {"own": "photo of [trigger], {text}", "plain": "photo, {text}", "empty": "photo of [name]. {text}"}
+    for name in forms:
+        (tmp_path / name).mkdir()
+        files.picture(tmp_path / name / "a.png", caption="a mug")
+        files.picture(tmp_path / name / "b.png", caption="a blue [trigger]")
+    datasets = [
+        {"path": str(tmp_path / name), "caption": form, "trigger": "" if name == "empty" else "rwmug"}
+        for name, form in forms.items()
+    ]
+    data = files.opened(files.recipe(tmp_path, dataset=datasets))
+    shown = {data.rows.label(row): decode_requests.caption_of_row(data, row) for row in range(6)}
+    assert shown == {
+        "own/a.png": "photo of rwmug, a mug",
+        "own/b.png": "photo of rwmug, a blue rwmug",
+        "plain/a.png": "photo, rwmug a mug",
+        "plain/b.png": "photo, a blue rwmug",
+        "empty/a.png": "photo of . a mug",
+        "empty/b.png": "photo of . a blue ",
+    }
+
+
 def test_clips_without_a_caption_are_trained_where_something_stands_for_it(tmp_path):
     """Also with an empty text, which leaves the template's own words; elsewhere they are left out by name."""
     for name in ("words", "empty", "plain"):

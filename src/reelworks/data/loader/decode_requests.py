@@ -254,7 +254,8 @@ def caption_of_row(data: Dataset, row: int, word: U64 | None = None) -> str:
     form, text = dataset.caption, rows.caption[row].as_py() or dataset.missing_caption
     assert text is not None, "clips without a caption are excluded unless missing_caption is set"
     numbers = {column: _number(rows, row, column) for column in template.names(form)}
-    return template.fill(form, captions.chosen(text, dataset, word), numbers)
+    filled = template.fill(form, captions.chosen(text, dataset, word), numbers)
+    return captions.triggered(filled, dataset.trigger) if dataset.trigger is not None and "[" in form else filled
 
 
 def _number(rows: CatalogRows, row: int, column: str) -> float:

@@ -87,8 +87,7 @@ class DataConfig(PublicConfig):
     )
     measures: Private[list[Annotated[str, Field(min_length=1)]]] = Field(
         default=[],
-        description="measures that are applied to clips after the scan, as `reelworks measure` does, so that filters and "
-        "captions can use their columns, such as "
+        description="measures of clips after the scan, as by `reelworks measure`, whose columns filters and captions can use: "
         '["sharpness", "motion", "duplicates"]; or classes of yours, as in "faces.py:Faces" (docs/how-to/know-your-data.md)',
     )
     num_workers: int = Field(

@@ -13,6 +13,7 @@ from reelworks.data.catalog.config import DatasetConfig
 # Thai, Lao, Tibetan, Burmese, Khmer, kana, Han and Hangul, in which words stand together, or have endings of their own.
 _TOGETHER = "\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 _LETTER = rf"[^\W{_TOGETHER}]"  # of other scripts, and numbers
+_MARKS = re.compile(r"\[(?:trigger|name)\]")
 
 
 def chosen(text: str, dataset: DatasetConfig, word: U64 | None) -> str:
@@ -31,13 +32,12 @@ def chosen(text: str, dataset: DatasetConfig, word: U64 | None) -> str:
         text = captions[at]
     if word is not None and (dataset.shuffle_tags or dataset.tag_dropout):
         text = _tags(text, dataset, word)
-    return text if dataset.trigger is None else triggered(text, dataset.trigger)
+    return text if dataset.trigger is None or _MARKS.search(dataset.caption) else triggered(text, dataset.trigger)
 
 
 def triggered(text: str, trigger: str) -> str:
     """Return a caption with a trigger word in place of [trigger] and [name], or before it if it has none."""
-    for placeholder in ("[trigger]", "[name]"):
-        text = text.replace(placeholder, trigger)
+    text = _MARKS.sub(lambda _: trigger, text)
     return text if not trigger or re.search(word_pattern(trigger), text) else f"{trigger} {text}".strip()
 
 
