@@ -111,9 +111,9 @@ class Update:
             is_video = [kind_of(entries[i].path) == "video" and entries[i].stated is None for i in known.tolist()]
             is_current &= ~np.array(is_video, dtype=np.bool_)
         told = np.flatnonzero(is_current & (self._live.content_keys()[row] == digests.NO_CONTENT))
-        was, now = self._live.fingerprint.take(pa.array(row[told])), (entries[i] for i in known[told].tolist())
+        texts, stating = self._live.fingerprint.take(pa.array(row[told])), (entries[i] for i in known[told].tolist())
         is_current[told] = [
-            e.stated is not None and _state(e) == text for e, text in zip(now, was.to_pylist(), strict=True)
+            e.stated is not None and _state(e) == t.as_py() for e, t in zip(stating, texts, strict=True)
         ]
         open_ = np.ones(len(entries), dtype=np.bool_)
         open_[known] = ~is_current
