@@ -40,7 +40,7 @@ class LoggingConfig(Config):
 
     trackers: list[Annotated[Literal["wandb", "trackio"], open_set(ADDED_TRACKERS)]] = Field(
         default=[],
-        description='Weights & Biases and Trackio (`pip install "reelworks[wandb]"`, `[trackio]`); one may fail meanwhile',
+        description='Weights & Biases and Trackio (`pip install "reelworks[wandb]"`, `[trackio]`); training goes on if one fails',
     )
     project: str = Field(default="reelworks", min_length=1, description="project of the trackers")
     name: str | None = Field(
