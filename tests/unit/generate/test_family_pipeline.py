@@ -39,7 +39,7 @@ CALLS = {
     "flux2-klein-tiny": {"guidance_scale": 3.0},
     "qwen-image-tiny": {"true_cfg_scale": 3.0, "negative_prompt": ""},
     "lumina-image-2.0-tiny": {"guidance_scale": 3.0},
-    "z-image-tiny": {"guidance_scale": 3.0, "max_sequence_length": 64},
+    "z-image-tiny": {"guidance_scale": 2.0, "max_sequence_length": 64},
     "ernie-image-tiny": {"guidance_scale": 3.0, "use_pe": False},
     "kandinsky5-tiny": {"guidance_scale": 3.0, "negative_prompt": "", "num_frames": 5},
     "krea2-tiny": {"guidance_scale": 2.0},  # counted from 0
@@ -150,6 +150,20 @@ def test_a_clip_is_what_the_familys_pipeline_makes_by_hand(name, places):
     theirs = call(name, pipeline)
     assert theirs.std() > 0
     assert distance(made.clips[0], theirs) <= 1
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_guidance_scale_of_1_is_none_in_every_pipeline(name, places):
+    """A picture goes through the network once a step, also where the pipeline itself counts from 0."""
+    recipe, options = recipe_for(name, places(name)), options_for(name)
+    denoiser, seen = build.denoiser(recipe, CPU), []
+    denoiser.module.register_forward_pre_hook(
+        lambda m, args, kwargs: seen.append(len(args[0] if args else kwargs["hidden_states"])), with_kwargs=True
+    )
+    options = dataclasses.replace(options, guidance_scale=1.0)
+    made = diffusers_pipeline.generate(recipe, DtypeBoundary(denoiser), build.encoder(recipe, CPU), [PROMPT], options)
+    assert (made.by.startswith("the own sampler"), sum(seen)) == (False, 3)
 
 
 def test_lowered_products_keep_latents_and_times_exact(places):
@@ -417,6 +431,6 @@ def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
         kind = getattr(diffusers, registry.TEXT_ENCODERS[registry.PRESETS[name].parts.text].pipeline)
         defaults = inspect.signature(kind.__call__).parameters
         guidance = "true_cfg_scale" if name.startswith("qwen-image") else "guidance_scale"
-        from_zero = 1 if name.startswith("krea2") else 0  # its pipeline counts guidance from 0
+        from_zero = 1 if name.startswith(("krea2", "z-image")) else 0  # their pipelines count guidance from 0
         theirs = (defaults[guidance].default + from_zero, defaults["num_inference_steps"].default)
         assert registry.PRESETS[name].sampling[:2] == theirs, name

@@ -34,6 +34,19 @@ def test_a_clip_comes_back_as_it_was_written(tmp_path, suffix, codec):
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("size", [(64, 96), (720, 64), (64, 1280)])
+@pytest.mark.parametrize("suffix", [".mp4", ".webm"])
+def test_colours_are_stated_and_those_of_bt_709_at_every_size(tmp_path, suffix, size):
+    """Without a statement, small clips are read as BT.601 and large ones as BT.709."""
+    colours = np.uint8([(220, 30, 30), (30, 200, 40), (40, 60, 220), (255, 255, 255), (0, 0, 0)])
+    writers.write(tmp_path / f"c{suffix}", np.broadcast_to(colours[:, None, None], (5, *size, 3)), 5)
+    with av.open(str(tmp_path / f"c{suffix}")) as container:
+        frames = list(container.decode(video=0))
+    assert {(f.colorspace, f.color_primaries, f.color_trc, f.color_range) for f in frames} == {(1, 1, 1, 1)}
+    luma = [bytes(frame.planes[0])[size[1] // 2] for frame in frames]
+    assert luma == pytest.approx(16 + 219 / 255 * (colours @ (0.2126, 0.7152, 0.0722)), abs=1)
+
+
 def test_odd_sizes_grow_to_even_ones(tmp_path):
     writers.write(tmp_path / "odd.mp4", clip(3, 33, 47), 24)
     back, *_ = read(tmp_path / "odd.mp4")

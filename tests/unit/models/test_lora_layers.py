@@ -238,6 +238,41 @@ def test_a_file_of_peft_adds_what_it_does_in_peft(tmp_path, made):
         torch.testing.assert_close(ours.predict(inputs), base.predict(inputs))
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(peft.LoraConfig(r=3, init_lora_weights=name) for name in ("pissa", "pissa_niter_2", "olora", "mica")),
+        peft.OFTConfig(r=0, oft_block_size=4, coft=True),
+    ],
+    ids=["PiSSA", "fast PiSSA", "OLoRA", "MiCA", "COFT"],
+)
+def test_a_file_of_peft_that_takes_from_the_base_is_refused(tmp_path, made):
+    """Its numbers hold a part of the base, which peft takes out of it, or are rotated otherwise."""
+    base = contract.build("wan-tiny")
+    made.target_modules = list(base.lora_targets())
+    peft.get_peft_model(base.module, made).save_pretrained(tmp_path)
+    settings = LoraConfig(rank=3) if made.peft_type == "LORA" else LoraConfig(type="oft", block_size=4)
+    with refused("lora-unreadable", says="its header has .*, which is not supported"):
+        load(adapted(settings=settings), tmp_path / "adapter_model.safetensors", settings)
+
+
+@pytest.mark.parametrize("part", ["text_encoder", "text_encoder_2"])
+def test_the_alpha_of_a_text_encoder_is_not_that_of_the_network(tmp_path, part):
+    """Files of diffusers have settings for each part, those of text encoders last."""
+    one, other = adapted("sdxl-tiny"), adapted("sdxl-tiny", seed=1)
+    path = written(tmp_path, one, part="unet", name="sdxl-tiny")
+    stem = f"{part}.text_model.encoder.layers.0.self_attn.q_proj.lora"
+    tensors = load_file(path) | {f"{stem}_{side}.weight": torch.ones(3, 3) for side in "AB"}
+    with safe_open(path, "pt") as file:
+        told = json.loads(file.metadata()["lora_adapter_metadata"])
+    told |= {f"{part}.r": 3, f"{part}.lora_alpha": 24}
+    save_file(tensors, path, {"lora_adapter_metadata": json.dumps(told)})
+    load(other, path, name="sdxl-tiny")
+    wanted, found = (inject.weights(denoiser.module) for denoiser in (one, other))
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, **BACK)
+
+
 def test_what_is_no_file_or_cut_off_is_refused(tmp_path):
     """A folder, whose header would not be read, a missing file, and a truncated one."""
     path = written(tmp_path, adapted())

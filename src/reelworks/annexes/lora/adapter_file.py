@@ -106,11 +106,7 @@ class AdapterFile:
         return kinds
 
     def _scale(self, layer: StoredLayer, stored: Mapping[str, Tensor]) -> float:
-        encoder = layer.text_encoder
-        settings = key_mapping.settings_of(
-            self.header, lambda part: part == encoder if encoder else not text_encoders.is_part(part)
-        )
-        layer.type.require_readable(settings)
+        settings = key_mapping.settings_of(self.header, layer.text_encoder)
         return key_mapping.stored_scale(layer.type, stored, settings, layer.name)
 
 

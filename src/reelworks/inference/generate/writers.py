@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import av
 import numpy as np
+from av.video.reformatter import Colorspace
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
@@ -40,6 +41,8 @@ _VIDEO: dict[str, tuple[str, dict[str, str], str, dict[str, str]]] = {
     ".mp4": ("mp4", {"movflags": "+faststart"}, "libx264", {"crf": "14", "preset": "medium"}),
     ".webm": ("webm", {}, "libvpx-vp9", {"crf": "18", "b:v": "0"}),
 }
+# BT.709 of limited range, by the numbers of ISO/IEC 23091-2: what states nothing, players read by its size.
+_COLOURS = dict.fromkeys(("colorspace", "color_primaries", "color_trc", "color_range"), 1)
 _AUDIO = {".mp4": ("aac", "fltp"), ".webm": ("libopus", "s16")}  # codecs, and the samples that they take
 _LOWEST_AAC_RATE = 8_000
 _OPUS_RATE = 48_000  # the only one above 24,000 that Opus has
@@ -78,9 +81,12 @@ def write_video(path: Path, frames_THWC: Frames, fps: float, sound: Sound | None
         assert isinstance(stream, av.VideoStream)
         stream.height, stream.width = frames_THWC.shape[1:3]
         stream.pix_fmt = "yuv420p"
+        for name, value in _COLOURS.items():
+            setattr(stream.codec_context, name, value)
         mux_sound = None if sound is None else _sound_track(container, path, sound)
         for frame_HWC in np.ascontiguousarray(frames_THWC):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame_HWC, format="rgb24")))
+            frame = av.VideoFrame.from_ndarray(frame_HWC, format="rgb24")
+            container.mux(stream.encode(frame.reformat(format="yuv420p", dst_colorspace=Colorspace.ITU709, threads=1)))
         container.mux(stream.encode())
         if mux_sound is not None:
             mux_sound()

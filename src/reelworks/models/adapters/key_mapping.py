@@ -146,8 +146,7 @@ def place_tensors(
     metadata: Mapping[str, str],
 ) -> tuple[Layers, list[str]]:
     """Return the tensors of a file by layer of the network that has an adapter, and the names that belong to none."""
-    kind, targets, settings = TYPES[config.type], homes(layers, family), settings_of(metadata)
-    kind.require_readable(settings)
+    kind, targets = TYPES[config.type], homes(layers, family)
     stored: Layers = defaultdict(dict)
     unknown, result = [], Layers()
     for key, value in tensors.items():
@@ -160,7 +159,8 @@ def place_tensors(
         if not kinds.keys() >= kind.required:
             unknown += [f"{spelling} ({each})" for each in kinds]
             continue
-        parts = kind.split_layer(_rescale(kinds, settings, config), targets[spelling], config.rank)
+        values = _rescale(kinds, settings_of(metadata, text_encoders.part_of(spelling)), config, spelling)
+        parts = kind.split_layer(values, targets[spelling], config.rank)
         unknown += [spelling] * (not parts)
         result |= parts
     return result, unknown
@@ -174,23 +174,26 @@ def multiply(kind: AdapterType, kinds: Mapping[str, Tensor], factor: float) -> d
     return {**kinds, name: kinds[name].float() * factor}
 
 
-def _rescale(kinds: Mapping[str, Tensor], settings: Mapping[str, Any], config: LoraConfig) -> dict[str, Tensor]:
+def _rescale(
+    kinds: Mapping[str, Tensor], settings: Mapping[str, Any], config: LoraConfig, layer: str
+) -> dict[str, Tensor]:
     """Return a stored update, without alpha, as its numbers are in an adapter of the config's alpha and rank."""
     kind = TYPES[config.type]
     own = config.exact_alpha / config.rank if kind.rank_of(kinds) else 1.0
     values = {name: value for name, value in kinds.items() if name != "alpha"}
-    return multiply(kind, values, stored_scale(kind, kinds, settings) / own)
+    return multiply(kind, values, stored_scale(kind, kinds, settings, layer) / own)
 
 
-def stored_scale(kind: AdapterType, kinds: Mapping[str, Tensor], settings: Mapping[str, Any], layer: str = "") -> float:
+def stored_scale(kind: AdapterType, kinds: Mapping[str, Tensor], settings: Mapping[str, Any], layer: str) -> float:
     """Return the number that a stored update is multiplied by: alpha / rank, or 1 without an alpha.
 
     Alpha is beside the tensors or in peft's settings, which may have one for each layer. Nor has a LoKr of two full factors
     a scale, except in files of peft.
 
     Raises:
-        UserError: An alpha or a setting is none.
+        UserError: An alpha or a setting is none, or makes another update of the numbers.
     """
+    kind.require_readable(settings)
     try:
         scale = _scale(kind, kinds, settings, layer)
     except UserError:
@@ -223,11 +226,11 @@ def _is_named(layer: str, pattern: str) -> bool:
     return layer == name or (name == pattern and layer.endswith(f".{name}"))
 
 
-def settings_of(metadata: Mapping[str, str], has_part: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
-    """Return peft's settings in a header, without the part of the pipeline before their names; of all parts, or of some."""
-    settings = stored_settings(metadata)
-    parts = {key: key.rpartition(".") for key in settings}
-    return {name: settings[key] for key, (part, _, name) in parts.items() if has_part(part)}
+def settings_of(metadata: Mapping[str, str], encoder: str | None) -> dict[str, Any]:
+    """Return peft's settings in a header for a text encoder, or for the network; without its name before theirs."""
+    parts = {key: (*key.rpartition("."), value) for key, value in stored_settings(metadata).items()}
+    is_own = encoder.__eq__ if encoder else lambda part: not text_encoders.is_part(part)
+    return {name: value for part, _, name, value in parts.values() if is_own(part)}
 
 
 def stored_settings(metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class AdapterType(ABC):
     )
     stacked: ClassVar[str | None] = None  # kind with the rows of a layer that joins several; None if none can be joined
     forward: ClassVar[Callable[..., Any] | None] = None  # forward pass of a layer, in place of peft's
+    # Settings of peft with the values that are read, its default first; with others, the same numbers are another update.
+    readable: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     dependence: ClassVar[str] = ""  # why an update depends on the weight, if it does
     # How far a new adapter may change predictions in bfloat16, and settings for tiny networks: for `testing.contract`.
     tolerance: ClassVar[float] = 0.0
@@ -89,8 +91,15 @@ class AdapterType(ABC):
     ) -> None:
         """Refuse a file convention that cannot hold the adapter for a network; None for an unknown one."""
 
-    def require_readable(self, settings: Mapping[str, Any]) -> None:  # noqa: B027
+    def require_readable(self, settings: Mapping[str, Any]) -> None:
         """Refuse peft's settings in a file's header with which the same numbers are another update."""
+        for name, values in self.readable.items():
+            if settings.get(name, values[0]) not in values:
+                raise UserError(
+                    f"its header has {name} = {settings[name]}, which is not supported",
+                    code="lora-unreadable",
+                    remedy="name another file",
+                )
 
     def endings(self) -> dict[str, str]:
         """Return the kinds of its tensors by the ends of their names in files of all conventions."""

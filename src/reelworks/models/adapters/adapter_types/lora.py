@@ -39,6 +39,11 @@ class LoRA(AdapterType):
     random = ranked = ("A",)
     multiplied = ("B",)
     stacked = "B"
+    # Others begin with a part of the base, which is not there twice; variants compute otherwise.
+    readable: ClassVar = {
+        "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+        **dict.fromkeys(("use_qalora", "use_bdlora", "arrow_config", "alora_invocation_tokens"), (None, False)),
+    }
     dependence = "a DoRA gives the rows of the updated weight their lengths, so that its update depends on its base"
 
     def peft_config(self, peft: Any, config: AdapterSettings, target_modules: str) -> Any:

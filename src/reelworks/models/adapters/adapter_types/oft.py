@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from reelworks.models.adapters.release_layers import Layers, TargetLayer
     from reelworks.models.family import FamilyConfig, Network
 
-# Settings of peft under which the same numbers are another rotation, with the values that are read.
-_RULES = {"coft": False, "block_share": False, "use_cayley_neumann": True, "num_cayley_neumann_terms": 5}
-
 
 @final
 class OFT(LycorisType):
@@ -30,6 +27,7 @@ class OFT(LycorisType):
     settings = ("block_size",)
     tensors: ClassVar = {"oft_R": "oft_R.weight"}
     random = ()
+    readable: ClassVar = dict(coft=(False,), block_share=(False,), use_cayley_neumann=(True,), num_cayley_neumann_terms=(5,))
     dependence = "an OFT rotates the weights of its base, so that its update depends on them"
     # Rotated inputs are contiguous, and matrix products of others may round their sums otherwise: in SDXL's long chain of
     # bfloat16 layers by 1 %.
@@ -82,16 +80,6 @@ class OFT(LycorisType):
                 value=convention.name,
                 remedy='write "diffusers", or merge the adapter into its base with --merge',
             )
-
-    def require_readable(self, settings: Mapping[str, Any]) -> None:
-        """Refuse peft's settings in a file's header with which the same numbers are another rotation."""
-        for name, value in _RULES.items():
-            if settings.get(name, value) != value:
-                raise UserError(
-                    f"its header has {name} = {settings[name]}, which is not supported",
-                    code="lora-unreadable",
-                    remedy="name another file",
-                )
 
     def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
         """Return one stored layer as the target layer; empty if it joins several."""

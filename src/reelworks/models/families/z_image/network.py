@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reelworks.models.api import PURE_NOISE, DenoiserInputs
+from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, unpadded, unpadded_arguments
 from reelworks.models.families.z_image.spec import ZImageConfig
 
@@ -29,4 +29,9 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText.from_rows(rows)
 
 
-NETWORK = DiffusersNetwork(predict, encode_text={"z-image": encode_text}, pipeline_arguments=unpadded_arguments)
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: ZImageConfig) -> dict[str, Any]:
+    """Return the arguments of a pipeline call, whose guidance scale is lower by 1."""
+    return unpadded_arguments(text, guidance_scale - 1, fps, config)
+
+
+NETWORK = DiffusersNetwork(predict, encode_text={"z-image": encode_text}, pipeline_arguments=pipeline_arguments)
