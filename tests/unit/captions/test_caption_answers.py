@@ -64,6 +64,9 @@ REFUSED = [
     ("As an AI model, I see nothing", "refused"),
     ("cat " * 9, "repeats itself"),
     ("a red cat and " * 30, "repeats itself"),
+    ("猫" * 3000, "repeats itself"),
+    ("一只猫在跑" * 30, "repeats itself"),
+    ("一只猫在跑，" * 30, "repeats itself"),
     ("x" * 9000, "letters"),
 ]
 
@@ -101,6 +104,7 @@ def test_what_is_no_caption_is_refused(answer: str, reason: str) -> None:
 def test_each_line_is_a_tag_where_tags_are_asked_for() -> None:
     for answer in ("Here are the tags:\ncat\nred mat", "- cat\n- red mat", "cat,\nred mat", "1. cat\n\n2. red mat"):
         assert caption_of(answer, of_tags=True) == "cat, red mat"
+    assert caption_of("x__x, o__o, __1girl__", of_tags=True) == "x__x, o__o, 1girl"
 
 
 def test_a_long_answer_is_refused_at_once() -> None:
@@ -125,6 +129,16 @@ def test_a_long_caption_ends_with_a_whole_sentence_or_tag() -> None:
     assert caption_of("cat, red bird, green tree", max_words=4) == "cat, red bird"
     assert caption_of("a cat that sits on a mat", max_words=3) == "a cat that"
     assert caption_of("A cat sits. It looks at a bi", is_cut=True) == "A cat sits."
+
+
+def test_chinese_and_japanese_have_sentences_and_words_without_spaces() -> None:
+    text = "一只橘猫坐在木桌上，看着窗外的雨。远处有一座山。桌上放着一本书。"
+    assert caption_of(text) == caption_of(text, max_words=99) == text
+    assert caption_of(text, max_words=20) == "一只橘猫坐在木桌上，看着窗外的雨。"
+    assert caption_of(text, max_words=12) == "一只橘猫坐在木桌上"
+    assert caption_of("猫が座っている。窓の外を見て", is_cut=True) == "猫が座っている。"
+    assert caption_of("他说：“你好。”然后走了出", is_cut=True) == "他说：“你好。”"
+    assert caption_of("橘猫、木桌、窗外的雨", max_words=5, of_tags=True) == "橘猫、木桌"
 
 
 def test_the_trigger_word_is_in_once_or_not_at_all() -> None:

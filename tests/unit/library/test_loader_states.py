@@ -129,6 +129,24 @@ def test_a_state_of_before_the_first_step_of_new_data_loads_after_another_change
     assert live <= found.keys()
 
 
+def test_ranks_that_load_one_after_the_other_have_the_same_state(footage: Path, tmp_path: Path) -> None:
+    """The first rank writes the record of the new plan, which the second must not take for that of trained clips."""
+    state = rw.Loader(dataset_of(footage), micro_batches_per_step=2).state_dict()
+    for text in ("corrected", "corrected again"):
+        (footage / "00.txt").write_text(text, encoding="utf-8")
+        data = dataset_of(footage)
+        ranks = [
+            rw.Loader(data, micro_batches_per_step=2, rank=rank, world_size=2, record_to=str(tmp_path / "run"))
+            for rank in (0, 1)
+        ]
+        for loader in ranks:
+            loader.load_state_dict(state)
+        for step in map(next, map(iter, ranks)):
+            list(step)
+        state, other = (loader.state_dict() for loader in ranks)
+        assert state == other
+
+
 def test_at_the_end_of_an_epoch_data_may_change_without_a_record(footage: Path) -> None:
     loader = rw.Loader(dataset_of(footage))
     rest_of(loader)

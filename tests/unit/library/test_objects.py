@@ -176,6 +176,22 @@ def test_a_second_iteration_takes_over_and_the_first_one_says_so() -> None:
         list(zip(loader, loader, strict=True))
 
 
+def test_an_iteration_that_another_thread_overtakes_at_its_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first step is the other one's, too; it ends with an error, and not as if the epoch had ended."""
+    loader, others = a_loader(), []
+
+    def begin_another(*_: object) -> None:
+        monkeypatch.undo()
+        others.append(iter(loader))
+        list(next(others[0]))
+
+    monkeypatch.setattr("reelworks.data.loader.left_out.warn", begin_another)
+    first = iter(loader)
+    with pytest.raises(RuntimeError, match="another iteration of this loader began"):
+        list(first)
+    assert next(others[0]).number > 1
+
+
 def test_closing_during_an_iteration_is_told_and_a_new_one_goes_on() -> None:
     loader = a_loader()
     live = iter(loader)

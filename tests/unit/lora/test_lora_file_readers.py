@@ -208,6 +208,24 @@ def test_readers_are_those_of_the_programs_own_code(tmp_path: Path, name: str) -
             assert is_open or answer == programs[program], (kind, format, program)
 
 
+@pytest.mark.filterwarnings("ignore:The following alpha_pattern keys did not match")
+@pytest.mark.parametrize("alphas", [(2.0, 2.0), (2.0, 4.0)])
+def test_alphas_that_differ_in_a_unet_of_kohya_have_no_reader_in_diffusers(
+    tmp_path: Path, alphas: tuple[float, float]
+) -> None:
+    """It gives layers the alphas of others, whose names begin alike; with one alpha for all, what it draws is right."""
+    path, ends, base = tmp_path / "a.safetensors", ("lora_down.weight", "lora_up.weight"), linear("sd1.5-tiny")
+    stems = {layer: f"lora_unet_{layer.replace('.', '_')}.alpha" for layer in base}
+    given = {stem: torch.tensor(alphas[number % 2]) for number, stem in enumerate(stems.values())}
+    products = file_of(path, "lora_unet_", ends, layers=lambda: base, more=given)
+    wanted = {layer: base[layer] + (each - base[layer]) * given[stems[layer]] / 2 for layer, each in products.items()}
+    module = contract.build("sd1.5-tiny").module
+    readers.through_pipeline("sd1.5-tiny", module, path, "unet")
+    found = readers.merged(module)
+    right = sum(torch.allclose(found[f"{layer}.weight"], value, atol=1e-5) for layer, value in wanted.items())
+    assert (right == len(base)) == ("diffusers" in told(path, "sd1.5-tiny")) == (alphas[0] == alphas[1])
+
+
 def test_layers_of_text_encoders_have_readers(tmp_path: Path) -> None:
     """Of CLIP in names of kohya and of diffusers; those of a network that has no such encoder have none."""
     path, down = tmp_path / "a.safetensors", ("lora_down.weight", "lora_up.weight")

@@ -202,6 +202,21 @@ def test_scales_in_the_settings_of_peft_count(
     ) == (4, None, None)
 
 
+def test_a_joined_layer_holds_the_widest_of_its_parts(tmp_path: Path) -> None:
+    """Query, key and value may have been stored in other types; nothing is rounded to that of the first."""
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    tensors = {}
+    for part, dtype in (("q", BF16), ("k", torch.float32), ("v", torch.float32)):
+        stem = f"transformer.transformer_blocks.0.attn.to_{part}.lora"
+        sides = {"A": random(2, 32, seed=ord(part)), "B": random(32, 2, seed=ord(part) + 1)}
+        tensors |= {f"{stem}_{side}.weight": value.to(dtype) for side, value in sides.items()}
+    save_file(tensors, source)
+    convert.convert(ConvertLoraRequest(file=source, to="comfyui", output=target, model="flux-tiny"))
+    parts, (joined,) = updates_of(source), updates_of(target).values()
+    wanted = torch.cat([parts[f"transformer.transformer_blocks.0.attn.to_{part}"] for part in "qkv"])
+    torch.testing.assert_close(joined, wanted, rtol=0, atol=1e-6)
+
+
 # Merge
 
 

@@ -256,6 +256,20 @@ def test_a_file_of_peft_that_takes_from_the_base_is_refused(tmp_path, made):
         load(adapted(settings=settings), tmp_path / "adapter_model.safetensors", settings)
 
 
+@pytest.mark.parametrize("format", ["diffusers", "comfyui"])
+def test_a_file_in_float8_is_read_in_float32(tmp_path, format):
+    """Also one whose layers join several, which are taken apart; torch has neither sums nor counts for its numbers."""
+    one, other = adapted("flux-tiny"), adapted("flux-tiny", seed=1)
+    path = written(tmp_path, one, format, name="flux-tiny")
+    narrow = {name: value.to(torch.float8_e4m3fn) for name, value in load_file(path).items()}
+    with safe_open(path, "pt") as file:
+        save_file(narrow, path, file.metadata())
+    load(other, path, name="flux-tiny")
+    wanted, found = (inject.weights(denoiser.module) for denoiser in (one, other))
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=0.1, atol=0.01)
+
+
 @pytest.mark.parametrize("part", ["text_encoder", "text_encoder_2"])
 def test_the_alpha_of_a_text_encoder_is_not_that_of_the_network(tmp_path, part):
     """Files of diffusers have settings for each part, those of text encoders last."""
@@ -268,6 +282,19 @@ def test_the_alpha_of_a_text_encoder_is_not_that_of_the_network(tmp_path, part):
     told |= {f"{part}.r": 3, f"{part}.lora_alpha": 24}
     save_file(tensors, path, {"lora_adapter_metadata": json.dumps(told)})
     load(other, path, name="sdxl-tiny")
+    wanted, found = (inject.weights(denoiser.module) for denoiser in (one, other))
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, **BACK)
+
+
+def test_the_alpha_of_other_layers_is_none_of_a_rotation(tmp_path):
+    """A file may have LoRA and OFT layers under one header, whose alpha and rank are those of the LoRA."""
+    settings = LoraConfig(type="oft", block_size=4)
+    one, other = adapted(settings=settings), adapted(settings=settings, seed=1)
+    path = written(tmp_path, one, settings=settings)
+    told = {"transformer.r": 4, "transformer.lora_alpha": 8}
+    save_file(load_file(path), path, {"lora_adapter_metadata": json.dumps(told)})
+    load(other, path, settings)
     wanted, found = (inject.weights(denoiser.module) for denoiser in (one, other))
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, **BACK)

@@ -13,7 +13,7 @@ _THOUGHTS = re.compile(r"^.*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)  # who
 _NO_TEXT = re.compile("[\x00-\x08\x0b\x0e-\x1b\ud800-\udfff\ufffd]")  # controls, and what UTF-8 cannot hold
 _HTML = re.compile(r"<!doctype|</?(?:html|head|body|title|h1|p|div|script|center)\b[^>]*>", re.IGNORECASE)
 _FENCE = re.compile(r"^```\w*|```$", re.MULTILINE)
-_EMPHASIS = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1", re.DOTALL)
+_EMPHASIS = re.compile(r"(\*\*|(?<!\w)__)(?=\S)(.+?)(?<=\S)\1(?!(?<=__)\w)", re.DOTALL)  # `o__o` is a tag
 _LINE_START = re.compile(r"^\s*(?:#{1,6}\s+|[-*•]\s+|\d{1,2}[.)]\s+)", re.MULTILINE)
 _WRAPPER = re.compile(r"</?(?:answer|caption|output|response)>|<\|[^|<>]*\|>", re.IGNORECASE)
 _JSON = re.compile(r"""\{\s*(["'])\w[^"'\n]*\1\s*:""")
@@ -42,6 +42,10 @@ _QUOTES = {'"': '"', "'": "'", "“": "”", "«": "»", "„": "“", "‘": "�
 _MOST_LETTERS = 8000
 _LOOP_WORDS, _LOOP_SHARE = 40, 0.15  # of so many words, so few different ones: a model that has run into a loop
 _LOOP_RUN = 8  # times that one word follows itself
+# Chinese and Japanese have no spaces: each sign counts as a word, and what stands between marks can be what is repeated.
+_SIGN = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD, _CLAUSE = re.compile(rf"[{_SIGN}][^\s\w]*|[^\s{_SIGN}]+"), re.compile("[^\\s，。！？、；：]+")
+_REPEATED = re.compile(rf"([{_SIGN}]{{1,20}})\1{{{_LOOP_RUN - 1},}}")
 
 
 class CaptionFailed(Exception):  # noqa: N818
@@ -82,7 +86,7 @@ def caption_of(answer: str, *, max_words: int | None = None, is_cut: bool = Fals
         raise CaptionFailed(f"the model refused: {_begin(text)}", of_clip=True)
     if not any(letter.isalpha() for letter in text):
         raise CaptionFailed(f"the answer has no words: {_begin(text)}" if text else "the answer is empty")
-    if _loops(text.casefold().split()):
+    if _loops(_CLAUSE.findall(text.casefold())) or _REPEATED.search(text):
         raise CaptionFailed(f"the answer repeats itself: {_begin(text)}", of_clip=True)
     text = _capital(_OPENING.sub("", text)) if _OPENING.match(text) else text
     if is_cut:
@@ -153,14 +157,12 @@ def _loops(words: list[str]) -> bool:
 
 def _whole(text: str) -> str:
     """Return a text up to its last whole sentence, or else tag, if it has one."""
-    for pattern in (r".*[.!?。！？](?=\s|$)", r".*(?=,)"):
+    for pattern in (r".*(?:[.!?](?=\s|$)|[。！？][”’」』]?)", r".*(?=[,，、])"):
         if match := re.match(pattern, text):
             return match[0]
     return text
 
 
 def _shortened(text: str, max_words: int) -> str:
-    words = text.split()
-    if len(words) <= max_words:
-        return text
-    return _whole(" ".join(words[:max_words])).rstrip(" ,;:")
+    ends = [word.end() for word in _WORD.finditer(text)]
+    return text if len(ends) <= max_words else _whole(text[: ends[max_words - 1]]).rstrip(" ,;:，、；：")

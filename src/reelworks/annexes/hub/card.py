@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import torch
 from huggingface_hub import ModelCardData
 
-from reelworks.core import digests, units, version
+from reelworks.core import digests, optional_imports, units, version
 from reelworks.core.shape import Shape
+from reelworks.inference.generate.diffusers_pipeline import call_arguments
+from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import components, registry
 from reelworks.models.adapters.conventions import CONVENTIONS
+from reelworks.models.api import TextEmbedding
+from reelworks.models.diffusers_denoiser import DiffusersNetwork
 from reelworks.models.family import SamplingDefaults
 from reelworks.reports import run_facts
 from reelworks.training.plan.plan_report import PlanSummary
@@ -126,7 +131,18 @@ class Card:
     def pipeline(self) -> str | None:
         """Name of the pipeline of diffusers that draws with the model; None if there is none."""
         known = registry.TEXT_ENCODERS.get(registry.PRESETS[self.recipe.model.name].parts.text)
-        return None if known is None else known.pipeline
+        network = registry.load_network(registry.family_of(self.recipe.model.name))
+        return known.pipeline if known and isinstance(network, DiffusersNetwork) else None
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """Arguments of a call of the pipeline that draws as Reelworks does; guiders keep the release's guidance."""
+        tokens = torch.zeros(2, 1, registry.TEXT_ENCODERS[registry.PRESETS[self.recipe.model.name].parts.text].dim)
+        text = TextEmbedding(tokens, torch.ones(2, 1, dtype=torch.bool), tokens[:, 0])
+        kind, (scale, steps, *_) = optional_imports.from_diffusers(self.pipeline or ""), self.sampling
+        found = call_arguments(kind, self.recipe, text, GenerateOptions(self.shape, self.fps, steps, scale, seed=0))
+        found = {name: value for name, value in found.items() if isinstance(value, int | float)}
+        return found | ({"negative_prompt": ""} if found.get("true_cfg_scale", 1) > 1 else {})
 
     @property
     def task(self) -> str:

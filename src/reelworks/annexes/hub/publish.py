@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,6 +197,7 @@ def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list
     """Write all files, and return notes on what the card lacks, and the licence that it names."""
     recipe = neutral.recipe(source.recipe, source.on_hub)
     base, notes = request.base or source.base, list[str]()
+    is_known = request.base or neutral.hub_id("model.weights", source.recipe.model.weights, source.on_hub)
     weights = _write_weights(request, source, folder, base)
     previews, preview_step = _write_previews(source, folder)
     licence = _licence(request, source.recipe, base)
@@ -205,11 +206,7 @@ def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list
         notes.append("the licence is not known: name it with --license")
     if base is None and source.recipe.model.weights is not None:
         notes.append("no base model is named; --base names the hub id of one")
-    elif (
-        base is not None
-        and request.base is None
-        and not neutral.hub_id("model.weights", source.recipe.model.weights, source.on_hub)
-    ):
+    elif base is not None and not is_known:
         notes.append(f"the base is taken to be {base}, since model.weights is no hub id; --base names another")
     if trigger is None:
         notes.append("no trigger word is named; --trigger names one")
@@ -242,17 +239,15 @@ def _write_weights(
 ) -> list[tuple[str, str | None]]:
     """Export the weights, and return each file with the convention of its names, None for full weights."""
     name = request.to.partition("/")[2]
-    formats: list[Any] = list(dict.fromkeys(request.formats))
-    if source.recipe.lora is not None:
-        formats = formats or list(source.recipe.exports.formats)
+    formats: Sequence[Any] = request.formats or (
+        source.recipe.exports.formats if source.recipe.lora is not None else []
+    )
+    how: dict[str, Any] = {"ema": not request.raw_weights, "dtype": request.dtype}
     written: list[tuple[str, str | None]] = []
-    for format in formats or [None]:
-        file = f"{name}.safetensors" if format is None else f"{name}-{format}.safetensors"
-        target = folder / (_LORA_FILE if format == "diffusers" else file)
-        exported = export_run.export(
-            source.checkpoint, target, ema=not request.raw_weights, dtype=request.dtype, format=format
-        )
-        for path in exported.files:
+    for format in dict.fromkeys(formats) or [None]:
+        names = {None: f"{name}.safetensors", "diffusers": _LORA_FILE}
+        target = folder / names.get(format, f"{name}-{format}.safetensors")
+        for path in export_run.export(source.checkpoint, target, format=format, **how).files:
             if path.suffix == ".safetensors":
                 neutral.rewrite_header(path, base)
             written.append((path.name, format))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reelworks.annexes.lora.contents import Contents, StoredLayer
 from reelworks.core.errors import UserError
-from reelworks.models.adapters import conventions, files, key_mapping, text_encoders
+from reelworks.models.adapters import conventions, files, key_mapping
 from reelworks.models.adapters.conventions import Convention
 from reelworks.models.storage import weights
 from reelworks.models.storage.tensor_files import TensorFiles

@@ -157,7 +157,7 @@ class Loader(IterableDataset[Step]):
     @tells_arguments
     def __iter__(self) -> Iterator[Step]:
         self._require_own_place()
-        begun = self._reader.begin()
+        begun, mine = self._reader.begin()
         if self.rank == 0 and not self._has_told_of_left_out:
             left_out.warn(self.dataset, begun.epoch)
         self._has_told_of_left_out = True
@@ -170,7 +170,7 @@ class Loader(IterableDataset[Step]):
         stream = read_ahead(source.requests_from(begun), self._pool, self._prefetch)
         if self._device is not None:
             stream = upload(stream, self._device)
-        yield from self._reader.steps(map(self._finished, stream), self._pool, all_reduce)
+        yield from self._reader.steps(mine, map(self._finished, stream), self._pool, all_reduce)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data as plain, serializable values, the same on every rank."""

@@ -44,11 +44,14 @@ def resume(
     same = (cursor.catalog, cursor.spec) == (data.digest, spec.digest())
     identity: Identity | None = None
     if not same:
+        first = _begun(data, spec, cursor, cursor.epoch) if _is_unbegun(cursor) else None
+        if first is not None and first.position.plan.digest() == cursor.plan:
+            return first  # and not by the record, which another rank may have written meanwhile
         try:
             record, former, identity = _identify(data, run, cursor, aliases)
         except UserError:
-            if _is_unbegun(cursor):  # a record is written when the first step is requested
-                return _begun(data, spec, cursor, cursor.epoch)
+            if first is not None:  # a record is written when the first step is requested
+                return first
             raise
         if (changed := _other_uses(data, record, identity, cursor)) is not None:
             begun = without_record(data, spec, cursor)

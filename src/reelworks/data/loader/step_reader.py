@@ -52,22 +52,24 @@ class StepReader:
         """Return everything but the iteration."""
         return vars(self) | {"_iteration": None, "_given": None}
 
-    def begin(self) -> DataPosition:
-        """End the iteration before, and return the position of the first step of another one, perhaps of the next epoch."""
+    def begin(self) -> tuple[DataPosition, object]:
+        """End the iteration before; return the first step of another one, perhaps of the next epoch, and what it is known by."""
         self._iteration, self._own_failures = object(), []
         if self.position.at_end:
             self.position, _ = next_epoch(self._dataset, self.position.spec, self.position)
         if self._given is not None and (left := self._given()) is not None:
             left.drop_rest()  # of an earlier iteration; the step is read again
-        return self.position
+        return self.position, self._iteration
 
-    def steps(self, stream: Iterator[MicroBatch], pool: DecodePool, all_reduce: AllReduce | None) -> Iterator[Step]:
-        """Yield the steps of the epoch from the position on, whose micro-batches are the next ones of a stream. Collective.
+    def steps(
+        self, mine: object, stream: Iterator[MicroBatch], pool: DecodePool, all_reduce: AllReduce | None
+    ) -> Iterator[Step]:
+        """Yield the steps of an iteration from the position on, whose micro-batches are the next ones of a stream. Collective.
 
         Without `all_reduce`, failed clips of this rank alone are known. Then weights remain shares of the planned clips, so
         that they agree on all ranks.
         """
-        mine, begun, without_clip = self._iteration, self.position, 0
+        begun, without_clip = self.position, 0
         knows_all = self._world_size == 1 or all_reduce is not None
         for plan_step in range(begun.plan_step, begun.plan.num_steps):
             before = self.position

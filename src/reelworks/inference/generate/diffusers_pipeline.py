@@ -219,6 +219,16 @@ def _published_scheduler(source: str | None) -> Any:
         return None  # the weights come without a scheduler
 
 
+def call_arguments(pipe: Any, recipe: Recipe, text: TextEmbedding, options: GenerateOptions) -> dict[str, Any]:
+    """Return what a family's pipeline, or its class, is called with: texts, guidance as it counts that, steps and sizes."""
+    shape, scale, config = options.shape, options.guidance_scale, components.family_config(recipe.model)
+    of_family, counted = _family(recipe).pipeline_arguments, () if config.pictures_only else ("num_frames", "frames")
+    values = of_family(text, scale, options.fps, config) if of_family else {"guidance_scale": scale}
+    values |= {"num_inference_steps": options.num_inference_steps, **dict.fromkeys(counted, shape.num_frames)}
+    known = inspect.signature(pipe.__call__).parameters
+    return {name: v for name, v in (values | {"height": shape.height, "width": shape.width}).items() if name in known}
+
+
 def _sample(
     pipe: Any,
     recipe: Recipe,
@@ -227,21 +237,14 @@ def _sample(
     prompt: str,
     options: GenerateOptions,
 ) -> NDArray[np.uint8]:
-    shape, config = options.shape, components.family_config(recipe.model)
+    shape = options.shape
     text = encoder.texts([prompt, ""], [False, True])
     if isinstance(boundary.denoiser, CaptionedDenoiser):
         with torch.no_grad(), boundary.lowered(encoder.device):
             embedded = boundary.denoiser.embed(text.tokens)
         text = TextEmbedding(embedded.tokens.float(), text.mask, embedded.pooled.float())
-    arguments = _family(recipe).pipeline_arguments
-    assert arguments is not None, "why_not was asked"
-    counted = {"num_frames", "frames"} & inspect.signature(pipe.__call__).parameters.keys()
     frames = pipe(
-        **arguments(text, options.guidance_scale, options.fps, config),
-        **dict.fromkeys(() if config.pictures_only else counted, shape.num_frames),
-        height=shape.height,
-        width=shape.width,
-        num_inference_steps=options.num_inference_steps,
+        **call_arguments(pipe, recipe, text, options),
         generator=pipeline.generator_of(options, encoder.device),
         output_type="np",
         return_dict=False,

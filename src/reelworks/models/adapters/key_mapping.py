@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -154,7 +154,9 @@ def place_tensors(
         if found is None or found[0] not in targets:
             unknown.append(key)
         else:
-            stored[found[0]][found[1]] = value
+            stored[found[0]][found[1]] = (
+                value.float() if value.dtype.itemsize == 1 else value
+            )  # of float8, which has no sums
     for spelling, kinds in stored.items():
         if not kinds.keys() >= kind.required:
             unknown += [f"{spelling} ({each})" for each in kinds]
@@ -211,7 +213,7 @@ def _scale(kind: AdapterType, kinds: Mapping[str, Tensor], settings: Mapping[str
         return float(kinds["alpha"]) / rank if rank else 1.0
     alphas = settings.get("alpha_pattern") or {}
     alpha = next((value for name, value in alphas.items() if _is_named(layer, name)), alpha)
-    if alpha is None:
+    if alpha is None or not kind.multiplied:
         return 1.0
     divisor = rank or settings["r"]
     return float(alpha / (math.sqrt(divisor) if settings.get("use_rslora") else divisor))

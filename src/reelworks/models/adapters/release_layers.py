@@ -186,7 +186,8 @@ def join_parts(parts: Parts) -> tuple[Tensor, Tensor]:
     if place.heights == (1,):
         return first["A"], swap_halves(first["B"]) if place.swapped else first["B"]
     unit = first["B"].shape[0] // place.heights[place.part]
-    B = first["B"].new_zeros(unit * sum(place.heights), sum(len(kinds["A"]) for _, kinds in parts))
+    widest = functools.reduce(torch.promote_types, (kinds["B"].dtype for _, kinds in parts))
+    B = first["B"].new_zeros(unit * sum(place.heights), sum(len(kinds["A"]) for _, kinds in parts), dtype=widest)
     left = 0
     for place, kinds in parts:
         top, (rows, rank) = unit * sum(place.heights[: place.part]), kinds["B"].shape

@@ -26,6 +26,9 @@ _OLD, _NAMED = (
     (("lora.down", "lora.up"), ("lora_linear_layer.down", "lora_linear_layer.up")),
     (f"lora_A.{NAME}", f"lora_B.{NAME}"),
 )
+# Of peft: how a LoRA begins without taking a part out of its base, and settings with which it computes otherwise.
+_BESIDE_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
+_VARIANTS = ("use_qalora", "use_bdlora", "arrow_config", "alora_invocation_tokens")
 
 
 @final
@@ -39,11 +42,7 @@ class LoRA(AdapterType):
     random = ranked = ("A",)
     multiplied = ("B",)
     stacked = "B"
-    # Others begin with a part of the base, which is not there twice; variants compute otherwise.
-    readable: ClassVar = {
-        "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
-        **dict.fromkeys(("use_qalora", "use_bdlora", "arrow_config", "alora_invocation_tokens"), (None, False)),
-    }
+    readable: ClassVar = {"init_lora_weights": _BESIDE_THE_BASE, **dict.fromkeys(_VARIANTS, (None, False))}
     dependence = "a DoRA gives the rows of the updated weight their lengths, so that its update depends on its base"
 
     def peft_config(self, peft: Any, config: AdapterSettings, target_modules: str) -> Any:

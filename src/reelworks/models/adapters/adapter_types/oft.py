@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from reelworks.models.adapters.release_layers import Layers, TargetLayer
     from reelworks.models.family import FamilyConfig, Network
 
+# Settings of peft under which the same numbers are another rotation, with the values that are read.
+_RULES = {"coft": False, "block_share": False, "use_cayley_neumann": True, "num_cayley_neumann_terms": 5}
+
 
 @final
 class OFT(LycorisType):
@@ -27,7 +30,7 @@ class OFT(LycorisType):
     settings = ("block_size",)
     tensors: ClassVar = {"oft_R": "oft_R.weight"}
     random = ()
-    readable: ClassVar = dict(coft=(False,), block_share=(False,), use_cayley_neumann=(True,), num_cayley_neumann_terms=(5,))
+    readable: ClassVar = {name: (value,) for name, value in _RULES.items()}
     dependence = "an OFT rotates the weights of its base, so that its update depends on them"
     # Rotated inputs are contiguous, and matrix products of others may round their sums otherwise: in SDXL's long chain of
     # bfloat16 layers by 1 %.
