@@ -89,8 +89,7 @@ def _print_scan(result: ScanResult, summary: Summary) -> None:
 
 @app.command(doing="rewriting the catalog")
 def compact(
-    catalog: Annotated[Path, Argument(metavar="CATALOG", help="A catalog's folder.")],
-    json: Json = False,
+    catalog: Annotated[Path, Argument(metavar="CATALOG", help="A catalog's folder.")], json: Json = False
 ) -> None:
     """Rewrite a catalog without the rows of files that changed or vanished.
 

@@ -17,14 +17,7 @@ RunArgument = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 SourceArgument = Annotated[Path, Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")]
 Html = Annotated[Path | None, Option(metavar="FILE", help=requests.HTML)]
 Json = Annotated[bool, Option("--json", help="Print one JSON value instead of tables.")]
-Overrides = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        metavar="A.B=V",
-        help=requests.OVERRIDES,
-    ),
-]
+Overrides = Annotated[list[str] | None, Option("--set", metavar="A.B=V", help=requests.OVERRIDES)]
 DataPath = Annotated[Path | None, Option(help=requests.DATA_PATH)]
 _ENGINES = ", ".join(name for annex in annexes.of_house() for name in annex.engines)
 EngineOption = Annotated[

@@ -60,9 +60,7 @@ def digest_parts(arrays: Mapping[str, ArrayParts]) -> str:
     return _digest((name, a.dtype, a.shape, a.parts()) for name, a in sorted(arrays.items()))
 
 
-def _digest(
-    arrays: Iterable[tuple[str, np.dtype[Any], tuple[int, ...], Iterable[np.ndarray[Any, Any]]]],
-) -> str:
+def _digest(arrays: Iterable[tuple[str, np.dtype[Any], tuple[int, ...], Iterable[np.ndarray[Any, Any]]]]) -> str:
     h = hashlib.blake2b(digest_size=16)
     for name, dtype, shape, parts in arrays:
         little = dtype.newbyteorder("<")

@@ -116,11 +116,7 @@ def _overlap(one: Mask, other: Mask) -> float:
 def _drawn() -> dict[str, Mask]:
     """Return each shape in its box."""
     x, y = np.meshgrid(*[(np.arange(_CELLS) + 0.5) / _CELLS * 2 - 1] * 2)
-    return {
-        "circle": x**2 + y**2 <= 1,
-        "square": np.ones((_CELLS, _CELLS), bool),
-        "triangle": np.abs(x) <= (y + 1) / 2,
-    }
+    return {"circle": x**2 + y**2 <= 1, "square": np.ones((_CELLS, _CELLS), bool), "triangle": np.abs(x) <= (y + 1) / 2}
 
 
 def _direction(masks_THW: Mask) -> str | None:

@@ -219,10 +219,7 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
                 return DiffusersAutoencoder(config)
             built: Autoencoder = importlib.import_module(module).build(config)
             return built
-        own: dict[str, Callable[[AutoencoderConfig], Autoencoder]] = {
-            "pixel": PixelAutoencoder,
-            "pca": pca.build,
-        }
+        own: dict[str, Callable[[AutoencoderConfig], Autoencoder]] = {"pixel": PixelAutoencoder, "pca": pca.build}
         return own.get(config.name, opensora.build)(config)
     except weights.ShapeMismatch as misfit:
         raise identify.explain(misfit) from misfit

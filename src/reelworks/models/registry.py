@@ -144,10 +144,7 @@ _NOT_HERE = {
         (f"{owner}zimage{kind}" for owner in ("", "tongyimai") for kind in ("omni", "edit")),
         "Z-Image-Omni and Z-Image-Edit, whose weights and sizes were announced and not yet seen,",
     ),
-    **dict.fromkeys(
-        ("sd2", "stablediffusion2", "stablediffusionv2"),
-        "Stable Diffusion 2",
-    ),
+    **dict.fromkeys(("sd2", "stablediffusion2", "stablediffusionv2"), "Stable Diffusion 2"),
     "stablevideodiffusion": "Stable Video Diffusion",
     "svd": "Stable Video Diffusion",
     "animatediff": "AnimateDiff",

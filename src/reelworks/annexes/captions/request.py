@@ -47,9 +47,7 @@ class CaptionRequest:
     )
     trigger: str | None = arg(None, "The trigger word.", metavar="WORD")
     trigger_in: bool = arg(
-        True,
-        "Put the trigger word before each caption, or keep it out of them.",
-        names=("--trigger-in/--trigger-out",),
+        True, "Put the trigger word before each caption, or keep it out of them.", names=("--trigger-in/--trigger-out",)
     )
     max_words: int | None = arg(None, "Most words of a caption.", least=3, metavar="N")
     captions: int = arg(
@@ -70,9 +68,7 @@ class CaptionRequest:
         "auto", "Dtype of the model; auto: that of its weights, and float32 on a CPU (--model)."
     )
     key_env: str | None = arg(
-        None,
-        f"Environment variable with the key of the server; default: {DEFAULT_KEY}, if it is set.",
-        metavar="NAME",
+        None, f"Environment variable with the key of the server; default: {DEFAULT_KEY}, if it is set.", metavar="NAME"
     )
     timeout: float = arg(120.0, "Seconds that an answer of a server or a command may take.", least=1, metavar="S")
     list: Path | None = arg(

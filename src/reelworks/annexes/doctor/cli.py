@@ -13,8 +13,7 @@ from reelworks.commands.options import Json
 
 
 def doctor(
-    output: Annotated[Path, Option(help="A folder for runs, whose disk is looked at.")] = Path(),
-    json: Json = False,
+    output: Annotated[Path, Option(help="A folder for runs, whose disk is looked at.")] = Path(), json: Json = False
 ) -> None:
     """Tell what this machine has, and what is wrong with it.
 

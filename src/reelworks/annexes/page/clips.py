@@ -254,12 +254,7 @@ def _assign(data: RecipeData) -> ClipView:
         shown[row[trained][::-1]] = trained[::-1]
     bucket = result.bucket[shown]
     clips = ClipView(
-        data,
-        result.reason[shown],
-        bucket,
-        found.copy[shown],
-        result.nearest[shown],
-        np.zeros(count, dtype=np.float32),
+        data, result.reason[shown], bucket, found.copy[shown], result.nearest[shown], np.zeros(count, dtype=np.float32)
     )
     inside = np.flatnonzero(bucket >= 0)
     clips.lost[inside] = discarded.lost_shares(data, inside, bucket[inside].astype(np.int64))

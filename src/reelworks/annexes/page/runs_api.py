@@ -95,11 +95,7 @@ def stop_run(run: PageRun) -> Json:
     owner = lock.holder(run.lock_file)
     if owner is None:
         raise UserError(
-            "nothing trains in this folder",
-            code="not-running",
-            field="run",
-            value=run.path.name,
-            remedy="resume it",
+            "nothing trains in this folder", code="not-running", field="run", value=run.path.name, remedy="resume it"
         )
     if not lock.ask_holder(run.lock_file):
         raise UserError(

@@ -194,14 +194,7 @@ class Dataset(CatalogView):
     ) -> Assignment:
         used = np.zeros(len(self.rows), dtype=np.bool_) if used is None else used
         return duplicates.count_once(
-            groups,
-            result,
-            row,
-            held_out=clips.held_out,
-            uid=self.rows.uid,
-            used=used,
-            seed=self.spec.seed,
-            epoch=epoch,
+            groups, result, row, held_out=clips.held_out, uid=self.rows.uid, used=used, seed=self.spec.seed, epoch=epoch
         )
 
     def _assign(self, epoch: int, clips: Clips, row: Integers) -> Assignment:

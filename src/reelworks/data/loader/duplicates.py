@@ -76,15 +76,7 @@ def groups(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> Groups | Non
 
 
 def count_once(
-    found: Groups,
-    result: Assignment,
-    row: I64,
-    *,
-    held_out: Mask,
-    uid: U64,
-    used: Mask,
-    seed: int,
-    epoch: int,
+    found: Groups, result: Assignment, row: I64, *, held_out: Mask, uid: U64, used: Mask, seed: int, epoch: int
 ) -> Assignment:
     """Return an assignment with one clip of each group; the others have a reason, and as `nearest` the row of that one.
 

@@ -92,12 +92,7 @@ class DataPosition:
 
 
 def begin_epoch(
-    data: Dataset,
-    spec: PlanSpec,
-    *,
-    epoch: int,
-    global_step: int = 0,
-    data_restarts: int = 0,
+    data: Dataset, spec: PlanSpec, *, epoch: int, global_step: int = 0, data_restarts: int = 0
 ) -> DataPosition:
     """Return the position at the first step of an epoch, which must have one."""
     plan = data.plan(spec, epoch, data_restarts=data_restarts)

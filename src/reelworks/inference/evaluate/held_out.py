@@ -194,11 +194,7 @@ def digest_of(clips: Samples) -> str:
 
 @contextmanager
 def opened(
-    source: EvaluatedModel,
-    data: RecipeData,
-    world: World,
-    request: EvalRequest,
-    on_clip: Callable[[int, int], None],
+    source: EvaluatedModel, data: RecipeData, world: World, request: EvalRequest, on_clip: Callable[[int, int], None]
 ) -> Iterator[tuple[LoadedModel, Callable[[], Validation | None]]]:
     """Load a model, and yield it with a function that measures the loss of the weights that it holds when it is called."""
     recipe, clips = data.recipe, data.held_out()

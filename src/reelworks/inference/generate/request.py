@@ -51,8 +51,7 @@ class GenerateRequest:
         0, "Seed of the noise, as of the generator that a script gives to diffusers.", least=0, most=2**63 - 1
     )
     reference: Path | None = arg(
-        None,
-        "A picture or clip to begin with: the result starts with the picture, or with the clip's last frames.",
+        None, "A picture or clip to begin with: the result starts with the picture, or with the clip's last frames."
     )
     last_frame: Path | None = arg(
         None, "A picture to end with, or a clip whose last frame is taken; for models that know given frames."

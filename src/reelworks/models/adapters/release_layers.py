@@ -131,10 +131,7 @@ def split_layer(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int)
     result: Layers = {}
     for i, target in enumerate(targets):
         columns = slice(size * i, size * (i + 1)) if blocks else slice(None)
-        result[target.layer] = {
-            "A": A[columns],
-            "B": rows[target.layer][:, columns],
-        }
+        result[target.layer] = {"A": A[columns], "B": rows[target.layer][:, columns]}
         if lengths is not None:
             result[target.layer]["magnitude_vector"] = torch.split(lengths, heights)[target.place.part]
     return result

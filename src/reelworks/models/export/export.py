@@ -49,13 +49,7 @@ def describe_run(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> 
 
 
 def export_checkpoint(
-    path: Path,
-    target: Path,
-    *,
-    weights: Weights,
-    dtype: Dtype,
-    about: Mapping[str, str],
-    lora: LoraFile | None = None,
+    path: Path, target: Path, *, weights: Weights, dtype: Dtype, about: Mapping[str, str], lora: LoraFile | None = None
 ) -> list[Path]:
     """Write a checkpoint's weights, in one process and a few tensors at a time, and return the files written.
 

@@ -141,9 +141,7 @@ def _diffusers_config(world: World, degree: int) -> Any:
     """Return the ranks that share clips of this degree with this one, as diffusers wants them."""
     parallel: Any = importlib.import_module("diffusers.models._modeling_parallel")
     mesh = init_device_mesh(
-        world.device.type,
-        (world.size // degree, 1, degree),
-        mesh_dim_names=("data", "ring", "ulysses"),
+        world.device.type, (world.size // degree, 1, degree), mesh_dim_names=("data", "ring", "ulysses")
     )
     ulysses = parallel.ContextParallelConfig(ulysses_degree=degree, mesh=mesh)
     config = parallel.ParallelConfig(context_parallel_config=ulysses)

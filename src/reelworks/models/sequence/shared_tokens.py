@@ -19,10 +19,7 @@ def plan(network: Any) -> dict[str, Any]:
     dim, dims = (2, 4) if network.config.get("rope_type") == "split" else (1, 3)
     angles = tokens(split_dim=dim, expected_dims=dims, split_output=True)
     return {
-        "": {
-            "hidden_states": tokens(split_dim=1, expected_dims=3),
-            "timestep": tokens(split_dim=1, expected_dims=2),
-        },
+        "": {"hidden_states": tokens(split_dim=1, expected_dims=3), "timestep": tokens(split_dim=1, expected_dims=2)},
         "rope": {0: angles, 1: angles},
         "proj_out": parallel.ContextParallelOutput(gather_dim=1, expected_dims=3),
     }

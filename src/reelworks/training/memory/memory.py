@@ -194,14 +194,7 @@ def from_passes(recipe: Recipe, table: BucketTable, sizes: NetworkSizes, passes:
     # A pass moves all weights to the GPU twice, forward and backward, and gradients back.
     moved = 2 * (sizes.base_bytes + trained_bytes) + trained_bytes if recipe.parallel.offload else 0
     return Estimate(
-        sizes.parameters,
-        sizes.trained_parameters,
-        memory,
-        flops,
-        work,
-        sizes.runs_on_meta,
-        recipe.train.compile,
-        moved,
+        sizes.parameters, sizes.trained_parameters, memory, flops, work, sizes.runs_on_meta, recipe.train.compile, moved
     )
 
 

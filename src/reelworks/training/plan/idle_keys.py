@@ -103,12 +103,7 @@ RULES = (
         lambda t, r: components.conditioning(r.model).crops,
         "on a model that is not told of crops",
     ),
-    IdleRule(
-        "parallel",
-        "link_gb_per_second",
-        lambda t, r: t.group_size != 1,
-        "without parallel.sequence_degree",
-    ),
+    IdleRule("parallel", "link_gb_per_second", lambda t, r: t.group_size != 1, "without parallel.sequence_degree"),
     # With numbers that were measured, the bound is left out of the recipe.
     IdleRule("train", "step_seconds", lambda t, r: False, 'without batch_size = "auto"', "run `reelworks tune`"),
     IdleRule(

@@ -84,10 +84,7 @@ def load(request: PlanRequest, path: Path) -> Recipe:
 
 
 def scan(
-    request: PlanRequest,
-    recipe: Recipe,
-    on_scan: Callable[[ScanProgress], None] | None,
-    on_note: Callable[[str], None],
+    request: PlanRequest, recipe: Recipe, on_scan: Callable[[ScanProgress], None] | None, on_note: Callable[[str], None]
 ) -> None:
     """Bring the catalog of a recipe up to date, unless the request says otherwise."""
     from reelworks.training.recipe import dataset

@@ -276,9 +276,7 @@ def compare(before: tuple[Recipe, RunForecast], after: tuple[Recipe, RunForecast
             )
         )
     return RunComparison(
-        changed_keys(recipe_a, recipe_b),
-        side_by_side(_numbers(a, _OF_RUN), _numbers(b, _OF_RUN)),
-        stages,
+        changed_keys(recipe_a, recipe_b), side_by_side(_numbers(a, _OF_RUN), _numbers(b, _OF_RUN)), stages
     )
 
 

@@ -14,13 +14,7 @@ from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.trainer import choose_model, find_model
 from reelworks.models import registry
 
-_BASES = {
-    "float8": "float8",
-    "float8_e4m3fn": "float8",
-    "nf4": "nf4",
-    "bfloat16": "bfloat16",
-    "float32": "float32",
-}
+_BASES = {"float8": "float8", "float8_e4m3fn": "float8", "nf4": "nf4", "bfloat16": "bfloat16", "float32": "float32"}
 _TABLE = tables.table("diffusion_pipe", "defaults")
 FIRST: list[str] = _TABLE["first"]
 DEFAULTS = tables.defaults(_TABLE["all"])

@@ -38,12 +38,7 @@ _FRAMES_OF_A_CHUNK = 17
 _PLACEHOLDER = "meta.csv"
 _CHANNELS = 4  # of the latents of 1.1 and 1.2
 _SECTIONS = ("dataset", "model", "vae", "ae", "text_encoder", "t5", "clip", "scheduler", "optim", "lr_scheduler")
-_MODELS = {
-    "flux": "opensora2",
-    "STDiT3-XL/2": "stdit3-xl",
-    "STDiT3-3B/2": "stdit3-3b",
-    "STDiT2-XL/2": "stdit2-xl",
-}
+_MODELS = {"flux": "opensora2", "STDiT3-XL/2": "stdit3-xl", "STDiT3-3B/2": "stdit3-3b", "STDiT2-XL/2": "stdit2-xl"}
 # Kinds of conditions of 2.0 and the masks that are the same; the rest of the clips has none.
 _CONDITIONS = {"i2v_head": "image_head", "i2v_tail": "image_tail", "i2v_loop": "image_head_tail"}
 _OBJECTIVES = {"rflow": "rectified-flow", "iddpm": "iddpm"}

@@ -78,11 +78,7 @@ def identity(parts: Sequence[Part]) -> str:
 
 def write_list(path: Path, parts: Sequence[Part], compacted: int) -> None:
     """Write the list of the parts of a catalog, of which so many were compacted, into its folder."""
-    stored = {
-        "format": FORMAT_VERSION,
-        "compacted": compacted,
-        "parts": [asdict(part) for part in parts],
-    }
+    stored = {"format": FORMAT_VERSION, "compacted": compacted, "parts": [asdict(part) for part in parts]}
     files.write_json(path / "catalog.json", stored)
 
 

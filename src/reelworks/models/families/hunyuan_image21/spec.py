@@ -13,9 +13,7 @@ _RELEASE_LAYERS = (
     *RELEASE_BLOCKS,
     *family.release_blocks("transformer_blocks", "double_blocks", NORMS),
     *family.release_blocks(
-        "single_transformer_blocks",
-        "single_blocks",
-        {"attn.norm_q": "norm.query_norm", "attn.norm_k": "norm.key_norm"},
+        "single_transformer_blocks", "single_blocks", {"attn.norm_q": "norm.query_norm", "attn.norm_k": "norm.key_norm"}
     ),
     *release_inputs("time_guidance_embed"),
     *family.FINAL_LAYERS,

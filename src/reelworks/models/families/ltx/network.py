@@ -21,12 +21,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTXConfig) -> Tensor:
     """
     tokens, times = with_sources(inputs)
     out: Tensor = module(
-        tokens,
-        inputs.text,
-        times,
-        inputs.text_mask,
-        video_coords=_positions(inputs),
-        return_dict=False,
+        tokens, inputs.text, times, inputs.text_mask, video_coords=_positions(inputs), return_dict=False
     )[0]
     count = inputs.latent[0, 0].numel()
     return -out[:, :count].transpose(1, 2).reshape(inputs.latent.shape)

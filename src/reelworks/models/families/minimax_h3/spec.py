@@ -13,10 +13,7 @@ SOUND_CHANNELS = 2  # left and right, which the sound autoencoder encodes apart
 _RELEASE_LAYERS = (
     *(
         rule
-        for own, release in (
-            ("token_refiner.refiner_blocks", "token_refiner.blocks"),
-            ("transformer_blocks", "blocks"),
-        )
+        for own, release in (("token_refiner.refiner_blocks", "token_refiner.blocks"), ("transformer_blocks", "blocks"))
         for rule in (
             *family.release_blocks(
                 own,

@@ -17,11 +17,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: SanaVideoConfig) -> Ten
     """Return the velocity `[B, C, T, H, W]`; the network's own points towards the noise."""
     with embedded(module.time_embed.emb.time_proj, inputs.time):
         out: Tensor = module(
-            inputs.latent,
-            inputs.text,
-            inputs.time,
-            encoder_attention_mask=inputs.text_mask,
-            return_dict=False,
+            inputs.latent, inputs.text, inputs.time, encoder_attention_mask=inputs.text_mask, return_dict=False
         )[0]
     return -out
 

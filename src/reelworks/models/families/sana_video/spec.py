@@ -15,9 +15,7 @@ class SanaVideoConfig(Config):
     pictures_only: ClassVar[bool] = False
     conditioning: ClassVar[family.Conditioning] = family.Conditioning()
     network: ClassVar[family.Network] = family.Network(
-        "SanaVideoTransformer3DModel",
-        ("transformer_blocks",),
-        passes=family.PassRules(blocks_see_shapes=True),
+        "SanaVideoTransformer3DModel", ("transformer_blocks",), passes=family.PassRules(blocks_see_shapes=True)
     )
 
     in_channels: int = 16

@@ -25,10 +25,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: SDXLConfig) -> Tensor:
         inputs.latent[:, :, 0],
         inputs.time,
         inputs.text,
-        added_cond_kwargs={
-            "text_embeds": inputs.pooled,
-            "time_ids": torch.cat([crop_B4, size_B2], dim=1),
-        },
+        added_cond_kwargs={"text_embeds": inputs.pooled, "time_ids": torch.cat([crop_B4, size_B2], dim=1)},
         return_dict=False,
     )[0]
     return out[:, :, None]
