@@ -11,6 +11,7 @@ import pytest
 from refused import refused
 
 from reelworks.data.buckets.assign import Reason
+from reelworks.data.loader import left_out
 from reelworks.training.recipe import recipe_file
 
 BUCKETS = [
@@ -74,6 +75,36 @@ def test_each_length_uses_a_video_once_and_pictures_have_one(folder):
     both = {("long.mp4", "64px ×5"): 1, ("long.mp4", "32px ×5"): 1, ("long.mp4", "32px ×9"): 1}
     both |= {("short.mp4", "64px ×5"): 1, ("short.mp4", "32px ×5"): 1}
     assert uses(opened(folder, resolutions=["64px", "32px"], lengths=[5, 9])) == {**PICTURES, **SMALLER, **both}
+
+
+@pytest.mark.parametrize("kind", ["hold", "loop"])
+def test_a_short_video_is_extended_to_the_shortest_length_alone(folder, kind):
+    """As a clip without lengths is; those that are long enough for one have no use at a longer one."""
+    extended = {"short_clips": kind}
+    assert uses(opened(folder, lengths=[5, 9], data=extended)) == uses(opened(folder, lengths=[5, 9]))
+    longer = {**PICTURES, ("long.mp4", "32px ×9"): 1, ("short.mp4", "32px ×9"): 1}
+    assert uses(opened(folder, lengths=[9], data=extended)) == longer
+    resolutions = {"resolutions": ["64px", "32px"], "lengths": [9]}
+    assert uses(opened(folder, **resolutions, data=extended)) == {**longer, **SMALLER}
+
+
+def test_merged_clips_keep_the_resolution_that_they_are_used_at(folder):
+    """Else a clip would be used twice at the smaller one."""
+    keys = {"dataset": [{"path": str(folder / "data"), "resolutions": ["64px", "32px"]}]}
+    found = [
+        uses(files.opened(files.recipe(folder, **keys, bucket=BUCKETS, buckets={"incomplete_batch": way})))
+        for way in ("merge", "partial")
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_clip_whose_uses_have_several_reasons_is_left_out_for_one(folder):
+    """Of a length that waits for a draw and one that is too long, the first is the reason."""
+    bucket = [{"resolution": "32px", "num_frames": [1, 5, 9], "batch_size": 2, "keep_prob": [1.0, 0.001, 1.0]}]
+    dataset = [{"path": str(folder / "data"), "lengths": [5, 9]}]
+    data = files.opened(files.recipe(folder, dataset=dataset, bucket=bucket))
+    found = {one.reason: data.rows.labels(one.row) for one in left_out.by_reason(*data.assignment(0))}
+    assert found == {Reason.NOT_DRAWN: ["data/short.mp4"]}
 
 
 def test_repeats_count_for_each_and_may_be_a_fraction(folder):

@@ -65,3 +65,18 @@ def test_merged_ones_are_few_and_shown_smaller_but_never_enlarged(folder: Path) 
         assert shape.width <= data.rows.width[row]
         moved += bucket != home[uid]
     assert 0 < moved < 20
+
+
+def test_a_merged_clip_is_cropped_within_the_limit(tmp_path: Path) -> None:
+    """Its own crop counts: between the two buckets it would be small enough."""
+    for i in range(8):
+        files.picture(tmp_path / "data" / f"{i}.png", (48, 96) if i < 5 else (32, 48), grey=i)
+    bucket = [{"resolution": size, "num_frames": 1, "batch_size": 4} for size in ("48x80", "32x48")]
+    planned = {}
+    for limit in (0.2, 0.3):
+        rules = {"max_crop": limit, "incomplete_batch": "merge"}
+        data = files.opened(files.recipe(tmp_path, bucket=bucket, buckets=rules))
+        counts = np.bincount(data.plan(data.plan_spec(1, 1), 0).bucket)
+        planned[limit] = {data.table.buckets[i].name: int(n) for i, n in enumerate(counts)}
+    assert [*planned[0.2].values()] == [5, 3]  # 48 x 96 loses a sixth in 48 x 80, and a quarter in 32 x 48
+    assert [*planned[0.3].values()] == [4, 4]

@@ -20,7 +20,10 @@ def cases(draw: st.DrawFn) -> tuple[Samples, PlanSpec]:
     sizes = draw(st.lists(st.integers(1, 9), min_size=buckets, max_size=buckets))
     to = [draw(st.sampled_from([-1, *range(i + 1, buckets)])) for i in range(buckets)]
     spec = make_spec(sizes, 4, draw(st.sampled_from([1, 2, 4])), "merge")
-    return make_entries(counts, draw(st.integers(1, 2))), replace(spec, merge_to=tuple(to))
+    entries = make_entries(counts, draw(st.integers(1, 2)))
+    may_merge = draw(st.none() | st.lists(st.booleans(), min_size=len(entries), max_size=len(entries)))
+    mask = None if may_merge is None else np.array(may_merge, dtype=np.bool_)
+    return replace(entries, may_merge=mask), replace(spec, merge_to=tuple(to))
 
 
 def micro_batches(entries: Samples, spec: PlanSpec, how: str, epoch: int = 0) -> int:
@@ -56,10 +59,12 @@ def test_clips_move_only_along_the_arrows_and_no_more_than_needed(case: tuple[Sa
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
     home = dict(zip(identities(entries), entries.bucket.tolist(), strict=True))
+    stays = set() if entries.may_merge is None else {*identities(entries.take(~entries.may_merge))}
     moved = 0
     for key, bucket in zip(identities(made), made.bucket.tolist(), strict=True):
         assert bucket in (home[key], spec.merge_to[home[key]])  # two moves may crop more than is allowed
         moved += bucket != home[key]
+        assert bucket == home[key] or key not in stays
     givers = [size - 1 for size, to in zip(spec.batch_sizes, spec.merge_to, strict=True) if to >= 0]
     assert moved <= sum(givers)
 

@@ -146,15 +146,8 @@ class ClipLossRounds(StepObserver):
 
     @cached_property
     def _candidates(self) -> tuple[Samples, NDArray[np.bool_]]:
-        """The clips of the first epoch and those that are held out, each once, and which those are."""
-        entries, held_out = self.training.data.entries(0), self.training.data.held_out()
-        entries = entries.take(entries.copy == 0)
-        columns: list[Any] = [
-            None if a is None or b is None else np.concatenate([a, b])
-            for a, b in zip(vars(entries).values(), vars(held_out).values(), strict=True)
-        ]
-        joined = Samples(*columns)
-        return joined, np.arange(len(joined)) >= len(entries)
+        """The clips that epochs train and those that are held out, each once, and which those are."""
+        return self.training.data.each_clip()
 
     @cached_property
     def _order(self) -> tuple[I64, Callable[[], tuple[I16, F32]]]:

@@ -30,6 +30,7 @@ from reelworks.data.buckets.table import Bucket, BucketTable
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
+F64 = NDArray[np.float64]
 Integers = NDArray[Any]  # of any width
 Mask = NDArray[np.bool_]
 
@@ -93,7 +94,9 @@ class Clips:
     held_out: Mask  # whether the clip is reserved for validation
     # choice: index of the row of `allowed` that tells which entries a clip may take, -1 for any; None if all may take any
     choice: I64 | None = None
-    allowed: Mask | None = None  # `[choices, entries]`
+    allowed: NDArray[np.int8] | None = (
+        None  # `[choices, entries]`: 2, or 1 for an entry that another length of it may take
+    )
 
     @classmethod
     def unrestricted(cls, uid: U64, num_frames: I64, height: I64, width: I64, is_image: Mask) -> Clips:
@@ -106,12 +109,12 @@ class Clips:
         taken = {name: column[where] for name, column in vars(self).items() if name != "allowed" and column is not None}
         return Clips(**taken, allowed=self.allowed)
 
-    def may_take(self, where: I64, entry: int) -> Mask:
-        """Return which of the clips at these indices may take an entry."""
+    def may_take(self, where: I64, entry: int, *, at_any_length: bool = False) -> Mask:
+        """Return which of the clips at these indices may take an entry, or another use of the clip at the same resolution."""
         if self.choice is None or self.allowed is None:
             return np.ones(len(where), dtype=np.bool_)
         choice = self.choice[where]
-        may: Mask = (choice < 0) | self.allowed[choice, entry]
+        may: Mask = (choice < 0) | (self.allowed[choice, entry] > (0 if at_any_length else 1))
         return may
 
 
@@ -226,14 +229,15 @@ def _take_short(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state
     at = np.flatnonzero((clips.excluded == Reason.NONE) & ~clips.is_image & (bucket < 0))
     shortest = np.full(len(at), -1, dtype=np.int64)
     choice = np.full(len(at), -1, dtype=np.int32)
-    short = np.ones(len(at), dtype=np.bool_)
+    short, is_own = np.ones((2, len(at)), dtype=np.bool_)
     videos = [i for i, entry in enumerate(table.entries) if entry.is_used and entry.num_frames > 1]
     for index in sorted(videos, key=lambda i: table.entries[i].num_frames):
         pick, large_enough, shape_fits = sizes[index].best(clips.height[at], clips.width[at], table)
-        fits = large_enough & shape_fits & clips.may_take(at, index)
+        fits = large_enough & shape_fits & clips.may_take(at, index, at_any_length=True)
         short &= ~fits | (clips.num_frames[at] < table.entries[index].needed_frames)
         first = fits & (shortest < 0)
-        shortest[first], choice[first] = index, pick[first]
+        shortest[first], choice[first], is_own[first] = index, pick[first], clips.may_take(at[first], index)
+    short &= is_own  # else the use of the shortest length takes the clip
     num_frames = clips.num_frames.copy()
     num_frames[at[short]] = max((e.needed_frames for e in table.entries), default=1)
     for index in videos:
@@ -287,12 +291,8 @@ class _ComputedSizes:
 
     def best(self, height_px: I64, width_px: I64, table: BucketTable) -> tuple[I32, Mask, Mask]:
         """Return each clip's nearest bucket, whether it is large enough, and whether the crop is allowed."""
-        height = np.maximum(height_px, 1).astype(np.float64)
-        width = np.maximum(width_px, 1).astype(np.float64)
-        pick = np.searchsorted(self.edges, np.log(width / height))
-        to_height, to_width = self.height[pick], self.width[pick]
-        scale = np.maximum(to_height / height, to_width / width)
-        visible = (to_height * to_width) / (scale * scale * height * width)
+        pick = np.searchsorted(self.edges, np.log(np.maximum(width_px, 1) / np.maximum(height_px, 1)))
+        visible, scale = _visible(height_px, width_px, self.height[pick], self.width[pick])
         return self.bucket[pick], (scale <= 1.0) | table.upscale, visible >= 1.0 - table.max_crop - ROUNDING
 
     def fit(self, height_px: I64, width_px: I64, table: BucketTable) -> tuple[Mask, Mask]:
@@ -361,6 +361,23 @@ def targets(table: BucketTable) -> I64:
         if worth:
             result[index] = max(worth, key=worth.__getitem__)
     return result
+
+
+def may_take_merged(clips: Clips, where: I64, bucket: I64, table: BucketTable) -> Mask:
+    """Return which of the clips at these indices may be moved to a bucket: within `max_crop`, and by no choice of their own."""
+    is_free = np.ones(len(where), dtype=np.bool_) if clips.choice is None else clips.choice[where] < 0
+    if table.draws is not Draws.ONE:
+        return is_free
+    to_height, to_width = np.array([(b.shape.height, b.shape.width) for b in table.buckets], dtype=np.float64)[bucket].T
+    visible, _ = _visible(clips.height[where], clips.width[where], to_height, to_width)
+    return is_free & (visible >= 1.0 - table.max_crop - ROUNDING)
+
+
+def _visible(height: I64, width: I64, to_height: F64, to_width: F64) -> tuple[F64, F64]:
+    """Return the share of a clip that a bucket's crop leaves, and how much larger than the clip its picture is."""
+    h, w = (np.maximum(side, 1).astype(np.float64) for side in (height, width))
+    scale = np.maximum(to_height / h, to_width / w)
+    return (to_height * to_width) / (scale * scale * h * w), scale
 
 
 def kept(bucket: Bucket, other: Bucket) -> float:

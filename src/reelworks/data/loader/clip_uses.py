@@ -116,15 +116,16 @@ def _numbers(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> I64:
     return np.where(rows.is_image, of_pictures, of_videos)
 
 
-def allowed(datasets: Sequence[DatasetConfig], table: BucketTable) -> NDArray[np.bool_]:
-    """Return `[choices, entries]`, which entries the uses of each choice may take.
+def allowed(datasets: Sequence[DatasetConfig], table: BucketTable) -> NDArray[np.int8]:
+    """Return `[choices, entries]`: 2 where the uses of a choice may take an entry, 1 where those of another length may.
 
     Raises:
         UserError: A dataset names a resolution or length that no entry has.
     """
     _refuse_unknown(datasets, table)
-    every = [choice for of_one in choices(datasets) for choice in of_one]
-    return np.array([[choice.takes(entry) for entry in table.entries] for choice in every], dtype=np.bool_)
+    every = [(c, [o for o in of_one if o.resolution == c.resolution]) for of_one in choices(datasets) for c in of_one]
+    rows = [[c.takes(entry) + any(o.takes(entry) for o in alike) for entry in table.entries] for c, alike in every]
+    return np.array(rows, dtype=np.int8)
 
 
 def _refuse_unknown(datasets: Sequence[DatasetConfig], table: BucketTable) -> None:

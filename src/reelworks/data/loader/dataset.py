@@ -255,6 +255,18 @@ class Dataset(CatalogView):
         where = where[np.argsort(hash64(self.spec.seed, clips.uid[where]), kind="stable")]
         return self._entries(clips, row, result, where[: self.spec.max_held_out]).wide()
 
+    def each_clip(self) -> tuple[Samples, Mask]:
+        """Return each clip that any epoch trains or validation uses once, whatever the draws; and which validation uses."""
+        clips, row = self.clips()
+        every = replace(clips, held_out=np.ones_like(clips.held_out))  # those have no draws
+        result = assign.assign(every, self.table, seed=self.spec.seed, epoch=0)
+        if self.duplicate_groups is not None:
+            result = self._once(self.duplicate_groups, result, clips, row, epoch=0)
+        where = np.flatnonzero(np.isin(result.reason, (Reason.HELD_OUT, Reason.DUPLICATE_TURN)))
+        where = where[np.diff(row[where], prepend=-1) != 0]
+        where = where[~clips.held_out[where] | np.isin(clips.uid[where], self.held_out().uid)]
+        return self._entries(clips, row, result, where).wide(), clips.held_out[where]
+
     def _entries(self, clips: Clips, row: Integers, result: Assignment, where: Integers) -> Samples:
         ordinal, bucket = self._ordinals(row, where), blocks.taken(result.bucket, where)
         layouts = self.source_layouts
@@ -329,6 +341,10 @@ class Dataset(CatalogView):
         self._forget_uses()
         out = result.reason != Reason.NONE
         entries = self._entries_without_reason(clips, row, result)
+        if spec.merge_to:
+            at = blocks.indices(~out)
+            may_merge = assign.may_take_merged(clips, at, np.array(spec.merge_to)[result.bucket[at]], self.table)
+            entries = replace(entries, may_merge=may_merge)
         if excluded.bits.any():
             entries = cursor.remaining_after(entries, excluded, self.catalog.uids())
             out |= excluded.holds(self.rows.ordinal[row], clips.copy)

@@ -35,17 +35,21 @@ class Rejection:
 
 
 def by_reason(assignment: Assignment, row: NDArray[Any]) -> list[Rejection]:
-    """Group the clips that an epoch leaves out by reason; a clip is not left out if any repeat is trained.
+    """Group the clips that an epoch leaves out by reason; a clip is not left out if any use is trained.
 
-    `row` is the row of each clip and repeat in the assignment; repeats of a clip are adjacent.
+    Of uses with several reasons one that another epoch may train counts, or else the first. `row` is the row of each use in
+    the assignment; uses of a clip are adjacent.
     """
     trained = blocks.mask(row[assignment.reason == Reason.NONE], int(row.max(initial=-1)) + 1)
     rejections = []
     never = blocks.indices(assignment.reason != Reason.NONE)
     never = never[~trained[row[never]]]
+    if (np.diff(row[never]) == 0).any():  # clips have several uses
+        waits = np.isin(assignment.reason[never], [reason for reason in Reason if reason.is_planned])
+        never = never[np.lexsort((~waits, row[never]))]
+        never = never[np.diff(row[never], prepend=-1) != 0]
     for reason in list(Reason)[1:]:  # all but NONE
         where = never[assignment.reason[never] == reason]
-        where = where[np.diff(row[where], prepend=-1) != 0]
         if len(where):
             rejections.append(Rejection(reason, row[where], assignment.nearest[where]))
     return rejections

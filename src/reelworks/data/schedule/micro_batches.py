@@ -12,6 +12,7 @@ from reelworks.core import blocks, hash_rng
 from reelworks.core.hash_rng import Purpose
 
 I64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 Integers = NDArray[Any]  # of any width
 
 
@@ -79,7 +80,9 @@ def cut_micro_batches(bucket: Integers, batch_sizes: tuple[int, ...], *, whole: 
     return Cut(np.repeat(bucket[starts], micro_batches), clips, length if whole else clips)
 
 
-def merge_into_larger(bucket: Integers, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...]) -> tuple[I64, I64]:
+def merge_into_larger(
+    bucket: Integers, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...], may_move: Mask | None = None
+) -> tuple[I64, I64]:
     """Move the clips of incomplete micro-batches to each bucket's merge target if that saves micro-batches.
 
     A target takes the left-over clips of all its source buckets, or none if that would not reduce the number of
@@ -87,21 +90,23 @@ def merge_into_larger(bucket: Integers, batch_sizes: tuple[int, ...], merge_to: 
     are as many, and no clip is moved repeatedly: each move was found to be within `max_crop`, and two may not be.
 
     `bucket` is that of each clip, ascending; `merge_to` is the target of each bucket, which has a higher index, or -1.
+    Without enough clips that `may_move`, a bucket passes on none.
     Returns the new order of the clips, and the bucket of each in that order, ascending.
     """
     starts, counts = runs(bucket)
     clips = [np.zeros(0, dtype=np.int64) for _ in batch_sizes]
     for first, count in zip(starts.tolist(), counts.tolist(), strict=True):
         clips[bucket[first]] = np.arange(first, first + count)
-    has = [len(of_bucket) for of_bucket in clips]
+    movable = clips.copy() if may_move is None else [of_bucket[may_move[of_bucket]] for of_bucket in clips]
     sources: list[list[int]] = [[] for _ in batch_sizes]
     for index, size in enumerate(batch_sizes):
-        rests = {g: rest for g in sources[index] if (rest := len(clips[g]) % batch_sizes[g]) <= has[g]}
+        rests = {g: rest for g in sources[index] if (rest := len(clips[g]) % batch_sizes[g]) <= len(movable[g])}
         own, arriving = len(clips[index]), sum(rests.values())
         if -(-(own + arriving) // size) < -(-own // size) + sum(rest > 0 for rest in rests.values()):
-            clips[index] = np.concatenate([*(clips[g][len(clips[g]) - rests[g] :] for g in rests), clips[index]])
-            for source, rest in rests.items():
-                clips[source] = clips[source][: len(clips[source]) - rest]
+            moved = {g: movable[g][len(movable[g]) - rest :] for g, rest in rests.items()}
+            clips[index] = np.concatenate([*moved.values(), clips[index]])
+            for source, gone in moved.items():
+                clips[source] = clips[source][~np.isin(clips[source], gone)]
         if (to := merge_to[index]) >= 0:
             assert to > index
             sources[to].append(index)

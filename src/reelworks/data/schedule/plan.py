@@ -46,12 +46,12 @@ class Samples:
     group: U64 | None = None
     # layout: a small number for the number and sizes of the clip's sources, which are the same in a micro-batch
     layout: I64 | None = None
+    may_merge: NDArray[np.bool_] | None = None  # whether "merge" may move the clip to another bucket; None for all
 
     def take(self, where: NDArray[np.bool_] | I64) -> Samples:
         """Return the entries at these indices or under this mask."""
-        group = None if self.group is None else self.group[where]
-        layout = None if self.layout is None else self.layout[where]
-        return Samples(self.uid[where], self.copy[where], self.ordinal[where], self.bucket[where], group, layout)
+        columns: dict[str, Any] = {n: None if column is None else column[where] for n, column in vars(self).items()}
+        return Samples(**columns)
 
     def wide(self) -> Samples:
         """Return the entries with integers of 64 bits, which do not overflow when they are calculated with."""
@@ -288,7 +288,8 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
     counts = blocks.counts(entries.bucket, len(spec.batch_sizes))
     bucket = np.repeat(blocks.narrow(np.arange(len(counts))), counts)
     if spec.incomplete_batch == "merge":
-        moved, bucket = merge_into_larger(bucket, spec.batch_sizes, spec.merge_to)
+        may_merge = None if entries.may_merge is None else entries.may_merge[order]
+        moved, bucket = merge_into_larger(bucket, spec.batch_sizes, spec.merge_to, may_merge)
         order = order[moved]
     cuts = cut_micro_batches(bucket, spec.batch_sizes, whole=spec.incomplete_batch in ("pad", "repeat"))
     source, repeat_index = cuts.fill(repeat=spec.incomplete_batch == "repeat")

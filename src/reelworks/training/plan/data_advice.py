@@ -232,7 +232,7 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
         'whole frames are rebuilt from their fields; [data] interlaced = "reject" leaves them out',
     ),
     "pixel_shape": _ClipRule(
-        lambda rows: rows.pixel_aspect_ratio != 1,
+        lambda rows: (rows.pixel_aspect_ratio != 1) & (rows.pixel_aspect_ratio > 0),  # 0 is not known
         "{clips} with pixels that are not square",
         "they are widened or narrowed as players do, and the catalog has that width",
     ),
