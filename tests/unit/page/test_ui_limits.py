@@ -31,7 +31,7 @@ class Page:
     def __init__(self, folder: Path) -> None:
         for i in range(len(SCORES)):
             made.picture(folder / "data" / f"{i}.png", (16, 16) if i == 3 else (48, 64), grey=20 * i)
-        lines = [f"{i}.png,a cat,{'' if score is None else score}" for i, score in enumerate(SCORES)]
+        lines = [f"{i}.png,a cat{'s' * (i % 2)},{'' if score is None else score}" for i, score in enumerate(SCORES)]
         (folder / "data" / "meta.csv").write_text("\n".join(["path,text,aes", *lines]), encoding="utf-8")
         self.file = folder / "mine.toml"
         self.written = page_client.small_recipe(f"{folder.as_posix()}/run", f"{folder.as_posix()}/data/meta.csv")
@@ -119,6 +119,32 @@ def test_what_is_inside_is_what_the_filter_keeps(
             near = sign * (scores[side.inside] - float(f"{limit:.12g}"))
             assert (np.diff(near) >= 0).all()
             assert (sign * (scores[side.outside] - limit) < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("former", "ends"),
+    [
+        ("aes > 2 and aes < 9.125", "aes:2:9.125"),
+        ("aes < 6.5 and width > 16", "aes::6.5"),
+        ("caption_length > 5", "aes::"),
+        ("aes > 3.5", "aes:3.5:"),
+    ],
+)
+def test_limits_that_are_not_moved_keep_what_the_recipe_keeps(page: Page, former: str, ends: str) -> None:
+    """A value at an open end is left out, before and after another limit is moved, and so is what no slider shows."""
+    every = page.begin().clips().data.rows.take(limits.base(page.clips(), "meta"))
+    page.begin(former)
+    rows, kept = every, int(filters.keeps(every, former).sum())
+    assert 0 < kept < len(rows)
+    limit = [ends, *["width:16:"] * ("width" in former)]
+    found = page.get("/limits", limit=limit).json()
+    assert (found["inside"], found["filter"]) == (kept, former)
+    assert page.get("/limits", limit=[*limit, "fps::5"]).json()["filter"] == f"{former} and fps <= 5"
+    name, least, most = ends.split(":")
+    moved = page.get("/limits", limit=[f"{name}:{least or 1}:{most or 60}", *limit[1:]]).json()
+    again = filters.keeps(rows, moved["filter"])
+    assert moved["inside"] == int(again.sum())
+    assert not (again & ~filters.keeps(rows, former)).any()
 
 
 def test_the_filter_is_written_into_the_recipe_and_taken_back(page: Page) -> None:

@@ -70,7 +70,7 @@ def base(clips: ClipView, dataset: str) -> I32:
         rows = clips.data.rows
         mine = rows.of_datasets([dataset])
         fits = np.isin(clips.reason, _FITTING)
-        _, rest = divide(filter_of(clips, dataset))
+        _, rest = divide(filter_of(clips, dataset), columns.limitable(rows))
         filtered = np.flatnonzero(mine & (clips.reason == Reason.FILTERED))
         if rest is not None:
             filtered = filtered[filters.keeps(rows.take(filtered), rest)]
@@ -111,14 +111,17 @@ def ask(clips: ClipView, dataset: str, ranges: Mapping[str, ColumnRange], moved:
     """Return what limits would do to a dataset's clips, and the clips next to those of the column that was moved."""
     rows, among, former = clips.data.rows, base(clips, dataset), filter_of(clips, dataset)
     values = {name: columns.values_of(rows, name)[among] for name in ranges if name in columns.limitable(rows)}
-    passes = {name: _within(values[name], ranges[name]) for name in values}
+    now, _ = divide(former)
+    given = {name: ranges[name].ends_of(now.get(name, ColumnRange())) for name in values}
+    passes = {name: _within(values[name], given[name]) for name in values}
     inside = np.logical_and.reduce([np.ones(len(among), dtype=np.bool_), *passes.values()])
     least = most = None
     if moved in values:
         others = [passes[name] for name in passes if name != moved]
         rest = np.logical_and.reduce([~np.isnan(values[moved]), *others])
-        least = _side(among, values[moved], ranges[moved].least, inside, rest, sign=1)
-        most = _side(among, values[moved], ranges[moved].most, inside, rest, sign=-1)
+        ends = given[moved]
+        least = _side(among, values[moved], ends.least, ends.above, inside, rest, sign=1)
+        most = _side(among, values[moved], ends.most, ends.below, inside, rest, sign=-1)
     return LimitsAnswer(
         clips=len(among),
         inside=int(inside.sum()),
@@ -135,18 +138,21 @@ def _within(values: F64, limits: ColumnRange) -> Mask:
         ~np.isnan(values) if limits.least is not None or limits.most is not None else np.ones(len(values), np.bool_)
     )
     if limits.least is not None:
-        passes &= values >= limits.least
+        passes &= values > limits.least if limits.above else values >= limits.least
     if limits.most is not None:
-        passes &= values <= limits.most
+        passes &= values < limits.most if limits.below else values <= limits.most
     return passes
 
 
-def _side(among: I32, values: F64, limit: float | None, inside: Mask, rest: Mask, *, sign: int) -> Side | None:
-    """Return the clips next to a limit; `sign` is 1 for a lower one and -1 for an upper one."""
+def _side(
+    among: I32, values: F64, limit: float | None, is_open: bool, inside: Mask, rest: Mask, *, sign: int
+) -> Side | None:
+    """Return the clips next to a limit, which is outside if it is open; `sign` is 1 for a lower one and -1 for an upper one."""
     if limit is None:
         return None
     distance = sign * (values - limit)
-    return Side(_nearest(among, distance, inside), _nearest(among, -distance, rest & (distance < 0)))
+    outside = rest & (distance <= 0 if is_open else distance < 0)
+    return Side(_nearest(among, distance, inside), _nearest(among, -distance, outside))
 
 
 def _nearest(among: I32, distance: F64, chosen: Mask) -> I32:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -218,33 +218,48 @@ class ColumnRange:
     least: float | None = None
     most: float | None = None
     text: str = ""
+    above: bool = False  # whether `least` itself does not pass, as of `aes > 4.5`; and `most`
+    below: bool = False
+
+    def ends_of(self, former: ColumnRange) -> ColumnRange:
+        """Return the limits with the ends of former ones where they are the same."""
+        return replace(
+            self, above=former.above and self.least == former.least, below=former.below and self.most == former.most
+        )
 
     def expression(self, name: str) -> str:
         """Return the limits as a filter of a column; "" if there is none."""
-        least = [] if self.least is None else [f"{name} >= {self.least:.12g}"]
-        return " and ".join([*least, *([] if self.most is None else [f"{name} <= {self.most:.12g}"])])
+        least = [] if self.least is None else [f"{name} >{'=' * (not self.above)} {_number(self.least)}"]
+        most = [] if self.most is None else [f"{name} <{'=' * (not self.below)} {_number(self.most)}"]
+        return " and ".join([*least, *most])
 
 
-def divide(text: str | None) -> tuple[dict[str, ColumnRange], str | None]:
-    """Return the limits of a filter on single columns, and its other parts as a filter, None if there are none.
+def _number(value: float) -> str:
+    return short if float(short := f"{value:.12g}") == value else repr(value)
 
-    A limit that the value itself does not meet, as in `aes > 4.5`, is one, too.
-    """
+
+def divide(text: str | None, names: Collection[str] | None = None) -> tuple[dict[str, ColumnRange], str | None]:
+    """Return the limits of a filter on single columns, of all or of some names, and its other parts, None if it has none."""
     ranges: dict[str, ColumnRange] = {}
     others: list[Condition] = []
     for part in parts_of(parse(text, scores=None)) if text else ():
         limit = Limit.of_part(part)
-        if limit is None or not isinstance(limit.measured, ColumnName) or not isinstance(limit.limit, Constant):
+        if (
+            limit is None
+            or not isinstance(limit.measured, ColumnName)
+            or not isinstance(limit.limit, Constant)
+            or (names is not None and limit.measured.text not in names)
+        ):
             others.append(part)
             continue
         name, bound = limit.measured.text, limit.limit.value
         former = ranges.get(name, ColumnRange())
-        if limit.is_most:
-            bounds = {"most": min(b for b in (bound, former.most) if b is not None)}
-        else:
-            bounds = {"least": max(b for b in (bound, former.least) if b is not None)}
-        words = " and ".join(filter(None, [former.text, part.text]))
-        ranges[name] = replace(former, **bounds, text=words)
+        open_ = limit.sign in ("<", ">")
+        if limit.is_most and (former.most is None or (bound, not open_) < (former.most, not former.below)):
+            former = replace(former, most=bound, below=open_)
+        elif not limit.is_most and (former.least is None or (bound, open_) > (former.least, former.above)):
+            former = replace(former, least=bound, above=open_)
+        ranges[name] = replace(former, text=" and ".join(filter(None, [former.text, part.text])))
     return ranges, joined(others).text if others else None
 
 
@@ -256,7 +271,7 @@ def with_ranges(text: str | None, ranges: Mapping[str, ColumnRange]) -> str | No
     for name in dict.fromkeys([*former, *ranges]):
         was, now = former.get(name, ColumnRange()), ranges.get(name, former.get(name, ColumnRange()))
         same = (was.least, was.most) == (now.least, now.most)
-        kept.append(was.text if same else now.expression(name))
+        kept.append(was.text if same else now.ends_of(was).expression(name))
     return " and ".join(filter(None, kept)) or None
 
 
