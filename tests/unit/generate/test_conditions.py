@@ -11,6 +11,7 @@ from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
+from reelworks.data.media.config import DataConfig
 from reelworks.inference.generate import conditions, defaults, pipeline, writers
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.pipeline import GenerateOptions
@@ -157,13 +158,33 @@ def test_diffusion_with_learned_variance_generates_and_is_a_function_of_the_seed
 def test_a_picture_and_the_end_of_a_clip_are_read_at_the_size_of_the_clip(tmp_path):
     """References are files: a picture is one frame, a clip gives its last ones."""
     Image.fromarray(frames(1)[0]).save(tmp_path / "a.png")
-    assert conditions.read(tmp_path / "a.png", OPTIONS.shape, 17).shape == (1, 16, 24, 3)
+    assert conditions.read(tmp_path / "a.png", OPTIONS.shape, 17, DataConfig()).shape == (1, 16, 24, 3)
     ramp = np.repeat(np.arange(12, dtype=np.uint8) * 20, 16 * 24 * 3).reshape(12, 16, 24, 3)
     writers.write(tmp_path / "a.mp4", ramp, 24.0)
-    read = conditions.read(tmp_path / "a.mp4", OPTIONS.shape, 3).mean(axis=(1, 2, 3))
+    read = conditions.read(tmp_path / "a.mp4", OPTIONS.shape, 3, DataConfig()).mean(axis=(1, 2, 3))
     assert np.abs(read - [180, 200, 220]).max() < 8
     with refused("condition-unreadable", "--reference", says="the file has 12 frames"):
-        conditions.read(tmp_path / "a.mp4", OPTIONS.shape, 13)
+        conditions.read(tmp_path / "a.mp4", OPTIONS.shape, 13, DataConfig())
+
+
+@pytest.mark.parametrize(("data", "step"), [({}, 1), ({"fps": 16.0}, 3), ({"frame_interval": 2}, 2)])
+def test_given_clips_are_read_at_the_rate_that_is_trained(tmp_path, data, step):
+    """Frames of a film of 48 frames a second lie as far apart as those of a clip that training reads; a last frame is the last."""
+    ramp = np.repeat(np.arange(48, dtype=np.uint8) * 5, 16 * 24 * 3).reshape(48, 16, 24, 3)
+    path, shape, config = tmp_path / "a.mp4", dataclasses.replace(OPTIONS.shape, num_frames=5), DataConfig(**data)
+    writers.write(path, ramp, 48.0)
+
+    def shown(found):
+        return (found.mean(axis=(1, 2, 3)) / 5).round().astype(int).tolist()
+
+    wanted = [step * i for i in range(5)]
+    recipe = recipe_file.parse(tiny_recipe.least(data=data))
+    assert shown(conditions.companion(path, shape, "--inpaint", config)) == wanted
+    assert shown(conditions.companions({"control": str(path)}, shape, "--", recipe, 16.0)["control"]) == wanted
+    last = shown(conditions.read(path, shape, 5, config))
+    assert np.diff(last).tolist() == [step] * 4
+    assert 48 - step <= last[-1] < 48
+    assert shown(conditions.read(path, shape, 1, config)) == [47]
 
 
 @pytest.mark.parametrize(

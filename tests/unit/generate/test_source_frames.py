@@ -10,6 +10,7 @@ import wan_pipelines
 from PIL import Image
 
 from reelworks.core.shape import Shape
+from reelworks.data.media.config import DataConfig
 from reelworks.inference.generate import conditions, pipeline
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.pipeline import GenerateOptions
@@ -74,7 +75,7 @@ def test_a_reference_picture_is_placed_whole_on_white_as_in_the_pipeline(parts, 
     y, x = np.mgrid[:height, :width]
     smooth = np.stack([x * 180 // width, y * 180 // height, 0 * x + 60], axis=2).astype(np.uint8)
     Image.fromarray(smooth).save(tmp_path / "a.png")
-    ours = conditions.companion(tmp_path / "a.png", replace(SHAPE, num_frames=1), "--source", whole=True)
+    ours = conditions.companion(tmp_path / "a.png", replace(SHAPE, num_frames=1), "--source", DataConfig(), whole=True)
     denoiser, _, vae = parts
     pipe = diffusers.WanVACEPipeline(None, None, vae, diffusers.UniPCMultistepScheduler(), denoiser.module)
     *_, references = pipe.preprocess_conditions(

@@ -184,3 +184,14 @@ def test_a_tiff_of_pixels_that_are_not_read_is_not_called_damaged_alone(tmp_path
         assert (opened.mode, opened.getpixel((0, 0))) == ("I", 30000)
     with pytest.raises(ProbeError, match=r"of 32 bits or with a sign \(I\)"):
         probe.probe(path)
+
+
+def test_an_animation_whose_frames_have_no_palette_of_their_own_is_read(tmp_path: Path) -> None:
+    """As Pillow writes grey frames behind a first one with a palette; what it says of their alpha is an AssertionError."""
+    levels = np.random.default_rng(0).integers(0, 255, (4, 40, 40)).astype(np.uint8)
+    first, *others = map(Image.fromarray, levels)
+    first.convert("P").save(tmp_path / "a.gif", save_all=True, append_images=others)
+    measured = probe.probe(tmp_path / "a.gif")
+    assert (measured.kind, measured.num_frames) == ("video", 4)
+    read = load(Request(tmp_path / "a.gif", is_image=False, shape=Shape(4, 40, 40)))
+    assert np.abs(read.astype(int) - levels[..., None]).max() <= 1

@@ -236,6 +236,15 @@ def test_comfyui_takes_every_layer_of_a_file(name):
     assert written >= set(itertools.product(("lora", "loha"), ("comfyui", "kohya")))
 
 
+@pytest.mark.parametrize("name", [name for name in registry.PRESETS if name.endswith("-tiny")])
+def test_no_name_in_a_file_means_the_same_rows_of_a_layer_twice(name):
+    """Names of a release and of trainers differ by dots that kohya's names fold; an update would be added for each."""
+    config = config_of(name)
+    for spelling, targets in release_layers.homes(linear(config), config).items():
+        rows = [(target.layer, target.place.part, target.place.heights) for target in targets]
+        assert len(rows) == len({*rows}), spelling
+
+
 def state(config, targets, rank=2):
     """A LoRA of random numbers, as a checkpoint holds it."""
     g = torch.Generator().manual_seed(0)

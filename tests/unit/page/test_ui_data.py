@@ -363,6 +363,18 @@ def test_comments_of_an_exclude_list_are_kept(page):
     assert listed.read_text(encoding="utf-8") == "# not good:\n\ndata/long.mp4\ndata/wide.png\n"
 
 
+def test_a_clip_that_is_taken_back_takes_no_other_clip_along(page):
+    """A file's name may have what begins a comment behind another file's."""
+    made.picture(page.data / "wide.png #2.png")
+    page.scan()
+    page.client.app.state.context.library.clips(page.key, fresh=True)
+    names = ("wide.png", "wide.png #2.png")
+    for name in names:
+        page.post(f"/clips/{page.clip(name)['id']}/leave-out")
+    page.post(f"/clips/{page.clip(names[0])['id']}/take-back")
+    assert (page.folder / "mine.exclude.txt").read_text(encoding="utf-8") == f"data/{names[1]}\n"
+
+
 def test_a_clip_that_is_left_out_has_a_line_of_its_own(page):
     """Also where the last line of the list has no end, as editors may leave it."""
     listed = page.folder / "mine.exclude.txt"

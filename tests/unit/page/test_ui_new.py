@@ -80,6 +80,22 @@ def test_an_upload_is_the_file_that_was_sent(page: TestClient, folder: Path) -> 
     assert everything(folder) == before
 
 
+def test_of_two_uploads_of_one_name_at_a_time_the_second_is_refused(page: TestClient, folder: Path) -> None:
+    """Both may begin before either has ended."""
+    real = uploads._write
+
+    async def late(request: Any, temporary: Path, announced: int) -> int:
+        written = await real(request, temporary, announced)
+        (folder / "footage/cats/b.png").write_bytes(b"first")
+        return written
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uploads, "_write", late)
+        told = page.put("/api/new/footage/cats/b.png", content=b"second")
+    assert told.json()["code"] == "file-exists"
+    assert (folder / "footage/cats/b.png").read_bytes() == b"first"
+
+
 def test_an_upload_is_on_disk_before_it_has_its_name(page: TestClient, folder: Path) -> None:
     """A power cut leaves the whole file, or none under this name."""
     renamed = []

@@ -170,6 +170,17 @@ def test_cuts_and_flashes_are_told_apart(wide: drawn.Frame, tmp_path: Path) -> N
     assert found["motion"] == pytest.approx(plain["motion"], rel=0.1)
 
 
+@pytest.mark.parametrize("between", [0, 1, 2])
+def test_neither_change_of_a_cut_through_a_few_frames_is_motion(
+    wide: drawn.Frame, tmp_path: Path, between: int
+) -> None:
+    """Still pictures with a white frame or two between them are one cut apart, and nothing moves."""
+    one, other = (drawn.pan(each, 1, HEIGHT, WIDTH, 0.0)[0] for each in (wide, wide[::-1, ::-1]))
+    shown = [one] * 12 + [np.full_like(one, 250)] * between + [other] * 12
+    found = values(clip(tmp_path, shown), "cuts", "motion")
+    assert (found["cuts"], found["motion"]) == (1.0, pytest.approx(0, abs=0.2))
+
+
 def test_a_flash_in_a_pan_that_leaves_nothing_where_it_was_is_one(tmp_path: Path) -> None:
     coarse = np.random.default_rng(5).integers(40, 140, (HEIGHT // 16 + 1, 3 * WIDTH // 16, 3), dtype=np.uint8)
     shown = drawn.pan(np.kron(coarse, np.ones((16, 16, 1), np.uint8)), 14, HEIGHT, WIDTH, 6.0)

@@ -13,8 +13,9 @@ from reelworks.annexes.page.workspace import Workspace
 from reelworks.core import files, toml
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import caption_names, caption_texts
-from reelworks.data.catalog.store.rows import CatalogRows, without_range
+from reelworks.data.catalog.store.rows import without_range
 from reelworks.data.loader import decode_requests, exclude_file
+from reelworks.data.loader.eligibility import ExcludeList
 from reelworks.training.recipe import toml_text
 from reelworks.training.recipe.dataset import RecipeData
 
@@ -104,7 +105,9 @@ def take_back(workspace: Workspace, source: DataSource, clips: ClipView, row: in
         return
     file = workspace.require(Path(named))
     with _lists:
-        kept = [line for line in exclude_file.read(file).split("\n") if not _names_clip(line, clips.data.rows, row)]
+        lines, rows = exclude_file.read(file).split("\n"), clips.data.rows
+        name = without_range(rows.label(row))  # few lines have it
+        kept = [line for line in lines if name not in line or not ExcludeList((line.strip(),)).rows(rows)[row]]
         _write(file, "\n".join(kept).encode(), "exclude_file")
 
 
@@ -139,12 +142,6 @@ def write_filter(source: DataSource, dataset: str, text: str | None, former: str
             entry["filter"] = text
         recipe_files.parse(values, source.file)
         _write(source.file, toml_text.rewrite(old, values).encode(), "RECIPE")
-
-
-def _names_clip(line: str, rows: CatalogRows, row: int) -> bool:
-    label = rows.label(row)
-    readings = {line.strip(), line.strip().partition(" #")[0].rstrip()}
-    return not readings.isdisjoint({label, without_range(label) if rows.is_range[row] else label})
 
 
 def _recipe_path(workspace: Workspace, file: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import threading
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ _NAME = re.compile(r"[^\W_][^\x00-\x1f/\\:*?\"<>|]{0,149}")
 _MOST_FOLDERS = 4  # inside of the one that is uploaded
 _KEPT_FREE_BYTES = 500_000_000
 _TEMPORARY = ".upload-"
+_places = threading.Lock()
 
 
 def target(workspace: Workspace, name: str, file: str) -> Path:
@@ -78,14 +80,7 @@ async def receive(request: Request, path: Path) -> int:
         UserError: The file exists, is not complete, or would not fit on the disk.
     """
     announced = _content_length(request)
-    if path.exists():
-        raise UserError(
-            "a file of this name exists already",
-            code="file-exists",
-            field="file",
-            value=path.name,
-            remedy="choose another name for the footage",
-        )
+    _require_new(path)
     made = _make_folders(path.parent)
     temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
     try:
@@ -93,7 +88,7 @@ async def receive(request: Request, path: Path) -> int:
         written = await _write(request, temporary, announced)
         if written != announced:
             raise _cut_off_error(path, written, announced)
-        await run_in_threadpool(storage.rename, temporary, path)
+        await run_in_threadpool(_place, temporary, path)
     except ClientDisconnect:
         raise _cut_off_error(path, 0, announced) from None
     finally:
@@ -102,6 +97,23 @@ async def receive(request: Request, path: Path) -> int:
             with suppress(OSError):
                 folder.rmdir()
     return written
+
+
+def _require_new(path: Path) -> None:
+    if path.exists():
+        raise UserError(
+            "a file of this name exists already",
+            code="file-exists",
+            field="file",
+            value=path.name,
+            remedy="choose another name for the footage",
+        )
+
+
+def _place(temporary: Path, path: Path) -> None:
+    with _places:  # another upload of the name may have ended meanwhile
+        _require_new(path)
+        storage.rename(temporary, path)
 
 
 def _content_length(request: Request) -> int:

@@ -34,12 +34,13 @@ class Changes(NamedTuple):
     Attributes:
         difference: Mean absolute difference in levels; NaN where the next frame is no neighbour.
         cut, flash: Masks of the pairs at a cut, and of those at the beginning and the end of a flash.
-        flashes: Number of flashes.
+        cuts, flashes: Number of cuts, of which several within a few frames are one, and of flashes.
     """
 
     difference: NDArray[np.float64]
     cut: NDArray[np.bool_]
     flash: NDArray[np.bool_]
+    cuts: int
     flashes: int
 
 
@@ -56,16 +57,16 @@ def _changes(clip: SampledClip) -> Changes:
     difference = np.abs(np.diff(x, axis=0)).mean(axis=(1, 2), dtype=np.float64)
     difference[~clip.is_next] = np.nan
     flash, flashes = _flashes(x, clip.is_next)
-    cut = np.zeros(len(difference), dtype=np.bool_)
+    cut, cuts, last = np.zeros(len(difference), dtype=np.bool_), 0, -_LONGEST - 1
     for t in np.flatnonzero((np.nan_to_num(difference) > _LEVELS) & ~flash).tolist():
         near = [i for i in range(max(t - _NEAR, 0), min(t + _NEAR + 1, len(cut))) if i != t and clip.is_next[i]]
         usual = float(np.median(difference[near])) if near else 0.0
-        if (
-            difference[t] > _TIMES * usual + _LEVELS and not cut[max(t - _LONGEST, 0) : t].any()
-        ):  # one between two scenes
+        if difference[t] > _TIMES * usual + _LEVELS:
             unlike = [1 - _correlation(x[i], x[i + 1]) for i in (t, *near)]
             cut[t] = unlike[0] > _TIMES * float(np.median(unlike[1:] or [0.0])) + _UNLIKE
-    return Changes(difference, cut, flash, flashes)
+        if cut[t] and t - last > _LONGEST:
+            cuts, last = cuts + 1, t
+    return Changes(difference, cut, flash, cuts, flashes)
 
 
 def _flashes(x_THW: NDArray[np.float32], is_next: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], int]:
@@ -151,4 +152,4 @@ class Cuts:
         if not clip.is_next.any():
             return MISSING, MISSING
         found = changes(clip)
-        return float(found.cut.sum()), float(found.flashes)
+        return float(found.cuts), float(found.flashes)

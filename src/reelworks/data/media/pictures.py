@@ -168,6 +168,12 @@ def upright(frame_HWC: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]
     return frame_HWC[::-1] if orientation in (3, 4, 7, 8) else frame_HWC
 
 
+def has_alpha(image: Image.Image) -> bool:
+    """Return whether a picture may be transparent; Pillow's own answer fails for a frame with the palette of the one before."""
+    is_bare = image.mode == "P" and image.palette is None
+    return "transparency" in image.info if is_bare else image.has_transparency_data
+
+
 def displayed(image: Image.Image, color: Color = WHITE, *, convert_profile: bool = True) -> Image.Image:
     """Return the current frame of an opened picture in RGB, as a viewer shows it over a background of this colour.
 
@@ -179,7 +185,7 @@ def displayed(image: Image.Image, color: Color = WHITE, *, convert_profile: bool
     if image.mode.startswith("I;16"):
         # Pillow would clip 16 bits to 8, which leaves all but the darkest pixels white.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
+    alpha = image.convert("RGBA").getchannel("A") if has_alpha(image) else None
     if profile is not None:
         image = _to_srgb(image, profile)
     if alpha is None:

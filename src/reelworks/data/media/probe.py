@@ -281,7 +281,7 @@ def _picture(path: MediaPath) -> Probe:
             image.seek(number)
             image.load()  # reads to the end: a truncated picture opens without error and fails here
             milliseconds.append(pictures.frame_milliseconds(image))
-            has_alpha |= image.has_transparency_data
+            has_alpha |= pictures.has_alpha(image)
         if image.mode in ("I", "F"):
             raise ProbeError(f"pixels of 32 bits or with a sign ({image.mode}) have no known range; store 8 or 16 bits")
         orientation, timing = pictures.orientation(image), FrameTiming(0.0, 0.0, False)

@@ -138,9 +138,10 @@ def generate(
 def _options(request: GenerateRequest, recipe: Recipe, shape: Shape) -> GenerateOptions:
     """Read the files of conditions, and fill what is not given by the defaults of the recipe."""
     begin_frames = request.condition_frames or defaults.condition_frames(recipe)
-    begin = None if request.reference is None else conditions.read(request.reference, shape, begin_frames)
-    end = None if request.last_frame is None else conditions.read(request.last_frame, shape, 1, "--last-frame")
-    kept = None if request.inpaint is None else conditions.companion(request.inpaint, shape, "--inpaint")
+    data = recipe.data
+    begin = None if request.reference is None else conditions.read(request.reference, shape, begin_frames, data)
+    end = None if request.last_frame is None else conditions.read(request.last_frame, shape, 1, data, "--last-frame")
+    kept = None if request.inpaint is None else conditions.companion(request.inpaint, shape, "--inpaint", data)
     companions = {"control": request.control, "mask": request.mask}
     given = {name: str(path) for name, path in companions.items() if path is not None}
     given |= sources.named([str(path) for path in request.edited])

@@ -22,9 +22,11 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.catalog import sources
 from reelworks.data.catalog.sources import SOURCES, sound_of
-from reelworks.data.media import decode_pool, formats, probe, sound
-from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media import decode, decode_pool, formats, probe, sound
+from reelworks.data.media.config import DataConfig
+from reelworks.data.media.decode import AtRate, MediaError, Request
 from reelworks.data.media.formats import ProbeError
+from reelworks.data.media.framing import FILTERS
 from reelworks.data.media.probe import Probe
 from reelworks.models import components
 from reelworks.models.family import Companions, Conditioning
@@ -151,12 +153,11 @@ def _check(num_frames: int, geometry: Geometry, shape: Shape, field: str) -> Non
     raise UserError(problem, code="condition-invalid", field=field, value=num_frames, remedy=remedy)
 
 
-def read(path: Path, shape: Shape, condition_frames: int, option: str = "--reference") -> Frames:
+def read(path: Path, shape: Shape, condition_frames: int, config: DataConfig, option: str = "--reference") -> Frames:
     """Read a picture, or the last frames of a clip, resized to `shape`."""
-    is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
-    wanted = Shape(1 if is_image else condition_frames, shape.height, shape.width)
+    wanted = replace(shape, num_frames=condition_frames)
     try:
-        return decode_pool.load(Request(path, is_image, wanted, first_frame_draw=_LAST))
+        return _load(path, wanted, option, config, first_frame_draw=_LAST)
     except MediaError as error:
         raise UserError(
             str(error),
@@ -194,7 +195,7 @@ def companions(
         elif kind in SOURCES and multiple is not None:
             is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
             wanted = _own_shape(path, shape, option, multiple, taken.picture_side if is_image else None)
-        found[kind] = companion(path, wanted, option, whole=whole)
+        found[kind] = companion(path, wanted, option, recipe.data, whole=whole, nearest=kind == "mask")
     if found.keys() & set(sources.SOUNDS) and not found.keys() & set(SOURCES):
         raise UserError(
             "the sources are sounds alone",
@@ -277,15 +278,27 @@ def read_sound(path: Path, recipe: Recipe, num_frames: int, fps: float) -> NDArr
         ) from error
 
 
-def companion(path: Path, shape: Shape, option: str, *, whole: bool = False) -> Frames:
-    """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`, or `whole` within it."""
-    is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
-    wanted = Shape(1, shape.height, shape.width) if is_image else shape
+def companion(path: Path, shape: Shape, option: str, config: DataConfig, **how: Any) -> Frames:
+    """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`; `how` has values of a `Request`."""
     try:
-        frames = decode_pool.load(Request(path, is_image, wanted, whole=whole))
+        frames = _load(path, shape, option, config, **how)
     except MediaError as error:
         raise _unreadable(str(error), path, option, shape) from error
-    return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
+    return np.repeat(frames, shape.num_frames // len(frames), axis=0)
+
+
+def _load(path: Path, shape: Shape, option: str, config: DataConfig, **how: Any) -> Frames:
+    """Read a picture as one frame, or frames of a clip that lie as far apart in time as those that are trained."""
+    is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
+    if is_image:
+        shape = replace(shape, num_frames=1)
+    elif shape.num_frames > 1:
+        own = _measured(path, option, shape)
+        how["step"] = float(decode.frame_step(own.fps, config, own.variable_fps))
+        if config.frame_rate is not None and own.variable_fps:
+            count = decode.frames_available(np.array(own.num_frames), own.fps, config, variable=True)
+            how["at_rate"] = AtRate(config.frame_rate, int(count))
+    return decode_pool.load(Request(path, is_image, shape, resize=FILTERS[config.resize], **how))
 
 
 def _unreadable(problem: str, path: Path, option: str, shape: Shape) -> UserError:

@@ -65,17 +65,23 @@ class GenerateOptions:
             num_frames, height, width = num_frames or most.num_frames, height or most.height, width or most.width
         shape = Shape(num_frames, height, width)
         validation.require_given_frames(recipe.model, c.reference, c.last_frame, shape.num_frames)
-        sampled = defaults.sampled(recipe)
-        reference = None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "samples.reference")
-        last = None if c.last_frame is None else conditions.read(Path(c.last_frame), shape, 1, "samples.last_frame")
-        inpaint = None if c.inpaint is None else conditions.companion(Path(c.inpaint), shape, "samples.inpaint")
+        sampled, config = defaults.sampled(recipe), recipe.data
+        reference = (
+            None if c.reference is None else conditions.read(Path(c.reference), shape, 1, config, "samples.reference")
+        )
+        last = (
+            None
+            if c.last_frame is None
+            else conditions.read(Path(c.last_frame), shape, 1, config, "samples.last_frame")
+        )
+        kept = None if c.inpaint is None else conditions.companion(Path(c.inpaint), shape, "samples.inpaint", config)
         return cls(
             shape,
             defaults.fps(recipe),
             sampled.num_inference_steps,
             sampled.guidance_scale,
             recipe.seed,
-            Conditions(reference, last_frame=last, inpaint=inpaint),
+            Conditions(reference, last_frame=last, inpaint=kept),
             conditions.companions(c.companions, shape, "samples.", recipe, defaults.fps(recipe)),
             guided_channels=sampled.guided_channels,
             image_guidance_scale=sampled.image_guidance_scale,

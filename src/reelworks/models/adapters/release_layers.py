@@ -6,7 +6,7 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,7 +84,8 @@ class TargetLayer(NamedTuple):
 
 def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[TargetLayer]]:
     """Return the network's layers that each layer name in a file may hold, in the order of their rows."""
-    names: dict[str, dict[TargetLayer, None]] = defaultdict(dict)
+    # By layer and rows: names of a release and of trainers may be one if they are folded.
+    names: dict[str, dict[tuple[Any, ...], TargetLayer]] = defaultdict(dict)
     patterns = _patterns_of(family)
     of_trainers = [] if family is None else _patterns(family.network.lora.trainers)
     layers = list(layers)
@@ -92,14 +93,14 @@ def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[
     for layer in layers:
         if text_encoders.part_of(layer) is not None:
             for spelling in text_encoders.names_in_files(layer):
-                names[spelling][TargetLayer(layer, Place(layer))] = None
+                names[spelling][(layer,)] = TargetLayer(layer, Place(layer))
             continue
         # Beside text encoders, layers have the name of the network's folder in front of theirs.
         own = layer.removeprefix(f"{family.network.part}.") if family is not None and has_texts else layer
         for placed_at in (Place(own), _place(patterns, own), _place(of_trainers, own)):
             for spelling in (placed_at.layer, placed_at.layer.replace(".", "_")):
-                names[spelling][TargetLayer(layer, placed_at)] = None
-    return {name: sorted(targets, key=lambda target: target.place.part) for name, targets in names.items()}
+                names[spelling].setdefault((layer, *placed_at[1:]), TargetLayer(layer, placed_at))
+    return {name: sorted(targets.values(), key=lambda target: target.place.part) for name, targets in names.items()}
 
 
 def trained(stacked: Tensor, targets: list[TargetLayer]) -> list[TargetLayer]:
