@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -226,14 +226,33 @@ def test_other_columns_are_copied_as_they_stand(data: Path) -> None:
     )
     rows = [
         {"image": "p0.png", "at": "2024-01-01 10:00:00", "huge": 10**30, "of": {"x": [1, None]}},
-        {"image": "p1.png"},
+        {"image": "p1.png", "of": None},
     ]
     (data / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     run(data / "a.jsonl", list=data / "new.jsonl", command="echo A cat.")
     assert lines(data / "new.jsonl") == [
         {"path": "p0.png", "at": "2024-01-01 10:00:00", "huge": 10**30, "of": {"x": [1, None]}, "text": "A cat."},
-        {"path": "p1.png", "text": "A cat."},
+        {"path": "p1.png", "of": None, "text": "A cat."},
     ]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda text: text.replace(",", ";").encode(),
+        lambda text: text.encode("utf-16"),
+        lambda text: b"sep=,\n" + text.encode(),
+        lambda text: text.encode() + b" \n",
+    ],
+    ids=["semicolons", "UTF-16", "for Excel", "a blank line"],
+)
+def test_texts_of_other_forms_of_csv_stay_too(data: Path, form: Callable[[str], bytes]) -> None:
+    """A number, a date or a truth value that is written again looks otherwise."""
+    text = "path,id,price,when,ok,who\np0.png,007,1.10,2024-01-01 10:00:00,TRUE,Zoë\n"
+    (data / "a.csv").write_bytes(form(text))
+    run(data / "a.csv", list=data / "new.csv", command="echo A cat.")
+    head, row = text.splitlines()
+    assert (data / "new.csv").read_text(encoding="utf-8") == f"{head},text\n{row},A cat.\n"
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])

@@ -167,13 +167,15 @@ class _ListPart(NamedTuple):
     """Rows of one source.
 
     Attributes:
-        list_file: The list that it is, None for a folder or catalog, and a list in another form than this program writes.
+        list_file: The list that it is, None for a folder or catalog.
+        is_plain: Whether the list has the form that this program writes.
         table: The rows with captions and paths of the new list.
         column: Name of the column of captions in `table`.
         former: Its name in the list, None for none.
     """
 
     list_file: MediaPath | None
+    is_plain: bool
     table: Any
     column: str
     former: str | None
@@ -184,24 +186,28 @@ class _ListPart(NamedTuple):
         paths = pa.array([_below(root, clip) for clip in source.clips], pa.large_string())
         if source.list_file is None:
             ranges = _ranges(source.clips) if any(clip.range for clip in source.clips) else {}
-            return cls(None, pa.table({PATH: paths, **ranges, _TEXT: texts}), _TEXT, None)
+            return cls(None, False, pa.table({PATH: paths, **ranges, _TEXT: texts}), _TEXT, None)
         table, former, is_plain, _ = list_tables.read(source.list_file)
         column = former if former is not None and is_alone else _TEXT
         table = table.rename_columns([column if name == former else name for name in table.column_names])
         if len(set(table.column_names)) < len(table.column_names):
             raise ValueError("two columns have one name")
         table = table.set_column(table.column_names.index(PATH), PATH, paths)
-        file = source.list_file if is_plain else None
         if former is None:
-            return cls(file, table.append_column(column, texts), column, None)
-        return cls(file, table.set_column(table.column_names.index(column), column, texts), column, former)
+            return cls(source.list_file, is_plain, table.append_column(column, texts), column, None)
+        table = table.set_column(table.column_names.index(column), column, texts)
+        return cls(source.list_file, is_plain, table, column, former)
 
     def rows(self, suffix: str) -> list[dict[str, Any]]:
         """Return the rows without what they lack, for a list of some format; those of the same are as they stand there."""
-        if self.list_file is None or self.list_file.suffix.lower() != suffix:
+        if self.list_file is None or not self.is_plain or self.list_file.suffix.lower() != suffix:
             table = self.table
             if suffix == ".csv":
-                table = pa.table({name: table.column(name).cast(pa.large_string()) for name in table.column_names})
+                names = table.column_names
+                stand = [] if self.list_file is None else list_tables.texts(self.list_file).columns
+                columns = dict(zip(names, table.columns, strict=True)) | dict(zip(names, stand, strict=False))
+                columns |= {name: table.column(name) for name in (PATH, self.column)}
+                table = pa.table({name: column.cast(pa.large_string()) for name, column in columns.items()})
             return [_without_none(row) for row in table.to_pylist()]
         file = Path(str(location.local(remote.current(self.list_file))))
         if suffix == ".csv":
@@ -213,7 +219,8 @@ class _ListPart(NamedTuple):
             with file.open(encoding="utf-8-sig") as lines:
                 rows = _renamed([json.loads(line) for line in lines if line.strip()], self.former, self.column)
         changed = self.table.select([PATH, self.column]).to_pylist()
-        return [_without_none(row | new) for row, new in zip(rows, changed, strict=True)]
+        pairs = zip(rows, changed, strict=True)
+        return [{n: v for n, v in (row | new).items() if v is not None or n not in new} for row, new in pairs]
 
 
 def _renamed(rows: list[dict[str, Any]], former: str | None, column: str) -> list[dict[str, Any]]:

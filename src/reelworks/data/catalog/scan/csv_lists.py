@@ -25,12 +25,13 @@ _MARK = b"\xef\xbb\xbf"
 _NULLS = [*pa.csv.ConvertOptions().null_values, "None"]
 
 
-def read(opened: Opener, usual: str) -> tuple[Any, bool]:
+def read(opened: Opener, usual: str, *, as_texts: bool = False) -> tuple[Any, bool]:
     """Return a list as a table, and whether it is as this program writes lists.
 
     Args:
         opened: Opens the list.
         usual: What separates its columns, unless its header says otherwise.
+        as_texts: Whether all columns are texts as they stand, in place of numbers, dates and truth values.
 
     Raises:
         ValueError: It has no columns, or can be read in no way or in several.
@@ -50,18 +51,18 @@ def read(opened: Opener, usual: str) -> tuple[Any, bool]:
         raise ValueError(f"its first line names a file and no columns: write path{separator}text above it")
     odd = not _is_well_quoted(opened, separator) and _in_standard_form(opened, separator)
     skipped: list[Any] = []
-    table = _parsed((lambda: io.BytesIO(odd)) if odd else opened, separator, names, skipped)
+    texts = names if as_texts else list(filter(is_text, names))
+    table = _parsed((lambda: io.BytesIO(odd)) if odd else opened, separator, texts, skipped)
     return table, separator == "," and not (odd or named or skipped)
 
 
-def _parsed(opened: Opener, separator: str, names: Sequence[str], skipped: list[Any]) -> Any:
+def _parsed(opened: Opener, separator: str, texts: Sequence[str], skipped: list[Any]) -> Any:
     def invalid(row: Any) -> str:
         if row.text.strip():
             return "error"
         skipped.append(row)
         return "skip"
 
-    texts = [name for name in names if is_text(name)]
     convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, TEXT), null_values=_NULLS)
     parse = pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=invalid)
     try:

@@ -51,8 +51,7 @@ def read(file: MediaPath) -> ListTable:
         UserError: It is missing, damaged, or can be read in several ways.
     """
     try:
-        path = Path(str(location.local(remote.current(file))))
-        table, is_plain, notes = _parsed(path, file.name)
+        table, is_plain, notes = _parsed(file)
         columns = list_columns.read(table)
     except (OSError, EOFError, zlib.error, ValueError, pa.ArrowException) as error:
         missing = isinstance(error, FileNotFoundError)
@@ -66,8 +65,13 @@ def read(file: MediaPath) -> ListTable:
     return ListTable(columns.table, columns.caption, is_plain, (*notes, *columns.notes))
 
 
-def _parsed(path: Path, name: str) -> tuple[Any, bool, tuple[str, ...]]:
-    suffix = list_suffix(name)
+def texts(file: MediaPath) -> Any:
+    """Return a list that was read before as a table, of which CSV has all columns as the texts that stand there."""
+    return _parsed(file, as_texts=True)[0]
+
+
+def _parsed(file: MediaPath, *, as_texts: bool = False) -> tuple[Any, bool, tuple[str, ...]]:
+    path, suffix, name = Path(str(location.local(remote.current(file)))), list_suffix(file.name), file.name
     if suffix == ".parquet":
         return _parquet(path), True, ()
     user_files.require(path, user_files.LIST)
@@ -77,7 +81,7 @@ def _parsed(path: Path, name: str) -> tuple[Any, bool, tuple[str, ...]]:
         return user_files.opened(path) if content is None else io.BytesIO(content)
 
     if suffix in (".csv", ".tsv"):
-        table, is_plain = csv_lists.read(opened, "\t" if suffix == ".tsv" else ",")
+        table, is_plain = csv_lists.read(opened, "\t" if suffix == ".tsv" else ",", as_texts=as_texts)
     else:
         table, is_plain = json_lists.read(opened, is_lines=suffix != ".json")
     return table, is_plain and content is None, notes
