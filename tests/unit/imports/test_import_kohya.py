@@ -186,6 +186,81 @@ def test_a_page_config_of_kohya_ss(tmp_path: Path) -> None:
     assert fates(made)["network_args.conv_dim"] is Fate.NOT_POSSIBLE
 
 
+def test_what_the_page_of_kohya_ss_leaves_out_of_a_command(tmp_path: Path) -> None:
+    """Epochs beside steps, one of two kinds of noise, and text encoders at a rate of 0; what it passes on is told."""
+    values = {
+        "LoRA_type": "Kohya LoCon",
+        "sdxl": True,
+        "epoch": 10,
+        "max_train_epochs": 0,
+        "max_train_steps": 1600,
+        "max_resolution": "1024,1024",
+        "train_data_dir": "img",
+        "pretrained_model_name_or_path": "stabilityai/stable-diffusion-xl-base-1.0",
+        "unet_lr": 0.0001,
+        "text_encoder_lr": 0.0,
+        "noise_offset_type": "Multires",
+        "noise_offset": 0.05,
+        "multires_noise_iterations": 6,
+        "multires_noise_discount": 0.3,
+        "conv_dim": 16,
+        "rank_dropout": 0.1,
+    }
+    made, recipe = converted(tmp_path, file(tmp_path, "page.json", json.dumps(values)))
+    assert (recipe.train.max_epochs, recipe.train.max_steps) == (None, 1600)
+    assert recipe.lora is not None
+    assert not recipe.lora.text_encoders
+    assert (recipe.objective.noise_offset, recipe.objective.multires_noise_iterations) == (0, 6)
+    told = fates(made)
+    assert told["network_args.conv_dim"] is told["network_args.rank_dropout"] is Fate.NOT_POSSIBLE
+    assert "noise_offset" not in told
+    plain = {**values, "noise_offset_type": "Original", "text_encoder_lr": 0.00005, "LoRA_type": "Standard"}
+    made, recipe = converted(tmp_path, file(tmp_path, "page.json", json.dumps(plain)))
+    assert recipe.lora is not None
+    assert recipe.lora.text_encoders
+    assert (recipe.objective.noise_offset, recipe.objective.multires_noise_iterations) == (0.05, 0)
+    assert "network_args.conv_dim" not in fates(made)
+
+
+_COMMAND = "{script} --pretrained_model_name_or_path={model} --train_data_dir=img --max_train_steps=1000 {options}"
+
+
+def command(script: str, model: str, options: str) -> str:
+    return "accelerate launch " + _COMMAND.format(script=script, model=model, options=options)
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "fate"),
+    [
+        ("--loss_type=huber", "huber_schedule", Fate.NOT_POSSIBLE),  # which is by the noise there
+        ("--loss_type=huber --huber_schedule=constant", "huber_schedule", Fate.TAKEN),
+        ("--resolution=1024 --enable_bucket", "enable_bucket", Fate.NOT_POSSIBLE),  # sides are at most 1024 there
+        ("--resolution=1024 --enable_bucket --max_bucket_reso=2048", "enable_bucket", Fate.TAKEN),
+        ("--resolution=1024 --enable_bucket --bucket_no_upscale", "enable_bucket", Fate.TAKEN),
+    ],
+)
+def test_defaults_of_the_script_that_are_others_here_are_told(
+    tmp_path: Path, options: str, key: str, fate: Fate
+) -> None:
+    made, recipe = converted(tmp_path, command=command("sdxl_train_network.py", "a/b", options))
+    assert fates(made)[key] is fate
+    assert recipe.train.loss_reduction == "micro_batch"
+
+
+@pytest.mark.parametrize(("options", "told"), [("", True), ("--stop_text_encoder_training=-1", False)])
+def test_a_dreambooth_trains_text_encoders_by_default(tmp_path: Path, options: str, told: bool) -> None:
+    made, _ = converted(tmp_path, command=command("train_db.py", "sd15.safetensors", options), model="sd1.5")
+    assert (fates(made).get("train_text_encoder") is Fate.NOT_POSSIBLE) == told
+
+
+@pytest.mark.parametrize(("processes", "steps"), [(1, 100), (4, 25)])
+def test_a_warm_up_counts_the_steps_of_all_processes(tmp_path: Path, processes: int, steps: int) -> None:
+    """Accelerate's schedule goes as many on at each step of the optimizer."""
+    options = f"--num_processes {processes} sdxl_train_network.py"
+    made = command(options, "a/b", "--lr_scheduler=constant_with_warmup --lr_warmup_steps=100")
+    assert converted(tmp_path, command=made)[1].train.warmup_steps == steps
+
+
 def test_kandinsky_5_is_told_by_its_task(tmp_path: Path) -> None:
     """Tokens attend to all others here, whatever the task, and an option of the attention there is not taken."""
     command = (

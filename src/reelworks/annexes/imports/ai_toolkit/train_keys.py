@@ -72,7 +72,7 @@ def _own_rate(value: Any, draft: ImportDraft) -> Outcome:
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     warmup = "train.lr_scheduler_params.num_warmup_steps"
     if value == "constant_with_warmup" and warmup not in draft.settings.values:
-        draft.set("train.warmup_steps", 1000)
+        draft.set("train.warmup_steps", 1000 // accumulation(draft.settings))
     return tables.fitting(_SCHEDULES, value).set(draft)
 
 

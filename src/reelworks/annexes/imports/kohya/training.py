@@ -106,8 +106,9 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "no warm-up"
     if draft.settings.get("lr_scheduler", "constant") == "constant":
         return Fate.NO_MEANING, "a constant rate has no warm-up there: constant_with_warmup has one"
-    if steps >= 1:
-        return rules.within("train.warmup_steps", 0, whole=True)(round(steps), draft)
+    if steps >= 1:  # counted by each process, of which accelerate's schedule takes all at each step
+        processes = max(whole_of(draft.settings.get("accelerate.num_processes") or 1), 1)
+        return rules.within("train.warmup_steps", 0, whole=True)(round(steps / processes), draft)
     if (of := steps_of(draft)) is not None:
         return Fate.TAKEN, f"{draft.set('train.warmup_steps', int(steps * of))}, a share of {of}"
     return Fate.TAKEN, rates.share(draft, steps)
@@ -210,6 +211,7 @@ def finish(draft: ImportDraft) -> None:
     """Set what these trainers do not have, but a recipe has by default."""
     draft.set("train.ema_decay", 0.0, "no average of the weights there")
     draft.set("exports.weights", "model", "no average of the weights there")
+    draft.set("train.loss_reduction", "micro_batch", "batches count alike, however many their clips and frames are")
     if draft.get("validation.split") is None:
         draft.set("validation.split", 0.0, "no validation there")
     if draft.get("train.max_steps") is None and draft.get("train.max_epochs") is None:

@@ -13,6 +13,11 @@ _OF_LYCORIS = (
     *("use_scalar", "rank_dropout", "module_dropout", "train_norm", "constrain", "rescaled", "unit", "full_matrix"),
 )
 _EMPTY = ("", None, False, 0, "None", "0")
+# Of the two kinds of offsets of noise the page uses one.
+_OF_OFFSETS = {
+    "Original": ("multires_noise_iterations", "multires_noise_discount"),
+    "Multires": ("noise_offset", "noise_offset_random_strength", "adaptive_noise_scale"),
+}
 
 
 def translate(values: dict[str, Any]) -> dict[str, Any]:
@@ -26,9 +31,14 @@ def translate(values: dict[str, Any]) -> dict[str, Any]:
     )
     family = next((name for name in ("flux1", "sd3") if values.get(f"{name}_checkbox") is True), None)
     family = {"flux1": "flux", "sd3": "sd3", None: "sdxl" if values.get("sdxl") is True else None}[family]
+    unused = _OF_OFFSETS.get(str(values.get("noise_offset_type")), ())
+    if any(values.get(name) not in _EMPTY for name in ("max_train_steps", "max_train_epochs")):
+        unused = (*unused, "epoch")
     for key, value in values.items():
+        if key in unused:
+            continue
         if key in _OF_LYCORIS:
-            if value not in _EMPTY and algorithm is not None:
+            if value not in _EMPTY and (algorithm is not None or key in _TABLE["arguments"].get(str(kind), [])):
                 found[f"network_args.{key}"] = value
         elif value not in _EMPTY or key in ("sdxl",):
             found[_TABLE["names"].get(key, key)] = value
@@ -41,6 +51,9 @@ def translate(values: dict[str, Any]) -> dict[str, Any]:
             )
         if algorithm is not None:
             found["network_args.algo"] = algorithm
+        rates = [values.get(name) not in _EMPTY for name in ("unet_lr", "text_encoder_lr")]
+        if "text_encoder_lr" in values and rates != [False, False]:
+            found["network_train_unet_only"], found["network_train_text_encoder_only"] = not rates[1], not rates[0]
     share = values.get("lr_warmup")
     if isinstance(share, int | float) and share and not values.get("lr_warmup_steps"):
         found["lr_warmup_steps"] = share / 100

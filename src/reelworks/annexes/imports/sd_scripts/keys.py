@@ -26,7 +26,7 @@ _LUMINA_LAYERS = (
     *(f"feed_forward.linear_{number}" for number in (1, 2, 3)),
     *("norm1.linear", "norm_out.linear_1", "norm_out.linear_2"),
 )
-_HUBER = {"huber": "huber", "smooth_l1": "smooth-l1"}
+HUBER = {"huber": "huber", "smooth_l1": "smooth-l1"}
 
 
 def family_of(draft: ImportDraft) -> str:
@@ -113,11 +113,11 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
     if value == "l1":
         draft.set("objective.huber_delta", 0.001)
         return Fate.NOT_POSSIBLE, f"{draft.set('objective.loss', 'smooth-l1')} with a small delta replaces it"
-    if value not in _HUBER:
+    if value not in HUBER:
         return Fate.NOT_POSSIBLE, "this distance is not there; the squared error replaces it"
     return (
         Fate.TAKEN,
-        f"{draft.set('objective.loss', _HUBER[value])}; there the bend is smooth, and the loss twice as large",
+        f"{draft.set('objective.loss', HUBER[value])}; there the bend is smooth, and the loss twice as large",
     )
 
 
@@ -125,7 +125,7 @@ def _of_huber(rule: Rule) -> Rule:
     """Use a rule for losses with a bend."""
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
-        known = draft.settings.get("loss_type") in _HUBER
+        known = draft.settings.get("loss_type") in HUBER
         return rule(value, draft) if known else (Fate.NO_MEANING, "loss_type decides")
 
     return handle

@@ -63,6 +63,7 @@ class _SdScripts(FormerTrainer):
         draft.begin("")
         sizes.write(draft, sizings)
         sizes.tell(draft, datasets, sizings, outcomes)
+        _tell_longest_sides(draft, datasets, sizings, outcomes)
         _regularise(draft, datasets)
         dataset_rules.name_all(draft)
         is_adapter = adapters.trains_adapter(draft, models.script_of(draft) if draft.settings.get("script") else "")
@@ -119,6 +120,18 @@ def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
     )
 
 
+def _tell_longest_sides(
+    draft: ImportDraft, datasets: Sequence[FormerDataset], sizings: Sequence[Sizing], outcomes: OutcomesByKey
+) -> None:
+    """Tell where sides are limited there, so that pictures of other shapes have fewer pixels than squares."""
+    for dataset, sizing in zip(datasets, sizings, strict=True):
+        longest = dataset.get(draft.settings, "max_bucket_reso", 1024)
+        found = dataset.find(draft.settings, "max_bucket_reso") or dataset.find(draft.settings, "enable_bucket")
+        if found and sizing.bucketed and not sizing.no_upscale and longest**2 < 2 * sizing.width * sizing.height:
+            remark = f"pictures that are no squares are larger here: sides are at most {longest} there, max_bucket_reso"
+            outcomes.add(found.key, (Fate.NOT_POSSIBLE, remark))
+
+
 def _paths(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
     for number in range(len(datasets)):
         if draft.get(f"dataset.{number}.path") is None:
@@ -170,4 +183,8 @@ def _regularise(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
 
 def _defaults(draft: ImportDraft, *, is_adapter: bool) -> dict[str, Any]:
     values = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if is_adapter else {})}
+    if draft.settings.get("loss_type") in keys.HUBER and not draft.is_flow:
+        values["huber_schedule"] = "snr"
+    if models.script_of(draft).startswith("train_db") and draft.settings.get("stop_text_encoder_training") != -1:
+        values["train_text_encoder"] = True
     return {**values, **keys.OF_FAMILIES.get(keys.family_of(draft), {})}
