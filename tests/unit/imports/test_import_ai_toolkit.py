@@ -107,6 +107,34 @@ def test_the_shift_is_that_of_its_own_scheduler(tmp_path: Path) -> None:
     assert registry.release_of("ernie-image").timestep_shift == 4.0
 
 
+@pytest.mark.parametrize(("arch", "shift"), [("wan22_5b", 5.0), ("chroma", 3.16)])
+def test_shifts_that_are_not_those_of_the_release(tmp_path: Path, arch: str, shift: float) -> None:
+    path = job(tmp_path, model={"arch": arch, "name_or_path": "a/b"}, train={"timestep_type": "shift"})
+    made, recipe = converted(tmp_path, path)
+    assert recipe.objective.timestep_shift == shift
+    assert ("grows with the size" in remark(made, "train.timestep_type")) == (arch == "chroma")
+
+
+def test_a_model_with_sound_is_trained_without_it_unless_it_is_asked_for(tmp_path: Path) -> None:
+    model = {"arch": "ltx2", "name_or_path": "Lightricks/LTX-2"}
+    for sound, name in ((False, "ltx-2"), (True, "ltx-2-sound")):
+        path = job(tmp_path, model=model, datasets=[{"folder_path": "clips", "num_frames": 49, "do_audio": sound}])
+        assert converted(tmp_path, path)[1].model.name == name
+
+
+def test_a_warm_up_counts_micro_batches_where_steps_do(tmp_path: Path) -> None:
+    """With the older of its two settings of accumulation, the schedule goes on at each."""
+    train = {"gradient_accumulation_steps": 4, "steps": 3000, "lr_scheduler": "constant_with_warmup"}
+    for given, steps in (({}, 250), ({"lr_scheduler_params": {"num_warmup_steps": 100}}, 25)):
+        recipe = converted(tmp_path, job(tmp_path, train=train | given))[1]
+        assert (recipe.train.max_steps, recipe.train.warmup_steps) == (750, steps)
+
+
+def test_weight_decay_is_that_of_its_own_8_bit_optimizer(tmp_path: Path) -> None:
+    for name, decay in (("adamw8", 0.0), ("adamw8bit", 0.01)):
+        assert converted(tmp_path, job(tmp_path, train={"optimizer": name}))[1].train.weight_decay == decay
+
+
 def test_values_that_a_recipe_cannot_have_are_told_and_left_out(tmp_path: Path) -> None:
     train = {"steps": "many", "lr": -1.0, "batch_size": 0, "optimizer_params": {"betas": [0.9]}, "surprise": 3}
     made, recipe = converted(tmp_path, job(tmp_path, train=train, network={"type": "lora", "linear": "wide"}))

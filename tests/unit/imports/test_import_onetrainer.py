@@ -77,12 +77,12 @@ def test_a_rescaled_schedule_predicts_v(tmp_path: Path) -> None:
     assert told(made)["rescale_noise_scheduler_to_zero_terminal_snr"][0] is Fate.TAKEN
 
 
-@pytest.mark.parametrize(("second", "trained"), [(True, True), (False, False)])
-def test_text_encoders_of_a_lora(tmp_path: Path, second: bool, trained: bool) -> None:
-    """All of them are trained, or none; the first one's rate is that of all."""
+@pytest.mark.parametrize(("second", "trained"), [(True, True), (None, True), (False, False)])
+def test_text_encoders_of_a_lora(tmp_path: Path, second: bool | None, trained: bool) -> None:
+    """All of them are trained, as by default, or none; the first one's rate is that of all."""
     parts = {
         "text_encoder": {"train": True, "learning_rate": 3e-5},
-        "text_encoder_2": {"train": second, "learning_rate": 3e-5},
+        "text_encoder_2": {"learning_rate": 3e-5} | ({} if second is None else {"train": second}),
     }
     kind = {"model_type": "STABLE_DIFFUSION_XL_10_BASE", "training_method": "LORA", "base_model_name": "a/b"}
     made, recipe = converted(tmp_path, write(tmp_path, kind | parts))

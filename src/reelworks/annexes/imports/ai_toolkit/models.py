@@ -15,6 +15,7 @@ PRESETS: dict[str, str] = _TABLE["presets"]
 # Architectures that other models share, which the name of the weights tells apart, with what a name contains.
 BY_WEIGHTS: dict[str, list[list[str]]] = _TABLE["by_weights"]
 SHIFTS: dict[str, float] = _TABLE["shifts"]
+BY_SIZE = frozenset(_TABLE["by_size"]["architectures"])  # whose shifts are those of a picture's size there
 _TRANSFORMERLESS = ("sd1", "sd2", "sdxl", "vega", "ssd")
 
 
@@ -42,7 +43,7 @@ def choose(draft: ImportDraft) -> None:
             known[arch] = preset
             break
     draft.begin("model.arch" if "model.arch" in settings.values else "model.name_or_path")
-    preset = trainer.find_model(draft, draft.key, _names(arch, path), known)
+    preset = trainer.find_model(draft, draft.key, _names(arch, path), known).removesuffix("-sound")
     if registry.PRESETS.get(f"{preset}-sound") and _has_sound(settings):
         preset = f"{preset}-sound"
     trainer.choose_model(draft, preset, _weights(path, preset))

@@ -80,11 +80,11 @@ def _timesteps(value: Any, draft: ImportDraft) -> Outcome:
     flat = value in _FLAT or any(draft.settings.get(f"train.linear_timesteps{v}") for v in ("", "2"))
     if value in _RELEASE_SHIFTS and not flat:
         remark = draft.set("objective.timestep_sampling", "uniform")
-        if (own := models.SHIFTS.get(models.architecture(draft.settings))) is not None:
-            return Fate.TAKEN, f"{remark}, {draft.set('objective.timestep_shift', own)}"
-        shift = draft.get("objective.timestep_shift")
-        grows = ", which grows with the size there" if value == "flux_shift" else ""
-        return Fate.TAKEN, f"{remark}, with the release's shift, {shift}{grows}"
+        name = models.architecture(draft.settings)
+        grows = ", which grows with the size there" if value == "flux_shift" or name in models.BY_SIZE else ""
+        if (own := models.SHIFTS.get(name)) is not None:
+            return Fate.TAKEN, f"{remark}, {draft.set('objective.timestep_shift', own)}{grows}"
+        return Fate.TAKEN, f"{remark}, with the release's shift, {draft.get('objective.timestep_shift')}{grows}"
     draft.set("objective.timestep_shift", NONE)
     if flat:
         remark = draft.set("objective.timestep_sampling", "uniform")

@@ -102,7 +102,7 @@ def _text_trained(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _trains_texts(draft: ImportDraft) -> bool:
-    trained = (draft.settings.get(f"{part}.train") is True for part in model_of(draft).texts)
+    trained = (draft.settings.get(f"{part}.train", True) is True for part in model_of(draft).texts)
     return trains_adapter(draft) and all(trained)
 
 
