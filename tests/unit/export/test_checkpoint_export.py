@@ -198,11 +198,11 @@ def test_targets_are_checked_before_anything_is_read(tmp_path: Path) -> None:
             export.require_free_file(tmp_path / name)
 
 
-def save(run: RunFolder, step: int, config: ExportsConfig) -> Path | None:
+def save(run: RunFolder, step: int, config: ExportsConfig, *, is_last: bool = False) -> Path | None:
     """A save as training makes it: the checkpoint, then the product."""
     values = {"model": {"w": torch.full((3,), float(step))}, "ema": {"w": torch.full((3,), -float(step))}}
     saved = commit.save(CheckpointFolder(run.checkpoints_folder), step, values)
-    written = exports_folder.write(run, saved.info.path, config, step=step, epoch=0)
+    written = exports_folder.write(run, saved.info.path, config, step=step, epoch=0, is_last=is_last)
     assert len(written) <= 1
     return written[0] if written else None
 
@@ -270,11 +270,12 @@ def test_products_of_shards_go_as_a_whole(run: RunFolder, monkeypatch: pytest.Mo
 
 
 def test_products_come_with_each_so_many_th_save(run: RunFolder) -> None:
-    """Whatever the steps of the saves are, and counted on through a restart."""
+    """Whatever the steps of the saves are, and counted on through a restart; the last comes whatever the count."""
     config = ExportsConfig(weights="model", every_n_saves=3, keep_last=None)
     written = [step for step in (10, 20, 27, 30, 40, 50, 60) if save(run, step, config)]
-    assert written == [10, 30, 60]
+    assert written == [27, 50]
     assert save(run, 70, ExportsConfig()) is None
+    assert save(run, 80, config, is_last=True)
 
 
 def test_weights_are_cast_and_counts_and_the_alphas_of_a_lora_are_not(tmp_path: Path) -> None:

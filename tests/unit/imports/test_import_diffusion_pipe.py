@@ -69,7 +69,10 @@ def write(folder: Path, main: dict[str, Any], dataset: dict[str, Any]) -> tuple[
     return folder / "main.toml", folder / "dataset.toml"
 
 
-@pytest.mark.parametrize(("kind", "shift"), [("z_image", 3.158), ("ernie_image", 1.878)])
+@pytest.mark.parametrize(
+    ("kind", "shift"),
+    [("z_image", 3.158), ("ernie_image", 1.878), ("flux2", 1.878), ("hunyuan_image", 1.649), ("ltx2", 1.649)],
+)
 def test_the_shift_grows_with_the_latents_that_it_counts(tmp_path: Path, kind: str, shift: float) -> None:
     main = {"model": {"type": kind, "diffusion_model": "x.safetensors", "flux_shift": True}}
     main |= {"adapter": {"type": "lora", "rank": 8}, "optimizer": {"type": "adamw", "lr": 1e-4}}

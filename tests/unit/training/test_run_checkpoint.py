@@ -62,7 +62,7 @@ def test_all_that_was_saved_of_a_run_is_restored(begun: Any) -> None:
     one.state.spikes.add({"48px": 0.5}, 2.0, "48px", threshold=8.0)
     for part in (*one.state.module.parameters(), *one.state.ema.values()):
         torch.nn.init.normal_(part.detach())
-    one.manager.save_last(position, {"validation/loss": 0.25})
+    one.manager.save_last(position, {"validation/loss": 0.25}, is_over=True)
     after = TrainState.start(build.denoiser(one.made, ALONE.home), one.made.train)
     cursor, same_excluded, same_aliases = checkpointing.restore(one.run.store.path(3), after, None)
     assert cursor == position.to_cursor(one.data)

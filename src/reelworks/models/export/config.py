@@ -20,7 +20,7 @@ class ExportsConfig(Config):
         weights: Which weights to write: the average ("ema") or the trained weights ("model"); None writes none.
         dtype: Data type of the written weights; tensors that are not floating point keep theirs.
         formats: Key conventions to write a LoRA in, one file each: "diffusers", "comfyui", "kohya".
-        every_n_saves: Write weights with every n-th save.
+        every_n_saves: Write weights with every n-th save, and with the last of the training.
         keep_last: How many exports stay; None keeps all. "auto" keeps all of a LoRA, which are small, as long as a tenth
             of the disk is free, and three of full weights. Other files in the folder are never touched.
     """

@@ -39,8 +39,10 @@ def path_of(run: RunFolder, step: int, weights: Weights, lora: str | None = None
     return run.exports_folder / f"{names.of_step(step)}-{weights}{kind}.safetensors"
 
 
-def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int, epoch: int) -> list[Path]:
-    """Write a checkpoint's weights if the recipe's `[exports]` are due; on rank 0, right after the commit.
+def write(
+    run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int, epoch: int, is_last: bool = False
+) -> list[Path]:
+    """Write a checkpoint's weights if the recipe's `[exports]` are due, or it is the last; on rank 0, right after the commit.
 
     The run's `recipe.toml` must be the present start's; `epoch` counts from 0. The files are returned without shard
     numbers where they were cut into shards. Raises as `export.export_checkpoint` does; the checkpoint is not affected.
@@ -50,7 +52,7 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
         return []
     written = []
     with export.raising_export_failed(run.exports_folder):
-        about = _about(run, config, step, epoch)
+        about = _about(run, config, step, epoch, is_last=is_last)
         if about is None:
             return []
         # Full weights give None for every convention, and are written once.
@@ -77,7 +79,7 @@ def how_to_use(files: Sequence[Path]) -> list[str]:
     return lines
 
 
-def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int) -> dict[str, str] | None:
+def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int, *, is_last: bool) -> dict[str, str] | None:
     """Return the texts of the file's header; None if no export is due at this save."""
     folder = run.exports_folder
     storage.mkdirs(folder)
@@ -85,10 +87,10 @@ def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int) -> dict
         if _LEFTOVER.fullmatch(path.name):  # of a process that died
             storage.unlink(path)
     assert config.weights is not None
-    exported = [earlier for earlier in _ours(folder, config.weights) if earlier < step]
+    exported = max((earlier for earlier in _ours(folder, config.weights) if earlier < step), default=-1)
     history = CheckpointFolder(run.checkpoints_folder).history()
     saves = {step, *(event["step"] for event in history if event["event"] == "saved")}
-    if exported and sum(saved > max(exported) for saved in saves) < config.every_n_saves:
+    if not is_last and sum(saved > exported for saved in saves) < config.every_n_saves:
         return None
     about = export.describe_run(run_id=run.info()["id"], recipe=run.recipe_file, step=step, epoch=epoch)
     return {**about, **dict([_KEPT_BY])}

@@ -130,7 +130,7 @@ class CheckpointManager:
         self.saved_step = resumed_from  # of the newest save, which may still be written
         self._last_save_began = time.monotonic()
         self._retry_at: float | None = None  # time to repeat a failed save
-        self._has_warned_of_grace = False
+        self._has_warned_of_grace = self._is_over = False
         self._step_seconds = 0.0
         self.observers: Sequence[StepObserver] = ()  # those that keep files in checkpoints
         self.exported: list[Path] = []  # files of the latest export of this start, on rank 0
@@ -182,8 +182,9 @@ class CheckpointManager:
         if flags.save or self._is_due(position, metrics):
             self._save(position, metrics)
 
-    def save_last(self, position: DataPosition, metrics: dict[str, float]) -> None:
-        """Save at the end of training or on a signal, after waiting for an asynchronous save. Collective."""
+    def save_last(self, position: DataPosition, metrics: dict[str, float], *, is_over: bool) -> None:
+        """Save at the end of training, whose weights are exported, or on a signal, after an asynchronous save. Collective."""
+        self._is_over = is_over
         if self._background.step is not None:
             self._finish_background(None)
         if self.saved_step == position.global_step:
@@ -333,7 +334,8 @@ class CheckpointManager:
         step, path = saved.info.step, saved.info.path
         epoch = json.loads(load.read_extra(path, names.CURSOR))["epoch"]
         try:
-            written = exports_folder.write(self._run.folder, path, self._recipe.exports, step=step, epoch=epoch)
+            config, is_last = self._recipe.exports, self._is_over
+            written = exports_folder.write(self._run.folder, path, config, step=step, epoch=epoch, is_last=is_last)
         except UserError as error:
             logger.warning(error)
         else:

@@ -216,7 +216,7 @@ class Trainer:
         if position.at_end:
             self._log.epoch_ends(position)
         self._end_record(position)
-        self._checkpoints.save_last(position, {})
+        self._checkpoints.save_last(position, {}, is_over=False)
         self._each(lambda observer: observer.make_up(self._pause(position, pool)))
 
     def _after_step(self, position: DataPosition, pool: DecodePool, flags: StepFlags | None) -> None:
@@ -234,7 +234,7 @@ class Trainer:
         for observer in self._observers:
             metrics |= observer.metrics(now)
         if now.is_over():
-            self._checkpoints.save_last(position, metrics)
+            self._checkpoints.save_last(position, metrics, is_over=True)
         elif flags is not None:
             self._checkpoints.after_step(position, metrics, flags, self._step_seconds)
         now = replace(now, is_saved=self._checkpoints.saved_step == step)

@@ -40,9 +40,8 @@ def _flux_shift(value: Any, draft: ImportDraft) -> Outcome:
     sides = sorted({side for each in data.directories(draft.settings) for side in each.sides})
     if not sides:
         return Fate.TO_FILL_IN, "set objective.timestep_shift to that of the size: 1.9 at 512, 3.2 at 1024"
-    # Latents of this model are halved again there before they are counted.
-    part = 4 if draft.settings.get("model.type") == "ernie_image" else 1
-    return densities.shift_by_size(draft, _FLUX_LINE, [side * side / part for side in sides])
+    scale = datasets.geometry_of(draft).stride[1] / 8  # the size there is that of the latents
+    return densities.shift_by_size(draft, _FLUX_LINE, [(side / scale) ** 2 for side in sides])
 
 
 def _lumina_shift(value: Any, draft: ImportDraft) -> Outcome:
