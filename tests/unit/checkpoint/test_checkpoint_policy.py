@@ -78,6 +78,9 @@ MAX_1, MAX_2 = (KeepBest(mode="max", n=n) for n in (1, 2))
         (run(9, 9, 9, 9, 1), {"save_total_limit": 4}, [200, 300, 400, 500]),
         (run(1, 2, 3, 4, 5, pinned=(200, 300)), {"save_total_limit": 2}, [100, 200, 300, 500]),
         (run(1, 2, 3, 4, 5), {"save_total_limit": 2, "keep_best": MAX_2}, [400, 500]),
+        # It stands in place of keep_last, whose default would push out what other rules keep.
+        (run(1, 2, 3, 4, 5, 6), {"save_total_limit": 3, "keep_every": 200, "every_steps": 100, "keep_best": None}, [200, 400, 600]),
+        (run(6, 5, 4, 3, 2, 1), {"save_total_limit": 4, "keep_best": {"mode": "max", "n": 3}}, [100, 200, 300, 600]),
     ],
 )  # fmt: skip
 def test_table(records: list[Record], policy: dict[str, object], expected: list[int]) -> None:

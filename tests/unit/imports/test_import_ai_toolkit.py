@@ -122,6 +122,35 @@ def test_a_model_with_sound_is_trained_without_it_unless_it_is_asked_for(tmp_pat
         assert converted(tmp_path, path)[1].model.name == name
 
 
+@pytest.mark.parametrize(
+    ("settings", "fps", "fate"),
+    [
+        ({"num_frames": 33, "shrink_video_to_frames": False}, 24.0, None),  # its default
+        ({"num_frames": 33, "shrink_video_to_frames": False, "fps": 16}, 16.0, Fate.NOT_POSSIBLE),
+        ({"num_frames": 33, "auto_frame_count": True, "fps": 16}, 16.0, Fate.TAKEN),
+        ({"num_frames": 33, "fps": 16}, None, Fate.NO_MEANING),
+        ({"num_frames": 1, "shrink_video_to_frames": False}, None, None),
+    ],
+)
+def test_frames_have_a_rate_where_they_follow_each_other(
+    tmp_path: Path, settings: dict[str, Any], fps: float | None, fate: Fate | None
+) -> None:
+    model = {"arch": "wan21", "name_or_path": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"}
+    made, recipe = converted(tmp_path, job(tmp_path, model=model, datasets=[{"folder_path": "clips"} | settings]))
+    assert recipe.data.frame_rate == fps
+    if fate is not None:
+        assert fates(made)["datasets.0.fps"] is fate
+
+
+def test_a_rate_of_each_dataset_that_a_recipe_has_once_is_told(tmp_path: Path) -> None:
+    model = {"arch": "wan21", "name_or_path": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"}
+    clips = [{"folder_path": f"clips{fps}", "num_frames": 33, "auto_frame_count": True, "fps": fps} for fps in (16, 24)]
+    made, recipe = converted(tmp_path, job(tmp_path, model=model, datasets=clips))
+    assert recipe.data.frame_rate == 24.0
+    assert fates(made)["datasets.1.fps"] is Fate.NOT_POSSIBLE
+    assert "in place of data.fps = 16.0 of datasets.0.fps" in remark(made, "datasets.1.fps")
+
+
 def test_a_warm_up_counts_micro_batches_where_steps_do(tmp_path: Path) -> None:
     """With the older of its two settings of accumulation, the schedule goes on at each."""
     train = {"gradient_accumulation_steps": 4, "steps": 3000, "lr_scheduler": "constant_with_warmup"}

@@ -437,6 +437,20 @@ def test_the_networks_of_wan_2_2(tmp_path: Path, options: str, experts: str) -> 
     assert recipe.model.experts == experts
 
 
+@pytest.mark.parametrize(("samples", "start"), [("", "start"), ("frame_sample = 4", "random")])
+def test_a_single_part_of_a_video_is_its_beginning(tmp_path: Path, samples: str, start: str) -> None:
+    dataset = f'[[datasets]]\nvideo_directory = "v"\ntarget_frames = [17]\nframe_extraction = "uniform"\n{samples}\n'
+    config = file(tmp_path, "clips.toml", dataset)
+    _, recipe = converted(tmp_path, config, model="wan-2.1-1.3b", trainer="musubi-tuner")
+    assert recipe.data.clip_start == start
+
+
+@pytest.mark.parametrize(("bound", "fate"), [("1000", Fate.DEFAULT), ("800", Fate.NOT_POSSIBLE)])
+def test_bounds_of_timesteps_that_leave_all_of_them_are_none(tmp_path: Path, bound: str, fate: Fate) -> None:
+    made, _ = converted(tmp_path, command=command("sdxl_train_network.py", "a/b", f"--max_timestep={bound}"))
+    assert fates(made)["max_timestep"] is fate
+
+
 def test_edits_have_sources(tmp_path: Path) -> None:
     dataset = '[[datasets]]\nimage_directory = "after"\ncontrol_directory = "before"\n'
     path = file(tmp_path, "d.toml", dataset)

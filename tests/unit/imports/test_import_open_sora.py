@@ -279,10 +279,19 @@ def test_2_0(tmp_path: Path) -> None:
     assert (recipe.model.name, recipe.model.weights, recipe.objective.caption_dropout) == ("opensora2", None, 0.0)
 
 
+def test_2_0_has_no_average_by_default_and_counts_a_warm_up_by_batches(tmp_path: Path) -> None:
+    """1.2 always has an average, and steps of the optimizer alone."""
+    for text, average, steps in ((V2_0, 0.0, 500), (STAGE_2, 0.9999, 1000)):
+        plain = re.sub(r"(?m)^(ema_decay|warmup_steps|accumulation_steps) = .*\n", "", text)
+        _, recipe = convert(tmp_path, f"{plain}\nwarmup_steps = 1000\naccumulation_steps = 2\n")
+        assert (recipe.train.ema_decay, recipe.train.warmup_steps) == (average, steps)
+
+
 def test_2_0_with_conditions(tmp_path: Path) -> None:
     """The network, both encoders, masks and timesteps of 2.0 are here, and only its weights' places are others."""
     made, recipe = convert(tmp_path, V2_0_I2V)
-    assert Fate.NOT_POSSIBLE not in fates(made).values()
+    differ = [key for key, fate in fates(made).items() if fate is Fate.NOT_POSSIBLE]
+    assert differ == ["dataset.fps_max"]  # each n-th frame is read there
     assert (recipe.model.name, recipe.model.weights) == ("opensora2", "weights/stage1.safetensors")
     autoencoder, text = recipe.autoencoder, recipe.text_encoder
     assert (autoencoder.name, autoencoder.weights) == ("hunyuan-video", "weights/hunyuan_vae.safetensors")

@@ -218,3 +218,22 @@ def test_nothing_of_simpletuner_is_refused(tmp_path: Path) -> None:
     made, _ = converted(tmp_path, path)
     assert fates(made)["data_backend_config"] == Fate.TO_FILL_IN
     assert fates(made)["lora_type"] == Fate.TO_FILL_IN  # lycoris_config is not there
+
+
+@pytest.mark.parametrize(
+    ("family", "flavour", "given", "shift"),
+    [
+        ("wan", "i2v-14b-2.2-high", None, 5.0),
+        ("wan", "i2v-14b-2.2-low", 7.0, 5.0),  # whatever the config says
+        ("wan", "t2v-480p-1.3b-2.1", None, 3.0),
+        ("minimaxh3", "fl2va", 3.0, 12.0),  # which is the default of all others
+        ("minimaxh3", "fl2va", 7.0, 7.0),
+    ],
+)
+def test_flavours_have_shifts_of_their_own(
+    tmp_path: Path, family: str, flavour: str, given: float | None, shift: float
+) -> None:
+    options = {"model_family": family, "model_flavour": flavour, "pretrained_model_name_or_path": None}
+    options |= {} if given is None else {"flow_schedule_shift": given}
+    _, recipe = converted(tmp_path, *written(tmp_path, options))
+    assert recipe.objective.timestep_shift == shift

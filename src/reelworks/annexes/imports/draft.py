@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -64,6 +65,7 @@ class ImportDraft:
         epoch_steps: Steps of an epoch here, if they were planned.
         warmup: A warm-up that is a share of all steps, and the setting that it comes from.
         took_data: The folders of `--data` are in the recipe already.
+        replaced: What a setting of another dataset had set, in a key that a recipe has once; "" if nothing is lost.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class ImportDraft:
         self.clips, self.epoch_steps = clips, epoch_steps
         self.warmup: tuple[str, float] | None = None
         self.key, self.is_default = "", False
-        self.took_data = False
+        self.took_data, self.replaced = False, ""
         self.numbers: tuple[int, ...] = ()
         self._lines: dict[tuple[str, int, str], Line] = {}
         self._origins: dict[tuple[str, int, str], str] = {}
@@ -85,7 +87,7 @@ class ImportDraft:
 
     def begin(self, key: str, *, is_default: bool = False) -> None:
         """Say which setting the next values come from."""
-        self.key, self.is_default = key, is_default
+        self.key, self.is_default, self.replaced = key, is_default, ""
         self.numbers = tuple(int(part) for part in key.split(".") if part.isdecimal())
 
     def numbered(self, key: str) -> str:
@@ -107,6 +109,12 @@ class ImportDraft:
         value = toml_none.WORD if value is None else list(value) if isinstance(value, tuple) else value
         place, text = _place(key), toml_writer.literal(value)  # raises TypeError for what TOML cannot hold
         reason = _printable(self._source(value) if why is None else why)
+        former, origin = self._lines.get(place), self._origins.get(place, "")
+        is_of_another = origin != self.key and without_numbers(origin) == without_numbers(self.key) != self.key
+        is_of_another &= place[0].strip("[]") not in _LISTS
+        is_more = former is not None and isinstance(value, list) and value[:-1] == former.value
+        if former is not None and former.value != value and is_of_another and not is_more:
+            self.replaced = f"{key} = {toml_writer.literal(former.value)} of {origin}"
         self._lines[place] = Line(place[0], place[2], value, reason, place[1])
         self._origins[place] = self.key
         return f"{key} = {text}"
@@ -170,6 +178,11 @@ class ImportDraft:
         text = own if isinstance(own, str) else shown(own)
         text = " ".join(text.split())
         return self.key if own == value else f"{self.key} = {text[:_LONGEST]}{'…' * (len(text) > _LONGEST)}"
+
+
+def without_numbers(key: str) -> str:
+    """Return a setting's name with `*` for numbers."""
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", key)
 
 
 def _printable(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from reelworks.annexes.imports import sizes
 from reelworks.annexes.imports.captions import Beside, FormerCaption
-from reelworks.annexes.imports.draft import Clip, FormerSettings, ImportDraft
+from reelworks.annexes.imports.draft import Clip, FormerSettings, ImportDraft, without_numbers
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
 from reelworks.annexes.imports.sizes import Sizes
@@ -89,7 +89,7 @@ def convert_by_rules(
     every = [(key, value, False) for key, value in given.items()]
     every += [(key, value, True) for key, value in defaults.items() if key not in given]
     rank = {pattern: number for number, pattern in enumerate(first)}
-    every.sort(key=lambda item: rank.get(_pattern(item[0]), len(rank)))
+    every.sort(key=lambda item: rank.get(without_numbers(item[0]), len(rank)))
     for key, value, is_default in every:
         draft.begin(key, is_default=is_default)
         rule = _rule(rules, key)
@@ -112,7 +112,10 @@ _UNKNOWN = (Fate.NOT_POSSIBLE, "no such setting is known; look it up in docs/ref
 def apply_rule(rule: Rule, value: Any, draft: ImportDraft) -> Outcome:
     """Convert a value, which may be of any kind: strangers write lists for numbers, and words for both."""
     try:
-        return rule(value, draft)
+        fate, remark = rule(value, draft)
+        if draft.replaced and fate is Fate.TAKEN:
+            return Fate.NOT_POSSIBLE, f"{remark}, for all datasets, in place of {draft.replaced}"
+        return fate, remark
     except UserError:
         raise
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
@@ -120,16 +123,12 @@ def apply_rule(rule: Rule, value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _rule(rules: Mapping[str, Rule], key: str) -> Rule | None:
-    pattern = _pattern(key)
+    pattern = without_numbers(key)
     if (rule := rules.get(key) or rules.get(pattern)) is not None:
         return rule
     parts = pattern.split(".")
     ends = (".".join([*parts[:length], "*"]) for length in reversed(range(1, len(parts))))
     return next((rules[end] for end in ends if end in rules), None)
-
-
-def _pattern(key: str) -> str:
-    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", key)
 
 
 def prepare(draft: ImportDraft, trainer: str, datasets: str, resolution: str) -> None:

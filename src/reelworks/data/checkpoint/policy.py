@@ -112,7 +112,7 @@ def _reasons_to_keep(case: _Case, age_rank: int, c: CheckpointFacts) -> Reasons:
     policy, reasons = case.policy, []
     if age_rank == 0:
         reasons.append("the newest")
-    elif age_rank < policy.keep_last:
+    elif policy.save_total_limit is None and age_rank < policy.keep_last:
         reasons.append(f"among the last {policy.keep_last}")
     if age_rank and case.newest_first[age_rank - 1].stage != c.stage:
         reasons.append(f"the last of stage {c.stage}")

@@ -153,9 +153,11 @@ def _num_frames(value: Any, draft: ImportDraft) -> Outcome:
 def _rate(value: Any, draft: ImportDraft) -> Outcome:
     number = draft.numbers[0]
     consecutive = draft.settings.get(f"datasets.{number}.shrink_video_to_frames", True) is False
-    if not consecutive and draft.settings.get(f"datasets.{number}.auto_frame_count") is not True:
-        return Fate.NO_MEANING, "frames from all over a video have no rate"
-    return Fate.TAKEN, draft.set("data.fps", float(value))
+    trims = draft.settings.get(f"datasets.{number}.auto_frame_count") is True
+    if not (consecutive or trims) or int(draft.settings.get(f"datasets.{number}.num_frames", 1)) <= 1:
+        return Fate.NO_MEANING, "pictures, and frames from all over a video, have no rate"
+    remark = draft.set("data.fps", float(value))
+    return rules.exact_or_nearest(remark, "" if trims else "each n-th frame is read there, n by the rate of the file")
 
 
 def _any_flag(key: str, target: str, value: Any) -> Rule:

@@ -57,7 +57,8 @@ def _control(value: Any, draft: ImportDraft) -> Outcome:
 
 def _extraction(value: Any, draft: ImportDraft) -> Outcome:
     """Take what part of a video is read: its beginning, or a random one for all that read several parts."""
-    if value == "head":
+    sample = f"{draft.key.rpartition('.')[0]}.frame_sample"
+    if value == "head" or (value == "uniform" and draft.settings.get(sample, 1) in (0, 1)):
         return Fate.TAKEN, draft.set("data.clip_start", "start")
     remark = draft.set("data.clip_start", "random")
     if value == "full":

@@ -13,7 +13,7 @@ from reelworks.annexes.imports.kohya.levels import FormerDataset, OutcomesByKey
 from reelworks.annexes.imports.kohya.sizes import Sizing
 from reelworks.annexes.imports.musubi import clips as former_clips
 from reelworks.annexes.imports.musubi import keys, models
-from reelworks.annexes.imports.musubi.musubi_datasets import FOLDERS, datasets_of, is_video, lengths_of
+from reelworks.annexes.imports.musubi.musubi_datasets import FOLDERS, datasets_of, extraction_of, is_video, lengths_of
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.trainer import FormerTrainer, choose_model
 from reelworks.annexes.imports.values import is_on
@@ -135,7 +135,7 @@ def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
         no_upscale=bucketed and not videos and is_on(dataset.get(settings, "bucket_no_upscale", False)),
         batch_size=sizes.batch_of(dataset.get(settings, "batch_size", 1)),
         frames=longer or (5,),
-        each_length=dataset.get(settings, "frame_extraction", "head") == "head",
+        each_length=extraction_of(dataset, settings) == "head",
     )
 
 
@@ -155,7 +155,7 @@ def _tell_lengths(
 
 
 def _lengths_outcome(name: str, dataset: FormerDataset, sizing: Sizing, settings: FormerSettings) -> tuple[Fate, str]:
-    is_full = dataset.get(settings, "frame_extraction", "head") == "full"
+    is_full = extraction_of(dataset, settings) == "full"
     if (name == "max_frames") != is_full:
         return Fate.NO_MEANING, "frame_extraction decides which of target_frames and max_frames counts"
     if not sizing.is_video:
@@ -167,7 +167,7 @@ def _lengths_outcome(name: str, dataset: FormerDataset, sizing: Sizing, settings
     if lengths == (1,):
         return Fate.NOT_POSSIBLE, f"single frames of videos are not trained: {remark}"
     if len(lengths) > 1:
-        if dataset.get(settings, "frame_extraction", "head") == "head":
+        if extraction_of(dataset, settings) == "head":
             return Fate.TAKEN, f"{remark}, and dataset.lengths: a video is trained once at each that it has"
         return Fate.TAKEN, f"{remark}; a video is trained once, at the longest that it has, and there once at each"
     return Fate.TAKEN, remark

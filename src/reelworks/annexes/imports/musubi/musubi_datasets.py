@@ -28,9 +28,15 @@ def is_video(settings: FormerSettings, dataset: FormerDataset) -> bool:
     )
 
 
+def extraction_of(dataset: FormerDataset, settings: FormerSettings) -> str:
+    """Return which parts of a video are read: a single one of `uniform` is its beginning."""
+    kind = str(dataset.get(settings, "frame_extraction", "head"))
+    return "head" if kind == "uniform" and dataset.get(settings, "frame_sample", 1) <= 1 else kind
+
+
 def lengths_of(settings: FormerSettings, dataset: FormerDataset) -> tuple[int, ...]:
     """Return the lengths of clips in frames, each rounded down to 4 n + 1; with `full` all up to the most."""
-    if dataset.get(settings, "frame_extraction", "head") == "full":
+    if extraction_of(dataset, settings) == "full":
         most = min(max(int(dataset.get(settings, "max_frames", 129)), 1), _MOST_FRAMES)
         return tuple(range(1, most + 1, 4))
     given = dataset.get(settings, "target_frames", [1])

@@ -242,7 +242,13 @@ def _keep(value: Any, draft: ImportDraft) -> Outcome:
 def _fps_max(value: Any, draft: ImportDraft) -> Outcome:
     if value is None or draft.get("data.frame_interval", 1) != 1:
         return Fate.NO_MEANING, "frame_interval decides"
-    return Fate.TAKEN, draft.set("data.fps", value)
+    remark = draft.set("data.fps", value)
+    return rules.exact_or_nearest(remark, "each n-th frame is read there, so that rates just above it become half")
+
+
+def _warmup(value: Any, draft: ImportDraft) -> Outcome:
+    steps = draft.settings.get("accumulation_steps", 1) if type_of(draft, "model") == "flux" else 1  # counted by batch
+    return Fate.TAKEN, draft.set("train.warmup_steps", (value or 0) // steps)
 
 
 def _scheduler_type(value: Any, draft: ImportDraft) -> Outcome:

@@ -78,7 +78,8 @@ def _convert_keys(draft: ImportDraft) -> Iterator[ImportedKey]:
         draft.begin(key)
         yield ImportedKey(key, value, *apply_rule(partial(keys.convert, key), value, draft))
     optimizer = {key: value for key, (of_2, value) in _OPTIMIZER.items() if f"optim.{of_2}" not in values}
-    for key, value in (_DEFAULTS | optimizer).items():
+    of_2 = {"ema_decay": None} if keys.type_of(draft, "model") == "flux" else {}
+    for key, value in (_DEFAULTS | optimizer | of_2).items():
         if key not in values:
             draft.begin(key, is_default=True)
             fate, remark = keys.convert(key, value, draft)

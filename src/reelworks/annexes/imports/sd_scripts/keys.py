@@ -85,8 +85,10 @@ def _sd3_density(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
-    if not draft.is_flow:
+    if not draft.is_flow and value not in (None, {"min_timestep": 0, "max_timestep": 1000}[draft.key]):
         return Fate.NOT_POSSIBLE, f"{_title(draft)} is trained at all timesteps"
+    if not draft.is_flow:
+        return Fate.DEFAULT, "all timesteps"
     default = {"sd3": "uniform"}.get(family_of(draft), SAMPLING.get(family_of(draft), ("sigma",))[0])
     return timesteps.bound(value, draft, default_sampling=default)
 

@@ -16,8 +16,10 @@ class Flavour(NamedTuple):
     weights: str | None = None
     experts: str | None = None
     training_adapter: str | None = None
+    shift: float | None = None  # of timesteps, in place of the trainer's default; of Wan whatever the config says
 
 
+DEFAULT_SHIFT = 3.0
 # By family; the first flavour is the default.
 FLAVOURS = {
     family: {name: Flavour(**flavour) for name, flavour in flavours.items()}
@@ -42,6 +44,13 @@ def flavour(settings: FormerSettings) -> str:
     # "1.5" was read as a number.
     named = str(name).strip().lower() if isinstance(name, str) or str(name) in known else ""
     return named or next(iter(known), "")
+
+
+def shift_of(settings: FormerSettings, value: Any) -> float | None:
+    """Return the shift of timesteps that a flavour has in place of a config's, if it has one."""
+    chosen = FLAVOURS.get(family(settings), {}).get(flavour(settings))
+    is_own = family(settings) == "wan" or value in (None, DEFAULT_SHIFT)
+    return chosen.shift if chosen is not None and is_own else None
 
 
 def bucket_multiple(settings: FormerSettings) -> int:

@@ -59,5 +59,6 @@ def _prepare(draft: ImportDraft) -> None:
     if draft.get("sound.name") is not None:
         draft.set("data.fps", "model", "clips with sound need one rate")
     if draft.is_flow:
-        draft.set("objective.timestep_shift", 3.0, "default of flow_schedule_shift")
+        shift = models.shift_of(draft.settings, None) or models.DEFAULT_SHIFT
+        draft.set("objective.timestep_shift", shift, "default of flow_schedule_shift")
         draft.set("objective.timestep_sampling", "logit-normal", "default of SimpleTuner")

@@ -8,6 +8,7 @@ from typing import Any
 from reelworks.annexes.imports import optimizers, rules, schedules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
+from reelworks.annexes.imports.simpletuner import models
 from reelworks.core.toml_none import WORD as NONE
 
 _OPTIMIZERS = optimizers.of_trainer("simpletuner")
@@ -117,6 +118,11 @@ def _average(value: Any, draft: ImportDraft) -> Outcome:
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.get("flow_schedule_auto_shift") is True and not value:
         return Fate.NO_MEANING, "flow_schedule_auto_shift decides"
+    if (own := models.shift_of(draft.settings, value)) is not None:
+        return (
+            Fate.NO_MEANING,
+            f"{draft.set('objective.timestep_shift', own, 'that of the flavour')}, that of the flavour",
+        )
     return Fate.TAKEN, draft.set("objective.timestep_shift", float(value) if value else NONE)
 
 
