@@ -44,6 +44,17 @@ def leftovers(run: RunFolder) -> list[Path]:
     return [file for file in run.path.rglob(".*") if file.name != ".lock"]
 
 
+def test_a_copied_recipe_does_not_become_the_run_of_its_mirror(tmp_path: Path) -> None:
+    """A new run that names the address of another one has another folder's name; on a new disk, a run keeps its own."""
+    one = new_run(tmp_path / "one", 100)
+    (one.path / "recipe.toml").write_text('output = "/old/disk/runs/one"\n', encoding="utf-8")
+    copy(one, place_at(tmp_path / "mirror"), 100)
+    with refused("mirror-of-another-run", "checkpoints.mirror.url", says="belongs to the run one"):
+        fetch(tmp_path / "mirror", RunFolder(tmp_path / "two"))
+    assert not (tmp_path / "two").exists()
+    assert fetch(tmp_path / "mirror", RunFolder(tmp_path / "new" / "one"))[0] == 100
+
+
 def test_an_empty_disk_gets_the_newest_and_the_files_beside_it(tmp_path: Path, mirror: Path) -> None:
     run = RunFolder(tmp_path / "run")
     step, said = fetch(mirror, run)

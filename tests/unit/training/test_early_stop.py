@@ -54,6 +54,16 @@ def test_a_resume_counts_the_validations_up_to_its_step(tmp_path):
     assert not EarlyStop.resume(ValidationConfig(patience=2), file, 20, ONE).is_over
 
 
+def test_losses_at_other_timesteps_are_no_measure(tmp_path):
+    """Little noise has high losses: training that goes on at other timesteps would never, or always, be better."""
+    file = tmp_path / "events.jsonl"
+    for step, loss, times in [(0, 1.9, ["100"]), (10, 1.8, ["100"]), (20, 2.5, ["900"]), (30, 2.4, ["900"])]:
+        of = {"loss": loss, "loss_by_time": dict.fromkeys(times, loss)}
+        files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, **of})
+    early = EarlyStop.resume(ValidationConfig(patience=2, timesteps=[900.0]), file, 30, ONE)
+    assert (early.best, early.best_step, early.is_over) == (2.4, 30, False)
+
+
 @pytest.mark.parametrize("values", [{"split": 0.0}, {"every_steps": None}])
 def test_patience_without_validation_is_refused(values):
     with pytest.raises(ValueError, match=r"validation\.patience = 3"):

@@ -263,7 +263,7 @@ def _require_same(
     if len(differing) > _NAMED:
         text += f"\n    and {len(differing) - _NAMED} more"
     remedy = "load it into what it was saved from, or choose another checkpoint"
-    if {_unwrapped(p) for p in shapes} == {_unwrapped(p) for p in saved}:
+    if shapes.keys() != saved.keys() and {_unwrapped(p) for p in shapes} == {_unwrapped(p) for p in saved}:
         remedy = "one of them is wrapped, as by DistributedDataParallel: save and load the module inside, such as wrapped.module"
     raise UserError(text, code="checkpoint-state-differs", field="checkpoint", value=str(path), remedy=remedy)
 

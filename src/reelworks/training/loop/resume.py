@@ -97,6 +97,12 @@ def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
     changes = diff.of_recipes(run.folder, step, data.recipe) if run.world.is_main else []
     if request.load is not None:
         changes.append("--load has no effect: the run resumes from its own checkpoint")
+    if data.recipe.lora is None and any(line.startswith("model.weights:") for line in changes):
+        changes.append("model.weights has no effect: the run resumes from its own checkpoint")
+    if any(line.startswith("validation.timesteps:") for line in changes):
+        changes.append(
+            "validation.patience begins anew, and checkpoints.keep_best goes on with the losses of both timesteps"
+        )
     restart_data = request.restart_data
     if restart_data:
         # The main rank decides, as other ranks may read an older version of the events file.

@@ -31,11 +31,16 @@ class EarlyStop:
 
     @classmethod
     def resume(cls, config: ValidationConfig, events_file: Path, step: int, world: World, *, first: int = 0) -> Self:
-        """Return the state after a step, by the validations of its stage, which began after the step `first`. Collective."""
+        """Return the state after a step, by the validations of its stage, which began after the step `first`. Collective.
+
+        Those at other timesteps than the present ones had other losses.
+        """
         early = cls(config)
         if config.patience is not None:
             past = events.timeline(events_file, "validation") if world.is_main else []
             first += first > 0  # that of the untrained weights counts
+            times = {f"{time:g}" for time in config.timesteps}
+            past = [event for event in past if {*event.get("loss_by_time", times)} == times]
             losses = world.broadcast({event["step"]: event["loss"] for event in past if first <= event["step"] <= step})
             assert isinstance(losses, dict)
             for validated, loss in losses.items():

@@ -112,7 +112,9 @@ def _average(value: Any, draft: ImportDraft) -> Outcome:
     draft.set("exports.weights", "ema", "")
     if draft.settings.get("ema_device", "cpu") == "cpu":
         draft.set("train.ema_device", "cpu")
-    return Fate.TAKEN, draft.set("train.ema_decay", float(draft.settings.get("ema_decay", 0.995)))
+    # There, only every n-th step moves the average; here, each does, by as much in n steps.
+    decay, every = float(draft.settings.get("ema_decay", 0.995)), int(draft.settings.get("ema_update_interval") or 1)
+    return Fate.TAKEN, draft.set("train.ema_decay", round(decay ** (1 / max(every, 1)), 8))
 
 
 def _shift(value: Any, draft: ImportDraft) -> Outcome:

@@ -45,6 +45,8 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | No
             )
         if run.exists:
             files.require_ours(index, run.info()["id"], place.url)
+        else:
+            files.require_same_name(place, run)
         # Before any checkpoint, since a run folder that has one is not restored again.
         for path in files.pull(place, run, index):
             logger.warning("the mirror has lost %s", path)

@@ -11,11 +11,13 @@ import posixpath
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from pydantic import ValidationError
 
-from reelworks.core import storage
+from reelworks.core import storage, toml
 from reelworks.core.config import Config
+from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import manifest, names
 from reelworks.data.checkpoint.mirror.remote import CHECKPOINTS, MirrorError, RemoteFilesystem
 from reelworks.data.run.folder import RunFolder
@@ -77,6 +79,21 @@ def require_ours(index: MirrorIndex, run_id: str, url: str) -> None:
             code="mirror-of-another-run",
             url=url,
             remedy="give each run an address of its own",
+        )
+
+
+def require_same_name(place: RemoteFilesystem, run: RunFolder) -> None:
+    """Refuse the mirror of a run with another folder's name for a new one: its recipe may be a copy, with the address."""
+    try:
+        output = toml.parse((place.read("recipe.toml") or b"").decode()).get("output")
+    except (UserError, ValueError):
+        return
+    if isinstance(output, str) and (name := Path(output).name) != run.path.name:
+        raise MirrorError(
+            f"the mirror belongs to the run {name}",
+            code="mirror-of-another-run",
+            url=place.url,
+            remedy=f"give this run an address of its own, or its folder the name {name} to go on with that run",
         )
 
 
