@@ -42,13 +42,13 @@ def test_alpha_scales_loras_of_convolutional_networks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("model", "trained"), [("sdxl", True), ("zimage", False)])
 def test_text_encoders_of_a_lora(tmp_path: Path, model: str, trained: bool) -> None:
-    """They are trained at a rate of their own, where a LoRA can have them."""
+    """They are trained where a LoRA can have them, at the rate of all, whatever is given."""
     train = {"train_text_encoder": True, "text_encoder_lr": 2e-5, "lr": 1e-4}
     path = job(tmp_path, model={"arch": model, "name_or_path": "a/b"}, network={"type": "lora"}, train=train)
     made, recipe = converted(tmp_path, path)
-    assert (recipe.lora.text_encoders, recipe.train.text_encoder_learning_rate) == (trained, 2e-5 if trained else None)
-    fate = Fate.TAKEN if trained else Fate.NOT_POSSIBLE
-    assert {fates(made)[f"train.{key}"] for key in ("train_text_encoder", "text_encoder_lr")} == {fate}
+    assert (recipe.lora.text_encoders, recipe.train.text_encoder_learning_rate) == (trained, None)
+    assert fates(made)["train.train_text_encoder"] is (Fate.TAKEN if trained else Fate.NOT_POSSIBLE)
+    assert fates(made)["train.text_encoder_lr"] is Fate.NO_MEANING
 
 
 def test_control_folders_are_the_sources_of_edits(tmp_path: Path) -> None:
@@ -157,6 +157,26 @@ def test_a_warm_up_counts_micro_batches_where_steps_do(tmp_path: Path) -> None:
     for given, steps in (({}, 250), ({"lr_scheduler_params": {"num_warmup_steps": 100}}, 25)):
         recipe = converted(tmp_path, job(tmp_path, train=train | given))[1]
         assert (recipe.train.max_steps, recipe.train.warmup_steps) == (750, steps)
+
+
+@pytest.mark.parametrize("key", ["snr_gamma", "min_snr_gamma"])
+def test_only_one_of_two_weights_by_noise_has_a_bound(tmp_path: Path, key: str) -> None:
+    model = {"name_or_path": "stabilityai/stable-diffusion-xl-base-1.0", "is_xl": True}
+    made, recipe = converted(tmp_path, job(tmp_path, model=model, train={key: 5.0}))
+    assert (recipe.objective.loss_weighting, recipe.objective.snr_gamma) == ("min-snr", 5.0)
+    assert fates(made)[f"train.{key}"] is (Fate.NOT_POSSIBLE if key == "snr_gamma" else Fate.TAKEN)
+
+
+@pytest.mark.parametrize(
+    ("arch", "path", "preset"),
+    [
+        ("zimage", "/data/turbo-captions/models/Z-Image", "z-image"),
+        ("zimage", "/data/models/Z-Image-Turbo", "z-image-turbo"),
+        ("flux", "/models/schnell-tests/main/FLUX.1-dev", "flux-dev"),
+    ],
+)
+def test_the_model_is_told_by_the_end_of_its_path(tmp_path: Path, arch: str, path: str, preset: str) -> None:
+    assert converted(tmp_path, job(tmp_path, model={"arch": arch, "name_or_path": path}))[1].model.name == preset
 
 
 def test_weight_decay_is_that_of_its_own_8_bit_optimizer(tmp_path: Path) -> None:

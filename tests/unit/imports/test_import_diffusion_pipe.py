@@ -80,6 +80,27 @@ def test_the_shift_grows_with_the_latents_that_it_counts(tmp_path: Path, kind: s
     assert recipe.objective.timestep_shift == pytest.approx(shift)
 
 
+@pytest.mark.parametrize(
+    ("path", "bounds", "experts"),
+    [
+        ("/home/me/workflows/Wan2.2-T2V-A14B/high_noise_model", {"min_t": 0.875}, "high"),
+        ("/home/me/workflows/Wan2.2-T2V-A14B/high_noise_model", {}, "high"),
+        ("/home/me/Wan2.2-T2V-A14B/low_noise_model", {}, "low"),
+        ("/home/me/Wan2.2-T2V-A14B/model", {"max_t": 0.875}, "low"),
+    ],
+)
+def test_bounds_tell_the_network_of_two_or_else_the_end_of_its_path(
+    tmp_path: Path, path: str, bounds: dict[str, float], experts: str
+) -> None:
+    model = {"type": "wan", "ckpt_path": "m/Wan2.2-T2V-A14B", "transformer_path": path, "dtype": "bfloat16"}
+    main = {"epochs": 2, "warmup_steps": 100, "force_constant_lr": 1e-5, "model": model | bounds}
+    main |= {"optimizer": {"type": "adamw", "lr": 1e-4}}
+    dataset = {"resolutions": [480], "frame_buckets": [1], "directory": [{"path": "a"}]}
+    _, recipe = converted(tmp_path, *write(tmp_path, main, dataset))
+    assert recipe.model.experts == experts
+    assert recipe.train.warmup_steps == 0  # replaced by the constant rate
+
+
 def test_the_low_noise_network_of_two(tmp_path: Path) -> None:
     model = {
         "type": "wan",

@@ -205,9 +205,11 @@ def test_what_the_page_of_kohya_ss_leaves_out_of_a_command(tmp_path: Path) -> No
         "multires_noise_discount": 0.3,
         "conv_dim": 16,
         "rank_dropout": 0.1,
+        "max_grad_norm": 0,  # which is off there, and not the default
     }
     made, recipe = converted(tmp_path, file(tmp_path, "page.json", json.dumps(values)))
     assert (recipe.train.max_epochs, recipe.train.max_steps) == (None, 1600)
+    assert recipe.train.max_grad_norm is None
     assert recipe.lora is not None
     assert not recipe.lora.text_encoders
     assert (recipe.objective.noise_offset, recipe.objective.multires_noise_iterations) == (0, 6)
@@ -449,6 +451,40 @@ def test_a_single_part_of_a_video_is_its_beginning(tmp_path: Path, samples: str,
 def test_bounds_of_timesteps_that_leave_all_of_them_are_none(tmp_path: Path, bound: str, fate: Fate) -> None:
     made, _ = converted(tmp_path, command=command("sdxl_train_network.py", "a/b", f"--max_timestep={bound}"))
     assert fates(made)["max_timestep"] is fate
+
+
+@pytest.mark.parametrize(
+    ("script", "model", "scale"),
+    [("flux_train_network.py", "flux1-dev.safetensors", 3.5), ("sdxl_train_network.py", "a/b", 6.5)],
+)
+def test_previews_have_the_guidance_that_the_model_takes(tmp_path: Path, script: str, model: str, scale: float) -> None:
+    """A line may have both: one is an input of the network, and one takes two passes."""
+    prompts = file(tmp_path, "prompts.txt", "a cat --w 1024 --h 768 --s 20 --g 3.5 --l 6.5")
+    _, recipe = converted(
+        tmp_path, command=command(script, model, f"--sample_prompts={prompts} --sample_every_n_steps=9")
+    )
+    assert (recipe.samples.guidance_scale, recipe.samples.num_inference_steps) == (scale, 20)
+
+
+def test_a_warm_up_may_be_in_percent(tmp_path: Path) -> None:
+    made = command("sdxl_train_network.py", "a/b", "--lr_scheduler=cosine --lr_warmup_steps=5%")
+    assert converted(tmp_path, command=made)[1].train.warmup_steps == 50
+
+
+@pytest.mark.parametrize(
+    ("path", "preset"),
+    [
+        ("/models/kontext-stuff/main/flux1-dev.safetensors", "flux-dev"),
+        ("/m/flux1-kontext-dev.safetensors", "flux-kontext"),
+    ],
+)
+def test_the_model_is_told_by_the_end_of_its_path(tmp_path: Path, path: str, preset: str) -> None:
+    assert converted(tmp_path, command=command("flux_train_network.py", path, ""))[1].model.name == preset
+
+
+def test_a_network_of_two_is_told_by_the_name_of_its_file(tmp_path: Path) -> None:
+    made = "python wan_train_network.py --task t2v-A14B --dit /data/highres/wan2.2_t2v_low_noise_14B.safetensors"
+    assert converted(tmp_path, command=made)[1].model.experts == "low"
 
 
 def test_edits_have_sources(tmp_path: Path) -> None:

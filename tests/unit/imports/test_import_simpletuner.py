@@ -237,3 +237,29 @@ def test_flavours_have_shifts_of_their_own(
     options |= {} if given is None else {"flow_schedule_shift": given}
     _, recipe = converted(tmp_path, *written(tmp_path, options))
     assert recipe.objective.timestep_shift == shift
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("qwen_image", ["to_k", "to_q", "to_v", "to_out.0"]),  # without the layers of the text
+        ("flux2", ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.to_qkv_mlp_proj"]),
+        ("z_image", "default"),
+    ],
+)
+def test_a_lora_adapts_the_layers_that_it_does_there(tmp_path: Path, family: str, targets: list[str] | str) -> None:
+    options = {
+        "model_family": family,
+        "model_flavour": None,
+        "model_type": "lora",
+        "pretrained_model_name_or_path": None,
+    }
+    _, recipe = converted(tmp_path, *written(tmp_path, options))
+    assert recipe.lora is not None
+    assert recipe.lora.targets == targets
+
+
+def test_an_average_that_moves_each_nth_step_is_as_slow_here(tmp_path: Path) -> None:
+    options = {"use_ema": True, "ema_decay": 0.99, "ema_update_interval": 10}
+    _, recipe = converted(tmp_path, *written(tmp_path, options))
+    assert recipe.train.ema_decay == pytest.approx(0.99 ** (1 / 10))

@@ -131,10 +131,14 @@ def _rule(rules: Mapping[str, Rule], key: str) -> Rule | None:
     return next((rules[end] for end in ends if end in rules), None)
 
 
+BATCHES_COUNT_ALIKE = "batches count alike, however many their clips and frames are"
+
+
 def prepare(draft: ImportDraft, trainer: str, datasets: str, resolution: str) -> None:
     """Fill in what no setting of a trainer says: there are no clips held out, and each dataset has a folder and a size."""
     draft.begin("")
     draft.set("validation.split", 0.0, f"{trainer} holds no clips back")
+    draft.set("train.loss_reduction", "micro_batch", BATCHES_COUNT_ALIKE)
     for number in range(max(draft.settings.count(datasets), 1)):
         draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
     sizes.write(draft, [Sizes((resolution,))])

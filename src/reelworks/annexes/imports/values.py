@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 MOST = 2**40  # of anything that is counted
@@ -55,6 +56,11 @@ def text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("no text")
     return value
+
+
+def ends_of(path: str) -> str:
+    """Return the last two parts of a path, which are the names of a release and of a file or folder in it."""
+    return "/".join(re.split(r"[/\\]", path.rstrip("/\\"))[-2:])
 
 
 def range_of(low: float, high: float, value: float) -> float:

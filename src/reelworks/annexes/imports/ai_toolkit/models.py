@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from reelworks.annexes.imports import tables, trainer
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
+from reelworks.annexes.imports.values import ends_of
 from reelworks.models import registry
 
 # The architecture alone, if the weights' own name does not tell more.
@@ -39,7 +40,7 @@ def choose(draft: ImportDraft) -> None:
     path = path if isinstance(path, str) and path.lower() != "none" else ""
     known = dict(PRESETS)
     for part, preset in BY_WEIGHTS.get(arch, ()):
-        if part in path.casefold():
+        if part in ends_of(path).casefold():
             known[arch] = preset
             break
     draft.begin("model.arch" if "model.arch" in settings.values else "model.name_or_path")

@@ -63,12 +63,6 @@ def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("train.learning_rate", rate)
 
 
-def _own_rate(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, draft.settings.get("train.lr")):
-        return Fate.DEFAULT, "train.lr"
-    return Fate.TAKEN, draft.set("train.learning_rate", float(value))
-
-
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     warmup = "train.lr_scheduler_params.num_warmup_steps"
     if value == "constant_with_warmup" and warmup not in draft.settings.values:
@@ -172,11 +166,3 @@ def _texts(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.get("network.type") is None:
         return Fate.NOT_POSSIBLE, "text encoders are trained with a LoRA alone"
     return rules.train_texts(draft)
-
-
-def _text_rate(value: Any, draft: ImportDraft) -> Outcome:
-    if not draft.settings.get("train.train_text_encoder"):
-        return Fate.NO_MEANING, "text encoders are not trained"
-    if _texts(value, draft)[0] is not Fate.TAKEN:
-        return Fate.NOT_POSSIBLE, "text encoders are not trained"
-    return rules.text_rate(value, draft, draft.settings.get("train.optimizer"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -25,9 +24,7 @@ def _model_type(value: Any, draft: ImportDraft) -> Outcome:
     known = models.former_model(draft.settings)
     remark = choose_model(draft, preset, _weights_of(draft, known))
     if draft.get("model.experts") is not None:
-        names = " ".join(str(draft.settings.get(f"model.{key}", "")) for key in ("transformer_path", "ckpt_path"))
-        low = re.search("(?i)low", names) or values.number(draft.settings.get("model.max_t", 1.0)) < 1
-        remark += f", {draft.set('model.experts', 'low' if low else 'high')}"
+        remark += f", {draft.set('model.experts', models.expert_of(draft.settings))}"
     draft.set("train.ema_decay", 0.0, "there is no average")
     draft.set("train.loss_reduction", "sample", "all clips of a step count alike")
     draft.set("validation.split", 0.0, "no clips are kept back")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import FormerSettings
+from reelworks.annexes.imports.values import ends_of, number
 
 
 class DiffusionPipeModel(NamedTuple):
@@ -48,12 +49,21 @@ def former_model(settings: FormerSettings) -> DiffusionPipeModel | None:
     return known
 
 
+def expert_of(settings: FormerSettings) -> str:
+    """Return which network of two is trained, by its bounds, or else by its name."""
+    low, high = (number(settings.get(f"model.{key}", default)) for key, default in (("min_t", 0), ("max_t", 1)))
+    if high < 1 or low > 0:
+        return "low" if high < 1 else "high"
+    names = " ".join(ends_of(str(settings.get(f"model.{key}", ""))) for key in ("transformer_path", "ckpt_path"))
+    return "low" if re.search("(?i)low", names) else "high"
+
+
 def preset_names(settings: FormerSettings) -> list[str]:
     """Return the names of the model that some settings mean, the most exact one first."""
     kind = str(settings.get("model.type", ""))
     if kind not in MODELS:
         return [kind]
-    paths = [_ends(path) for key in _PATHS if isinstance(path := settings.get(f"model.{key}"), str)]
+    paths = [ends_of(path) for key in _PATHS if isinstance(path := settings.get(f"model.{key}"), str)]
     # Of the weights first: a folder beside them may be of a relative with the same encoders.
     names = [
         preset for path in paths for pattern, preset in MODELS[kind].presets if pattern and re.search(pattern, path)
@@ -63,8 +73,3 @@ def preset_names(settings: FormerSettings) -> list[str]:
         of_edits = [name for name in names if "kontext" in name or "edit" in name]
         names = of_edits or ["flux-kontext" if kind == "flux" else "qwen-image-edit"]
     return names[:1] + [preset for pattern, preset in MODELS[kind].presets if not pattern] or [kind]
-
-
-def _ends(path: str) -> str:
-    """Return the last two parts of a path, which are the names of a release and of a file or folder in it."""
-    return "/".join(re.split(r"[/\\]", path.rstrip("/\\"))[-2:])

@@ -42,11 +42,13 @@ def prompts(value: Any, draft: ImportDraft) -> Outcome:
     remark = f"samples.prompts, {len(found)} of them"
     draft.set("samples.prompts", [str(each["prompt"]).strip() for each in found], "sample_prompts")
     differs = [name for name in _KEYS if len({str(each.get(name)) for each in found}) > 1]
+    is_input = datasets.conditioning_of(draft).guidance == "embedded"
+    unused = ("scale", "cfg_scale") if is_input else ("guidance_scale",)
     for name, key in _KEYS.items():
         given = found[0].get(name)
-        if given is None or name in differs:
+        if given is None or name in differs or name in unused:
             continue
-        amount = number_of(given) if name in ("scale", "cfg_scale") else whole_of(given)
+        amount = number_of(given) if key == "samples.guidance_scale" else whole_of(given)
         if amount >= 1:
             remark += f", {draft.set(key, _legal(key, amount), f'sample_prompts: {name}')}"
     if differs:

@@ -14,7 +14,7 @@ from reelworks.annexes.imports import datasets, optimizers, rates, rules, schedu
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, reading
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
-from reelworks.annexes.imports.trainer import convert_by_rules
+from reelworks.annexes.imports.trainer import BATCHES_COUNT_ALIKE, convert_by_rules
 from reelworks.annexes.imports.values import is_on, number_of, whole_of
 
 _OPTIMIZERS = optimizers.of_trainer("kohya")
@@ -101,7 +101,8 @@ def _cycles(value: Any, draft: ImportDraft) -> Outcome:
 
 def _warmup(value: Any, draft: ImportDraft) -> Outcome:
     """Convert a number of steps, or a share of all; a constant rate without warm-up refuses any."""
-    steps = number_of(value)
+    is_percent = isinstance(value, str) and value.endswith("%")
+    steps = number_of(str(value)[:-1]) / 100 if is_percent else number_of(value)
     if not steps:
         return Fate.DEFAULT, "no warm-up"
     if draft.settings.get("lr_scheduler", "constant") == "constant":
@@ -211,7 +212,7 @@ def finish(draft: ImportDraft) -> None:
     """Set what these trainers do not have, but a recipe has by default."""
     draft.set("train.ema_decay", 0.0, "no average of the weights there")
     draft.set("exports.weights", "model", "no average of the weights there")
-    draft.set("train.loss_reduction", "micro_batch", "batches count alike, however many their clips and frames are")
+    draft.set("train.loss_reduction", "micro_batch", BATCHES_COUNT_ALIKE)
     if draft.get("validation.split") is None:
         draft.set("validation.split", 0.0, "no validation there")
     if draft.get("train.max_steps") is None and draft.get("train.max_epochs") is None:

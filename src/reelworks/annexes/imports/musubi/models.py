@@ -10,6 +10,7 @@ from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.kohya.reading import not_here, not_told
 from reelworks.annexes.imports.trainer import find_model
+from reelworks.annexes.imports.values import ends_of
 
 _TABLE = tables.table("musubi", "models")
 _NOT_HERE: dict[str, str] = _TABLE["not_here"]
@@ -79,7 +80,7 @@ def _by_weights(word: str, preset: str, otherwise: str) -> Callable[[FormerSetti
 
 
 def _weights(settings: FormerSettings) -> str:
-    return re.sub("[^a-z0-9]", "", str(settings.get("dit", "")).casefold())
+    return re.sub("[^a-z0-9]", "", ends_of(str(settings.get("dit", ""))).casefold())
 
 
 # By the beginning of the script's name.
@@ -165,7 +166,8 @@ def experts_of(settings: FormerSettings) -> tuple[str, tuple[str, ...], str]:
         return "high", given, "at its own range of timesteps"
     if bounds["max_timestep"] <= _SWITCH:
         return "low", given, "at its own range of timesteps"
-    return ("high" if "high" in _weights(settings) else "low"), (), "by the file's name"
+    file = str(settings.get("dit", "")).casefold().rpartition("/")[2]
+    return ("high" if "high" in file and "low" not in file else "low"), (), "by the file's name"
 
 
 def frame_rate_of(settings: FormerSettings) -> float | None:

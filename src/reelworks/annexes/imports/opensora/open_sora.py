@@ -16,7 +16,7 @@ from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.opensora import keys, literals
 from reelworks.annexes.imports.rules import Fate, ImportedKey
-from reelworks.annexes.imports.trainer import FormerBuckets, FormerTrainer, apply_rule
+from reelworks.annexes.imports.trainer import BATCHES_COUNT_ALIKE, FormerBuckets, FormerTrainer, apply_rule
 from reelworks.core.errors import UserError, nearest
 from reelworks.data.buckets.opensora import parse
 
@@ -73,6 +73,7 @@ def _convert_keys(draft: ImportDraft) -> Iterator[ImportedKey]:
     values = draft.settings.values
     if draft.request.data:
         values["dataset.data_path"] = str(draft.request.data[0])
+    draft.set("train.loss_reduction", "micro_batch", BATCHES_COUNT_ALIKE)
     # The data path first: conversions of other keys depend on it.
     for key, value in sorted(values.items(), key=lambda item: item[0] != "dataset.data_path"):
         draft.begin(key)

@@ -8,7 +8,7 @@ from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya.reading import not_here, not_told
 from reelworks.annexes.imports.trainer import find_model
-from reelworks.annexes.imports.values import is_on
+from reelworks.annexes.imports.values import ends_of, is_on
 
 _TABLE = tables.table("sd_scripts", "models")
 _NOT_HERE: dict[str, str] = _TABLE["not_here"]
@@ -77,7 +77,7 @@ def find(draft: ImportDraft) -> tuple[str, str]:
 
 
 def _preset(draft: ImportDraft, family: str) -> str:
-    weights = _plain(str(draft.settings.get("pretrained_model_name_or_path", "")))
+    weights = _plain(ends_of(str(draft.settings.get("pretrained_model_name_or_path", ""))))
     if family == "chroma" or draft.settings.get("model_type") == "chroma":
         return "chroma1-base" if "chroma1base" in weights else "chroma1-hd"
     if family == "flux":

@@ -7,6 +7,7 @@ from typing import Any
 from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.simpletuner import models
 
 _QKV, _ADDED = "to_q to_k to_v to_out.0", "add_q_proj add_k_proj add_v_proj to_add_out"
 _FEED, _CONTEXT = "ff.net.0.proj ff.net.2", "ff_context.net.0.proj ff_context.net.2"
@@ -17,6 +18,12 @@ _CLASSES = {
     "wan-": (_QKV, "ffn.net.0.proj ffn.net.2"),
     "lumina-": (_QKV, ""),
     "hidream-": ("to_q to_k to_v to_out to_q_t to_k_t to_v_t to_out_t", ""),
+}
+# What a LoRA adapts by default where that is not all attentions, by family.
+_STANDARD = {
+    **dict.fromkeys(("chroma", "krea2", "ltxvideo2", "qwen_image", "sd3", "sdxl"), "to_k to_q to_v to_out.0"),
+    **dict.fromkeys(("kandinsky5-image", "kandinsky5-video"), "to_key to_query to_value"),
+    "flux2": "attn.to_q attn.to_k attn.to_v attn.to_out.0 attn.to_qkv_mlp_proj",
 }
 _ATTENTION = ["to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"]
 _TEXTS = ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"]
@@ -49,7 +56,8 @@ def _lora_type(value: Any, draft: ImportDraft) -> Outcome:
             draft.set("lora.type", "lokr")
             return Fate.TO_FILL_IN, "lycoris_config is not found: give it too, or set lora.type and lora.rank by hand"
         return Fate.TAKEN, "lycoris_config"
-    draft.set("lora.targets", "default", "all attentions")
+    own = _STANDARD.get(models.family(draft.settings))
+    draft.set("lora.targets", own.split() if own else "default", "all attentions")
     return Fate.TAKEN, 'lora.type = "lora"'
 
 
