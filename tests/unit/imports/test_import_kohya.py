@@ -482,6 +482,13 @@ def test_the_model_is_told_by_the_end_of_its_path(tmp_path: Path, path: str, pre
     assert converted(tmp_path, command=command("flux_train_network.py", path, ""))[1].model.name == preset
 
 
+def test_sizes_are_multiples_of_the_autoencoder_of_the_model(tmp_path: Path) -> None:
+    config = file(tmp_path, "clips.toml", '[general]\nresolution = [1000, 1000]\n[[datasets]]\nimage_directory = "v"\n')
+    for model, side in (("flux-dev", 992), ("flux2-dev", 992), ("hunyuan-image-2.1", 992), ("wan-2.2-5b", 992)):
+        _, recipe = converted(tmp_path, config, model=model, trainer="musubi-tuner")
+        assert recipe.bucket[0].resolution == f"{side}x{side}"
+
+
 def test_a_network_of_two_is_told_by_the_name_of_its_file(tmp_path: Path) -> None:
     made = "python wan_train_network.py --task t2v-A14B --dit /data/highres/wan2.2_t2v_low_noise_14B.safetensors"
     assert converted(tmp_path, command=made)[1].model.experts == "low"

@@ -67,7 +67,8 @@ def offload(draft: ImportDraft, *, is_quantised: bool) -> Outcome:
 def geometry_of(draft: ImportDraft) -> Geometry:
     """Return the constraints of the draft's model on sizes."""
     name = draft.get("autoencoder.name", preset_of(draft).parts.autoencoder)
-    autoencoder = AutoencoderConfig(name=name, weights=draft.get("autoencoder.weights"))
+    weights = draft.get("autoencoder.weights") or (None if name == "pixel" else "-")  # on which it does not depend
+    autoencoder = AutoencoderConfig(name=name, weights=weights)
     return components.geometry(ModelConfig(name=draft.get("model.name")), autoencoder)
 
 

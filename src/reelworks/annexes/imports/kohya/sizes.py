@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reelworks.annexes.imports import sizes
+from reelworks.annexes.imports import datasets, sizes
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya.levels import FormerDataset, OutcomesByKey
 from reelworks.annexes.imports.rules import Fate
 from reelworks.annexes.imports.sizes import Sizes
-from reelworks.models import components
-from reelworks.models.config import AutoencoderConfig, ModelConfig
 
 _MOST_SIDE = 16384
 _MOST_BATCH = 4096
@@ -70,7 +68,7 @@ def batch_of(value: Any) -> int:
 
 def write(draft: ImportDraft, sizings: Sequence[Sizing]) -> None:
     """Write the entries of all sizings."""
-    multiple = max(_multiple(draft))
+    multiple = max(datasets.geometry_of(draft).multiple)
     keeps = _keeps_small(sizings)
     sizes.write(draft, [_sizes(each, multiple, with_smaller=keeps) for each in sizings])
     why = "bucket_no_upscale" if keeps else "clips are enlarged to the resolution"
@@ -90,13 +88,6 @@ def _keeps_small(sizings: Sequence[Sizing]) -> bool:
     return all(each.no_upscale for each in sizings) and len({(each.width, each.height) for each in sizings}) == 1
 
 
-def _multiple(draft: ImportDraft) -> tuple[int, int]:
-    model = ModelConfig(name=draft.get("model.name"))
-    named = {key: draft.get(f"autoencoder.{key}") for key in ("name", "weights")}
-    autoencoder = AutoencoderConfig(**{key: value for key, value in named.items() if value is not None})
-    return components.geometry(model, autoencoder).multiple
-
-
 def _resolutions(sizing: Sizing, multiple: int, *, with_smaller: bool) -> list[str]:
     if not sizing.bucketed:
         height, width = (max(side // multiple, 1) * multiple for side in (sizing.height, sizing.width))
@@ -107,18 +98,18 @@ def _resolutions(sizing: Sizing, multiple: int, *, with_smaller: bool) -> list[s
 
 
 def tell(
-    draft: ImportDraft, datasets: Sequence[FormerDataset], sizings: Sequence[Sizing], outcomes: OutcomesByKey
+    draft: ImportDraft, former: Sequence[FormerDataset], sizings: Sequence[Sizing], outcomes: OutcomesByKey
 ) -> None:
     """Tell what became of the settings of sizes and batches, of which a recipe has one for all datasets."""
     for name in ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale"):
-        for number, dataset in enumerate(datasets):
+        for number, dataset in enumerate(former):
             if (found := dataset.find(draft.settings, name)) is None:
                 continue
             outcomes.add(found.key, _outcome(draft, name, sizings[number], sizings))
 
 
 def _outcome(draft: ImportDraft, name: str, sizing: Sizing, sizings: Sequence[Sizing]) -> tuple[Fate, str]:
-    text = " and ".join(_resolutions(sizing, max(_multiple(draft)), with_smaller=False))
+    text = " and ".join(_resolutions(sizing, max(datasets.geometry_of(draft).multiple), with_smaller=False))
     if name == "resolution":
         differs = len({(each.width, each.height) for each in sizings if each.is_video == sizing.is_video}) > 1
         return Fate.TAKEN, f'bucket.resolution = "{text}"' + ", and dataset.resolutions" * differs
