@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,9 +239,7 @@ def _write_weights(
 ) -> list[tuple[str, str | None]]:
     """Export the weights, and return each file with the convention of its names, None for full weights."""
     name = request.to.partition("/")[2]
-    formats: Sequence[Any] = request.formats or (
-        source.recipe.exports.formats if source.recipe.lora is not None else []
-    )
+    formats: Any = request.formats or (source.recipe.exports.formats if source.recipe.lora is not None else [])
     how: dict[str, Any] = {"ema": not request.raw_weights, "dtype": request.dtype}
     written: list[tuple[str, str | None]] = []
     for format in dict.fromkeys(formats) or [None]:

@@ -111,10 +111,7 @@ def fixed(target: str, value: Any, note: str = "") -> Rule:
 
 def decimal(target: str, none: float | None = None) -> Rule:
     """Copy a number as one with a decimal point; None and 0 become `none` if that is given."""
-    return lambda value, draft: (
-        Fate.TAKEN,
-        draft.set(target, none if none is not None and not value else float(value)),
-    )
+    return lambda value, draft: (Fate.TAKEN, draft.set(target, float(value) if value or none is None else none))
 
 
 def each(*parts: Rule) -> Rule:

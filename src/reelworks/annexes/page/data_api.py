@@ -187,13 +187,8 @@ def _about(context: Context, source: DataSource) -> Json:
 
 def _summary(clips: ClipView) -> Json:
     facets = [
-        {
-            "name": facet.name,
-            "label": facet.label,
-            "values": results.as_json(facet.values),
-            "counts": facet.counts(None),
-        }
-        for facet in clips.facets.values()
+        {"name": one.name, "label": one.label, "values": results.as_json(one.values), "counts": one.counts(None)}
+        for one in clips.facets.values()
     ]
     return {"clips": len(clips), "epoch": EPOCH, "facets": facets, "sorts": SORTS}
 

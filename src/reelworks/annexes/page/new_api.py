@@ -118,12 +118,8 @@ async def upload(context: PageContext, name: str, file: str, request: Request) -
 def make_lora(context: PageContext, wish: LoraForm) -> Json:
     root = context.workspace.roots[0]
     path = recipe_files.new_path(context.workspace, root, wish.name, overwrite=wish.overwrite)
-    arguments = [
-        "new",
-        "lora",
-        f"--model={wish.model}",
-        f"--data={_below(root, context.workspace.folder(wish.folder))}",
-    ]
+    data = _below(root, context.workspace.folder(wish.folder))
+    arguments = ["new", "lora", f"--model={wish.model}", f"--data={data}"]
     arguments += [f"--trigger={wish.trigger}"] * bool(wish.trigger)
     arguments += [f"--weights={wish.weights}"] * bool(wish.weights)
     arguments += [f"--vram={wish.vram_gb:g}"] if wish.vram_gb is not None else []

@@ -108,15 +108,8 @@ _SPEC = {
 _BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned", "gradient_checkpointing"}
 # Clips that lack a companion, and how videos are cut, are covered by the catalog's digest.
 _NOT_OF_A_PLAN = {
-    "path",
-    "root",
-    "clip_seconds",
-    "scene_cuts",
     *SHOWING,
-    "control",
-    "source",
-    "min_sources",
-    "loss_mask",
+    *["path", "root", "clip_seconds", "scene_cuts", "control", "source", "min_sources", "loss_mask"],
 }
 # Left out where they are not set, so that plans that know nothing of them keep their digests.
 _LATER = {"resolutions": None, "lengths": None, "duplicates": "keep"}

@@ -137,12 +137,9 @@ class Evaluation:
     def headline(self) -> str:
         """Return what was measured, in one line."""
         source, losses = self.source, self.validation
-        weights = {
-            "ema": "averaged weights",
-            "model": "trained weights",
-            "initial": "weights that training begins with",
-        }
-        of = weights[source.weights] if source.run is None else f"{weights[source.weights]} of step {source.step}"
+        names = {"ema": "averaged weights", "model": "trained weights", "initial": "weights that training begins with"}
+        weights = names[source.weights]
+        of = weights if source.run is None else f"{weights} of step {source.step}"
         clips = "held-out clips" if source.held_out else "clips"
         lost = f"; {self.failed} could not be decoded" if self.failed else ""
         # Not to be compared with the validation losses of such a run, which are of what is trained.

@@ -65,15 +65,10 @@ class GenerateOptions:
             num_frames, height, width = num_frames or most.num_frames, height or most.height, width or most.width
         shape = Shape(num_frames, height, width)
         validation.require_given_frames(recipe.model, c.reference, c.last_frame, shape.num_frames)
-        sampled, config = defaults.sampled(recipe), recipe.data
-        reference = (
-            None if c.reference is None else conditions.read(Path(c.reference), shape, 1, config, "samples.reference")
-        )
-        last = (
-            None
-            if c.last_frame is None
-            else conditions.read(Path(c.last_frame), shape, 1, config, "samples.last_frame")
-        )
+        sampled, as_read = defaults.sampled(recipe), (shape, 1, recipe.data)
+        reference = None if c.reference is None else conditions.read(Path(c.reference), *as_read, "samples.reference")
+        last = None if c.last_frame is None else conditions.read(Path(c.last_frame), *as_read, "samples.last_frame")
+        config = recipe.data
         kept = None if c.inpaint is None else conditions.companion(Path(c.inpaint), shape, "samples.inpaint", config)
         return cls(
             shape,

@@ -92,10 +92,8 @@ def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
         yield ImportedKey("dataset", draft.settings.get("dataset"), Fate.TO_FILL_IN, remark)
     try:
         if remark := buckets.fill(draft, data.directories(draft.settings)):
-            given = [
-                key for key in draft.settings.values if key.rpartition(".")[2] in ("frame_buckets", "size_buckets")
-            ]
-            for key in given:
+            every = draft.settings.values
+            for key in [key for key in every if key.rpartition(".")[2] in ("frame_buckets", "size_buckets")]:
                 yield ImportedKey(key, draft.settings.get(key), Fate.NOT_POSSIBLE, remark)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
         buckets.clear(draft)

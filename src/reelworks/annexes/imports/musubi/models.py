@@ -27,14 +27,7 @@ _KANDINSKY = ["to_query", "to_key", "to_value", "self_attention.out_layer", "cro
 _KANDINSKY += ["feed_forward.in_layer", "feed_forward.out_layer"]
 _KREA = [
     *_ATTENTIONS,
-    "to_gate",
-    "ff.gate",
-    "ff.up",
-    "ff.down",
-    "projector",
-    "img_in",
-    "txt_in.linear_1",
-    "txt_in.linear_2",
+    *["to_gate", "ff.gate", "ff.up", "ff.down", "projector", "img_in", "txt_in.linear_1", "txt_in.linear_2"],
 ]
 _KREA += ["time_embed.linear_1", "time_embed.linear_2", "time_mod_proj", "final_layer.linear"]
 

@@ -80,9 +80,8 @@ ONETRAINER = _OneTrainer()
 
 def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
     # Version 0 has the settings of the optimizer among the others.
-    old = {
-        key: rules.together(f"optimizer.{key[10:]}") for key in draft.settings.values if key.startswith("optimizer_")
-    }
+    given = draft.settings.values
+    old = {key: rules.together(f"optimizer.{key[10:]}") for key in given if key.startswith("optimizer_")}
     yield from convert_by_rules(
         draft, old | _RULES, keys.defaults(draft) | concepts.defaults(draft.settings), keys.FIRST
     )

@@ -61,10 +61,8 @@ def _weight_dtype(value: Any, draft: ImportDraft) -> Outcome:
 def set_rate(value: Any, draft: ImportDraft) -> Outcome:
     """Take the learning rate of the network."""
     rate = values.number(value, 1e-300) * rate_scale(draft) ** 0.5
-    if (
-        draft.get("train.optimizer") == "adafactor"
-        and optimizers.setting(draft.settings, "scale_parameter") is not True
-    ):
+    is_share = optimizers.setting(draft.settings, "scale_parameter") is not True
+    if draft.get("train.optimizer") == "adafactor" and is_share:
         remark = draft.set("train.learning_rate", float(f"{rate / _SIZE_OF_WEIGHTS:.3g}"))
         return Fate.NOT_POSSIBLE, (
             f"{remark}: here it is a share of the size of the weights, which is about {_SIZE_OF_WEIGHTS} in these networks"

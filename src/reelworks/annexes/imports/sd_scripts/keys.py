@@ -222,11 +222,7 @@ def _masks(value: Any, draft: ImportDraft) -> Outcome:
 # Of the arguments; those of datasets are in DATASET_DEFAULTS. `timestep_sampling` and others depend on the model.
 DEFAULTS: Mapping[str, Any] = {**training.DEFAULTS, "mixed_precision": "no"}
 OF_ADAPTERS: Mapping[str, Any] = {"network_dim": None, "network_alpha": 1, "network_train_unet_only": False}
-OF_FLOW: Mapping[str, Any] = {
-    "timestep_sampling": "sigma",
-    "model_prediction_type": "sigma_scaled",
-    "guidance_scale": 3.5,
-}
+OF_FLOW = {"timestep_sampling": "sigma", "model_prediction_type": "sigma_scaled", "guidance_scale": 3.5}
 OF_FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "sd3": {"weighting_scheme": "uniform"},
     "anima": {"timestep_sampling": "sigmoid"},

@@ -149,16 +149,8 @@ def _base(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "the base is not quantised"
     if draft.get("lora.type") is None:
         return Fate.NOT_POSSIBLE, "all weights are trained, which are not quantised"
-    kinds = {
-        "nf4": "nf4",
-        "int8": "int8",
-        "fp8": "float8",
-        "float8": "float8",
-        "int4": "nf4",
-        "fp4": "nf4",
-        "int2": "nf4",
-    }
-    base = next((base for part, base in kinds.items() if part in name), "float8")
+    has_4_bits = any(part in name for part in ("nf4", "int4", "fp4", "int2"))
+    base = "nf4" if has_4_bits else "int8" if "int8" in name else "float8"
     remark = draft.set("lora.base", base)
     exact = name.startswith(("int8-", "fp8-", "nf4-bnb"))
     return (Fate.TAKEN, remark) if exact else (Fate.NOT_POSSIBLE, f"{remark} replaces it")

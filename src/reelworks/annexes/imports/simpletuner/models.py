@@ -60,11 +60,8 @@ def bucket_multiple(settings: FormerSettings) -> int:
     if family(settings) == "flux2":
         return 16
     value = settings.get("aspect_bucket_alignment", 64)
-    return (
-        value
-        if isinstance(value, int) and 0 < value <= 4096 and family(settings) not in ("sdxl", "sd3", "flux")
-        else 64
-    )
+    is_taken = isinstance(value, int) and 0 < value <= 4096 and family(settings) not in ("sdxl", "sd3", "flux")
+    return int(value) if is_taken else 64
 
 
 def frames_there(settings: FormerSettings, frames: int) -> int:

@@ -121,10 +121,7 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.get("flow_schedule_auto_shift") is True and not value:
         return Fate.NO_MEANING, "flow_schedule_auto_shift decides"
     if (own := models.shift_of(draft.settings, value)) is not None:
-        return (
-            Fate.NO_MEANING,
-            f"{draft.set('objective.timestep_shift', own, 'that of the flavour')}, that of the flavour",
-        )
+        return Fate.NO_MEANING, f"{draft.set('objective.timestep_shift', own)}, that of the flavour"
     return Fate.TAKEN, draft.set("objective.timestep_shift", float(value) if value else NONE)
 
 

@@ -35,14 +35,7 @@ from reelworks.data.catalog.store.schema import as_numpy
 _TEXT = pa.large_string()
 _NUMBER = pa.float64()
 _CALCULATED = {"+": pc.add, "-": pc.subtract, "*": pc.multiply, "/": pc.divide}
-_COMPARED = {
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
-    "==": pc.equal,
-    "!=": pc.not_equal,
-}
+_SIGN = {"<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal, "==": pc.equal, "!=": pc.not_equal}
 _SEARCHED = {"startswith": pc.starts_with, "contains": pc.match_substring}
 
 
@@ -100,7 +93,7 @@ def value(part: Condition | Value, columns: Columns) -> Any:
         case Relation(left, "not in", Constant(tuple(values))):
             return pc.invert(_is_among(value(left, columns), values))
         case Relation(left, sign, right):
-            return _COMPARED[sign](value(left, columns), value(right, columns))
+            return _SIGN[sign](value(left, columns), value(right, columns))
         case Search(function, column, word):
             return _SEARCHED[function](columns[column.text], pattern=word.value)
         case Negation(search):
