@@ -148,6 +148,15 @@ def test_the_card_tells_the_hub_and_people_what_it_is(tmp_path, hub):
     assert toml.parse(held(hub)["recipe.toml"].decode())["model"]["weights"] == f"{BASE}@{'a' * 40}"
 
 
+def test_the_example_draws_the_base_as_it_is_drawn_and_not_as_the_model_of_the_previews(tmp_path):
+    """A distilled relative draws previews in few steps without guidance, which draws nothing with the base."""
+    samples = {"prompts": [PROMPT], "model": "wan-2.1-14b", "num_inference_steps": 4, "guidance_scale": 1.0}
+    run = published_run.make(tmp_path, weights=BASE, on_hub={"model.weights": f"{BASE}@{'a' * 40}"}, samples=samples)
+    text = (do(run, dry_run=True, output=tmp_path / "out").folder / "README.md").read_text(encoding="utf-8")
+    assert "'guidance_scale': 5.0, 'num_inference_steps': 50" in text
+    assert "The previews are drawn with `wan-2.1-14b`." in text
+
+
 def test_the_licence_that_is_named_wins(run, tmp_path):
     """Over that of the recipe; a name that the hub does not know is one of its own."""
     for text, told in (("apache-2.0", ["apache-2.0", None]), ("My own [v1]\n---", ["other", "my-own-v1"])):

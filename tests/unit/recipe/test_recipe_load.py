@@ -189,6 +189,25 @@ def test_a_preview_follows_the_stride_of_the_autoencoder_and_only_if_there_is_on
 
 
 @pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["zxq"], "a photo of zxq"),
+        (["zxq", "zxq"], "a photo of zxq"),
+        ([None, "zxq"], "a photo of zxq"),
+        (["zxq", "other"], "a photo of [trigger]"),
+        ([None], "a photo of [trigger]"),
+    ],
+)
+def test_prompts_of_previews_get_the_trigger_word_as_captions_do(words: list[str | None], wanted: str) -> None:
+    """If there is one word for all: with several, none is meant."""
+    datasets = [
+        {"path": str(n), "name": str(n), **({} if word is None else {"trigger": word})} for n, word in enumerate(words)
+    ]
+    recipe = recipe_file.parse(tiny_recipe.least(dataset=datasets, samples={"prompts": ["a photo of [trigger]"]}))
+    assert recipe.samples.prompts == [wanted]
+
+
+@pytest.mark.parametrize(
     "name", ["2026-11-20", "7", "1e3", "true", "[a]", "{}", 'a"b', "a\\b", "a b # c", "größe 🎬", "a\x7f\n\tb", "plain"]
 )
 def test_a_folder_given_as_an_option_is_a_text_whatever_it_looks_like(tmp_path: Path, name: str) -> None:

@@ -37,7 +37,7 @@ def test_what_is_frozen_is_read_back(run: RunFolder) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"format": "1"}'])
 def test_no_run_here(run: RunFolder, text: str) -> None:
     run.info_file.write_text(text, encoding="utf-8")
-    with refused("no-run", "RUN"):
+    with refused("no-run", "RUN", says="its run.json is damaged"):
         run.info()
 
 

@@ -212,6 +212,9 @@ def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list
         notes.append("no trigger word is named; --trigger names one")
     if not previews:
         notes.append("there are no previews: samples.prompts of a recipe makes them")
+    drawn = source.recipe
+    if drawn.samples.has_model:  # previews are drawn with another model, and by its settings
+        drawn = drawn.model_copy(update={"samples": type(drawn.samples)(fps=drawn.samples.fps)})
     shape = defaults.shape(source.run, source.recipe, picture=bool(previews) and previews[0].path.endswith(".png"))
     text = Card(
         request.to,
@@ -226,7 +229,7 @@ def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list
         source.trained(),
         plan_report.read_summary(source.run),
         shape,
-        defaults.sampled(source.recipe),
+        defaults.sampled(drawn),
         defaults.fps(source.recipe),
     ).to_text()
     files.write_bytes(folder / "recipe.toml", recipe_file.dump(recipe).encode())

@@ -100,13 +100,10 @@ class RunFolder:
             info: dict[str, Any] = user_files.read_json(self.info_file)
             age = FORMAT_VERSION - info["format"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                "there is no run in this folder",
-                code="no-run",
-                field="RUN",
-                value=str(self.path),
-                remedy='pass the folder that is the "output" of a recipe',
-            ) from error
+            problem, remedy = "there is no run in this folder", 'pass the folder that is the "output" of a recipe'
+            if self.info_file.is_file():
+                problem, remedy = "its run.json is damaged", "bring it back from the mirror of the run, or another copy"
+            raise UserError(problem, code="no-run", field="RUN", value=str(self.path), remedy=remedy) from error
         if age:
             raise UserError(
                 f"the run has format {info['format']}, and this version of Reelworks reads format {FORMAT_VERSION}",

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.buckets import table, tuned
+from reelworks.data.catalog.query import captions
 from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.loader import clip_uses, frame_masks
 from reelworks.models import components, registry
@@ -318,6 +319,15 @@ def require_samples(recipe: Recipe) -> None:
         require_given_frames(recipe.model, samples.reference, samples.last_frame, samples.num_frames)
 
 
+def with_trigger_in_prompts(recipe: Recipe) -> Recipe:
+    """Put the trigger word, if all datasets that have one have the same, into prompts of previews as into captions."""
+    words, samples = {dataset.trigger for dataset in recipe.dataset} - {None}, recipe.samples
+    if len(words) != 1:
+        return recipe
+    prompts = [captions.with_marks_filled(prompt, str(*words)) for prompt in samples.prompts]
+    return recipe.model_copy(update={"samples": samples.model_copy(update={"prompts": prompts})})
+
+
 def with_sequence_group(recipe: Recipe) -> Recipe:
     """Set the ranks of a sequence group whose degrees are chosen; refuse entries that the choice cannot be written to."""
     parallel = recipe.parallel
@@ -524,6 +534,7 @@ RULES: tuple[Rule, ...] = (
     require_image_encoder,
     require_sound,
     require_dataset_companions,
+    with_trigger_in_prompts,
     with_sequence_group,
     require_shared_tokens,
     with_timestep_range,

@@ -35,9 +35,14 @@ def chosen(text: str, dataset: DatasetConfig, word: U64 | None) -> str:
     return text if dataset.trigger is None or _MARKS.search(dataset.caption) else triggered(text, dataset.trigger)
 
 
+def with_marks_filled(text: str, trigger: str) -> str:
+    """Return a text with a trigger word in place of [trigger] and [name]."""
+    return _MARKS.sub(lambda _: trigger, text)
+
+
 def triggered(text: str, trigger: str) -> str:
     """Return a caption with a trigger word in place of [trigger] and [name], or before it if it has none."""
-    text = _MARKS.sub(lambda _: trigger, text)
+    text = with_marks_filled(text, trigger)
     return text if not trigger or re.search(word_pattern(trigger), text) else f"{trigger} {text}".strip()
 
 
