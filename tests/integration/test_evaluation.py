@@ -32,7 +32,7 @@ def measured(path: Path, *, timesteps: int = 0, **which: Any) -> Evaluation:
 
 def trained(tiny: Any, tmp_path: Path) -> tuple[RunFolder, dict[int, dict[str, Any]], dict[str, Any]]:
     """Train four steps; returns the run, its validations by step, and the recipe."""
-    recipe = tiny(train={"max_steps": 4}, validation={"every_steps": 2, "split": 0.5})
+    recipe = tiny(train={"max_steps": 4}, validation={"every_steps": 2, "split": 0.5, "max_clips": 12})
     assert children.train(recipe) == [0], children.output(recipe)
     run = RunFolder(tmp_path / "run")
     return run, {event["step"]: event for event in events.timeline(run.events_file, "validation")}, recipe
@@ -72,7 +72,7 @@ def test_checkpoints_by_name_other_clips_and_the_weights_before_training(
 
     catalog = (run.path / "catalog" / "catalog.json").read_bytes()
     everything = measured(run.path, data_path=footage)
-    assert everything.clips == 17  # with those that were trained
+    assert everything.clips == 17  # with those that were trained, more than the recipe's validation.max_clips
     assert (run.path / "catalog" / "catalog.json").read_bytes() == catalog
 
     written = tmp_path / "recipe.toml"

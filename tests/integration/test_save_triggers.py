@@ -155,6 +155,23 @@ def test_a_full_disk_at_the_end_is_the_run_s_failure(tiny, tmp_path):
 
 
 @pytest.mark.slow
+def test_on_a_disk_that_is_full_at_the_end_the_weights_are_saved_before_the_error(tiny, tmp_path):
+    """In the dtype of `exports`, which is told to have no effect where nothing writes weights."""
+    recipe = tiny(
+        checkpoints={"every_steps": 2, "keep_last": 9, "on_full": "weights-only"},
+        train={"max_steps": 4},
+        exports={"dtype": "float32"},
+    )
+    assert children.in_child(_full_disk, recipe, 4) != 0
+    assert saved(tmp_path / "run") == [2]
+    weights = load_file(tmp_path / "run" / "exports" / "step-000000004-ema.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {np.dtype("float32")}
+    output = children.output(recipe)
+    assert "No space left on device" in output
+    assert "exports.dtype has no effect" not in output
+
+
+@pytest.mark.slow
 def test_on_full_stop_ends_the_run(tiny, tmp_path):
     recipe = tiny(checkpoints={"every_steps": 2, "keep_last": 9, "on_full": "stop"}, train={"max_steps": 8})
     assert children.in_child(_full_disk, recipe, 4) != 0

@@ -84,3 +84,24 @@ def test_spikes_that_are_skipped_are_the_same_after_a_resume(tiny: Any, tmp_path
     assert all(event["clips"] and event["value"] > event["limit"] > event["usual"] for event in spikes)
     covered = clip_history.cover(whole).epochs
     assert sum(epoch.number(State.SKIPPED) for epoch in covered) == sum(len(event["clips"]) for event in spikes)
+
+
+@pytest.mark.slow
+def test_a_loss_of_another_size_is_no_spike_after_a_resume(tiny: Any, tmp_path: Path) -> None:
+    """A Huber loss is about a tenth of the squared error that training goes on with."""
+    shapes = {"upscale": True, "max_crop": 0.7, "aspect_ratios": ["1:1"]}
+    recipe = tiny(
+        validation={"every_steps": 50, "split": 0.0},
+        checkpoints={"every_steps": 50},
+        buckets=shapes,
+        bucket=[{"resolution": "32px", "num_frames": 1, "batch_size": 2}],
+        objective={"loss": "huber", "huber_delta": 0.1},
+        train={"learning_rate": 1e-5, "threads": 1, "spikes": "skip", "max_steps": 30},
+    )
+    assert children.train(recipe) == [0], children.output(recipe)
+    recipe["objective"] = {"loss": "mse"}
+    recipe["train"]["max_steps"] = 50
+    assert children.train(recipe) == [0], children.output(recipe)
+    steps = steps_of(RunFolder(tmp_path / "run"))
+    assert [event["step"] for event in steps if not event["applied"] and event["step"] > 30] == []
+    assert min(event["loss"] for event in steps[30:]) > 3 * max(event["loss"] for event in steps[:30])

@@ -8,6 +8,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import places
 import pytest
@@ -70,6 +71,20 @@ def test_the_lines_that_people_read() -> None:
 )
 def test_saves_fall_on_multiples_and_on_the_end(every: int | None, done: int, last: int, expected: list[int]) -> None:
     assert saves(CheckpointsConfig(every_steps=every), done, last) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ({"every_steps": None, "at_epoch_end": True}, [4, 8, 10]),
+        ({"every_steps": 5, "at_epoch_end": True}, [4, 5, 8, 10]),
+        ({"every_steps": None, "at_best": True, "keep_best": {"metric": "validation/loss"}}, [3, 6, 9, 10]),
+        ({"every_steps": None, "every_minutes": 5.0}, [*range(1, 11)]),  # each step may have one
+        ({"every_steps": None}, [10]),
+    ],
+)
+def test_saves_may_fall_on_ends_of_epochs_validations_and_minutes(policy: dict[str, Any], expected: list[int]) -> None:
+    assert saves(CheckpointsConfig(**policy), 0, 10, epoch=4, validations=3) == expected
 
 
 def test_a_run_without_an_end_is_foreseen_for_its_first_saves() -> None:

@@ -142,7 +142,7 @@ class CheckpointsConfig(Retention):
         grace_seconds: Time from SIGTERM until the process is killed; a run warns if two steps and a save take longer.
         on_full: What to do if a save does not fit on the disk: "wait" continues training and tries again every 30
             seconds, "weights-only" writes only the averaged weights to `exports/` and continues, "stop" ends the
-            run with an error.
+            run with an error, as any value does at the end of the run.
         mirror: A second place that checkpoints are copied to, and fetched from if the run folder has none.
     """
 

@@ -130,11 +130,16 @@ class DiskForecast:
         return lines
 
 
-def saves(policy: CheckpointsConfig, done: int, last: int) -> list[int]:
-    """Return the steps at which a run saves, after `done` steps and up to its last one; of very many the first and the last."""
-    every = policy.every_steps
-    regular = range(done - done % every + every, last + 1, every) if every else range(0)
-    return sorted({*regular[:_MOST_SAVES], last} - {done})
+def saves(policy: CheckpointsConfig, done: int, last: int, epoch: int = 1, validations: int | None = 1) -> list[int]:
+    """Return the steps at which a run may save, after `done` steps and up to its last one; of very many the first and the last.
+
+    `epoch` and `validations` are the steps between two ends of epochs and two validations, by default each. Of saves by
+    minutes, any step may have one.
+    """
+    ends, best, minutes = policy.at_epoch_end and epoch, policy.at_best and validations, int(bool(policy.every_minutes))
+    every = [each for each in (policy.every_steps, ends, best, minutes) if each]
+    found = {step for n in every for step in range(done - done % n + n, last + 1, n)[:_MOST_SAVES]}
+    return sorted({*found, last} - {done})
 
 
 def forecast(

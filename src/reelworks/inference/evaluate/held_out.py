@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -93,8 +94,8 @@ class EvaluatedModel:
 def measuring(recipe: Recipe, request: EvalRequest) -> Recipe:
     """Return the recipe with the timesteps and the number of clips that are asked for."""
     update: dict[str, Any] = {"timesteps": spread(recipe, request.timesteps)} if request.timesteps else {}
-    if request.max_clips is not None:
-        update["max_clips"] = request.max_clips
+    if request.max_clips is not None or request.data_path is not None:
+        update["max_clips"] = request.max_clips or sys.maxsize
     return recipe.model_copy(update={"validation": recipe.validation.model_copy(update=update)})
 
 

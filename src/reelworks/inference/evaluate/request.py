@@ -49,7 +49,9 @@ class EvalRequest:
         most=1000,
         metavar="N",
     )
-    max_clips: int | None = arg(None, "Most clips to measure on; default: validation.max_clips.", least=1, metavar="N")
+    max_clips: int | None = arg(
+        None, "Most clips to measure on; default: validation.max_clips, or all of --data-path.", least=1, metavar="N"
+    )
     batch_size: int | None = arg(
         None, "Timesteps of a clip that run as one batch; default: all of them.", least=1, metavar="N"
     )

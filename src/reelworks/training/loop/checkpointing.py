@@ -79,7 +79,8 @@ def try_disk(run: OpenRun, recipe: Recipe, state: TrainState, position: DataPosi
         return
     mounted = disk_space.probe(run.store.root)
     policy, last = recipe.checkpoints, progress.last_step(recipe.train, position)
-    steps = disk_space.saves(policy, position.global_step, last)
+    epoch, validations = position.plan.num_steps, recipe.validation.every_steps
+    steps = disk_space.saves(policy, position.global_step, last, epoch, validations)
     expected = disk_space.forecast(total, policy, steps, mounted.free_bytes, retention.whole(run.store))
     logger.info(expected.to_text())
     for warning in expected.warnings():
@@ -194,6 +195,8 @@ class CheckpointManager:
             self._save_now(position, metrics)
         except SaveFailed as error:
             self._log.event("unsaved", step=position.global_step, reason=error.problem)
+            if isinstance(error, DiskFull) and self._config.on_full == "weights-only":
+                self._save_weights_only(position)
             raise
 
     def _is_due(self, position: DataPosition, metrics: dict[str, float]) -> bool:

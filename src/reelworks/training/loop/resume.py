@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -83,6 +84,18 @@ def restore(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
     return position, resumed_from
 
 
+_OF_THE_LOSS = ("objective.", "autoencoder.", "sound.", "train.loss_reduction")
+# What a change of keys means for what was measured before.
+_EFFECTS = {
+    (
+        "validation.timesteps",
+    ): "validation.patience begins anew, and checkpoints.keep_best compares losses of other timesteps",
+    ("seed", "validation.split", "validation.group"): (
+        "other clips are held out now, some of which may have been trained: the losses of validation cannot be compared"
+    ),
+}
+
+
 class OtherStageError(Exception):
     """The checkpoint that training goes on from proved bad, and an older one may be of another stage."""
 
@@ -97,12 +110,12 @@ def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
     changes = diff.of_recipes(run.folder, step, data.recipe) if run.world.is_main else []
     if request.load is not None:
         changes.append("--load has no effect: the run resumes from its own checkpoint")
-    if data.recipe.lora is None and any(line.startswith("model.weights:") for line in changes):
+    keys: Any = run.world.broadcast(diff.keys_of_recipes(run.folder, step, data.recipe) if run.world.is_main else None)
+    changes += [line for changed, line in _EFFECTS.items() if any(key.startswith(changed) for key in keys)]
+    if data.recipe.lora is None and "model.weights" in keys:
         changes.append("model.weights has no effect: the run resumes from its own checkpoint")
-    if any(line.startswith("validation.timesteps:") for line in changes):
-        changes.append(
-            "validation.patience begins anew, and checkpoints.keep_best goes on with the losses of both timesteps"
-        )
+    if any(key.startswith(_OF_THE_LOSS) for key in keys):
+        model.state.spikes = SpikeDetector()  # losses and gradients have another size now
     restart_data = request.restart_data
     if restart_data:
         # The main rank decides, as other ranks may read an older version of the events file.

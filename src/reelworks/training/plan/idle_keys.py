@@ -144,7 +144,7 @@ RULES = (
     IdleRule(
         "exports",
         "dtype formats every_n_saves keep_last",
-        lambda t, r: t.weights is not None,
+        lambda t, r: t.weights is not None or r.checkpoints.on_full == "weights-only",
         "in a training that writes no weights for inference",
         'set exports.weights = "ema" or "model"',
     ),

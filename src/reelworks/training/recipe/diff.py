@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,14 @@ _SHOWN = 12  # changed keys listed one by one
 def of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
     """Describe how the recipe with which a step was trained differs from the present one, a line for each key."""
     return of_file(history.recipe_of(folder, step), now)
+
+
+def keys_of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
+    """Return the keys by which they differ; none if the former one cannot be read."""
+    with suppress(OSError, ValueError):
+        before = user_files.read_toml(history.recipe_of(folder, step))
+        return [change.key for change in changes(before, toml_none.to_toml(now))]
+    return []
 
 
 def of_file(file: Path, now: Recipe, told: Callable[[KeyChange], bool] = lambda change: True) -> list[str]:
