@@ -26,26 +26,26 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_471, 1_600),
-    "data": Part(("data",), 15_763, 12_400),
+    "core": Part(("core",), 2_469, 1_600),
+    "data": Part(("data",), 15_790, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_337, 8_600),
-    "training": Part(("training",), 12_523, 9_700),
+    "models": Part(("models",), 11_308, 8_600),
+    "training": Part(("training",), 12_535, 9_700),
     "inference": Part(("inference",), 2_731, 2_400),
-    "commands": Part(("commands",), 1_627, 1_200),
-    "reports": Part(("reports",), 1_410, 1_250),
-    "quickstart": Part(("quickstart",), 823, 500),
-    "demo and testing": Part(("demo", "testing"), 1_192, 1_100),
+    "commands": Part(("commands",), 1_615, 1_200),
+    "reports": Part(("reports",), 1_409, 1_250),
+    "quickstart": Part(("quickstart",), 822, 500),
+    "demo and testing": Part(("demo", "testing"), 1_188, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_956, 1_450),
-    "doctor": Part(("annexes/doctor",), 205, 170),
-    "captions": Part(("annexes/captions",), 1_790, 1_350),
+    "adapter files": Part(("annexes/lora",), 1_955, 1_450),
+    "doctor": Part(("annexes/doctor",), 204, 170),
+    "captions": Part(("annexes/captions",), 1_793, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),
-    "quality": Part(("annexes/quality",), 2_206, 1_950),
-    "learning": Part(("annexes/learning",), 893, 700),
-    "hub": Part(("annexes/hub",), 680, 580),
-    "imports": Part(("annexes/imports",), 7_021, 4_850),
-    "page": Part(("annexes/page",), 3_054, 2_700),
+    "quality": Part(("annexes/quality",), 2_207, 1_950),
+    "learning": Part(("annexes/learning",), 885, 700),
+    "hub": Part(("annexes/hub",), 685, 580),
+    "imports": Part(("annexes/imports",), 7_035, 4_850),
+    "page": Part(("annexes/page",), 3_043, 2_700),
 }
 
 

@@ -96,5 +96,4 @@ def _account(epoch: EpochCoverage) -> str:
 
 def _became(one: ClipEpoch) -> str:
     step = f" (step {one.step})" if one.step is not None else ""
-    reason = f": {one.reason}" if one.reason is not None else ""
-    return one.became.replace("_", " ") + step + reason
+    return one.became.replace("_", " ") + step + (f": {one.reason}" if one.reason is not None else "")

@@ -70,8 +70,7 @@ def best_checkpoint(data: RunData) -> CheckpointRow | None:
     named = [row for row in kept if any(reason.startswith(BEST) for reason in row.reasons)]
     if named:
         return named[0]
-    measured = [row for row in kept if row.loss is not None]
-    return min(measured, key=lambda row: row.loss or 0.0, default=None)
+    return min([row for row in kept if row.loss is not None], key=lambda row: row.loss or 0.0, default=None)
 
 
 def _sessions(data: RunData) -> list[list[Event]]:

@@ -143,8 +143,7 @@ class ImportDraft:
 
     def values(self) -> dict[str, Any]:
         """Return the recipe as plain values."""
-        values = toml.parse(self.text(""))
-        return {"output": f"runs/{self.request.path.stem}", **values}
+        return {"output": f"runs/{self.request.path.stem}", **toml.parse(self.text(""))}
 
     def source_of(self, key: str) -> str:
         """Return the setting that a dotted key was imported from, as the comment beside it has it; "" if there is none."""

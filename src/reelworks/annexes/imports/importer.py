@@ -106,8 +106,7 @@ class _Converted(NamedTuple):
     @classmethod
     def from_draft(cls, trainer: FormerTrainer, draft: ImportDraft) -> _Converted:
         """Convert a draft's settings, and check the recipe."""
-        keys = _fill(trainer, draft)
-        return cls(draft, keys, _parse(draft))
+        return cls(draft, _fill(trainer, draft), _parse(draft))
 
 
 def _fill(trainer: FormerTrainer, draft: ImportDraft) -> tuple[ImportedKey, ...]:

@@ -259,8 +259,7 @@ class _AccountRows:
         names = [bucket.name for bucket in data.table.buckets]
         buckets = list(dict.fromkeys([*stored.about.buckets, *names]))
         own = np.array([buckets.index(name) for name in names])
-        usual = _UsualLoss(stored.about.usual, buckets)
-        return cls(table, stored.about, buckets, usual, own, rows.uid[order], order)
+        return cls(table, stored.about, buckets, _UsualLoss(stored.about.usual, buckets), own, rows.uid[order], order)
 
     def of_uids(self, uids: NDArray[np.uint64]) -> I64:
         """Return the rows of clips of the dataset."""

@@ -75,8 +75,7 @@ _routes = APIRouter()
 
 @_routes.get("/api/about")
 def get_about(context: PageContext) -> dict[str, Any]:
-    folders = [str(root) for root in context.workspace.roots]
-    return {"version": version.__version__, "folders": folders}
+    return {"version": version.__version__, "folders": [str(root) for root in context.workspace.roots]}
 
 
 @_routes.get("/plotly.js")

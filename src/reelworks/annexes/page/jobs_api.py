@@ -66,8 +66,7 @@ def stop_job(context: PageContext, id: str) -> Json:
 
 @routes.get("/recipes")
 def list_recipes(context: PageContext) -> list[Json]:
-    found = context.workspace.index().recipes
-    return [{"key": key, **context.workspace.about(path)} for key, path in found.items()]
+    return [{"key": key, **context.workspace.about(path)} for key, path in context.workspace.index().recipes.items()]
 
 
 @routes.post("/recipes/{key}/trust")
@@ -90,5 +89,4 @@ def make_sample(context: PageContext) -> Json:
     recipe = context.workspace.roots[0] / "shapes.toml"
     if not recipe.exists():
         files.write_bytes(recipe, sample_recipe.path("first-run").read_bytes())
-    title = f"into {sample_recipe.FOOTAGE}"
-    return add_job(context, "demo-data", title, ("demo-data", sample_recipe.FOOTAGE))
+    return add_job(context, "demo-data", f"into {sample_recipe.FOOTAGE}", ("demo-data", sample_recipe.FOOTAGE))

@@ -42,8 +42,7 @@ def get_run(context: PageContext, key: str, run: PageRun) -> Json:
 
 @routes.get("/runs/{key}/figures")
 def get_figures(context: PageContext, run: PageRun) -> list[Json]:
-    data = runs.data(context, run)
-    return [results.as_json(figure) for figure in plots.all_of(data)]
+    return [results.as_json(figure) for figure in plots.all_of(runs.data(context, run))]
 
 
 @routes.get("/runs/{key}/coverage")

@@ -341,8 +341,7 @@ class DatasetConfig(PublicConfig):
     @property
     def place(self) -> Source:
         """Source of the clips: a folder or a list."""
-        source = Source.from_path(self.path, self.name, self.root)
-        return replace(source, trust_list=self.trust_list, cut=self.cut)
+        return replace(Source.from_path(self.path, self.name, self.root), trust_list=self.trust_list, cut=self.cut)
 
     @property
     def cut(self) -> str:

@@ -71,8 +71,7 @@ class Shares:
         """Return attention of this rank's tokens to all tokens, `[N, A, L, E]`."""
         packed = _exchange(torch.stack([q_NALE, k_NALE, v_NALE]).flatten(0, 1), self.of, to_heads=True)
         q, k, v = packed.narrow(2, 0, self.tokens).chunk(3)
-        out = F.scaled_dot_product_attention(q, k, v)
-        return _exchange(_pad(out, 2, self.padding), self.of, to_heads=False)
+        return _exchange(_pad(F.scaled_dot_product_attention(q, k, v), 2, self.padding), self.of, to_heads=False)
 
     def attend_by(self, attend: Callable[..., Tensor], q_BSAE: Tensor, k_BSAE: Tensor, v_BSAE: Tensor) -> Tensor:
         """Return what `attend`, which takes and returns `[B, L, A, E]`, computes among all tokens of some heads."""

@@ -51,8 +51,7 @@ class Augmentation:
             return shape
         sine, cosine = abs(math.sin(math.radians(self.degrees))), abs(math.cos(math.radians(self.degrees)))
         height = math.ceil(shape.height * cosine + shape.width * sine - _ROUNDING)
-        width = math.ceil(shape.width * cosine + shape.height * sine - _ROUNDING)
-        return Shape(shape.num_frames, height, width)
+        return Shape(shape.num_frames, height, math.ceil(shape.width * cosine + shape.height * sine - _ROUNDING))
 
     def apply(self, frames: Frames, shape: Shape, *, nearest: bool = False) -> Frames:
         """Change frames `[T, H, W, 3]` of `read_shape(shape)` to frames of `shape`.

@@ -290,8 +290,7 @@ class _Series:
         device = machine.default_device()
         origin = "--metric" if typed else "samples.metrics"
         metrics = PreviewMetrics.named(names, weights, device, training, origin)
-        key = _key(source, data, options, names, weights, training)
-        return cls(request, source, data, options, metrics, key)
+        return cls(request, source, data, options, metrics, _key(source, data, options, names, weights, training))
 
     @property
     def folder(self) -> Path:

@@ -109,5 +109,4 @@ def read(
 def frames_of(path: Path) -> Frames:
     """Decode a whole file; raises `MediaError` or `ProbeError` for one that is damaged."""
     facts = decode_pool.within_limit(probe.probe, path)
-    shape = Shape(facts.num_frames, facts.height, facts.width)
-    return decode_pool.load(Request(path, facts.kind == "image", shape))
+    return decode_pool.load(Request(path, facts.kind == "image", Shape(facts.num_frames, facts.height, facts.width)))

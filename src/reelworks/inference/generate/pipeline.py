@@ -102,8 +102,7 @@ class GenerateOptions:
 
     def to_text(self) -> str:
         """Return steps and guidance scale as readable text."""
-        steps = self.num_inference_steps
-        return f"{units.plural(steps, 'step')}, guidance scale {self.guidance_scale:g}"
+        return f"{units.plural(self.num_inference_steps, 'step')}, guidance scale {self.guidance_scale:g}"
 
 
 @torch.no_grad()

@@ -47,8 +47,7 @@ class PcmSound:
     def decode(self, latent_BFN: Tensor) -> tuple[Tensor, int]:
         """Join latent frames to samples."""
         B = len(latent_BFN)
-        samples = (latent_BFN * self._STD).transpose(1, 2).reshape(B, -1, self.facts.channels)
-        return samples, self.facts.sample_rate
+        return (latent_BFN * self._STD).transpose(1, 2).reshape(B, -1, self.facts.channels), self.facts.sample_rate
 
     def to(self, device: torch.device) -> SoundEncoder:
         """Return this object, which has no tensors."""

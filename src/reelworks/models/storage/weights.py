@@ -165,8 +165,7 @@ def _part(source: str, place: Path, part: str) -> Path:
             code="weights-part-missing",
             remedy="set it to a folder or hub id that has it, or to a file",
         )
-    is_local = Path(source).expanduser().exists()
-    return place if is_local else hub.download(source, _WEIGHT_FILES, without=["*/*"])
+    return place if Path(source).expanduser().exists() else hub.download(source, _WEIGHT_FILES, without=["*/*"])
 
 
 def _files(path: Path) -> list[Path]:

@@ -278,8 +278,7 @@ class CheckpointManager:
             if taken := extra.keys() & kept:
                 raise ValueError(f"{type(observer).__name__} may not keep {taken}, which others keep in a checkpoint")
             extra |= kept
-        stage = self._data.stage.name
-        return {"extra": extra, "metrics": metrics, "run_id": self._run.id, "stage_name": stage}
+        return {"extra": extra, "metrics": metrics, "run_id": self._run.id, "stage_name": self._data.stage.name}
 
     def _end_request(self) -> None:
         if self._world.is_main and self._run.folder.save_file.is_file():

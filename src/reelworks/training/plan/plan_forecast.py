@@ -288,8 +288,7 @@ def advice(data: RecipeData, world: int) -> Advice:
     """Return the advice of a forecast of one epoch, for a dataset that is open."""
     ranks = data.recipe.parallel.data_ranks(world)
     spec = plan_spec(data, ranks)
-    total = figures(data.plan(spec, 0), spec, data.table.tokens(), ranks)
-    return _advice(data, spec, total, ranks, 1)
+    return _advice(data, spec, figures(data.plan(spec, 0), spec, data.table.tokens(), ranks), ranks, 1)
 
 
 def _advice(data: RecipeData, spec: PlanSpec, total: Figures, ranks: int, epochs: int) -> Advice:

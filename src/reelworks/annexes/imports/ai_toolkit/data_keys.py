@@ -73,8 +73,7 @@ def _extension(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _default_caption(value: Any, draft: ImportDraft) -> Outcome:
-    text = value if isinstance(value, str) else ""
-    return Fate.TAKEN, draft.set("dataset.*.missing_caption", text)
+    return Fate.TAKEN, draft.set("dataset.*.missing_caption", value if isinstance(value, str) else "")
 
 
 def _trigger(value: Any, draft: ImportDraft) -> Outcome:

@@ -78,8 +78,7 @@ def _sample(value: Any, draft: ImportDraft) -> Outcome:
     place = draft.key.rpartition(".")[0]
     if draft.settings.get(f"{place}.frame_extraction") != "uniform":
         return Fate.NO_MEANING, "only frame_extraction = uniform has it"
-    times = max(whole_of(value), 1)
-    return Fate.TAKEN, draft.set(key, times * draft.get(key, 1))
+    return Fate.TAKEN, draft.set(key, max(whole_of(value), 1) * draft.get(key, 1))
 
 
 def _rate(value: Any, draft: ImportDraft) -> Outcome:

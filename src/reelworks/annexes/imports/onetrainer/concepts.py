@@ -97,8 +97,7 @@ def _type(value: Any, draft: ImportDraft) -> Outcome:
 def _variations(value: Any, draft: ImportDraft, number: int) -> Outcome:
     if draft.settings.get("latent_caching", True) is not True:
         return Fate.NO_MEANING, "nothing is stored"
-    taken = max(values.whole(value), draft.get("encode.variants", 1))
-    return Fate.TAKEN, draft.set("encode.variants", taken)
+    return Fate.TAKEN, draft.set("encode.variants", max(values.whole(value), draft.get("encode.variants", 1)))
 
 
 @_of_concept

@@ -100,8 +100,7 @@ def _previews(value: Any, draft: ImportDraft) -> Outcome:
 def _rolling(value: Any, draft: ImportDraft) -> Outcome:
     if not values.flag(value):
         return Fate.NOT_POSSIBLE, "not all checkpoints stay: set checkpoints.keep_last, or keep_every"
-    kept = values.whole(draft.settings.get("rolling_backup_count", 3))
-    return Fate.TAKEN, draft.set("checkpoints.keep_last", kept)
+    return Fate.TAKEN, draft.set("checkpoints.keep_last", values.whole(draft.settings.get("rolling_backup_count", 3)))
 
 
 def _output(value: Any, draft: ImportDraft) -> Outcome:

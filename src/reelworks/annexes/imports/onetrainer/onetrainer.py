@@ -67,8 +67,7 @@ class _OneTrainer(FormerTrainer):
         found = {key: value for key, value in main.items() if not lists.get(key)}
         listed = {kind: each for kind, each in lists.items() if each}
         found = flatten(found) | (flatten(listed) if listed else {})
-        is_preset = name.startswith("#") and name != "#.json"
-        return FormerSettings(migrations.migrated(found, is_preset=is_preset))
+        return FormerSettings(migrations.migrated(found, is_preset=name.startswith("#") and name != "#.json"))
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         # Of two lines of a setting, the later one knows more.

@@ -64,8 +64,7 @@ def _weighting(value: Any, draft: ImportDraft) -> Outcome:
         return _sd3_density(value, draft)
     default = "raw" if family_of(draft) in ("hunyuan-image", "lumina") else "sigma_scaled"
     kind = draft.settings.get("model_prediction_type", default)
-    weighs = kind == "sigma_scaled" or family_of(draft) == "anima"
-    return timesteps.weighting(value, draft, weighs=weighs)
+    return timesteps.weighting(value, draft, weighs=kind == "sigma_scaled" or family_of(draft) == "anima")
 
 
 def _sd3_density(value: Any, draft: ImportDraft) -> Outcome:

@@ -231,8 +231,7 @@ def _crop_style(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NO_MEANING, "nothing but the rest beside a bucket is cropped"
     if value in _CROPS:
         return Fate.TAKEN, draft.set("data.crop", _CROPS[value])
-    nearest = "top" if value == "corner" else "center"
-    return Fate.NOT_POSSIBLE, f"{draft.set('data.crop', nearest)} replaces it"
+    return Fate.NOT_POSSIBLE, f"{draft.set('data.crop', 'top' if value == 'corner' else 'center')} replaces it"
 
 
 def _crop_shapes(value: Any, draft: ImportDraft) -> Outcome:

@@ -41,8 +41,7 @@ class Resolution:
         low, high = order[above - 1], order[np.minimum(above, len(order) - 1)]
         # The same subtraction as upstream's, so that ties are the same.
         to_low, to_high = np.abs(ratios[low] - wanted), np.abs(ratios[high] - wanted)
-        take_high = (to_high < to_low) | ((to_high == to_low) & (high < low))
-        return np.where(take_high, high, low)
+        return np.where((to_high < to_low) | ((to_high == to_low) & (high < low)), high, low)
 
 
 def _read_tables() -> dict[str, Resolution]:

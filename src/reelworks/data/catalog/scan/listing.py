@@ -49,8 +49,7 @@ def list_folder(name: str, root: Path) -> Listing:
             remedy=f"give a folder that contains files of the types {' '.join(sorted(formats.EXTENSIONS))}, or a list of such "
             f"files as the path ({formats.LISTS_TOLD})",
         )
-    note = f"{root}: files beside the clips: {count_text(sidecars)}" if sidecars else None
-    return Listing(entries, note=note)
+    return Listing(entries, note=f"{root}: files beside the clips: {count_text(sidecars)}" if sidecars else None)
 
 
 def _walk(

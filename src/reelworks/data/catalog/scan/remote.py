@@ -50,8 +50,7 @@ def list_address(name: str, url: str) -> Listing:
             value=url,
             remedy=f"give an address below which there are files of the types {' '.join(sorted(formats.EXTENSIONS))}",
         )
-    note = f"{url}: files beside the clips: {count_text(sidecars)}" if sidecars else None
-    return Listing(entries, note=note)
+    return Listing(entries, note=f"{url}: files beside the clips: {count_text(sidecars)}" if sidecars else None)
 
 
 def _find(fs: Any, root: str, name: str, url: str) -> dict[str, dict[str, Any]]:

@@ -413,5 +413,4 @@ def _taken(name: str, column: Any, selected: NDArray[np.int64]) -> Any:
 
 def _hashes(words: Any) -> NDArray[np.uint64]:
     """Hash a dictionary-encoded column, each distinct word once, as `hash_int` does."""
-    word_hashes = hash64(text_words(words.dictionary.to_pylist()))
-    return np.asarray(word_hashes[np.asarray(words.indices)])
+    return np.asarray(hash64(text_words(words.dictionary.to_pylist()))[np.asarray(words.indices)])

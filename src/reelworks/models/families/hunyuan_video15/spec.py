@@ -130,8 +130,7 @@ class HunyuanVideo15Config(Config):
         """Conditioning of the network; empty captions are encoded."""
         if not self.first_frame:
             return family.Conditioning()
-        shown = family.ShownFrames("alone", encoder="siglip", width=self.image_embed_dim)
-        return family.Conditioning(shown=shown)
+        return family.Conditioning(shown=family.ShownFrames("alone", encoder="siglip", width=self.image_embed_dim))
 
     @property
     def network(self) -> family.Network:
