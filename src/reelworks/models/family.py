@@ -69,10 +69,12 @@ class Conditioning:
     shown: ShownFrames = ShownFrames()
     companions: Companions = Companions()
     sound: bool = False  # whether it is trained with the sound of clips
-    # Share of noise in the latents of shown frames and companions. No network changes with it, nor with the next.
+    # Share of noise in the latents of shown frames and companions. No network changes with it, nor with the next ones.
     given_noise: float = field(default=0.0, repr=False)
     # Whether it is told the size of a picture's file, and where in it the crop lies.
     crops: bool = field(default=False, repr=False)
+    # Whether each token of 2 × 2 elements of a guided prediction has the length that it has with the caption, or at most that.
+    guided_length: Literal["free", "kept", "limited"] = field(default="free", repr=False)
 
     @property
     def needs_first_frame(self) -> bool:

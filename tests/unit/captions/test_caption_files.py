@@ -234,6 +234,13 @@ def test_other_columns_are_copied_as_they_stand(data: Path) -> None:
         {"path": "p0.png", "at": "2024-01-01 10:00:00", "huge": 10**30, "of": {"x": [1, None]}, "text": "A cat."},
         {"path": "p1.png", "of": None, "text": "A cat."},
     ]
+    for name, text in (
+        ("b", '{"path": "p0.png"} {"path": "p1.png"}\n'),
+        ("c", '{"path":\n"p0.png"}\n{"path": "p1.png"}'),
+    ):
+        (data / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        run(data / f"{name}.jsonl", list=data / f"new-{name}.jsonl", command="echo A cat.")
+        assert lines(data / f"new-{name}.jsonl") == [{"path": f"p{i}.png", "text": "A cat."} for i in range(2)]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from reelworks.inference.generate import diffusers_pipeline
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import registry
+from reelworks.models.objectives.samplers import flow
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.text import encoders
 from reelworks.training.assembly import build
@@ -265,6 +266,60 @@ def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):
         made_by(hashed, options_for("wan-tiny", sampler="pipeline"))
     assert made_by(recipe, options_for("wan-tiny", sampler="own")).by == "the own sampler"
     assert made_by(hashed, options).by.startswith("the own sampler (pipelines go with")
+
+
+@pytest.mark.usefixtures("exact_texts")
+def test_our_sampler_keeps_the_length_of_what_guidance_makes_where_the_pipeline_does(places):
+    """Edits have our sampler alone; at this scale, for a network that words move, plain guidance is 26 levels away."""
+    shifted = {"timestep_shift": 3.0}  # as the scheduler of the weights
+    recipe, made = recipe_for("qwen-image-tiny", places("qwen-image-tiny"), objective=shifted), {}
+    for sampler in ("own", "pipeline"):
+        denoiser = build.denoiser(recipe, CPU)
+        with torch.no_grad():
+            denoiser.module.txt_in.weight.mul_(30)
+            for name, parameter in denoiser.module.named_parameters():
+                parameter.mul_(3 if any(part in name for part in ("to_out", "add_v", "proj_out")) else 1)
+        options = dataclasses.replace(options_for("qwen-image-tiny", sampler=sampler), guidance_scale=40.0)
+        encoder = build.encoder(recipe, CPU)
+        made[sampler] = diffusers_pipeline.generate(recipe, DtypeBoundary(denoiser), encoder, [PROMPT], options)
+    assert distance(made["own"].clips[0], made["pipeline"].clips[0]) <= 1
+
+
+@pytest.mark.parametrize(("name", "only_shorter"), [("LongCatImagePipeline", True), ("QwenImagePipeline", False)])
+def test_lengths_of_guided_tokens_are_those_of_the_pipelines(name, only_shorter):
+    """LongCat-Image's takes no embedded texts: its rule, on tokens that it packs itself."""
+    random = torch.Generator().manual_seed(1)
+    both = torch.randn(2, 16, 1, 6, 8, generator=random, dtype=torch.float64)
+    both[0] = both[1] + 0.05 * both[0]  # so that guidance makes some tokens longer and some shorter
+    pack = getattr(diffusers, name)._pack_latents
+    text, bare = (pack(v, 1, 16, 6, 8) for v in both[:, :, 0].split(1))
+    plain = bare + 3 * (text - bare)
+    ratio = text.norm(dim=-1, keepdim=True) / plain.norm(dim=-1, keepdim=True)
+    assert ratio.min() < 1 < ratio.max()
+    wanted = plain * (ratio.clamp(max=1) if only_shorter else ratio)
+    for guided in flow.guided_at_length(both, 3.0, only_shorter=only_shorter)[:, :, 0].split(1):
+        torch.testing.assert_close(pack(guided, 1, 16, 6, 8).double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_longcat_image_is_guided_within_the_length_of_its_own_pipeline(places):
+    """Generation takes that rule, and at a guidance of 1 it changes nothing."""
+    made = {}
+    for length in ("limited", "free"):
+        for scale in (1.0, 8.0):
+            recipe = recipe_for("longcat-image-tiny", places("longcat-image-tiny"))
+            encoder = build.encoder(recipe, CPU)
+            assert encoder.conditioning.guided_length == "limited"
+            encoder = dataclasses.replace(
+                encoder, conditioning=dataclasses.replace(encoder.conditioning, guided_length=length)
+            )
+            denoiser = build.denoiser(recipe, CPU)
+            with torch.no_grad():
+                denoiser.module.context_embedder.weight.mul_(30)
+            options = GenerateOptions(Shape(1, 32, 64), 12.0, 3, scale, seed=5)
+            found = diffusers_pipeline.generate(recipe, DtypeBoundary(denoiser), encoder, [PROMPT], options)
+            made[length, scale] = found.clips[0]
+    assert distance(made["limited", 1.0], made["free", 1.0]) == 0
+    assert distance(made["limited", 8.0], made["free", 8.0]) > 0
 
 
 def test_ltx_2_makes_frames_without_sound(places):

@@ -35,9 +35,10 @@ def job(tmp_path: Path, **process: Any) -> Path:
 
 def test_alpha_scales_loras_of_convolutional_networks(tmp_path: Path) -> None:
     model = {"name_or_path": "stabilityai/stable-diffusion-xl-base-1.0", "is_xl": True}
-    _, recipe = converted(tmp_path, job(tmp_path, model=model, network={"type": "lora", "linear": 16}))
+    made, recipe = converted(tmp_path, job(tmp_path, model=model, network={"type": "lora", "linear": 16}))
     assert recipe.lora is not None
     assert (recipe.lora.rank, recipe.lora.alpha) == (16, 1.0)
+    assert fates(made)["network.type"] is Fate.NOT_POSSIBLE  # inputs of times are adapted there, too
 
 
 @pytest.mark.parametrize(("model", "trained"), [("sdxl", True), ("zimage", False)])

@@ -424,19 +424,25 @@ def test_stable_diffusion_1_has_the_layer_of_its_text_encoder(
 
 
 @pytest.mark.parametrize(
-    ("options", "experts"),
+    ("options", "experts", "replaced"),
     [
-        ("--min_timestep 875 --max_timestep 1000", "high"),
-        ("--min_timestep 0 --max_timestep 875", "low"),
-        ("--dit_high_noise models/high.safetensors", "both"),
-        ("", "low"),
+        ("--min_timestep 875 --max_timestep 1000", "high", []),
+        ("--min_timestep 900 --max_timestep 1000", "high", ["min_timestep"]),
+        ("--min_timestep 0 --max_timestep 875", "low", []),
+        ("--dit_high_noise models/high.safetensors", "both", []),
+        ("--dit_high_noise models/high.safetensors --min_timestep 100", "both", ["min_timestep"]),
+        ("", "low", ["dit"]),
     ],
 )
-def test_the_networks_of_wan_2_2(tmp_path: Path, options: str, experts: str) -> None:
-    _, recipe = converted(
+def test_the_networks_of_wan_2_2(tmp_path: Path, options: str, experts: str, replaced: list[str]) -> None:
+    """Each is trained at its own timesteps, with the density cut there, which the trainer squeezes into them."""
+    made, recipe = converted(
         tmp_path, command=f"python wan_train_network.py --task t2v-A14B --dit models/low.safetensors {options}"
     )
     assert recipe.model.experts == experts
+    bounds = {key.key: key for key in made.keys if key.key in ("dit", "min_timestep", "max_timestep")}
+    assert [name for name, key in bounds.items() if key.fate is Fate.NOT_POSSIBLE] in (replaced, ["dit", *replaced])
+    assert all("squeezed" in key.remark for name, key in bounds.items() if name != "dit" and name not in replaced)
 
 
 @pytest.mark.parametrize(("samples", "start"), [("", "start"), ("frame_sample = 4", "random")])

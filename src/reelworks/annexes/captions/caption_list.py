@@ -216,8 +216,11 @@ class _ListPart(NamedTuple):
                     dict(zip(self.table.column_names, cells, strict=False)) for cells in csv.reader(lines) if cells
                 ][1:]
         else:
-            with file.open(encoding="utf-8-sig") as lines:
-                rows = _renamed([json.loads(line) for line in lines if line.strip()], self.former, self.column)
+            try:
+                with file.open(encoding="utf-8-sig") as lines:
+                    rows = _renamed([json.loads(line) for line in lines if line.strip()], self.former, self.column)
+            except json.JSONDecodeError:  # objects of several lines, or several in one
+                return [_without_none(row) for row in self.table.to_pylist()]
         changed = self.table.select([PATH, self.column]).to_pylist()
         pairs = zip(rows, changed, strict=True)
         return [{n: v for n, v in (row | new).items() if v is not None or n not in new} for row, new in pairs]

@@ -94,9 +94,8 @@ class Clips:
     held_out: Mask  # whether the clip is reserved for validation
     # choice: index of the row of `allowed` that tells which entries a clip may take, -1 for any; None if all may take any
     choice: I64 | None = None
-    allowed: NDArray[np.int8] | None = (
-        None  # `[choices, entries]`: 2, or 1 for an entry that another length of it may take
-    )
+    # allowed: `[choices, entries]`, 2, or 1 for an entry that another length of the clip may take
+    allowed: NDArray[np.int8] | None = None
 
     @classmethod
     def unrestricted(cls, uid: U64, num_frames: I64, height: I64, width: I64, is_image: Mask) -> Clips:

@@ -242,7 +242,13 @@ class _Generation:
     def _network(self, z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
         """Predict a picture."""
         if self._given_1N is None:
-            return self._boundary(self._inputs(z_2B, t_2B, frame_mask_2B))
+            output, length = (
+                self._boundary(self._inputs(z_2B, t_2B, frame_mask_2B)),
+                self._encoder.conditioning.guided_length,
+            )
+            if length == "free":
+                return output
+            return flow.guided_at_length(output, self._options.guidance_scale, only_shorter=length == "limited")
         output = self._boundary(self._inputs(z_2B, t_2B, ~self._given_1N.expand(2, -1)))
         if (scale := self._options.image_guidance_scale or 1.0) == 1.0:
             return output

@@ -154,9 +154,8 @@ def place_tensors(
         if found is None or found[0] not in targets:
             unknown.append(key)
         else:
-            stored[found[0]][found[1]] = (
-                value.float() if value.dtype.itemsize == 1 else value
-            )  # of float8, which has no sums
+            has_sums = value.dtype.itemsize > 1  # unlike float8
+            stored[found[0]][found[1]] = value if has_sums else value.float()
     for spelling, kinds in stored.items():
         if not kinds.keys() >= kind.required:
             unknown += [f"{spelling} ({each})" for each in kinds]

@@ -84,12 +84,10 @@ def restore(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
     return position, resumed_from
 
 
+# By the beginning of keys: those that give losses another size, and what others mean for what was measured before.
 _OF_THE_LOSS = ("objective.", "autoencoder.", "sound.", "train.loss_reduction")
-# What a change of keys means for what was measured before.
 _EFFECTS = {
-    (
-        "validation.timesteps",
-    ): "validation.patience begins anew, and checkpoints.keep_best compares losses of other timesteps",
+    ("validation.timesteps",): "validation.patience begins anew, and keep_best compares losses of other timesteps",
     ("seed", "validation.split", "validation.group"): (
         "other clips are held out now, some of which may have been trained: the losses of validation cannot be compared"
     ),

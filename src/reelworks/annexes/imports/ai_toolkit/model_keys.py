@@ -19,7 +19,7 @@ def _network(value: Any, draft: ImportDraft) -> Outcome:
     name = str(value).lower()
     kind = "lokr" if name == "lokr" else "lora"
     remark = draft.set("lora.type", kind)
-    blocks = draft.settings.get("network.transformer_only", True) is not False
+    blocks = models.is_transformer(draft.settings) and draft.settings.get("network.transformer_only", True) is not False
     draft.set("lora.targets", "blocks", "all linear layers of the blocks")
     if name == "dora":
         draft.set("lora.dora", True)

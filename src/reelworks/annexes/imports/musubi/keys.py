@@ -12,7 +12,8 @@ from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, datasets, previews, timesteps, training
 from reelworks.annexes.imports.musubi import models
 from reelworks.annexes.imports.rules import Fate, Outcome
-from reelworks.annexes.imports.values import whole_of
+from reelworks.annexes.imports.values import is_on, number_of, whole_of
+from reelworks.models import registry
 
 DEFAULT_SHIFT = 1.0
 
@@ -23,7 +24,19 @@ def _sampling(value: Any, draft: ImportDraft) -> Outcome:
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("model.experts") is not None:
-        return Fate.NO_MEANING, "model.experts has the timesteps of each network"
+        switch, experts = registry.PRESETS[draft.get("model.name")].switch_timestep, draft.get("model.experts")
+        own = {"high": (switch, 1000.0), "low": (0.0, switch)}.get(experts, (0.0, 1000.0))
+        if number_of(value) != own[draft.key == "max_timestep"]:
+            return (
+                Fate.NOT_POSSIBLE,
+                f"each network is trained at its own timesteps, here from {own[0]:g} to {own[1]:g}",
+            )
+        squeezed = (
+            ""
+            if is_on(draft.settings.get("preserve_distribution_shape"))
+            else "; there the density is squeezed into them"
+        )
+        return Fate.TAKEN, f'model.experts = "{experts}": it has these timesteps{squeezed}'
     return timesteps.bound(value, draft, default_sampling=models.sampling_of(draft.settings))
 
 

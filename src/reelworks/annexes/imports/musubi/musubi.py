@@ -106,9 +106,8 @@ def _choose_experts(draft: ImportDraft, outcomes: OutcomesByKey) -> None:
     experts, sources, why = models.experts_of(draft.settings)
     draft.begin(sources[0] if sources else "dit")
     draft.set("model.experts", experts, None if sources else why)
-    for name in sources:
-        outcomes.add(name, (Fate.TAKEN, f'model.experts = "{experts}", {why}'))
     if experts == "both":
+        outcomes.add(*sources, (Fate.TAKEN, f'model.experts = "{experts}", {why}'))
         outcomes.add(
             "dit", (Fate.NOT_POSSIBLE, "model.weights is a folder or hub id with both networks: the published ones")
         )

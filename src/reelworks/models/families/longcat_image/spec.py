@@ -16,7 +16,7 @@ class LongCatImageConfig(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning(guided_length="limited")
     network: ClassVar[family.Network] = family.Network(
         "LongCatImageTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),

@@ -32,9 +32,10 @@ class QwenImageConfig(Config):
     @property
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network; empty captions are encoded."""
-        if not self.most_sources:
-            return family.Conditioning()
-        return family.Conditioning(companions=family.Companions(("source",), ("source",), self.most_sources))
+        takes = (
+            family.Companions(("source",), ("source",), self.most_sources) if self.most_sources else family.Companions()
+        )
+        return family.Conditioning(companions=takes, guided_length="kept")
 
     @property
     def network(self) -> family.Network:

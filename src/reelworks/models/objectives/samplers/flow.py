@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from reelworks.core.errors import UserError
 from reelworks.models.objectives import rectified_flow, timesteps
@@ -76,6 +77,20 @@ def guided_by_frames(velocity_2B: Tensor, without_both: Tensor, scale: float) ->
     text, frames = velocity_2B.chunk(2)
     guided = without_both + scale * (frames - without_both)
     return torch.cat([guided + text - frames, guided])
+
+
+def guided_at_length(velocity_2B: Tensor, scale: float, *, only_shorter: bool) -> Tensor:
+    """Return guided velocities twice, `[2B, C, T, H, W]`, so that the sampler's guidance leaves them as they are.
+
+    Each token of 2 × 2 elements gets the length that it has with the text, as Qwen-Image's pipeline samples, or with
+    `only_shorter` is shortened to it, as LongCat-Image's does.
+    """
+    text, bare = velocity_2B.float().chunk(2)
+    guided = bare + scale * (text - bare)
+    of_text, of_guided = (F.avg_pool3d(v.square().sum(1, keepdim=True), (1, 2, 2)).sqrt() for v in (text, guided))
+    ratio = of_text / of_guided.clamp(min=1e-8)
+    kept = guided * F.interpolate(ratio.clamp(max=1) if only_shorter else ratio, scale_factor=(1, 2, 2))
+    return torch.cat([kept, kept])
 
 
 @torch.no_grad()
