@@ -26,12 +26,12 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_469, 1_600),
-    "data": Part(("data",), 15_788, 12_400),
+    "core": Part(("core",), 2_468, 1_600),
+    "data": Part(("data",), 15_784, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 11_307, 8_600),
-    "training": Part(("training",), 12_533, 9_700),
-    "inference": Part(("inference",), 2_731, 2_400),
+    "training": Part(("training",), 12_528, 9_700),
+    "inference": Part(("inference",), 2_737, 2_400),
     "commands": Part(("commands",), 1_615, 1_200),
     "reports": Part(("reports",), 1_409, 1_250),
     "quickstart": Part(("quickstart",), 822, 500),
@@ -39,13 +39,13 @@ PARTS = {
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_955, 1_450),
     "doctor": Part(("annexes/doctor",), 204, 170),
-    "captions": Part(("annexes/captions",), 1_793, 1_350),
+    "captions": Part(("annexes/captions",), 1_796, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),
     "quality": Part(("annexes/quality",), 2_207, 1_950),
     "learning": Part(("annexes/learning",), 885, 700),
     "hub": Part(("annexes/hub",), 685, 580),
-    "imports": Part(("annexes/imports",), 7_035, 4_850),
-    "page": Part(("annexes/page",), 3_043, 2_700),
+    "imports": Part(("annexes/imports",), 7_045, 4_850),
+    "page": Part(("annexes/page",), 3_039, 2_700),
 }
 
 

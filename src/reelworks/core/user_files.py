@@ -79,8 +79,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 def read_text(path: Path, most: int, *, encoding: str = "utf-8", errors: str = "strict") -> str:
     """Read a file of at most so many bytes as text, with line ends as `Path.read_text` gives them."""
-    text = read_bytes(path, most).decode(encoding, errors)
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return read_bytes(path, most).decode(encoding, errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -154,8 +154,7 @@ def count(target: str, low: int = 1, none: Any = None) -> Rule:
     """Take a whole number, likewise."""
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
-        taken = none if none is not None and value in (None, 0) else whole(value, low)
-        return Fate.TAKEN, draft.set(target, taken)
+        return Fate.TAKEN, draft.set(target, none if none is not None and value in (None, 0) else whole(value, low))
 
     return handle
 

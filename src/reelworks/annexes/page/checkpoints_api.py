@@ -114,8 +114,7 @@ def export(context: PageContext, key: str, step: int, options: ExportOptions) ->
     arguments = ["checkpoints", "export", str(store.path(step)), "--output", str(file), "--dtype", options.dtype]
     arguments += ["--format", options.format] if options.format else []
     arguments += ["--ema" if options.ema else "--weights"]
-    title = f"step {step} of {context.workspace.label(run.path)}"
-    return add_job(context, "export", title, arguments, key)
+    return add_job(context, "export", f"step {step} of {context.workspace.label(run.path)}", arguments, key)
 
 
 @routes.get("/generate")
@@ -144,8 +143,7 @@ def generate(context: PageContext, key: str, step: int, options: GenerationForm)
     name = f"step-{step:09}-seed-{options.seed}-{digests.digest_json(given)[:8]}.{'mp4' if frames > 1 else 'png'}"
     arguments = ["generate", str(store.path(step)), "--output", str(folder / name)]
     arguments += [f"--{field.replace('_', '-')}={value}" for field, value in given.items()]
-    title = f"step {step} of {context.workspace.label(run.path)}"
-    return add_job(context, "generate", title, arguments, key)
+    return add_job(context, "generate", f"step {step} of {context.workspace.label(run.path)}", arguments, key)
 
 
 @routes.get("/made")

@@ -200,8 +200,7 @@ def _outside(context: Context, source: DataSource, clips: ClipView) -> list[str]
 
 
 def _query(request: Request, clips: ClipView) -> Any:
-    parameters = {name: request.query_params.getlist(name) for name in request.query_params}
-    return query_of(parameters, clips)
+    return query_of({name: request.query_params.getlist(name) for name in request.query_params}, clips)
 
 
 def lines(clips: ClipView, rows: Any) -> list[Json]:

@@ -230,8 +230,7 @@ def reduce_request(request: Request, long_px: int, frames: int) -> Request:
 
 def milliseconds_of(clips: ClipView, row: int, request: Request) -> int:
     """Return how long each frame of a loop is shown, so that it is as fast as the clip."""
-    fps = float(clips.data.rows.fps[row]) or 24.0
-    return int(min(max(1000 * request.step / fps, _LEAST_MS), _MOST_MS))
+    return int(min(max(1000 * request.step / (float(clips.data.rows.fps[row]) or 24.0), _LEAST_MS), _MOST_MS))
 
 
 def _encode(frames: Frames, kind: Kind, milliseconds: int) -> bytes:

@@ -136,8 +136,7 @@ def read(path: Path, parts: list[str] | None = None, rank: int | None = None) ->
     own = collectives.rank() if rank is None else rank
     nodes = {part: stored.node(part, own, world_size) for part in (stored.parts if parts is None else parts)}
     names = set().union(*map(tree.tensor_names, nodes.values()))
-    values = _decoded(nodes, read_tensors(path, stored, names))
-    return {part: _plain(value) for part, value in values.items()}
+    return {part: _plain(value) for part, value in _decoded(nodes, read_tensors(path, stored, names)).items()}
 
 
 def read_tensors(path: Path, stored: StoredState, wanted: set[str]) -> dict[str, Tensor]:

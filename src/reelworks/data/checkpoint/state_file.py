@@ -54,8 +54,7 @@ def encode(state: Mapping[str, Any]) -> EncodedState:
     )
     if collectives.world_size() == 1:
         return encoded
-    modules = frozenset(name for name, part in state.items() if isinstance(part, nn.Module))
-    return _separated(encoded, modules)
+    return _separated(encoded, frozenset(name for name, part in state.items() if isinstance(part, nn.Module)))
 
 
 def _separated(encoded: EncodedState, modules: frozenset[str]) -> EncodedState:

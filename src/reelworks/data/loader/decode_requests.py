@@ -133,8 +133,7 @@ def sound_requests(data: Dataset, own: Sequence[Request]) -> tuple[SoundRequest,
     sound = data.spec.sound
     if sound is None:
         return ()
-    silence = sound.missing == "silent"
-    return tuple(sound.request(r, sound.samples(r.shape.num_frames), silence=silence) for r in own)
+    return tuple(sound.request(r, sound.samples(r.shape.num_frames), silence=sound.missing == "silent") for r in own)
 
 
 def _of_companion(data: Dataset, companions: CompanionMatches, row: int, own: Request) -> Request | None:

@@ -211,5 +211,4 @@ def _to_srgb(image: Image.Image, profile: ImageCms.ImageCmsProfile, **how: Any) 
 def over(rgba_HWC: NDArray[np.uint8], color: Color) -> NDArray[np.uint8]:
     """Blend a frame over a background of one colour."""
     colors, alpha = rgba_HWC[..., :3].astype(np.uint16), rgba_HWC[..., 3:].astype(np.uint16)
-    background = np.array(color, dtype=np.uint16)
-    return ((colors * alpha + background * (255 - alpha) + 127) // 255).astype(np.uint8)
+    return ((colors * alpha + np.array(color, dtype=np.uint16) * (255 - alpha) + 127) // 255).astype(np.uint8)

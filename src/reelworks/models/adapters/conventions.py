@@ -78,8 +78,7 @@ class _ComfyUI(Convention):
         return super().has_stem(stem) or text_encoders.is_named_by_comfyui(stem)
 
     def names_parts(self, network: Network) -> bool:
-        names_parts = network.lora.comfyui_maps_parts or not self.has_release_names(network)
-        return names_parts or super().names_parts(network)
+        return network.lora.comfyui_maps_parts or not self.has_release_names(network) or super().names_parts(network)
 
     def has_release_names(self, network: Network) -> bool:
         return network.lora.comfyui == "release"

@@ -64,8 +64,7 @@ class PcaNetwork(nn.Module):
         latent_NHWC = latent_NCHW.movedim(1, -1)
         latent_NHWCK = latent_NHWC.reshape(*latent_NHWC.shape[:3], _COLOURS, _COMPONENTS)
         blocks_NHWCP = (latent_NHWCK * self.scale) @ self.components + self.mean
-        frames_NCTHW = F.pixel_shuffle(blocks_NHWCP.movedim((1, 2), (-2, -1)).contiguous(), _SIDE)
-        return frames_NCTHW.transpose(1, 2)
+        return F.pixel_shuffle(blocks_NHWCP.movedim((1, 2), (-2, -1)).contiguous(), _SIDE).transpose(1, 2)
 
 
 def to_blocks(groups_NTCHW: Tensor) -> Tensor:
@@ -101,8 +100,7 @@ class PcaAutoencoder:
         """Decode `[B, C, t, h, w]` to `[B, 3, num_frames, 32·h, 32·w]`; values are not clamped."""
         groups = latent_BCTHW.transpose(1, 2).flatten(0, 1)
         frames = torch.cat([self._network.decode(part) for part in torch.split(groups, _GROUPS_AT_ONCE)])
-        video_BTCHW = frames.view(len(latent_BCTHW), -1, *frames.shape[2:])
-        return video_BTCHW.transpose(1, 2)[:, :, :num_frames].contiguous()
+        return frames.view(len(latent_BCTHW), -1, *frames.shape[2:]).transpose(1, 2)[:, :, :num_frames].contiguous()
 
     def to(self, device: torch.device) -> Autoencoder:
         """Move the weights."""

@@ -57,8 +57,7 @@ class ExpertPairDenoiser:
 
     def sharding(self) -> ShardingPlan:
         """Return the blocks of both and each expert as a unit, since one is called without the other."""
-        blocks = [*self._high.sharding().blocks, *self._low.sharding().blocks]
-        return ShardingPlan([*blocks, *self.module.children()])
+        return ShardingPlan([*self._high.sharding().blocks, *self._low.sharding().blocks, *self.module.children()])
 
     def lora_targets(self, of: Targets = "default") -> Sequence[str]:
         """Name the linear layers of the attentions, or of the blocks, of both experts."""

@@ -22,8 +22,7 @@ def sample(uniform_B: Tensor, config: ObjectiveConfig) -> Tensor:
 
     The draws are in [0, 1), hashed per clip, so that no generator is needed; the timesteps are float32 in (0, 1000].
     """
-    u_B = uniform_B.double().clamp(_EDGE / 2, 1 - _EDGE)
-    return (densities.quantile(config, u_B) * NUM_TIMESTEPS).float()
+    return (densities.quantile(config, uniform_B.double().clamp(_EDGE / 2, 1 - _EDGE)) * NUM_TIMESTEPS).float()
 
 
 def share_below(t: float, config: ObjectiveConfig, ratio: float) -> float:

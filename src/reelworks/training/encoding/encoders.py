@@ -180,5 +180,4 @@ class FrozenEncoders:
     def frames(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
         """Decode latents to uint8 frames `[B, T, H, W, 3]`."""
         video_BCTHW = self.autoencoder.decode(latent_BCTHW.float(), num_frames)
-        pixels = ((video_BCTHW.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-        return pixels.permute(0, 2, 3, 4, 1).contiguous()
+        return ((video_BCTHW.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous()

@@ -157,8 +157,7 @@ class Replay:
         objective = draws.objective_of_step(
             data.recipe, data.table, data.geometry, plan=self.plan, plan_step=0, step=self.step.step - 1
         )
-        words_B = draws.draw_state(work, data.recipe.seed)
-        return draws.draw(work, objective, words_B, latent=latent)
+        return draws.draw(work, objective, draws.draw_state(work, data.recipe.seed), latent=latent)
 
     def summary(self) -> ReplayedStep:
         """Return the step as it is shown, with all random choices drawn again."""

@@ -84,8 +84,7 @@ def reset_peak(device: torch.device) -> None:
 
 def peak_bytes(device: torch.device) -> int:
     """Return the peak memory since `reset_peak`."""
-    own = _own_bytes("VmHWM") if device.type == "cpu" else 0
-    return own or device_memory.peak_bytes(device)
+    return (_own_bytes("VmHWM") if device.type == "cpu" else 0) or device_memory.peak_bytes(device)
 
 
 def _own_bytes(name: str) -> int:

@@ -156,8 +156,7 @@ def _disk_bytes(recipe: Recipe, largest: int, ends: list[int]) -> int:
     """Return the bytes of checkpoints that a run needs at its peak, if its stages end at these steps."""
     saved = sorted({*disk_space.saves(recipe.checkpoints, 0, ends[-1]), *ends})
     # On a disk that is large enough; the last checkpoint of each stage stays.
-    peak_count = disk_space.forecast(largest, recipe.checkpoints, saved, 1 << 62).peak_count
-    return largest * (peak_count + len(ends) - 1)
+    return largest * (disk_space.forecast(largest, recipe.checkpoints, saved, 1 << 62).peak_count + len(ends) - 1)
 
 
 def start_of(recipe: Recipe, index: int, world: int) -> StageStart:

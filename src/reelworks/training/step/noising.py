@@ -47,8 +47,7 @@ def _strength(config: ObjectiveConfig, x0_BCTHW: Tensor, seeds_B: U64) -> Tensor
     if not config.adaptive_noise_scale:
         return strength_B
     means = x0_BCTHW.float().mean(dim=(2, 3, 4), keepdim=True).abs()
-    adapted = (strength_B + config.adaptive_noise_scale * means).clamp(min=0)
-    return torch.where(strength_B > 0, adapted, strength_B)
+    return torch.where(strength_B > 0, (strength_B + config.adaptive_noise_scale * means).clamp(min=0), strength_B)
 
 
 def _add_resolutions(config: ObjectiveConfig, noise_CTHW: Tensor, seed_1: U64) -> None:

@@ -147,8 +147,7 @@ class OFT(LycorisType):
                 remedy="leave the strength out, or give 1",
             )
         rotation = _rotation(kinds["oft_R"], _block_size(kinds["oft_R"].shape))
-        blocks = weight.reshape(len(weight), *rotation.shape[:2])
-        return torch.einsum("orc,rkc->ork", blocks, rotation).flatten(1)
+        return torch.einsum("orc,rkc->ork", weight.reshape(len(weight), *rotation.shape[:2]), rotation).flatten(1)
 
 
 def _block_size(shape: torch.Size) -> int:

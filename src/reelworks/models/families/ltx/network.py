@@ -23,8 +23,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTXConfig) -> Tensor:
     out: Tensor = module(
         tokens, inputs.text, times, inputs.text_mask, video_coords=_positions(inputs), return_dict=False
     )[0]
-    count = inputs.latent[0, 0].numel()
-    return -out[:, :count].transpose(1, 2).reshape(inputs.latent.shape)
+    return -out[:, : inputs.latent[0, 0].numel()].transpose(1, 2).reshape(inputs.latent.shape)
 
 
 def _positions(inputs: DenoiserInputs) -> Tensor:

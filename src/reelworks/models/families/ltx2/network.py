@@ -70,8 +70,7 @@ def predict_both(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> tup
 
 def _velocity(out_BNC: Tensor, latent_BCTHW: Tensor) -> Tensor:
     """Return the output for the clip's own tokens, which are the first, towards the data."""
-    count = latent_BCTHW[0, 0].numel()
-    return -out_BNC[:, :count].transpose(1, 2).reshape(latent_BCTHW.shape)
+    return -out_BNC[:, : latent_BCTHW[0, 0].numel()].transpose(1, 2).reshape(latent_BCTHW.shape)
 
 
 def _picture(module: Any, inputs: DenoiserInputs) -> dict[str, Any]:

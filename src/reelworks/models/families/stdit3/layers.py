@@ -272,8 +272,7 @@ def unpatchify(patches: Tensor, grid: tuple[int, int], patch_size: tuple[int, in
     _, ph, pw = patch_size
     B, T, _, _ = patches.shape
     h, w = grid
-    x = patches.view(B, T, h, w, ph, pw, -1).permute(0, 6, 1, 2, 4, 3, 5)
-    return x.reshape(B, -1, T, h * ph, w * pw)
+    return patches.view(B, T, h, w, ph, pw, -1).permute(0, 6, 1, 2, 4, 3, 5).reshape(B, -1, T, h * ph, w * pw)
 
 
 def tile_rows(rows: Tensor, batch_size: int) -> Tensor:
