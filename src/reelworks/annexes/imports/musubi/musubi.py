@@ -107,7 +107,7 @@ def _choose_experts(draft: ImportDraft, outcomes: OutcomesByKey) -> None:
     draft.begin(sources[0] if sources else "dit")
     draft.set("model.experts", experts, None if sources else why)
     if experts == "both":
-        outcomes.add(*sources, (Fate.TAKEN, f'model.experts = "{experts}", {why}'))
+        outcomes.add(sources[0], (Fate.TAKEN, f'model.experts = "{experts}", {why}'))
         outcomes.add(
             "dit", (Fate.NOT_POSSIBLE, "model.weights is a folder or hub id with both networks: the published ones")
         )
