@@ -80,6 +80,7 @@ def test_saves_fall_on_multiples_and_on_the_end(every: int | None, done: int, la
         ({"every_steps": 5, "at_epoch_end": True}, [4, 5, 8, 10]),
         ({"every_steps": None, "at_best": True, "keep_best": {"metric": "validation/loss"}}, [3, 6, 9, 10]),
         ({"every_steps": None, "every_minutes": 5.0}, [*range(1, 11)]),  # each step may have one
+        ({"every_steps": None, "every_minutes": 5.0, "keep_every": 4}, [1, 2, 3, 5, 6, 7, 9, 10]),
         ({"every_steps": None}, [10]),
     ],
 )

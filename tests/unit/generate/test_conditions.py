@@ -167,11 +167,14 @@ def test_a_picture_and_the_end_of_a_clip_are_read_at_the_size_of_the_clip(tmp_pa
         conditions.read(tmp_path / "a.mp4", OPTIONS.shape, 13, DataConfig())
 
 
-@pytest.mark.parametrize(("data", "step"), [({}, 1), ({"fps": 16.0}, 3), ({"frame_interval": 2}, 2)])
-def test_given_clips_are_read_at_the_rate_that_is_trained(tmp_path, data, step):
-    """Frames of a film of 48 frames a second lie as far apart as those of a clip that training reads; a last frame is the last."""
+@pytest.mark.parametrize(("data", "step"), [({}, 1), ({"fps": 24.0}, 3), ({"frame_interval": 2}, 1)])
+def test_given_clips_are_read_at_the_rate_of_the_generated_one(tmp_path, data, step):
+    """If training reads at a rate, at 16 of a film of 48 frames a second; a last frame is the last.
+
+    Clips that were generated have a rate of their own and each of their frames, whatever interval is trained.
+    """
     ramp = np.repeat(np.arange(48, dtype=np.uint8) * 5, 16 * 24 * 3).reshape(48, 16, 24, 3)
-    path, shape, config = tmp_path / "a.mp4", dataclasses.replace(OPTIONS.shape, num_frames=5), DataConfig(**data)
+    path, shape = tmp_path / "a.mp4", dataclasses.replace(OPTIONS.shape, num_frames=5)
     writers.write(path, ramp, 48.0)
 
     def shown(found):
@@ -179,6 +182,7 @@ def test_given_clips_are_read_at_the_rate_that_is_trained(tmp_path, data, step):
 
     wanted = [step * i for i in range(5)]
     recipe = recipe_file.parse(tiny_recipe.least(data=data))
+    config = conditions.as_read(recipe, 16.0)
     assert shown(conditions.companion(path, shape, "--inpaint", config)) == wanted
     assert shown(conditions.companions({"control": str(path)}, shape, "--", recipe, 16.0)["control"]) == wanted
     last = shown(conditions.read(path, shape, 5, config))

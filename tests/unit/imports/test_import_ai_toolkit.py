@@ -129,6 +129,7 @@ def test_a_model_with_sound_is_trained_without_it_unless_it_is_asked_for(tmp_pat
         ({"num_frames": 33, "shrink_video_to_frames": False}, 24.0, None),  # its default
         ({"num_frames": 33, "shrink_video_to_frames": False, "fps": 16}, 16.0, Fate.NOT_POSSIBLE),
         ({"num_frames": 33, "auto_frame_count": True, "fps": 16}, 16.0, Fate.TAKEN),
+        ({"auto_frame_count": True, "fps": 16}, 16.0, Fate.TAKEN),
         ({"num_frames": 33, "fps": 16}, None, Fate.NO_MEANING),
         ({"num_frames": 1, "shrink_video_to_frames": False}, None, None),
     ],

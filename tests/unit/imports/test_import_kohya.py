@@ -205,11 +205,11 @@ def test_what_the_page_of_kohya_ss_leaves_out_of_a_command(tmp_path: Path) -> No
         "multires_noise_discount": 0.3,
         "conv_dim": 16,
         "rank_dropout": 0.1,
-        "max_grad_norm": 0,  # which is off there, and not the default
+        "max_grad_norm": 0,  # which this page leaves out, and that of DreamBooth passes on
     }
     made, recipe = converted(tmp_path, file(tmp_path, "page.json", json.dumps(values)))
     assert (recipe.train.max_epochs, recipe.train.max_steps) == (None, 1600)
-    assert recipe.train.max_grad_norm is None
+    assert recipe.train.max_grad_norm == 1.0
     assert recipe.lora is not None
     assert not recipe.lora.text_encoders
     assert (recipe.objective.noise_offset, recipe.objective.multires_noise_iterations) == (0, 6)
@@ -472,6 +472,21 @@ def test_previews_have_the_guidance_that_the_model_takes(tmp_path: Path, script:
     assert (recipe.samples.guidance_scale, recipe.samples.num_inference_steps) == (scale, 20)
 
 
+@pytest.mark.parametrize(("model", "scale"), [("flux2-klein-base-4b", 3.5), ("kandinsky5-pro", 3.5), ("z-image", 6.5)])
+def test_previews_of_musubi_have_guidance_by_either_name(tmp_path: Path, model: str, scale: float) -> None:
+    """Two passes of FLUX.2 Klein and Kandinsky 5 are scaled by the name that is an input elsewhere; the other is told."""
+    prompts = file(tmp_path, "prompts.txt", "a cat --g 3.5 --l 6.5")
+    made, recipe = converted(
+        tmp_path,
+        file(tmp_path, "c.toml", f'dit = "x"\nnetwork_module = "networks.lora"\nsample_prompts = "{prompts}"'),
+        model=model,
+        trainer="musubi-tuner",
+    )
+    assert recipe.samples.guidance_scale == scale
+    (told,) = (key.remark for key in made.keys if key.key == "sample_prompts")
+    assert "without" in told
+
+
 def test_a_warm_up_may_be_in_percent(tmp_path: Path) -> None:
     made = command("sdxl_train_network.py", "a/b", "--lr_scheduler=cosine --lr_warmup_steps=5%")
     assert converted(tmp_path, command=made)[1].train.warmup_steps == 50
@@ -482,6 +497,8 @@ def test_a_warm_up_may_be_in_percent(tmp_path: Path) -> None:
     [
         ("/models/kontext-stuff/main/flux1-dev.safetensors", "flux-dev"),
         ("/m/flux1-kontext-dev.safetensors", "flux-kontext"),
+        ("/m/FLUX.1-Kontext-dev/transformer/diffusion_pytorch_model-00001-of-00003.safetensors", "flux-kontext"),
+        ("/hub/models--black-forest-labs--FLUX.1-Kontext-dev/snapshots/0a1b2c/flux.safetensors", "flux-kontext"),
     ],
 )
 def test_the_model_is_told_by_the_end_of_its_path(tmp_path: Path, path: str, preset: str) -> None:
@@ -489,15 +506,40 @@ def test_the_model_is_told_by_the_end_of_its_path(tmp_path: Path, path: str, pre
 
 
 def test_sizes_are_multiples_of_the_autoencoder_of_the_model(tmp_path: Path) -> None:
-    config = file(tmp_path, "clips.toml", '[general]\nresolution = [1000, 1000]\n[[datasets]]\nimage_directory = "v"\n')
-    for model, side in (("flux-dev", 992), ("flux2-dev", 992), ("hunyuan-image-2.1", 992), ("wan-2.2-5b", 992)):
+    config = file(tmp_path, "clips.toml", '[general]\nresolution = [1016, 1016]\n[[datasets]]\nimage_directory = "v"\n')
+    for model, side in (("flux-dev", 1008), ("flux2-dev", 1008), ("hunyuan-image-2.1", 992), ("wan-2.2-5b", 992)):
         _, recipe = converted(tmp_path, config, model=model, trainer="musubi-tuner")
         assert recipe.bucket[0].resolution == f"{side}x{side}"
 
 
-def test_a_network_of_two_is_told_by_the_name_of_its_file(tmp_path: Path) -> None:
-    made = "python wan_train_network.py --task t2v-A14B --dit /data/highres/wan2.2_t2v_low_noise_14B.safetensors"
-    assert converted(tmp_path, command=made)[1].model.experts == "low"
+@pytest.mark.parametrize(
+    ("file", "experts"),
+    [
+        ("/data/highres/wan2.2_t2v_low_noise_14B.safetensors", "low"),
+        ("/m/Wan2.2-T2V-A14B/high_noise_model/diffusion_pytorch_model-00001-of-00006.safetensors", "high"),
+        ("/m/wan2.2_t2v_high_noise_flow_14B.safetensors", "high"),
+        ("low_models/wan2.2_t2v_highnoise_14B.safetensors", "high"),
+    ],
+)
+def test_a_network_of_two_is_told_by_the_name_of_its_file_or_else_its_folder(
+    tmp_path: Path, file: str, experts: str
+) -> None:
+    made = f"python wan_train_network.py --task t2v-A14B --dit {file}"
+    assert converted(tmp_path, command=made)[1].model.experts == experts
+
+
+def test_a_page_of_dreambooth_passes_on_that_nothing_is_clipped(tmp_path: Path) -> None:
+    page = {"max_resolution": "512,512", "epoch": 2, "max_grad_norm": 0, "num_processes": 2, "lr_warmup_steps": 50}
+    page |= {"lr_scheduler": "cosine", "train_data_dir": "img", "pretrained_model_name_or_path": "old.safetensors"}
+    _, recipe = converted(tmp_path, file(tmp_path, "page.json", json.dumps(page)))
+    assert recipe.train.max_grad_norm is None
+    assert recipe.train.warmup_steps == 25  # each process counts its own steps there
+
+
+def test_a_share_of_all_steps_is_no_number_of_steps(tmp_path: Path) -> None:
+    options = "--lr_scheduler cosine --max_train_steps 1000 --lr_warmup_steps=100%"
+    _, recipe = converted(tmp_path, command=command("sdxl_train_network.py", "a/b", options))
+    assert recipe.train.warmup_steps == 1000
 
 
 def test_edits_have_sources(tmp_path: Path) -> None:

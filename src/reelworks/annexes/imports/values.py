@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 from typing import Any
 
 MOST = 2**40  # of anything that is counted
+_NAME_NOTHING = {"transformer", "unet", "snapshots", "split_files", "diffusion_models"}  # folders of all releases
 
 
 def number(value: Any, low: float = -math.inf, high: float = math.inf) -> float:
@@ -59,8 +61,16 @@ def text(value: Any) -> str:
 
 
 def ends_of(path: str) -> str:
-    """Return the last two parts of a path, which are the names of a release and of a file or folder in it."""
-    return "/".join(re.split(r"[/\\]", path.rstrip("/\\"))[-2:])
+    """Return the last two parts of a path that name something: a release, and a file or folder in it."""
+    parts = re.split(r"[/\\]+", path.rstrip("/\\"))
+    named = [part for before, part in pairwise(["", *parts]) if before != "snapshots" and part not in _NAME_NOTHING]
+    return "/".join(named[-2:])
+
+
+def expert_of(path: str) -> str | None:
+    """Return which network of two the names at the end of a path tell, the file's first: "high", "low" or None."""
+    found = [re.search(r"(?<![a-z])(high|low)(?=noise|[^a-z]|$)", name.casefold()) for name in ends_of(path).split("/")]
+    return next((each[1] for each in reversed(found) if each), None)
 
 
 def range_of(low: float, high: float, value: float) -> float:

@@ -262,9 +262,12 @@ def _of_diffusers(file: AdapterFile, network: BaseNetwork | None) -> set[str]:
     name = None if network is None else _pipeline_of(network)
     if network is None or name is None or not any(layer.type is LORA for layer in file.layers):
         return set()
-    alphas = {float(file.read_other(layer.keys["alpha"])) for layer in file.layers if "alpha" in layer.keys}
-    if network.part == "unet" and len(alphas) > 1:  # which it gives to layers that others are named like
-        return set()
+    if network.part == "unet":
+        alphas = (file.read_other(layer.keys["alpha"]) for layer in file.layers if "alpha" in layer.keys)
+        if (
+            len({str(alpha.float().tolist()) for alpha in alphas}) > 1
+        ):  # which it gives to layers that others are named like
+            return set()
     tensors = {
         key: torch.ones(()) if key.endswith(".alpha") else torch.zeros(shape, dtype=torch.bfloat16)
         for key, (_, shape) in file.facts.items()

@@ -200,7 +200,7 @@ class DatasetConfig(PublicConfig):
         default=None,
         description="Word for what a LoRA learns. It takes the place of [trigger] and [name] in captions, and is put before "
         "those without it; an empty text takes [trigger] and [name] out. Without this key, both stay as they are. Prompts of "
-        "previews get the word in their place if it is that of all datasets.",
+        "previews get the word in their place if all datasets that have one have the same.",
     )
     captions: Literal["whole", "lines", "first"] = Field(
         default="whole",

@@ -130,15 +130,18 @@ class DiskForecast:
         return lines
 
 
-def saves(policy: CheckpointsConfig, done: int, last: int, epoch: int = 1, validations: int | None = 1) -> list[int]:
+def saves(
+    policy: CheckpointsConfig, done: int, last: int, epoch: int | None = None, validations: int | None = None
+) -> list[int]:
     """Return the steps at which a run may save, after `done` steps and up to its last one; of very many the first and the last.
 
-    `epoch` and `validations` are the steps between two ends of epochs and two validations, by default each. Of saves by
-    minutes, any step may have one.
+    `epoch` and `validations` are the steps between two ends of epochs and two validations, if they are known. Saves by minutes
+    may fall on any step, and few of them on a multiple of `keep_every`.
     """
-    ends, best, minutes = policy.at_epoch_end and epoch, policy.at_best and validations, int(bool(policy.every_minutes))
-    every = [each for each in (policy.every_steps, ends, best, minutes) if each]
-    found = {step for n in every for step in range(done - done % n + n, last + 1, n)[:_MOST_SAVES]}
+    every = [policy.every_steps, policy.at_epoch_end and epoch, policy.at_best and validations]
+    found = {step for n in every if n for step in range(done - done % n + n, last + 1, n)[:_MOST_SAVES]}
+    if policy.every_minutes is not None:
+        found.update(n for n in range(done + 1, last + 1)[:_MOST_SAVES] if n % (policy.keep_every or last + 1))
     return sorted({*found, last} - {done})
 
 

@@ -46,7 +46,8 @@ def resume(
     if not same:
         first = _begun(data, spec, cursor, cursor.epoch) if _is_unbegun(cursor) else None
         if first is not None and first.position.plan.digest() == cursor.plan:
-            return first  # and not by the record, which another rank may have written meanwhile
+            # And not by the record, which another rank may have written meanwhile.
+            return first._replace(position=replace(first.position, aliases=aliases))
         try:
             record, former, identity = _identify(data, run, cursor, aliases)
         except UserError:

@@ -101,8 +101,13 @@ class RunFolder:
             age = FORMAT_VERSION - info["format"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem, remedy = "there is no run in this folder", 'pass the folder that is the "output" of a recipe'
-            if self.info_file.is_file():
+            if not isinstance(error, OSError):
                 problem, remedy = "its run.json is damaged", "bring it back from the mirror of the run, or another copy"
+            elif not isinstance(error, FileNotFoundError | NotADirectoryError):
+                problem, remedy = (
+                    f"its run.json cannot be read ({error.strerror})",
+                    "let the user of this process read it",
+                )
             raise UserError(problem, code="no-run", field="RUN", value=str(self.path), remedy=remedy) from error
         if age:
             raise UserError(

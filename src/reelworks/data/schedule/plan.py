@@ -82,7 +82,9 @@ class PlanSpec:
 
     def digest(self) -> str:
         """Return the digest of all fields."""
-        return digests.digest_json(asdict(self))
+        return digests.digest_json(
+            asdict(self) | ({"merging": 2} if self.merge_to else {})
+        )  # version of what may merge
 
 
 @dataclass(frozen=True)

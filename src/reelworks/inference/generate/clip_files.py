@@ -138,14 +138,14 @@ def generate(
 def _options(request: GenerateRequest, recipe: Recipe, shape: Shape) -> GenerateOptions:
     """Read the files of conditions, and fill what is not given by the defaults of the recipe."""
     begin_frames = request.condition_frames or defaults.condition_frames(recipe)
-    data = recipe.data
+    fps = request.fps or defaults.fps(recipe)
+    data = conditions.as_read(recipe, fps)
     begin = None if request.reference is None else conditions.read(request.reference, shape, begin_frames, data)
     end = None if request.last_frame is None else conditions.read(request.last_frame, shape, 1, data, "--last-frame")
     kept = None if request.inpaint is None else conditions.companion(request.inpaint, shape, "--inpaint", data)
     companions = {"control": request.control, "mask": request.mask}
     given = {name: str(path) for name, path in companions.items() if path is not None}
     given |= sources.named([str(path) for path in request.edited])
-    fps = request.fps or defaults.fps(recipe)
     heard = None if request.sound is None else conditions.read_sound(request.sound, recipe, shape.num_frames, fps)
     sampled = defaults.sampled(recipe)
     return GenerateOptions(

@@ -164,7 +164,7 @@ def read(path: Path, shape: Shape, condition_frames: int, config: DataConfig, op
             code="condition-unreadable",
             field=option,
             value=str(path),
-            remedy=f"name a picture, or a clip of at least {condition_frames} frames (--condition-frames)"
+            remedy="name a picture, or a longer clip (--condition-frames)"
             if condition_frames > 1
             else "name a picture or a clip",
         ) from error
@@ -195,7 +195,7 @@ def companions(
         elif kind in SOURCES and multiple is not None:
             is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
             wanted = _own_shape(path, shape, option, multiple, taken.picture_side if is_image else None)
-        found[kind] = companion(path, wanted, option, recipe.data, whole=whole, nearest=kind == "mask")
+        found[kind] = companion(path, wanted, option, as_read(recipe, fps), whole=whole, nearest=kind == "mask")
     if found.keys() & set(sources.SOUNDS) and not found.keys() & set(SOURCES):
         raise UserError(
             "the sources are sounds alone",
@@ -278,6 +278,12 @@ def read_sound(path: Path, recipe: Recipe, num_frames: int, fps: float) -> NDArr
         ) from error
 
 
+def as_read(recipe: Recipe, fps: float) -> DataConfig:
+    """Return how given clips are read: at the rate of the generated one if training reads clips at a rate, or else each frame."""
+    rate = None if recipe.data.frame_rate is None else fps
+    return recipe.data.model_copy(update={"fps": rate, "frame_interval": 1})
+
+
 def companion(path: Path, shape: Shape, option: str, config: DataConfig, **how: Any) -> Frames:
     """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`; `how` has values of a `Request`."""
     try:
@@ -288,7 +294,7 @@ def companion(path: Path, shape: Shape, option: str, config: DataConfig, **how: 
 
 
 def _load(path: Path, shape: Shape, option: str, config: DataConfig, **how: Any) -> Frames:
-    """Read a picture as one frame, or frames of a clip that lie as far apart in time as those that are trained."""
+    """Read a picture as one frame, or frames of a clip that lie as far apart in time as those that are generated."""
     is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
     if is_image:
         shape = replace(shape, num_frames=1)
@@ -302,7 +308,7 @@ def _load(path: Path, shape: Shape, option: str, config: DataConfig, **how: Any)
 
 
 def _unreadable(problem: str, path: Path, option: str, shape: Shape) -> UserError:
-    remedy = "name a picture" + (f", or a clip of at least {shape.num_frames} frames" if shape.num_frames > 1 else "")
+    remedy = "name a picture" + (", or a longer clip" if shape.num_frames > 1 else "")
     return UserError(problem, code="condition-unreadable", field=option, value=str(path), remedy=remedy)
 
 

@@ -65,10 +65,15 @@ class GenerateOptions:
             num_frames, height, width = num_frames or most.num_frames, height or most.height, width or most.width
         shape = Shape(num_frames, height, width)
         validation.require_given_frames(recipe.model, c.reference, c.last_frame, shape.num_frames)
-        sampled, as_read = defaults.sampled(recipe), (shape, 1, recipe.data)
-        reference = None if c.reference is None else conditions.read(Path(c.reference), *as_read, "samples.reference")
-        last = None if c.last_frame is None else conditions.read(Path(c.last_frame), *as_read, "samples.last_frame")
-        config = recipe.data
+        sampled, config = defaults.sampled(recipe), conditions.as_read(recipe, defaults.fps(recipe))
+        reference = (
+            None if c.reference is None else conditions.read(Path(c.reference), shape, 1, config, "samples.reference")
+        )
+        last = (
+            None
+            if c.last_frame is None
+            else conditions.read(Path(c.last_frame), shape, 1, config, "samples.last_frame")
+        )
         kept = None if c.inpaint is None else conditions.companion(Path(c.inpaint), shape, "samples.inpaint", config)
         return cls(
             shape,
@@ -219,7 +224,8 @@ class _Generation:
         """Sample the latents of a clip, and its sound unless that is given."""
         sound, objective, options = self._encoder.sound, self._objective, self._options
         if sound is None:
-            return _sample(self._network, start, objective, options, self._noise, edit, self._of_clip)
+            length = self._encoder.conditioning.guided_length
+            return _sample(self._network, start, objective, options, self._noise, edit, self._of_clip, length)
         if (heard_SK := options.conditions.sound) is not None:
             self.sounds.append(Sound(heard_SK, sound.spec.sample_rate))
             network = self._hearing(sound.latents(torch.from_numpy(heard_SK)[None], self._device))
@@ -242,13 +248,7 @@ class _Generation:
     def _network(self, z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
         """Predict a picture."""
         if self._given_1N is None:
-            output, length = (
-                self._boundary(self._inputs(z_2B, t_2B, frame_mask_2B)),
-                self._encoder.conditioning.guided_length,
-            )
-            if length == "free":
-                return output
-            return flow.guided_at_length(output, self._options.guidance_scale, only_shorter=length == "limited")
+            return self._boundary(self._inputs(z_2B, t_2B, frame_mask_2B))
         output = self._boundary(self._inputs(z_2B, t_2B, ~self._given_1N.expand(2, -1)))
         if (scale := self._options.image_guidance_scale or 1.0) == 1.0:
             return output
@@ -342,6 +342,7 @@ def _sample(
     draw_noise: Callable[[], Tensor],
     edit: Edit | None,
     latent: tuple[int, int, int],
+    guided_length: str = "free",
 ) -> Tensor:
     """Sample latents of a clip, whose own have the sizes `latent`."""
     steps, scale = options.num_inference_steps, options.guidance_scale
@@ -368,7 +369,10 @@ def _sample(
 
     def velocity(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
         output = network(z_2B, t_2B, frame_mask_2B)
-        return rectified_flow.velocity_from(output, z_2B, t_2B.float(), objective.prediction)
+        made = rectified_flow.velocity_from(output, z_2B, t_2B.float(), objective.prediction)
+        if guided_length == "free":
+            return made
+        return flow.guided_at_length(made, scale, only_shorter=guided_length == "limited")
 
     shift = draws.shift_ratio(objective, options.shape, latent)
     return flow.sample_flow(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)

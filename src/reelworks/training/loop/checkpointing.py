@@ -185,9 +185,9 @@ class CheckpointManager:
 
     def save_last(self, position: DataPosition, metrics: dict[str, float], *, is_over: bool) -> None:
         """Save at the end of training, whose weights are exported, or on a signal, after an asynchronous save. Collective."""
-        self._is_over = is_over
         if self._background.step is not None:
             self._finish_background(None)
+        self._is_over = is_over
         if self.saved_step == position.global_step:
             return
         try:

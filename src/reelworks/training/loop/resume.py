@@ -87,7 +87,9 @@ def restore(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
 # By the beginning of keys: those that give losses another size, and what others mean for what was measured before.
 _OF_THE_LOSS = ("objective.", "autoencoder.", "sound.", "train.loss_reduction")
 _EFFECTS = {
-    ("validation.timesteps",): "validation.patience begins anew, and keep_best compares losses of other timesteps",
+    (
+        "validation.timesteps",
+    ): "validation.patience leaves out the losses at the former ones, and keep_best compares both",
     ("seed", "validation.split", "validation.group"): (
         "other clips are held out now, some of which may have been trained: the losses of validation cannot be compared"
     ),
@@ -109,9 +111,10 @@ def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
     if request.load is not None:
         changes.append("--load has no effect: the run resumes from its own checkpoint")
     keys: Any = run.world.broadcast(diff.keys_of_recipes(run.folder, step, data.recipe) if run.world.is_main else None)
-    changes += [line for changed, line in _EFFECTS.items() if any(key.startswith(changed) for key in keys)]
+    if data.recipe.validation.split or "validation.split" in keys:
+        changes += [line for changed, line in _EFFECTS.items() if any(key.startswith(changed) for key in keys)]
     if data.recipe.lora is None and "model.weights" in keys:
-        changes.append("model.weights has no effect: the run resumes from its own checkpoint")
+        changes.append("model.weights has no effect on the trained weights: the run resumes from its own checkpoint")
     if any(key.startswith(_OF_THE_LOSS) for key in keys):
         model.state.spikes = SpikeDetector()  # losses and gradients have another size now
     restart_data = request.restart_data

@@ -153,7 +153,7 @@ def _rate(value: Any, draft: ImportDraft) -> Outcome:
     number = draft.numbers[0]
     consecutive = draft.settings.get(f"datasets.{number}.shrink_video_to_frames", True) is False
     trims = draft.settings.get(f"datasets.{number}.auto_frame_count") is True
-    if not (consecutive or trims) or int(draft.settings.get(f"datasets.{number}.num_frames", 1)) <= 1:
+    if not trims and (not consecutive or int(draft.settings.get(f"datasets.{number}.num_frames") or 1) <= 1):
         return Fate.NO_MEANING, "pictures, and frames from all over a video, have no rate"
     remark = draft.set("data.fps", float(value))
     return rules.exact_or_nearest(remark, "" if trims else "each n-th frame is read there, n by the rate of the file")

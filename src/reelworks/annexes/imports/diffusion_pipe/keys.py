@@ -23,8 +23,6 @@ def _model_type(value: Any, draft: ImportDraft) -> Outcome:
     preset = find_model(draft, "model.type", models.preset_names(draft.settings))
     known = models.former_model(draft.settings)
     remark = choose_model(draft, preset, _weights_of(draft, known))
-    if draft.get("model.experts") is not None:
-        remark += f", {draft.set('model.experts', models.expert_of(draft.settings))}"
     draft.set("train.ema_decay", 0.0, "there is no average")
     draft.set("train.loss_reduction", "sample", "all clips of a step count alike")
     draft.set("validation.split", 0.0, "no clips are kept back")
@@ -33,6 +31,8 @@ def _model_type(value: Any, draft: ImportDraft) -> Outcome:
     draft.set("encode.store", True, "latents and embeddings are stored ahead of training")
     draft.set("exports.weights", "model", "there is no average")
     draft.set("checkpoints.every_steps", None, "there is no such interval")
+    if draft.get("model.experts") is not None:
+        remark += f", {draft.set('model.experts', models.expert_of(draft.settings))}"
     if known is not None and known.fps is not None:
         draft.set(
             "data.fps", "model" if known.fps == registry.PRESETS[preset].fps else known.fps, "clips are brought to it"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from reelworks.annexes.imports import tables
+from reelworks.annexes.imports import tables, values
 from reelworks.annexes.imports.draft import FormerSettings
 from reelworks.annexes.imports.values import ends_of, number
 
@@ -54,8 +54,8 @@ def expert_of(settings: FormerSettings) -> str:
     low, high = (number(settings.get(f"model.{key}", default)) for key, default in (("min_t", 0), ("max_t", 1)))
     if high < 1 or low > 0:
         return "low" if high < 1 else "high"
-    names = " ".join(ends_of(str(settings.get(f"model.{key}", ""))) for key in ("transformer_path", "ckpt_path"))
-    return "low" if re.search("(?i)low", names) else "high"
+    named = (values.expert_of(str(settings.get(f"model.{key}", ""))) for key in ("transformer_path", "ckpt_path"))
+    return next(filter(None, named), "high")
 
 
 def preset_names(settings: FormerSettings) -> list[str]:

@@ -42,11 +42,16 @@ def prompts(value: Any, draft: ImportDraft) -> Outcome:
     remark = f"samples.prompts, {len(found)} of them"
     draft.set("samples.prompts", [str(each["prompt"]).strip() for each in found], "sample_prompts")
     differs = [name for name in _KEYS if len({str(each.get(name)) for each in found}) > 1]
-    is_input = datasets.conditioning_of(draft).guidance == "embedded"
+    # Some take classifier-free guidance by the name that others have for the input.
+    by_name = str(draft.get("model.name")).startswith(("flux2", "kandinsky"))
+    is_input = by_name or datasets.conditioning_of(draft).guidance == "embedded"
     unused = ("scale", "cfg_scale") if is_input else ("guidance_scale",)
     for name, key in _KEYS.items():
         given = found[0].get(name)
-        if given is None or name in differs or name in unused:
+        if given is None or name in differs:
+            continue
+        if name in unused:
+            remark += f", without {name}"
             continue
         amount = number_of(given) if key == "samples.guidance_scale" else whole_of(given)
         if amount >= 1:

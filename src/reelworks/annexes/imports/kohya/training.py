@@ -107,7 +107,7 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "no warm-up"
     if draft.settings.get("lr_scheduler", "constant") == "constant":
         return Fate.NO_MEANING, "a constant rate has no warm-up there: constant_with_warmup has one"
-    if steps >= 1:  # counted by each process, of which accelerate's schedule takes all at each step
+    if steps >= 1 and not is_percent:  # counted by each process, of which accelerate's schedule takes all at each step
         processes = max(whole_of(draft.settings.get("accelerate.num_processes") or 1), 1)
         return rules.within("train.warmup_steps", 0, whole=True)(round(steps / processes), draft)
     if (of := steps_of(draft)) is not None:

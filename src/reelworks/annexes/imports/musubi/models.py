@@ -10,7 +10,7 @@ from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.kohya.reading import not_here, not_told
 from reelworks.annexes.imports.trainer import find_model
-from reelworks.annexes.imports.values import ends_of
+from reelworks.annexes.imports.values import ends_of, expert_of
 
 _TABLE = tables.table("musubi", "models")
 _NOT_HERE: dict[str, str] = _TABLE["not_here"]
@@ -159,8 +159,7 @@ def experts_of(settings: FormerSettings) -> tuple[str, tuple[str, ...], str]:
         return "high", given, "at its own range of timesteps"
     if bounds["max_timestep"] <= _SWITCH:
         return "low", given, "at its own range of timesteps"
-    file = str(settings.get("dit", "")).casefold().rpartition("/")[2]
-    return ("high" if "high" in file and "low" not in file else "low"), (), "by the file's name"
+    return expert_of(str(settings.get("dit", ""))) or "low", (), "by the file's name"
 
 
 def frame_rate_of(settings: FormerSettings) -> float | None:

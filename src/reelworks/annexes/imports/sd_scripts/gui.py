@@ -13,6 +13,7 @@ _OF_LYCORIS = (
     *("use_scalar", "rank_dropout", "module_dropout", "train_norm", "constrain", "rescaled", "unit", "full_matrix"),
 )
 _EMPTY = ("", None, False, 0, "None", "0")
+_MAY_BE_0 = ("max_grad_norm", "prior_loss_weight")  # where no network is trained beside the model; others pass no 0 on
 # Of the two kinds of offsets of noise the page uses one.
 _OF_OFFSETS = {
     "Original": ("multires_noise_iterations", "multires_noise_discount"),
@@ -40,7 +41,7 @@ def translate(values: dict[str, Any]) -> dict[str, Any]:
         if key in _OF_LYCORIS:
             if value not in _EMPTY and (algorithm is not None or key in _TABLE["arguments"].get(str(kind), [])):
                 found[f"network_args.{key}"] = value
-        elif value not in _EMPTY or key in ("sdxl", "max_grad_norm", "prior_loss_weight"):
+        elif value not in _EMPTY or key == "sdxl" or (module is None and key in _MAY_BE_0 and str(value) in ("0", "0.0")):
             found[_TABLE["names"].get(key, key)] = value
     ending = "" if module is None else "_network"
     found["script"] = f"{family}_train{ending}.py" if family else f"train{'_db' if module is None else ending}.py"

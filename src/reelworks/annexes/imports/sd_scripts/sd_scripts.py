@@ -127,7 +127,12 @@ def _tell_longest_sides(
     for dataset, sizing in zip(datasets, sizings, strict=True):
         longest = dataset.get(draft.settings, "max_bucket_reso", 1024)
         found = dataset.find(draft.settings, "max_bucket_reso") or dataset.find(draft.settings, "enable_bucket")
-        if found and sizing.bucketed and not sizing.no_upscale and longest**2 < 2 * sizing.width * sizing.height:
+        if (
+            found
+            and sizing.bucketed
+            and not sizing.no_upscale
+            and longest < math.sqrt(2 * sizing.width * sizing.height)
+        ):
             remark = f"pictures that are no squares are larger here: sides are at most {longest} there, max_bucket_reso"
             outcomes.add(found.key, (Fate.NOT_POSSIBLE, remark))
 
@@ -183,7 +188,7 @@ def _regularise(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
 
 def _defaults(draft: ImportDraft, *, is_adapter: bool) -> dict[str, Any]:
     values = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if is_adapter else {})}
-    if draft.settings.get("loss_type") in keys.HUBER and not draft.is_flow:
+    if str(draft.settings.get("loss_type")) in keys.HUBER and not draft.is_flow:
         values["huber_schedule"] = "snr"
     if models.script_of(draft).startswith("train_db") and draft.settings.get("stop_text_encoder_training") != -1:
         values["train_text_encoder"] = True

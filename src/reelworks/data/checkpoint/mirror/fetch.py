@@ -101,7 +101,7 @@ def _fetch(place: RemoteFilesystem, store: CheckpointFolder, step: int, data: by
             code="disk-full",
             field="output",
             value=str(store.root.parent),
-            remedy="free disk space, or choose another folder with --output",
+            remedy="free disk space, or choose a folder of the same name elsewhere with --output",
         )
     temporary = store.root / names.in_flight(step, names.fresh_id())
     try:

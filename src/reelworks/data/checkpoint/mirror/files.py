@@ -88,7 +88,8 @@ def require_same_name(place: RemoteFilesystem, run: RunFolder) -> None:
         output = toml.parse((place.read("recipe.toml") or b"").decode()).get("output")
     except (UserError, ValueError):
         return
-    if isinstance(output, str) and (name := Path(output).name) != run.path.name:
+    name = Path(output).name if isinstance(output, str) else ""
+    if name not in ("", "..", run.path.resolve().name):
         raise MirrorError(
             f"the mirror belongs to the run {name}",
             code="mirror-of-another-run",
