@@ -26,26 +26,26 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_468, 1_600),
-    "data": Part(("data",), 15_784, 12_400),
+    "core": Part(("core",), 2_467, 1_600),
+    "data": Part(("data",), 15_787, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_307, 8_600),
-    "training": Part(("training",), 12_528, 9_700),
-    "inference": Part(("inference",), 2_737, 2_400),
-    "commands": Part(("commands",), 1_615, 1_200),
-    "reports": Part(("reports",), 1_409, 1_250),
+    "models": Part(("models",), 11_303, 8_600),
+    "training": Part(("training",), 12_521, 9_700),
+    "inference": Part(("inference",), 2_742, 2_400),
+    "commands": Part(("commands",), 1_613, 1_200),
+    "reports": Part(("reports",), 1_407, 1_250),
     "quickstart": Part(("quickstart",), 822, 500),
     "demo and testing": Part(("demo", "testing"), 1_188, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_955, 1_450),
+    "adapter files": Part(("annexes/lora",), 1_958, 1_450),
     "doctor": Part(("annexes/doctor",), 204, 170),
-    "captions": Part(("annexes/captions",), 1_796, 1_350),
+    "captions": Part(("annexes/captions",), 1_794, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),
-    "quality": Part(("annexes/quality",), 2_207, 1_950),
+    "quality": Part(("annexes/quality",), 2_206, 1_950),
     "learning": Part(("annexes/learning",), 885, 700),
     "hub": Part(("annexes/hub",), 685, 580),
-    "imports": Part(("annexes/imports",), 7_045, 4_850),
-    "page": Part(("annexes/page",), 3_039, 2_700),
+    "imports": Part(("annexes/imports",), 7_056, 4_850),
+    "page": Part(("annexes/page",), 3_034, 2_700),
 }
 
 

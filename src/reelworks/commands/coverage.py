@@ -41,8 +41,7 @@ def coverage(
 
     history = clip_history.cover(RunFolder(run))
     selected = never_trained or clip is not None
-    places = history.places(never_trained=never_trained, clip=clip) if selected or json else []
-    report = history.report(places)
+    report = history.report(history.places(never_trained=never_trained, clip=clip) if selected or json else [])
     show.json(report) if json else _print_coverage(report, has_copies=bool(history.copy.any()))
     if history.problems:
         more = f", and {len(history.problems) - 1} more" if len(history.problems) > 1 else ""

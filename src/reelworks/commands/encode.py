@@ -187,8 +187,7 @@ def show_entries(
 
     loaded = load_recipe(recipe, overrides)
     source, chunks = ahead.reached(loaded)
-    encoder = encoding.lazy_encoder(loaded, machine.default_device())
-    sheet = upkeep.contact_sheet(source, encoder, chunks, clips)
+    sheet = upkeep.contact_sheet(source, encoding.lazy_encoder(loaded, machine.default_device()), chunks, clips)
     if not sheet:
         show.line(f"nothing of this recipe is stored in {loaded.encoded_folder}")
         raise Exit(ExitCode.FAILED)

@@ -342,8 +342,7 @@ def _serve_calls(connection: Connection) -> None:
             file = None if place is None else _receive_file(connection)
             try:
                 connection.send(None)
-                result = _result(function, value)
-                _send(connection, result, file, place)
+                _send(connection, _result(function, value), file, place)
             finally:
                 if file is not None:
                     os.close(file)

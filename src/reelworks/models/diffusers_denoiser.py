@@ -268,8 +268,7 @@ def with_sources(inputs: DenoiserInputs) -> tuple[Tensor, Tensor]:
     tokens, times = inputs.latent.flatten(2).transpose(1, 2), token_times(inputs, H * W)
     if not inputs.sources:
         return tokens, times  # as they lie in memory: products may round those of a copy otherwise
-    given = [source.flatten(2).transpose(1, 2) for source in inputs.sources]
-    tokens = torch.cat([tokens, *given], dim=1)
+    tokens = torch.cat([tokens, *[source.flatten(2).transpose(1, 2) for source in inputs.sources]], dim=1)
     return tokens, pad(times, (0, tokens.shape[1] - times.shape[1]))
 
 

@@ -163,8 +163,7 @@ class Counted:
         """Return the readable clips of a catalog, in proposed buckets."""
         good = np.flatnonzero(rows.readable)
         table = propose.table_of(proposal) if proposal.entries else EMPTY
-        clips = propose.clips_of(rows.take(good))
-        bucket = assign.assign(clips, table, seed=0, epoch=0).bucket
+        bucket = assign.assign(propose.clips_of(rows.take(good)), table, seed=0, epoch=0).bucket
         inside = np.flatnonzero(bucket >= 0)
         return cls(rows, rows.readable, table, good[inside], bucket[inside].astype(np.int64))
 

@@ -169,8 +169,7 @@ def _save_ticks(data: RunData) -> list[dict[str, Any]]:
 
 def loss_by_bucket(data: RunData) -> Figure | None:
     """Plot the smoothed loss of each bucket, the most trained ones in colour."""
-    points = _by_part(data, "loss_by_bucket")
-    traces = _bucket_lines(points, smooth)
+    traces = _bucket_lines(_by_part(data, "loss_by_bucket"), smooth)
     note = "Smoothed. Shapes differ in difficulty, so compare each line only with itself."
     return _figure("loss-by-bucket", "Loss by bucket", note, traces, "loss", legend=True)
 

@@ -221,8 +221,7 @@ class _ListPart(NamedTuple):
                     rows = _renamed([json.loads(line) for line in lines if line.strip()], self.former, self.column)
             except json.JSONDecodeError:  # objects of several lines, or several in one
                 return [_without_none(row) for row in self.table.to_pylist()]
-        changed = self.table.select([PATH, self.column]).to_pylist()
-        pairs = zip(rows, changed, strict=True)
+        pairs = zip(rows, self.table.select([PATH, self.column]).to_pylist(), strict=True)
         return [{n: v for n, v in (row | new).items() if v is not None or n not in new} for row, new in pairs]
 
 

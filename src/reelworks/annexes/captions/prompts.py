@@ -75,8 +75,7 @@ def fill(
         max_words: Most words of a caption, which the prompt asks for.
     """
     if template is None:
-        sort = "tags" if style == "tags" else "caption"
-        text = STYLES[style].format(kind=kind, sort=sort)
+        text = STYLES[style].format(kind=kind, sort="tags" if style == "tags" else "caption")
     else:
         text = template.format(kind=kind, name=name, caption=caption, trigger=trigger or "")
     return text if max_words is None else f"{text} Use at most {max_words} words."

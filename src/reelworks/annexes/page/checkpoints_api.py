@@ -64,8 +64,7 @@ routes = APIRouter(prefix="/runs/{key}/checkpoints")
 def list_checkpoints(run: PageRun) -> Json:
     store, policy = _open(run)
     rows = listing.rows(store, policy)
-    disk = store.root if store.root.exists() else run.path
-    free = shutil.disk_usage(disk).free
+    free = shutil.disk_usage(store.root if store.root.exists() else run.path).free
     return {
         "rows": results.as_json(rows),
         "total_bytes": listing.total_bytes(rows),

@@ -74,8 +74,7 @@ def write_caption(workspace: Workspace, clips: ClipView, row: int, text: str) ->
             remedy=f"it comes from {place.source}",
         )
     file = workspace.require(place.file)  # of a link, the file that it leads to
-    data = text.strip().encode("utf-8", errors="replace")
-    _write(file, data + b"\n", "caption")
+    _write(file, text.strip().encode("utf-8", errors="replace") + b"\n", "caption")
     return file
 
 

@@ -61,8 +61,7 @@ def bars_of(values: F64, *, whole: bool = False) -> Json:
     middle = float(np.median(values))
     distinct = np.unique(np.round(values, 3)) if len(values) < 50_000 else np.unique(np.round(values[::50], 3))
     if len(distinct) <= _FEW:
-        nearest = np.round(values, 3)
-        names, counts = np.unique(nearest, return_counts=True)
+        names, counts = np.unique(np.round(values, 3), return_counts=True)
         if len(names) <= _FEW:
             return {"median": middle, "values": names.tolist(), "counts": counts.tolist()}
     low, high = float(values.min()), float(np.percentile(values, 99.5))

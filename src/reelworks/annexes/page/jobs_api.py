@@ -72,8 +72,7 @@ def list_recipes(context: PageContext) -> list[Json]:
 @routes.post("/recipes/{key}/trust")
 def trust_code(context: PageContext, key: str) -> None:
     """Trust the code that a recipe or a run's recipe names; no path comes from the browser."""
-    entries = _code_of(context.workspace.recipe(key)).values()
-    trust.add(trust.untrusted(chain.from_iterable(entries)))
+    trust.add(trust.untrusted(chain.from_iterable(_code_of(context.workspace.recipe(key)).values())))
 
 
 @routes.post("/recipes/{key}/train")

@@ -50,8 +50,7 @@ def row(context: Context, key: str, path: Path) -> Json:
     run = RunFolder(path)
     about: Json = {"key": key, "name": text_of(Path(path.name)), "path": context.workspace.label(path)}
     index = context.index(run)
-    recent = index.steps(_SPARK_POINTS)
-    spark = [event.get("loss") for event in recent]
+    spark = [event.get("loss") for event in index.steps(_SPARK_POINTS)]
     last = index.last_step()
     total = total_steps(run)
     state = _state(context, key, run, index.others, last)

@@ -46,8 +46,7 @@ def values(clips: ComparedClips, label: NDArray[np.int64], best: NDArray[np.int6
 def _numbers(label: NDArray[np.int64], former: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the numbers of groups, NaN for a clip alone; a group takes the least of its members that no other has."""
     number = np.full(len(label), np.nan)
-    members = np.bincount(label, minlength=len(label))
-    grouped = np.flatnonzero(members[label] > 1)
+    grouped = np.flatnonzero(np.bincount(label, minlength=len(label))[label] > 1)
     heads, group = np.unique(label[grouped], return_inverse=True)
     least = np.full(len(heads), np.inf)
     known = ~np.isnan(former[grouped])

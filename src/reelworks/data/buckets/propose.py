@@ -219,8 +219,7 @@ def propose(clips: Clips, config: BucketsConfig, geometry: Geometry) -> Proposal
 
 def _of_pictures(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Suggestion]:
     ladder = Ladder.from_steps(_PICTURES, config, geometry)
-    highest = _reached(ladder, clips, config)
-    chosen = rungs(highest, ladder.worth, _MOST_SIZES)
+    chosen = rungs(_reached(ladder, clips, config), ladder.worth, _MOST_SIZES)
     return [Suggestion(ladder.names[i], 1) for i in dict.fromkeys(_fit(ladder, s, 1, config) for s in chosen)]
 
 

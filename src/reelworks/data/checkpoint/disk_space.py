@@ -169,8 +169,7 @@ def forecast(
     # Retention runs after each save, so nothing is deleted before the first.
     before = np.concatenate([[0], retained])[len(present) : -1]
     before[:1] = len(present)
-    at_once = before + 1
-    peak = int(at_once.max(initial=len(present)))
+    peak = int((before + 1).max(initial=len(present)))
     fits = before * checkpoint_bytes + checkpoint_bytes * MARGIN <= room_bytes
     limit, least = policy.max_disk_bytes, int(floor[-1]) + 1 if len(floor) else 0
     return DiskForecast(

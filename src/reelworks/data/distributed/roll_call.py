@@ -131,8 +131,7 @@ def _attend(store: TCPStore, rank: int, mine: Facts, join_seconds: float) -> tup
     try:
         store.wait([f"token/{word}"], timedelta(seconds=join_seconds + _LONGER_SECONDS))
         token = store.get(f"token/{word}").decode()
-        guest = {"rank": rank, "host": host, "facts": dict(mine)}
-        _Entries(store, f"{token}/here").append(json.dumps(guest))
+        _Entries(store, f"{token}/here").append(json.dumps({"rank": rank, "host": host, "facts": dict(mine)}))
         store.wait([f"{token}/verdict"], timedelta(seconds=join_seconds + _LONGER_SECONDS))
         verdict = json.loads(store.get(f"{token}/verdict"))
     except dist.DistError:

@@ -176,8 +176,7 @@ class Dataset(CatalogView):
         clips, row = self.clips()
         result = self._latest(epoch) or self._assign(epoch, clips, row)
         if self.duplicate_groups is not None and consumed is not None and consumed.bits.any():
-            ordinal = np.flatnonzero(consumed.bits.any(axis=1))
-            used = np.isin(self.rows.uid, self.catalog.uids()[ordinal])
+            used = np.isin(self.rows.uid, self.catalog.uids()[np.flatnonzero(consumed.bits.any(axis=1))])
             result = self._once(
                 self.duplicate_groups, self._with_duplicates(epoch, clips, row), clips, row, epoch, used
             )

@@ -143,8 +143,7 @@ def carry_over(identity: Identity, former: Segment, ordinal: I64, copy: I64, exc
     `ordinal` and `copy` are the clips of the `former` segment's catalog that it and the segments before it consumed; of
     `excluded`, its excluded clips, only those without a row in that catalog are read.
     """
-    kept = identity.ordinal[identity.kept]
-    stays = _among(ordinal, kept)
+    stays = _among(ordinal, identity.ordinal[identity.kept])
     consumed = Excluded.none().with_places(ordinal[stays], copy[stays])
     key = np.concatenate([former.keys(ordinal[~stays]), excluded.gone_key])
     copy = np.concatenate([copy[~stays], excluded.gone_copy])

@@ -211,8 +211,7 @@ def write(run: RunFolder, record: Record) -> None:
         storage.rmtree(unfinished)
     storage.mkdir(unfinished)
     sums = {name: _write_table(unfinished / name, *table) for name, table in _tables(record).items()}
-    about = record.about.model_copy(update={"files": sums})
-    _write_values(unfinished / _ABOUT, about)
+    _write_values(unfinished / _ABOUT, record.about.model_copy(update={"files": sums}))
     if target.exists():
         storage.rmtree(target)
     storage.rename(unfinished, target)

@@ -44,8 +44,7 @@ class Psnr:
 
     def value(self, clip: MeasuredClip) -> float:
         """Return the mean ratio of a clip's frames."""
-        error_THW3 = clip.frames.astype(np.float64) - _reference(clip)
-        mean_T = np.square(error_THW3).mean(axis=(1, 2, 3))
+        mean_T = np.square(clip.frames.astype(np.float64) - _reference(clip)).mean(axis=(1, 2, 3))
         floor = 255.0**2 * 10 ** (-_MAX_DB / 10)
         return float((10 * np.log10(255.0**2 / np.maximum(mean_T, floor))).mean())
 

@@ -127,8 +127,7 @@ class LoadedModel:
                     remedy="leave it out, and add the file of the LoRA to its base by `reelworks lora apply`, with --part for each text encoder",
                 )
             if to_merge and recipe.lora is not None:
-                wide = recipe.lora.model_copy(update={"base": "float32"})
-                recipe = recipe.model_copy(update={"lora": wide})
+                recipe = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"base": "float32"})})
             on_another = shown and recipe.samples.has_model
             if on_another:
                 recipe = preview_model.recipe_of(recipe)

@@ -149,8 +149,7 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
         rows = []
         for i, drop in enumerate(dropped):
             caption = "" if drop and drops else batch.request.captions[i]
-            seen = self.source.keys.seen(batch.wanted[i])
-            wanted = self.source.keys.text(caption, seen)
+            wanted = self.source.keys.text(caption, self.source.keys.seen(batch.wanted[i]))
             try:
                 rows.append(self.encoders.embedded.get(wanted.key, partial(self._embed, batch, i, wanted, caption)))
             except MediaError as error:  # what stands in is not cached, as the next use may read the file
@@ -158,8 +157,7 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
                     logger.warning(
                         f"{batch.wanted[i][TEXT].label}: a caption is embedded without its pictures: {error}"
                     )
-                    alone = self.encoders.text_encoder.encode([caption])
-                    rows.append(values.unpack(values.pack(alone)))
+                    rows.append(values.unpack(values.pack(self.encoders.text_encoder.encode([caption]))))
                 else:  # it is not trained
                     rows.append(values.blank_text(self.encoders))
         return TextEmbedding(

@@ -341,8 +341,7 @@ def measure_few_blocks(denoiser: Denoiser, inputs: DenoiserInputs, *, accumulate
     for run in groups:
         with _cut(groups, {run: 1}):
             more = _peaks(denoiser, inputs, late_bytes, accumulates)
-        removed = run.stop - run.start - _FEW
-        whole = whole.with_blocks(removed, base, more)
+        whole = whole.with_blocks(run.stop - run.start - _FEW, base, more)
     return _as_pass(denoiser, whole, accumulates)
 
 

@@ -60,8 +60,7 @@ class Workbench:
         return Trial(bucket.name, bucket.tokens, batch_size, 1000 * statistics.median(times), peak_bytes(self._device))
 
     def _step(self, bucket: Bucket, batch_size: int) -> None:
-        clips = batch_size * self._recipe.clips_per_place
-        inputs = dry_run.blank(self._sizes, bucket, clips, self._device)
+        inputs = dry_run.blank(self._sizes, bucket, batch_size * self._recipe.clips_per_place, self._device)
         try:
             with recompute.by(memory.recomputation(self._recipe, bucket)):
                 torch.autograd.backward(self._boundary(inputs).float().square().mean())

@@ -132,5 +132,4 @@ def shared_out(
     """Yield this rank's part of so many micro-batches; all ranks get the same number, filled up with fillers."""
     for first in range(0, count, world.data_size):
         own = first + world.data_rank
-        clips = clips_of(min(own, count - 1))
-        yield source.build_request(clips, epoch=0, is_idle=own >= count, augments=False)
+        yield source.build_request(clips_of(min(own, count - 1)), epoch=0, is_idle=own >= count, augments=False)

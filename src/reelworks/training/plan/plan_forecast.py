@@ -190,8 +190,7 @@ def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.in
     for kind in Reason:
         where = np.flatnonzero(lost & (reason == kind))
         if len(where):
-            paths = sorted(data.rows.labels(where[:FILES_NAMED]))
-            by_reason[kind.label] = UnseenClips(len(where), paths)
+            by_reason[kind.label] = UnseenClips(len(where), sorted(data.rows.labels(where[:FILES_NAMED])))
     return NeverSeen(int(lost.sum()), by_reason)
 
 

@@ -88,8 +88,7 @@ def counts(data: RecipeData, rejections: list[Rejection]) -> dict[str, LeftOut]:
     for r in rejections:
         missed = r.nearest[r.nearest >= 0] if not r.reason.is_duplicate else r.nearest[:0]
         entry, number = np.unique(missed, return_counts=True)
-        names = [str(data.table.entries[i]) for i in entry.tolist()]
-        nearest = dict(zip(names, number.tolist(), strict=True))
+        nearest = dict(zip([str(data.table.entries[i]) for i in entry.tolist()], number.tolist(), strict=True))
         failed: dict[str, int] = {}
         if r.reason == Reason.FILTERED:  # by the parts of the filters that they fail, the most frequent ones
             parts = data.failed_filters.take(pa.array(r.row))

@@ -96,8 +96,7 @@ def of_gpu(data: RecipeData, plan: PlanForecast, gpu: Gpu) -> StepForecast:
     of_network = Measurements().estimate(data.recipe, data.table)
     spec = plan_forecast.plan_spec(data, data.recipe.parallel.data_ranks(plan.world))
     extent = _extent(data, spec, data.recipe.train, StageStart())
-    seconds = _seconds(data, plan, of_network, extent, gpu)
-    each = seconds / max(extent.steps, 1)
+    each = _seconds(data, plan, of_network, extent, gpu) / max(extent.steps, 1)
     return StepForecast(gpu.name, each, extent.steps, bool(data.measured_ms), of_network.memory.total)
 
 

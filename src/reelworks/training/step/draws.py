@@ -46,8 +46,7 @@ def objective_of_step(
     for bucket, count in step_source.batches_of_step(plan, plan_step):
         shape = table.buckets[bucket].shape
         ratio = shift_ratio(objective, shape, geometry.latent(shape))
-        share = timesteps.share_below(switch, objective, ratio)
-        low += count * share
+        low += count * timesteps.share_below(switch, objective, ratio)
         clips += count
     draw = float(hash_rng.uniform(hash_rng.hash64(recipe.seed, step, Purpose.EXPERT)))
     timestep_range = [0.0, switch] if draw * clips < low else [switch, 1000.0]

@@ -338,8 +338,7 @@ class GatheredMuon(torch.optim.Muon):
         """Return the change of a whole matrix by a step of torch's Muon, without momentum, from zeros."""
         change = nn.Parameter(torch.zeros_like(towards))
         change.grad = towards
-        keys = ("lr", "eps", "ns_coefficients", "ns_steps", "adjust_lr_fn")
-        kept = {key: group[key] for key in keys}
+        kept = {key: group[key] for key in ("lr", "eps", "ns_coefficients", "ns_steps", "adjust_lr_fn")}
         once: torch.optim.Optimizer = MuonOfDevice([change], momentum=0.0, weight_decay=0.0, **kept)
         once.step()
         return change.detach()

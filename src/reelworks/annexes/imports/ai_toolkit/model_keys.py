@@ -17,8 +17,7 @@ _FULL_RANK = 100_000  # above any width, so that both factors of a LoKr are full
 
 def _network(value: Any, draft: ImportDraft) -> Outcome:
     name = str(value).lower()
-    kind = "lokr" if name == "lokr" else "lora"
-    remark = draft.set("lora.type", kind)
+    remark = draft.set("lora.type", "lokr" if name == "lokr" else "lora")
     blocks = models.is_transformer(draft.settings) and draft.settings.get("network.transformer_only", True) is not False
     draft.set("lora.targets", "blocks", "all linear layers of the blocks")
     if name == "dora":

@@ -91,8 +91,7 @@ def _choose(draft: ImportDraft, preset: str, key: str, outcomes: OutcomesByKey) 
     if is_pair and draft.settings.get("dit_high_noise"):
         usable = False
     draft.begin("dit")
-    remark = choose_model(draft, preset, str(weights) if usable else None)
-    outcomes.add("dit", (Fate.TAKEN, remark))
+    outcomes.add("dit", (Fate.TAKEN, choose_model(draft, preset, str(weights) if usable else None)))
     if is_pair:
         _choose_experts(draft, outcomes)
     draft.begin(key)

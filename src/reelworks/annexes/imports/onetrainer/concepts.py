@@ -232,8 +232,7 @@ def _prompt(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NO_MEANING, "the sample is off"
     if datasets.needs_picture(draft):
         return Fate.NOT_POSSIBLE, datasets.PICTURE_NEEDED
-    prompts = draft.get("samples.prompts", [])
-    draft.set("samples.prompts", [*prompts, values.text(value)], "samples")
+    draft.set("samples.prompts", [*draft.get("samples.prompts", []), values.text(value)], "samples")
     return Fate.TAKEN, "samples.prompts"
 
 

@@ -41,7 +41,9 @@ def translate(values: dict[str, Any]) -> dict[str, Any]:
         if key in _OF_LYCORIS:
             if value not in _EMPTY and (algorithm is not None or key in _TABLE["arguments"].get(str(kind), [])):
                 found[f"network_args.{key}"] = value
-        elif value not in _EMPTY or key == "sdxl" or (module is None and key in _MAY_BE_0 and str(value) in ("0", "0.0")):
+        elif (
+            value not in _EMPTY or key == "sdxl" or (module is None and key in _MAY_BE_0 and str(value) in ("0", "0.0"))
+        ):
             found[_TABLE["names"].get(key, key)] = value
     ending = "" if module is None else "_network"
     found["script"] = f"{family}_train{ending}.py" if family else f"train{'_db' if module is None else ending}.py"

@@ -73,8 +73,7 @@ class _SdScripts(FormerTrainer):
             outcomes.add("network_module", adapters.begin(draft, targets, why))
         names = {*keys.DATASETS, *keys.SIZES, *keys.ALSO.values()}
         rules = {**keys.RULES, **outcomes.rules(_LEVELS, names, draft.settings)}
-        defaults = _defaults(draft, is_adapter=is_adapter)
-        yield from training.convert(draft, rules, defaults)
+        yield from training.convert(draft, rules, _defaults(draft, is_adapter=is_adapter))
 
 
 SD_SCRIPTS = _SdScripts()

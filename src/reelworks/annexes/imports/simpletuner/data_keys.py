@@ -114,8 +114,7 @@ def _folder(value: Any, draft: ImportDraft) -> Outcome:
 
 def _hub(value: Any, draft: ImportDraft) -> Outcome:
     """Name a folder for a dataset of the hub, whose pictures lie in tables there."""
-    number = draft.numbers[0]
-    remark = datasets.place(draft, number, str(value).rpartition("/")[2] or "clips")
+    remark = datasets.place(draft, draft.numbers[0], str(value).rpartition("/")[2] or "clips")
     return Fate.TO_FILL_IN, f"tables of the hub are not read: save the pictures with text files; {remark}"
 
 

@@ -20,8 +20,7 @@ def _prompts(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _preview_size(value: Any, draft: ImportDraft) -> Outcome:
-    text = str(value).split(",")[0].strip().lower()
-    width, _, height = text.partition("x")
+    width, _, height = str(value).split(",")[0].strip().lower().partition("x")
     sides = [float(side) for side in (width, height or width)]
     sides = [side * 1000 if 0 < side < 10 else side for side in sides]  # megapixels
     remarks = [

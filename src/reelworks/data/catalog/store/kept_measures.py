@@ -177,8 +177,7 @@ class KeptMeasures:
         try:
             # Else a column of a group of a million rows would be in memory as it is on disk, too.
             options = {"buffer_size": _BUFFER_BYTES, "pre_buffer": False, "page_checksum_verification": True}
-            file = pq.ParquetFile(segment.path, **options)
-            yield from file.iter_batches(_BATCH, columns=list(columns))
+            yield from pq.ParquetFile(segment.path, **options).iter_batches(_BATCH, columns=list(columns))
         except (OSError, ValueError, pa.ArrowException) as error:
             _tell_of_damage(segment.path, error)
             self._segments.remove(segment)

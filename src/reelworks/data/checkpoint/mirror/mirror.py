@@ -131,8 +131,7 @@ class Mirror:
         self._with_retries(files.push, self._place, self._run, self._run_id)
         if not self._with_retries(self._place.is_there, saved):
             self._upload(saved)
-            seconds = time.perf_counter() - began
-            fields = {"bytes": saved.total_bytes, "seconds": round(seconds, 3)}
+            fields = {"bytes": saved.total_bytes, "seconds": round(time.perf_counter() - began, 3)}
             self._log("mirrored", step, save_id=saved.save_id, url=self._place.url, **fields)
             self._run_log.event("mirrored", step=step, **fields)
 

@@ -139,8 +139,7 @@ class DoubleBlock(nn.Module):
         of_text = self.txt_attn(modulated(text_BMD, *text[:2]))
         of_clip = self.img_attn(modulated(clip_BLD, *clip[:2]))
         q, k, v = (torch.cat(pair, dim=2) for pair in zip(of_text, of_clip, strict=True))
-        out_BSD = _attention(q, k, v, rotation, shares)
-        from_text, from_clip = out_BSD.tensor_split([text_BMD.shape[1]], dim=1)
+        from_text, from_clip = _attention(q, k, v, rotation, shares).tensor_split([text_BMD.shape[1]], dim=1)
         return (
             _finish(clip_BLD, self.img_attn.proj(from_clip), clip, self.img_mlp),
             _finish(text_BMD, self.txt_attn.proj(from_text), text, self.txt_mlp),

@@ -75,8 +75,7 @@ def sample_iddpm(
             new_BT = rectified_flow.per_frame(starts_BT == index_B[:, None])
             z = torch.where(new_BT, iddpm.noised_at(plan, z, edit.noise(step), index_B), z)
             mask_BT = starts_BT > index_B[:, None]
-        time_B = plan.steps.to(z.device)[index_B].float()
-        both = with_and_without(network, z, time_B, mask_BT)
+        both = with_and_without(network, z, plan.steps.to(z.device)[index_B].float(), mask_BT)
         cond, uncond = (half[:, :guided] for half in both)
         output = torch.cat([uncond + guidance_scale * (cond - uncond), both[0][:, guided:]], dim=1)
         predicted = iddpm.posterior(plan, output, z, index_B)
