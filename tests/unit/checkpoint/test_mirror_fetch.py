@@ -53,6 +53,8 @@ def test_a_copied_recipe_does_not_become_the_run_of_its_mirror(tmp_path: Path) -
         fetch(tmp_path / "mirror", RunFolder(tmp_path / "two"))
     assert not (tmp_path / "two").exists()
     assert fetch(tmp_path / "mirror", RunFolder(tmp_path / "new" / "one"))[0] == 100
+    (tmp_path / "mirror" / "recipe.toml").write_text('output = "."\n', encoding="utf-8")  # of any name
+    assert fetch(tmp_path / "mirror", RunFolder(tmp_path / "three"))[0] == 100
 
 
 def test_an_empty_disk_gets_the_newest_and_the_files_beside_it(tmp_path: Path, mirror: Path) -> None:

@@ -19,10 +19,12 @@ from refused import refused
 from unrounded import Unrounded
 
 from reelworks.core.shape import Shape
-from reelworks.inference.generate import diffusers_pipeline
+from reelworks.inference.generate import diffusers_pipeline, pipeline
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import registry
+from reelworks.models.objectives import rectified_flow
+from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.objectives.samplers import flow
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.text import encoders
@@ -301,25 +303,16 @@ def test_lengths_of_guided_tokens_are_those_of_the_pipelines(name, only_shorter)
         torch.testing.assert_close(pack(guided, 1, 16, 6, 8).double(), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_longcat_image_is_guided_within_the_length_of_its_own_pipeline(places):
-    """Generation takes that rule, and at a guidance of 1 it changes nothing."""
-    made = {}
-    for length in ("limited", "free"):
-        for scale in (1.0, 8.0):
-            recipe = recipe_for("longcat-image-tiny", places("longcat-image-tiny"))
-            encoder = build.encoder(recipe, CPU)
-            assert encoder.conditioning.guided_length == "limited"
-            encoder = dataclasses.replace(
-                encoder, conditioning=dataclasses.replace(encoder.conditioning, guided_length=length)
-            )
-            denoiser = build.denoiser(recipe, CPU)
-            with torch.no_grad():
-                denoiser.module.context_embedder.weight.mul_(30)
-            options = GenerateOptions(Shape(1, 32, 64), 12.0, 3, scale, seed=5)
-            found = diffusers_pipeline.generate(recipe, DtypeBoundary(denoiser), encoder, [PROMPT], options)
-            made[length, scale] = found.clips[0]
-    assert distance(made["limited", 1.0], made["free", 1.0]) == 0
-    assert distance(made["limited", 8.0], made["free", 8.0]) > 0
+def test_lengths_are_those_of_velocities_whatever_the_network_predicts():
+    """One step from noise to data, by a network that predicts the data."""
+    random = torch.Generator().manual_seed(1)
+    noise, both = torch.randn(3, 4, 1, 4, 4, generator=random).split([1, 2])
+    options = GenerateOptions(Shape(1, 32, 32), 12.0, 1, 4.0, seed=5)
+    of_data = ObjectiveConfig(prediction="sample")
+    made = pipeline._sample(lambda *_: both, noise, of_data, options, lambda: noise, None, (1, 4, 4), "kept")
+    velocity = rectified_flow.velocity_from(both, torch.cat([noise, noise]), torch.full((2,), 1000.0), "sample")
+    wanted = noise + flow.guided_at_length(velocity, 4.0, only_shorter=False)[:1]
+    torch.testing.assert_close(made, wanted)
 
 
 def test_ltx_2_makes_frames_without_sound(places):
@@ -340,19 +333,25 @@ def test_flux_3_is_sampled_by_our_own_sampler(places):
 
 
 @pytest.mark.usefixtures("exact_texts")
-def test_longcat_image_is_sampled_by_our_own_sampler(places):
-    """Without guidance, which its pipeline renews in length, the picture is that of the pipeline."""
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_longcat_image_is_sampled_by_our_own_sampler(places, scale):
+    """As its pipeline draws by hand, which limits the length of what guidance makes; the network is one that words move."""
     place = places("longcat-image-tiny")
-    options = GenerateOptions(Shape(1, 32, 64), 12.0, 3, 1.0, seed=5)
-    made = made_by(recipe_for("longcat-image-tiny", place, objective={"timestep_shift": 3.0}), options)
+    options = GenerateOptions(Shape(1, 32, 64), 12.0, 3, scale, seed=5)
+    recipe = recipe_for("longcat-image-tiny", place, objective={"timestep_shift": 3.0})
+    denoiser, pipeline = build.denoiser(recipe, CPU), by_hand("longcat-image-tiny", place)
+    with torch.no_grad():
+        for network in (denoiser.module, pipeline.transformer):
+            network.context_embedder.weight.mul_(30)
+    encoder = build.encoder(recipe, CPU)
+    made = diffusers_pipeline.generate(recipe, DtypeBoundary(denoiser), encoder, [PROMPT], options)
     assert made.by == "the own sampler (the family's pipeline takes no texts that are embedded already)"
-    pipeline = by_hand("longcat-image-tiny", place)
     theirs = pipeline(
         prompt=PROMPT,
         height=32,
         width=64,
         num_inference_steps=3,
-        guidance_scale=1.0,
+        guidance_scale=scale,
         enable_prompt_rewrite=False,
         generator=torch.Generator().manual_seed(5),
         output_type="np",

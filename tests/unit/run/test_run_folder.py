@@ -41,6 +41,13 @@ def test_no_run_here(run: RunFolder, text: str) -> None:
         run.info()
 
 
+def test_a_run_that_cannot_be_read_is_not_called_damaged(run: RunFolder) -> None:
+    run.info_file.unlink()
+    run.info_file.mkdir()
+    with refused("no-run", "RUN", says="cannot be read"):
+        run.info()
+
+
 @pytest.mark.parametrize(("age", "remedy"), [(1, "use the version that wrote it"), (-1, "update Reelworks")])
 def test_a_run_of_another_version_says_which_version_to_use(run: RunFolder, age: int, remedy: str) -> None:
     run.info_file.write_text(json.dumps({"format": FORMAT_VERSION - age}), encoding="utf-8")
