@@ -141,7 +141,8 @@ def saves(
     every = [policy.every_steps, policy.at_epoch_end and epoch, policy.at_best and validations]
     found = {step for n in every if n for step in range(done - done % n + n, last + 1, n)[:_MOST_SAVES]}
     if policy.every_minutes is not None:
-        found.update(n for n in range(done + 1, last + 1)[:_MOST_SAVES] if n % (policy.keep_every or last + 1))
+        rare = policy.keep_every if policy.keep_every != 1 else None
+        found.update(n for n in range(done + 1, last + 1)[:_MOST_SAVES] if rare is None or n % rare)
     return sorted({*found, last} - {done})
 
 

@@ -82,9 +82,8 @@ class PlanSpec:
 
     def digest(self) -> str:
         """Return the digest of all fields."""
-        return digests.digest_json(
-            asdict(self) | ({"merging": 2} if self.merge_to else {})
-        )  # version of what may merge
+        merging = {"merging": 2} if self.merge_to else {}  # version of the choice of what may merge
+        return digests.digest_json(asdict(self) | merging)
 
 
 @dataclass(frozen=True)
