@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 
 import pytest
@@ -27,7 +28,7 @@ def test_a_stage_is_told_once_it_lasts_and_then_again_and_again(said: list[str])
         time.sleep(0.6)
     assert said[0] == "merging"
     assert len(said) >= 2
-    assert set(said[1:]) == {"merging: 3 of 4, 0 s so far"}
+    assert all(re.fullmatch(r"merging: 3 of 4, \d+ s so far", line) for line in said[1:])  # more on a busy machine
 
 
 def test_a_short_stage_says_nothing_unless_at_once(said: list[str]) -> None:
