@@ -44,7 +44,7 @@ PARTS = {
     "quality": Part(("annexes/quality",), 2_206, 1_950),
     "learning": Part(("annexes/learning",), 885, 700),
     "hub": Part(("annexes/hub",), 685, 580),
-    "imports": Part(("annexes/imports",), 7_056, 4_850),
+    "imports": Part(("annexes/imports",), 7_052, 4_850),
     "page": Part(("annexes/page",), 3_034, 2_700),
 }
 

@@ -27,16 +27,12 @@ def _bound(value: Any, draft: ImportDraft) -> Outcome:
         switch, experts = registry.PRESETS[draft.get("model.name")].switch_timestep, draft.get("model.experts")
         own = {"high": (switch, 1000.0), "low": (0.0, switch)}.get(experts, (0.0, 1000.0))
         if number_of(value) != own[draft.key == "max_timestep"]:
-            return (
-                Fate.NOT_POSSIBLE,
-                f"each network is trained at its own timesteps, here from {own[0]:g} to {own[1]:g}",
-            )
-        squeezed = (
-            ""
-            if is_on(draft.settings.get("preserve_distribution_shape"))
-            else "; there the density is squeezed into them"
-        )
-        return Fate.TAKEN, f'model.experts = "{experts}": it has these timesteps{squeezed}'
+            told = f"each network is trained at its own timesteps, here from {own[0]:g} to {own[1]:g}"
+            return Fate.NOT_POSSIBLE, told
+        told, keeps = f'model.experts = "{experts}": it has these timesteps', "preserve_distribution_shape"
+        return Fate.TAKEN, told if is_on(
+            draft.settings.get(keeps)
+        ) else f"{told}; there the density is squeezed into them"
     return timesteps.bound(value, draft, default_sampling=models.sampling_of(draft.settings))
 
 
