@@ -89,7 +89,9 @@ def _fails(tests: list[str], sources: Path, processes: int) -> bool:
 def main() -> None:
     """Plant the faults of the parts that are named, and tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", help="faults in modules that begin so, such as data/loader; all by default")
+    parser.add_argument(
+        "modules", nargs="*", help="faults in modules that begin so, such as data/loader; all by default"
+    )
     parser.add_argument("--whole", action="store_true", help="run all quick tests on each")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")

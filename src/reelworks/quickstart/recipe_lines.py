@@ -177,7 +177,7 @@ def model_lines(preset: str, known: Release, weights: str | None) -> list[Line]:
             code="no-published-weights",
             field="--model",
             value=preset,
-            remedy="give --weights PATH|HUB: a folder in the layout of diffusers, or a hub id",
+            remedy="`reelworks new --weights PATH|HUB` takes a folder in the layout of diffusers, or a hub id",
         )
     parts = registry.PRESETS[preset].parts
     lines += [Line("[model]", "weights", source), checkpointing]

@@ -20,6 +20,7 @@ from reelworks.annexes.imports import files
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.importer import TRAINERS
 from reelworks.core.errors import UserError
+from reelworks.models import registry
 
 TEXTS = ["", "none", "ünï\x00\x07", "a\nb", "1e-4", "C:\\x\\y", "\ud800", "{text} {", "512x512", "x" * 5000]
 NUMBERS = [0, -1, 1, 10**30, -5.5, float("nan"), float("inf"), 3.0, 0.5]
@@ -82,6 +83,30 @@ def test_anything_in_place_of_a_value(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_anything_in_place_of_several_values(tmp_path: Path) -> None:
     check(tmp_path, 400)
+
+
+FULL = {
+    "ai-toolkit": ["ai-toolkit-1.yaml"],
+    "diffusion-pipe": ["diffusion-pipe-1.toml", "diffusion-pipe-1-dataset.toml"],
+    "onetrainer": ["onetrainer-1.json", "onetrainer-1-concepts.json"],
+    "simpletuner": ["simpletuner-1.json", "simpletuner-1-data.json"],
+}
+
+
+@pytest.mark.parametrize("trainer", FULL)
+def test_any_model_can_be_trained_instead(tmp_path: Path, trainer: str) -> None:
+    for file in (GOLDEN / name for name in FULL[trainer]):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    if trainer == "onetrainer":  # layers are chosen by parts of their names
+        config = json.loads((tmp_path / "onetrainer-1.json").read_text(encoding="utf-8"))
+        (tmp_path / "onetrainer-1.json").write_text(json.dumps({**config, "layer_filter": "attn"}), encoding="utf-8")
+    files = [tmp_path / name for name in FULL[trainer]]
+    presets = [name for name, preset in registry.PRESETS.items() if preset.release is not None]
+    presets = [name for name in presets if registry.PRESETS[name].release.weights is not None]
+    for preset in presets:
+        made, recipe = converted(tmp_path, *files, trainer=trainer, model=preset)
+        assert fates(made)
+        assert recipe.model.name == preset
 
 
 def check(folder: Path, examples: int) -> None:

@@ -94,8 +94,16 @@ def side_of(value: Any) -> int:
 
 
 def needed(draft: ImportDraft) -> Iterator[ImportedKey]:
-    """Put a placeholder where the model needs pictures beside the clips and a dataset has none; yield a line for each."""
-    kinds = conditioning_of(draft).companions.needs if draft.get("model.name") is not None else ()
+    """Put a placeholder where the model needs pictures beside the clips and a dataset has none; yield a line for each.
+
+    Sound is given one rate of frames where no setting names one.
+    """
+    if draft.get("model.name") is None:
+        return
+    if conditioning_of(draft).sound and draft.get("data.fps") is None:
+        draft.begin("")
+        draft.set("data.fps", "model", "clips with sound need one rate")
+    kinds = conditioning_of(draft).companions.needs
     for number in range(draft.count("dataset")):
         for kind in kinds:
             if draft.get(f"dataset.{number}.{kind}") is not None:

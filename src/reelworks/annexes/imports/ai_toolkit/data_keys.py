@@ -181,7 +181,6 @@ def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
 def _sound(value: Any, draft: ImportDraft) -> Outcome:
     if not datasets.conditioning_of(draft).sound:
         return Fate.NOT_POSSIBLE, f"{draft.get('model.name')} is trained without sound"
-    draft.set("data.fps", "model", "clips with sound need one rate")
     draft.set("sound.missing", "silent", "clips without sound are trained with silence in ai-toolkit")
     return Fate.TAKEN, f'model.name = "{draft.get("model.name")}"'
 

@@ -44,9 +44,10 @@ def choose(draft: ImportDraft) -> None:
             known[arch] = preset
             break
     draft.begin("model.arch" if "model.arch" in settings.values else "model.name_or_path")
-    preset = trainer.find_model(draft, draft.key, _names(arch, path), known).removesuffix("-sound")
-    if registry.PRESETS.get(f"{preset}-sound") and _has_sound(settings):
-        preset = f"{preset}-sound"
+    preset = trainer.find_model(draft, draft.key, _names(arch, path), known)
+    if draft.request.model is None:
+        preset = preset.removesuffix("-sound")
+        preset += "-sound" if f"{preset}-sound" in registry.PRESETS and _has_sound(settings) else ""
     trainer.choose_model(draft, preset, _weights(path, preset))
 
 

@@ -26,11 +26,11 @@ def _previews(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "no previews"
     wants = datasets.conditioning_of(draft)
     pictures = _given_pictures(draft.settings)
-    if wants.needs_first_frame or "source" in wants.companions.needs:
+    kind = next(iter(wants.companions.needs), "reference" if wants.needs_first_frame else None)
+    if kind is not None:
         if not pictures:
             return Fate.NOT_POSSIBLE, datasets.PICTURE_NEEDED
-        key = "samples.source" if "source" in wants.companions.takes else "samples.reference"
-        draft.set(key, pictures if len(pictures) > 1 and key == "samples.source" else pictures[0])
+        draft.set(f"samples.{kind}", pictures if len(pictures) > 1 and kind == "source" else pictures[0])
     return Fate.TAKEN, draft.set("samples.prompts", prompts)
 
 
@@ -54,10 +54,11 @@ def _preview_frames(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _preview_picture(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("samples.source") is None and draft.get("samples.reference") is None:
+    given = [key for key in ("source", "control", "reference") if draft.get(f"samples.{key}") is not None]
+    if not given:
         return Fate.NOT_POSSIBLE, "the model takes no picture for previews here"
     if draft.numbers[:1] == (0,):
-        return Fate.TAKEN, f"samples.{'source' if draft.get('samples.source') else 'reference'}"
+        return Fate.TAKEN, f"samples.{given[0]}"
     return Fate.NOT_POSSIBLE, "all previews have the pictures of the first"
 
 

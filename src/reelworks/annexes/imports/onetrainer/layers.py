@@ -28,10 +28,9 @@ def targets(preset: str, patterns: Sequence[str], regex: bool) -> Targets:
     """Return the names with which `lora.targets` means the layers that match one of some patterns.
 
     Raises:
-        LookupError: The layers of the model are not known.
-        ValueError: A pattern is no regular expression, or no layer matches.
+        ValueError: A pattern is no regular expression, or no layer that is known matches.
     """
-    layers = next(known for start, known in LAYERS.items() if preset.startswith(start))
+    layers = next((known for start, known in LAYERS.items() if preset.startswith(start)), ())
     tests = [re.compile(pattern.strip() if regex else re.escape(pattern.strip())) for pattern in patterns]
     found = {layer: [_matches(layer, number, tests) for number in _NUMBERS] for layer in layers}
     chosen = [layer for layer in layers if any(found[layer])]

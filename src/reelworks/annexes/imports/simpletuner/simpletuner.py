@@ -54,10 +54,8 @@ SIMPLETUNER = _SimpleTuner()
 
 
 def _prepare(draft: ImportDraft) -> None:
-    """Fill in what no setting says: beside what others lack too, timesteps have a density, and sound has a rate."""
+    """Fill in what no setting says: beside what others lack too, timesteps have a density."""
     trainer.prepare(draft, "SimpleTuner", "data", "1024px")
-    if draft.get("sound.name") is not None:
-        draft.set("data.fps", "model", "clips with sound need one rate")
     if draft.is_flow:
         shift = models.shift_of(draft.settings, None) or models.DEFAULT_SHIFT
         draft.set("objective.timestep_shift", shift, "default of flow_schedule_shift")
