@@ -73,8 +73,9 @@ class Conditioning:
     given_noise: float = field(default=0.0, repr=False)
     # Whether it is told the size of a picture's file, and where in it the crop lies.
     crops: bool = field(default=False, repr=False)
-    # Whether each token of 2 × 2 elements of a guided prediction has the length that it has with the caption, or at most that.
-    guided_length: Literal["free", "kept", "limited"] = field(default="free", repr=False)
+    # Whether each token of 2 × 2 elements of a guided prediction has the length that it has with the caption, or at most that;
+    # or each row of a channel.
+    guided_length: Literal["free", "kept", "limited", "rows"] = field(default="free", repr=False)
 
     @property
     def needs_first_frame(self) -> bool:

@@ -271,17 +271,24 @@ def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):
 
 
 @pytest.mark.usefixtures("exact_texts")
-def test_our_sampler_keeps_the_length_of_what_guidance_makes_where_the_pipeline_does(places):
-    """Edits have our sampler alone; at this scale, for a network that words move, plain guidance is 26 levels away."""
+@pytest.mark.parametrize(
+    ("preset", "words", "layers"),
+    [
+        ("qwen-image-tiny", "txt_in", ("to_out", "add_v", "proj_out")),
+        ("lumina-image-2.0-tiny", "time_caption_embed.caption_embedder.1", ("to_out", "linear_2")),
+    ],
+)
+def test_our_sampler_keeps_the_length_of_what_guidance_makes_where_the_pipeline_does(places, preset, words, layers):
+    """Edits have our sampler alone; at this scale, for networks that words move, plain guidance is 26 levels away."""
     shifted = {"timestep_shift": 3.0}  # as the scheduler of the weights
-    recipe, made = recipe_for("qwen-image-tiny", places("qwen-image-tiny"), objective=shifted), {}
+    recipe, made = recipe_for(preset, places(preset), objective=shifted), {}
     for sampler in ("own", "pipeline"):
         denoiser = build.denoiser(recipe, CPU)
         with torch.no_grad():
-            denoiser.module.txt_in.weight.mul_(30)
+            denoiser.module.get_submodule(words).weight.mul_(30)
             for name, parameter in denoiser.module.named_parameters():
-                parameter.mul_(3 if any(part in name for part in ("to_out", "add_v", "proj_out")) else 1)
-        options = dataclasses.replace(options_for("qwen-image-tiny", sampler=sampler), guidance_scale=40.0)
+                parameter.mul_(3 if any(part in name for part in layers) else 1)
+        options = dataclasses.replace(options_for(preset, sampler=sampler), guidance_scale=40.0)
         encoder = build.encoder(recipe, CPU)
         made[sampler] = diffusers_pipeline.generate(recipe, DtypeBoundary(denoiser), encoder, [PROMPT], options)
     assert distance(made["own"].clips[0], made["pipeline"].clips[0]) <= 1
@@ -299,7 +306,7 @@ def test_lengths_of_guided_tokens_are_those_of_the_pipelines(name, only_shorter)
     ratio = text.norm(dim=-1, keepdim=True) / plain.norm(dim=-1, keepdim=True)
     assert ratio.min() < 1 < ratio.max()
     wanted = plain * (ratio.clamp(max=1) if only_shorter else ratio)
-    for guided in flow.guided_at_length(both, 3.0, only_shorter=only_shorter)[:, :, 0].split(1):
+    for guided in flow.guided_at_length(both, 3.0, "limited" if only_shorter else "kept")[:, :, 0].split(1):
         torch.testing.assert_close(pack(guided, 1, 16, 6, 8).double(), wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -311,7 +318,7 @@ def test_lengths_are_those_of_velocities_whatever_the_network_predicts():
     of_data = ObjectiveConfig(prediction="sample")
     made = pipeline._sample(lambda *_: both, noise, of_data, options, lambda: noise, None, (1, 4, 4), "kept")
     velocity = rectified_flow.velocity_from(both, torch.cat([noise, noise]), torch.full((2,), 1000.0), "sample")
-    wanted = noise + flow.guided_at_length(velocity, 4.0, only_shorter=False)[:1]
+    wanted = noise + flow.guided_at_length(velocity, 4.0, "kept")[:1]
     torch.testing.assert_close(made, wanted)
 
 

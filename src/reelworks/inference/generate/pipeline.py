@@ -371,7 +371,7 @@ def _sample(
         made = rectified_flow.velocity_from(output, z_2B, t_2B.float(), objective.prediction)
         if guided_length == "free":
             return made
-        return flow.guided_at_length(made, scale, only_shorter=guided_length == "limited")
+        return flow.guided_at_length(made, scale, guided_length)
 
     shift = draws.shift_ratio(objective, options.shape, latent)
     return flow.sample_flow(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)

@@ -36,7 +36,7 @@ class Lumina2Config(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning(guided_length="rows")
     network: ClassVar[family.Network] = family.Network(
         "Lumina2Transformer2DModel",
         _BLOCKS,

@@ -79,17 +79,19 @@ def guided_by_frames(velocity_2B: Tensor, without_both: Tensor, scale: float) ->
     return torch.cat([guided + text - frames, guided])
 
 
-def guided_at_length(velocity_2B: Tensor, scale: float, *, only_shorter: bool) -> Tensor:
+def guided_at_length(velocity_2B: Tensor, scale: float, rule: str) -> Tensor:
     """Return guided velocities twice, `[2B, C, T, H, W]`, so that the sampler's guidance leaves them as they are.
 
-    Each token of 2 × 2 elements gets the length that it has with the text, as Qwen-Image's pipeline samples, or with
-    `only_shorter` is shortened to it, as LongCat-Image's does.
+    Each token of 2 × 2 elements gets the length that it has with the text ("kept"), as Qwen-Image's pipeline samples, or is
+    shortened to it ("limited"), as LongCat-Image's does; by "rows" each row of a channel gets it, as Lumina 2's does.
     """
     text, bare = velocity_2B.float().chunk(2)
     guided = bare + scale * (text - bare)
-    of_text, of_guided = (F.avg_pool3d(v.square().sum(1, keepdim=True), (1, 2, 2)).sqrt() for v in (text, guided))
+    size = (1, 1, text.shape[-1]) if rule == "rows" else (1, 2, 2)
+    squares = (v.square() if rule == "rows" else v.square().sum(1, keepdim=True) for v in (text, guided))
+    of_text, of_guided = (F.avg_pool3d(square, size).sqrt() for square in squares)
     ratio = of_text / of_guided.clamp(min=1e-8)
-    kept = guided * F.interpolate(ratio.clamp(max=1) if only_shorter else ratio, scale_factor=(1, 2, 2))
+    kept = guided * F.interpolate(ratio.clamp(max=1) if rule == "limited" else ratio, scale_factor=size)
     return torch.cat([kept, kept])
 
 
