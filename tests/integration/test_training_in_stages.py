@@ -294,6 +294,21 @@ def test_times_of_a_plan_are_marked_where_they_were_not_measured(staged: Any, mo
         assert len(rows) == marks
 
 
+def test_their_disk_has_a_checkpoint_of_each_stage_and_those_of_validations(staged: Any) -> None:
+    recipe = staged("run", {"name": "first", "steps": 4}, {"name": "second", "steps": 8})
+    dataset.scan_recipe(recipe_file.parse(recipe))
+
+    def peak(**checkpoints: Any) -> float:
+        values = recipe | {"checkpoints": {"keep_last": 100, "every_steps": None, "keep_best": None, **checkpoints}}
+        found = stage_forecast.forecast(recipe_file.parse(values), lambda one: None, world=1)
+        return found.disk_bytes / found.checkpoint_bytes
+
+    assert peak() == len([4, 12]) + 1
+    assert peak(every_steps=2) == len([2, 4, 6, 8, 10, 12]) + 1
+    assert peak(every_steps=5, keep_last=1) == 2 + 1
+    assert peak(at_best=True, keep_best={"metric": "loss"}) == len([3, 4, 6, 9, 12]) + 1
+
+
 @pytest.mark.slow
 def test_they_train_what_their_plan_forecasts(staged: Any, tmp_path: Path) -> None:
     """Also where epochs have other clips each, and a stage leaves one before its end."""

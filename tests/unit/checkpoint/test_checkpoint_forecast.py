@@ -200,10 +200,3 @@ def test_a_disk_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(system, "_lock", refuse)
     assert dataclasses.asdict(disk_space.probe(tmp_path))["locks"] is False
-
-
-def test_the_last_checkpoint_of_each_stage_but_the_last_stays_besides() -> None:
-    recipe = recipe_file.parse(tiny_recipe.least(checkpoints={"every_steps": 2, "keep_last": 2}))
-    one = stage_forecast._disk_bytes(recipe, 10, [12])
-    assert one == 10 * forecast(10, recipe.checkpoints, saves(recipe.checkpoints, 0, 12), 1 << 62).peak_count
-    assert stage_forecast._disk_bytes(recipe, 10, [4, 8, 12]) == one + 2 * 10

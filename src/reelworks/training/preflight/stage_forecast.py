@@ -106,7 +106,7 @@ def forecast(
     """Forecast all stages of a recipe on `world` GPUs of a kind; `scan` brings the catalog up to date for each."""
     speed = gpu or gpus.here() or gpus.USUAL
     found: list[StageForecast] = []
-    checkpoint_bytes = []
+    checkpoint_bytes, saved = [], set[int]()
     start = StageStart()
     for index, stage in enumerate(recipe.stage):
         start = replace(start, name=stage.name)
@@ -136,8 +136,12 @@ def forecast(
         )
         copies = 1 if one.train.ema_decay is None else 2  # the weights, and their average
         checkpoint_bytes.append(4 * copies * of_network.trained_parameters + of_network.memory.optimizer)
+        epoch, every = round(extent.steps / extent.epochs) if extent.epochs else None, one.validation.every_steps
+        saved.update(disk_space.saves(one.checkpoints, start.step, start.step + extent.steps, epoch, every))
         start = extent.end
-    largest, ends = max(checkpoint_bytes), [stage.first_step + stage.steps for stage in found]
+    # On a disk that is large enough; the last checkpoint of each stage stays.
+    largest = max(checkpoint_bytes)
+    peak = disk_space.forecast(largest, recipe.checkpoints, sorted(saved), 1 << 62).peak_count + len(found) - 1
     return RunForecast(
         found,
         speed.name,
@@ -147,15 +151,8 @@ def forecast(
         sum(stage.seconds for stage in found),
         max(stage.memory_bytes for stage in found),
         largest,
-        _disk_bytes(recipe, largest, ends),
+        largest * peak,
     )
-
-
-def _disk_bytes(recipe: Recipe, largest: int, ends: list[int]) -> int:
-    """Return the bytes of checkpoints that a run needs at its peak, if its stages end at these steps."""
-    saved = sorted({*disk_space.saves(recipe.checkpoints, 0, ends[-1]), *ends})
-    # On a disk that is large enough; the last checkpoint of each stage stays.
-    return largest * (disk_space.forecast(largest, recipe.checkpoints, saved, 1 << 62).peak_count + len(ends) - 1)
 
 
 def start_of(recipe: Recipe, index: int, world: int) -> StageStart:
