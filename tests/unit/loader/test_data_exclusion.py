@@ -15,7 +15,7 @@ from reelworks.commands import show_plan
 from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
-from reelworks.data.loader import eligibility
+from reelworks.data.loader import eligibility, exclude_file
 from reelworks.data.loader.eligibility import ExcludeList
 from reelworks.data.media.config import DataConfig
 from reelworks.training.plan import plan_forecast
@@ -147,6 +147,16 @@ def test_an_exclude_list_that_cannot_be_read_is_an_error(tmp_path: Path, content
     with pytest.raises(UserError, match="cannot be read" if content is None else "not UTF-8") as caught:
         eligibility.read_exclude_list(str(path))
     assert (caught.value.field, caught.value.value) == ("exclude_file", str(path))
+
+
+def test_clips_are_added_to_lists_alone(tmp_path: Path) -> None:
+    """A recipe whose name stands where that of a list is asked for keeps its text."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("version = 1\n", encoding="utf-8")
+    with refused("not-a-list", "--exclude-file", says="recipe.txt"):
+        exclude_file.append(recipe, ["data/a.png"], field="--exclude-file")
+    assert recipe.read_text(encoding="utf-8") == "version = 1\n"
+    assert exclude_file.append(tmp_path / "recipe.txt", ["data/a.png"]) == 1
 
 
 def test_a_folder_is_held_out_as_a_whole(folder: Path) -> None:

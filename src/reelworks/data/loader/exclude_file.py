@@ -9,6 +9,7 @@ from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.data.loader import eligibility
 
+_OTHER_FILES = (".toml", ".json", ".jsonl", ".yaml", ".yml", ".csv", ".tsv", ".parquet")
 RENAME = "rename the file without line breaks, and without spaces or # at its ends"
 
 
@@ -28,8 +29,16 @@ def append(file: Path, labels: Sequence[str], *, field: str = "exclude_file") ->
         The number of clips that it did not list before.
 
     Raises:
-        UserError: A line cannot name a clip, or the file cannot be read or written.
+        UserError: A line cannot name a clip, or the file is no list, or cannot be read or written.
     """
+    if file.suffix.lower() in _OTHER_FILES:
+        raise UserError(
+            "a list of clips not to train is a text file, and no recipe or table",
+            code="not-a-list",
+            field=field,
+            value=str(file),
+            remedy=f"name {file.with_suffix('.txt').name}, which is made if it is not there",
+        )
     for label in labels:
         if not is_listable(label):
             raise UserError(
