@@ -132,7 +132,7 @@ def _one(word: str, rows: int) -> Any:
 
 
 def _fingerprints(rng: np.random.Generator, rows: int) -> Any:
-    """Return texts like `digests.fingerprint_file` gives: a size and 32 random hexadecimal digits."""
+    """Return texts like `location.fingerprint` gives: a size and 32 random hexadecimal digits."""
     letters = np.empty((rows, 40), dtype=np.uint8)
     letters[:] = np.frombuffer(b"1a2b3c4-" + 32 * b"0", dtype=np.uint8)
     letters[:, 8:] = _HEX[rng.integers(0, 16, (rows, 32), dtype=np.uint8)]

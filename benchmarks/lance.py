@@ -59,7 +59,8 @@ class Ours:
         first = sum(part.rows for part in catalog.parts)
         ordinals = pa.array(np.arange(len(rows)) + first)
         new = rows.set_column(rows.schema.get_field_index("ordinal"), rows.schema.field("ordinal"), ordinals)
-        catalog.append(new, catalog.live_ordinals(rows["uid"].to_numpy()), SOURCES)
+        live = catalog.live()
+        catalog.append(new, live.ordinal[live.find(rows["uid"].to_numpy())], SOURCES)
 
 
 class Lance:

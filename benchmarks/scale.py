@@ -29,10 +29,10 @@ from PIL import Image
 from benchmarks import _catalogs, _ranks
 from benchmarks._results import AT_START, keep
 from benchmarks.schedule import machine_name
-from reelworks.core import digests, machine
+from reelworks.core import machine
 from reelworks.core.worker_pool import WorkerPool
 from reelworks.data.catalog.scan import probe_pool
-from reelworks.data.media import probe
+from reelworks.data.media import location, probe
 from reelworks.inference.generate import writers
 
 Json = dict[str, Any]
@@ -149,7 +149,7 @@ def _bare(paths: list[Path], workers: int) -> float:
 
 
 def _probe(path: Path) -> str:
-    digests.fingerprint_file(path)
+    location.fingerprint(path)
     return str(probe.probe(path))
 
 

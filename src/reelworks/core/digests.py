@@ -71,14 +71,8 @@ def _digest(arrays: Iterable[tuple[str, np.dtype[Any], tuple[int, ...], Iterable
     return h.hexdigest()
 
 
-def fingerprint_file(path: Path) -> str:
-    """Return a file's size and a digest, by which a changed file is recognised; see `fingerprint`."""
-    with path.open("rb") as f:
-        return fingerprint(f, path.stat().st_size)
-
-
 def fingerprint(f: io.BufferedReader, size: int) -> str:
-    """Return the size and a digest of an open file of `size` bytes.
+    """Return the size and a digest of an open file of `size` bytes, by which a changed file is recognised.
 
     Files up to 64 MiB are read completely; of larger ones 64 evenly spread blocks of 1 MiB, including the first
     and the last, so that a long film takes no more time than a short clip.
@@ -94,10 +88,8 @@ def fingerprint(f: io.BufferedReader, size: int) -> str:
 
 
 NO_CONTENT = np.uint64(0)
-_DIGITS, _WORD_BYTES = (
-    32,
-    8,
-)  # of the digest in a fingerprint, of which two words tell contents apart as well as 64 bits can
+# Of the digest in a fingerprint, of which two words tell contents apart as well as 64 bits can.
+_DIGITS, _WORD_BYTES = 32, 8
 
 
 def content_keys(fingerprints: Any) -> hash_rng.U64:

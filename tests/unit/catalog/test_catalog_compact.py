@@ -50,8 +50,9 @@ def scan(folder: Path, found: set[int], gone: set[int]) -> Catalog:
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     if number % 2:
         table = table.append_column(SCORE + "aes", pa.array([float(i) for i in sorted(found)], pa.float64()))
-    ordinals = catalog.live_ordinals(np.array([100 + i for i in sorted(found | gone)], dtype=np.uint64))
-    return catalog.append(table, ordinals[ordinals >= 0], [])
+    live = catalog.live()
+    places = live.find(np.array([100 + i for i in sorted(found | gone)], dtype=np.uint64))
+    return catalog.append(table, live.ordinal[places[places >= 0]], [])
 
 
 def shown(catalog: Catalog) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def test_unchanged_files_are_not_opened_and_nothing_is_written(
     assert sorted(probed) == ["B.PNG", "a.png", "bad.mp4", "c.mp4"]
     probed.clear()
     written = {file: file.stat().st_mtime_ns for file in target.iterdir() if file.name != ".lock"}
-    monkeypatch.setattr("reelworks.core.digests.fingerprint_file", None)
+    monkeypatch.setattr("reelworks.core.digests.fingerprint", None)
     result = run(data, target)
     assert counts(result) == (0, 0, 4, 0)
     assert (result.bad, result.version) == (1, 1)

@@ -57,12 +57,14 @@ def test_each_version_stays_readable(catalog: Path) -> None:
     assert first.digest() == Catalog.open(catalog, version=1).digest()
 
 
-def test_live_ordinals(catalog: Path) -> None:
+def test_a_clip_is_found_by_its_uid_in_a_version_that_has_it(catalog: Path) -> None:
     uids = uids_of("d", ["a.png", "b.png", "nothing.png"])
     assert uids[0] == hash_rng.hash_int("d", "a.png")
-    found = Catalog.open(catalog).live_ordinals(uids).tolist()
-    assert found == [3, -1, -1]
-    assert Catalog.open(catalog, 0).live_ordinals(uids).tolist() == [-1, -1, -1]
+    live = Catalog.open(catalog).live()
+    places = live.find(uids)
+    assert places.tolist()[1:] == [-1, -1]
+    assert live.ordinal[places[0]] == 3
+    assert Catalog.open(catalog, 0).live().find(uids).tolist() == [-1, -1, -1]
 
 
 def test_rows_as_arrays(catalog: Path, data: Path) -> None:

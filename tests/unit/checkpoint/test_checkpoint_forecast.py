@@ -12,7 +12,6 @@ from typing import Any
 
 import places
 import pytest
-import tiny_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,8 +22,6 @@ from reelworks.data.checkpoint.config import CheckpointsConfig, KeepBest
 from reelworks.data.checkpoint.disk_space import forecast, saves
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.policy import PolicyTime, plan_retention
-from reelworks.training.preflight import stage_forecast
-from reelworks.training.recipe import recipe_file
 
 GB = 10**9
 LOSS = "validation/loss"

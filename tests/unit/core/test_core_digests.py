@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from reelworks.core import digests
+from reelworks.data.media import location
 
 
 def test_json_digests_ignore_the_order_of_keys() -> None:
@@ -37,10 +38,10 @@ def test_a_fingerprint_is_the_same_where_content_is(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.write_bytes(b"x" * 3_000_000)
     second.write_bytes(b"x" * 3_000_000)
-    assert digests.fingerprint_file(first) == digests.fingerprint_file(second)
+    assert location.fingerprint(first) == location.fingerprint(second)
     second.write_bytes(b"x" * 2_999_999 + b"y")
-    assert digests.fingerprint_file(first) != digests.fingerprint_file(second)
-    assert digests.fingerprint_file(first).endswith(digests.digest_bytes(b"x" * 3_000_000))
+    assert location.fingerprint(first) != location.fingerprint(second)
+    assert location.fingerprint(first).endswith(digests.digest_bytes(b"x" * 3_000_000))
 
 
 @pytest.mark.parametrize("place", [0, 70_000_000 - 1])
@@ -48,8 +49,8 @@ def test_large_files_are_sampled_with_both_ends(tmp_path: Path, place: int) -> N
     file = tmp_path / "film"
     with file.open("wb") as f:
         f.truncate(70_000_000)  # sparse: costs neither disk nor time
-    before = digests.fingerprint_file(file)
+    before = location.fingerprint(file)
     with file.open("r+b") as f:
         f.seek(place)
         f.write(b"!")
-    assert digests.fingerprint_file(file) != before
+    assert location.fingerprint(file) != before

@@ -232,14 +232,6 @@ class Catalog:
         """Return a digest that tells some of the live rows from those of another version, without reading them."""
         return self.reader.identity_of(rows)
 
-    def live_ordinals(self, uids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the ordinals of the live rows of clips, -1 for a clip without one."""
-        live = self.live()
-        if not len(live):
-            return np.full(len(uids), -1, dtype=np.int64)
-        positions = live.find(uids)
-        return np.where(positions < 0, -1, live.ordinal[positions])
-
     def source(self, dataset: str) -> dict[str, str] | None:
         """Return the newest entry of a dataset among the sources of the parts."""
         found = (source for part in reversed(self.parts) for source in part.sources if source["name"] == dataset)
