@@ -149,7 +149,7 @@ _READ = """
 import json, sys, time
 from pathlib import Path
 began = time.perf_counter()
-from reelworks.training.plan import clip_history
+from reelworks.training.coverage import clip_history
 from reelworks.core import results
 from reelworks.data.run.folder import RunFolder
 (epoch,) = clip_history.cover(RunFolder(Path(sys.argv[1]))).epochs

@@ -352,6 +352,30 @@ def test_tests_import_neither_benchmarks_nor_drills() -> None:
     assert leads == set()
 
 
+def test_programs_that_stand_in_texts_import_what_is_there() -> None:
+    """Benchmarks, drills and tests start some in processes of their own, where no check of types looks."""
+    lacking = {
+        f"{file.relative_to(SOURCE.parents[1])}: {module}.{name}"
+        for folder in ("benchmarks", "drills", "scripts", "tests")
+        for file in (SOURCE.parents[1] / folder).rglob("*.py")
+        for module, names in _LINE_OF_IMPORT.findall(file.read_text(encoding="utf-8"))
+        for name in names.split(", ")
+        if not _has(SOURCE.joinpath(*module.split(".")), name)
+    }
+    assert lacking == set()
+    assert not _has(SOURCE / "training" / "plan", "clip_history")
+
+
+_LINE_OF_IMPORT = re.compile(r"from reelworks\.([\w.]+) import (\w+(?:, \w+)*)")
+
+
+def _has(place: Path, name: str) -> bool:
+    """Whether a module or package has a name, or a module of that name."""
+    files = [place.with_suffix(".py"), place / "__init__.py"]
+    found = any(re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) for file in files if file.exists())
+    return found or (place / f"{name}.py").exists() or (place / name).is_dir()
+
+
 def test_packages_begin_with_what_they_own() -> None:
     for init in SOURCE.rglob("__init__.py"):
         body = ast.parse(init.read_text(encoding="utf-8")).body
