@@ -139,12 +139,28 @@ def test_a_step_that_is_passed_over_is_never_empty(footage: Path) -> None:
         list(steps[0])
 
 
+def test_a_step_is_iterated_once_however_far(footage: Path) -> None:
+    """After a look at its first micro-batch, the rest alone would be trained, and all counted."""
+    step = next(iter(rw.Loader(dataset_of(footage), micro_batches_per_step=2)))
+    next(iter(step))
+    with refused("step-is-over", "step", says="being iterated already"):
+        list(step)
+
+
 def test_a_broken_loop_goes_on_behind_the_step_that_it_saw(footage: Path) -> None:
     loader = rw.Loader(dataset_of(footage))
     found = epoch_of([loader], steps=3)
     found.update(epoch_of([loader]))
     assert set(found.values()) == {1}
     assert len(found) == 15
+
+
+def test_a_dataset_that_no_scan_knows_is_refused(footage: Path) -> None:
+    data = dataset_of(footage)
+    (known,) = data.spec.datasets
+    other = known.model_copy(update={"name": "dog"})
+    with refused("dataset-not-scanned", says=known.dataset_name):
+        rw.Dataset(data.catalog, data.table, rw.DataSpec((known, other)))
 
 
 def test_a_state_goes_through_torch(footage: Path) -> None:

@@ -4,10 +4,11 @@ import diffusers
 import pytest
 import torch
 from pydantic import ValidationError
+from refused import refused
 
 from reelworks.models.objectives import ddpm, objectives
 from reelworks.models.objectives.config import ObjectiveConfig
-from reelworks.models.objectives.samplers import diffusion
+from reelworks.models.objectives.samplers import diffusion, functions
 
 SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "num_train_timesteps": 1000}
 NAMES = {"epsilon": "epsilon", "v-prediction": "v_prediction"}
@@ -117,3 +118,30 @@ def test_pure_noise_needs_a_prediction_of_v(name):
     """Other objectives are refused with the remedy."""
     with pytest.raises(ValidationError, match=r"zero_terminal_snr = True(.|\n)*v-prediction"):
         ObjectiveConfig(name=name, zero_terminal_snr=True)
+
+
+@pytest.mark.parametrize("make", [functions.flow, functions.ddim, functions.iddpm])
+def test_samplers_give_a_network_the_dtype_of_the_noise(make):
+    """Also in later steps: a bfloat16 network takes nothing else."""
+    seen, outputs = set(), 2 if make is functions.iddpm else 1
+
+    def network(z, t):
+        seen.add(z.dtype)
+        return z.repeat(1, outputs, 1, 1, 1)
+
+    assert make(network, draw(1, 4, 1, 4, 4).bfloat16(), steps=3).dtype == torch.bfloat16
+    assert seen == {torch.bfloat16}
+
+
+def test_a_prediction_of_another_name_is_none():
+    for name in ("noise", "eps", "v-prediction"):
+        with refused("argument-invalid", "prediction"):
+            objectives.Ddpm(name)
+        with refused("argument-invalid", "prediction"):
+            functions.ddim(lambda z, t: z, draw(1, 4, 1, 4, 4), prediction=name)
+    with refused("zero-snr-without-v", "zero_terminal_snr"):
+        functions.ddim(lambda z, t: z, draw(1, 4, 1, 4, 4), zero_terminal_snr=True)
+    with refused("argument-invalid", "steps"):
+        functions.flow(lambda z, t: z, draw(1, 4, 1, 4, 4), steps=0)
+    with refused("unknown-key", says="timestep_sampling"):
+        objectives.RectifiedFlow(timestep_samplin="uniform")

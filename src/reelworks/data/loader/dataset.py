@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from reelworks.core import arguments, blocks, digests
 from reelworks.core.arguments import checked
+from reelworks.core.errors import UserError, first_few
 from reelworks.core.hash_rng import Purpose, bernoulli, hash64
 from reelworks.core.words import tells_arguments
 from reelworks.data.buckets import assign, degrees
@@ -86,6 +87,7 @@ class Dataset(CatalogView):
     ) -> None:
         spec = DataSpec(datasets_of(catalog.live())) if spec is None else spec
         if rows is None:
+            _require_scanned(spec, catalog)
             rows = rows_of(catalog.live(), [d.place for d in spec.datasets])
             companion_rows = rows_of(catalog.live(), companion_sources(spec.datasets))
         assert companion_rows is not None, "they are given with the rows"
@@ -372,3 +374,17 @@ def _assigns_alike(a: BucketTable, b: BucketTable) -> bool:
         for table in (a, b)
     )
     return unsized_a == unsized_b
+
+
+def _require_scanned(spec: DataSpec, catalog: Catalog) -> None:
+    """Refuse datasets whose clips no scan looked for, by whose names none would be found."""
+    known = sorted({source["name"] for part in catalog.parts for source in part.sources})
+    for dataset in spec.datasets if known else ():
+        if dataset.dataset_name not in known:
+            raise UserError(
+                f"no dataset of this name is in the catalog, but {first_few(known)}",
+                code="dataset-not-scanned",
+                field="dataset.name",
+                value=dataset.dataset_name,
+                remedy="scan its folder into the catalog, or write the name that it was scanned with",
+            )

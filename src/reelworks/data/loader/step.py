@@ -80,9 +80,9 @@ class Step:
         return f"Step({self.number}, epoch {self.epoch}, {self.valid} of {self.planned} clips valid)"
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        if self._closed:
+        if closed := self._closed or ("are being iterated already" if self._has_begun else ""):
             raise UserError(
-                f"its micro-batches {self._closed}",
+                f"its micro-batches {closed}",
                 code="step-is-over",
                 field="step",
                 value=self.number,

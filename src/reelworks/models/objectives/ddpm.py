@@ -13,16 +13,18 @@ generated and False where it is a condition.
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from reelworks.core import arguments
 from reelworks.models.objectives.rectified_flow import per_frame
 
 NUM_STEPS = 1000
 FIRST_BETA, LAST_BETA = 0.00085, 0.012
 Prediction = Literal["epsilon", "v"]
+PREDICTION = arguments.one_of(*get_args(Prediction))
 
 
 @functools.cache

@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
+from reelworks.core import arguments
+from reelworks.core.config import explain
 from reelworks.models.objectives import ddpm, iddpm, loss_terms, rectified_flow, timesteps
 from reelworks.models.objectives.config import NUM_TIMESTEPS, ObjectiveConfig
 
@@ -84,7 +87,10 @@ class RectifiedFlow(_ByDistance):
         shift: float | Literal["auto", "opensora-2.0", "none"] = "auto",
         **settings: Any,
     ) -> None:
-        self.config = config or ObjectiveConfig.model_validate({"timestep_shift": shift, **settings})
+        try:
+            self.config = config or ObjectiveConfig.model_validate({"timestep_shift": shift, **settings})
+        except ValidationError as refused:
+            raise explain(refused, ObjectiveConfig) from refused
 
     def shift_ratio(
         self, *, height: int, width: int, num_frames: int, latent_frames: int, latent_area: int | None = None
@@ -159,12 +165,15 @@ class Iddpm:
 @final
 @dataclass(frozen=True)
 class Ddpm(_ByDistance):
-    """Diffusion with prediction of the noise or v (`models.objectives.ddpm`)."""
+    """Diffusion with prediction of the noise ("epsilon") or "v" (`models.objectives.ddpm`)."""
 
     prediction: ddpm.Prediction
     config: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     learns_variance = False
     times = staticmethod(_uniform_steps)
+
+    def __post_init__(self) -> None:
+        arguments.check(self, {"prediction": ddpm.PREDICTION})
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
         """Blend latents with noise; conditioning frames stay clean."""

@@ -35,7 +35,7 @@ def sample_ddim(
         cond, uncond = with_and_without(network, z, t_B)
         clean, noise = ddpm.read(prediction, uncond + guidance_scale * (cond - uncond), z, t_B, zero_snr)
         data_weight, noise_weight = ddpm.weights(after.expand(len(z)).to(z.device), zero_snr)
-        z = clean if after == 0 else data_weight * clean + noise_weight * noise
+        z = (clean if after == 0 else data_weight * clean + noise_weight * noise).to(z.dtype)
     return z
 
 
@@ -84,5 +84,5 @@ def sample_iddpm(
             moved = moved + torch.exp(0.5 * predicted.log_variance) * step_noise(step)
         if starts_BT is not None:
             moved = torch.where(rectified_flow.per_frame(starts_BT >= index_B[:, None]), moved, z)
-        z = moved
+        z = moved.to(z.dtype)
     return z

@@ -8,6 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from reelworks.core.arguments import FLAG, checked, number, whole
+from reelworks.core.errors import UserError
+from reelworks.models.objectives import ddpm
 from reelworks.models.objectives.samplers.diffusion import sample_ddim, sample_iddpm
 from reelworks.models.objectives.samplers.flow import sample_flow
 
@@ -15,6 +18,7 @@ Model = Callable[[Tensor, Tensor], Tensor]
 """`model(latents [B, C, T, H, W], times [B])` returns the network's prediction; times in [0, 1000], float32."""
 
 
+@checked(steps=whole(1), shift=number(above=0), guidance_scale=number())
 def flow(
     velocity: Model,
     noise: Tensor,
@@ -48,6 +52,7 @@ def flow(
     return sample_flow(both, noise, num_steps=steps, guidance_scale=guidance_scale, shift=shift)
 
 
+@checked(prediction=ddpm.PREDICTION, steps=whole(1, ddpm.NUM_STEPS), guidance_scale=number(), zero_terminal_snr=FLAG)
 def ddim(
     model: Model,
     noise: Tensor,
@@ -58,12 +63,11 @@ def ddim(
     unconditional: Model | None = None,
     zero_terminal_snr: bool = False,
 ) -> Tensor:
-    """Sample a model that predicts noise or v, trained on Stable Diffusion's 1000 steps.
+    """Sample a model that predicts noise ("epsilon") or "v", trained on Stable Diffusion's 1000 steps.
 
     Args:
         model: Model that predicts noise or v, with the condition.
         noise: `[B, C, T, H, W]` standard normal noise.
-        prediction: Whether the model predicts the noise or v.
         steps: Number of the 1000 steps to use.
         guidance_scale: Strength of the condition; 1 is no guidance.
         unconditional: Model without the condition; needed for guidance only.
@@ -72,12 +76,21 @@ def ddim(
     Returns:
         `[B, C, T, H, W]` latents in the dtype of the noise.
     """
+    if zero_terminal_snr and prediction != "v":
+        raise UserError(
+            "from pure noise, a model that predicts the noise tells nothing of the data",
+            code="zero-snr-without-v",
+            field="zero_terminal_snr",
+            value=True,
+            remedy='leave it out, or give prediction="v" for a model that predicts v',
+        )
     both = _doubled(model, guidance_scale, unconditional)
     return sample_ddim(
         both, noise, prediction, num_steps=steps, guidance_scale=guidance_scale, zero_snr=zero_terminal_snr
     )
 
 
+@checked(steps=whole(2, ddpm.NUM_STEPS), guidance_scale=number())
 def iddpm(
     model: Model,
     noise: Tensor,
