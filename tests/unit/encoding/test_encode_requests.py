@@ -28,6 +28,7 @@ from reelworks.data.media.config import PREFETCH_BYTES
 from reelworks.data.media.decode import AtRate, FrameTicks, Request
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.media.framing import FILTERS
+from reelworks.data.media.sound import SoundRequest
 from reelworks.training.encoding import request_key, upkeep
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute import reachable
@@ -209,6 +210,24 @@ def test_every_field_of_a_request_is_part_of_its_key() -> None:
         assert (differs != key) == (field.name not in ("path", "frame_ticks")), field.name
     for arguments in (("image", "e", request, "f"), ("latent", "x", request, "f"), ("latent", "e", request, "x")):
         assert request_key.of_request(*arguments)[0] != key
+
+
+def test_all_that_the_latents_of_a_sound_depend_on_is_part_of_their_key() -> None:
+    """The dtype that they are stored in too; size and crop of the frames are not."""
+    clip = Request(Path("a"), False, Shape(3, 32, 32), measures=Shape(9, 32, 48))
+    request = SoundRequest(clip, 16_000, 2, 640)
+    key, _ = request_key.of_sound("e", request, "f", "float32")
+    longer = dataclasses.replace(clip, shape=Shape(5, 32, 32))
+    for arguments in (
+        ("x", request, "f", "float32"),
+        ("e", request, "x", "float32"),
+        ("e", request, "f", "bfloat16"),
+        ("e", dataclasses.replace(request, clip=longer), "f", "float32"),
+        ("e", dataclasses.replace(request, sample_rate=8_000), "f", "float32"),
+    ):
+        assert request_key.of_sound(*arguments)[0] != key
+    wider = dataclasses.replace(clip, path=Path("b"), shape=Shape(3, 32, 64), crop_draw=(0.25, 0.75))
+    assert request_key.of_sound("e", dataclasses.replace(request, clip=wider), "f", "float32")[0] == key
 
 
 def test_a_deleted_file_leaves_an_orphan_that_is_named(recipe: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -98,6 +99,25 @@ def test_a_kill_at_any_write_loses_only_what_was_in_flight(tmp_path: Path) -> No
             assert there == [0, 1, 2, 3]
             return
     raise AssertionError("a commit takes fewer operations")
+
+
+def test_a_store_that_is_opened_during_a_commit_lets_it_end(tmp_path: Path) -> None:
+    """Whoever opens it removes what a kill left, an hour after the last write; not the file that another is writing."""
+    store, opened = filled(tmp_path), []
+    stray = tmp_path / "shards" / ".left-by-a-kill.tmp"
+    stray.touch()
+    os.utime(stray, (0, 0))
+    store.put(wanted(9), torch.full((2, 3), 9.0))
+
+    def open_beside(call: str, path: Path) -> None:
+        if call == "rename" and "shards" in path.parts and not opened:
+            opened.append(EncodedStore.open(tmp_path))
+
+    with storage.guarded(open_beside):
+        store.commit()
+    assert len(opened) == 1
+    assert not stray.exists()
+    assert torch.equal(EncodedStore.open(tmp_path).read(wanted(9).key), torch.full((2, 3), 9.0))
 
 
 def test_a_shard_without_an_index_is_indexed_again(tmp_path: Path) -> None:

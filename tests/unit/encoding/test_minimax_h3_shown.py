@@ -322,6 +322,17 @@ def test_a_caption_that_its_pictures_leave_no_room_is_refused(place):
         encoder.encode([PROMPT], [shown])
 
 
+@torch.no_grad()
+def test_a_caption_has_room_where_its_pictures_and_their_marks_fit_and_no_less(place):
+    """One token fewer would cut off its end, which nobody would see."""
+    encoder, shown = text_encoder(place), torch.zeros(1, 1, 64, 96, 3, dtype=torch.uint8)
+    encoder.max_length = needed = int(encoder.encode([PROMPT], [shown]).mask.sum())
+    assert encoder.encode([PROMPT], [shown]).mask.all()
+    encoder.max_length = needed - 1
+    with refused("text-length-too-small", "text_encoder.max_length", says=f"a caption has {needed} tokens"):
+        encoder.encode([PROMPT], [shown])
+
+
 def test_patches_of_a_clip_hold_the_pixels_of_two_frames(place):
     """A patch has, by channel, its pixels of one frame and then those of the next; the last frame fills up."""
     own = pictures.load(None, str(place))

@@ -133,6 +133,10 @@ def keys_and_values_exchanged(a: Arguments) -> Results:
     return found if a.gradient is None else (found[0], found[2], found[1])
 
 
+def exchanged_with_a_mask(a: Arguments) -> Results:
+    return exact(a) if a.mask is None else keys_and_values_exchanged(a)
+
+
 def last_key_left_out(a: Arguments) -> Results:
     """The tail behind the last whole tile of 64 keys is not visited in the backward pass."""
     found, keys = exact(a), a.key.shape[-2] // 64 * 64
@@ -166,6 +170,7 @@ PLANTED = [
     (nan_in_padding_rows, call_of(mask="square"), "the output"),
     (nan_gradients_with_a_mask, call_of(queries=192, keys=192, mask="added"), "the gradient of the key"),
     (keys_and_values_exchanged, call_of(), "the gradient of the key"),
+    (exchanged_with_a_mask, call_of(mask="keys"), "the gradient of the key"),
     (last_key_left_out, call_of(queries=65, keys=65), "the gradient of the value"),
     (heads_shared_wrongly, call_of(heads=4, key_heads=2), "the output"),
     (causal_by_one_too_many, call_of(causal=True), "the output"),

@@ -327,6 +327,17 @@ def test_int8_of_comfyui_is_read_in_its_basis(tmp_path, base, group, header):
     )
 
 
+def test_a_rotation_that_a_marker_tells_among_its_params_is_undone(tmp_path):
+    """As one that stands beside them."""
+    said = {"format": "int8_tensorwise", "params": {"convrot": True, "convrot_groupsize": 4}}
+    reference = int8_file(tmp_path / "model.safetensors", "wan-tiny", 4, said)
+    found = from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base="float32")).module.state_dict()
+    for key, value in reference.module.state_dict().items():
+        layer, _, part = key.rpartition(".")
+        read = found.get(key, found.get(f"{layer}.base_layer.{part}"))
+        torch.testing.assert_close(read, value, rtol=0, atol=2e-6 * float(value.abs().max() + 1e-9))
+
+
 @pytest.mark.parametrize("group", [0, 4])
 def test_int8_products_take_the_codes_of_a_file_in_its_basis(tmp_path, group):
     reference = int8_file(tmp_path / "model.safetensors", "wan-tiny", group)

@@ -53,6 +53,17 @@ def test_a_stage_has_the_recipes_keys_but_for_its_own() -> None:
     assert not high.stage
 
 
+def test_entries_of_a_stage_take_the_place_of_an_open_sora_table_of_the_recipe() -> None:
+    """Other stages keep the table, and other keys of `[buckets]` hold for all."""
+    table = {"opensora": {"48px": {"1": [1.0, 8]}}, "probability": "opensora-1.2", "incomplete_batch": "pad"}
+    base = values(LOW, HIGH | {"buckets": {"probability": "native"}}, buckets=table)
+    del base["bucket"]
+    low, high = recipe_file.each_stage(recipe_file.parse(base))
+    assert low.buckets.opensora is not None
+    assert (high.buckets.opensora, [entry.resolution for entry in high.bucket]) == (None, ["96x96"])
+    assert low.buckets.incomplete_batch == high.buckets.incomplete_batch == "pad"
+
+
 def test_steps_of_the_whole_run_limit_every_stage_and_end_the_last() -> None:
     recipe = recipe_file.parse(values(LOW, {"name": "rest"}, train={"max_steps": 50}))
     assert [s.train.max_steps for s in recipe_file.each_stage(recipe)] == [10, 50]

@@ -79,6 +79,23 @@ def test_a_dead_layer_is_told_by_its_name_also_if_its_weights_decay() -> None:
     assert f"1 of {len(trained_layers(denoiser))} layers ({dead})" in str(idle)
 
 
+def test_a_layer_that_dies_later_is_told_for_what_it_lacks_now() -> None:
+    """Its gradients before the last comparison are no sign of life."""
+    denoiser = adapted()
+    watch, (dead, *_) = watching(denoiser), trained_layers(denoiser)
+    for left_out in (None, dead):
+        for _ in range(STEPS):
+            for name, parameter in denoiser.module.named_parameters():
+                lives = parameter.requires_grad and not (left_out and name.startswith(f"{left_out}."))
+                parameter.grad = torch.ones_like(parameter) if lives else None
+                parameter.data -= 1e-3 if lives else 0.0
+            watch.note(1e-3)
+        idle = watch.find_idle()
+        assert bool(idle) == bool(left_out)
+    (idle,) = idle
+    assert (idle.problem, idle.layers) == ("no gradient", (dead,))
+
+
 def test_layers_that_a_network_may_leave_out_are_a_note_unless_nothing_learns() -> None:
     """Layers of sound without sound, beside those that learn: they harm nothing."""
     for some in (True, False):

@@ -54,6 +54,17 @@ def test_a_resume_counts_the_validations_up_to_its_step(tmp_path):
     assert not EarlyStop.resume(ValidationConfig(patience=2), file, 20, ONE).is_over
 
 
+def test_a_resumed_stage_counts_none_of_the_stage_before(tmp_path):
+    """Whose last validation, after the step at which this one begins, was of other clips, or of other sizes of them."""
+    file = tmp_path / "events.jsonl"
+    for step, loss in [(0, 3.0), (10, 0.5), (20, 2.0), (30, 1.9)]:
+        files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, "loss": loss})
+    early = EarlyStop.resume(ValidationConfig(patience=2), file, 30, ONE, first=10)
+    assert (early.best, early.best_step, early.is_over) == (1.9, 30, False)
+    early = EarlyStop.resume(ValidationConfig(patience=2), file, 10, ONE)
+    assert (early.best, early.best_step) == (0.5, 10)
+
+
 def test_losses_at_other_timesteps_are_no_measure(tmp_path):
     """Little noise has high losses: training that goes on at other timesteps would never, or always, be better."""
     file = tmp_path / "events.jsonl"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from refused import refused
 
 from reelworks.data.buckets.entry import Recomputation, recomputed_share
 from reelworks.data.buckets.table import BucketTable
+from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule import cost
 from reelworks.models import recompute, registry
 from reelworks.training.memory import dry_run, estimate, memory, meter, recomputation
@@ -157,6 +159,23 @@ def test_entries_that_the_recipe_names_keep_theirs_and_others_are_chosen() -> No
     assert recomputation.settled(settled, bucket_table(settled), Cards(10**15)) == settled
     assert recipe_file.parse(settled.model_dump(exclude_unset=True)) == settled
     assert recomputation.settled(recipe(**FIXED), bucket_table(made), Cards(1)) == recipe(**FIXED)
+
+
+def test_a_run_keeps_what_it_chose_until_its_memory_is_another(tmp_path: Path) -> None:
+    """Also on other GPUs; `train.memory_gb` says what the run may take, so it is chosen again by that."""
+
+    def limited(gb: float) -> Recipe:
+        return published(output=str(tmp_path), train={"max_steps": 1, "memory_gb": gb})
+
+    def chosen(gb: float, device_bytes: float) -> dict[str, Recomputation]:
+        settled = recomputation.settled(limited(gb), bucket_table(limited(gb)), Cards(device_bytes))
+        return settled.buckets.gradient_checkpointing
+
+    begun = recomputation.settled(limited(200), bucket_table(limited(200)), Cards(200e9))
+    RunFolder(tmp_path).keep_recipe(recipe_file.dump(begun))
+    roomy = {"480p ×81": False, "480p ×1": False}
+    assert chosen(200, 200e9) == chosen(200, 14e9) == roomy
+    assert chosen(14, 14e9)["480p ×81"] is True
 
 
 FIXED: dict[str, Any] = {"model": {"name": "stdit3-tiny", "gradient_checkpointing": True}}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +18,7 @@ import prepare_files
 import pytest
 import torch
 
+from reelworks.core import storage
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.position import Counts, next_epoch
 from reelworks.data.schedule.cursor import Aliases, Excluded
@@ -98,6 +102,24 @@ def test_a_step_is_saved_when_it_is_due(begun: Any, checkpoints: dict[str, Any],
         position = replace(one.position, global_step=step, plan_step=plan_step)
         one.manager.after_step(position, {"loss": loss}, one.manager.flags(stop=False), 0.1)
     assert one.run.store.steps() == expected
+
+
+def test_a_last_save_beside_training_that_fails_is_made_again_at_the_end(begun: Any) -> None:
+    """Else training would end as if its last steps were on the disk."""
+    one = begun(every_steps=1, asynchronous=True)
+    position = replace(one.position, global_step=1)
+
+    def full(call: str, path: Path) -> None:
+        if call == "write" and path.suffix == ".safetensors":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with storage.guarded(full):
+        one.manager.after_step(position, {}, QUIET, 0.1)
+        while one.manager.flags(stop=False).writing:
+            time.sleep(0.01)
+    assert one.run.store.steps() == []
+    one.manager.save_last(position, {}, is_over=True)
+    assert one.run.store.steps() == [1]
 
 
 @pytest.mark.parametrize("applied", [True, False])
