@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -19,15 +20,20 @@ import tomli_w
 from headless import wait_until, went_to, window
 from typer.testing import CliRunner
 
+from reelworks.annexes.learning import wall
+from reelworks.annexes.learning.learning import Learning
 from reelworks.annexes.learning.losses import FILE, ClipLosses
 from reelworks.commands.main import app
 from reelworks.core import digests
-from reelworks.data.checkpoint import verify
+from reelworks.core.shape import Shape
+from reelworks.data.checkpoint import save, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.loader import exclude_file
+from reelworks.data.media import decode, probe
+from reelworks.data.media.decode import Request
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
-from reelworks.reports import html
+from reelworks.reports import html, previews
 
 STEPS = 12
 # Of the tiny set, all clips are measured in turn; "auto" would measure too few in so few steps to be seen.
@@ -223,6 +229,27 @@ def test_the_report_and_the_page_show_the_clips_and_leave_them_out(
             assert client.post(f"{of_clip}/{verb}").status_code == 200
             again = client.get(f"/api/runs/{key}/learning?sort=loss&limit=3").json()["clips"]
             assert next(c for c in again if c["path"] == clip["path"])["is_left_out"] is is_left_out
+
+
+def test_the_report_shows_each_clip_with_its_own_caption_and_picture(root: Path, footage: Path, tmp_path: Path) -> None:
+    run = RunFolder(Path(shutil.copytree(root / "on", tmp_path / "on")))
+    table = ClipLosses.from_bytes(stored(run.path))
+    names = Learning.of_run(run).names(np.arange(len(table)))
+    table.shown[:] = 20
+    table.recent[:] = 0.3 * np.argsort(np.argsort(names))  # the last one has the highest loss, and comes first
+    save.save(CheckpointFolder(run.checkpoints_folder), STEPS + 1, {}, extra={FILE: table.to_bytes()})
+    section = wall.of_run(run)
+    assert section is not None
+    figures = re.findall(r'<img src="([^"]+)" alt="([^"]+)">\s*<figcaption title="([^"]*)"', section.html)
+    paths = [path for _, path, _ in figures]
+    assert len(paths) > 3
+    assert paths != sorted(paths)
+    for uri, path, caption in figures:
+        file = footage / Path(path).name
+        assert caption == file.with_suffix(".txt").read_text(encoding="utf-8")
+        facts = probe.probe(file)
+        own = decode.load(Request(file, facts.kind == "image", Shape(1, facts.height, facts.width)))[0]
+        assert uri == previews.picture_uri(own)
 
 
 @pytest.mark.slow

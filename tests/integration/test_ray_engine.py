@@ -226,6 +226,21 @@ def test_processes_of_torchrun_do_not_share_a_cluster(monkeypatch: pytest.Monkey
         pass
 
 
+def test_a_connection_that_was_there_before_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook, which works on with its cluster; what was connected here is disconnected."""
+    ray, ended = pytest.importorskip("ray"), list[bool]()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}])
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0})
+    monkeypatch.setattr(ray, "shutdown", lambda: ended.append(True))
+    for was_there, ends in ((True, []), (False, [True])):
+        monkeypatch.setattr(ray, "is_initialized", lambda was_there=was_there: was_there)
+        with ray_cluster.connect() as connected:
+            assert (connected, ended) == (Cluster(4, 0), [])
+        assert ended == ends
+
+
 @pytest.mark.parametrize("lost", ["working_folder", "tries", "catalog", "dataset"])
 def test_a_node_without_the_folders_is_named_with_the_path(
     tiny: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str

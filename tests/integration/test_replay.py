@@ -13,7 +13,9 @@ import children
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+from reelworks.commands.main import app
 from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.data.media import decode
@@ -113,6 +115,13 @@ def test_every_step_is_told_as_the_model_was_fed(tiny, tmp_path):
     assert {clip.augmentation.flip for told in replays for clip in trained_files(told)} == {True, False}
     assert any(True in given["dropped"] for given in fed)
     assert any(False in mask for given in fed for mask in given["masks"])
+    assert not all(all(clip.generated) for told in replays[:2] for clip in trained_files(told))
+    for told in replays[:2]:
+        shown = CliRunner().invoke(app, ["replay", str(tmp_path / RUN), str(told.step.step)]).stdout.splitlines()
+        lines = [line for line in shown if line.startswith("  ")]
+        for clip, line in zip(trained_files(told), lines, strict=True):
+            marks = line.partition("conditioning frames ")[2].partition(";")[0] or "-" * len(clip.generated)
+            assert [mark == "-" for mark in marks] == clip.generated  # else g: given
 
 
 @pytest.mark.slow(reason="four processes; one process is replayed above, and test_worlds goes on from two as one")

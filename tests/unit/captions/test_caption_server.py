@@ -89,6 +89,14 @@ def test_transient_errors_are_tried_again() -> None:
     assert len(served.asked) == 3
 
 
+def test_a_server_is_waited_for_as_long_as_it_asks_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_MOST_WAIT_SECONDS", 0.2)
+    for asked, least in (("0.1", 0.1), ("30", 0.2)):
+        began = time.monotonic()
+        assert ask(Served(body({}, 429, Retry_After=asked), said("a cat")), timeout=60.0) == Answer("a cat")
+        assert least <= time.monotonic() - began < 25
+
+
 def test_contents_in_parts_and_cut_answers_are_read() -> None:
     assert ask(Served(said([{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}]))) == Answer("a cat")  # type: ignore[arg-type]
     assert ask(Served(said("a ca", finish_reason="length"))) == Answer("a ca", is_cut=True)

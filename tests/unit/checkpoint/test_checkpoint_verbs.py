@@ -65,6 +65,18 @@ def zero_tensors(store: CheckpointFolder, step: int) -> None:
     file.write_bytes(bytes(file.stat().st_size))
 
 
+def test_ls_tells_the_room_on_the_disk_that_holds_the_checkpoints(
+    run: RunFolder, store: CheckpointFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may be another one than the run's: `checkpoints` may be a link."""
+    rooms = {store.root: 7 * 10**9, run.path: 5 * 10**9}
+    usage = shutil.disk_usage(run.path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=rooms[Path(path)]))
+    assert "7.0 GB free" in call("ls", run.path)
+    shutil.rmtree(store.root)
+    assert "5.0 GB free" in call("ls", run.path)
+
+
 def test_ls_says_of_each_why_it_stays_or_goes(run: RunFolder, store: CheckpointFolder) -> None:
     (store.path(3) / "cursor.json").write_bytes(b"")
     zero_tensors(store, 4)

@@ -1,5 +1,6 @@
 """Code that a recipe names runs after this user agreed to its file, once; a program of the user's own is not asked."""
 
+import io
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import places
 import pytest
 from refused import refused
 
+from reelworks.commands import trust as trust_command
 from reelworks.core import trust
 
 SHARP = """
@@ -68,3 +70,30 @@ def test_a_damaged_list_trusts_nothing(folder):
     for text in ("", "3", "{", '[["x"]]', "[" * 5000):
         trust._file().write_text(text, encoding="utf-8")
         assert trust.untrusted(["sharp.py:Sharp"]) == [folder / "sharp.py"]
+
+
+class _Typed(io.StringIO):
+    """What somebody types on a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("typed", "agrees"),
+    [("y\n", True), (" YES \n", True), ("n\n", False), ("\n", False), ("", False), ("what?\n", False)],
+)
+def test_only_a_yes_agrees(folder, monkeypatch, typed, agrees):
+    for stream in ("stdin", "stderr"):
+        monkeypatch.setattr(sys, stream, _Typed(typed))
+    assert trust_command.ask(folder / "sharp.py") is agrees
+
+
+@pytest.mark.parametrize("of_ranks", [True, False])
+def test_nobody_is_asked_without_a_terminal_or_by_each_of_several_processes(folder, monkeypatch, of_ranks):
+    monkeypatch.setattr(sys, "stdin", _Typed("y\n"))
+    monkeypatch.setattr(sys, "stderr", _Typed() if of_ranks else io.StringIO())
+    if of_ranks:
+        monkeypatch.setenv("RANK", "0")
+    assert not trust_command.ask(folder / "sharp.py")
+    assert not sys.stderr.getvalue()

@@ -6,6 +6,7 @@ import errno
 import importlib.metadata
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import av
@@ -34,6 +35,18 @@ def test_a_machine_is_told_and_left_as_it_was(tmp_path: Path) -> None:
     assert found["facts"]["kernels"]["heads of 72, masked"].startswith("right")
     assert not list(tmp_path.iterdir())
     assert str(Path.home()) not in CliRunner().invoke(app, ["doctor", "--output", str(Path.home() / "runs")]).stdout
+
+
+def test_no_path_names_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `doctor` tells is pasted into reports of faults; caches and temporary files lie at home, too."""
+    home = tmp_path / "ottilie"
+    (home / "tmp").mkdir(parents=True)
+    monkeypatch.setattr(Path, "home", lambda: home)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(home / "tmp"))
+    told = "\n".join(examine.lines(examine.examine(home / "runs")))
+    assert all(part in told for part in ("~/runs", "~/.cache", "~/tmp"))
+    assert "ottilie" not in told
 
 
 def test_missing_encoders_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

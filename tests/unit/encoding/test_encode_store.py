@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet as pq
 from refused import refused
 from safetensors.torch import save
+from typer.testing import CliRunner
 
+from reelworks.commands.main import app
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.models.api import TextEmbedding
@@ -143,6 +145,17 @@ def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
     store.put(wanted(1), torch.ones(1))
     store.commit()
     assert torch.equal(EncodedStore.open(tmp_path).read(wanted(1).key), torch.ones(1))
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_the_command_that_verifies_fails_where_a_value_is_damaged(tmp_path: Path, form: tuple[str, ...]) -> None:
+    filled(tmp_path)
+    verify = ["encode", "verify", str(tmp_path), *form]
+    assert CliRunner().invoke(app, verify).exit_code == 0
+    shard = sorted((tmp_path / "shards").iterdir())[0]
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    told = CliRunner().invoke(app, verify)
+    assert (told.exit_code, "clip 1" in told.stdout, "clip 2" in told.stdout) == (1, True, False)
 
 
 @pytest.mark.parametrize("what", ["cut", "empty", "a flipped bit", "other columns", "a shard cut", "a foreign shard"])

@@ -19,6 +19,25 @@ from reelworks.inference.evaluate.checkpoint_series import (
     default_metrics,
 )
 from reelworks.inference.evaluate.measure import MetricResult
+from reelworks.reports import checkpoint_grid
+
+
+def test_where_a_page_has_no_room_for_all_clips_those_of_the_newest_checkpoints_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+    for step in (100, 200, 300):
+        clips = [tmp_path / f"{step}-{n}.png" for n in range(2)]
+        for clip in clips:
+            clip.write_bytes(bytes(50))
+        measured.append(MeasuredCheckpoint(step, "id", 0.5, [], clips))
+    series = CheckpointSeries(tmp_path, "ema", "k", ["a mug", "a cup"], 0, Shape(1, 8, 8), measured)
+    for room, shown in ((300, [100, 200, 300]), (200, [200, 300]), (199, [300])):
+        monkeypatch.setattr(checkpoint_grid, "MAX_PREVIEW_BYTES", room)
+        rows = checkpoint_grid.rows(series)
+        assert [row.step for row in rows] == [100, 200, 300]
+        assert [row.step for row in rows if all(clip and clip.uri for clip in row.clips)] == shown
+        assert not any(clip for row in rows if row.step not in shown for clip in row.clips)
 
 
 @given(st.sets(st.integers(0, 50), min_size=1).map(sorted), st.integers(1, 9), st.data())

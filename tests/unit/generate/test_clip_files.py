@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from reelworks.data.checkpoint import save
 from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.media import probe
 from reelworks.data.run.folder import RunFolder
 from reelworks.inference.generate import clip_files, conditions, export_run
 from reelworks.inference.generate.request import GenerateRequest
@@ -91,6 +92,15 @@ def test_clips_of_a_file_of_prompts_differ_by_their_seeds_and_stay_if_they_are_t
     assert {clip.path.name: clip.options.seed for clip in written} == {"a-0.mp4": 5, "b-0.mp4": 5, "b-1.mp4": 6}
     assert notes == ["1 of 4 clips are there already"]
     assert (folder / "a-1.mp4").read_bytes() == b"of before"
+
+
+def test_what_is_told_of_joined_clips_is_their_whole_length(run: RunFolder, tmp_path: Path) -> None:
+    request = GenerateRequest(
+        source=run.path, output=tmp_path / "a.mp4", prompts=("a",), num_frames=4, loop=2, condition_frames=1, **SIZES
+    )
+    (written,) = clip_files.generate(request)
+    assert written.shape.num_frames == probe.probe(written.path).num_frames == 4 + 4 - 1
+    assert "7 frames" in written.to_text()
 
 
 def test_merged_weights_are_the_averaged_or_the_trained_ones(run: RunFolder, tmp_path: Path) -> None:

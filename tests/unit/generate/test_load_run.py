@@ -23,11 +23,11 @@ from reelworks.commands import main
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.data.checkpoint import save
+from reelworks.data.checkpoint import read_lock, save
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
-from reelworks.inference.generate import defaults
+from reelworks.inference.generate import defaults, load_run
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.training.assembly import build, init_from
@@ -119,6 +119,21 @@ def test_damaged_checkpoints_are_passed_over_and_told_if_there_is_no_other(run: 
     assert "step 4: manifest.json is missing" in error.problem
     assert f"step 2: tensors/{shard.name} has " in error.problem
     assert store.steps() == [2, 4], "looking changes nothing"
+
+
+def test_a_checkpoint_is_in_use_while_its_weights_are_read(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a training in the same folder does not delete it."""
+    used, read = list[bool](), load_run.load.load
+
+    def looked_at(path: Path, *given: Any, **how: Any) -> Any:
+        used.append(read_lock.is_read(path))
+        return read(path, *given, **how)
+
+    monkeypatch.setattr(load_run.load, "load", looked_at)
+    model = LoadedModel.load(run.path)
+    model.read(CheckpointFolder(run.checkpoints_folder).path(2), averaged=False)
+    assert used == [True, True]
+    assert not any(read_lock.is_read(path) for path in run.checkpoints_folder.iterdir())
 
 
 def test_a_run_before_its_first_save_says_so(run: RunFolder) -> None:

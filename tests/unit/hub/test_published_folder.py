@@ -148,6 +148,14 @@ def test_the_card_tells_the_hub_and_people_what_it_is(tmp_path, hub):
     assert toml.parse(held(hub)["recipe.toml"].decode())["model"]["weights"] == f"{BASE}@{'a' * 40}"
 
 
+def test_the_card_of_an_earlier_step_tells_what_was_trained_up_to_it(run, tmp_path):
+    """One of its ten steps was skipped, and showed no clips."""
+    do(run, step=10, dry_run=True, output=tmp_path / "out")
+    text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "for 10 steps" in text
+    assert "| clips shown | 27 |" in text
+
+
 def test_the_example_draws_the_base_as_it_is_drawn_and_not_as_the_model_of_the_previews(tmp_path):
     """A distilled relative draws previews in few steps without guidance, which draws nothing with the base."""
     samples = {"prompts": [PROMPT], "model": "wan-2.1-14b", "num_inference_steps": 4, "guidance_scale": 1.0}

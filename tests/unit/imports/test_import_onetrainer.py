@@ -69,6 +69,20 @@ def test_the_objective(tmp_path: Path, values: dict[str, Any], expected: dict[st
     assert all(fate != Fate.NOT_POSSIBLE for key, (fate, _) in told(made).items() if key in values)
 
 
+@pytest.mark.parametrize(("given", "steps"), [(0, 0), (0.25, None), (1, None), (1.0, None), (2, 2), (30, 30)])
+def test_a_warm_up_is_a_share_of_all_steps_up_to_one_and_a_number_of_them_above(
+    tmp_path: Path, given: float, steps: int | None
+) -> None:
+    """How many steps there are is not known without the clips."""
+    made, recipe = converted(tmp_path, write(tmp_path, PRESET | {"learning_rate_warmup_steps": given}))
+    fate, remark = told(made)["learning_rate_warmup_steps"]
+    if steps is None:
+        assert fate is Fate.TO_FILL_IN
+        assert f"times {given:g}" in remark
+    else:
+        assert (fate, recipe.train.warmup_steps) == (Fate.TAKEN, steps)
+
+
 def test_a_rescaled_schedule_predicts_v(tmp_path: Path) -> None:
     """OneTrainer then trains v, whatever `force_v_prediction` says."""
     values = {"model_type": "STABLE_DIFFUSION_XL_10_BASE", "rescale_noise_scheduler_to_zero_terminal_snr": True}

@@ -85,3 +85,28 @@ def test_a_config_env_of_before_model_families(tmp_path: Path, switch: str, mode
     _, recipe = imported(tmp_path, text, "config.env")
     read = recipe_file.load(recipe, [])
     assert (read.model.name, read.lora.rank, read.train.learning_rate, read.seed) == (model, 8, 2e-5, 3)
+
+
+@pytest.mark.parametrize(
+    ("condition", "rank"),
+    [
+        ('$kind -eq "sdxl"', 24),
+        ('$kind -ne "sdxl"', 8),
+        ('$kind -eq "flux"', 8),
+        ("$size -gt 512", 24),
+        ("$size -gt 1024", 8),
+        ("$size -ge 1024 -and -not $off", 24),
+    ],
+)
+def test_a_branch_of_powershell_is_taken_as_it_takes_it(tmp_path: Path, condition: str, rank: int) -> None:
+    """Which compares texts regardless of case, and numbers as numbers."""
+    text = f"""
+$kind = "SDXL"
+$size = 1024
+$off = $false
+$rank = 8
+if ({condition}) {{ $rank = 24 }}
+{TRAIN} --network_module networks.lora --network_dim $rank
+"""
+    _, recipe = imported(tmp_path, text, "run.ps1")
+    assert recipe_file.load(recipe, []).lora.rank == rank

@@ -22,6 +22,7 @@ from reelworks.annexes.lora.request import AverageRunRequest
 from reelworks.data.checkpoint import names
 from reelworks.data.checkpoint import save as commit
 from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.cursor import Cursor
 from reelworks.models.adapters.key_mapping import METADATA
@@ -154,6 +155,25 @@ def test_stored_averages_are_combined_to_the_nearest_profile(tmp_path: Path, sig
     assert float((value - dense).norm() / dense.norm()) < near
     # Nearer than any average that training has kept.
     assert float((value - dense).norm()) < min(float((mixed(ways["a.weight"], each) - dense).norm()) for each in stored)
+
+
+def test_stored_averages_have_the_profile_of_the_decay_that_each_step_had(tmp_path: Path) -> None:
+    """Of a run whose `ema_decay` was changed when it was resumed, the new one counts from the next step on."""
+    steps, changed, name = [20, 40, 60], 20, "a.weight"
+    run = RunFolder(tmp_path / "run")
+    run.create({})
+    log, store = EventLog(run.events_file), CheckpointFolder(run.checkpoints_folder)
+    for decay, resumed, trained in ((0.9, None, [20]), (0.3, changed, [40, 60])):
+        kept = run.keep_recipe(FULL.replace(str(DECAY), str(decay)))
+        log.write("start", step=resumed or 0, recipe=kept, resumed_from=resumed)
+        for step in trained:
+            log.write("step", step=step)
+    for step in steps:
+        commit.save(store, step, {part: {name: torch.full((2,), float(step))} for part in ("model", "ema")})
+    found = average.average(AverageRunRequest(run=run.path, output=tmp_path / "a.safetensors", sigma_rel=0.1))
+    expected = power_average.of_averages(steps, 0.1, lambda step: 0.9 if step < changed else 0.3)
+    assert [each.weight for each in found.checkpoints] == expected.weights
+    assert found.profile_error == expected.profile_error
 
 
 def test_a_lora_is_averaged_as_training_averages_it(tmp_path: Path) -> None:

@@ -147,6 +147,20 @@ def test_limits_that_are_not_moved_keep_what_the_recipe_keeps(page: Page, former
     assert not (again & ~filters.keeps(rows, former)).any()
 
 
+@pytest.mark.parametrize(
+    ("former", "side", "outside"),
+    [("aes > 4", "least", {"4", "5"}), ("aes >= 4", "least", {"0"}), ("aes < 4", "most", {"4", "5"})],
+)
+def test_clips_on_an_open_limit_are_the_first_that_it_leaves_out(
+    page: Page, former: str, side: str, outside: set[str]
+) -> None:
+    limit = "aes:4:" if side == "least" else "aes::4"
+    found = page.begin(former).get("/limits", limit=limit, moved="aes").json()[side]
+    names = [clip["path"].removeprefix("meta/")[0] for clip in found["outside"]]
+    assert set(names[: len(outside)]) == outside
+    assert not outside & {clip["path"].removeprefix("meta/")[0] for clip in found["inside"]}
+
+
 def test_the_filter_is_written_into_the_recipe_and_taken_back(page: Page) -> None:
     """What else it asks for stays, as do all other lines; another filter in the file is not lost."""
     before = page.begin(FORMER).file.read_text(encoding="utf-8")

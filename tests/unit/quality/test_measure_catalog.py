@@ -105,6 +105,20 @@ def test_values_become_columns_once(tmp_path: Path, decoded: list[str]) -> None:
     assert {c.name: c.present for c in again.columns} == {"sharpness": 4, "duplicate_group": 2, "duplicate_rank": 4}
 
 
+def test_what_could_not_be_read_is_measured_once_it_is_there_again(tmp_path: Path, decoded: list[str]) -> None:
+    for i in range(2):
+        write(tmp_path / "d" / f"{i}.png", i)
+    scan(tmp_path)
+    away = (tmp_path / "d" / "1.png").rename(tmp_path / "1.png")
+    first = measure(tmp_path, "sharpness")
+    assert [clip for clip, _ in first.failed] == ["d/1.png"]
+    assert np.isnan(column(tmp_path, "sharpness")["1.png"])
+    away.rename(tmp_path / "d" / "1.png")
+    again = measure(tmp_path, "sharpness")
+    assert (again.measured, again.changed, again.failed) == (1, 1, ())
+    assert not np.isnan(column(tmp_path, "sharpness")["1.png"])
+
+
 @pytest.mark.slow
 def test_columns_follow_the_content(tmp_path: Path, decoded: list[str]) -> None:
     footage = tmp_path / "d"

@@ -214,6 +214,21 @@ def test_only_runs_of_a_long_clip_are_read(wide: drawn.Frame, tmp_path: Path, mo
     assert whole == pytest.approx(values(file, "motion")["motion"], rel=0.1)
 
 
+@pytest.mark.parametrize("first", [0, 7])
+def test_the_first_and_the_last_frame_of_a_long_clip_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Also of a range of a file, whose other frames are not."""
+    monkeypatch.setattr(sampling, "MOST_FRAMES", 24)
+    dark, light = (np.full((HEIGHT, WIDTH, 3), grey, np.uint8) for grey in (100, 200))
+    count = 60 - 2 * first
+    shown = [dark] * 60
+    shown[first] = shown[first + count - 1] = light
+    request = MeasureRequest(clip(tmp_path, shown), False, HEIGHT, WIDTH, first, count, FPS, False, ())
+    luma = sampling.sample(request, frozenset(("runs",))).runs.mean(axis=(1, 2))
+    assert (luma > 150).tolist() == [True, *[False] * 22, True]
+
+
 def test_sound(wide: drawn.Frame, tmp_path: Path) -> None:
     at = np.arange(2 * drawn.SAMPLE_RATE) / drawn.SAMPLE_RATE
     tone = np.sin(2 * np.pi * 440 * at).astype(np.float32)

@@ -92,6 +92,9 @@ def test_long_lists_of_names_are_cut_but_counted():
     (reason,) = run_facts.reasons(summary(reasons={"odd_new_reason": clips, "too_small": []}))
     assert (len(reason.files), reason.total) == (run_facts.MAX_NAMES, run_facts.MAX_NAMES + 7)
     assert reason.label == "odd new reason"
+    failed = run_facts.failures(told(*({"kind": "failure", "path": path, "reason": "torn"} for path, _ in clips)))
+    assert failed is not None
+    assert (len(failed.files), failed.total) == (run_facts.MAX_NAMES, run_facts.MAX_NAMES + 7)
 
 
 def test_held_out_and_not_drawn_clips_are_not_called_rejected():

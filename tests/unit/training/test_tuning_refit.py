@@ -86,3 +86,18 @@ def test_a_run_without_a_step_of_one_bucket_measures_nothing(recipe: Path, tmp_p
     run = trained(tmp_path / "run", [[(1, 4)], [(5, 2), (17, 1)]])
     with refused("no-measured-cost", "from_run", says="no step from which"):
         refit.refit(TuneRequest(recipe=recipe, from_run=run))
+
+
+def test_the_largest_error_of_the_fit_is_told_whatever_its_sign(recipe: Path, tmp_path: Path) -> None:
+    """A length that takes longer than the others say is predicted too short, and by it another one a little too long."""
+    run = trained(tmp_path / "run", [[(frames, size)] for frames in (1, 1, 5, 9, 17) for size in (1, 2)])
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        if line.get("buckets") == ["64px 1:1 ×17"]:
+            line["seconds"] *= 2
+    (run / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    asked = ["tune", str(recipe), "--from-run", str(run)]
+    errors = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)["held_out_errors"].values()
+    worst = max(errors, key=abs)
+    assert worst < 0 < max(errors) < -worst
+    assert f"off by {worst:+.0%} at most" in CliRunner().invoke(app, asked).output
