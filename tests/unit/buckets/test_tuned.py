@@ -39,6 +39,7 @@ def written(folder: Path, sizes: dict[str, int], model: CostModel = MODEL) -> Pa
             "peak_bytes": FIXED + PER_TOKEN * n,
         }
         for entry, n in TOKENS.items()
+        if sizes.get(entry, 1)  # what memory does not allow is not measured
     ]
     limits = {"memory_bytes": 24_000_000_000, "milliseconds": None, "clips": 100}
     value = {"batch_sizes": sizes, "trials": trials, "model_ms": dataclasses.asdict(model), "limits": limits}

@@ -117,6 +117,23 @@ def test_webdataset_json_holds_the_caption(tmp_path: Path) -> None:
     assert ".cls (1)" in result.notes[0]
 
 
+def test_a_caption_that_may_be_that_of_several_clips_is_none_of_them(tmp_path: Path) -> None:
+    """Up to its first dot, a name may be that of one clip and one caption; what else has it is told."""
+    clip = media.write_picture(tmp_path / "x.png").read_bytes()
+    members = {
+        "one.rgb.png": clip, "one.txt": b"a cat",
+        "two.rgb.png": clip, "two.crop.png": clip, "two.txt": b"a dog",
+        "three.rgb.png": clip, "three.a.txt": b"a wolf", "three.b.txt": b"a fox",
+    }  # fmt: skip
+    write_members(tmp_path / "s" / "a.tar", members)
+    result, rows = scan(tmp_path / "s", tmp_path / "catalog")
+    captions = {row["path"]: row["caption"] for row in rows.to_table().to_pylist()}
+    assert captions == {
+        "a.tar/one.rgb.png": "a cat", "a.tar/two.rgb.png": None, "a.tar/two.crop.png": None, "a.tar/three.rgb.png": None,
+    }  # fmt: skip
+    assert any("3 clips have no caption of the same name" in note for note in result.notes)
+
+
 def write_members(to: Path, members: dict[str, bytes]) -> None:
     to.parent.mkdir(exist_ok=True)
     with tarfile.open(to, "w") as archive:

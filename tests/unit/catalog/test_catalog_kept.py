@@ -134,10 +134,10 @@ def test_a_catalog_that_was_moved_is_the_same_one(original: Path, there: Path) -
     assert content(Catalog.open(place)) == content(Catalog.open(moved))
 
 
-@pytest.mark.parametrize("lost", ["catalog", "catalog/catalog.json"])
+@pytest.mark.parametrize("lost", ["catalog/catalog.json", "catalog"])
 @pytest.mark.quick_cases(1)
 def test_a_catalog_made_anew_is_kept_beside_the_former(original: Path, there: Path, tmp_path: Path, lost: str) -> None:
-    """Whether its folder was removed or only the list in it, whose parts the next scan replaces."""
+    """Whether only the list in its folder was removed, whose parts the next scan replaces, or all of it."""
     first = copies.keep(Catalog.open(original), there)
     before = content(Catalog.open(first))
     storage.rmtree(tmp_path / lost)
@@ -188,6 +188,20 @@ def test_a_disk_that_takes_neither_link_nor_copy_is_told_and_nothing_is_half_kep
         copies.keep(Catalog.open(original), there)
     assert not (there / "catalog-000").exists()
     assert content(Catalog.open(copies.keep(Catalog.open(original), there)))["live"][-1] == [10, 12, 13, 14, 15]
+
+
+@pytest.mark.usefixtures("without_links")
+def test_a_part_that_was_copied_by_half_is_copied_again(original: Path, there: Path) -> None:
+    copies.keep(Catalog.open(original, 1), there)
+
+    def kill(call: str, path: Path) -> None:
+        if call == "write" and path.suffix == ".parquet":
+            raise Killed
+
+    with storage.guarded(kill), pytest.raises(Killed):
+        copies.keep(Catalog.open(original), there)
+    assert (there / "catalog-000" / "part-000001.parquet").exists()
+    assert content(Catalog.open(copies.keep(Catalog.open(original), there))) == content(Catalog.open(original))
 
 
 @pytest.mark.parametrize("links", [True, False])

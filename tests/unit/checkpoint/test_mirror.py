@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -166,6 +167,26 @@ def test_storage_that_stays_away_is_told_and_ends_nothing(tmp_path: Path, lines:
     mirror = mirror_of(run, place_at(tmp_path / "mirror", fail), told)
     mirror.offer(200)
     assert mirror.close() is None
+
+
+def test_what_failed_before_is_made_good_by_the_next_checkpoint(tmp_path: Path) -> None:
+    """A run whose last checkpoint is in the mirror ends without an error, whatever became of earlier ones."""
+    run, told, away = new_run(tmp_path / "run", 100, 200), Told(), [True]
+
+    def fail(call: int, name: str) -> None:
+        if away[0]:
+            raise PermissionError("Access Denied")
+
+    mirror = mirror_of(run, place_at(tmp_path / "mirror", fail), told)
+    mirror.offer(100)
+    until = time.monotonic() + 120
+    while not told.events and time.monotonic() < until:
+        time.sleep(0.001)
+    assert told.kinds() == ["unmirrored"]
+    away[0] = False
+    mirror.offer(200)
+    assert mirror.close() is None
+    assert shown(place_at(tmp_path / "mirror")) == [200]
 
 
 @pytest.mark.parametrize("torn", [False, True])

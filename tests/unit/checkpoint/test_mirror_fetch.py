@@ -172,6 +172,17 @@ def test_storage_that_does_not_answer_is_an_error_only_where_it_is_needed(tmp_pa
         bring_back(place_at(mirror, deny_checkpoints), RunFolder(tmp_path / "run"), "auto")
 
 
+def test_what_a_newer_version_saved_here_is_left_to_the_resume_which_says_so(tmp_path: Path) -> None:
+    """It may be good, and the newest: nothing older is fetched in its place, and the mirror is not even asked."""
+    run = new_run(tmp_path / "run", 100, 200)
+    copy(run, place_at(tmp_path / "mirror"), 100)
+    for step in (100, 200):
+        file = run.checkpoints_folder / f"step-000000{step}" / "manifest.json"
+        file.write_text(file.read_text(encoding="utf-8").replace('"format": 1', '"format": 2'), encoding="utf-8")
+    assert fetch(tmp_path / "mirror", run) == (None, [])
+    assert steps(run) == [100, 200]
+
+
 def test_damaged_ones_here_do_not_count(tmp_path: Path, mirror: Path) -> None:
     run = RunFolder(tmp_path / "run")
     fetch(mirror, run)

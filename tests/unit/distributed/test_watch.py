@@ -113,6 +113,20 @@ def test_an_error_of_one_rank_is_told_after_the_others_had_time_to_raise_it(
 
 
 @pytest.mark.parametrize(
+    ("error", "told"), [(SystemExit(75), None), (ValueError("no weight"), "ValueError: no weight")]
+)
+def test_a_rank_that_leaves_with_a_code_has_not_failed(
+    ranks: list[Watch], monkeypatch: pytest.MonkeyPatch, error: BaseException, told: str | None
+) -> None:
+    monkeypatch.setattr(watch, "_GRACE_SECONDS", 0.05)
+    with pytest.raises(type(error)), ranks[1]:
+        raise error
+    ranks[0]._listen([1, 2])
+    time.sleep(0.1)
+    assert verdict(ranks[0], [1, 2]) == (told and f"rank 1 on {ranks[0]._host} failed: {told}")
+
+
+@pytest.mark.parametrize(
     ("error", "is_one"),
     [
         (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"), True),

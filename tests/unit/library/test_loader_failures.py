@@ -13,6 +13,7 @@ import children
 import pytest
 import torch.distributed as dist
 from loader_footage import TABLE, SumOfThreads, dataset_of, make_footage, trained
+from PIL import Image
 from refused import refused
 
 import reelworks as rw
@@ -140,6 +141,22 @@ def test_a_step_without_a_valid_clip_is_passed_over(footage: Path) -> None:
     assert len(numbers) == len(loader) - 1
     assert loader.step == len(loader)
     assert counts(loader) == (11, 9, 2, 0)
+
+
+def test_steps_without_a_clip_end_the_loop_only_if_they_follow_each_other(footage: Path) -> None:
+    """As many of them between good ones are what `max_decode_failures` is for."""
+    for i in range(9, 24):
+        Image.new("RGB", (32, 32), (10 * i, 0, 0)).save(footage / f"{i:02}.png")
+        (footage / f"{i:02}.txt").write_text(f"picture {i}", encoding="utf-8")
+    entry = rw.BucketEntry("32px", num_frames=[1, 5], batch_size=1)
+    table = rw.BucketTable.from_entries([entry], geometry=rw.Geometry((1, 1, 1), (1, 4, 4)), aspect_ratios=["1:1"])
+    data = dataset_of(footage, table)
+    paths = [path for step in rw.Loader(data) for m in step for path in m.paths]
+    for path in paths[::2]:
+        Path(path).unlink()
+    loader = rw.Loader(data, max_decode_failures=0.6)
+    assert sum((trained(step) for step in loader), Counter()).total() == len(paths) // 2
+    assert counts(loader) == (26, 13, 13, 0)
 
 
 def rank_of_two(rank: int, folder: Path) -> None:

@@ -157,6 +157,24 @@ def test_at_the_end_of_an_epoch_data_may_change_without_a_record(footage: Path) 
     assert other.epoch == 1
 
 
+def test_an_epoch_is_at_its_end_though_clips_of_it_failed_or_were_skipped(footage: Path) -> None:
+    """All of its clips are accounted for, so that none has to be recognised."""
+    data = dataset_of(footage)
+    (footage / "03.png").unlink()
+    loader = rw.Loader(data, micro_batches_per_step=1, max_decode_failures=0.5)
+    for step in loader:
+        if step.number != 2:
+            list(step)
+    cursor = loader.state_dict()["cursor"]
+    assert cursor["failed"] == 1
+    assert cursor["skipped"]
+    change(footage, "added")
+    other = rw.Loader(dataset_of(footage))
+    other.load_state_dict(loader.state_dict())
+    assert len(rest_of(other)) == 11
+    assert other.epoch == 1
+
+
 @pytest.mark.parametrize("kind", ["added", "removed", "edited"])
 def test_without_a_record_the_remedy_works(footage: Path, kind: str) -> None:
     data = dataset_of(footage)

@@ -68,6 +68,12 @@ def test_a_filter_holds_for_its_own_dataset_and_other_reasons_come_first(folder:
     assert sorted(len(data.entries(epoch)) for epoch in range(2)) == [3, 3]
 
 
+def test_where_each_dataset_has_a_filter_a_clip_is_judged_by_its_own(folder: Path) -> None:
+    told = reasons(RecipeData.open(recipe(folder, {"data": "startswith(path, 'shot-1/')", "more": "height > width"})))
+    passed = {f"data/shot-1/{i}.png" for i in range(3)} | {"more/shot-0/tall.png"}
+    assert {name for name, reason in told.items() if reason == "none"} == passed
+
+
 @pytest.mark.parametrize("key", ["hdr", "interlaced"])
 def test_hdr_and_interlaced_clips_are_left_out_only_if_the_recipe_says_so(key: str) -> None:
     clips = rows({"hdr": "pq"}, {"hdr": "hlg"}, {"interlaced": True}, {"hdr": "pq", "caption": None}, {})

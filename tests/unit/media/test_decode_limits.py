@@ -12,6 +12,7 @@ import places
 import pytest
 
 from reelworks.core.shape import Shape
+from reelworks.core.worker_pool import WorkerDied
 from reelworks.data.media import decode, decode_pool
 from reelworks.data.media.decode import MediaError, Request
 from reelworks.data.media.decode_pool import DecodePool, Failure
@@ -47,3 +48,29 @@ def test_a_clip_without_a_pool_has_a_limit(requests: list[Request], monkeypatch:
     assert decode_pool.load(requests[0]).shape == (1, 4, 4, 3)
     with pytest.raises(MediaError, match=STOPPED):
         decode_pool.load(requests[1])
+
+
+def test_a_clip_whose_process_died_is_tried_again_in_one_of_its_own(
+    requests: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside others that kill it, again and again, no clip would be decoded; see `test_stream_trouble` for real deaths."""
+
+    class Deadly:
+        """Processes in which another clip runs that kills them, but for those that run a single one."""
+
+        def __init__(self, threads: int) -> None:
+            self.threads = threads
+
+        def call(
+            self, function: Any, value: Any, timeout_seconds: float, *, into: Any = None, alone: bool = False
+        ) -> Any:
+            if not alone:
+                raise WorkerDied
+            return function(value)
+
+        def close(self, patience_seconds: float) -> None:
+            """Nothing runs."""
+
+    monkeypatch.setattr(decode_pool, "WorkerPool", Deadly)
+    with closing(DecodePool(1, timeout_seconds=5)) as pool:
+        np.testing.assert_array_equal(pool.submit(requests[0]).result(), decode.load(requests[0]))

@@ -87,3 +87,27 @@ def test_a_last_box_may_be_as_long_as_the_file(tmp_path: Path) -> None:
     path.write_bytes(data)
     assert files.decoded_frames(path) == found.num_frames
     assert probe.probe(path) == found
+
+
+def box(kind: bytes, *content: bytes) -> bytes:
+    inside = b"".join(content)
+    return (8 + len(inside)).to_bytes(4, "big") + kind + inside
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_clean_aperture_is_that_of_the_track(version: int) -> None:
+    """Of two tracks with one each; times of 64 bits, of version 1, move the number of a track."""
+
+    def track(number: int, height: int) -> bytes:
+        times = bytes(16 if version else 8)
+        aperture = [24, 1, height, 1, 0, 1, 2, 1]
+        clap = box(b"clap", *(n.to_bytes(4, "big") for n in aperture))
+        sizes = (32).to_bytes(2, "big") + (40).to_bytes(2, "big")
+        entry = box(b"avc1", bytes(24), sizes, bytes(50), clap)
+        stsd = box(b"stsd", bytes(8), entry)
+        header = box(b"tkhd", bytes([version, 0, 0, 0]), times, number.to_bytes(4, "big"), bytes(60))
+        return box(b"trak", header, box(b"mdia", box(b"minf", box(b"stbl", stsd))))
+
+    file = Patience(box(b"ftyp", b"isom") + box(b"moov", track(1, 20), track(2, 30)))
+    area = containers.shown_area(file, "mov,mp4,m4a,3gp,3g2,mj2", 2, 0)
+    assert area == ShownArea(top=7, left=4, height=30, width=24)

@@ -27,6 +27,12 @@ def test_measured_costs_rule_and_scale_the_formula_for_the_others() -> None:
     assert costs == (50, 400, 3000)  # 5 and 3 microseconds a token where measured: 4 between them
 
 
+def test_one_measurement_that_is_off_moves_no_other_bucket() -> None:
+    """As of a bucket that was measured while other programs were running."""
+    names, measured_ms = [*NAMES, "larger"], {"small": 0.05, "medium": 0.5, "larger": 10_000.0}
+    assert costs_us(names, np.array([*TOKENS, 2000]), CostConfig(), measured_ms) == (50, 500, 5000, 10_000_000)
+
+
 @pytest.mark.parametrize("unit", [1e-9, 1e-4, 0.3, 1.0, 1e5])
 @pytest.mark.parametrize("measured_ms", [{}, {"medium": 7.0}])
 def test_only_ratios_between_buckets_matter(unit: float, measured_ms: dict[str, float]) -> None:
