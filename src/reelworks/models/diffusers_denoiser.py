@@ -216,17 +216,22 @@ class DiffusersNetwork:
         loadable = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)
         # A file with ComfyUI's prefix may hold other parts of the model too.
         state = {key: value for key, value in state.items() if key.startswith(_COMFYUI)} or state
+        best = {weights.bare_name(key): value for key, value in state.items()}
         for old, new in config.network.files.renamed_keys.items():
-            state = {key.replace(old, new): value for key, value in state.items()}
-        if loadable is not None:
-            # A file of another model raises any of these; `load_into` then reports the keys that differ.
-            with contextlib.suppress(KeyError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-                renamed = loadable["checkpoint_mapping_fn"](checkpoint=dict(state), config=module.config)
-                if renamed.keys() & module.state_dict().keys():
+            best = {key.replace(old, new): value for key, value in best.items()}
+        own, bare = module.state_dict(), best
+        if loadable is None:
+            return release_layers.take_apart(bare, own, config)
+        for prefix in ("", _COMFYUI):  # of which some mappings need one, and others need that there is none
+            with contextlib.suppress(
+                Exception
+            ):  # of any kind, for the file of another model; `load_into` tells the keys
+                spelled = {prefix + key: value for key, value in bare.items()}
+                renamed = loadable["checkpoint_mapping_fn"](checkpoint=spelled, config=module.config)
+                if len(own.keys() & renamed.keys()) > len(own.keys() & best.keys()):
                     others = config.network.files.other_parts
-                    return {key: value for key, value in renamed.items() if not key.startswith(others)}
-        bare = {key.removeprefix(_COMFYUI): value for key, value in state.items()}
-        return bare if loadable is not None else release_layers.take_apart(bare, module.state_dict(), config)
+                    best = {key: value for key, value in renamed.items() if not key.startswith(others)}
+        return best
 
     def learns_variance(self, config: FamilyConfig, source: str, channels: int) -> bool:
         """Return False: no supported network of diffusers predicts variance."""

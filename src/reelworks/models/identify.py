@@ -20,7 +20,6 @@ from reelworks.models.storage.weights import ShapeMismatch, Shapes
 
 _TEXT_ENCODERS = ("SelfAttention.q", "text_model.encoder.", "self_attn.q_proj.", "transformer.resblocks.")
 _LORA = ("lora_", ".lora.", "lokr_", "hada_", "oft_")
-WRAPPERS = ("module.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "model.")
 
 
 class BestMatch(NamedTuple):
@@ -83,7 +82,7 @@ def is_lora(names: Mapping[str, object]) -> bool:
 
 def closest(shapes: Shapes) -> BestMatch:
     """Find the presets that fit best, with the keys of diffusers, of a release, or behind a prefix."""
-    bare = {bare_name(key): shape for key, shape in shapes.items()}
+    bare = {weights.bare_name(key): shape for key, shape in shapes.items()}
     firsts = {name: first_alike(name) for name in registry.PRESETS}
     if equal := tuple(name for name, first in firsts.items() if _own(first) == bare):
         return BestMatch(equal, len(bare), len(bare))
@@ -100,24 +99,14 @@ def _share(count: tuple[int, int]) -> float:
     return count[0] / count[1]
 
 
-def bare_name(key: str) -> str:
-    """Return the name of a tensor without the prefixes of wrappers."""
-    for wrapper in WRAPPERS:
-        key = key.removeprefix(wrapper)
-    return key
-
-
 def _spellings(first: str, bare: Shapes) -> list[Shapes]:
     """Return weights without prefixes as they are, and renamed from a release to the keys of diffusers."""
     fewer, more = sorted((len(bare), len(_own(first))))
     if 2 * fewer < more:  # a release has other names, and nearly as many
         return [bare]
     family, config = registry.load_network(registry.family_of(first)), registry.PRESETS[first].config
-    spellings = [bare]
-    for prefix in ("", "model.diffusion_model."):
-        state = {prefix + key: torch.empty(shape, device="meta") for key, shape in bare.items()}
-        spellings.append(weights.shapes_of(family.rename_keys(_network(first), config, state)))
-    return spellings
+    state = {key: torch.empty(shape, device="meta") for key, shape in bare.items()}
+    return [bare, weights.shapes_of(family.rename_keys(_network(first), config, state))]
 
 
 def network(name: str) -> nn.Module:

@@ -14,7 +14,6 @@ from reelworks.core.errors import UserError, first_few
 from reelworks.data.checkpoint import load, locate, names, read_lock, state_file, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.folder import RunFolder
-from reelworks.models import identify
 from reelworks.models.adapters import inject
 from reelworks.models.export import export
 from reelworks.models.storage import weights
@@ -103,4 +102,4 @@ def _require_numbers(facts: Mapping[str, TensorFacts]) -> None:
 
 def bare_names(facts: Mapping[str, TensorFacts]) -> dict[str, str]:
     """Return the names of tensors by those without the prefixes of wrappers, such as `model.diffusion_model.`."""
-    return {identify.bare_name(name): name for name in facts}
+    return {weights.bare_name(name): name for name in facts}

@@ -20,11 +20,19 @@ from reelworks.core.errors import UserError, first_few
 from reelworks.models import hub
 from reelworks.models.storage import gguf_files, scaled_weights, stored_weights
 
-_PICKLED = (".pt", ".pth", ".bin")
+_PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 _GGUF = ".gguf"
 _WEIGHT_FILES = ["*.safetensors", "*.json", "*.bin", "*.pt"]
+_SUFFIXES = (".safetensors", ".sft", _GGUF, *_PICKLED)
+# Names that diffusers and transformers give to weights without a variant, such as fp16 or non_ema.
+_OWN_NAMES = ("diffusion_pytorch_model", "model", "pytorch_model")
+_OWN_ENDINGS = (".safetensors.index.json", ".safetensors", ".bin.index.json", ".bin")
+# Copies of the weights that repositories have beside them: variants, and those of other libraries.
+_COPIES = ["*.fp16*", "*.bf16*", "*.non_ema*", "*.onnx*", "*openvino*", "*.msgpack", "*.h5"]
 _SHOWN = 3  # names that an error lists
 _MOST_HEADER = 100_000_000  # bytes of the header of a .safetensors file, as the library itself has it
+# Prefixes of all names in files of programs that wrap a network.
+WRAPPERS = ("module.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "model.")
 _POINTER = b"version https://git-lfs"  # begins the placeholder of a large file that git did not fetch
 
 
@@ -57,9 +65,12 @@ def files_of(source: str, field: str, part: str | None = None) -> list[Path]:
 
 
 def _files_of(source: str, part: str | None) -> list[Path]:
-    place = _locate(source, _WEIGHT_FILES if part is None else [f"{part}/*"])
+    patterns = _WEIGHT_FILES if part is None else [f"{part}/*"]
+    place = _locate(source, patterns, _COPIES)
     if part is not None and place.is_dir():
         place = _part(source, place, part)
+    if place.is_dir() and not any(path.suffix in _SUFFIXES for path in place.iterdir()):
+        _locate(source, patterns)  # a repository with nothing but a variant
     return _files(place)
 
 
@@ -142,12 +153,19 @@ def opened(path: Path) -> Iterator[Any]:
         yield mapped
 
 
-def _locate(source: str, patterns: list[str]) -> Path:
+def bare_name(key: str) -> str:
+    """Return the name of a tensor without the prefixes of wrappers."""
+    for wrapper in WRAPPERS:
+        key = key.removeprefix(wrapper)
+    return key
+
+
+def _locate(source: str, patterns: list[str], without: list[str] | None = None) -> Path:
     path = Path(source).expanduser()
     if path.exists():
         return path
-    if hub.is_id(source) and path.suffix not in (".safetensors", _GGUF, *_PICKLED):
-        return hub.download(source, patterns)
+    if hub.is_id(source) and path.suffix not in _SUFFIXES:
+        return hub.download(source, patterns, without)
     raise UserError(
         "no such file or folder, and not a hub id (owner/name or owner/name@revision)",
         code="weights-not-found",
@@ -169,16 +187,17 @@ def _part(source: str, place: Path, part: str) -> Path:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files to read: the shards of an index, `model.safetensors`, or the only file."""
+    """Return the files to read: the shards of an index, the file without a variant, or the only file."""
     if not path.is_dir():
         return [path]
-    indexes = sorted(path.glob("*.index.json"))
-    if len(indexes) == 1:
-        return _shards(indexes[0])
-    if (path / "model.safetensors").is_file():
-        return [path / "model.safetensors"]
-    safe = sorted(path.glob("*.safetensors"))
-    candidates = safe or sorted(p for p in path.iterdir() if p.suffix in (_GGUF, *_PICKLED))
+
+    def found(*endings: str) -> list[Path]:
+        return sorted(file for file in path.iterdir() if file.name.endswith(endings))
+
+    own = (path / f"{name}{ending}" for ending in _OWN_ENDINGS for name in _OWN_NAMES)
+    candidates = [file for file in own if file.is_file()][:1] or found(".index.json")
+    if len(candidates) != 1:
+        candidates = found(".safetensors", ".sft") or found(*_SUFFIXES)
     if len(candidates) != 1:
         names = ", ".join(p.name for p in candidates[:_SHOWN]) or "none"
         raise UserError(
@@ -186,7 +205,7 @@ def _files(path: Path) -> list[Path]:
             code="weights-folder-ambiguous",
             remedy="set it to the path of one file",
         )
-    return candidates
+    return _shards(candidates[0]) if candidates[0].suffix == ".json" else candidates
 
 
 def _shards(index: Path) -> list[Path]:

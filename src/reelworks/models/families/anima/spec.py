@@ -39,7 +39,7 @@ class AnimaConfig(Config):
     network: ClassVar[family.Network] = family.Network(
         "CosmosTransformer3DModel",
         ("transformer_blocks",),
-        files=family.NetworkFiles(renamed_keys={"model.diffusion_model.": ""}, other_parts=("llm_adapter.",)),
+        files=family.NetworkFiles(other_parts=("llm_adapter.",)),
         lora=family.LoraNames(_RELEASE_LAYERS),
     )
 

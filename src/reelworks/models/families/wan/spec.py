@@ -59,6 +59,7 @@ class WanConfig(Config):
         "WanTransformer3DModel",
         ("blocks",),
         lora=family.LoraNames(_RELEASE_LAYERS),
+        files=family.NetworkFiles(renamed_keys={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"}),
         sequence=family.SequenceSplit(pads=True, divided=f"{__package__}.divided_tokens"),
     )
 
