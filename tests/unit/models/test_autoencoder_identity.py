@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from types import SimpleNamespace
 
 import diffusers
@@ -20,7 +21,7 @@ from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.training.recipe import validation
 
 NAMES = tuple(name for name, one in registry.AUTOENCODERS.items() if not one.module)  # those of diffusers
-SMALL = {"wan-2.1": tiny_families.WAN} | {
+SMALL = {name: tiny_families.AUTOENCODERS[name] for name in ("wan-2.1", "qwen-image", "flux2")} | {
     name: tiny_families.KL | {"latent_channels": one.channels}
     for name, one in registry.AUTOENCODERS.items()
     if one.network == "AutoencoderKL"
@@ -114,7 +115,7 @@ def release(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_single_file_has_the_familys_units_without_a_config(name, places, tmp_path, monkeypatch):
-    """In the names of diffusers and of a release; nothing is asked of the hub."""
+    """In the names of diffusers, today's and those before 0.17, and of a release; nothing is asked of the hub."""
     one = registry.AUTOENCODERS[name]
     assert one.file_config is not None
     small = dataclasses.replace(one, file_config={**one.file_config, **SMALL[name]})
@@ -123,9 +124,10 @@ def test_a_single_file_has_the_familys_units_without_a_config(name, places, tmp_
     state = load_file(places / name / "vae" / "diffusion_pytorch_model.safetensors")
     if name in ("flux", "kandinsky5-image", "sd3"):  # whose releases have no such layers
         state = {key: value for key, value in state.items() if "quant_conv" not in key}
-    files = {"ours": state}
-    if name != "wan-2.1":
+    files = {"ours": state, "whole": {"unet.x": torch.ones(1)} | {f"vae.{key}": value for key, value in state.items()}}
+    if "decoder.mid_block.attentions.0.to_q.weight" in state:
         files["released"] = {release(key): value for key, value in state.items()}
+        files["old"] = {former(key): value for key, value in state.items()}
     own = build(name, places / name)
     for which, tensors in files.items():
         save_file(tensors, tmp_path / f"{which}.safetensors")
@@ -134,6 +136,24 @@ def test_a_single_file_has_the_familys_units_without_a_config(name, places, tmp_
         assert torch.equal(made._std, own._std)
         given = made.module.state_dict()
         assert all(torch.equal(given[key], value) for key, value in state.items())
+
+
+def former(name):
+    """A name of diffusers' layers of attention as it was before its release 0.17."""
+    for now, then in (("to_q", "query"), ("to_k", "key"), ("to_v", "value"), ("to_out.0", "proj_attn")):
+        name = name.replace(f".{now}.", f".{then}.")
+    return name
+
+
+def test_a_folder_that_diffusers_wrote_before_its_release_017_is_read(places, tmp_path):
+    """Stable Diffusion 1.5's own autoencoder, and its tuned ones, are such folders."""
+    whole = shutil.copytree(places / "sd1.5", tmp_path / "sd1.5")
+    file = whole / "vae" / "diffusion_pytorch_model.safetensors"
+    state = load_file(file)
+    save_file({former(key): value for key, value in state.items()}, file)
+    assert not state.keys() <= load_file(file).keys()
+    given = build("sd1.5", whole).module.state_dict()
+    assert all(torch.equal(given[key], value) for key, value in state.items())
 
 
 @pytest.mark.parametrize(
@@ -149,7 +169,7 @@ def test_a_single_file_has_the_familys_units_without_a_config(name, places, tmp_
         ),
         ("flux", "sdxl", "AutoencoderKL of 4 channels, .*AutoencoderKL of 16 channels"),
         ("hunyuan-video-1.5", "hunyuan-video-1.5", "without its config"),
-        ("qwen-image", "wan-2.1", "no AutoencoderKLQwenImage can be loaded"),
+        ("qwen-image-2.1", "qwen-image-2.1", "without its config"),
     ],
 )
 def test_a_single_file_of_another_family_is_told_by_its_names(name, other, said, places, tmp_path):

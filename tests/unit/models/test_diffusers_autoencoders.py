@@ -1,6 +1,6 @@
 """Every published autoencoder loads from a folder, and its latents have the family's shape and units."""
 
-import copy
+import dataclasses
 
 import diffusers
 import pytest
@@ -121,19 +121,24 @@ def test_a_file_of_flux2_is_read_for_ideogram(tmp_path, monkeypatch):
     for buffer in (module.bn.running_mean, module.bn.running_var):
         buffer.uniform_(0.5, 1.5)
     save_file(module.state_dict(), tmp_path / "flux2-vae.safetensors")
-    monkeypatch.setattr(diffusers.AutoencoderKLFlux2, "from_single_file", lambda *_, **__: copy.deepcopy(module))
+    small = dataclasses.replace(
+        registry.AUTOENCODERS["ideogram-4"], file_config=tiny_families.AUTOENCODERS["ideogram-4"]
+    )
+    monkeypatch.setitem(registry.AUTOENCODERS, "ideogram-4", small)
     for buffer in (module.bn.running_mean, module.bn.running_var):
         buffer.copy_(buffer.view(32, 4).T.flatten())
     module.save_pretrained(tmp_path / "folder" / "vae")
     for buffer in (module.bn.running_mean, module.bn.running_var):
         buffer.copy_(buffer.view(4, 32).T.flatten())
-    one, other = (
+    in_folder = "folder/vae/diffusion_pytorch_model.safetensors"
+    one, other, third = (
         factory.build_autoencoder(AutoencoderConfig(name="ideogram-4", weights=str(tmp_path / name)))
-        for name in ("folder", "flux2-vae.safetensors")
+        for name in ("folder", "flux2-vae.safetensors", in_folder)
     )
     video = torch.rand(1, 3, 1, 32, 32) * 2 - 1
     latent = one.encode(video)
     assert torch.equal(latent, other.encode(video))
+    assert torch.equal(latent, third.encode(video))
     assert torch.equal(one.decode(latent, 1), other.decode(latent, 1))
 
 

@@ -5,11 +5,11 @@ Legend: B clips, C channels, T frames, H height, W width.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import inspect
-import json
 import math
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,6 +43,9 @@ _PLAIN_SIGNS = ("encoder.down_blocks.0.resnets.0.norm1.weight", "encoder.down.0.
 # Mean and standard deviation of its pixels in [0, 1].
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _WRAPPERS = ("first_stage_model.", "vae.")
+_CURRENT_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+# Classes whose releases have the names of another one's.
+_NAMED_ALIKE = {"AutoencoderKLFlux2": "AutoencoderKL", "AutoencoderKLQwenImage": "AutoencoderKLWan"}
 
 
 @final
@@ -73,7 +76,7 @@ class DiffusersAutoencoder:
             self.module.use_framewise_encoding = self.module.use_framewise_decoding = False
         self._places_first = facts.places_first
         self._mean, self._std = _statistics(self.module, shifts=facts.shifts)
-        if self._places_first and config.weights.endswith(".safetensors"):  # FLUX.2's own file, as ComfyUI takes it
+        if self._places_first and config_of(config) is None:  # FLUX.2's own file, as ComfyUI takes it
             self._mean, self._std = _by_place(self._mean), _by_place(self._std)
         nn.Module.to(self.module, self.contract.storage)
 
@@ -160,18 +163,18 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     source, field = config.weights, "autoencoder.weights"
     kind = optional_imports.from_diffusers(facts.network)
     sizes = config_of(config)
-    if sizes is not None:
+    if sizes is None and facts.file_config is not None and (facts.file or Path(source).expanduser().is_file()):
+        state = _of_autoencoder(weights.read(source, field, file=facts.file))
+        require_names(config, weights.shapes_of(state))
+        sizes = {**facts.file_config, **facts.config}
+    else:
+        state = None if sizes is None else weights.read(source, field, part="vae")
+    if state is not None:
         module = kind.from_config(sizes)
-        weights.load_into(module, weights.read(source, field, part="vae"), source, field)
-    elif facts.file is not None:
-        assert facts.file_config is not None
-        if source.endswith(".safetensors"):
-            require_names(config, weights.shapes(source, field))
-        module = kind.from_config({**facts.file_config, **facts.config})
-        weights.load_into(module, _bare(weights.read(source, field, file=facts.file)), source, field)
-    elif source.endswith(".safetensors") and hasattr(kind, "from_single_file"):
+        weights.load_into(module, _named(module, state, facts.network), source, field)
+    elif source.endswith(".safetensors") and facts.network in _single_files():
         require_names(config, weights.shapes(source, field))
-        module = _from_file(kind, config, facts)
+        module = _from_file(kind, source)
     else:
         raise UserError(
             f"{facts.network} cannot be loaded without its config",
@@ -183,31 +186,50 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     return module.requires_grad_(False).eval()
 
 
-def _bare(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Remove the prefix that some files have before all names."""
+def _single_files() -> Mapping[str, Any]:
+    """Return how diffusers reads a single file, by the class of its network."""
+    found: Mapping[str, Any] = importlib.import_module(
+        "diffusers.loaders.single_file_model"
+    ).SINGLE_FILE_LOADABLE_CLASSES
+    return found
+
+
+def _of_autoencoder(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors behind the prefix that an autoencoder has in files of a whole model, or else all."""
     for wrapper in _WRAPPERS:
-        state = {name.removeprefix(wrapper): value for name, value in state.items()}
+        own = {name.removeprefix(wrapper): value for name, value in state.items() if name.startswith(wrapper)}
+        state = own or state
     return state
 
 
-def _from_file(kind: Any, config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
-    """Load a file with the names of diffusers or of a release; diffusers fetches unknown sizes from the hub."""
-    with tempfile.TemporaryDirectory() as folder:
-        config_argument = {}
-        if facts.file_config is not None:
-            path = Path(folder, "config.json")
-            path.write_text(json.dumps({**facts.file_config, **facts.config}), encoding="utf-8")
-            config_argument = {"config": str(path)}
-        try:
-            return kind.from_single_file(config.weights, **config_argument)
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise UserError(
-                f"no {kind.__name__} can be loaded ({str(error).partition(chr(10))[0]})",
-                code="autoencoder-unloadable",
-                field="autoencoder.weights",
-                value=config.weights,
-                remedy="name a folder in diffusers' layout, a single file, or a hub id of this family",
-            ) from error
+def _named(module: Any, state: dict[str, Tensor], network: str) -> dict[str, Tensor]:
+    """Give tensors the names of a module, from those of diffusers, also before its release 0.17, or of the model's release."""
+    own, spellings = module.state_dict().keys(), [state]
+    if (known := _single_files().get(_NAMED_ALIKE.get(network, network))) is not None:
+        with contextlib.suppress(Exception):  # a mapping raises anything for names that it does not know
+            renamed = known["checkpoint_mapping_fn"](checkpoint=dict(state), config=module.config)
+            spellings.append({key: value for key, value in state.items() if key in own} | renamed)
+    spellings += [{current_name(key): value for key, value in spelt.items()} for spelt in spellings]
+    return max(spellings, key=lambda spelt: len(own & spelt.keys()))
+
+
+def current_name(key: str) -> str:
+    """Return the name that a layer of attention has since release 0.17 of diffusers."""
+    return ".".join(_CURRENT_NAMES.get(part, part) for part in key.split("."))
+
+
+def _from_file(kind: Any, source: str) -> Any:
+    """Load a file with the names of diffusers or of a release; diffusers fetches its sizes from the hub."""
+    try:
+        return kind.from_single_file(source)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise UserError(
+            f"no {kind.__name__} can be loaded ({str(error).partition(chr(10))[0]})",
+            code="autoencoder-unloadable",
+            field="autoencoder.weights",
+            value=source,
+            remedy="name a folder in diffusers' layout, or a hub id of this family",
+        ) from error
 
 
 def config_of(config: AutoencoderConfig) -> dict[str, Any] | None:

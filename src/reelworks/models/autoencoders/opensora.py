@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from reelworks.core import optional_imports
 from reelworks.models.api import Autoencoder
-from reelworks.models.autoencoders.diffusers_kl import CONTRACT, config_of
+from reelworks.models.autoencoders.diffusers_kl import CONTRACT, config_of, current_name
 from reelworks.models.components import CHUNK_FRAMES, autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
 from reelworks.models.storage import weights
@@ -289,20 +289,13 @@ class OpenSoraAutoencoder:
         return self
 
 
-_CURRENT_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
-
-
 def build(config: AutoencoderConfig, sizes: OpenSoraSizes = OpenSoraSizes()) -> OpenSoraAutoencoder:
     """Build the autoencoder with the weights that the recipe names."""
     field = "autoencoder.weights"
     assert config.weights is not None, "the recipe was checked"
     if config.name == "opensora-1.1":
         config_of(config)
-        # Files that diffusers wrote before release 0.17 have other names of attention layers.
-        state = {
-            ".".join(_CURRENT_NAMES.get(part, part) for part in key.split(".")): value
-            for key, value in weights.read(config.weights, field).items()
-        }
+        state = {current_name(key): value for key, value in weights.read(config.weights, field).items()}
         spatial = Spatial(optional_imports.from_diffusers("AutoencoderKL")(**sizes.spatial))
         weights.load_into(spatial.module, state, config.weights, field)
         return OpenSoraAutoencoder(config, spatial)
