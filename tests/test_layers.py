@@ -88,7 +88,7 @@ TORCH_FREE_MODULES = (
     "models.export.config",
     "models.family",
     "models.registry",
-    "models.storage.stored_codes",
+    "models.storage.file_facts",
     "training.loop.request",
     "training.memory.memory",
     "training.memory.memory_presets",

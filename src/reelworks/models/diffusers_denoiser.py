@@ -146,8 +146,8 @@ class DiffusersNetwork:
     pipeline_settings: Callable[[Any, float], dict[str, Any]] = lambda _config, _scale: {}
     # `predict_both(module, inputs, config)` calls a network with sound; None if the family has none.
     predict_both: PredictBoth | None = None
-    # `reason(module)` returns why the pipeline cannot generate with a network, None if it can.
-    no_pipeline: Callable[[nn.Module], str | None] = lambda _module: None
+    # `reason(module, config)` returns why the pipeline cannot generate with a network, None if it can.
+    no_pipeline: Callable[[nn.Module, Any], str | None] = lambda *_: None
     # `load(tokenizer, source)` returns the processor of text encoders that take pictures.
     load_processor: Callable[[Any, str], Any] | None = None
     # `prepare(module)` is called with every network that was built.
@@ -309,7 +309,7 @@ def grid(*lengths: int, device: torch.device) -> Tensor:
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
 
-def rounds_latents(module: nn.Module) -> str | None:
+def rounds_latents(module: nn.Module, config: Any) -> str | None:
     """Return why a pipeline that takes the dtype of its network for latents cannot generate; None if it is float32."""
     if any(p.is_floating_point() and p.dtype != torch.float32 for p in module.parameters()):
         return "the family's pipeline would round latents to the dtype of the stored base"

@@ -16,6 +16,9 @@ from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 
+# Suffixes of files of weights, of which pickles are read as tensors alone.
+SAFETENSORS, GGUF, PICKLED = (".safetensors", ".sft"), ".gguf", (".pt", ".pth", ".bin", ".ckpt")
+WEIGHTS = (*SAFETENSORS, GGUF, *PICKLED)
 _ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+(?:/[\w.-]+)*))?")
 
 
@@ -45,10 +48,10 @@ def strip_revision(source: str) -> str:
 
 def pretrained_arguments(source: str) -> tuple[str, dict[str, str]]:
     """Return what `from_pretrained` of transformers and diffusers gets for a source: its name, and its revision if any."""
-    found = parse(source)
-    if found is None or found.revision is None or Path(source).expanduser().exists():
-        return source, {}
-    return found.repository, {"revision": found.revision}
+    found, place = parse(source), Path(source).expanduser()
+    if place.exists():
+        return str(place), {}
+    return (source, {}) if found is None or found.revision is None else (found.repository, {"revision": found.revision})
 
 
 def download(hub_id: str, patterns: Sequence[str], without: Sequence[str] | None = None) -> Path:

@@ -66,7 +66,8 @@ def what(shapes: Shapes, for_field: str, name: str = "") -> tuple[str, str]:
         also = "" if for_field in ("model.weights", "--load") else ", and point model.weights to them"
         return problem, f'set model.name = "{match.names[0]}"{also}'
     if any(part in name for name in shapes for part in _TEXT_ENCODERS):
-        return "these are the weights of a text encoder", "point text_encoder.weights to them"
+        remedy = "text_encoder.weights takes a folder or hub id that has them with their tokenizer, as pipelines do"
+        return "these are the weights of a text encoder", remedy
     if all(any(name.startswith(part) for name in shapes) for part in ("encoder.", "decoder.")):
         remedy = "point autoencoder.weights to them, or choose another autoencoder.name"
         return "these are the weights of an autoencoder", remedy

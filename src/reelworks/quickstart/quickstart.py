@@ -20,6 +20,7 @@ from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader.catalog_view import companion_sources
 from reelworks.models import registry
 from reelworks.models.config import ModelConfig
+from reelworks.models.storage import file_facts
 from reelworks.quickstart import recipe_lines, survey, trained_sizes
 from reelworks.quickstart.request import NewLoraRequest
 from reelworks.quickstart.survey import FolderSurvey
@@ -153,6 +154,11 @@ def make(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
     remarks = [*footage.remarks, *drafted.sizes.remarks]
     if not registry.PRESETS[request.preset].release:
         remarks.append(f"{request.preset} starts from fresh weights and is meant for experiments")
+    if request.weights is not None and file_facts.has_text_encoders(request.weights):
+        remarks.append(
+            f"{request.weights} holds text encoders too, which are not read: captions are embedded by those of the release; "
+            "to train with its own, convert it to the layout of diffusers, and give that folder as --weights"
+        )
     return QuickstartResult(
         request.path,
         text,

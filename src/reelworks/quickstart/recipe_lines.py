@@ -18,7 +18,7 @@ from reelworks.models import components, registry
 from reelworks.models.config import ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import Release
-from reelworks.models.storage import stored_codes
+from reelworks.models.storage import file_facts
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes, geometry_of
 from reelworks.training.recipe.toml_writer import Line
@@ -59,13 +59,13 @@ def lora_table(
         why = f"the rate that the model was trained with, {rate:g}; clips with a lower rate keep theirs"
         lines += [Line("[data]", "fps", "model", why)]
     lora = [Line("[lora]", "rank", 16, "usual for a subject or a style; a larger one learns, and forgets, more")]
-    if weights is not None and (base := stored_codes.base_of(weights)) is not None:
+    if weights is not None and (base := file_facts.base_of(weights)) is not None:
         lora.append(Line("[lora]", "base", base, "the codes of the file stay as they are"))
     store = Line(
         "[encode]", "store", True, "clips and captions are encoded once, and training needs no encoder in memory"
     )
     previews = _previews(preset, datasets, found, trigger)
-    lines = [*lines, *parts, store, *lora, *objective_lines(preset, known), *_training(found)]
+    lines = [*lines, *parts, store, *lora, *objective_lines(preset, known, weights), *_training(found)]
     return [*lines, *_files(known, found), *previews]
 
 
@@ -169,8 +169,8 @@ def model_lines(preset: str, known: Release, weights: str | None) -> list[Line]:
         pcm = Line("[sound]", "name", "pcm", "samples as they are, without weights")
         return [*lines, checkpointing, *([pcm] if registry.PRESETS[preset].sound is not None else [])]
     source = weights or known.weights
-    # A single file holds the denoiser alone; the other parts are those of the release.
-    pipeline = known.weights if weights is None or weights.endswith((".safetensors", ".gguf")) else weights
+    # Of a single file or a network's own folder, the denoiser alone is read; the other parts are those of the release.
+    pipeline = weights if weights is not None and file_facts.is_pipeline(weights) else known.weights
     if source is None or None in (known.autoencoder or pipeline, known.text or pipeline):
         raise UserError(
             f"{preset} has no published weights",
@@ -208,10 +208,14 @@ def _parts_of_fresh(preset: str, weights: str | None) -> list[Line]:
     return lines
 
 
-def objective_lines(preset: str, known: Release) -> list[Line]:
-    """Return the lines of the objective that the model was trained with."""
+def objective_lines(preset: str, known: Release, weights: str | None) -> list[Line]:
+    """Return the lines of the objective that the model was trained with, as its weights say, if they do."""
     if known.objective != "rectified-flow":
-        return [Line("[objective]", "name", known.objective, "what the weights were trained with")]
+        stated, from_noise = (None, False) if weights is None else file_facts.objective_of(weights)
+        lines = [Line("[objective]", "name", stated or known.objective, "what the weights were trained with")]
+        if from_noise:
+            lines += [Line("[objective]", "zero_terminal_snr", True, "as the weights were trained")]
+        return lines
     shift = known.timestep_shift
     why = "above 1: more training at much noise, where large pictures are decided" if shift != 1.0 else "none"
     lines = [Line("[objective]", "timestep_shift", shift, why)]

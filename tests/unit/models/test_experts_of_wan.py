@@ -81,6 +81,17 @@ def test_what_would_not_fit_together_is_refused(place, tables, told):
         recipe_of(place, **tables)
 
 
+def test_a_file_of_one_expert_stays_alone_wherever_home_is(place, monkeypatch):
+    """Its path may begin with the home folder: it is not read again as the other expert."""
+    monkeypatch.setenv("HOME", str(place.parent))
+    file = f"~/{place.name}/transformer/diffusion_pytorch_model.safetensors"
+    recipe = recipe_of(place, model={"weights": file, "experts": "high"})
+    denoiser = build.denoiser(recipe, CPU)
+    assert build.with_other_network(recipe, denoiser, CPU) is denoiser
+    pair = recipe_of(place, model={"weights": f"~/{place.name}", "experts": "high"})
+    assert build.with_other_network(pair, build.denoiser(pair, CPU), CPU).module is not denoiser.module
+
+
 def test_one_network_is_not_taken_for_two(place):
     """A single file cannot be the weights of both."""
     (file,) = (place / "transformer").glob("*.safetensors")

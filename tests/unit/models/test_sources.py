@@ -55,13 +55,19 @@ def test_what_is_neither_here_nor_on_the_hub_is_told_at_once(field, source, monk
     assert "path" in caught.value.remedy
 
 
-@pytest.mark.parametrize("folder", ["vae", "."])
-def test_a_hub_repository_may_be_a_pipeline_or_one_part(folder, tmp_path, monkeypatch):
-    """The part is fetched alone from a pipeline; where the repository is the part, its own files are."""
+@pytest.mark.parametrize(
+    ("folder", "only"), [("vae", "model.safetensors"), (".", "model.safetensors"), ("vae", "model.fp16.safetensors")]
+)
+def test_a_hub_repository_may_be_a_pipeline_or_one_part(folder, only, tmp_path, monkeypatch):
+    """The part is fetched alone from a pipeline; where the repository is the part, its own files are.
+
+    Copies of the weights are fetched only where there is nothing else.
+    """
     there, fetched = tmp_path / "there", tmp_path / "fetched"
     for name in (folder, "text_encoder"):
         (there / name).mkdir(parents=True, exist_ok=True)
-        save_file(STATE, there / name / "model.safetensors")
+        for file in (only, "model.fp16.safetensors", "model.onnx"):
+            save_file(STATE, there / name / file)
 
     def download(_hub_id, allow_patterns, ignore_patterns=None, dry_run=False):
         if dry_run:
@@ -78,7 +84,8 @@ def test_a_hub_repository_may_be_a_pipeline_or_one_part(folder, tmp_path, monkey
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert weights.read("owner/name", part="vae").keys() == STATE.keys()
-    assert [p.relative_to(fetched) for p in fetched.rglob("*.*")] == [Path(folder) / "model.safetensors"]
+    found = {p.relative_to(fetched) for p in fetched.rglob("*.*")}
+    assert found == {Path(folder) / only} | ({Path(folder) / "model.onnx"} if "fp16" in only else set())
 
 
 @pytest.mark.parametrize("which", ["low", "both"])

@@ -110,6 +110,24 @@ def test_whole_files_are_read(tmp_path, make):
     assert torch.equal(weights.read(str(tmp_path / "old.pth"))["a.bias"], STATE["a.bias"])
 
 
+@pytest.mark.parametrize("name", ["diffusion_pytorch_model", "model"])
+def test_of_copies_in_a_folder_the_one_without_a_variant_counts(tmp_path, name):
+    """Repositories of Stable Diffusion hold fp16 and non_ema beside it, of one file and in shards."""
+    zeros = {key: torch.zeros_like(value) for key, value in STATE.items()}
+    for variant in ("fp16", "non_ema"):
+        save_file(zeros, tmp_path / f"{name}.{variant}.safetensors")
+        index = {"weight_map": dict.fromkeys(STATE, f"{name}.{variant}.safetensors")}
+        (tmp_path / f"{name}.safetensors.index.{variant}.json").write_text(json.dumps(index), encoding="utf-8")
+    torch.save(zeros, tmp_path / f"{name}.bin")
+    save_file(STATE, tmp_path / f"{name}.safetensors")
+    assert torch.equal(weights.read(str(tmp_path))["a.weight"], STATE["a.weight"])
+
+
+def test_a_pickle_may_be_called_a_checkpoint(tmp_path):
+    torch.save({"state_dict": STATE}, tmp_path / "v1-5.ckpt")
+    assert torch.equal(weights.read(str(tmp_path / "v1-5.ckpt"))["a.weight"], STATE["a.weight"])
+
+
 def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
     """One tensor too few, and the module keeps all of its own."""
     module = torch.nn.ModuleDict({"a": torch.nn.Linear(30, 20)})

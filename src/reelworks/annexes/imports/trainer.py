@@ -152,7 +152,7 @@ def choose_model(draft: ImportDraft, preset: str, weights: str | None = None) ->
     from is the setting that is being converted.
     """
     draft.add(recipe_lines.model_lines(preset, registry.release_of(preset), weights))
-    draft.add(recipe_lines.objective_lines(preset, registry.release_of(preset)))
+    draft.add(recipe_lines.objective_lines(preset, registry.release_of(preset), weights))
     draft.set("model.name", preset)
     return f'model.name = "{preset}"' + (f", {draft.set('model.weights', weights)}" if weights else "")
 

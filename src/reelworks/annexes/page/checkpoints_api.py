@@ -202,5 +202,5 @@ def _forecast(run: RunFolder, store: CheckpointFolder, policy: CheckpointsConfig
     if not existing or last is None or existing[-1].step >= last:
         return ""
     plan, every = plan_report.read_summary(run), recipe_file.load(run.recipe_file).validation.every_steps
-    steps = disk_space.saves(policy, existing[-1].step, last, plan and plan.steps_per_epoch, every)
+    steps = disk_space.saves(policy, existing[-1].step, last, None if plan is None else plan.steps_per_epoch, every)
     return disk_space.forecast(existing[-1].num_bytes, policy, steps, free, existing).to_text()

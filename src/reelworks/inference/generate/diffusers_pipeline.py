@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -122,9 +123,10 @@ def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: Ge
     c = options.conditions
     if c.reference is not None or c.last_frame is not None or c.loop > 1:
         return "the clip begins or ends with condition frames"
-    if (reason := family.no_pipeline(boundary.denoiser.module)) is not None:
+    denoiser: Any = boundary.denoiser
+    if (reason := family.no_pipeline(denoiser.module, denoiser.config)) is not None:
         return reason
-    return "the weights are sharded" if is_sharded(boundary.denoiser.module) else None
+    return "the weights are sharded" if is_sharded(denoiser.module) else None
 
 
 def _family(recipe: Recipe) -> DiffusersNetwork:
@@ -208,7 +210,7 @@ def _scheduler(recipe: Recipe, encoder: FrozenEncoders, options: GenerateOptions
 
 
 def _published_scheduler(source: str | None) -> Any:
-    if source is None or source.endswith(".safetensors"):
+    if source is None or Path(source).expanduser().is_file():
         return None
     # Any scheduler class reads the config; the file names the right one.
     any_class = optional_imports.from_diffusers("FlowMatchEulerDiscreteScheduler")

@@ -162,15 +162,14 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     source, field = config.weights, "autoencoder.weights"
     kind = optional_imports.from_diffusers(facts.network)
-    sizes = config_of(config)
-    if sizes is None and facts.file_config is not None and (facts.file or Path(source).expanduser().is_file()):
+    if (sizes := config_of(config)) is not None:
+        module = kind.from_config(sizes)
+        state = weights.read(source, field, part="vae")
+        weights.load_into(module, _named(module, state, facts.network), source, field)
+    elif facts.file_config is not None and (facts.file or Path(source).expanduser().is_file()):
         state = _of_autoencoder(weights.read(source, field, file=facts.file))
         require_names(config, weights.shapes_of(state))
-        sizes = {**facts.file_config, **facts.config}
-    else:
-        state = None if sizes is None else weights.read(source, field, part="vae")
-    if state is not None:
-        module = kind.from_config(sizes)
+        module = kind.from_config({**facts.file_config, **facts.config})
         weights.load_into(module, _named(module, state, facts.network), source, field)
     elif source.endswith(".safetensors") and facts.network in _single_files():
         require_names(config, weights.shapes(source, field))

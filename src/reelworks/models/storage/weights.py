@@ -20,10 +20,7 @@ from reelworks.core.errors import UserError, first_few
 from reelworks.models import hub
 from reelworks.models.storage import gguf_files, scaled_weights, stored_weights
 
-_PICKLED = (".pt", ".pth", ".bin", ".ckpt")
-_GGUF = ".gguf"
 _WEIGHT_FILES = ["*.safetensors", "*.json", "*.bin", "*.pt"]
-_SUFFIXES = (".safetensors", ".sft", _GGUF, *_PICKLED)
 # Names that diffusers and transformers give to weights without a variant, such as fp16 or non_ema.
 _OWN_NAMES = ("diffusion_pytorch_model", "model", "pytorch_model")
 _OWN_ENDINGS = (".safetensors.index.json", ".safetensors", ".bin.index.json", ".bin")
@@ -67,10 +64,10 @@ def files_of(source: str, field: str, part: str | None = None) -> list[Path]:
 def _files_of(source: str, part: str | None) -> list[Path]:
     patterns = _WEIGHT_FILES if part is None else [f"{part}/*"]
     place = _locate(source, patterns, _COPIES)
+    if place.is_dir() and not any(path.suffix in hub.WEIGHTS for path in place.glob(f"{part or '.'}/*")):
+        _locate(source, patterns)  # a repository with nothing but a variant
     if part is not None and place.is_dir():
         place = _part(source, place, part)
-    if place.is_dir() and not any(path.suffix in _SUFFIXES for path in place.iterdir()):
-        _locate(source, patterns)  # a repository with nothing but a variant
     return _files(place)
 
 
@@ -135,7 +132,7 @@ def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
 def opened(path: Path) -> Iterator[Any]:
     """Open one `.safetensors` file, which is memory-mapped until the block ends; refuses one that is damaged."""
     try:
-        if path.suffix in _PICKLED:
+        if path.suffix in hub.PICKLED:
             raise _unreadable(path, "it is a pickle, which may hold code, and only .safetensors files are read here")
         with user_files.opened(path) as file:
             begins = file.read(len(_POINTER))
@@ -164,7 +161,7 @@ def _locate(source: str, patterns: list[str], without: list[str] | None = None) 
     path = Path(source).expanduser()
     if path.exists():
         return path
-    if hub.is_id(source) and path.suffix not in _SUFFIXES:
+    if hub.is_id(source) and path.suffix not in hub.WEIGHTS:
         return hub.download(source, patterns, without)
     raise UserError(
         "no such file or folder, and not a hub id (owner/name or owner/name@revision)",
@@ -183,7 +180,9 @@ def _part(source: str, place: Path, part: str) -> Path:
             code="weights-part-missing",
             remedy="set it to a folder or hub id that has it, or to a file",
         )
-    return place if Path(source).expanduser().exists() else hub.download(source, _WEIGHT_FILES, without=["*/*"])
+    return (
+        place if Path(source).expanduser().exists() else hub.download(source, _WEIGHT_FILES, without=["*/*", *_COPIES])
+    )
 
 
 def _files(path: Path) -> list[Path]:
@@ -197,7 +196,7 @@ def _files(path: Path) -> list[Path]:
     own = (path / f"{name}{ending}" for ending in _OWN_ENDINGS for name in _OWN_NAMES)
     candidates = [file for file in own if file.is_file()][:1] or found(".index.json")
     if len(candidates) != 1:
-        candidates = found(".safetensors", ".sft") or found(*_SUFFIXES)
+        candidates = found(*hub.SAFETENSORS) or found(*hub.WEIGHTS)
     if len(candidates) != 1:
         names = ", ".join(p.name for p in candidates[:_SHOWN]) or "none"
         raise UserError(
@@ -232,7 +231,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
             raise _lfs_pointer(path)
         if begins.startswith(b"GGUF"):
             return gguf_files.read(path)
-        if path.suffix in _PICKLED:
+        if path.suffix in hub.PICKLED:
             state = _unpickle(path, mapped=begins.startswith(b"PK"))
         else:
             description = _require_whole(path)

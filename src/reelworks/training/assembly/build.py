@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core import log
+from reelworks.core.errors import UserError
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.distributed import layout
 from reelworks.data.distributed.layout import Layout, Needs
@@ -28,7 +29,7 @@ from reelworks.models.precision.boundary import DtypeBoundary, check_contract
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
 from reelworks.models.sound.config import SoundConfig
 from reelworks.models.sound.encoder import SoundEncoder
-from reelworks.models.storage import weights
+from reelworks.models.storage import file_facts, weights
 from reelworks.models.vision import VisionEncoder
 from reelworks.training.encoding.encoders import FrozenEncoders, SoundTrack
 from reelworks.training.recipe import preview_model
@@ -85,10 +86,25 @@ def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = Tru
     for field, source in sources.items():
         if source is not None and source not in places:
             places[source] = weights.require_there(source, field)
+    if trains and recipe.model.weights is not None:
+        _require_objective(recipe, places[recipe.model.weights])
     if trains and recipe.lora is not None and recipe.lora.training_adapter is not None:
         weights.require_file(recipe.lora.training_adapter, "lora.training_adapter")
     pinned = {field: hub.pin_commit(source, places[source]) for field, source in sources.items() if source is not None}
     return {field: hub_id for field, hub_id in pinned.items() if hub_id is not None}
+
+
+def _require_objective(recipe: Recipe, place: Path) -> None:
+    """Refuse the prediction of noise for weights that say they predict v, and the other way round."""
+    own, (stated, _) = recipe.objective.name, file_facts.objective_of(str(place))
+    if own in objectives.PREDICTIONS and stated not in (None, own):
+        raise UserError(
+            f"the weights say that they were trained with {stated}",
+            code="other-objective",
+            field="objective.name",
+            value=own,
+            remedy=f'write "{stated}"',
+        )
 
 
 def denoiser(
@@ -137,7 +153,7 @@ def with_other_network(recipe: Recipe, trained: Denoiser, device: torch.device) 
     if boundary is None or model.experts == "both" or model.weights is None:
         return trained
     other: Literal["high", "low"] = "low" if model.experts == "high" else "high"
-    if Path(model.weights).exists() and not (Path(model.weights) / PARTS[other]).is_dir():
+    if _lacks(model.weights, PARTS[other]):
         return trained
     changed = {"model": model.model_copy(update={"experts": other})}
     # Its LoRA is fresh and changes nothing; with it, the weights are stored (quantized) as the trained expert's are.
@@ -149,9 +165,15 @@ def with_other_network(recipe: Recipe, trained: Denoiser, device: torch.device) 
     return ExpertPairDenoiser(high, low, boundary)
 
 
+def _lacks(source: str, part: str) -> bool:
+    """Whether weights on this machine have no folder for a part."""
+    place = Path(source).expanduser()
+    return place.exists() and not (place / part).is_dir()
+
+
 def _with_guide(recipe: Recipe, trained: Denoiser, device: torch.device) -> Denoiser:
     source = recipe.model.weights
-    if source is None or (Path(source).exists() and not (Path(source) / GUIDE).is_dir()):
+    if source is None or _lacks(source, GUIDE):
         return trained
     guide = denoiser(recipe, device, resumed=True, trains=False, part=GUIDE)
     guide.module.requires_grad_(False).eval()

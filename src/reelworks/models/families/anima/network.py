@@ -91,5 +91,5 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"anima": encode_text},
     load_text_parts=load_text_parts,
-    no_pipeline=lambda _module: "the family has a modular pipeline only",
+    no_pipeline=lambda *_: "the family has a modular pipeline only",
 )

@@ -139,5 +139,5 @@ NETWORK = DiffusersNetwork(
     encode_text={"flux3": encode_text},
     prepare=prepare,
     load_text_parts=load_qwen3_vl,
-    no_pipeline=lambda _module: "the family has a modular pipeline only",
+    no_pipeline=lambda *_: "the family has a modular pipeline only",
 )

@@ -101,7 +101,7 @@ def load_text_parts(source: str, dtype: torch.dtype) -> Any:
     """Load a pipeline with text encoders alone; the fourth one comes from its own publisher if the source has none."""
     name, revision = hub.pretrained_arguments(source)
     others: dict[str, Any] = dict.fromkeys(("vae", "transformer", "scheduler"))
-    if not Path(source, "text_encoder_4").is_dir():
+    if not Path(name, "text_encoder_4").is_dir():
         library = optional_imports.transformers()
         others["tokenizer_4"] = library.AutoTokenizer.from_pretrained(_LLAMA)
         others["text_encoder_4"] = library.LlamaForCausalLM.from_pretrained(_LLAMA, dtype=dtype)
@@ -112,7 +112,7 @@ def load_text_parts(source: str, dtype: torch.dtype) -> Any:
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"hidream": encode_text},
-    no_pipeline=lambda _module: "the family's pipeline draws pictures of one area only",
+    no_pipeline=lambda *_: "the family's pipeline draws pictures of one area only",
     prepare=prepare,
     load_text_parts=load_text_parts,
 )

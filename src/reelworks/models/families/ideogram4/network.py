@@ -154,5 +154,5 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"ideogram-4": encode_text},
     prepare=prepare,
-    no_pipeline=lambda _module: "the family's pipeline takes no embedded texts",
+    no_pipeline=lambda *_: "the family's pipeline takes no embedded texts",
 )

@@ -165,11 +165,11 @@ def pipeline_arguments(
     return values
 
 
-def _no_pipeline(module: nn.Module) -> str | None:
+def _no_pipeline(module: nn.Module, config: Any) -> str | None:
     network: Any = module
     if not network.visual_cond:
         return "the family's pipeline draws pictures of seven sizes only"
-    return rounds_latents(module)
+    return rounds_latents(module, config)
 
 
 NETWORK = DiffusersNetwork(

@@ -43,5 +43,5 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"longcat-image": encode_text},
-    no_pipeline=lambda _module: "the family's pipeline takes no texts that are embedded already",
+    no_pipeline=lambda *_: "the family's pipeline takes no texts that are embedded already",
 )

@@ -21,17 +21,27 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTXConfig) -> Tensor:
     """
     tokens, times = with_sources(inputs)
     out: Tensor = module(
-        tokens, inputs.text, times, inputs.text_mask, video_coords=_positions(inputs), return_dict=False
+        tokens,
+        inputs.text,
+        times,
+        inputs.text_mask,
+        video_coords=_positions(inputs, config.causal_times),
+        return_dict=False,
     )[0]
     return -out[:, : inputs.latent[0, 0].numel()].transpose(1, 2).reshape(inputs.latent.shape)
 
 
-def _positions(inputs: DenoiserInputs) -> Tensor:
-    """Return the position of every token in seconds and pixels, `[B, 3, N]`; sources cover the area of the clip."""
+def _positions(inputs: DenoiserInputs, causal: bool) -> Tensor:
+    """Return the position of every token in seconds and pixels, `[B, 3, N]`; sources cover the area of the clip.
+
+    A latent frame lies at its first frame, which is that at a multiple of 8 or, if times are `causal`, the one behind it.
+    """
     H, W = inputs.latent.shape[3:]
     places = []
     for latent in (inputs.latent, *inputs.sources):
         frame, row, column = grid(*latent.shape[2:], device=latent.device).T
+        if causal:
+            frame = (frame - 1 + 1 / _STRIDE[0]).clamp(min=0)
         places.append(torch.stack([frame, row * (H / latent.shape[3]), column * (W / latent.shape[4])]))
     # Numbers are filled in by kernels: the copy of a list would wait for the device.
     scale_B3 = torch.stack([torch.full_like(inputs.fps, float(stride)) for stride in _STRIDE], dim=1)
@@ -54,4 +64,13 @@ def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, c
     }
 
 
-NETWORK = DiffusersNetwork(predict, encode_text={"ltx-video": encode_text}, pipeline_arguments=pipeline_arguments)
+def _no_pipeline(_module: Any, config: LTXConfig) -> str | None:
+    return "the family's pipeline has the times of frames of older releases" if config.causal_times else None
+
+
+NETWORK = DiffusersNetwork(
+    predict,
+    encode_text={"ltx-video": encode_text},
+    pipeline_arguments=pipeline_arguments,
+    no_pipeline=_no_pipeline,
+)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
+from pydantic import Field
+
 from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
@@ -17,7 +19,10 @@ _RELEASE_LAYERS = (
 
 
 class LTXConfig(Config):
-    """Arguments of diffusers' LTXVideoTransformer3DModel; defaults are those of the 2B."""
+    """Arguments of diffusers' LTXVideoTransformer3DModel; defaults are those of the 2B.
+
+    `causal_times`: the first latent frame, which stands for one frame, lasts as long as one, as in releases since 0.9.5.
+    """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
     pictures_only: ClassVar[bool] = False
@@ -38,6 +43,7 @@ class LTXConfig(Config):
     cross_attention_dim: int = 2048
     num_layers: int = 28
     caption_channels: int = 4096
+    causal_times: bool = Field(default=False, exclude=True)
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""

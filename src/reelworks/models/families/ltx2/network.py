@@ -162,5 +162,5 @@ NETWORK = DiffusersNetwork(
         **dict.fromkeys(("ltx-2-sound", "ltx-2.3-sound", "ltx-2.5-sound"), encode_both),
     },
     predict_both=predict_both,
-    no_pipeline=lambda _module: "the family's pipeline draws its own noise for the sound",
+    no_pipeline=lambda *_: "the family's pipeline draws its own noise for the sound",
 )

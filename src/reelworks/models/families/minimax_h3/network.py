@@ -150,5 +150,5 @@ NETWORK = DiffusersNetwork(
     predict_both=predict_both,
     load_text_parts=load_qwen3_vl,
     load_processor=pictures.load,
-    no_pipeline=lambda _module: "the family has a modular pipeline only",
+    no_pipeline=lambda *_: "the family has a modular pipeline only",
 )

@@ -1,0 +1,87 @@
+"""Tell from the header of a file of weights, or the configs of a folder, what it is, before any number is read; torch-free."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reelworks.core import user_files
+from reelworks.models import hub
+
+if TYPE_CHECKING:
+    from reelworks.models.adapters.config import BaseStorage
+
+_NF4 = ".quant_state.bitsandbytes__nf4"
+_BASES: dict[str, BaseStorage] = {"F8_E4M3": "float8", "I8": "int8"}  # by dtype of most bytes
+_TEXT_ENCODERS = ("conditioner.", "cond_stage_model.", "text_encoders.")
+# As configs of diffusers and the metadata of other trainers spell it.
+_OBJECTIVES = {"epsilon": "epsilon", "v_prediction": "v-prediction", "v": "v-prediction"}
+
+
+def base_of(source: str) -> BaseStorage | None:
+    """Return the value of `lora.base` that keeps the codes of a file; None for plain numbers and for other sources.
+
+    A damaged file is left to its reader, which tells what is wrong.
+    """
+    path = Path(source).expanduser()
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        if file.read(4) == b"GGUF":
+            return "gguf"
+    tensors = _header(path)
+    if any(_NF4 in name for name in tensors):
+        return "nf4"
+    sizes = Counter[str]()
+    for name, entry in tensors.items():
+        if name != "__metadata__":
+            begins, ends = entry["data_offsets"]
+            sizes[entry["dtype"]] += ends - begins
+    return next((base for dtype, base in _BASES.items() if 2 * sizes[dtype] > sizes.total()), None)
+
+
+def objective_of(source: str) -> tuple[str | None, bool]:
+    """Return the objective that weights say they were trained with, and whether its last step is pure noise.
+
+    A pipeline's folder says it in its scheduler's config; a file in its metadata, or by tensors with these names, as ComfyUI
+    and A1111 read them. The objective is None where nothing is said.
+    """
+    place = Path(source).expanduser()
+    if place.is_dir():
+        try:
+            config = user_files.read_json(place / "scheduler" / "scheduler_config.json")
+            return _OBJECTIVES.get(config.get("prediction_type", "")), config.get("rescale_betas_zero_snr") is True
+        except (OSError, ValueError, AttributeError, TypeError):
+            return None, False
+    header = _header(place)
+    if "v_pred" in header:
+        return "v-prediction", "ztsnr" in header
+    return _OBJECTIVES.get(header.get("__metadata__", {}).get("modelspec.prediction_type", "")), False
+
+
+def has_text_encoders(source: str) -> bool:
+    """Whether a file holds text encoders beside the network, as checkpoints of Stable Diffusion do."""
+    return any(name.startswith(_TEXT_ENCODERS) for name in _header(Path(source).expanduser()))
+
+
+def is_pipeline(source: str) -> bool:
+    """Whether a source holds all parts of a model: a folder that is no network's own, or a repository on the hub."""
+    place = Path(source).expanduser()
+    if not place.is_dir():
+        return not place.exists() and place.suffix not in hub.WEIGHTS
+    return (place / "model_index.json").is_file() or not any(file.suffix in hub.WEIGHTS for file in place.iterdir())
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Return the header of a .safetensors file; an empty one for other files, and for damaged ones."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if path.suffix not in hub.SAFETENSORS or length > path.stat().st_size:
+                return {}
+            header = json.loads(file.read(length))
+    except (OSError, ValueError):
+        return {}
+    return header if isinstance(header, dict) else {}
