@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from reelworks.annexes.learning import learning
 from reelworks.annexes.learning.account import UNREADABLE, Measured, _AccountRows, _TrainedClips, _UsualLoss
 from reelworks.annexes.learning.losses import ClipLosses, Usual
 from reelworks.annexes.learning.rounds import (
@@ -58,8 +59,25 @@ def test_what_is_left_of_losses_is_a_clips_own_factor() -> None:
         found, real = rows.table.recent[mine], own[mine]
         np.testing.assert_allclose(found - np.median(found), real - np.median(real), atol=0.15)
     told = rows.about.course
-    assert told[-1][1] < 0.5 * told[0][1]
+    assert rows.about.usual_change(np.array([20]))[0] == pytest.approx(-(STEPS - 20) / 300, abs=0.15)
     assert len(told) <= 128
+
+
+def test_a_trend_is_that_of_the_losses_whenever_a_clip_came() -> None:
+    """Also of few clips with a batch of one, whose first steps see few timesteps, and of clips that came when losses had fallen."""
+    chance, late = np.random.default_rng(0), CLIPS // 2
+    for slope in (0.0, 1 / 2000):
+        rows, step = laid_out(), 0
+        for epoch in range(60):
+            for clip in chance.permutation(CLIPS if epoch >= 30 else late):
+                step, time = step + 1, chance.uniform(0, 1000)
+                loss = (0.05 + np.exp(-time / 250)) * np.exp(-slope * step)
+                one = [np.array([value]) for value in (step, 0, 0, UIDS[clip], clip % 2, time, loss)]
+                rows.add(_TrainedClips(*one))
+        trend = learning.words_of(rows.to_losses()).trend
+        fell = -slope * (step - rows.table.settled)
+        np.testing.assert_allclose(np.median(trend[:late]), np.median(fell[:late]), atol=0.1)
+        np.testing.assert_allclose(np.median(trend[late:]), np.median(fell[late:]), atol=0.1)
 
 
 def test_the_account_is_the_same_in_parts_of_ranks_and_over_a_file() -> None:

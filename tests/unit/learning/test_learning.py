@@ -23,7 +23,7 @@ from reelworks.annexes.learning.losses import ClipLosses, LossesAbout
 from reelworks.core.errors import UserError
 from reelworks.data.run.folder import RunFolder
 
-ABOUT = LossesAbout(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 1.0)))
+ABOUT = LossesAbout(step=100, buckets=("a", "b"), course=((1, (2.0,)), (50, (1.0,)), (100, (1.0,))))
 
 
 def table(clips: int = 200, *, spread: float = 0.2, about: LossesAbout = ABOUT) -> ClipLosses:
@@ -79,7 +79,7 @@ def test_no_word_is_said_among_few_clips() -> None:
 
 
 def test_all_are_still_learning_while_the_usual_loss_falls() -> None:
-    about = LossesAbout(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 0.9)))
+    about = LossesAbout(step=100, buckets=("a", "b"), course=((1, (2.0,)), (50, (1.0,)), (100, (0.9,))))
     assert set(learning.words_of(table(about=about)).word.tolist()) == {Word.STILL_LEARNING}
 
 

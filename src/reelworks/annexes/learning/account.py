@@ -35,6 +35,7 @@ _LEAST_WEIGHT = 1e-300  # so that what has none stays as it is
 _FAR = 2.0  # logarithm of a ratio beyond which a loss counts as if it were there
 _FIRST = 4  # times that are a clip's first
 _LONGER, _RECENT = 32, 8  # times over which means of a clip reach back
+_FEWEST = 4.0  # clips that tell the usual loss at a knot, for the course of it
 _MOST_POINTS = 128  # of the course; when there are more, every other one is dropped
 UNREADABLE = -1  # measurements of a clip that could not be decoded for one
 
@@ -282,9 +283,9 @@ class _AccountRows:
         ratio = np.clip(np.log(clips.loss / usual), -_FAR, _FAR)
         self.table.bucket[row], self.table.held_out[row] = bucket, False
         for part in steps:
-            self._add_ratios(row[part], ratio[part])
+            self._add_ratios(int(clips.step[part.start]), row[part], ratio[part])
 
-    def _add_ratios(self, row: I64, ratio: F64) -> None:
+    def _add_ratios(self, step: int, row: I64, ratio: F64) -> None:
         # A clip may be shown several times in a step, which counts as its mean.
         row, place, times = np.unique(row, return_inverse=True, return_counts=True)
         value, table = np.bincount(place, ratio) / times, self.table
@@ -293,6 +294,7 @@ class _AccountRows:
         table.shown[row], share = shown, times / shown
         if begins.any():
             _approach(table.first, row[begins], value[begins], share[begins])
+            table.settled[row[begins]] = step
         for column, reach in ((table.longer, _LONGER), (table.recent, _RECENT)):
             _approach(column, row, value, np.maximum(share, 1 / reach))
 
@@ -301,7 +303,7 @@ class _AccountRows:
         stride = course[1][0] - course[0][0] if len(course) > 1 else 1
         if course and step < course[-1][0] + stride:
             return
-        course = (*course, (step, float(self.usual.mean[self.usual.weight > 0].mean())))
+        course = (*course, (step, tuple(np.where(self.usual.weight >= _FEWEST, self.usual.mean, 0.0).tolist())))
         self.about = replace(self.about, course=course[::2] if len(course) > _MOST_POINTS else course)
 
     def note_measured(self, found: Measured) -> None:

@@ -128,9 +128,8 @@ def words_of(table: ClipLosses) -> ClipWords:
     for fault, share in zip((Word.MEMORISED, Word.NOT_LEARNT, Word.WITHOUT_EFFECT), shares[2::-1], strict=True):
         word[share > 1] = fault
     word[~known] = Word.TOO_EARLY
-    course = table.about.course  # of the usual loss
-    usual_drop = float(np.log(course[-1][1] / course[0][1])) if course else 0.0
-    return ClipWords(word, shares.argmax(axis=0).astype(np.int8), shares.max(axis=0), drop + usual_drop, rank)
+    trend = drop + table.about.usual_change(table.settled)
+    return ClipWords(word, shares.argmax(axis=0).astype(np.int8), shares.max(axis=0), trend, rank)
 
 
 def limit(clips: int) -> float:
@@ -190,10 +189,8 @@ def deviations(values: NDArray[np.floating], among: NDArray[np.floating], least:
 
 def _falls(table: ClipLosses) -> NDArray[np.bool_]:
     """Return which clips' losses still fall: their own beside the usual one, and the usual one with the course of the run."""
-    course = table.about.course
-    last = [value for step, value in course if 2 * step >= table.about.step]
-    usual = float(np.log(last[-1] / last[0])) if len(last) > 1 else 0.0
-    return np.asarray(table.recent - table.longer + usual < -STILL_FALLING)
+    lately = table.about.usual_change(np.array([(table.about.step + 1) // 2]))
+    return np.asarray(table.recent - table.longer + lately < -STILL_FALLING)
 
 
 @dataclass(frozen=True)

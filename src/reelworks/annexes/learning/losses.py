@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from reelworks.core import files, user_files
 
 FILE = "clip_losses.parquet"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MEASURED = 8  # measurements over which means of a clip reach back
 DOUBTED = 0.1  # share of the clips, those of the least gain, that are measured so often
 F32 = NDArray[np.float32]
@@ -39,6 +39,7 @@ _TYPES: Mapping[str, Any] = {
     "held_out": np.bool_,
     "shown": np.int32,
     "first": np.float32,
+    "settled": np.int32,
     "longer": np.float32,
     "recent": np.float32,
     "measured": np.int16,
@@ -79,7 +80,7 @@ class LossesAbout:
         trained: Clips that all steps trained, repeats included.
         visits: Measurements of clips with fixed noise.
         last: Step of the last of them, -1 before the first.
-        course: Step and usual loss over all timesteps, now and then, oldest first.
+        course: Step and usual loss at each knot of timesteps, 0 where few clips tell it, now and then, oldest first.
     """
 
     step: int = 0
@@ -88,7 +89,17 @@ class LossesAbout:
     last: int = -1
     buckets: tuple[str, ...] = ()
     usual: Usual = field(default_factory=Usual)
-    course: tuple[tuple[int, float], ...] = ()
+    course: tuple[tuple[int, tuple[float, ...]], ...] = ()
+
+    def usual_change(self, since: NDArray[np.integer]) -> F64:
+        """Return how the usual loss changed since some steps: the mean logarithm over the knots that are known then and now."""
+        if not self.course:
+            return np.zeros(len(since))
+        steps, losses = (np.array(values) for values in zip(*self.course, strict=True))
+        both = (losses > 0) & (losses[-1] > 0)
+        ratio = np.log(np.where(both, losses[-1], 1) / np.where(both, losses, 1))
+        change = ratio.sum(axis=1) / np.maximum(both.sum(axis=1), 1)
+        return np.asarray(change[np.minimum(np.searchsorted(steps, since), len(steps) - 1)])
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ class ClipLosses:
         bucket: Index into `about.buckets` of the last bucket that it was trained or measured in.
         held_out: True for a clip that was held out when it was measured last.
         shown: Times that it was trained with its caption.
-        first: Mean normalised loss of its first times.
+        first, settled: Mean normalised loss of its first times, and the step of the last of them.
         longer, recent: Mean normalised losses of its last times, weighted exponentially; `recent` forgets faster.
         measured: Times that it was measured with fixed noise.
         level: Mean normalised loss of its last measurements, with its caption.
@@ -115,6 +126,7 @@ class ClipLosses:
     held_out: NDArray[np.bool_]
     shown: NDArray[np.int32]
     first: F32
+    settled: NDArray[np.int32]
     longer: F32
     recent: F32
     measured: NDArray[np.int16]
@@ -172,7 +184,10 @@ class ClipLosses:
             values = user_files.parse_json((rows.schema.metadata or {})[_ABOUT].decode())
             if values.pop("format") > FORMAT_VERSION:
                 raise ClipLossError("a newer version of Reelworks wrote them")
-            lists = {"buckets": tuple(values["buckets"]), "course": tuple((s, v) for s, v in values["course"])}
+            lists = {
+                "buckets": tuple(values["buckets"]),
+                "course": tuple((step, tuple(losses)) for step, losses in values["course"]),
+            }
             about = LossesAbout(**values | lists | {"usual": Usual(**values["usual"])})
             columns = {name: rows.column(name).to_numpy().astype(dtype) for name, dtype in _TYPES.items()}
         except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:

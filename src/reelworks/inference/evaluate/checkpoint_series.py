@@ -76,9 +76,9 @@ class MeasuredCheckpoint:
     def copied(self) -> dict[int, str]:
         """Clips that look like copies of a training clip, by number, with its name and their closeness."""
         found: dict[int, str] = {}
-        for metric in self.metrics:
+        for metric in (metric for metric in self.metrics if metric.name.startswith("closeness-")):
             for clip, source in metric.nearest.items():
-                if (value := metric.by_clip[clip]) > likeness.COPIED:
+                if (value := metric.by_clip.get(clip, 0.0)) > likeness.COPIED:
                     found.setdefault(int(clip), f"{source} ({metric.name} {value:.3g})")
         return found
 

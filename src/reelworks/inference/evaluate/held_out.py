@@ -63,6 +63,8 @@ class EvaluatedModel:
             run, step = chosen_checkpoint.locate(request.source, step=request.step, best=request.best)
             file, weights = history.recipe_of(run, step), "model" if request.raw_weights else "ema"
         recipe = recipe_file.load(file, request.overrides)
+        if run is not None:  # which may have been moved
+            recipe = recipe.model_copy(update={"output": str(run.path)})
         if request.data_path is not None:  # its catalog is not the run's
             update = {} if run is None else {"catalog": str(run.evaluations_folder / "catalog")}
             recipe = recipe_file.on_footage(recipe, request.data_path).model_copy(update=update)

@@ -5,7 +5,7 @@ Wrong dtypes, wrong shapes and a lack of memory are found here, and not hours in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,11 @@ def encoders(encoder: FrozenEncoders) -> dict[str, Encoder]:
 
 def networks(component: Encoder) -> list[nn.Module]:
     """Return the networks among an encoder's attributes, and in its diffusers pipelines; there may be none."""
-    values = (part for value in vars(component).values() for part in getattr(value, "components", {"": value}).values())
-    return [value for value in values if isinstance(value, nn.Module)]
+    found: list[Any] = []
+    for value in vars(component).values():
+        parts = getattr(value, "components", None)  # of a pipeline; a network of one's own may call anything so
+        found += parts.values() if isinstance(parts, Mapping) else [value]
+    return [value for value in found if isinstance(value, nn.Module)]
 
 
 def examples(denoiser: Denoiser, encoder: FrozenEncoders, table: BucketTable) -> list[DenoiserInputs]:
