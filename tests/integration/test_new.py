@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refused import refused
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from reelworks.commands import new
 from reelworks.commands.main import app
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
@@ -24,6 +26,7 @@ from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.models import registry
 from reelworks.quickstart import recipe_lines
+from reelworks.quickstart.request import FootageRequest
 from reelworks.quickstart.survey import PLACEHOLDER, PLACEHOLDER_CLIPS, FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
 from reelworks.training.recipe import recipe_file, toml_writer
@@ -289,3 +292,23 @@ def test_clips_of_a_length_that_the_model_takes_keep_all_their_frames() -> None:
     for shorter, count in itertools.pairwise(propose.frame_counts(rule).tolist()):
         assert recipe_lines._lengths(np.full(3, count), rule, 10**6) == [count]
         assert recipe_lines._lengths(np.full(3, count - 1), rule, 10**6) == [shorter]
+
+
+def test_the_shortest_clips_have_a_length_that_they_fill() -> None:
+    """However few they are, and however many others are longer."""
+    videos = np.array([[81, 480, 854]] * 99 + [[17, 480, 854]])
+    found = FolderSurvey(np.zeros((0, 2), np.int64), videos, len(videos))
+    lines = recipe_lines.lora_table("wan-2.1-1.3b", [DatasetConfig(path="clips")], found, "word")
+    (lengths,) = (line.value for line in lines if line.key == "num_frames" and line.table == "[[bucket]]")
+    assert min(lengths) <= 17
+    assert max(lengths) == 81
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_processes_that_were_started_together_write_no_recipe(rank, monkeypatch):
+    """Not even the first one, whose recipe the others may or may not find."""
+    pictures("mug")
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    with refused("recipe-made-by-several-processes", "--data", says="mug"):
+        new.recipe_for(FootageRequest(data=(Path("mug"),), model="wan-tiny"))
+    assert not [*Path().glob("*.toml")]

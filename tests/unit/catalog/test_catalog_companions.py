@@ -103,6 +103,19 @@ def test_ranges_of_a_video_whose_rate_varies_fit_its_copy(tmp_path):
     assert set(made.problem.tolist()) == {Problem.NONE}
 
 
+def test_a_range_needs_a_companion_that_lasts_to_its_end(tmp_path):
+    """As many frames as the range has are not enough."""
+    write_video(place(tmp_path / "clips" / "a.mp4"), num_frames=24)
+    write_video(place(tmp_path / "depth" / "a.mp4"), num_frames=18)
+    sources = [Source("shots", tmp_path / "clips", cut="0.5s"), Source("shots:control", tmp_path / "depth")]
+    scan_sources(sources, tmp_path / "catalog", workers=1)
+    live = Catalog.open(tmp_path / "catalog").live()
+    clips = companions.without(live)
+    made = companions.find(clips, live, "control", {"shots": str(tmp_path / "depth")})
+    told = {int(first): Problem(found) for first, found in zip(clips.first_frame, made.problem, strict=True)}
+    assert told == {0: Problem.NONE, 12: Problem.SHORTER}
+
+
 def test_a_clip_keeps_its_identity(folder, tmp_path):
     """Rows of clips are the same with companions as without, but for their permanent numbers."""
     clips, _ = found(folder, tmp_path / "with")

@@ -68,6 +68,15 @@ def test_the_same_memory_serves_all_saves(store: CheckpointFolder, monkeypatch: 
     assert background._stager.stage(state)["model"]["w"].data_ptr() == first.data_ptr()
 
 
+def test_ranks_of_one_machine_need_room_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stage together, and each sees the memory that the others have not taken yet."""
+    state = make_state()
+    one_bytes = held_bytes(tensors_in(state))
+    monkeypatch.setattr(async_save, "available_bytes", lambda: 4 * one_bytes)
+    assert Background(processes_on_host=4).lacks_memory(state) == ""
+    assert "staging takes" in Background(processes_on_host=5).lacks_memory(state)
+
+
 def test_a_failure_of_the_thread_is_told_by_the_trainer_and_frees_the_slot(store: CheckpointFolder) -> None:
     def full(call: str, path: Path) -> None:
         if call == "write" and path.suffix == ".safetensors":

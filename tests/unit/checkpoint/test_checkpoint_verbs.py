@@ -157,6 +157,17 @@ def test_explain_knows_what_is_there_and_what_is_gone(run: RunFolder, store: Che
         call("explain", run.path, 1)
 
 
+def test_a_step_that_was_saved_again_is_explained_without_metrics_of_the_former_save(
+    run: RunFolder, store: CheckpointFolder
+) -> None:
+    store.record_metrics(1, {"fid": 7.5})
+    store.remove(1, ("the run began again",))
+    write_plain(store, 1, {"loss": 2.5}, save_id="again")
+    store.record_saved(store.info(1), 0.1)
+    store.remove(1, ("for the test",))
+    assert told("explain", run.path, 1)["metrics"] == {"loss": 2.5}
+
+
 def test_a_deletion_that_a_death_cut_short_is_explained(run: RunFolder, store: CheckpointFolder) -> None:
     store.log("deleting", 1, reasons=["over the limit"])
     assert told("explain", run.path, 1)["state"] == "goes"

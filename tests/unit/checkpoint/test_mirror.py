@@ -400,3 +400,25 @@ def test_addresses_that_cannot_work_are_refused_at_once(tmp_path: Path, monkeypa
     with pytest.raises(UserError) as caught:
         RemoteFilesystem.open(MirrorConfig(url="s3://bucket/run"))
     assert caught.value.remedy == "pip install 'reelworks[s3]'"
+
+
+def test_wherever_an_upload_breaks_off_no_marker_names_files_that_are_not_there(tmp_path: Path) -> None:
+    """What marks a catalog or a record as complete comes last; a resume would take its parts for all."""
+    run = new_run(tmp_path / "run")
+    run_id, counted = run.info()["id"], place_at(tmp_path / "0")
+    files.push(counted, run, run_id)
+    complete, marked = content(tmp_path / "0").keys(), 0
+    for dead_from in range(2, counted._fs.calls + 1):
+
+        def die(call: int, name: str, dead_from: int = dead_from) -> None:
+            if call >= dead_from:
+                raise TimeoutError(name)
+
+        there = tmp_path / str(dead_from)
+        with suppress(TimeoutError):
+            files.push(place_at(there, die), run, run_id)
+        found = content(there).keys() if there.exists() else set()
+        for marker in (name for name in found if Path(name).name in ("catalog.json", "about.json")):
+            marked += 1
+            assert {name for name in complete if Path(name).parent == Path(marker).parent} <= found, dead_from
+    assert marked

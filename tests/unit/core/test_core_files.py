@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import durable
 import numpy as np
 import places
 import pytest
 
-from reelworks.core import files, storage
+from reelworks.core import files, storage, system, user_files
 
 
 def test_a_file_is_replaced_whole_and_nothing_is_left_beside(tmp_path: Path) -> None:
@@ -66,3 +68,23 @@ def test_lines_that_are_no_objects_are_passed_over(tmp_path: Path) -> None:
     assert list(files.read_json_lines(log)) == []
     log.write_text('3\n[1]\n\n{"n": 1}\n', encoding="utf-8")
     assert list(files.read_json_lines(log)) == [{"n": 1}]
+
+
+@pytest.mark.skipif(system.WINDOWS, reason="Windows keeps a journal of what folders hold")
+def test_new_folders_are_durable_with_all_above_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = durable.Synced()
+    monkeypatch.setattr(os, "fsync", synced.sync)
+    storage.mkdirs(tmp_path / "run" / "checkpoints" / "pins")
+    assert all(synced.has_name(tmp_path / part) for part in ("run", "run/checkpoints", "run/checkpoints/pins"))
+
+
+STATES_NO_SIZE = Path("/proc/self/status")
+
+
+@pytest.mark.skipif(not STATES_NO_SIZE.exists(), reason="a file that states no size is one of Linux")
+def test_a_file_that_states_no_size_is_read_whole_or_refused() -> None:
+    whole = user_files.read_bytes(STATES_NO_SIZE, user_files.TABLE)
+    assert whole
+    assert STATES_NO_SIZE.stat().st_size == 0
+    with pytest.raises(OSError, match="at most"):
+        user_files.read_bytes(STATES_NO_SIZE, len(whole) // 2)

@@ -1,6 +1,7 @@
 """Code that a recipe names runs after this user agreed to its file, once; a program of the user's own is not asked."""
 
 import io
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import places
 import pytest
 from refused import refused
 
+from reelworks.commands import main
 from reelworks.commands import trust as trust_command
 from reelworks.core import trust
 
@@ -36,6 +38,17 @@ def test_it_is_asked_about_once_by_its_path(folder, monkeypatch):
     assert asked == [folder / "sharp.py"]
     places.link(folder / "link.py", "sharp.py")
     assert trust.untrusted(["link.py:Sharp", "other.py:Sharp"]) == [folder / "other.py"]
+
+
+def test_what_a_command_starts_imports_nothing_from_the_folder_that_it_runs_in(folder, monkeypatch):
+    """A module there may have the name of a library."""
+    ended: list[int] = []
+    child = [sys.executable, "-m", "sharp"]
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.setattr(main, "app", lambda: ended.append(subprocess.run(child, stderr=subprocess.DEVNULL).returncode))
+    main.main()
+    assert ended == [1]
+    assert not Path("ran").exists()
 
 
 def test_without_agreement_it_is_named_and_does_not_run(folder):

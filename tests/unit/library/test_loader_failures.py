@@ -18,6 +18,7 @@ from refused import refused
 
 import reelworks as rw
 from reelworks.core import files
+from reelworks.data.loader import failures
 
 PER_STEP = 2
 
@@ -91,6 +92,21 @@ def test_failed_clips_are_named_by_a_warning_and_in_the_records(
     lines = files.read_json_lines(tmp_path / "run" / "coverage" / "epoch-000000.jsonl")
     assert [(line["step"], line["path"]) for line in lines] == failed
     assert {Path(path).name for _, path in failed} == damaged
+
+
+def test_each_epoch_names_its_first_failed_clips(caplog: pytest.LogCaptureFixture) -> None:
+    """And says once that there are more, however many failed in epochs before."""
+    warnings = failures.FailureWarnings()
+    with caplog.at_level(logging.WARNING, "reelworks"):
+        for epoch in range(3):
+            for step in (1, 2):
+                clips = [
+                    failures.FailedClip(n, 0, 0, f"{epoch}-{step}-{n}.mp4", "damaged") for n in range(15 * (epoch != 1))
+                ]
+                warnings.warn(epoch, step, [*clips, failures.FailedClip(99, 0, 0, f"{epoch}-{step}.mp4", "gone")])
+    for epoch, named in ((0, 20), (1, 2), (2, 20)):
+        assert len([line for line in caplog.messages if f": {epoch}-" in line]) == named
+        assert len([line for line in caplog.messages if f"more clips of epoch {epoch}" in line]) == (named == 20)
 
 
 def test_ranks_that_do_not_know_of_each_other_say_so(footage: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -165,6 +165,14 @@ def test_clips_are_added_to_lists_alone(tmp_path: Path) -> None:
     assert exclude_file.append(tmp_path / "recipe.txt", ["data/a.png"]) == 1
 
 
+def test_lines_that_a_list_has_stay_as_they_are_when_a_clip_is_added(tmp_path: Path) -> None:
+    listed = tmp_path / "bad.txt"
+    former = b"# blurred:\r\ndata/a.png\r\n\r\ndata/b.png # shaky\r\n"
+    listed.write_bytes(former)
+    assert exclude_file.append(listed, ["data/a.png", "data/c.png"]) == 1
+    assert listed.read_bytes() == former + b"data/c.png\n"
+
+
 def test_a_folder_is_held_out_as_a_whole(folder: Path) -> None:
     def held(**validation: Any) -> dict[str, set[bool]]:
         by_folder: dict[str, set[bool]] = {}

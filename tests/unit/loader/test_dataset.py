@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -229,6 +230,19 @@ def test_the_spec_sees_what_shapes_a_plan_and_nothing_else(folder: Path) -> None
         digest(dataset=[{"path": str(folder / "x" / ".." / "data")}]),
     ]
     assert set(same) == {digest()}
+
+
+def test_another_table_has_the_costs_of_its_own_buckets(folder: Path, tmp_path: Path) -> None:
+    """Also where those of the former one were asked for."""
+    names = [bucket.name for bucket in RecipeData.open(files.recipe(folder)).table.buckets]
+    measured = tmp_path / "costs.json"
+    measured.write_text(json.dumps(dict.fromkeys(names, 5.0)), encoding="utf-8")
+    data = RecipeData.open(files.recipe(folder, cost={"measured": str(measured)}))
+    assert data.measured_ms == dict.fromkeys(names, 5.0)
+    smaller = [{"resolution": "32px", "num_frames": 1, "batch_size": 2}]
+    other = data.with_table(RecipeData.open(files.recipe(folder, bucket=smaller)).table)
+    with refused("cost-table-invalid", says="names none of the buckets"):
+        other.plan_spec(2, 1)
 
 
 def test_a_forecast_is_for_any_number_of_ranks(folder: Path) -> None:

@@ -105,6 +105,16 @@ def test_a_file_that_was_begun_anew_is_read_anew(tmp_path):
     assert [event["step"] for event in index.steps()] == [1, 2, 3, 4]
 
 
+def test_steps_that_a_start_makes_void_are_gone_before_it_trains_one(tmp_path):
+    path = tmp_path / "events.jsonl"
+    lines = lines_of([(9, 0), (0, 5)])
+    index = EventIndex(path)
+    for end, last in ((-1, 9), (len(lines), 4)):
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines[:end]), encoding="utf-8")
+        index.update()
+        assert [event["step"] for event in index.steps()] == list(range(1, last + 1))
+
+
 def test_the_time_of_a_step_is_that_between_the_last_ones(tmp_path):
     path = tmp_path / "events.jsonl"
     steps = [{"kind": "step", "loss": 1.0, "step": 10 + n, "time": float(n**2)} for n in range(5)]

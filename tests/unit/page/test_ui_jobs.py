@@ -51,12 +51,10 @@ def test_trainings_wait_for_one_another_and_can_be_taken_out(tmp_path):
     assert queue.get(waiting.id).process is None
 
 
-@pytest.mark.slow
 def test_of_trainings_that_waited_for_the_page_one_begins(tmp_path):
     (tmp_path / "jobs").mkdir()
     for i in range(3):
-        arguments = ("train", str(tmp_path / f"{i}.toml"))
-        job = jobs.PageJob(f"{i + 1:06}", "train", "left", arguments, str(tmp_path), 0.0)
+        job = jobs.PageJob(f"{i + 1:06}", "train", "left", ("--version",), str(tmp_path), 0.0)
         jobs.write(tmp_path / "jobs" / f"{job.id}.json", job)
     queue = Jobs(tmp_path / "jobs")
     queue._step()

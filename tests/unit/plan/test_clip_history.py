@@ -420,6 +420,9 @@ def test_the_verb_tells_what_is_lost_and_fails_where_the_records_contradict_each
     assert "epoch 0, segment 0: step 1 trained plan step 0" in text
     assert "does NOT add up" in text
     assert "remedy: " in text
+    text, code = typed("--json")
+    assert code == 2
+    assert '"problems"' in text
     shutil.rmtree(records.path(told.run, (0, 0, 0)))
     text, code = typed()
     assert code == 0

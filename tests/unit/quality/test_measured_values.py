@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from reelworks.annexes.quality import registry, sampling
+from reelworks.annexes.quality.measure import SampledClip
 from reelworks.annexes.quality.sampling import MeasureRequest
+from reelworks.annexes.quality.sound import SoundLevel
 from reelworks.data.catalog.store import measured_columns
 from reelworks.data.media import probe
 
@@ -241,6 +243,17 @@ def test_sound(wide: drawn.Frame, tmp_path: Path) -> None:
     assert loud["clipped_sound"] > 0.15
     assert loud["silent"] == 0.0
     assert all(np.isnan(list(values(clip(tmp_path, frames[:2]), "sound").values())))
+
+
+def test_a_rest_of_sound_is_as_loud_as_what_is_before_it() -> None:
+    """A tone above silence has none, wherever its windows of 50 ms end."""
+    at = np.arange(48_000) / 48_000
+    tone = np.round(np.sin(2 * np.pi * 6000 * at) * 32768 * 10 ** (-54 / 20)).astype(np.int16)[:, None]
+    for rest in (0, 48, 480, 2399):
+        sampled = SampledClip(Path("a.wav"), False, 1, 1, 1, 24.0, samples=tone[: 9600 + rest], sample_rate=48_000)
+        level_db, silent, _ = SoundLevel().values(sampled)
+        assert level_db == pytest.approx(-57, abs=0.5)
+        assert silent == 0.0
 
 
 def test_pictures_lack_what_needs_neighbours_and_have_all_else(picture: drawn.Frame, tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_no_number_is_told_with_an_exponent(value, digits):
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    (units.size(999), "999 B"), (units.size(8_412_330), "8.41 MB"), (units.size(2.5e12), "2.5 TB"),
+    (units.size(999), "999 B"), (units.size(999_700), "1 MB"), (units.size(8_412_330), "8.41 MB"), (units.size(2.5e12), "2.5 TB"),
     (units.duration(3.21), "3.2 s"), (units.duration(201), "3 min 21 s"), (units.duration(7325), "2 h 02 min"),
     (units.duration(200_000), "2 d 7 h"), (units.count(1234567), "1,234,567"), (units.loss(0.3), "0.3000"),
     (units.loss(1.5e-5), "1.5e-05"), (units.loss(None), "–"), (units.plural(1, "clip"), "1 clip"),

@@ -46,6 +46,13 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(log: EventLog) ->
     assert [e["step"] for e in events.timeline(log.path, "step")] == [1, 2, 3]
 
 
+def test_what_it_did_before_its_first_step_is_void_too(log: EventLog) -> None:
+    for plan in ("former", "new"):
+        log.write("start", step=0, resumed_from=None)
+        log.write("epoch", step=0, plan=plan)
+    assert [e["plan"] for e in events.timeline(log.path, "epoch")] == ["new"]
+
+
 def test_lines_of_other_programs_are_passed_over(log: EventLog) -> None:
     log.path.write_text('{"something": 1}\n', encoding="utf-8")
     _train(log, range(1, 3), None)

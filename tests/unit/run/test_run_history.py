@@ -148,6 +148,16 @@ def test_each_step_has_the_recipe_of_its_start(tmp_path):
     assert history.recipe_of(run, 4) == run.recipe_file
 
 
+def test_steps_count_the_ranks_that_read_clips_of_their_own(tmp_path):
+    """Ranks that share clips are one; a later start may share them among others."""
+    kind, fields = start(None)
+    first = [(kind, fields | {"world_size": 8, "sequence_degree": 2}), epoch(0), step(1, 0)]
+    kind, fields = start(1)
+    again = [(kind, fields | {"world_size": 3}), epoch(1), step(2, 1)]
+    (told,) = history.epochs(run_with(tmp_path, *first, *again))
+    assert [s.world_size for s in told.steps[0]] == [4, 3]
+
+
 def test_epochs_of_two_generations_are_two_and_those_given_up_are_none(tmp_path):
     """Data begin again at step 1, are lost before a save, and the run goes on with the former ones."""
     again = [start(1), epoch(1, data_restarts=1), step(2, 0)]

@@ -100,6 +100,16 @@ def test_merging_by_hand() -> None:
     assert then.tolist() == [2] * 6
 
 
+def test_a_rest_that_may_not_move_as_a_whole_stays() -> None:
+    """To move a part of it would crop that more, and the rest would still need its micro-batch."""
+    bucket = np.array([0] * 6 + [1] * 2)
+    for movable, moved in ((0, 0), (1, 0), (2, 2), (6, 2)):
+        may_move = np.arange(len(bucket)) < movable
+        order, then = merging.merge_into_larger(bucket, (4, 4), (1, -1), may_move)
+        assert then.tolist() == [0] * (6 - moved) + [1] * (2 + moved)
+        assert sorted(order.tolist()) == [*range(8)]
+
+
 def test_an_empty_epoch_merges_nothing() -> None:
     spec = replace(make_spec([4, 2], incomplete="merge"), merge_to=(1, -1))
     assert plan_epoch(make_entries([0, 0]), spec, 0).num_steps == 0
