@@ -81,10 +81,11 @@ def test_noting_changes_no_number(root: Path, made: Any) -> None:
 
 
 def test_a_lora_is_measured_beside_its_base_without_changing_a_number(root: Path, tiny_in: Any, tmp_path: Path) -> None:
+    """With dropout, which measurements are without, and training goes on with."""
     base = tmp_path / "base.safetensors"
     assert not CliRunner().invoke(app, ["checkpoints", "export", str(root / "on"), "-o", str(base)]).exit_code
     for name, noted in (("on", {}), ("off", OFF)):
-        lora = {"model": {"weights": str(base)}, "lora": {"rank": 2, "targets": "blocks"}}
+        lora = {"model": {"weights": str(base)}, "lora": {"rank": 2, "targets": "blocks", "dropout": 0.5}}
         assert children.train(tiny_in(tmp_path, name, train=NOTED | {"learning_rate": 1e-2} | noted, **lora)) == [0]
     on, off = tmp_path / "on", tmp_path / "off"
     assert (losses(on), weights(on)) == (losses(off), weights(off))

@@ -79,6 +79,22 @@ def test_a_run_keeps_the_numbers_in_place_of_the_bound(tmp_path: Path) -> None:
     assert any("train.step_seconds" in line for line in idle_keys.lines(given_numbers))
 
 
+def test_what_a_recipe_says_of_recomputation_wins_over_what_was_measured(tmp_path: Path) -> None:
+    file = written(tmp_path, dict.fromkeys(TOKENS, 100))
+    values = json.loads(file.read_text(encoding="utf-8"))
+    found = dict.fromkeys(["480p ×1", "480p ×81"], True)
+    file.write_text(json.dumps({**values, "recomputation": found}), encoding="utf-8")
+    recipe = recipe_file.parse(
+        tiny_recipe.least(
+            bucket=[{"resolution": "480p", "num_frames": [1, 81], "batch_size": "auto"}],
+            buckets={"tuned": str(file), "gradient_checkpointing": {"480p ×1": False}},
+            model={"gradient_checkpointing": "auto"},
+        )
+    )
+    made = measured.with_numbers(recipe)
+    assert made.buckets.gradient_checkpointing == {"480p ×1": False, "480p ×81": True}
+
+
 @pytest.mark.parametrize("lost", ["model_ms", "trials"])
 def test_a_file_without_times_is_named(tmp_path: Path, lost: str) -> None:
     file = written(tmp_path, dict.fromkeys(TOKENS, 4))

@@ -1,3 +1,5 @@
+from fractions import Fraction
+
 import av
 import numpy as np
 import places
@@ -51,6 +53,13 @@ def test_odd_sizes_grow_to_even_ones(tmp_path):
     writers.write(tmp_path / "odd.mp4", clip(3, 33, 47), 24)
     back, *_ = read(tmp_path / "odd.mp4")
     assert back.shape == (3, 34, 48, 3)
+
+
+@pytest.mark.parametrize("rate", [Fraction(24000, 1001), Fraction(30000, 1001), Fraction(60000, 1001), Fraction(25, 2)])
+def test_rates_of_television_are_exact(tmp_path, rate):
+    """23.976 and so on are fractions of 1001; a long clip of a rounded rate would drift from its sound."""
+    writers.write(tmp_path / "c.mp4", clip(25, 32, 48), float(rate))
+    assert read(tmp_path / "c.mp4")[1] == rate
 
 
 def test_a_picture_is_lossless(tmp_path):

@@ -6,6 +6,7 @@ The hub is a server on this machine that verifies what it gets; the client is th
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import fake_hub
@@ -283,6 +284,22 @@ def test_the_trigger_is_what_stands_before_each_caption(captions, trigger):
     assert card.trigger_of(recipe) == trigger
 
 
+@pytest.mark.parametrize(("triggers", "told"), [(["rwmug"], "rwmug"), (["rwmug", "rwcup"], None)])
+def test_datasets_for_prior_prediction_have_no_part_in_the_trigger(triggers, told):
+    """Their captions lack it on purpose."""
+    recipe = Recipe.model_validate(
+        {
+            "version": 1, "output": "x", "train": {"max_steps": 1}, "lora": {},
+            "bucket": [{"resolution": "32x32", "num_frames": 1}],
+            "dataset": [
+                *({"path": f"/a/{trigger}", "trigger": trigger} for trigger in triggers),
+                {"path": "/a/mugs", "prior_prediction": True},
+            ],
+        }
+    )  # fmt: skip
+    assert card.trigger_of(recipe) == told
+
+
 def test_the_same_again_changes_nothing_and_a_later_step_is_another_commit(run, hub):
     first = do(run, step=10)
     sent = len(hub.uploads.received)
@@ -323,6 +340,22 @@ def test_a_card_that_was_edited_on_the_hub_is_not_lost(run, hub):
     with refused("repository-taken", "to", says="edited"):
         do(run, step=10)
     assert held(hub)["README.md"].endswith(b"Drink from it.\n")
+
+
+def test_a_card_that_is_edited_during_an_upload_is_not_lost(run, hub, monkeypatch, tmp_path):
+    do(run, step=10)
+    put, folder = hub.uploads.put, tmp_path / "edited"
+
+    def put_while_somebody_edits(oid, body):
+        put(oid, body)
+        shutil.copytree(hub.repositories[NAME]["main"], folder)
+        (folder / "README.md").write_text("# My mug\n", encoding="utf-8")
+        hub.put(NAME, folder)
+
+    monkeypatch.setattr(hub.uploads, "put", put_while_somebody_edits)
+    with refused("repository-changed", "to", says="same command again"):
+        do(run)
+    assert held(hub)["README.md"] == b"# My mug\n"
 
 
 def test_files_beside_those_of_others_are_added(run, hub, theirs):

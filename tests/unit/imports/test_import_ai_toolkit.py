@@ -195,6 +195,18 @@ def test_values_that_a_recipe_cannot_have_are_told_and_left_out(tmp_path: Path) 
     assert "no such setting is known" in remark(made, "train.surprise")
 
 
+@pytest.mark.parametrize("of", ["job", "dataset"])
+def test_pictures_of_the_class_alone_have_no_trigger(tmp_path: Path, of: str) -> None:
+    """Which they would learn as the word for everything."""
+    own = {"trigger_word": "rwmug"}
+    datasets = [
+        {"folder_path": "mug", **own},
+        {"folder_path": "mugs", "is_reg": True, **(own if of == "dataset" else {})},
+    ]
+    _, recipe = converted(tmp_path, job(tmp_path, datasets=datasets, **(own if of == "job" else {})))
+    assert [dataset.trigger for dataset in recipe.dataset] == ["rwmug", None]
+
+
 @pytest.mark.parametrize(
     ("process", "code"),
     [

@@ -57,6 +57,15 @@ def test_a_value_that_is_not_known_stands_with_its_reason(tmp_path: Path) -> Non
     assert (line.key, line.value) == ("$OUT", "the script does not set")
 
 
+@pytest.mark.parametrize("before", ["", "set OUT=small\n"])
+@pytest.mark.parametrize("condition", ["if exist big set OUT=big", "if exist big (\n  set OUT=big\n)"])
+def test_what_a_batch_file_sets_under_a_condition_is_not_known(tmp_path: Path, before: str, condition: str) -> None:
+    """Whether or not it is set before."""
+    made, _ = imported(tmp_path, f"{before}{condition}\n{TRAIN} --output_dir %OUT% --learning_rate 1e-4\n", "run.bat")
+    (line,) = [key for key in made.keys if key.fate is Fate.UNREAD]
+    assert (line.key, line.value) == ("%OUT%", "is set under a condition")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "remedy"),
     [

@@ -130,6 +130,19 @@ def test_a_clip_that_could_not_be_read_is_not_measured_again() -> None:
     assert set(rows.table.measured[np.arange(CLIPS) != 5]) == {1}
 
 
+def test_a_clip_that_once_cannot_be_read_keeps_what_was_measured_before() -> None:
+    rows, (shows, _) = laid_out(), shown()
+    rows.add(shows)
+    bucket, time, held_out = np.arange(CLIPS) % 2, np.full(CLIPS, 900.0), np.zeros(CLIPS, bool)
+    for lost in (False, True):
+        losses = np.where((np.arange(CLIPS) == 5) & lost, np.nan, 1.0)
+        rows.note_measured(Measured.joined([Measured(UIDS, bucket, held_out, time, losses, 2 * losses, losses)]))
+    row = rows.of_uids(UIDS)
+    assert rows.table.measured[row[5]] == 1
+    assert set(rows.table.measured[np.delete(row, 5)]) == {2}
+    np.testing.assert_allclose(rows.table.gain[row], np.log(2), rtol=1e-6)
+
+
 @given(clips=st.integers(1, 40), kinds=st.integers(1, 3), size=st.integers(1, 9), rounds=st.integers(1, 30))
 def test_all_clips_take_turns_in_micro_batches_of_one_kind(clips: int, kinds: int, size: int, rounds: int) -> None:
     kind, measured, batch_size = np.arange(clips) % kinds, np.zeros(clips, np.int16), np.full(clips, 4)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from adapters import adapted
 from lora_files import SHAPES, header_of, loha, lokr, lora, random, updates_of
+from peft.utils.other import get_pattern_key
 from refused import refused
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -113,6 +114,16 @@ def test_layers_of_a_low_rank_stay_as_they_are(tmp_path: Path) -> None:
     assert all(torch.equal(after[key], tensors[key]) for key in tensors if "cross_attn" not in key)
     with refused("rank-not-higher", "rank", says="the highest is 4"):
         resize.resize(ResizeLoraRequest(file=target, output=tmp_path / "c.safetensors", rank=4))
+
+
+def test_peft_gives_each_layer_its_own_rank_where_one_name_is_the_end_of_another(tmp_path: Path) -> None:
+    """It takes the first name of the settings that a layer's name ends with."""
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    wanted = {"proj": 3, "blocks.0.proj": 2, "blocks.0.attn.proj": 1, "out": 3}
+    lora(source, dict.fromkeys(wanted, (8, 6)), ranks={**wanted, "out": 4}, prefix="transformer.")
+    resize.resize(ResizeLoraRequest(file=source, output=target, rank=3))
+    ranks = json.loads(header_of(target)[METADATA])["transformer.rank_pattern"]
+    assert {layer: ranks[get_pattern_key(ranks, layer)] for layer in wanted} == wanted
 
 
 @pytest.mark.parametrize("kind", [loha, lokr])

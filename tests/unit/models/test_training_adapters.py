@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from presets import config_of
 from refused import refused
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from test_lora_layers import FORMATS, SETTINGS, adapted, written
 
 from reelworks.core.errors import UserError
 from reelworks.models import factory
-from reelworks.models.adapters import inject, training_adapter
+from reelworks.models.adapters import inject, key_mapping, training_adapter
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.training_adapter import TrainingAdapter
 from reelworks.models.config import ModelConfig
@@ -75,6 +77,23 @@ def test_running_the_base_of_a_lora_keeps_it(tmp_path):
         with training_adapter.disable(denoiser.module):
             assert not torch.allclose(said(denoiser), there, atol=1e-2)
     assert not torch.allclose(said(denoiser), there, atol=1e-2)
+
+
+def test_its_digest_covers_all_that_its_product_depends_on(tmp_path):
+    """A run with an adapter of other numbers, or of another scale in its header, is another run."""
+    path = written(tmp_path, adapted(settings=SETTINGS))
+    before, tensors = TrainingAdapter.read(str(path)), load_file(path)
+    assert TrainingAdapter.read(str(path)).digest() == before.digest()
+    settings = json.loads(before.header[key_mapping.METADATA])
+    settings["transformer.lora_alpha"] += 1
+    scaled = {**before.header, key_mapping.METADATA: json.dumps(settings)}
+    save_file(tensors, path, scaled)
+    digests = {before.digest(), TrainingAdapter.read(str(path)).digest()}
+    save_file({name: value + 1 for name, value in tensors.items()}, path, before.header)
+    digests.add(TrainingAdapter.read(str(path)).digest())
+    assert len(digests) == 3
+    save_file(tensors, path, {**before.header, "comment": "the same product"})
+    assert TrainingAdapter.read(str(path)).digest() == before.digest()
 
 
 def test_a_file_that_does_not_fit_is_refused(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from reelworks.data.run.history import epochs
 from reelworks.data.run.records import Outcome, RecordedFailure
 from reelworks.training.coverage import clip_history
 from reelworks.training.coverage.coverage import ClipEpoch
+from reelworks.training.observers.segment_records import RecordKeeper
 from reelworks.training.plan import rejections
 from reelworks.training.recipe import recipe_file
 
@@ -255,6 +257,40 @@ def test_a_clip_has_one_state_through_all_segments_of_an_epoch(told, tmp_path):
     assert sum(epoch.counts.values()) == len(_clips(told)) == 9
     became = {c["path"]: c["epochs"][0]["became"] for c in _clips(told)}
     assert (became["data/late.png"], became["data/speck.png"]) == ("trained", "too_small")
+
+
+def test_a_clip_of_which_an_earlier_segment_trained_a_use_is_not_listed_as_left_out(told, tmp_path):
+    """Whatever became of its other use."""
+    tables = {
+        "dataset": [{"path": str(tmp_path / "data"), "repeats": 2}],
+        "bucket": [{"resolution": "48px", "num_frames": 1, "batch_size": 3, "keep_prob": 0.5}],
+    }
+    told.start(**tables)
+    told.epoch(0)
+    told.step(0)
+    made.picture(tmp_path / "data" / "late.png", grey=99)
+    told.go_on(**tables)
+    became = defaultdict(set)
+    for clip in _clips(told):
+        became[clip["path"]].add(clip["epochs"][0]["became"])
+    assert {"trained", "not_drawn"} in became.values()
+    rejections.write_recorded(tmp_path / "left-out.jsonl", told.run)
+    listed = map(json.loads, (tmp_path / "left-out.jsonl").read_text(encoding="utf-8").splitlines())
+    assert {f"data/{clip['path']}" for clip in listed} == {
+        path for path, what in became.items() if what == {"not_drawn"}
+    }
+
+
+def test_a_start_within_a_segment_tells_the_end_of_the_former_one_by_the_steps_of_that_one(told, tmp_path):
+    """Where the disk took no record of it when it ended."""
+    told.epoch(0)
+    told.step(0)
+    made.picture(tmp_path / "data" / "late.png", grey=99)
+    told.go_on()
+    told.step(0, finite=False)
+    assert records.read_outcome(told.run, (0, 0, 0)) is None
+    RecordKeeper(told.run, told.data, told.kept).begin(told.position, set())
+    assert records.read_outcome(told.run, (0, 0, 0)) == Outcome(steps=1)
 
 
 def _clips(told):

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from pathlib import Path
 
@@ -189,6 +190,17 @@ def test_many_preview_steps_are_spread_with_both_ends():
     picked = [event["step"] for event in previews._spread({i: {"step": i} for i in range(0, 1000, 10)})]
     assert (picked[0], picked[-1], len(picked)) == (990, 0, previews.MAX_PREVIEW_STEPS)
     assert previews._spread({5: {"step": 5}}) == [{"step": 5}]
+
+
+def test_the_newest_previews_are_shown_however_large_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(previews, "MAX_PREVIEW_BYTES", 10)
+    (tmp_path / "samples").mkdir()
+    for number in (20, 40):
+        (tmp_path / "samples" / f"{number}.png").write_bytes(b"more than ten bytes")
+    events = [{"kind": "samples", "step": n, "files": [f"{n}.png"], "prompts": ["a mug"]} for n in (20, 40)]
+    (newest,) = previews.of_run(dataclasses.replace(told(*events), path=tmp_path))
+    assert (newest.step, [one.prompt for one in newest.previews]) == (40, ["a mug"])
+    assert newest.previews[0].uri
 
 
 @given(st.floats(1, 1e15), st.integers(2, 6))

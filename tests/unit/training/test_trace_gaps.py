@@ -1,17 +1,23 @@
-"""Gaps of a trace: what no stream fills, and only what is long beside a step."""
+"""Traces of steps, and their gaps: what no stream fills, and only what is long beside a step."""
 
 from __future__ import annotations
 
 import gzip
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reelworks.data.distributed.mesh import World
+from reelworks.data.run.folder import RunFolder
 from reelworks.training.observers import trace_gaps
+from reelworks.training.observers.observer import Training
+from reelworks.training.observers.profile import StepProfiler
 
 
 def kernel(begin: float, end: float, name: str = "kernel", category: str = "kernel") -> dict[str, Any]:
@@ -36,6 +42,19 @@ def test_only_what_no_stream_fills_is_a_gap_and_small_ones_are_not_listed(tmp_pa
     assert idle.share == pytest.approx(0.31 / 10)
     assert idle.gaps == [trace_gaps.Gap(8.0, pytest.approx(0.3), "backward", "adamw")]
     assert "between backward and adamw" in str(idle)
+
+
+def test_a_resume_within_the_steps_to_trace_traces_the_rest_of_them(tmp_path: Path) -> None:
+    run, told = RunFolder(tmp_path / "run"), []
+    log: Any = SimpleNamespace(event=lambda kind, **fields: told.append((kind, fields["first"], fields["last"])))
+    alone, nothing = World(0, 1, torch.device("cpu")), cast(Any, None)
+    profiler = StepProfiler((2, 4), Training(run, alone, nothing, nothing, nothing, nothing, log, nothing))
+    for step in (3, 4, 5):
+        profiler.before_step(step)
+        torch.ones(2).add(1)
+        profiler.after_step(cast(Any, SimpleNamespace(number=step)))
+    assert told == [("profile", 3, 4)]
+    assert [file.name for file in run.profiles_folder.iterdir()] == ["steps-3-4.json.gz"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 100)), min_size=1))

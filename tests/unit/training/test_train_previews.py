@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -35,7 +36,8 @@ from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
 from reelworks.training.assembly import build
 from reelworks.training.assembly.build import TrainedModel
-from reelworks.training.observers.observer import Pause, Training
+from reelworks.training.observers import trackers
+from reelworks.training.observers.observer import Pause, TrainedStep, Training
 from reelworks.training.observers.run_logger import RunLogger
 from reelworks.training.plan import plan_report
 from reelworks.training.preflight import check
@@ -43,6 +45,7 @@ from reelworks.training.recipe import dataset, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step.state import TrainState
+from reelworks.training.step.train_step import StepResult
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
@@ -196,6 +199,37 @@ def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(da
         event_logger.setLevel(logging.NOTSET)
     assert heard == [("stop", {"step": 0, "reason": "10"})]
     assert [event["reason"] for event in events.read(run.events_file)] == ["30", "10"]
+
+
+def test_curves_of_parts_of_a_loss_are_means_of_the_steps_since_the_last_point(
+    data_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part is noisy; and a part that no step had since has no point."""
+    drawn: dict[str, list[tuple[int, float]]] = {}
+
+    def log(step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            drawn.setdefault(name, []).append((step, value))
+
+    tracker = SimpleNamespace(log=log, close=lambda failed: None)
+    monkeypatch.setattr(trackers, "start", lambda *_: [tracker])
+    data, run = data_of(), RunFolder(tmp_path / "run")
+    run.create({})
+    first = begins(data)
+    with RunLogger(run, data, ALONE, first, recipe_name="") as logger:
+        for number in range(1, 21):
+            losses = {0: float(number)} if number <= 10 else {0: 50.0}
+            result = StepResult(
+                applied=True, finite=True, learning_rate=1e-4, flags=cast(Any, None), loss_by_bucket=losses,
+                loss_by_range={number // 11: 2.0},
+            )  # fmt: skip
+            logger.after_step(TrainedStep(replace(first, global_step=number - 1), result, [], 0.1, 0.0))
+    (bucket,) = [name for name in drawn if name.startswith("loss_by_bucket/")]
+    assert drawn[bucket] == [(10, 5.5), (20, 50.0)]
+    assert sorted(points for name, points in drawn.items() if name.startswith("loss_by_timestep/")) == [
+        [(10, 2.0)],
+        [(20, 2.0)],
+    ]
 
 
 @pytest.mark.parametrize(

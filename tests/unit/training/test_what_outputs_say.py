@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,24 @@ def test_eval_says_that_it_measures_without_the_training_adapter(adapter: str | 
     source = EvaluatedModel(made, None, 0, "initial")
     said = Evaluation(source, [500.0], 2, "-", Validation(1.5, {"500": 1.5}, 2, {})).headline()
     assert ("without lora.training_adapter" in said) == made.has_training_adapter == (adapter is not None)
+
+
+def test_each_measurement_of_a_checkpoint_has_a_file_of_its_own(tmp_path: Path) -> None:
+    """By all that its loss depends on."""
+    source, other = (EvaluatedModel(made, tmp_path, 20, "ema") for made in (recipe(), recipe()))
+    seeded = other.recipe.model_copy(update={"seed": other.recipe.seed + 1})
+    loss = Validation(1.5, {"500": 1.5}, 2, {})
+    asked: list[tuple[EvaluatedModel, list[float], str]] = [
+        (source, [500.0], "-"),
+        (replace(source, recipe=seeded), [500.0], "-"),
+        (replace(source, step=40), [500.0], "-"),
+        (replace(source, weights="model"), [500.0], "-"),
+        (source, [250.0], "-"),
+        (source, [500.0], "of other clips"),
+    ]
+    files = [Evaluation(model, times, 2, clips, loss).file() for model, times, clips in asked]
+    assert len({*files}) == len(asked)
+    assert Evaluation(other, [500.0], 2, "-", loss).file() == files[0]
 
 
 @pytest.mark.parametrize(("now", "warns"), [(OLD, False), (NEW, True), ("other/name@" + "b" * 40, False)])
