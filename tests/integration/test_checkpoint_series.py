@@ -27,7 +27,8 @@ from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.inference.evaluate import checkpoint_series, evaluate, held_out, registry
-from reelworks.inference.evaluate.checkpoint_series import CheckpointSeries
+from reelworks.inference.evaluate.checkpoint_series import CheckpointSeries, MeasuredCheckpoint
+from reelworks.inference.evaluate.measure import MetricResult
 from reelworks.inference.evaluate.request import EvalRequest
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.reports import checkpoint_grid, html
@@ -100,7 +101,7 @@ def measure_in_child(recipe: dict[str, Any], metric: str) -> None:
 def test_a_killed_measurement_goes_on_and_measures_nothing_twice(
     trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run, recipe = trained
+    run, _ = trained
     (tmp_path / "own.py").write_text(COUNTED, encoding="utf-8")
     metric = f"{tmp_path}/own.py:Counted"
     assert children.in_child(measure_in_child, recipe, metric) == killing.SELF_KILLED
@@ -267,6 +268,39 @@ def test_another_network_at_the_same_place_is_another_measurement(trained: Any, 
     weights.write_bytes(b"two")
     os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1_000_000_000))
     assert measured(run, "1", **asked).key != first.key
+
+
+def test_clips_that_are_read_otherwise_are_another_measurement(trained: Any) -> None:
+    run, _ = trained
+    asked: dict[str, Any] = {"metrics": ("motion",), "max_clips": 1}
+    first = measured(run, "1", **asked)
+    assert measured(run, "1", **asked, overrides=["data.num_workers=1"]).key == first.key
+    for other in ('dataset.0.caption="a film of {text}"', 'data.crop="random"', "bucket.0.resolution=48px"):
+        assert measured(run, "1", **asked, overrides=[other]).key != first.key
+    files = {
+        held_out.evaluate(EvalRequest(source=run.path, step=1, timesteps=1, max_clips=1, overrides=overrides)).file()
+        for overrides in ((), ("bucket.0.resolution=48px",))
+    }
+    assert len(files) == 2
+
+
+def test_a_run_that_was_moved_is_measured_on_its_own_catalog(trained: Any, tmp_path: Path) -> None:
+    """The place that its recipe tells may be another run's by now."""
+    shutil.copytree(trained[0].path, tmp_path / "moved")
+    source = held_out.EvaluatedModel.locate(EvalRequest(source=tmp_path / "moved", step=1))
+    assert Path(source.recipe.catalog_folder) == tmp_path / "moved" / "catalog"
+
+
+def test_a_metric_is_no_closeness_because_it_names_clips(trained: Any) -> None:
+    """Nor has a clip of which it has no value a copy."""
+    made = [
+        MetricResult(name=name, higher_is_better=True, value=2.0, by_clip=by_clip, nearest={"00": "shape.png"})
+        for name, by_clip in (("my-distance", {"00": 20.0}), ("closeness-clip", {}))
+    ]
+    measured_one = MeasuredCheckpoint(step=1, save_id="", loss=None, metrics=made, clips=[])
+    assert measured_one.copied == {}
+    made[1].by_clip["00"] = 1.5
+    assert measured_one.copied == {0: "shape.png (closeness-clip 1.5)"}
 
 
 @pytest.mark.parametrize(

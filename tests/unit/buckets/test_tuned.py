@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_recipe
 from hypothesis import given
@@ -178,8 +179,8 @@ def test_a_slower_link_lets_fewer_ranks_share_clips_at_a_higher_cost(tmp_path: P
 
 def opened(recipe: Recipe) -> dataset.RecipeData:
     """Return the data of a recipe without clips."""
-    made = measured.with_numbers(recipe)
-    return dataset.RecipeData(sample_catalog(), dataset._table(made), dataset._spec(made), recipe=made)
+    made, none = measured.with_numbers(recipe), sample_catalog().live().take(np.zeros(0, dtype=np.int64))
+    return dataset.RecipeData(sample_catalog(), dataset._table(made), dataset._spec(made), none, none, recipe=made)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+import pyarrow as pa
+
 from reelworks.core import digests, results
 from reelworks.core.errors import UserError
+from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.distributed import mesh
@@ -19,7 +23,6 @@ from reelworks.data.loader.step_source import StepSource
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.run import history
 from reelworks.data.run.folder import RunFolder
-from reelworks.data.schedule.plan import Samples
 from reelworks.inference.evaluate.request import EvalRequest
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.models.attention import attention
@@ -30,6 +33,12 @@ from reelworks.training.precompute import encoding
 from reelworks.training.recipe import chosen_checkpoint, dataset, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
+
+# Where clips lie and how fast they are read, by which no loss changes.
+_NOT_OF_CLIPS: Any = {
+    "data": {"num_workers", "decode_timeout", "prefetch_bytes", "max_decode_failures"},
+    "dataset": {"__all__": {"path", "root"}},
+}
 
 
 @dataclass(frozen=True)
@@ -116,8 +125,9 @@ class Evaluation:
 
     Attributes:
         clips: Number of clips that were asked for.
-        clips_digest: Digest of their uids, by which two results of the same clips are recognized.
+        clips_digest: Digest of them and of how they are read, by which two results of the same clips are recognized.
         validation: The losses.
+        left_out: Clips that are not measured where all are asked for, by reason.
     """
 
     source: EvaluatedModel = field(metadata=results.INLINED)
@@ -125,7 +135,8 @@ class Evaluation:
     clips: int
     clips_digest: str
     validation: Validation = field(metadata=results.INLINED)
-    JSON_KEYS: ClassVar = ("source", "timesteps", "clips_digest", "failed", "validation")
+    left_out: dict[str, int] = field(default_factory=dict)
+    JSON_KEYS: ClassVar = ("source", "timesteps", "clips_digest", "failed", "left_out", "validation")
 
     @property
     def failed(self) -> int:
@@ -145,6 +156,7 @@ class Evaluation:
         of = weights if source.run is None else f"{weights} of step {source.step}"
         clips = "held-out clips" if source.held_out else "clips"
         lost = f"; {self.failed} could not be decoded" if self.failed else ""
+        lost += "".join(f"; {count} {reason}" for reason, count in self.left_out.items())
         # Not to be compared with the validation losses of such a run, which are of what is trained.
         without = " without lora.training_adapter" if source.recipe.has_training_adapter else ""
         return f"loss {losses.loss:.4f} of the {of}{without}, on {losses.clips} {clips}{lost}"
@@ -184,12 +196,27 @@ def evaluate(
             value=recipe.dataset[0].path,
             remedy="check that the files are there; `reelworks scan` says why they cannot be read",
         )
-    return Evaluation(source, recipe.validation.timesteps, len(clips), digest_of(clips), result)
+    left_out = {} if source.held_out else _left_out(data)
+    return Evaluation(source, recipe.validation.timesteps, len(clips), digest_of(data), result, left_out)
 
 
-def digest_of(clips: Samples) -> str:
-    """Return the digest of the clips that a loss is measured on."""
-    return digests.digest_json([int(uid) for uid in clips.uid])
+def _left_out(data: RecipeData) -> dict[str, int]:
+    """Return how many clips are not measured, by reason, where all are asked for."""
+    reasons, counts = np.unique(data.assignment(0)[0].reason, return_counts=True)
+    return {
+        Reason(reason).label: int(count)
+        for reason, count in zip(reasons, counts, strict=True)
+        if reason not in (Reason.NONE, Reason.HELD_OUT)
+    }
+
+
+def digest_of(data: RecipeData) -> str:
+    """Return the digest of the clips that a loss is measured on: what they are, and the settings by which they are read."""
+    clips, rows = data.held_out(), data.rows
+    row, shapes = rows.find(clips.uid), [str(bucket.shape) for bucket in data.table.buckets]
+    texts = [column.take(pa.array(row)).to_pylist() for column in (rows.fingerprint, rows.caption)]
+    read = data.recipe.model_dump(mode="json", include={"data", "dataset"}, exclude=_NOT_OF_CLIPS)
+    return digests.digest_json([clips.uid.tolist(), clips.bucket.tolist(), shapes, *texts, read])
 
 
 @contextmanager
