@@ -56,7 +56,7 @@ def print_table(filled: Table) -> None:
     first, *others = filled.columns
     if not all(map(fits, others)):
         for column in filled.columns:
-            column.no_wrap = False
+            column.no_wrap, column.overflow = False, "fold"
         console.print(filled)
         return
     part: list[Column] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,17 +12,20 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from reelworks.core import digests, results
+from reelworks.core import digests, results, units
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.distributed import mesh
 from reelworks.data.distributed.mesh import World
+from reelworks.data.loader import segment_record
 from reelworks.data.loader.step_source import StepSource
 from reelworks.data.media.decode_pool import DecodePool
-from reelworks.data.run import history
+from reelworks.data.run import history, records
 from reelworks.data.run.folder import RunFolder
+from reelworks.data.run.records import RecordError
 from reelworks.inference.evaluate.request import EvalRequest
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.models.attention import attention
@@ -91,7 +94,14 @@ class EvaluatedModel:
         if self.run is None or not self.held_out:
             dataset.scan_recipe(self.recipe, on_scan)
         data = RecipeData.open(self.recipe)
-        return data if self.held_out else replace(data, spec=replace(data.spec, split=1.0))
+        if not self.held_out:
+            return replace(data, spec=replace(data.spec, split=1.0))
+        if self.run is not None and (trained := _trained(RunFolder(self.run), data)):
+            logger.warning(
+                f"{units.plural(trained, 'clip')} of those that are held out now were trained by this run, since near-duplicates "
+                "were measured or the clips changed after it: the loss is not that of clips that it never saw"
+            )
+        return data
 
     def load(self, recipe: Recipe, world: World) -> LoadedModel:
         """Load the network, with encoders that are loaded when they are needed."""
@@ -100,6 +110,15 @@ class EvaluatedModel:
             return LoadedModel.begin(recipe, encoders)
         path = CheckpointFolder(RunFolder(self.run).checkpoints_folder).path(self.step)
         return LoadedModel.load(path, averaged=self.weights == "ema", encoders=encoders)
+
+
+def _trained(run: RunFolder, data: RecipeData) -> int:
+    """Return how many held-out clips the newest record of a run has among those that it trains; 0 without a record."""
+    with suppress(RecordError, IndexError):
+        record = records.read(run, records.keys(run)[-1])
+        planned = segment_record.recorded_catalog(run, record.about).uids()[record.ordinal]
+        return int(np.isin(data.held_out().uid, planned).sum())
+    return 0
 
 
 def measuring(recipe: Recipe, request: EvalRequest) -> Recipe:
