@@ -101,7 +101,7 @@ def measure_in_child(recipe: dict[str, Any], metric: str) -> None:
 def test_a_killed_measurement_goes_on_and_measures_nothing_twice(
     trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run, _ = trained
+    run, recipe = trained
     (tmp_path / "own.py").write_text(COUNTED, encoding="utf-8")
     metric = f"{tmp_path}/own.py:Counted"
     assert children.in_child(measure_in_child, recipe, metric) == killing.SELF_KILLED

@@ -269,6 +269,14 @@ def test_products_of_shards_go_as_a_whole(run: RunFolder, monkeypatch: pytest.Mo
     }  # fmt: skip
 
 
+def test_saves_of_a_branch_that_the_run_left_bring_no_product(run: RunFolder) -> None:
+    config = ExportsConfig(weights="model", every_n_saves=3, keep_last=None)
+    assert [step for step in (10, 20, 30, 40, 50) if save(run, step, config)] == [30]
+    for step in (40, 50):
+        CheckpointFolder(run.checkpoints_folder).set_aside(step, "abandoned: the run went back to step 30")
+    assert [step for step in (33, 36, 39) if save(run, step, config)] == [39]
+
+
 def test_products_come_with_each_so_many_th_save(run: RunFolder) -> None:
     """Whatever the steps of the saves are, and counted on through a restart; the last comes whatever the count."""
     config = ExportsConfig(weights="model", every_n_saves=3, keep_last=None)

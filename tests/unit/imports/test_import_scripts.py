@@ -105,6 +105,8 @@ def test_a_config_env_of_before_model_families(tmp_path: Path, switch: str, mode
         ("$size -gt 512", 24),
         ("$size -gt 1024", 8),
         ("$size -ge 1024 -and -not $off", 24),
+        ("-not $off -or $off -and $off", 8),  # which bind alike, from left to right
+        ("-not $off -or ($off -and $off)", 24),
     ],
 )
 def test_a_branch_of_powershell_is_taken_as_it_takes_it(tmp_path: Path, condition: str, rank: int) -> None:

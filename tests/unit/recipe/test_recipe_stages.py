@@ -56,7 +56,7 @@ def test_a_stage_has_the_recipes_keys_but_for_its_own() -> None:
 def test_entries_of_a_stage_take_the_place_of_an_open_sora_table_of_the_recipe() -> None:
     """Other stages keep the table, and other keys of `[buckets]` hold for all."""
     table = {"opensora": {"48px": {"1": [1.0, 8]}}, "probability": "opensora-1.2", "incomplete_batch": "pad"}
-    base = values(LOW, HIGH | {"buckets": {"probability": "native"}}, buckets=table)
+    base = values(LOW, HIGH, buckets=table)
     del base["bucket"]
     low, high = recipe_file.each_stage(recipe_file.parse(base))
     assert low.buckets.opensora is not None

@@ -255,7 +255,7 @@ def test_a_metric_that_training_does_not_measure_is_refused_with_the_nearest(
         previews.require_measured(best(metric))
     mirrored = best("validation/loss").model_dump()
     mirrored["checkpoints"]["mirror"] = {"url": "elsewhere", "keep_best": {"metric": metric}}
-    with refused("metric-not-measured", says=remedy):
+    with refused("metric-not-measured", "checkpoints.mirror.keep_best.metric", says=remedy):
         previews.require_measured(recipe_file.parse(mirrored))
     for known in ("validation/loss", "1 * samples/motion + 2 * eval/loss", "vbench/dynamic_degree", "eval/fid-clip"):
         previews.require_measured(best(known))

@@ -215,11 +215,15 @@ def _split(text: str, signs: str) -> Iterator[str]:
 def _holds(condition: str, script: Script) -> bool | None:
     """Return whether a condition holds; None if that is unknown."""
     condition = condition.strip()
-    for sign, decides in (("-or", True), ("-and", False)):
-        parts = re.split(rf"\s{sign}\s", condition, flags=re.IGNORECASE)
-        if len(parts) > 1:
-            held = [_holds(part, script) for part in parts]
-            return decides if decides in held else None if None in held else not decides
+    joints = [
+        joint
+        for joint in re.finditer(r"\s-(and|or)\s", condition, re.IGNORECASE)
+        if condition[: joint.start()].count("(") == condition[: joint.start()].count(")")
+    ]
+    if joints:  # both bind alike, from left to right
+        decides = joints[-1][1].lower() == "or"
+        held = [_holds(part, script) for part in (condition[: joints[-1].start()], condition[joints[-1].end() :])]
+        return decides if decides in held else None if None in held else not decides
     if condition.startswith("(") and _closing(condition) == len(condition) - 1:
         return _holds(condition[1:-1], script)
     if (negated := re.fullmatch(r"(?:-not\s*|!)(.*)", condition, re.IGNORECASE | re.DOTALL)) is not None:

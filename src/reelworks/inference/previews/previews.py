@@ -42,11 +42,12 @@ def require_measured(recipe: Recipe) -> None:
         UserError: The metric is neither the validation loss nor one of samples.metrics, nor one that is recorded afterwards.
     """
     mirror = recipe.checkpoints.mirror
-    best = [recipe.checkpoints.keep_best, None if mirror is None else mirror.keep_best]
+    best = {"checkpoints.mirror": mirror and mirror.keep_best, "checkpoints": recipe.checkpoints.keep_best}
+    wanted = {name: place for place, each in best.items() if each is not None for name in mixture.names([each.metric])}
     kinds = registry.all_named(recipe.samples.metrics, "samples.metrics")
     known = ["validation/loss", *(f"samples/{kind.name}" for kind in kinds)]
     recorded = ["eval/loss", *(f"eval/{name}" for name in registry.names())]
-    for name in mixture.names(each.metric for each in best if each is not None):
+    for name, place in wanted.items():
         if name in known or name in recorded or name.startswith("vbench/"):
             continue
         if name.startswith("eval/"):
@@ -59,7 +60,7 @@ def require_measured(recipe: Recipe) -> None:
         raise UserError(
             f"{name} is not measured in this training",
             code="metric-not-measured",
-            field="checkpoints.keep_best.metric",
+            field=f"{place}.keep_best.metric",
             value=name,
             remedy=f'add "{add}" to samples.metrics' if lacking else nearest(name, [*known, *recorded]),
         )

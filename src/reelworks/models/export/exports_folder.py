@@ -88,9 +88,13 @@ def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int, *, is_l
             storage.unlink(path)
     assert config.weights is not None
     exported = max((earlier for earlier in _ours(folder, config.weights) if earlier < step), default=-1)
-    history = CheckpointFolder(run.checkpoints_folder).history()
-    saves = {step, *(event["step"] for event in history if event["event"] == "saved")}
-    if not is_last and sum(saved > exported for saved in saves) < config.every_n_saves:
+    saves = set[int]()
+    for event in CheckpointFolder(run.checkpoints_folder).history():
+        if event["event"] == "saved":
+            saves.add(event["step"])
+        elif event["event"] == "quarantined":  # such as one of a branch that the run left
+            saves.discard(event["step"])
+    if not is_last and sum(saved > exported for saved in saves | {step}) < config.every_n_saves:
         return None
     about = export.describe_run(run_id=run.info()["id"], recipe=run.recipe_file, step=step, epoch=epoch)
     return {**about, **dict([_KEPT_BY])}

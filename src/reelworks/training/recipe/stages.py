@@ -173,12 +173,15 @@ def require_names(stages: Sequence[StageConfig], datasets: Sequence[Sequence[Dat
                         raise same_name(dataset.dataset_name, both)
 
 
+_OTHER_ENTRIES = ("entries", "opensora", "probability", "opensora_drop_exact_length")
+
+
 def merged(values: Values, stage: StageConfig) -> Values:
     """Return the values of a recipe as a stage has them; its end counts from its own start."""
     result = {key: value for key, value in values.items() if key != "stage"}
     if stage.bucket is not None and isinstance(buckets := as_table(result.get("buckets")), dict):
-        # The recipe's entries may be given in other ways.
-        result["buckets"] = {key: value for key, value in buckets.items() if key not in ("entries", "opensora")}
+        # The recipe's entries may be given in other ways, with settings of their own.
+        result["buckets"] = {key: value for key, value in buckets.items() if key not in _OTHER_ENTRIES}
     if stage.buckets and "opensora" in stage.buckets:
         result.pop("bucket", None)
     for key in LISTS:
