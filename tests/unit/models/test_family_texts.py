@@ -252,3 +252,14 @@ def test_no_words_are_zeros_where_the_release_says_so(family):
     assert not made.tokens[0].any()
     assert not made.pooled[0].any()
     assert made.tokens[1].any()
+
+
+def test_captions_of_wan_are_cleaned_as_its_release_cleans_them(tmp_path):
+    """Full-width punctuation and typographic quotes have other tokens; pipelines of diffusers clean them where they can."""
+    place = tiny_families.write("wan-tiny", tmp_path)
+    encoder = factory.build_text_encoder(
+        TextEncoderConfig(name="wan", weights=str(place), **tiny_families.TEXTS["wan"])
+    )
+    odd, plain = (encoder.encode([text]) for text in ("a cat，“on” a wall", 'a cat,"on" a wall'))
+    assert torch.equal(odd.mask, plain.mask)
+    assert torch.equal(odd.tokens, plain.tokens)

@@ -35,7 +35,7 @@ from reelworks.data.media.sound import SoundRequest
 from reelworks.models import hub
 from reelworks.models.storage import weights
 
-ENCODER_VERSION = 1  # raise it when an encoder's code returns other values for the same weights
+ENCODER_VERSION = 2  # raise it when an encoder's code returns other values for the same weights
 LATENT, CONTROL, FIRST_FRAME, IMAGE, TEXT = "latent", "control", "first_frame", "image", "text"
 SOUND = "sound"
 # Keys of a recipe's tables that do not change what an encoder returns.
