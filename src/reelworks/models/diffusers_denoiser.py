@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.data.distributed.contract import Contract
 from reelworks.models import recompute
 from reelworks.models.adapters import inject, release_layers
@@ -182,6 +183,12 @@ class DiffusersNetwork:
         if source is None:
             return
         part_there = part or config.network.files.folder or config.network.part
+        stated, own = weights.config(source, "model.weights", part_there) or {}, config.model_dump(mode="json")
+        if differing := [f"{key} = {stated[key]}" for key in own if stated.get(key, own[key]) != own[key]]:
+            others = ", ".join(differing)
+            logger.warning(
+                f"model.weights = {source!r}: its config has {others}, and the network of this model.name has not"
+            )
         state = weights.read(source, part=part_there, keep_codes=True)
         is_mapped = any(parameter.is_meta for parameter in module.parameters())
         with weights.errors_name("model.weights", source):
