@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -183,7 +184,8 @@ class DiffusersNetwork:
         if source is None:
             return
         part_there = part or config.network.files.folder or config.network.part
-        stated, own = weights.config(source, "model.weights", part_there) or {}, config.model_dump(mode="json")
+        stated = weights.config(source, "model.weights", part_there) or {}
+        own = json.loads(json.dumps(config.model_dump()))  # with lists in place of tuples
         if differing := [f"{key} = {stated[key]}" for key in own if stated.get(key, own[key]) != own[key]]:
             others = ", ".join(differing)
             logger.warning(

@@ -42,7 +42,8 @@ def require_measured(recipe: Recipe) -> None:
         UserError: The metric is neither the validation loss nor one of samples.metrics, nor one that is recorded afterwards.
     """
     mirror = recipe.checkpoints.mirror
-    best = {"checkpoints.mirror": mirror and mirror.keep_best, "checkpoints": recipe.checkpoints.keep_best}
+    best = {"checkpoints.mirror": None if mirror is None else mirror.keep_best}
+    best["checkpoints"] = recipe.checkpoints.keep_best
     wanted = {name: place for place, each in best.items() if each is not None for name in mixture.names([each.metric])}
     kinds = registry.all_named(recipe.samples.metrics, "samples.metrics")
     known = ["validation/loss", *(f"samples/{kind.name}" for kind in kinds)]
