@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -172,6 +172,65 @@ def test_objects_that_grow_get_what_they_had(tmp_path: Path, saved: int, there: 
     assert all(same(one.values, STAGES[saved]) for one in fresh)
     assert [state["one"], state["by"]["name"], *state["by"]["lists"]] == [*fresh, 5]
     assert same(store.read(1)["by"], {"name": STAGES[saved], "lists": [STAGES[saved], 5]})
+
+
+HOLDERS: list[Callable[[list[Any]], Any]] = [
+    list,
+    tuple,
+    deque,
+    lambda objects: dict(enumerate(objects)),
+    lambda objects: OrderedDict(enumerate(objects)),
+    lambda objects: defaultdict(list, enumerate(objects)),
+    lambda objects: MappingProxyType(dict(enumerate(objects))),
+    lambda objects: None,
+]
+
+
+@pytest.mark.parametrize("there", range(8))
+@pytest.mark.parametrize("saved", range(6))
+def test_what_was_saved_at_a_place_is_loaded_into_the_object_there_whatever_holds_it(
+    tmp_path: Path, saved: int, there: int
+) -> None:
+    """Without an object there the state itself is given back, and either can be saved again."""
+
+    def made(rate: float) -> list[Any]:
+        net = nn.Linear(2, 2)
+        return [net, torch.optim.AdamW(net.parameters(), lr=rate), Grows()]
+
+    objects, live, store = made(0.5), made(0.1), rw.CheckpointStore(tmp_path)
+    objects[2].values = STAGES[2]
+    store.save(1, {"part": {"in": HOLDERS[saved](objects)}})
+    state: dict[str, Any] = {"part": {"in": HOLDERS[there](live)}}
+    store.load(1, state)
+    inside = state["part"]["in"]
+    assert type(inside) is type(HOLDERS[saved]([]))
+    found = [inside[i] for i in range(3)]
+    if there == 7:
+        assert same(found[2], STAGES[2])
+    else:
+        assert found == live
+        assert torch.equal(live[0].weight, objects[0].weight)
+        assert live[1].param_groups[0]["lr"] == 0.5
+        assert same(live[2].values, STAGES[2])
+    store.save(2, state)
+
+
+@pytest.mark.parametrize("holder", [lambda one: {one}, lambda one: frozenset({(one,)}), lambda one: {one: 1}])
+def test_objects_without_a_place_are_refused_at_the_save(tmp_path: Path, holder: Callable[[Any], Any]) -> None:
+    """Nothing tells which element of a set, or which key, a state belongs to."""
+    with refused("state-not-storable", says="Grows"):
+        rw.CheckpointStore(tmp_path).save(1, {"part": holder(Grows())})
+
+
+def test_objects_of_which_nothing_was_saved_are_refused(tmp_path: Path) -> None:
+    """They would keep what they hold, and leave the dict."""
+    store = rw.CheckpointStore(tmp_path)
+    store.save(1, {"part": {"a": Grows(), (1, "b"): nn.Linear(1, 1)}, "list": [Grows()]})
+    store.load(1, {"part": {"a": Grows(), (1, "b"): nn.Linear(1, 1)}, "list": [Grows()]})
+    with refused("checkpoint-part-missing", "part.more"):
+        store.load(1, {"part": {"a": Grows(), "more": Grows()}})
+    with refused("checkpoint-part-missing", "list.1"):
+        store.load(1, {"list": [Grows(), Grows()]})
 
 
 def test_parameters_stay_parameters(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ Nothing in a checkpoint is executed: plain values are JSON, and tensors are read
 from __future__ import annotations
 
 import json
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -136,7 +136,7 @@ def read(path: Path, parts: list[str] | None = None, rank: int | None = None) ->
     own = collectives.rank() if rank is None else rank
     nodes = {part: stored.node(part, own, world_size) for part in (stored.parts if parts is None else parts)}
     names = set().union(*map(tree.tensor_names, nodes.values()))
-    return {part: _plain(value) for part, value in _decoded(nodes, read_tensors(path, stored, names)).items()}
+    return {part: _put(None, value) for part, value in _decoded(nodes, read_tensors(path, stored, names)).items()}
 
 
 def read_tensors(path: Path, stored: StoredState, wanted: set[str]) -> dict[str, Tensor]:
@@ -154,15 +154,6 @@ def _decoded(nodes: Mapping[str, Node], tensors: Mapping[str, Tensor]) -> dict[s
         raise BadCheckpoint(f"its state is not understood ({type(error).__name__}: {error})") from error
 
 
-def _plain(value: Any) -> Any:
-    """Replace the states of objects by what they hold."""
-    if isinstance(value, ObjectState):
-        return value.state
-    if type(value) in (dict, OrderedDict):
-        return type(value)((key, _plain(item)) for key, item in value.items())
-    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
-
-
 # Where tensors are read to
 
 
@@ -174,9 +165,12 @@ class _Live:
         self.modules: dict[tree.Path, dict[str, Tensor]] = {}
         self.plain_modules = set[tree.Path]()
         self.optimizers: dict[tree.Path, torch.optim.Optimizer] = {}
+        self.objects: list[tree.Path] = []
         self._walk(part, ())
 
     def _walk(self, value: Any, path: tree.Path) -> None:
+        if tree.is_object(value):
+            self.objects.append(path)
         if isinstance(value, nn.Module):
             weights = value.state_dict().items()
             if _loads_plainly(value):
@@ -214,6 +208,7 @@ def _destinations(
     into: dict[str, Tensor] = {}
     for part, node in nodes.items():
         live = _Live(state[part])
+        _require_saved(part, live.objects, node)
         wanted = {place: name for place, leaf in tree.leaves(node) if (name := tree.tensor_of(leaf)) is not None}
         shapes = {place: stored.tensors[name].shape for place, name in wanted.items()}
         for place, weights in live.modules.items():
@@ -238,6 +233,19 @@ def _destinations(
         for name in tree.tensor_names(node) - into.keys():
             into[name] = _new(stored.tensors[name])
     return into
+
+
+def _require_saved(part: str, objects: Iterable[tree.Path], node: Node) -> None:
+    """Refuse objects at whose place nothing was saved: they would keep what they hold, and leave their container."""
+    saved = {place[:depth] for place, _ in tree.leaves(node) for depth in range(len(place) + 1)}
+    for place in objects:
+        if place not in saved:
+            raise UserError(
+                "the checkpoint has nothing for this object",
+                code="checkpoint-part-missing",
+                field=".".join(map(str, (part, *place))),
+                remedy="leave it out of the state, or choose another checkpoint",
+            )
 
 
 def _new(stored: StoredTensor) -> Tensor:
@@ -291,7 +299,10 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _put(live: Any, value: Any) -> Any:
-    """Put a restored value where `live` is, in place if it can change; returns what belongs there."""
+    """Put a restored value where `live` is, in place if it can change; returns what belongs there.
+
+    Containers are matched by the places in them alone: what was saved in a list is loaded into the objects of a tuple.
+    """
     if isinstance(value, ObjectState) or tree.is_object(live):
         return _load_object(live, value if isinstance(value, ObjectState) else ObjectState(value))
     if isinstance(live, Tensor) and isinstance(value, Tensor):
@@ -301,20 +312,32 @@ def _put(live: Any, value: Any) -> Any:
             live[...] = value
             return live
         return value
-    if type(live) is not type(value) or getattr(live, "default_factory", 0) != getattr(value, "default_factory", 0):
+    if not isinstance(value, dict) and type(value) not in (list, tuple, deque):
         return value
-    if isinstance(live, dict):
-        items = [(key, _put(live.get(key), item)) for key, item in value.items()]
-        live.clear()
-        for key, item in items:  # `update` of a Counter would count them
-            live[key] = item
-    elif isinstance(live, list):
-        live[:] = [_put(live[i] if i < len(live) else None, item) for i, item in enumerate(value)]
-    elif type(live) is tuple:
-        return tuple(_put(live[i] if i < len(live) else None, item) for i, item in enumerate(value))
+    there = _by_place(live)
+    items = {key: _put(there.get(key), item) for key, item in _by_place(value).items()}
+    if type(value) is tuple:
+        return tuple(items.values())
+    into = live if _is_alike(live, value) else value
+    into.clear()
+    if isinstance(into, dict):
+        for key, item in items.items():  # `update` of a Counter would count them
+            into[key] = item
     else:
-        return value
-    return live
+        into.extend(items.values())
+    return into
+
+
+def _by_place(value: Any) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return dict(enumerate(value)) if isinstance(value, list | tuple | deque) else {}
+
+
+def _is_alike(live: Any, value: Any) -> bool:
+    """Whether a container can hold the content of another one, and none would see a difference."""
+    settings = ("default_factory", "maxlen")
+    return type(live) is type(value) and all(getattr(live, key, 0) == getattr(value, key, 0) for key in settings)
 
 
 def _put_tensor(live: Tensor, value: Tensor) -> Tensor:

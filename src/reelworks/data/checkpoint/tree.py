@@ -149,7 +149,7 @@ class TreeEncoder:
     def pairs(self, values: Mapping[Any, Any], path: Path, objects: bool) -> list[list[Node]]:
         """Return the nodes of keys and values in their order."""
         return [
-            [self._node(key, (*path, key), objects), self._node(value, (*path, key), objects)]
+            [self._node(key, (*path, key), False), self._node(value, (*path, key), objects)]
             for key, value in values.items()
         ]
 
@@ -245,8 +245,9 @@ _Encode = Callable[[TreeEncoder, Any, Path, bool], Node]
 _CONTAINERS: dict[type, _Encode] = {
     list: lambda e, v, p, o: e.listed(v, p, o),
     tuple: lambda e, v, p, o: {"tuple": e.listed(v, p, o)},
-    set: lambda e, v, p, o: {"set": e.listed(_sorted_set(v), p, o)},
-    frozenset: lambda e, v, p, o: {"frozenset": e.listed(_sorted_set(v), p, o)},
+    # Nothing tells which element of a set an object was, and states are no keys: objects are refused there.
+    set: lambda e, v, p, _: {"set": e.listed(_sorted_set(v), p, False)},
+    frozenset: lambda e, v, p, _: {"frozenset": e.listed(_sorted_set(v), p, False)},
     dict: lambda e, v, p, o: {"dict": e.pairs(v, p, o)},
     OrderedDict: lambda e, v, p, o: {"ordered": e.pairs(v, p, o)},
     Counter: lambda e, v, p, o: {"counter": e.pairs(v, p, o)},
@@ -322,13 +323,11 @@ _DECODE: dict[str, Callable[[TreeDecoder, Node], Any]] = {
 
 def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
     """Yield all nodes without further nodes in them, with the keys and indices that lead there; objects add none."""
-    if isinstance(node, list):
-        for i, inner in enumerate(node):
-            yield from leaves(inner, (*path, i))
-    elif isinstance(node, dict) and (tag := next(iter(node), "")) in _INNER:
-        for key, inner in _INNER[tag](node[tag]):
-            yield from leaves(inner, path if key is _SAME_PLACE else (*path, key))
-    else:
+    tag = next(iter(node), "") if isinstance(node, dict) else ""
+    inside = [*enumerate(node)] if isinstance(node, list) else [*_INNER[tag](node[tag])] if tag in _INNER else []
+    for key, inner in inside:
+        yield from leaves(inner, path if key is _SAME_PLACE else (*path, key))
+    if not inside:
         yield path, node
 
 
@@ -337,7 +336,7 @@ _SAME_PLACE = object()
 
 def _keyed(pairs: Iterable[tuple[Node, Node]]) -> Iterator[tuple[Any, Node]]:
     for key, value in pairs:
-        yield json.dumps(key) if isinstance(key, dict | list) else key, value
+        yield json.dumps(key) if tensor_names(key) else TreeDecoder({}).value(key), value
 
 
 _INNER: dict[str, Callable[[Node], Iterable[tuple[Any, Node]]]] = {
