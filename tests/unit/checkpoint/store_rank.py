@@ -50,11 +50,12 @@ class Training:
         first, second = list(self.model[0].parameters()), list(self.model[1].parameters())
         self.adam, self.own = torch.optim.AdamW(first, lr=0.1), Shrinking(second)
         self.ema = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
-        self.norm = nn.BatchNorm1d(2)
+        self.norm, self.inner_norm = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"model": self.model, "optimizers": [self.adam, self.own], "ema": self.ema, "norm": self.norm}
+        norms = {"norm": self.norm, "by name": {"norms": [self.inner_norm]}}
+        return {"model": self.model, "optimizers": [self.adam, self.own], "ema": self.ema} | norms
 
     def step(self) -> None:
         for weight in self.model.parameters():
@@ -105,6 +106,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     torch.manual_seed(rank)
     with torch.no_grad():
         training.norm.running_mean.fill_(rank)
+        training.inner_norm.running_mean.fill_(rank + 5)
     own = {
         "rng": {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.arange(rank, rank + 3)},
         "counters": {"clips": 7 * rank, "name": f"rank {rank}", rank: "key"},
@@ -124,7 +126,9 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         and values["equal"]["everywhere"].tolist() == [0, 1, 2, 3]
         and all(torch.equal(values["unlike"][key], unlike[key]) for key in unlike)
     )
-    told["norm"] = again.norm.running_mean.tolist()  # of the first rank, as with DistributedDataParallel
+    told["norm"] = (
+        again.norm.running_mean.tolist() + again.inner_norm.running_mean.tolist()
+    )  # of the first rank, as with DistributedDataParallel
     training.step()
     again.step()
     ours, theirs = training.whole(), again.whole()

@@ -35,7 +35,7 @@ def test_one_process_to_many_and_back(tmp_path: Path, world_size: int) -> None:
     assert all(one == told[0] for one in told)
     assert told[0] == {
         "own values": True,
-        "norm": [0.0, 0.0],
+        "norm": [0.0, 0.0, 5.0, 5.0],
         "goes on equally": True,
         "sharded": True,
         "wide": "torch.float64",
@@ -51,6 +51,9 @@ def test_one_process_to_many_and_back(tmp_path: Path, world_size: int) -> None:
     assert_equal(torch.load(tmp_path / f"whole-{world_size}.pt", weights_only=True), straight.whole())
     alone = Training(1)
     assert store.load_latest(alone.state) == 3
+    assert alone.inner_norm.running_mean.tolist() == [5.0, 5.0], (
+        "those of the first rank, also of modules in containers"
+    )
     alone.step()
     straight.step()
     assert_equal(alone.whole(), straight.whole())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from reelworks.core import digests, retry, storage
@@ -46,7 +46,7 @@ def encode(state: Mapping[str, Any]) -> EncodedState:
     """Encode a state, so that all ranks agree which of its values they have in common. Collective.
 
     Weights of modules are those of the first rank that has them, as with DistributedDataParallel, which copies buffers from
-    there. All else is compared, and what differs is stored for each rank.
+    there. All else is compared, and a part in which it differs is stored for each rank.
     """
     encoder = TreeEncoder()
     encoded = collectives.each(
@@ -54,11 +54,11 @@ def encode(state: Mapping[str, Any]) -> EncodedState:
     )
     if collectives.world_size() == 1:
         return encoded
-    return _separated(encoded, frozenset(name for name, part in state.items() if isinstance(part, nn.Module)))
+    return _separated(encoded, encoder.of_modules)
 
 
-def _separated(encoded: EncodedState, modules: frozenset[str]) -> EncodedState:
-    """Give what differs between ranks a name of its own. Collective."""
+def _separated(encoded: EncodedState, of_modules: Set[str]) -> EncodedState:
+    """Give what differs between ranks a name of its own, but for the values of tensors of modules. Collective."""
     prints = {
         part: {name: _print(encoded.tensors[name]) for name in sorted(tree.tensor_names(node))}
         for part, node in encoded.nodes.items()
@@ -69,16 +69,19 @@ def _separated(encoded: EncodedState, modules: frozenset[str]) -> EncodedState:
         return encoded
     mine = differing & prints.keys()
     details = collectives.gather({part: prints[part] for part in mine})
-    of_tensors = {part: {name: text.partition(" = ")[0] for name, text in prints[part].items()} for part in mine}
-    shapes = {part: digests.digest_json([encoded.nodes[part], of_tensors[part]]) for part in mine}
-    per_rank = _differing(collectives.gather(shapes)) | (differing - modules)
+    compared = {
+        part: {name: text.partition(" = ")[0] if name in of_modules else text for name, text in prints[part].items()}
+        for part in mine
+    }
+    own_digests = {part: digests.digest_json([encoded.nodes[part], compared[part]]) for part in mine}
+    per_rank = _differing(collectives.gather(own_digests))
     tensors, new_names = dict(encoded.tensors), dict[str, str]()
     for part in mine:
         for name, own in prints[part].items():
             holders = [rank for rank, parts in enumerate(details) if name in parts.get(part, {})]
             alike = next(rank for rank in holders if details[rank][part][name] == own)
             if alike != holders[0] and part not in per_rank:
-                del tensors[name]  # of a module that is the same but for its values
+                del tensors[name]  # of modules that are the same but for their values
             new_names[name] = name if alike == holders[0] else f"{name}@rank{alike}"
     return EncodedState(
         {part: _renamed(node, new_names) if part in per_rank else node for part, node in encoded.nodes.items()},

@@ -88,9 +88,10 @@ def weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 @dataclass
 class TreeEncoder:
-    """Encode a state into nodes, one for each part; collects the tensors by name."""
+    """Encode a state into nodes, one for each part; collects the tensors by name, and the names of those of modules."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    of_modules: set[str] = field(default_factory=set)
     _inside: set[int] = field(default_factory=set)
 
     def part(self, name: str, value: Any) -> Node:
@@ -126,7 +127,10 @@ class TreeEncoder:
         return self._pickled(value, path)
 
     def _object(self, value: Any, path: Path) -> Node:
+        before = set(self.tensors)
         state = self._node(state_of(value), path, objects=False)
+        if isinstance(value, nn.Module):
+            self.of_modules |= self.tensors.keys() - before
         if isinstance(value, torch.optim.Optimizer):
             return {"optimizer": [state, [str(weight.dtype) for weight in weights(value)]]}
         return {"object": state}
