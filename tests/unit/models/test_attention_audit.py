@@ -16,6 +16,7 @@ from planted_attention import Arguments, Results, exact, planted
 from refused import refused
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention
 
 import reelworks as rw
 from reelworks.models.attention import attention_audit, torch_kernels
@@ -219,6 +220,52 @@ def test_only_the_calls_of_a_fault_are_replaced_in_compiled_code_too(compiled):
     assert seen == [23, 23]
 
 
+def of_torchs_layer(x: Tensor) -> Tensor:
+    layer = torch.nn.MultiheadAttention(32, 2, batch_first=True)
+    return layer(x, x, x, need_weights=False)[0]
+
+
+def by_name(x: Tensor) -> Tensor:
+    heads = x.unflatten(-1, (2, 16)).transpose(1, 2)
+    return scaled_dot_product_attention(heads, heads, heads)
+
+
+def of_the_namespace(x: Tensor) -> Tensor:
+    heads = x.unflatten(-1, (2, 16)).transpose(1, 2)
+    return functional.scaled_dot_product_attention(heads, heads, heads)
+
+
+@pytest.mark.parametrize("model", [of_torchs_layer, by_name, of_the_namespace])
+def test_what_replaces_kernels_reaches_each_call_that_is_audited_whoever_makes_it(model):
+    computed = []
+
+    def far_off(a: Arguments) -> Results:
+        computed.append(a.gradient is None)
+        return tuple(result * 3 for result in exact(a))
+
+    x = torch.randn(2, 10, 32, requires_grad=True)
+    with planted(far_off):
+        report = rw.check_attention(lambda: model(x).sum().backward())
+        assert (report.calls, [fault.instead for fault in report.faults]) == (1, ["math"])
+        computed.clear()
+        with report.replaced():
+            model(x).sum().backward()
+        assert computed == []
+        model(x).sum().backward()
+        assert computed == [True, False]
+    assert scaled_dot_product_attention is ATTEND
+
+
+def test_attention_of_any_dtype_is_compared_and_of_no_tokens_is_passed_over():
+    def step() -> None:
+        for tokens in (0, 5):
+            x = torch.randn(1, 2, tokens, 8, dtype=torch.float64, requires_grad=True)
+            functional.scaled_dot_product_attention(x, x, x).sum().backward()
+
+    report = rw.check_attention(step)
+    assert (report.calls, report.faults, report.left_out) == (1, (), 0)
+
+
 def slow(a: Arguments) -> Results:
     time.sleep(0.02)
     return exact(a)
@@ -308,12 +355,14 @@ def test_a_call_that_would_take_long_on_a_cpu_is_left_out():
 def test_what_is_recorded_on_the_meta_device_is_what_a_pass_calls(name, checkpointing):
     denoiser = contract.build(name, compute=torch.bfloat16, gradient_checkpointing=checkpointing)
     inputs = contract.example(contract.shapes(name)[-1], name)
-    with Recorder() as recorder:
+    recorder = Recorder()
+    with recorder.recording():
         contract.answer(denoiser, inputs)
     real, shadow = recorder.calls, audit.shadow_of(denoiser, None)
     assert real
     assert all(call.gradient is not None for call in real)
-    with Recorder() as recorder:
+    recorder = Recorder()
+    with recorder.recording():
         meter.run_pass(shadow, audit.on_meta(inputs))
     assert set(recorder.calls) == set(real)
 

@@ -80,7 +80,8 @@ def test_a_cpu_keeps_the_mask_and_a_gpu_gets_none() -> None:
     for device in ("cpu", "meta"):
         denoiser = build.denoiser(made, torch.device(device))
         inputs = dry_run.blank(estimate.encoder_sizes(made), bucket_table(made).buckets[0], 1, torch.device(device))
-        with Recorder() as recorder:
+        recorder = Recorder()
+        with recorder.recording():
             meter.run_pass(denoiser, inputs)
         assert {call.query.shape[-1] for call in recorder.calls} == ({24} if device == "cpu" else {24, 32})
         masked.append(any(call.mask is not None for call in recorder.calls))

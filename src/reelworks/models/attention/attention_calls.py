@@ -6,16 +6,20 @@ be made anew, with drawn values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.nn import functional
 
-ATTEND: Callable[..., Tensor] = torch.nn.functional.scaled_dot_product_attention
+Attend = Callable[..., Tensor]  # with the arguments of torch's scaled_dot_product_attention
+ATTEND: Attend = functional.scaled_dot_product_attention
 
 _ALIGNMENT = 8  # elements; kernels load up to 16 bytes at once
 _MASKED = -10_000.0  # near what networks add where a key is masked, and finite in bfloat16
@@ -56,6 +60,34 @@ def _written(tensor: Tensor) -> Tensor:
 def _filled(tensor: Tensor, values: Tensor) -> Tensor:
     _written(tensor).copy_(values)
     return tensor
+
+
+@contextmanager
+def through(compute: Callable[..., Tensor]) -> Iterator[None]:
+    """Let attention calls go through a function while open, on all threads: those of torch's own layers too.
+
+    `compute` gets the function that it takes the place of, and then the arguments of a call.
+    """
+    former: Attend = functional.scaled_dot_product_attention
+
+    def attend(*args: Any, **more: Any) -> Tensor:
+        return compute(former, *args, **more)
+
+    _exchange(former, attend)
+    try:
+        yield
+    finally:
+        _exchange(attend, former)
+
+
+def _exchange(former: Attend, attend: Attend) -> None:
+    """Put a function in place of another in torch's namespace, and in those of modules that imported it from there."""
+    for name, module in [*sys.modules.items()]:
+        if name == functional.__name__ or (
+            isinstance(module, ModuleType) and name.partition(".")[0] not in ("torch", "reelworks")
+        ):
+            for key in [key for key, value in [*vars(module).items()] if value is former]:
+                vars(module)[key] = attend
 
 
 HasShape = Tensor | TensorLayout
@@ -140,11 +172,10 @@ def mask_for(layout: TensorLayout, device: torch.device) -> Tensor:
     return _filled(mask, kept if layout.dtype == torch.bool else torch.where(kept, 0.0, _MASKED))
 
 
-class Recorder(TorchFunctionMode):
-    """While entered, records each kind of attention call once, on any device, the meta device included."""
+class Recorder:
+    """Records each kind of attention call once, on any device, the meta device included."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._calls: dict[AttentionCall, None] = {}
         self.device: torch.device | None = None  # of the last call
 
@@ -153,16 +184,13 @@ class Recorder(TorchFunctionMode):
         """The calls in the order in which their gradients came back; calls without gradient first."""
         return list(self._calls)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run an operation; of attention, note the arguments, and the gradient when it comes."""
-        if func is not ATTEND:
-            return func(*args, **(kwargs or {}))
-        return self._attend(*args, **(kwargs or {}))
+    def recording(self) -> AbstractContextManager[None]:
+        """Note the arguments of calls while open, and their gradients when they come."""
+        return through(self._attend)
 
     def _attend(
         self,
+        compute: Attend,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -174,11 +202,14 @@ class Recorder(TorchFunctionMode):
     ) -> Tensor:
         query, key, value = _lowered(query), _lowered(key), _lowered(value)
         mask = None if attn_mask is None else _lowered(attn_mask)
-        out = ATTEND(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        out = compute(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         of_query, of_key, of_value = (TensorLayout.of_tensor(each) for each in (query, key, value))
         of_mask = None if mask is None else TensorLayout.of_tensor(mask)
         call = AttentionCall(of_query, of_key, of_value, of_mask, None, is_causal, scale, enable_gqa)
-        self._calls[call], self.device = None, query.device
+        self.device = query.device
+        if not call.operations:  # of nothing, which no kernel computes
+            return out
+        self._calls[call] = None
         if out.requires_grad:
             out.register_hook(partial(self._note_gradient, call))  # type: ignore[no-untyped-call]
         return out

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from reelworks.models.attention.attention_calls import CallKind, kind_of
-
-Attend = Callable[..., Tensor]  # with the arguments of torch's scaled_dot_product_attention
+from reelworks.models.attention.attention_calls import Attend, CallKind, kind_of, through
 
 # The last takes every call, and the most time and memory.
 KERNELS = {
@@ -58,20 +55,15 @@ def replacing(names: Mapping[CallKind, Sequence[str]]) -> Iterator[None]:
         yield
         return
 
-    former: Attend = functional.scaled_dot_product_attention
-
-    def attend(*args: Any, **more: Any) -> Tensor:
+    def attend(former: Attend, *args: Any, **more: Any) -> Tensor:
         backends = instead.get(kind_of(*args, **more))
         if backends is None:
             return former(*args, **more)
         with sdpa_kernel(backends, set_priority=True):
             return former(*args, **more)
 
-    functional.scaled_dot_product_attention = attend
-    try:
+    with through(attend):
         yield
-    finally:
-        functional.scaled_dot_product_attention = former
 
 
 def _in_order(names: Sequence[str]) -> list[SDPBackend]:

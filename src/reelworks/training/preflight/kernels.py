@@ -115,7 +115,8 @@ def calls_of(denoiser: Denoiser, compute: torch.dtype | None, shapes: Sequence[D
     shadow = cast(Denoiser, audit.shadow_of(denoiser, compute))
     shadow.contract = replace(shadow.contract, storage=compute or shadow.contract.storage)
     attention.use_native(shadow)
-    with meter.few_blocks(shadow.module), Recorder() as recorder, RepeatedOperations():  # type: ignore[no-untyped-call]
+    recorder = Recorder()
+    with meter.few_blocks(shadow.module), recorder.recording(), RepeatedOperations():  # type: ignore[no-untyped-call]
         for inputs in shapes:
             meter.run_pass(shadow, inputs)
     calls = recorder.calls
