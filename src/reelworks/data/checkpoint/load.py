@@ -9,6 +9,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -141,7 +142,7 @@ def read(path: Path, parts: list[str] | None = None, rank: int | None = None) ->
 
 def read_tensors(path: Path, stored: StoredState, wanted: set[str]) -> dict[str, Tensor]:
     """Return tensors by name, whole and in CPU memory; raises as `shards.read` does."""
-    tensors = {n: torch.empty(stored.tensors[n].shape, dtype=stored.tensors[n].dtype) for n in sorted(wanted)}
+    tensors = {n: _new(replace(stored.tensors[n], device="cpu")) for n in sorted(wanted)}
     shards.read(path, stored.tensors, tensors)
     return tensors
 

@@ -221,7 +221,7 @@ def _read_chunk(
     first = targets[0]
     is_plain = first.device.type == "cpu" and first.dtype == stored.dtype and first.is_contiguous()
     direct = is_plain and len(items) == 1 and tuple(items[0].lengths) == chunk.shape
-    data = first if direct else torch.empty(chunk.shape, dtype=stored.dtype)
+    data = first if direct else torch.empty(chunk.shape, dtype=stored.dtype, device="cpu")
     checksum, at = digests.running(), chunk.begin
     for piece in _pieces(data.reshape(-1).view(torch.uint8).numpy().data):
         _read_exactly(file, piece, at)

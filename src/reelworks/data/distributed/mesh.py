@@ -111,7 +111,7 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is True on any rank; equal on all."""
-        return bool(self.sum(torch.tensor([float(flag)], dtype=torch.float64)) > 0)
+        return bool(self.sum(torch.tensor([float(flag)], dtype=torch.float64, device="cpu")) > 0)
 
     def broadcast(self, value: object) -> object:
         """Return rank 0's picklable value on every rank."""

@@ -67,9 +67,9 @@ def _announce(batch: MicroBatch, world: World, group: SequenceGroup) -> None:
 
 def _receive(world: World, group: SequenceGroup) -> MicroBatch:
     about = cast(_Announced, _broadcast(None, world, group))
-    frames = _broadcast_tensor(torch.empty(about.frames, dtype=torch.uint8), world, group)
+    frames = _broadcast_tensor(torch.empty(about.frames, dtype=torch.uint8, device="cpu"), world, group)
     companions = {
-        name: _broadcast_tensor(torch.empty(shape, dtype=torch.uint8), world, group)
+        name: _broadcast_tensor(torch.empty(shape, dtype=torch.uint8, device="cpu"), world, group)
         for name, shape in about.companions.items()
     }
     return replace(about.batch, frames=frames, companions=companions)

@@ -106,7 +106,8 @@ class StepReader:
         at = self.position
         batches = list(one_step(stream))
         failed_here = failed_clips(batches)
-        failed = torch.tensor([len(failed_here), sum(clip.repeat_index == 0 for clip in failed_here)])
+        counts = len(failed_here), sum(clip.repeat_index == 0 for clip in failed_here)
+        failed = torch.tensor(counts, dtype=torch.int64, device="cpu")
         if all_reduce is not None:
             all_reduce(failed)
         planned = sum(at.plan.real_in(at.plan_step))

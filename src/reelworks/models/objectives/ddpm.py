@@ -30,7 +30,7 @@ PREDICTION = arguments.one_of(*get_args(Prediction))
 @functools.cache
 def share_kept(zero_snr: bool = False) -> Tensor:
     """Return the share of the data's variance that remains after each step, `[1000]` float32."""
-    roots = torch.linspace(FIRST_BETA**0.5, LAST_BETA**0.5, NUM_STEPS, dtype=torch.float64)
+    roots = torch.linspace(FIRST_BETA**0.5, LAST_BETA**0.5, NUM_STEPS, dtype=torch.float64, device="cpu")
     kept = torch.cumprod(1 - roots.square(), dim=0)
     if zero_snr:
         data = kept.sqrt()

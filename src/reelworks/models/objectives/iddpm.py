@@ -55,9 +55,9 @@ class Posterior(NamedTuple):
 @functools.cache
 def schedule(num_steps: int = NUM_STEPS) -> Schedule:
     """Return the schedule of `num_steps` steps, spread evenly from the first to the last of the 1000."""
-    exact = torch.linspace(_FIRST_BETA, _LAST_BETA, NUM_STEPS, dtype=torch.float64)
+    exact = torch.linspace(_FIRST_BETA, _LAST_BETA, NUM_STEPS, dtype=torch.float64, device="cpu")
     stride = (NUM_STEPS - 1) / (num_steps - 1) if num_steps > 1 else 1.0
-    steps = torch.tensor([round(i * stride) for i in range(num_steps)])
+    steps = torch.tensor([round(i * stride) for i in range(num_steps)], dtype=torch.int64, device="cpu")
     if num_steps < NUM_STEPS:
         exact_kept = torch.cumprod(1 - exact, dim=0)[steps]
         exact = 1 - exact_kept / torch.cat([exact_kept.new_ones(1), exact_kept[:-1]])

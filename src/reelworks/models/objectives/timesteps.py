@@ -85,7 +85,7 @@ def shift_ratio(
     if config.timestep_shift != "auto":
         return config.timestep_shift
     if config.opensora_frame_quantization:
-        sizes = (torch.tensor([size], dtype=torch.float32) for size in (height, width, num_frames))
+        sizes = (torch.tensor([size], dtype=torch.float32, device="cpu") for size in (height, width, num_frames))
         return compat_ratio(*sizes).item()
     return math.sqrt(height * width * latent_frames) / _BASE_SIZE_PX
 

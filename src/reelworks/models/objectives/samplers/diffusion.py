@@ -29,7 +29,7 @@ def sample_ddim(
     """Return the latents sampled from standard normal noise in `num_steps` evenly spread steps of the 1000."""
     check_steps(num_steps, 1, ddpm.NUM_STEPS, usual="20 to 50")
     z = noise_BCTHW
-    times = torch.linspace(ddpm.NUM_STEPS - 1, 0, num_steps + 1).round()
+    times = torch.linspace(ddpm.NUM_STEPS - 1, 0, num_steps + 1, dtype=torch.float32, device="cpu").round()
     for now, after in itertools.pairwise(times):
         t_B = now.expand(len(z)).to(z.device)
         cond, uncond = with_and_without(network, z, t_B)
@@ -69,7 +69,7 @@ def sample_iddpm(
     guided = min(guided_channels or z.shape[1], z.shape[1])
     starts_BT = None if edit is None else (edit.ratio * num_steps).long()
     for step in range(num_steps):
-        index_B = torch.full((len(z),), num_steps - 1 - step, device=z.device)
+        index_B = torch.full((len(z),), num_steps - 1 - step, dtype=torch.int64, device=z.device)
         mask_BT = None
         if edit is not None and starts_BT is not None:
             new_BT = rectified_flow.per_frame(starts_BT == index_B[:, None])

@@ -44,7 +44,7 @@ class Edit:
 
 def times(num_steps: int, shift: float | Tensor = 1.0) -> Tensor:
     """Return the shifted timesteps of all steps, from 1000 (noise) down to a final 0 (data), `[num_steps + 1]`."""
-    index = torch.arange(num_steps, dtype=torch.float64)
+    index = torch.arange(num_steps, dtype=torch.float64, device="cpu")
     t = timesteps.shift((1 - index / num_steps) * NUM_TIMESTEPS, shift)
     return torch.cat([t, t.new_zeros(1)]).float()
 
