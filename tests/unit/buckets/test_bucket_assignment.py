@@ -196,7 +196,7 @@ EXTENDED = [
 def test_only_videos_too_short_for_all_that_they_fill_are_extended(clips: list[tuple[int, int, int]]) -> None:
     """Extended or not, all others are assigned alike; those go to the shortest entry whose size they fill."""
     plain, extended = (
-        table.build(EXTENDED, BucketsConfig(), GEOMETRY, extends_short=extends) for extends in (False, True)
+        table.build(EXTENDED, BucketsConfig(), GEOMETRY).with_short_clips(says) for says in ("reject", "hold")
     )
     before, after = run(make_clips(clips), plain), run(make_clips(clips), extended)
     videos = [i for i, e in enumerate(plain.entries) if e.num_frames > 1]
@@ -218,7 +218,7 @@ def test_a_short_clip_is_drawn_by_the_chance_of_its_entry() -> None:
         BucketEntryConfig(resolution="128px", num_frames=9, keep_prob=0.0),
         BucketEntryConfig(resolution="128px", num_frames=[17, 33], keep_prob=[0.3, 1.0]),
     ]
-    built = table.build(entries, BucketsConfig(), GEOMETRY, extends_short=True)
+    built = table.build(entries, BucketsConfig(), GEOMETRY).with_short_clips("loop")
     held = np.arange(4000) % 4 == 0
     result = run(make_clips([(10, 200, 200)] * 4000, held_out=held), built)
     assert {built.entries[built.buckets[b].entry].num_frames for b in result.bucket if b >= 0} == {17}

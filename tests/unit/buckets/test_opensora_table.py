@@ -310,7 +310,7 @@ def test_short_clips_are_extended_only_where_no_length_takes_them() -> None:
         config = BucketsConfig.model_validate(
             {"opensora": entries, "probability": "opensora-1.2", "opensora_drop_exact_length": compat}
         )
-        plain, extended = (table.build([], config, ANY_SIZE, extends_short=extends) for extends in (False, True))
+        plain, extended = (table.build([], config, ANY_SIZE).with_short_clips(says) for says in ("reject", "hold"))
         assert np.array_equal(run(long, plain).bucket, run(long, extended).bucket)
         assert Reason.NOT_DRAWN in run(long, extended).reason
         assert set(run(short, plain).reason) == {Reason.TOO_SHORT}

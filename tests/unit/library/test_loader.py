@@ -15,7 +15,7 @@ from PIL import Image
 from refused import refused
 
 import reelworks as rw
-from reelworks.testing import sample_dataset
+from reelworks.testing import sample_catalog, sample_dataset
 
 
 @pytest.fixture
@@ -161,6 +161,19 @@ def test_a_dataset_that_no_scan_knows_is_refused(footage: Path) -> None:
     other = known.model_copy(update={"name": "dog"})
     with refused("dataset-not-scanned", says=known.dataset_name):
         rw.Dataset(data.catalog, data.table, rw.DataSpec((known, other)))
+
+
+@pytest.mark.parametrize("short_clips", ["reject", "hold", "loop"])
+def test_short_clips_are_all_trained_or_all_left_out_by_one_setting(short_clips: str) -> None:
+    """What the bucket table takes is what the decoder makes of it."""
+    entry = rw.BucketEntry("64px", num_frames=[1, 17], batch_size=[4, 2])
+    table = rw.BucketTable.from_entries([entry], geometry=rw.Geometry((4, 8, 8), (1, 2, 2)))
+    (footage,) = sample_dataset().spec.datasets
+    spec = rw.DataSpec((footage,), data=rw.DataConfig(short_clips=short_clips))
+    data = rw.Dataset(sample_catalog(), table, spec)
+    decoded = [m.is_valid.tolist() for step in rw.Loader(data) for m in step]
+    left_out = rw.plan(data.with_table(table)).rejected.by_reason()
+    assert (sum(map(sum, decoded)), left_out) == {"reject": (8, {"too_short": 4})}.get(short_clips, (12, {}))
 
 
 def test_a_state_goes_through_torch(footage: Path) -> None:

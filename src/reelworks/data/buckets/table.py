@@ -91,7 +91,8 @@ class BucketTable:
         buckets: Buckets of all entries, in the order of the entries.
         upscale: Whether clips smaller than a bucket are enlarged.
         max_crop: Largest share of a frame that may be cropped away.
-        extends_short: Whether a video shorter than every entry whose size it fills goes to the shortest of these.
+        extends_short: Whether a video shorter than every entry whose size it fills goes to the shortest of these; a `Dataset`
+            sets it by its `short_clips`.
         draws: How entries draw clips, which in a table of Open-Sora they do otherwise.
         config: The recipe's `[buckets]`.
         given: The recipe's `[[bucket]]` entries.
@@ -115,18 +116,13 @@ class BucketTable:
     given: tuple[BucketEntryConfig, ...] = ()
 
     @classmethod
-    @checked(
-        entries=arguments.each(arguments.a(BucketEntry)), geometry=arguments.a(Geometry), extends_short=arguments.FLAG
-    )
-    def from_entries(
-        cls, entries: Iterable[BucketEntry], *, geometry: Geometry, extends_short: bool = False, **settings: Any
-    ) -> BucketTable:
+    @checked(entries=arguments.each(arguments.a(BucketEntry)), geometry=arguments.a(Geometry))
+    def from_entries(cls, entries: Iterable[BucketEntry], *, geometry: Geometry, **settings: Any) -> BucketTable:
         """Compute the bucket table of entries.
 
         Args:
             entries: Resolutions with their frame counts.
             geometry: Multiples and frame rule of the model and its autoencoder.
-            extends_short: Whether videos may be shorter than their bucket.
             **settings: Keys of a recipe's `[buckets]`, such as `aspect_ratios` or `incomplete_batch`.
 
         Raises:
@@ -142,10 +138,16 @@ class BucketTable:
                 value="auto",
                 remedy="give a number, or one to each entry",
             )
-        return build(given, config, geometry, extends_short=extends_short)
+        return build(given, config, geometry)
 
     def __repr__(self) -> str:
         return f"BucketTable({', '.join(map(str, self.entries))}: {len(self.buckets)} buckets)"
+
+    def with_short_clips(self, short_clips: str) -> BucketTable:
+        """Return the table for what `data.short_clips` says, which decides whether videos may be shorter than their bucket."""
+        # If clips of exactly an entry's length are refused, as some tables of Open-Sora do, shorter ones must be too.
+        extends = short_clips != "reject" and not any(entry.spare_frames for entry in self.entries)
+        return self if extends == self.extends_short else replace(self, extends_short=extends)
 
     def of_entry(self, entry: int) -> list[int]:
         """Return the indices of an entry's buckets."""
@@ -199,9 +201,7 @@ def _validated(config: type[C], values: dict[str, Any]) -> C:
 EMPTY = BucketTable((), (), upscale=False, max_crop=1.0)
 
 
-def build(
-    entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry: Geometry, *, extends_short: bool = False
-) -> BucketTable:
+def build(entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry: Geometry) -> BucketTable:
     """Compute the bucket table of a recipe's `[[bucket]]` entries, or of the table of Open-Sora in `[buckets]`."""
     if config.opensora is not None:
         if entries:
@@ -212,7 +212,7 @@ def build(
                 value=[entry.resolution for entry in entries],
                 remedy="keep the [[bucket]] entries or [buckets.opensora], and remove the other",
             )
-        return _of_opensora(config, geometry, extends_short)
+        return _of_opensora(config, geometry)
     if not entries:
         raise UserError(
             "the recipe has no bucket",
@@ -238,9 +238,7 @@ def build(
             )
     named = _with_recomputation(expanded, config)
     buckets = tuple(b for i, e in enumerate(named) for b in _sizes_of(i, e, config, geometry))
-    return BucketTable(
-        named, buckets, config.upscale, config.max_crop, extends_short, config=config, given=tuple(entries)
-    )
+    return BucketTable(named, buckets, config.upscale, config.max_crop, config=config, given=tuple(entries))
 
 
 def _with_recomputation(entries: Sequence[Entry], config: BucketsConfig) -> tuple[Entry, ...]:
@@ -248,7 +246,7 @@ def _with_recomputation(entries: Sequence[Entry], config: BucketsConfig) -> tupl
     return tuple(replace(entry, recomputation=told.get(str(entry))) for entry in entries)
 
 
-def _of_opensora(config: BucketsConfig, geometry: Geometry, extends_short: bool) -> BucketTable:
+def _of_opensora(config: BucketsConfig, geometry: Geometry) -> BucketTable:
     """Build the table of Open-Sora; entries without a batch size have no bucket, since no clip stays there."""
     plain, draws = config.opensora_entries(_computed_multiple(geometry))
     entries = _with_recomputation(plain, config)
@@ -258,10 +256,8 @@ def _of_opensora(config: BucketsConfig, geometry: Geometry, extends_short: bool)
         if entry.batch_size and (named := entry.named):
             _check_strides(named, geometry)
             buckets += [_bucket(index, entry, *of, geometry) for of in zip(named.keys, named.sizes, strict=True)]
-    # If clips of exactly an entry's length are refused, shorter ones must be too.
-    extends_short = extends_short and not entries[0].spare_frames
     # Open-Sora has its own minimum clip size, and crops as much as its sizes need.
-    return BucketTable(entries, tuple(buckets), True, 1.0, extends_short, draws, config)
+    return BucketTable(entries, tuple(buckets), True, 1.0, draws=draws, config=config)
 
 
 def _bucket(index: int, entry: Entry, ratio: str, size: tuple[int, int], geometry: Geometry) -> Bucket:

@@ -93,7 +93,8 @@ class Dataset(CatalogView):
         assert companion_rows is not None, "they are given with the rows"
         spec = spec if seed is None else replace(spec, seed=seed)
         super().__init__(catalog, spec, rows, companion_rows)
-        self.table, self.run, self._plans = table, run, PlanCache() if _plans is None else _plans
+        self.table = table.with_short_clips(spec.data.short_clips)
+        self.run, self._plans = run, PlanCache() if _plans is None else _plans
         self._last: tuple[int, BucketTable, DataSpec, Assignment] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,6 +137,7 @@ class Dataset(CatalogView):
 
     def with_table(self, table: BucketTable) -> Self:
         """Return the dataset with another bucket table; what was computed of its rows is not computed again."""
+        table = table.with_short_clips(self.spec.data.short_clips)
         other = object.__new__(type(self))
         vars(other).update(vars(self), table=table, _last=None)
         vars(other).pop("measured_ms", None)  # of the buckets

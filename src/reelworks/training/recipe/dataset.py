@@ -177,9 +177,8 @@ def bucket_table(recipe: Recipe, on_scan: Callable[[ScanProgress], None] | None 
 
 
 def _table(recipe: Recipe) -> BucketTable:
-    geometry, extends_short = components.geometry(recipe.model, recipe.autoencoder), recipe.data.short_clips != "reject"
-    built = table.build(recipe.bucket, recipe.buckets, geometry, extends_short=extends_short)
-    return built.shared_by(recipe.parallel.group_size)
+    built = table.build(recipe.bucket, recipe.buckets, components.geometry(recipe.model, recipe.autoencoder))
+    return built.with_short_clips(recipe.data.short_clips).shared_by(recipe.parallel.group_size)
 
 
 def _spec(recipe: Recipe) -> DataSpec:
