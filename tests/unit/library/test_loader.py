@@ -224,3 +224,17 @@ def test_clips_that_are_left_out_are_told_once_by_the_first_rank_and_named(tmp_p
     list(rw.Loader(rw.Dataset(data.catalog, TABLE, rw.DataSpec((chosen,)))))
     assert "no_caption" in caplog.text
     assert "filtered" not in caplog.text
+
+
+def test_lines_of_an_exclude_file_that_name_no_clip_are_told_once(footage: Path, tmp_path: Path, caplog) -> None:
+    """Such a clip is trained, whatever its reader believes."""
+    lines = tmp_path / "exclude.txt"
+    data = dataset_of(footage)
+    label = data.rows.labels([0])[0]
+    lines.write_text(f"{label}\n{Path(label).name}\n{footage / '00.png'}\n", encoding="utf-8")
+    data = rw.Dataset(data.catalog, data.table, rw.DataSpec(data.spec.datasets, exclude_file=str(lines)))
+    assert rw.plan(data).rejected.by_reason() == {"in_exclude_file": 1}
+    list(rw.Loader(data))
+    (told,) = [text for record in caplog.records if "exclude.txt" in (text := record.getMessage())]
+    assert "2 lines" in told
+    assert f"{Path(label).name}, {footage / '00.png'}" in told

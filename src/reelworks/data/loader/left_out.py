@@ -5,6 +5,7 @@ Repeats of a clip count once, and not at all if one of them is trained.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core import blocks
+from reelworks.core.errors import first_few
 from reelworks.core.log import logger
 from reelworks.data.buckets.assign import Assignment, Reason
 from reelworks.data.loader.dataset import Dataset
@@ -55,8 +57,25 @@ def by_reason(assignment: Assignment, row: NDArray[Any]) -> list[Rejection]:
     return rejections
 
 
+def warn_of_lines(dataset: Dataset) -> None:
+    """Warn once of lines of the exclude file that leave no clip out."""
+    if unmatched := dataset.exclude_list.unmatched(dataset.rows):
+        _tell_of_lines(dataset.spec.exclude_file, tuple(unmatched))
+
+
+@functools.cache
+def _tell_of_lines(file: str | None, unmatched: tuple[str, ...]) -> None:
+    logger.warning(
+        "%s: %s no clip, and leaves none out: %s; a line is dataset/path, as rw.plan(...).rejected.paths(reason) has it",
+        file,
+        "a line names" if len(unmatched) == 1 else f"each of {len(unmatched)} lines names",
+        first_few(unmatched),
+    )
+
+
 def warn(dataset: Dataset, epoch: int) -> None:
     """Warn of clips that nobody chose to leave out of an epoch, and name the first of each reason."""
+    warn_of_lines(dataset)
     found = by_reason(*dataset.assignment(epoch))
     found = [r for r in found if not (r.reason.is_chosen or r.reason.is_planned)]
     named = []

@@ -96,6 +96,7 @@ def plan(
     epoch_plan = dataset.plan(spec, epoch)
     buckets, clips = np.unique(epoch_plan.bucket[epoch_plan.is_first_use], return_counts=True)
     names = [bucket.name for bucket in dataset.table.buckets]
+    left_out.warn_of_lines(dataset)
     return Plan(
         epoch=epoch,
         steps=epoch_plan.num_steps,
