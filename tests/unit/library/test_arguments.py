@@ -142,6 +142,7 @@ def test_junk_in_any_argument_is_taken_or_told_by_its_name(tmp_path: Path, monke
         (lambda: rw.Retention(keep_within="2 fortnights"), "keep_within"),
         (lambda: rw.Retention(keep_best={"mode": "lowest"}), "keep_best.mode"),
         (lambda: rw.KeepBest(mode="lowest"), "mode"),
+        (lambda: rw.DataSpec([], data=rw.DataConfig(fps="model")), "fps"),
         (lambda: rw.train("recipe.toml", overrides="a.b=1"), "overrides"),
         (lambda: rw.Catalog.open("nothing-here"), "path"),
     ],
@@ -150,6 +151,26 @@ def test_mistakes_that_were_taken_or_told_in_other_words(make: Callable[[], Any]
     with pytest.raises(UserError) as caught:
         make()
     assert caught.value.field == field
+
+
+def test_a_key_of_data_config_is_used_by_the_library_or_refused() -> None:
+    """Refused are those that only a recipe uses, whatever their value; nothing below `data/` reads them."""
+    (footage,) = sample_dataset().spec.datasets
+    read = {
+        node.attr
+        for file in (Path(rw.__file__).parent / "data").rglob("*.py")
+        if file.name != "config.py"
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] in ("data", "config", "settings")
+    }
+    read |= {"fps"} if "frame_rate" in read else set()
+    for key, value in rw.DataConfig().model_dump().items():
+        spec = {"datasets": (footage,), "data": rw.DataConfig(**{key: value})}
+        if key in read:
+            rw.DataSpec(**spec)
+        else:
+            with refused("key-of-recipes", key):
+                rw.DataSpec(**spec)
 
 
 def test_what_means_the_same_is_taken(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core import arguments, digests
+from reelworks.core.errors import UserError
 from reelworks.data.buckets import assign
 from reelworks.data.buckets.degrees import Exchange
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.catalog.config import SHOWING, DatasetConfig, same_name
 from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.loader.eligibility import ExcludeList
-from reelworks.data.media.config import DataConfig
+from reelworks.data.media.config import OF_RECIPES, DataConfig
 from reelworks.data.media.sound import SoundSpec
 from reelworks.data.schedule.cost import CostConfig
 
@@ -70,6 +71,15 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         arguments.check(self, _SPEC)
+        for key in sorted(self.data.model_fields_set & {"fps", *OF_RECIPES}):
+            if key in OF_RECIPES or self.data.fps == "model":
+                raise UserError(
+                    "only a recipe uses it",
+                    code="key-of-recipes",
+                    field=key,
+                    value=getattr(self.data, key),
+                    remedy=OF_RECIPES.get(key, "give the frames per second"),
+                )
         for first, second in combinations(self.datasets, 2):
             if first.dataset_name == second.dataset_name:
                 raise same_name(first.dataset_name, (first.place, second.place))

@@ -24,6 +24,7 @@ from reelworks.data.loader import duplicates, required_columns
 from reelworks.data.loader.catalog_view import companion_sources, rows_of
 from reelworks.data.loader.data_spec import DataSpec
 from reelworks.data.loader.dataset import Dataset
+from reelworks.data.media.config import OF_RECIPES, DataConfig
 from reelworks.data.media.sound import SoundSpec
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.cursor import RUN_START, StageStart
@@ -191,7 +192,7 @@ def _spec(recipe: Recipe) -> DataSpec:
     return DataSpec(
         datasets,
         recipe.seed,
-        recipe.data,
+        DataConfig.model_validate(recipe.data.model_dump(exclude=set(OF_RECIPES))),
         *limits,
         picture_side=wants.companions.picture_side,
         whole_sources=wants.companions.sources_as_frames,
