@@ -6,14 +6,16 @@ import logging
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from refused import refused
 
 import reelworks as rw
 from reelworks.core import storage
-from reelworks.data.checkpoint import names
+from reelworks.data.checkpoint import manifest, names, state_file, verify
 
 HOLD = """
 import sys, pathlib
@@ -121,3 +123,60 @@ def test_messages_name_nothing_of_recipes_or_commands(store: rw.CheckpointStore)
         with refused(code) as error:
             work()
         assert not any(word in str(error.value) for word in ("--", "recipe", "[checkpoints]", "reelworks "))
+
+
+class During:
+    """An object in whose loading something happens, as in another process."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self.happens = happens
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.happens()
+
+
+def test_a_reader_never_ends_a_training_that_saves_the_step_again(store: rw.CheckpointStore) -> None:
+    """What is read stays until a later save, and then goes."""
+    names_of = lambda: [path.name for path in store.root.glob(".old-*")]  # noqa: E731
+    store.save(1, {"slow": During(lambda: None), "x": 1})
+    seen: list[list[str]] = []
+
+    def replace() -> None:
+        for x in (2, 3):
+            store.save(1, {"slow": During(lambda: None), "x": x})
+            seen.append(names_of())
+
+    assert store.load_latest({"slow": During(replace)}) == 1
+    assert [len(found) for found in seen] == [1, 1], "the one that is read alone"
+    assert store.read(1)["x"] == 3
+    store.save(2, {"x": 4})
+    assert names_of() == []
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew_and_not_called_bad(
+    store: rw.CheckpointStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At each file that is read of it."""
+    real, read = verify.check_file, 0
+    for at in range(3):
+        store.save(1, {"x": torch.full((9,), 2.0 * at)})
+        read = 0
+
+        def replacing(path: Path, entry: manifest.FileEntry, full: bool, at: int = at) -> None:
+            nonlocal read
+            read += 1
+            if read == at + 1:
+                store.save(1, {"x": torch.full((9,), 2.0 * at + 1)})
+            real(path, entry, full)
+
+        for module in (verify, state_file):
+            monkeypatch.setattr(module, "check_file", replacing)
+        state = {"x": torch.zeros(9)}
+        assert store.load_latest(state) == 1
+        monkeypatch.undo()
+        assert read > at
+        assert state["x"].tolist() == [2.0 * at + 1] * 9
+    assert "skipped" not in caplog.text

@@ -149,17 +149,19 @@ class CheckpointFolder:
         )
 
     def publish(self, temporary: Path, step: int) -> None:
-        """Rename a complete temporary folder to the checkpoint of a step, durably; replaces one that is there."""
+        """Rename a complete temporary folder to the checkpoint of a step, durably; replaces one that is there.
+
+        One that is being read stays as `.old-*` until a later sweep: no reader ends a training.
+        """
         target = self.path(step)
         self._may_publish()
         replaced = None
         if os.path.lexists(target):
-            self._refuse_if_read(step, target)
             replaced = self.root / names.replaced(step)
             storage.rename(target, replaced)
         storage.rename(temporary, target)
         storage.fsync_folder(self.root)
-        if replaced is not None:
+        if replaced is not None and not read_lock.is_read(replaced):
             storage.rmtree_if_possible(replaced)
 
     def recover(self) -> None:
@@ -167,8 +169,9 @@ class CheckpointFolder:
         for path in self.root.glob(".old-*"):
             step = names.parse_replaced(path.name)
             if step is not None and not self.path(step).exists():
-                storage.rename(path, self.path(step))
-                storage.fsync_folder(self.root)
+                with suppress(FileNotFoundError):  # another process has put it back, or removed it
+                    storage.rename(path, self.path(step))
+                    storage.fsync_folder(self.root)
 
     def record_saved(self, info: CheckpointInfo, seconds: float) -> None:
         """Record a published checkpoint in the history and in `latest`."""
@@ -242,7 +245,8 @@ class CheckpointFolder:
         self.recover()
         leftovers = sorted(path for path in self.root.iterdir() if names.is_leftover(path.name))
         for path in leftovers:
-            storage.rmtree_if_possible(path)
+            if not read_lock.is_read(path):
+                storage.rmtree_if_possible(path)
         return [path.name for path in leftovers if not os.path.lexists(path)]
 
     def list(self) -> CheckpointInfos:

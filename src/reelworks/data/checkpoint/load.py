@@ -106,8 +106,9 @@ def load_newest(
                 collectives.on_first(partial(_protect, info.path, stack))
                 result = attempt(info)
         except BadCheckpoint as error:
-            bad[info.step] = error.reason
-            continue
+            if collectives.on_first(partial(verify.save_id, info.path)) == info.manifest.save_id:
+                bad[info.step] = error.reason
+            continue  # with another one, or with what has replaced it since
         return info, result
 
 

@@ -185,7 +185,10 @@ def read(folder: Path) -> StoredState:
     if entry is None:
         raise BadCheckpoint("it holds no state")
     check_file(folder, entry, full=True)
-    data = retry.with_retries((folder / names.STATE).read_bytes)
+    try:
+        data = retry.with_retries((folder / names.STATE).read_bytes)
+    except FileNotFoundError as error:  # another save replaces the checkpoint
+        raise BadCheckpoint(f"{names.STATE} is missing") from error
     try:
         content = json.loads(data)
         tensors = {name: _tensor_from_json(values) for name, values in content["tensors"].items()}

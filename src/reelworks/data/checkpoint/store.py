@@ -180,10 +180,13 @@ class CheckpointStore(CheckpointFolder):
         if step not in self.steps():
             raise self.unknown(step)
         with read_lock.reading(self.path(step)):
+            save = verify.save_id(self.path(step))
             try:
                 return work()
             except BadCheckpoint as error:
-                raise verify.bad_named(step, error) from error
+                is_same = verify.save_id(self.path(step)) == save
+                told = error if is_same else BadCheckpoint("another save replaced it while it was read")
+                raise verify.bad_named(step, told) from error
 
     def close(self) -> None:
         """Let other processes save into the folder; the next `save` locks it again."""

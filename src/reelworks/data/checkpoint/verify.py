@@ -61,6 +61,14 @@ def read_extra(path: Path, name: str) -> bytes:
     return (path / name).read_bytes()
 
 
+def save_id(path: Path) -> str:
+    """Return which save a checkpoint is of; empty if that cannot be read. Another one may replace it while it is read."""
+    try:
+        return manifest.read(path).save_id
+    except (BadCheckpoint, OSError):
+        return ""
+
+
 def has_extra(path: Path, name: str) -> bool:
     """Whether a checkpoint has an extra file."""
     return any(entry.path == name for entry in manifest.read(path).files)
@@ -106,11 +114,14 @@ def newest_valid(
     """
     skipped: Skipped = []
     for step in reversed(store.steps()):
+        save = save_id(store.path(step))
         try:
             if step in bad:
                 raise BadCheckpoint(bad[step])
             info = _verified(store, step, full)
         except BadCheckpoint as error:
+            if save_id(store.path(step)) != save:  # another process has replaced it since
+                return newest_valid(store, full, bad=bad, quarantine=quarantine)
             if store.path(step).exists():  # another process may have deleted it since
                 skipped.append((step, error.reason))
             continue
