@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
@@ -177,7 +178,9 @@ class _Live:
             weights = value.state_dict().items()
             if _loads_plainly(value):
                 self.plain_modules.add(path)
-            self.modules[path] = {key: v for key, v in weights if isinstance(v, Tensor) and _is_weight(key)}
+            self.modules[path] = {
+                key: v for key, v in weights if isinstance(v, Tensor) and _is_weight(key) and not is_lazy(v)
+            }
         elif isinstance(value, torch.optim.Optimizer):
             self.optimizers[path] = value
         elif isinstance(value, Tensor):
@@ -219,7 +222,11 @@ def _destinations(
                 saved = {p: shape for p, shape in shapes.items() if p[:-1] == place and _is_weight(p[-1])}
                 _require_same(path, part, own, saved)
             _require_memory(own, part)
-            into |= {wanted[p]: tensor for p, tensor in own.items() if shapes.get(p) == tuple(tensor.shape)}
+            into |= {
+                wanted[p]: tensor
+                for p, tensor in own.items()
+                if shapes.get(p) == tuple(tensor.shape) and _takes_values(tensor)
+            }
         if fixed:
             _require_same(path, part, live.tensors, shapes)
         for place, optimizer in live.optimizers.items():
@@ -231,7 +238,8 @@ def _destinations(
             if (tensor := live.tensors.get(place)) is not None and tuple(tensor.shape) == shapes[place]:
                 # A new one that is placed alike if the values would have to be cast.
                 dtype = tensor.dtype if fixed else stored.tensors[name].dtype
-                into.setdefault(name, tensor if tensor.dtype == dtype else torch.empty_like(tensor, dtype=dtype))
+                is_place = tensor.dtype == dtype and _takes_values(tensor)
+                into.setdefault(name, tensor if is_place else torch.empty_like(tensor, dtype=dtype))
         for name in tree.tensor_names(node) - into.keys():
             into[name] = _new(stored.tensors[name])
     return into
@@ -273,7 +281,10 @@ def _require_same(
         text += f"\n    and {len(differing) - _NAMED} more"
     remedy = "load it into what it was saved from, or choose another checkpoint"
     if shapes.keys() != saved.keys() and {_unwrapped(p) for p in shapes} == {_unwrapped(p) for p in saved}:
-        remedy = "one of them is wrapped, as by DistributedDataParallel: save and load the module inside, such as wrapped.module"
+        wrapper = next(p for place in {*shapes, *saved} for p in _names(place) if p in _WRAPPERS)
+        remedy = (
+            f"one of them is wrapped: save and load the module inside, which is the attribute {wrapper} of the wrapper"
+        )
     raise UserError(text, code="checkpoint-state-differs", field="checkpoint", value=str(path), remedy=remedy)
 
 
@@ -289,8 +300,12 @@ def _require_memory(own: Mapping[tree.Path, Tensor], part: str) -> None:
             )
 
 
+def _names(place: tree.Path) -> list[str]:
+    return ".".join(map(str, place)).split(".")
+
+
 def _unwrapped(place: tree.Path) -> tree.Path:
-    return tuple(".".join(p for p in str(key).split(".") if p not in _WRAPPERS) for key in place)
+    return tuple(name for name in _names(place) if name not in _WRAPPERS)
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
@@ -342,10 +357,16 @@ def _is_alike(live: Any, value: Any) -> bool:
     return type(live) is type(value) and all(getattr(live, key, 0) == getattr(value, key, 0) for key in settings)
 
 
+def _takes_values(tensor: Tensor) -> bool:
+    """Whether a tensor can be filled: each of its numbers has memory of its own, as in none that is expanded."""
+    return 0 not in (stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+
+
 def _put_tensor(live: Tensor, value: Tensor) -> Tensor:
     if value is live:
         return live
-    if (live.shape, live.dtype, live.device) != (value.shape, value.dtype, value.device) or live.is_meta:
+    is_alike = (live.shape, live.dtype, live.device) == (value.shape, value.dtype, value.device)
+    if not is_alike or live.is_meta or not _takes_values(live):
         return value
     with torch.no_grad():
         live.copy_(value)

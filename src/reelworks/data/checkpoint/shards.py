@@ -220,6 +220,7 @@ def _read_chunk(
     targets = [planner.resolve_tensor(item).detach() for item in items]
     first = targets[0]
     is_plain = first.device.type == "cpu" and first.dtype == stored.dtype and first.is_contiguous()
+    is_plain = is_plain and not (first.is_conj() or first.is_neg())
     direct = is_plain and len(items) == 1 and tuple(items[0].lengths) == chunk.shape
     data = first if direct else torch.empty(chunk.shape, dtype=stored.dtype, device="cpu")
     checksum, at = digests.running(), chunk.begin
