@@ -143,6 +143,19 @@ def any_of(*kinds: Kind) -> Kind:
     return Kind(", or ".join(kind.meaning for kind in kinds), read)
 
 
+def plain(value: Any) -> Any:
+    """Return a value of the same meaning in plain types: a path as text, numpy's numbers as Python's, a tuple as a list."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool | int | float):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    return value
+
+
 def _read_path(value: Any) -> Path:
     if isinstance(value, str | os.PathLike) and os.fspath(value):
         return Path(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WrapValidator
 
-from reelworks.core import toml_none, units, words
+from reelworks.core import arguments, toml_none, units, words
 from reelworks.core.errors import UserError, nearest, shown
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ else:
         # A config inside another one is not made by a call, so that the error of a recipe names the whole path.
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             try:
-                return super().__call__(*args, **kwargs)
+                return super().__call__(*args, **arguments.plain(kwargs))
             except ValidationError as refused:
                 error = explain(refused, cls)
             words.tell(error)

@@ -346,8 +346,14 @@ def test_parts_are_chosen_by_name(tmp_path: Path) -> None:
         with refused("no-such-checkpoint", "step"):
             store.load(step, {})
     for wrong in (-1, 1.0, True, "1", None):
-        with refused("not-a-step", "step"):
+        with refused("argument-invalid", "step"):
             store.save(wrong, {})  # type: ignore[arg-type]
+    for wrong in (1.0, True, "1", None):
+        for read in (store.read, lambda step: store.load(step, {})):
+            with refused("argument-invalid", "step"):
+                read(wrong)
+    saved = store.save(np.int64(3), {"a": 2})  # type: ignore[arg-type]
+    assert (type(saved.info.step), store.read(np.int64(3))) == (int, {"a": 2})  # type: ignore[arg-type]
 
 
 def test_random_generators_go_on_where_they_were(tmp_path: Path) -> None:

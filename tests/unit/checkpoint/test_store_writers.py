@@ -117,7 +117,7 @@ def test_messages_name_nothing_of_recipes_or_commands(store: rw.CheckpointStore)
         "no-good-checkpoint": lambda: store.load_latest({"x": 0}),
         "checkpoint-bad": lambda: store.load(1, {}),
         "no-such-checkpoint": lambda: store.load(7, {}),
-        "not-a-step": lambda: store.save(-1, {}),
+        "argument-invalid": lambda: store.save(-1, {}),
     }
     for code, work in works.items():
         with refused(code) as error:

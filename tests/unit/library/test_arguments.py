@@ -126,6 +126,11 @@ def test_junk_in_any_argument_is_taken_or_told_by_its_name(tmp_path: Path, monke
         (lambda: rw.Loader(sample_dataset(), num_workers=-2), "num_workers"),
         (lambda: rw.Loader(sample_dataset(), num_workers=True), "num_workers"),
         (lambda: rw.Loader(sample_dataset(), device="gpu0"), "device"),
+        pytest.param(
+            lambda: rw.Loader(sample_dataset(), device="cuda"),
+            "device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has it"),
+        ),
         (lambda: rw.plan(sample_dataset(), micro_batches_per_step=0), "micro_batches_per_step"),
         (lambda: rw.plan(sample_catalog()), "dataset"),
         (lambda: rw.BucketEntry("64px", num_frames=0), "num_frames"),
@@ -180,6 +185,32 @@ def test_what_means_the_same_is_taken(tmp_path: Path) -> None:
     assert (type(loader.micro_batches_per_step), loader.micro_batches_per_step) == (int, 2)
     assert rw.Geometry([4, 8, 8], [1, 2, 2]) == GEOMETRY
     assert rw.BucketEntry("64px", num_frames=(1, 5)).num_frames == [1, 5]
+    assert rw.DatasetConfig(path=tmp_path, lengths=(17, 33)) == rw.DatasetConfig(path=str(tmp_path), lengths=[17, 33])
+    best = rw.Retention(keep_last=np.int64(2), keep_best={"metric": "a", "n": np.int64(2)}).keep_best
+    assert best == rw.KeepBest(metric="a", n=2)
+    assert rw.DataConfig(fps=np.float32(16), alpha_color=(0, 0, np.uint8(1))).alpha_color == [0, 0, 1]
+    table = rw.BucketTable.from_entries([ENTRY], geometry=GEOMETRY, aspect_ratios=("1:1",), max_crop=np.float32(0.5))
+    assert (table.config.aspect_ratios, table.max_crop) == (["1:1"], 0.5)
+
+
+def test_objects_keep_their_places_when_a_program_goes_to_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Hydra does, and notebooks."""
+    monkeypatch.chdir(tmp_path)
+    catalog = rw.Catalog.scan(sample_folder(), to="catalog", workers=1)
+    loader = rw.Loader(rw.Dataset(rw.Catalog.open("catalog"), sample_dataset().table), record_to="record")
+    scanned = rw.Loader(rw.Dataset(catalog, sample_dataset().table))
+    store = rw.CheckpointStore("checkpoints")
+    store.save(1, {})
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir("other")
+    for read in (loader, scanned):
+        assert sum(int(m.is_valid.sum()) for step in read for m in step) == 12
+    store.save(2, {})
+    assert store.steps() == [1, 2]
+    assert list(Path().iterdir()) == []
+    assert (tmp_path / "record").is_dir()
 
 
 def test_an_epoch_without_a_step_is_told_with_arguments() -> None:

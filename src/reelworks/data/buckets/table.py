@@ -129,7 +129,7 @@ class BucketTable:
             UserError: A value is invalid; the error names it and what is allowed.
         """
         given = [_validated(BucketEntryConfig, asdict(entry)) for entry in entries]
-        config = _validated(BucketsConfig, settings)
+        config = _validated(BucketsConfig, arguments.plain(settings))
         if config.batch_size == "auto":
             raise UserError(
                 "it is measured for a recipe, by `reelworks tune`",

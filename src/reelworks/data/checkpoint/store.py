@@ -82,13 +82,13 @@ class CheckpointStore(CheckpointFolder):
 
     @checked(root=arguments.PATH, policy=arguments.optional(arguments.a(Retention)))
     def __init__(self, root: str | Path, policy: Retention | None = None) -> None:
-        super().__init__(root, self._require_lock)
+        super().__init__(Path(root).absolute(), self._require_lock)
         self.policy = policy
 
     def __repr__(self) -> str:
         return f"CheckpointStore({str(self.root)!r}, steps {self.steps()})"
 
-    @tells_arguments
+    @checked(step=arguments.whole(0))
     def save(self, step: int, state: Mapping[str, Any], *, metrics: Mapping[str, float] | None = None) -> Saved:
         """Write and publish a checkpoint, then delete those that the policy does not keep.
 
@@ -111,7 +111,6 @@ class CheckpointStore(CheckpointFolder):
         from reelworks.data.checkpoint import save
         from reelworks.data.distributed import collectives
 
-        _require_step(step)
         _require_parts(state)
         numbers = _numbers(metrics or {})
         with _one_at_a_time:
@@ -144,7 +143,7 @@ class CheckpointStore(CheckpointFolder):
         found = load.load_newest(self, lambda info: load.load(info.path, state))
         return None if found is None else found[0].step
 
-    @tells_arguments
+    @checked(step=arguments.whole())
     def load(self, step: int, state: MutableMapping[str, Any]) -> None:
         """Load the checkpoint of a step into `state`, as `load_latest` does.
 
@@ -156,7 +155,11 @@ class CheckpointStore(CheckpointFolder):
         _require_parts(state)
         self._checked(step, lambda: load.load(self.path(step), state))
 
-    @checked(parts=arguments.optional(arguments.each(arguments.TEXT)), rank=arguments.optional(arguments.whole(0)))
+    @checked(
+        step=arguments.whole(),
+        parts=arguments.optional(arguments.each(arguments.TEXT)),
+        rank=arguments.optional(arguments.whole(0)),
+    )
     def read(self, step: int, parts: Sequence[str] | None = None, *, rank: int | None = None) -> dict[str, Any]:
         """Return what was saved at a step: the state dicts of objects, and tensors whole and in CPU memory.
 
@@ -250,14 +253,3 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
             value=repr(metrics)[:100],
             remedy='give numbers by name, as in {"loss": 0.5}',
         ) from error
-
-
-def _require_step(step: Any) -> None:
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise UserError(
-            "not a number of steps",
-            code="not-a-step",
-            field="step",
-            value=step,
-            remedy="give the optimizer steps done, 0 or more",
-        )

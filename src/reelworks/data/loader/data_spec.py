@@ -30,6 +30,8 @@ class DataSpec:
     """Settings of a dataset other than its catalog and bucket table, as plain values.
 
     Attributes:
+        data: How clips are read. Keys that only a recipe uses are refused: `measures`, and those that are arguments of a
+            `Loader`, such as `num_workers`; and `fps="model"`, since there is none.
         split: Share of files, or of folders, held out for validation.
         max_held_out: Maximum number of held-out clips that validation uses.
         exclude_file: Text file that lists clips not to train, or None.
@@ -71,15 +73,15 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         arguments.check(self, _SPEC)
-        for key in sorted(self.data.model_fields_set & {"fps", *OF_RECIPES}):
-            if key in OF_RECIPES or self.data.fps == "model":
-                raise UserError(
-                    "only a recipe uses it",
-                    code="key-of-recipes",
-                    field=key,
-                    value=getattr(self.data, key),
-                    remedy=OF_RECIPES.get(key, "give the frames per second"),
-                )
+        for key in sorted(self.data.model_fields_set & OF_RECIPES) + ["fps"] * (self.data.fps == "model"):
+            loader = "leave it out, and give it to the Loader, or for measures run `reelworks measure` on the catalog"
+            raise UserError(
+                "only a recipe uses it",
+                code="key-of-recipes",
+                field=key,
+                value=getattr(self.data, key),
+                remedy="give the frames per second" if key == "fps" else loader,
+            )
         for first, second in combinations(self.datasets, 2):
             if first.dataset_name == second.dataset_name:
                 raise same_name(first.dataset_name, (first.place, second.place))

@@ -35,6 +35,13 @@ from reelworks.data.run.folder import RunFolder
 Transform = Callable[[MicroBatch], MicroBatch]
 
 
+def _own_device(value: Any) -> torch.device:
+    device = torch.device(value)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError
+    return device
+
+
 class Loader(IterableDataset[Step]):
     """Steps of decoded micro-batches for one rank, with an exact resume.
 
@@ -99,7 +106,7 @@ class Loader(IterableDataset[Step]):
         num_workers=arguments.whole(0),
         prefetch_bytes=arguments.whole(0),
         decode_timeout=arguments.number(above=0),
-        device=arguments.optional(arguments.Kind("a device of torch", torch.device)),
+        device=arguments.optional(arguments.Kind("a device of torch that this machine has", _own_device)),
         record_to=arguments.optional(arguments.PATH),
         max_decode_failures=arguments.number(0, 1),
         all_reduce=arguments.optional(arguments.FUNCTION),
@@ -131,7 +138,7 @@ class Loader(IterableDataset[Step]):
         self.micro_batches_per_step, same_bucket_run = ranks.shape_of_step(micro_batches_per_step, self.world_size)
         self._workers, self._timeout, self._prefetch = num_workers, decode_timeout, prefetch_bytes
         self._device = None if device is None else torch.device(device)
-        self._run = None if record_to is None else RunFolder(Path(record_to))
+        self._run = None if record_to is None else RunFolder(Path(record_to).absolute())
         self._recorded = ""  # digest of the plan of the last record
         self._pool: DecodePool | None = None
         self._transform, self._decoder, self._all_reduce = transform, decoder, all_reduce

@@ -23,22 +23,12 @@ else:
 _EFFECTS = ", ".join(f'"{each.name}" {each.effect}' for each in FILTERS.values() if each.effect)
 
 
-_OF_LOADER = "give it to the Loader, as an argument of the same name"
-# What to do in place of keys that only a recipe uses.
-OF_RECIPES = {
-    "measures": "run `reelworks measure` on the catalog",
-    "num_workers": _OF_LOADER,
-    "decode_timeout": _OF_LOADER,
-    "prefetch_bytes": f"{_OF_LOADER}, in bytes",
-    "max_decode_failures": _OF_LOADER,
-}
+# Keys that only a recipe uses, since a `Loader` has them as arguments, and a catalog its measures.
+OF_RECIPES = {"measures", "num_workers", "decode_timeout", "prefetch_bytes", "max_decode_failures"}
 
 
 class DataConfig(PublicConfig):
     """`[data]`: which frames of a clip are read, how they are cropped to a bucket, and in a recipe by how many workers.
-
-    A `DataSpec` refuses the keys that only a recipe uses: `measures`, and from `num_workers` on those that are arguments
-    of a `Loader`; and `fps="model"`, since it knows no model.
 
     Examples:
         >>> import reelworks as rw

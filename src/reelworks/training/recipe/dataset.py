@@ -192,7 +192,7 @@ def _spec(recipe: Recipe) -> DataSpec:
     return DataSpec(
         datasets,
         recipe.seed,
-        DataConfig.model_validate(recipe.data.model_dump(exclude=set(OF_RECIPES))),
+        DataConfig.model_validate(recipe.data.model_dump(exclude=OF_RECIPES)),
         *limits,
         picture_side=wants.companions.picture_side,
         whole_sources=wants.companions.sources_as_frames,

@@ -120,7 +120,7 @@ class Catalog:
         Raises:
             UserError: There is no catalog, it has no such version, is damaged, or was written by a newer Reelworks.
         """
-        path = Path(path)
+        path = Path(path).absolute()  # a program may go to another folder
         if not os.access(path / "catalog.json", os.F_OK):  # false, too, in a folder that is closed to this user
             raise integrity.no_catalog(path)
         parts, compacted = part_files.read_list(path)
