@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -185,11 +184,15 @@ class DiffusersNetwork:
             return
         part_there = part or config.network.files.folder or config.network.part
         stated = weights.config(source, "model.weights", part_there) or {}
-        own = json.loads(json.dumps(config.model_dump()))  # with lists in place of tuples
-        if differing := [f"{key} = {stated[key]}" for key in own if stated.get(key, own[key]) != own[key]]:
+        switches = {
+            key: value for key, value in config.model_dump().items() if isinstance(value, bool)
+        }  # no shape tells
+        if differing := [
+            f"{key} = {stated[key]}" for key, value in switches.items() if stated.get(key, value) != value
+        ]:
             others = ", ".join(differing)
             logger.warning(
-                f"model.weights = {source!r}: its config has {others}, and the network of this model.name has not"
+                f"model.weights = {source!r}: its config has {others}, and the network of this model.name not"
             )
         state = weights.read(source, part=part_there, keep_codes=True)
         is_mapped = any(parameter.is_meta for parameter in module.parameters())
@@ -232,9 +235,10 @@ class DiffusersNetwork:
         if loadable is None:
             return release_layers.take_apart(bare, own, config)
         for prefix in ("", _COMFYUI):  # of which some mappings need one, and others need that there is none
-            with contextlib.suppress(
-                Exception
-            ):  # of any kind, for the file of another model; `load_into` tells the keys
+            if own.keys() <= best.keys():
+                break
+            # A file of another model raises errors of any kind; `load_into` then tells the keys that differ.
+            with contextlib.suppress(Exception):
                 spelled = {prefix + key: value for key, value in bare.items()}
                 renamed = loadable["checkpoint_mapping_fn"](checkpoint=spelled, config=module.config)
                 if len(own.keys() & renamed.keys()) > len(own.keys() & best.keys()):

@@ -204,10 +204,10 @@ def test_a_lora_is_measured_beside_its_base_where_all_clips_can_be(
         if size:
             found.append((min(size, clips), with_base))
             rounds.account.visits += min(size, clips)
+    spare = SHARE * 2 / 3 * end * batch - max(clips, batch * math.ceil(8 / batch))
+    assume(abs(spare) > 1e-6)  # at the border itself, rounding decides whether the base is measured too
     passes = sum(size * (3 if with_base else 2) for size, with_base in found)
     assert passes <= 2 * SHARE * end * batch
-    spare = SHARE * 2 / 3 * end * batch - max(clips, batch * math.ceil(8 / batch))
-    assume(abs(spare) > 1e-6)
     enough = weights is not None and spare > 0
     assert {with_base for _, with_base in found} <= {enough}
     if enough:

@@ -177,13 +177,13 @@ class ClipLosses:
         """Read what `to_bytes` returned.
 
         Raises:
-            ClipLossError: It is damaged, or a newer version of Reelworks wrote it.
+            ClipLossError: It is damaged, or another version of Reelworks wrote it.
         """
         try:
             rows = pq.read_table(io.BytesIO(data))
             values = user_files.parse_json((rows.schema.metadata or {})[_ABOUT].decode())
-            if values.pop("format") > FORMAT_VERSION:
-                raise ClipLossError("a newer version of Reelworks wrote them")
+            if values.pop("format") != FORMAT_VERSION:
+                raise ClipLossError("another version of Reelworks wrote them")
             lists = {
                 "buckets": tuple(values["buckets"]),
                 "course": tuple((step, tuple(losses)) for step, losses in values["course"]),

@@ -113,12 +113,13 @@ class EvaluatedModel:
 
 
 def _trained(run: RunFolder, data: RecipeData) -> int:
-    """Return how many held-out clips the newest record of a run has among those that it trains; 0 without a record."""
-    with suppress(RecordError, IndexError):
-        record = records.read(run, records.keys(run)[-1])
-        planned = segment_record.recorded_catalog(run, record.about).uids()[record.ordinal]
-        return int(np.isin(data.held_out().uid, planned).sum())
-    return 0
+    """Return how many held-out clips the records of a run's newest epoch have among those that it trains."""
+    keys, planned = records.keys(run), [np.zeros(0, dtype=np.uint64)]
+    for key in (key for key in keys if key[:2] == keys[-1][:2]):
+        with suppress(RecordError):
+            record = records.read(run, key)
+            planned.append(segment_record.recorded_catalog(run, record.about).uids()[record.ordinal])
+    return int(np.isin(data.held_out().uid, np.concatenate(planned)).sum())
 
 
 def measuring(recipe: Recipe, request: EvalRequest) -> Recipe:

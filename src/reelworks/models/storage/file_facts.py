@@ -52,7 +52,8 @@ def objective_of(source: str) -> tuple[str | None, bool]:
     if place.is_dir():
         try:
             config = user_files.read_json(place / "scheduler" / "scheduler_config.json")
-            return _OBJECTIVES.get(config.get("prediction_type", "")), config.get("rescale_betas_zero_snr") is True
+            own = _OBJECTIVES.get(config.get("prediction_type", ""))
+            return own, own == "v-prediction" and config.get("rescale_betas_zero_snr") is True
         except (OSError, ValueError, AttributeError, TypeError):
             return None, False
     header = _header(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from reelworks.models.storage import gguf_files, scaled_weights, stored_weights
 _WEIGHT_FILES = ["*.safetensors", "*.json", "*.bin", "*.pt"]
 # Names that diffusers and transformers give to weights without a variant, such as fp16 or non_ema.
 _OWN_NAMES = ("diffusion_pytorch_model", "model", "pytorch_model")
-_OWN_ENDINGS = (".safetensors.index.json", ".safetensors", ".bin.index.json", ".bin")
 # Copies of the weights that repositories have beside them: variants, and those of other libraries.
 _COPIES = ["*.fp16*", "*.bf16*", "*.non_ema*", "*.onnx*", "*openvino*", "*.msgpack", "*.h5"]
 _SHOWN = 3  # names that an error lists
@@ -63,9 +62,7 @@ def files_of(source: str, field: str, part: str | None = None) -> list[Path]:
 
 def _files_of(source: str, part: str | None) -> list[Path]:
     patterns = _WEIGHT_FILES if part is None else [f"{part}/*"]
-    place = _locate(source, patterns, _COPIES)
-    if place.is_dir() and not any(path.suffix in hub.WEIGHTS for path in place.glob(f"{part or '.'}/*")):
-        _locate(source, patterns)  # a repository with nothing but a variant
+    place = _fetch(source, patterns, part or ".")
     if part is not None and place.is_dir():
         place = _part(source, place, part)
     return _files(place)
@@ -170,6 +167,14 @@ def _locate(source: str, patterns: list[str], without: list[str] | None = None) 
     )
 
 
+def _fetch(source: str, patterns: list[str], folder: str = ".", without: Sequence[str] = ()) -> Path:
+    """Return the local place of a source; of a repository, copies of weights are fetched where there is nothing else."""
+    place = _locate(source, patterns, [*without, *_COPIES])
+    if not place.is_file() and not any(path.suffix in hub.WEIGHTS for path in place.glob(f"{folder}/*")):
+        place = _locate(source, patterns, [*without])
+    return place
+
+
 def _part(source: str, place: Path, part: str) -> Path:
     """Return the folder of a part in a pipeline, or `place` itself if it is no pipeline."""
     if (place / part).is_dir():
@@ -180,9 +185,7 @@ def _part(source: str, place: Path, part: str) -> Path:
             code="weights-part-missing",
             remedy="set it to a folder or hub id that has it, or to a file",
         )
-    return (
-        place if Path(source).expanduser().exists() else hub.download(source, _WEIGHT_FILES, without=["*/*", *_COPIES])
-    )
+    return place if Path(source).expanduser().exists() else _fetch(source, _WEIGHT_FILES, without=["*/*"])
 
 
 def _files(path: Path) -> list[Path]:
@@ -191,12 +194,20 @@ def _files(path: Path) -> list[Path]:
         return [path]
 
     def found(*endings: str) -> list[Path]:
-        return sorted(file for file in path.iterdir() if file.name.endswith(endings))
+        return sorted(file for file in path.glob("[!.]*") if file.name.endswith(endings))
 
-    own = (path / f"{name}{ending}" for ending in _OWN_ENDINGS for name in _OWN_NAMES)
-    candidates = [file for file in own if file.is_file()][:1] or found(".index.json")
-    if len(candidates) != 1:
-        candidates = found(*hub.SAFETENSORS) or found(*hub.WEIGHTS)
+    def own(ending: str) -> list[Path]:
+        return [file for name in _OWN_NAMES if (file := path / f"{name}{ending}").is_file()][:1]
+
+    indexes = own(".safetensors.index.json") or found(".index.json")
+    candidates = (
+        (indexes if len(indexes) == 1 else [])
+        or own(".safetensors")
+        or found(*hub.SAFETENSORS)
+        or own(".bin")
+        or found(hub.GGUF, *hub.PICKLED[:-1])
+        or found(*hub.PICKLED)  # checkpoints of trainings, too, are called .ckpt
+    )
     if len(candidates) != 1:
         names = ", ".join(p.name for p in candidates[:_SHOWN]) or "none"
         raise UserError(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core import log
-from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.distributed import layout
 from reelworks.data.distributed.layout import Layout, Needs
@@ -87,23 +87,19 @@ def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = Tru
         if source is not None and source not in places:
             places[source] = weights.require_there(source, field)
     if trains and recipe.model.weights is not None:
-        _require_objective(recipe, places[recipe.model.weights])
+        _compare_objective(recipe, places[recipe.model.weights])
     if trains and recipe.lora is not None and recipe.lora.training_adapter is not None:
         weights.require_file(recipe.lora.training_adapter, "lora.training_adapter")
     pinned = {field: hub.pin_commit(source, places[source]) for field, source in sources.items() if source is not None}
     return {field: hub_id for field, hub_id in pinned.items() if hub_id is not None}
 
 
-def _require_objective(recipe: Recipe, place: Path) -> None:
-    """Refuse the prediction of noise for weights that say they predict v, and the other way round."""
+def _compare_objective(recipe: Recipe, place: Path) -> None:
+    """Warn where noise is predicted with weights that say they predict v, or the other way round."""
     own, (stated, _) = recipe.objective.name, file_facts.objective_of(str(place))
     if own in objectives.PREDICTIONS and stated not in (None, own):
-        raise UserError(
-            f"the weights say that they were trained with {stated}",
-            code="other-objective",
-            field="objective.name",
-            value=own,
-            remedy=f'write "{stated}"',
+        logger.warning(
+            f'model.weights say that they were trained with objective.name = "{stated}", and the recipe has "{own}"'
         )
 
 
