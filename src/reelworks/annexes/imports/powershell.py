@@ -215,10 +215,11 @@ def _split(text: str, signs: str) -> Iterator[str]:
 def _holds(condition: str, script: Script) -> bool | None:
     """Return whether a condition holds; None if that is unknown."""
     condition = condition.strip()
+    bare = re.sub(r"""'[^']*'|"[^"]*\"""", lambda text: "x" * len(text[0]), condition)
     joints = [
         joint
-        for joint in re.finditer(r"\s-(and|or)\s", condition, re.IGNORECASE)
-        if condition[: joint.start()].count("(") == condition[: joint.start()].count(")")
+        for joint in re.finditer(r"\s-(and|or)\s", bare, re.IGNORECASE)
+        if bare[: joint.start()].count("(") == bare[: joint.start()].count(")")
     ]
     if joints:  # both bind alike, from left to right
         decides = joints[-1][1].lower() == "or"

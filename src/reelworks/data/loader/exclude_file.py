@@ -9,7 +9,7 @@ from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.data.loader import eligibility
 
-_OTHER_FILES = (".toml", ".json", ".jsonl", ".yaml", ".yml", ".csv", ".tsv", ".parquet")
+_OTHER_FILES = (".toml", ".parquet")
 RENAME = "rename the file without line breaks, and without spaces or # at its ends"
 
 

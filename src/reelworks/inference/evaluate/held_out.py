@@ -37,11 +37,9 @@ from reelworks.training.recipe import chosen_checkpoint, dataset, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 
-# Where clips lie and how fast they are read, by which no loss changes.
-_NOT_OF_CLIPS: Any = {
-    "data": {"num_workers", "decode_timeout", "prefetch_bytes", "max_decode_failures"},
-    "dataset": {"__all__": {"path", "root"}},
-}
+# Keys of [data] by which frames are others, and keys of a dataset by which no loss changes.
+_READING = {"frame_interval", "fps", "clip_start", "short_clips", "crop", "resize", "hdr", "interlaced", "alpha_color"}
+_PLACES = {"path", "root", "trust_list", "repeats", "control", "source", "mask", "loss_mask", "rejected"}
 
 
 @dataclass(frozen=True)
@@ -222,12 +220,12 @@ def evaluate(
 
 def _left_out(data: RecipeData) -> dict[str, int]:
     """Return how many clips are not measured, by reason, where all are asked for."""
-    reasons, counts = np.unique(data.assignment(0)[0].reason, return_counts=True)
-    return {
-        Reason(reason).label: int(count)
-        for reason, count in zip(reasons, counts, strict=True)
-        if reason not in (Reason.NONE, Reason.HELD_OUT)
-    }
+    assignment, row = data.assignment(0)
+    measured = np.isin(assignment.reason, (Reason.NONE, Reason.HELD_OUT))
+    uses = np.flatnonzero(~np.isin(row, row[measured]))
+    _, first = np.unique(row[uses], return_index=True)  # of each clip one use
+    reasons, counts = np.unique(assignment.reason[uses[first]], return_counts=True)
+    return {Reason(reason).label: int(count) for reason, count in zip(reasons, counts, strict=True)}
 
 
 def digest_of(data: RecipeData) -> str:
@@ -235,8 +233,10 @@ def digest_of(data: RecipeData) -> str:
     clips, rows = data.held_out(), data.rows
     row, shapes = rows.find(clips.uid), [str(bucket.shape) for bucket in data.table.buckets]
     texts = [column.take(pa.array(row)).to_pylist() for column in (rows.fingerprint, rows.caption)]
-    read = data.recipe.model_dump(mode="json", include={"data", "dataset"}, exclude=_NOT_OF_CLIPS)
-    return digests.digest_json([clips.uid.tolist(), clips.bucket.tolist(), shapes, *texts, read])
+    read = [data.recipe.data.model_dump(mode="json", include=_READING)]
+    read += [dataset.model_dump(mode="json", exclude=_PLACES) for dataset in data.recipe.dataset]
+    companions = data.catalog.digest_of(data.companion_rows) if len(data.companion_rows) else None
+    return digests.digest_json([clips.uid.tolist(), clips.bucket.tolist(), shapes, *texts, read, companions])
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def objective_of(source: str) -> tuple[str | None, bool]:
     header = _header(place)
     if "v_pred" in header:
         return "v-prediction", "ztsnr" in header
-    return _OBJECTIVES.get(header.get("__metadata__", {}).get("modelspec.prediction_type", "")), False
+    return _OBJECTIVES.get((header.get("__metadata__") or {}).get("modelspec.prediction_type", "")), False
 
 
 def has_text_encoders(source: str) -> bool:
@@ -72,7 +72,9 @@ def is_pipeline(source: str) -> bool:
     place = Path(source).expanduser()
     if not place.is_dir():
         return not place.exists() and place.suffix not in hub.WEIGHTS
-    return (place / "model_index.json").is_file() or not any(file.suffix in hub.WEIGHTS for file in place.iterdir())
+    if (place / "model_index.json").is_file() or (place / "vae").is_dir():
+        return True
+    return not any(file.suffix in hub.WEIGHTS for file in place.iterdir())
 
 
 def _header(path: Path) -> dict[str, Any]:

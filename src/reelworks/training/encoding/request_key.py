@@ -35,7 +35,7 @@ from reelworks.data.media.sound import SoundRequest
 from reelworks.models import hub
 from reelworks.models.storage import weights
 
-ENCODER_VERSION = 2  # raise it when an encoder's code returns other values for the same weights
+ENCODER_VERSION = 1  # raise it when an encoder's code returns other values for the same weights
 LATENT, CONTROL, FIRST_FRAME, IMAGE, TEXT = "latent", "control", "first_frame", "image", "text"
 SOUND = "sound"
 # Keys of a recipe's tables that do not change what an encoder returns.
@@ -105,7 +105,10 @@ def encoder_id(
     source = getattr(config, "weights", None)
     settings = config.model_dump(include=only, exclude=_WITHOUT_EFFECT)
     content = None if source is None else _content(source, field, part, known)
-    return digests.digest_json([ENCODER_VERSION, settings, content, *(["compiled"] if compiled else [])])
+    cleaned = (
+        ["cleaned"] if field == "text_encoder.weights" else []
+    )  # captions are, by pipelines that do it where they can
+    return digests.digest_json([ENCODER_VERSION, settings, content, *cleaned, *(["compiled"] if compiled else [])])
 
 
 def image_encoder_id(kind: str, source: str, known: FileDigests) -> str:
