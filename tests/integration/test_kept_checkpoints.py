@@ -158,7 +158,7 @@ def test_another_shape_of_the_step_is_taken_over_in_mid_epoch(tiny, tmp_path):
     recipe = tiny(train={"max_epochs": 1, "gradient_accumulation_steps": 3}, validation={"split": 0.0})
     recipe["train"].pop("max_steps")
     assert children.train(recipe, debug=True) == [0]
-    assert "micro-batches per step: 1 then, 3 now" in children.output(recipe)
+    assert "train.gradient_accumulation_steps: 1 then, 3 now" in children.output(recipe)
     clips = [c["uid"] for line in children.debug_lines(tmp_path / "run") for c in line["trained"]]
     assert len(clips) == len(set(clips)) == 17
     (account,) = events.read(RunFolder(tmp_path / "run").events_file, "epoch_end")

@@ -78,6 +78,25 @@ def test_all_that_was_saved_of_a_run_is_restored(begun: Any) -> None:
         assert all(torch.equal(mine[name], value) for name, value in theirs.items())
 
 
+def test_steps_follow_from_the_recipe_and_the_ranks_at_the_runs_start_alone(begun: Any, tmp_path: Path) -> None:
+    """Whatever starts came between, on any number of ranks; the first checkpoint fixes those at the start."""
+    one = begun()
+
+    def shape(**train: int) -> tuple[int, int]:
+        made = prepare_files.recipe(tmp_path, train={"max_epochs": 1, **train})
+        spec = open_run.plan_spec(replace(one.data, recipe=made), open_run.open_run(made, one.run.folder_lock, ALONE))
+        return spec.micro_batches_per_step, spec.same_bucket_run
+
+    one.run.folder.refreeze({"ranks": 2})
+    assert shape(gradient_accumulation_steps=2) == (2, 1), "no checkpoint yet: the run begins now"
+    one.manager.save_last(replace(one.position, global_step=1), {}, is_over=True)
+    one.run.folder.refreeze({"ranks": 2})
+    kept = one.run.folder.info()
+    asked = [{"gradient_accumulation_steps": n} for n in (2, 4, 2)] + [{"micro_batches_per_step": 1}]
+    assert [shape(**train) for train in asked] == [(4, 2), (8, 2), (4, 2), (1, 1)]
+    assert one.run.folder.info() == kept
+
+
 LOSSES = [0.5, 0.5, math.nan, 0.4, 0.45, 0.4]
 
 

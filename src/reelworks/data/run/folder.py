@@ -11,7 +11,7 @@ from typing import Any
 from reelworks.core import digests, files, user_files
 from reelworks.core.errors import UserError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class _Below:
@@ -30,7 +30,7 @@ class RunFolder:
 
     path: Path
 
-    info_file = _Below("run.json")  # format, identity and the values frozen at the run's start
+    info_file = _Below("run.json")  # format, identity and `ranks`, the data ranks at the run's start
     recipe_file = _Below("recipe.toml")  # the resolved recipe of the latest start, with all stages
     recipes_folder = _Below("recipes")  # those of all starts, with copies of exclude lists and costs, by digest
     environment_file = _Below("environment.json")  # versions, machine and thread count of the latest start

@@ -7,12 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reelworks.core.log import logger
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.mirror import fetch
 from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.data.distributed.mesh import World
-from reelworks.data.loader.dataset import Dataset
 from reelworks.data.run import lock
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.plan import PlanSpec
@@ -44,15 +42,11 @@ class OpenRun:
     Attributes:
         id: Identifier of the run, the same at all starts.
         store: Checkpoints of the run; publishes none if another process has taken over the folder.
-        micro_batches_per_step: G, over all ranks; fixed with the first checkpoint, whatever the number of ranks.
-        same_bucket_run: L, consecutive micro-batches of one bucket; fixed likewise.
     """
 
     folder: RunFolder
     id: str
     store: CheckpointFolder
-    micro_batches_per_step: int
-    same_bucket_run: int
     folder_lock: FolderLock
     world: World
 
@@ -87,38 +81,25 @@ def lock_folder(recipe: Recipe, resume: str, world: World) -> Iterator[FolderLoc
 
 
 def open_run(recipe: Recipe, folder_lock: FolderLock, world: World) -> OpenRun:
-    """Create the run folder, or read the values that are fixed in it. Collective."""
+    """Create the run folder, or open it. Collective."""
     folder = RunFolder(Path(recipe.output))
-    store = CheckpointFolder(folder.checkpoints_folder, may_publish=folder_lock.check)
     if world.is_main:
-        _fix_step_shape(recipe, folder, store, world)
+        ranks = {"ranks": ranks_at_start(folder, world)}
+        folder.refreeze(ranks) if folder.exists else folder.create(ranks)
     world.barrier()
-    info = folder.info()
-    return OpenRun(
-        folder, info["id"], store, info["micro_batches_per_step"], info["same_bucket_run"], folder_lock, world
-    )
+    store = CheckpointFolder(folder.checkpoints_folder, may_publish=folder_lock.check)
+    return OpenRun(folder, folder.info()["id"], store, folder_lock, world)
 
 
-def _fix_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointFolder, world: World) -> None:
-    """Fix G and L once the run has a checkpoint, so that another number of ranks trains on the same batches.
+def ranks_at_start(folder: RunFolder, world: World) -> int:
+    """Return the data ranks that the run began with, which its first checkpoint fixes.
 
-    If the recipe's keys change, G and L are computed again.
+    With the recipe they alone decide what a step is, so that another number of ranks trains on the same batches.
     """
-    train = recipe.train
-    asked = [train.gradient_accumulation_steps, train.micro_batches_per_step, train.same_bucket_run]
-    former = folder.info() if folder.exists else {}
-    has_checkpoints = bool(store.steps())
-    if has_checkpoints and former.get("asked") == asked:
-        return
-    micro_batches, same_bucket_run = plan_forecast.step_shape(recipe, world.data_size)
-    frozen = {"micro_batches_per_step": micro_batches, "same_bucket_run": same_bucket_run, "asked": asked}
-    folder.refreeze(frozen) if former else folder.create(frozen)
-    if has_checkpoints and former.get("micro_batches_per_step") is not None:
-        logger.info(f"micro-batches per step: {former['micro_batches_per_step']} then, {micro_batches} now")
+    begun = folder.exists and CheckpointFolder(folder.checkpoints_folder).steps()
+    return folder.info()["ranks"] if begun else world.data_size
 
 
-def plan_spec(data: Dataset, run: OpenRun) -> PlanSpec:
+def plan_spec(data: RecipeData, run: OpenRun) -> PlanSpec:
     """Return the settings of the run's plans."""
-    if run.world.data_size > run.micro_batches_per_step:
-        raise plan_forecast.too_many_ranks(run.micro_batches_per_step, run.world.data_size)
-    return data.plan_spec(run.micro_batches_per_step, run.same_bucket_run)
+    return plan_forecast.plan_spec(data, run.world.data_size, run.folder.info()["ranks"])

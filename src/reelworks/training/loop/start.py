@@ -63,13 +63,14 @@ def scan(stage: Stage, world: World, on_scan: Callable[[ScanProgress], None] | N
     The stages behind it are required to be trainable too, unless the start before had the same ones. They come first:
     where two stages cut the same files in other ways, the catalog is to be that of this one.
     """
-    kept = RunFolder(Path(stage.recipe.output)).recipe_file
-    former = kept.read_text(encoding="utf-8", errors="replace") if kept.is_file() else None
+    run = RunFolder(Path(stage.recipe.output))
+    former = run.recipe_file.read_text(encoding="utf-8", errors="replace") if run.recipe_file.is_file() else None
     if world.is_main and not stage.is_last and former != recipe_file.dump(stage.whole):
         names = [one.name for one in stage.whole.stage]
         later = range(names.index(stage.start.name) + 1, len(names))
+        begun = open_run.ranks_at_start(run, world)
         stage_data.require(
-            stage.whole, later, lambda one: dataset.scan_recipe(one, on_scan), world.size, world.local_size
+            stage.whole, later, lambda one: dataset.scan_recipe(one, on_scan), world.size, world.local_size, begun
         )
     if world.is_main:
         dataset.scan_recipe(stage.recipe, on_scan)

@@ -197,13 +197,19 @@ def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.in
 _MOST_MICRO_BATCHES = 1_000_000  # per step: the plan has an element for each of a step
 
 
-def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
-    """Return the micro-batches per step and the `same_bucket_run` of a run that begins with `world` ranks."""
-    train = recipe.train
-    if train.micro_batches_per_step is not None and train.micro_batches_per_step < world:
-        raise too_many_ranks(train.micro_batches_per_step, world)
-    width = train.same_bucket_run or world
-    steps = train.micro_batches_per_step or world * train.gradient_accumulation_steps
+def step_shape(recipe: Recipe, world: int, begun: int | None = None) -> tuple[int, int]:
+    """Return the micro-batches per step and the `same_bucket_run` of a run on `world` ranks that began with `begun`, or as many."""
+    train, begun = recipe.train, begun or world
+    steps = train.micro_batches_per_step or begun * train.gradient_accumulation_steps
+    width = train.same_bucket_run or min(begun, steps)
+    if steps < world:
+        raise UserError(
+            f"a step has {steps} micro-batches, so some of {world} ranks would have nothing to do",
+            code="too-many-ranks",
+            field="train.micro_batches_per_step",
+            value=steps,
+            remedy=f"use at most {steps} ranks, or raise it (the rest of the epoch is then planned anew)",
+        )
     if steps > _MOST_MICRO_BATCHES:
         raise UserError(
             f"a step can have at most {_MOST_MICRO_BATCHES} micro-batches",
@@ -221,17 +227,6 @@ def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
             remedy=f"set train.same_bucket_run to a divisor of {steps}",
         )
     return steps, width
-
-
-def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
-    """Return the error for a number of ranks of which some would have no micro-batch."""
-    return UserError(
-        f"a step has {micro_batches_per_step} micro-batches, so some of {world} ranks would have nothing to do",
-        code="too-many-ranks",
-        field="train.micro_batches_per_step",
-        value=micro_batches_per_step,
-        remedy=f"use at most {micro_batches_per_step} ranks, or raise it (the rest of the epoch is then planned anew)",
-    )
 
 
 def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | None = None) -> PlanForecast:
@@ -299,6 +294,6 @@ def _advice(data: RecipeData, spec: PlanSpec, total: Figures, ranks: int, epochs
     return Advice(proposals, plan_fixes.fewer_ranks(data, partial(plan_spec, data), world=ranks, epochs=epochs))
 
 
-def plan_spec(data: RecipeData, world: int = 1) -> PlanSpec:
-    """Return the settings of the plans of a run that begins with so many ranks, those that share a clip counted as one."""
-    return data.plan_spec(*step_shape(data.recipe, world))
+def plan_spec(data: RecipeData, world: int = 1, begun: int | None = None) -> PlanSpec:
+    """Return the settings of the plans of a run, by `step_shape`; ranks that share a clip count as one."""
+    return data.plan_spec(*step_shape(data.recipe, world, begun))

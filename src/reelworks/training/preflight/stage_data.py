@@ -19,11 +19,16 @@ from reelworks.training.step import optimizer_names
 
 
 def require(
-    recipe: Recipe, indices: Iterable[int], scan: Callable[[Recipe], object], world: int, local_ranks: int
+    recipe: Recipe,
+    indices: Iterable[int],
+    scan: Callable[[Recipe], object],
+    world: int,
+    local_ranks: int,
+    begun: int | None = None,
 ) -> None:
     """Raise unless `world` ranks can train stages of a recipe, by their indices, and their data have a step.
 
-    `scan` brings the catalog up to date. What it reads of a later stage is not read again when that begins.
+    `begun` is the number of data ranks that the run began with. `scan` brings the catalog up to date. What it reads of a later stage is not read again when that begins.
     """
     scanned: Any = None
     for index in indices:
@@ -39,4 +44,4 @@ def require(
             sequence_limits.require_buckets(one.model, data.table)
             trust.require(one.samples.metrics, "samples.metrics")
             observer.require(one)
-            next_epoch(data, plan_forecast.plan_spec(data, ranks), None)
+            next_epoch(data, plan_forecast.plan_spec(data, ranks, begun), None)
