@@ -11,6 +11,7 @@ from pathlib import Path
 
 import children
 import numpy as np
+import prepare_files
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -19,10 +20,15 @@ from reelworks.commands.main import app
 from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.data.media import decode
+from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.reports import sheet
 from reelworks.training.coverage import clip_history
+from reelworks.training.loop import trainer
 from reelworks.training.loop.replay import Replay, ReplayedClip, replay_step
+from reelworks.training.loop.request import TrainRequest
+from reelworks.training.plan import plan_forecast
+from reelworks.training.recipe import recipe_file
 
 BUSY = {
     "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [4, 3]}],
@@ -38,9 +44,6 @@ def digest(frames: np.ndarray) -> str:
 
 def _train_and_tell(recipe: dict) -> None:
     """Train, and write down what the model was given, micro-batch by micro-batch."""
-    from reelworks.training.loop.request import TrainRequest
-    from reelworks.training.loop.trainer import run
-    from reelworks.training.recipe import recipe_file
     from reelworks.training.step.examples import ExampleBuilder
 
     original, fed = ExampleBuilder.build, []
@@ -60,7 +63,7 @@ def _train_and_tell(recipe: dict) -> None:
         return made
 
     ExampleBuilder.build = build
-    run(recipe_file.parse(recipe), TrainRequest(debug=True))
+    trainer.run(recipe_file.parse(recipe), TrainRequest(debug=True))
     Path(recipe["output"], "fed.json").write_text(json.dumps(fed), encoding="utf-8")
 
 
@@ -122,6 +125,40 @@ def test_every_step_is_told_as_the_model_was_fed(tiny, tmp_path):
         for clip, line in zip(trained_files(told), lines, strict=True):
             marks = line.partition("conditioning frames ")[2].partition(";")[0] or "-" * len(clip.generated)
             assert [mark == "-" for mark in marks] == clip.generated  # else g: given
+
+
+def _train_without(recipe: dict, *victims: str) -> None:
+    children.lose_behind_the_scan(*victims)
+    trainer.run(recipe_file.parse(recipe), TrainRequest(debug=True))
+
+
+def test_repeats_that_fail_are_told_and_steps_are_told_as_trained_where_only_repeats_were(tiny, tmp_path):
+    """Two steps are filled by repeats: of one a repeat is lost, of the other the clip that it was planned for."""
+    for i in range(10):
+        prepare_files.picture(tmp_path / "footage" / f"{i}.png", (32, 48) if i % 2 else (32, 32), grey=20 * i)
+    recipe = tiny(
+        dataset=[{"path": str(tmp_path / "footage")}],
+        bucket=[{"resolution": "32px", "num_frames": 1, "batch_size": 4}],
+        buckets={"aspect_ratios": ["1:1", "3:2"], "incomplete_batch": "repeat"},
+        data={"max_decode_failures": 1.0},
+        train={"max_steps": 4},
+        validation={"split": 0.0},
+    )
+    data = prepare_files.opened(recipe_file.parse(recipe))
+    plan = data.plan(plan_forecast.plan_spec(data), 0)
+    lost = []  # uid, repeat_index
+    for plan_step in (i for i in range(plan.num_steps) if plan.planned_in(i) == 1):
+        places = plan.places(int(plan.micro_batches(plan_step)[0]))
+        (place,) = [i for i in range(places.start, places.stop) if plan.repeat_index[i] == len(lost)][:1]
+        lost.append((int(plan.uid[place]), len(lost), plan_step + 1))
+    paths = dict(zip(data.rows.uid.tolist(), data.rows.labels(np.arange(len(data.rows))), strict=True))
+    victims = [str(tmp_path / paths[uid]) for uid, *_ in lost]
+    assert children.in_child(_train_without, recipe, *victims) == 0
+    check(tmp_path / RUN, 1)
+    told = events.read(RunFolder(tmp_path / RUN).events_file, "failure")
+    assert {(e["uid"], e["repeat_index"], e["step"]) for e in told} >= set(lost)
+    only_repeats = replay_step(RunFolder(tmp_path / RUN), lost[0][2])
+    assert (only_repeats.step.clips, only_repeats.step.applied) == (0, True)
 
 
 @pytest.mark.slow(reason="four processes; one process is replayed above, and test_worlds goes on from two as one")

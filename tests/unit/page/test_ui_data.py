@@ -448,7 +448,7 @@ def test_clips_that_no_run_has_trained(page):
     told = {"data_restarts": 0, "epoch": 0, "segment": 0, "planned": begun.counts.planned, "plan_steps": plan.num_steps}
     log.write("epoch", step=0, plan=plan.digest(), **told)
     where = plan.places(int(plan.micro_batches(0)[0]))
-    log.write("step", step=1, epoch=0, plan_step=0, clips=where.stop - where.start, loss=0.5, grad_norm=1.0)
+    log.write("step", step=1, epoch=0, plan_step=0, clips=where.stop - where.start, applied=True)
     trained = {clip["path"] for clip in page.clips(coverage="trained")["clips"]}
     assert trained == set(data.rows.labels(data.rows_at(plan.ordinal[where])))
     never = {clip["path"] for clip in page.clips(coverage="never")["clips"]}

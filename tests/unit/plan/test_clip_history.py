@@ -83,7 +83,7 @@ class Told:
         self.done += 1
         where = self.plan.places(int(self.plan.micro_batches(plan_step)[0]))
         clips = where.stop - where.start - failed
-        told = {"plan_step": plan_step, "clips": clips, "loss": 0.5, "grad_norm": 1.0 if finite else None}
+        told = {"plan_step": plan_step, "clips": clips, "applied": finite}
         self.log.write("step", step=self.done, epoch=0, **told)
         for uid, copy in zip(self.plan.uid[where][:failed], self.plan.copy[where], strict=False):
             why = {"copy": int(copy), "repeat_index": 0, "path": "", "reason": "torn"}
@@ -123,13 +123,13 @@ def test_an_account_that_differs_is_a_problem_of_its_segment(told):
 
 
 def plant_a_step_of_no_plan(told):
-    told.log.write("step", step=3, epoch=0, plan_step=9, clips=3, loss=0.5, grad_norm=1.0)
+    told.log.write("step", step=3, epoch=0, plan_step=9, clips=3, applied=True)
     outcome = Outcome(steps=3)
     records.write_outcome(told.run, (0, 0, 0), outcome)
 
 
 def plant_a_step_of_other_clips(told):
-    told.log.write("step", step=3, epoch=0, plan_step=2, clips=told.size(2) + 1, loss=0.5, grad_norm=1.0)
+    told.log.write("step", step=3, epoch=0, plan_step=2, clips=told.size(2) + 1, applied=True)
 
 
 def plant_a_failure_elsewhere(told):

@@ -48,7 +48,7 @@ class Epoch:
         plans: Digest of each segment's plan, by the segment's number.
         ends: The event with the clip counts at the end of each segment's plan, for the plans that were trained to it.
         steps: Valid steps, by segment.
-        failures: Events of failed clips, by step.
+        failures: Events of failed clips and repeats, by step.
         stage: Name of the recipe's stage; empty without stages.
     """
 
@@ -84,13 +84,17 @@ class Epoch:
         self.plans.pop(segment, None)
         self.ends.pop(segment, None)
 
+    def first_failures(self, step: int) -> list[Event]:
+        """Return the failures of a step that count: those of first uses."""
+        return [event for event in self.failures.get(step, []) if not event["repeat_index"]]
+
     def outcome(self, segment: int, num_steps: int) -> Outcome:
         """Return the outcome of the first steps of a segment, by the events."""
         steps = [s for s in self.steps.get(segment, []) if s.plan_step < num_steps]
         failures = [
             RecordedFailure(plan_step=s.plan_step, uid=e["uid"], copy_index=e["copy"], reason=e["reason"])
             for s in steps
-            for e in self.failures.get(s.step, [])
+            for e in self.first_failures(s.step)
         ]
         return Outcome(steps=num_steps, skipped=[s.plan_step for s in steps if not s.applied], failures=failures)
 
@@ -125,13 +129,8 @@ def epochs(run: RunFolder) -> list[Epoch]:
         elif now is None:
             continue
         elif event["kind"] == "step":
-            # Values that are not finite are stored as null; such a step was not applied.
-            finite = event["loss"] is not None and event["grad_norm"] is not None
-            applied = finite and event["clips"] > 0 and event.get("applied", True)
-            step = RunStep(event["step"], event["plan_step"], event["clips"], applied, recipe, world_size)
+            step = RunStep(event["step"], event["plan_step"], event["clips"], event["applied"], recipe, world_size)
             now.steps.setdefault(now.segment, []).append(step)
-        elif event["kind"] == "failure" and event["repeat_index"]:
-            continue  # only the first use of a clip counts as its failure
         elif event["kind"] == "failure":
             now.failures.setdefault(event["step"], []).append(event)
         else:

@@ -87,7 +87,7 @@ def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs) -> dict[int, _S
             outcome = records.read_outcome(run, record.about.key) or epoch.outcome(number, num_steps)
         except RecordError as missing:
             steps = epoch.steps.get(number, [])
-            failed = sum(len(epoch.failures.get(s.step, [])) for s in steps)
+            failed = sum(len(epoch.first_failures(s.step)) for s in steps)
             trained = sum(s.clips for s in steps if s.applied)
             segments[number] = Lost(number, str(missing), len(steps), trained, failed)
             continue

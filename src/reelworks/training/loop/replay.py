@@ -162,7 +162,7 @@ class Replay:
     def summary(self) -> ReplayedStep:
         """Return the step as it is shown, with all random choices drawn again."""
         failures = self.epoch.failures.get(self.step.step, [])
-        reasons = {(failure["uid"], failure["copy"]): failure["reason"] for failure in failures}
+        reasons = {(each["uid"], each["copy"], each["repeat_index"]): each["reason"] for each in failures}
         micro_batches = []
         for work in self.columns:
             bucket, drawn = self.data.table.buckets[work.bucket].name, self.choices(work)
@@ -185,13 +185,13 @@ class Replay:
         )
 
     def _clip(
-        self, work: MicroBatchRequest, i: int, drawn: RandomDraws, reasons: dict[tuple[int, int], str]
+        self, work: MicroBatchRequest, i: int, drawn: RandomDraws, reasons: dict[tuple[int, int, int], str]
     ) -> ReplayedClip:
         uid, request, rows = int(work.uids[i]), work.requests[i], self.data.rows
         row = int(rows.find(work.uids[i : i + 1])[0])
         source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
         first, (top, left, *_), resized = contact_sheet.placed(request, source)
-        reason = reasons.get((uid, int(work.copies[i]))) if work.is_first_use[i] else None
+        reason = reasons.get((uid, int(work.copies[i]), int(work.repeat_index[i])))
         became = "failed" if reason is not None else "trained" if self.step.applied else "skipped"
         files = {kind: requests[i] for kind, requests in work.companions.items()}
         return ReplayedClip(

@@ -177,7 +177,7 @@ class Trainer:
             result = self._run_step(position, batches, self._checkpoints.flags(stop=stop))
         self._step_seconds = time.monotonic() - began
         failed: list[FailedClip] = []
-        if result.failed:
+        if result.clips + result.repeats < sum(position.plan.real_in(position.plan_step)):
             of_ranks: list[Any] = self._world.gather(failures.failed_clips(result.batches))
             failed = list(itertools.chain(*of_ranks))
         trained = TrainedStep(position, result, failed, self._step_seconds, batches.waited_seconds())
