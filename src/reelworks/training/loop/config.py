@@ -276,7 +276,7 @@ class ValidationConfig(Config):
     patience: int | None = Field(
         default=None,
         ge=1,
-        description="consecutive validations without a lower loss after which training ends; default: it does not end early",
+        description="consecutive scheduled validations without a lower loss after which training ends; default: it does not end early",
     )
     min_delta: float = Field(default=0.0, ge=0, description="decrease of the loss that counts as lower, with patience")
 

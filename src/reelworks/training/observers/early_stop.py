@@ -10,6 +10,7 @@ from typing import Self
 from reelworks.data.distributed.mesh import World
 from reelworks.data.run import events
 from reelworks.training.loop.config import ValidationConfig
+from reelworks.training.step import progress
 
 
 @dataclass
@@ -17,7 +18,7 @@ class EarlyStop:
     """The best validation loss so far, and the number of validations since then; equal on all ranks.
 
     Examples:
-        >>> early = EarlyStop(ValidationConfig(patience=2))
+        >>> early = EarlyStop(ValidationConfig(patience=2, every_steps=1))
         >>> for step, loss in enumerate([1.0, 0.8, 0.9, 0.85]):
         ...     early.add(step, loss)
         >>> early.is_over, early.best_step
@@ -53,7 +54,9 @@ class EarlyStop:
         return self.config.patience is not None and self.without_progress >= self.config.patience
 
     def add(self, step: int, loss: float) -> None:
-        """Take the result of a validation."""
+        """Take the result of a validation; one off the schedule, as where a start ends, decides nothing."""
+        if not progress.is_due(self.config.every_steps, step):
+            return
         if loss < self.best - self.config.min_delta:
             self.best, self.best_step, self.without_progress = loss, step, 0
         else:
