@@ -74,6 +74,7 @@ def test_all_that_was_saved_of_a_run_is_restored(begun: Any) -> None:
     assert same_aliases.keys(np.arange(4), np.zeros(4, np.uint64)).tolist() == [0, 7, 2**64 - 1, 0]
     assert after.spikes == one.state.spikes
     assert one.run.store.info(3).metrics == {"validation/loss": 0.25}
+    assert [one.manager.has_metrics(3, [name]) for name in ("validation/loss", "samples/motion")] == [True, False]
     for mine, theirs in ((after.ema, one.state.ema), (after.module.state_dict(), one.state.module.state_dict())):
         assert all(torch.equal(mine[name], value) for name, value in theirs.items())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +37,9 @@ from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
 from reelworks.training.assembly import build
 from reelworks.training.assembly.build import TrainedModel
-from reelworks.training.observers import trackers
+from reelworks.training.loop.config import ValidationConfig
+from reelworks.training.observers import trackers, validations
+from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.observers.observer import Pause, TrainedStep, Training
 from reelworks.training.observers.run_logger import RunLogger
 from reelworks.training.plan import plan_report
@@ -179,6 +182,48 @@ def test_previews_beyond_memory_end_no_training(
     assert "making previews: 1 clip of 32×48, 2 steps, guidance scale 7\n" in said
     told, _ = events.read(run.events_file, "samples")
     assert (told["num_inference_steps"], told["guidance_scale"]) == (2, 7.0)
+
+
+def test_metrics_of_previews_that_a_signal_left_no_time_for_reach_the_checkpoint(
+    data_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else the checkpoint holds; once it has them, the previews are not made again."""
+    data, kept = data_of(metrics=["motion"], every_steps=2), {"validation/loss": 0.5}
+    checkpoints = SimpleNamespace(
+        has_metrics=lambda step, names: any(name in names for name in kept),
+        record_metrics=lambda step, metrics: kept.update(metrics),
+    )
+    training = Training(RunFolder(tmp_path / "run"), ALONE, data, None, None, None, None, checkpoints)
+    shown = Previews(training, GenerateOptions.of_previews(data))
+    written = training.folder.samples_folder / "step-000000002" / "00.mp4"
+    written.parent.mkdir(parents=True)
+    written.touch()
+    made = []
+    monkeypatch.setattr(shown, "_run", lambda step: made.append(step) or {"samples/motion": 1.0})
+    for _ in range(2):
+        shown.begin(Pause(replace(begins(data), global_step=2), None, lambda: False))
+    assert (made, kept) == ([2], {"validation/loss": 0.5, "samples/motion": 1.0})
+
+
+def test_a_checkpoint_that_has_metrics_of_previews_alone_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where training ends at it, though the validation was not due there."""
+    kept = {"samples/motion": 1.0}
+    result = SimpleNamespace(loss=0.5, loss_by_time={}, by_bucket={}, clips=1)
+    validator = SimpleNamespace(held_out=[0], run=lambda pool: result)
+    monkeypatch.setattr(validations, "Validator", lambda *args, **kwargs: validator)
+    checkpoints = SimpleNamespace(
+        has_metrics=lambda step, names: any(name in names for name in kept),
+        record_metrics=lambda step, metrics: kept.update(metrics),
+    )
+    config = ValidationConfig(every_steps=4)
+    recipe = SimpleNamespace(validation=config, has_training_adapter=False)
+    quiet = SimpleNamespace(event=lambda *args, **kwargs: None, curves=lambda *args: None)
+    model = SimpleNamespace(boundary=None, sequence=None, state=SimpleNamespace(averaged=nullcontext))
+    data = SimpleNamespace(recipe=recipe, held_out=lambda: [0])
+    training = Training(None, ALONE, data, model, None, None, quiet, checkpoints)
+    one = validations.Validations(training, EarlyStop(config))
+    one.begin(Pause(SimpleNamespace(global_step=6), None, lambda: True))
+    assert kept == {"samples/motion": 1.0, "validation/loss": 0.5}
 
 
 def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(data_of: Any, tmp_path: Path) -> None:

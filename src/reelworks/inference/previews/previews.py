@@ -105,8 +105,8 @@ class Previews(StepObserver):
         """Make the previews of the checkpoint that training goes on from, if it was stopped before they were written."""
         within = not now.is_new and not now.begins_stage
         could_lack = now.is_over() or (within and progress.is_due(self._recipe.samples.every_steps, now.step))
-        if could_lack and not self._world.broadcast(self._world.is_main and self._are_written(now.step)):
-            self._run(now.step)
+        if could_lack and not self._are_made(now.step) and (metrics := self._run(now.step)):
+            self._training.checkpoints.record_metrics(now.step, metrics)
 
     def metrics(self, now: Pause) -> dict[str, float]:
         """Make the previews that are due, if they are measured; otherwise their failure could cost a checkpoint."""
@@ -120,9 +120,13 @@ class Previews(StepObserver):
     def _is_due(self, now: Pause) -> bool:
         return now.is_over() or progress.is_due(self._recipe.samples.every_steps, now.step)
 
-    def _are_written(self, step: int) -> bool:
-        written = {file.stem for file in self._folder(step).glob("*")}
-        return written.issuperset(f"{i:02d}" for i in range(len(self._recipe.samples.prompts)))
+    def _are_made(self, step: int) -> bool:
+        """Whether the previews of a step are written, and measured for its checkpoint. Collective."""
+        written, checkpoints = {file.stem for file in self._folder(step).glob("*")}, self._training.checkpoints
+        wanted = {f"{i:02d}" for i in range(len(self._recipe.samples.prompts))}
+        names = [f"samples/{kind.name}" for kind in self._metrics.kinds] if self._metrics is not None else []
+        is_measured = not names or checkpoints.has_metrics(step, names)
+        return bool(self._world.broadcast(self._world.is_main and written >= wanted)) and is_measured
 
     def _folder(self, step: int) -> Path:
         return self._training.folder.samples_folder / f"step-{step:09d}"

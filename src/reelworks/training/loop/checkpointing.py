@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -145,9 +145,11 @@ class CheckpointManager:
                 in_use.add((cursor["data_restarts"], cursor["epoch"]))
         return in_use
 
-    def has_metrics(self, step: int) -> bool:
-        """Whether the checkpoint of a step holds metrics; equal on all ranks."""
-        return bool(self._world.broadcast(self._world.is_main and bool(self._store.info(step).metrics)))
+    def has_metrics(self, step: int, names: Collection[str]) -> bool:
+        """Whether the checkpoint of a step holds one of these metrics; equal on all ranks."""
+        return bool(
+            self._world.broadcast(self._world.is_main and any(name in names for name in self._store.info(step).metrics))
+        )
 
     def record_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Add metrics that were measured after the save to a checkpoint."""

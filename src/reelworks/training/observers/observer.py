@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -123,8 +123,8 @@ class RunLog(Protocol):
 class CheckpointMetrics(Protocol):
     """The metrics of a run's checkpoints."""
 
-    def has_metrics(self, step: int) -> bool:
-        """Whether the checkpoint of a step has any, or there is none. Collective."""
+    def has_metrics(self, step: int, names: Collection[str]) -> bool:
+        """Whether the checkpoint of a step has one of these; an observer asks for its own. Collective."""
 
     def record_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Add metrics to the checkpoint of a step."""

@@ -11,6 +11,8 @@ from reelworks.training.observers.observer import Pause, StepObserver, Training
 from reelworks.training.observers.validation import Validator
 from reelworks.training.step import progress
 
+_LOSS = "validation/loss"
+
 
 class Validations(StepObserver):
     """Measure the averaged weights on held-out clips: before the first step, when it is due, and at the end."""
@@ -30,7 +32,7 @@ class Validations(StepObserver):
         )
 
     def make_up(self, now: Pause) -> None:
-        """Validate at a step whose checkpoint has no metrics, if they are due, and add them to it."""
+        """Validate at a step whose checkpoint lacks the loss, if it is due, and add it."""
         if progress.is_due(self._every, now.step):
             self._complete(now)
 
@@ -47,7 +49,7 @@ class Validations(StepObserver):
 
     def _complete(self, now: Pause) -> None:
         checkpoints = self._training.checkpoints
-        if not checkpoints.has_metrics(now.step) and (metrics := self._validate(now)):
+        if not checkpoints.has_metrics(now.step, [_LOSS]) and (metrics := self._validate(now)):
             checkpoints.record_metrics(now.step, metrics)
 
     def _validate(self, now: Pause) -> dict[str, float]:
@@ -74,4 +76,4 @@ class Validations(StepObserver):
             best = {"best": early.best, "best_step": early.best_step}
             self._training.log.event("early_stop", step=step, patience=early.config.patience, **best)
             logger.info("training ends: %s", early)
-        return {"validation/loss": result.loss}
+        return {_LOSS: result.loss}
