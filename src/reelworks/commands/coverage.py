@@ -10,6 +10,7 @@ from typer import Exit, Option
 from reelworks.commands import show
 from reelworks.commands.exit_codes import ExitCode
 from reelworks.commands.options import RunArgument
+from reelworks.core import units
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ _ACCOUNT = ("trained", "failed", "skipped", "not_yet")
 def coverage(
     run: RunArgument,
     never_trained: Annotated[
-        bool, Option("--never-trained", help="List the clips that no epoch trained, with the reason in each epoch.")
+        bool,
+        Option("--never-trained", help="List the clips that surely no epoch trained, with the reason in each epoch."),
     ] = False,
     clip: Annotated[
         str | None, Option(metavar="PATH", help="Report on this clip only: its path, or the last parts of its path.")
@@ -43,6 +45,8 @@ def coverage(
     selected = never_trained or clip is not None
     report = history.report(history.places(never_trained=never_trained, clip=clip) if selected or json else [])
     show.json(report) if json else _print_coverage(report, has_copies=bool(history.copy.any()))
+    if never_trained and not json and (unknown := history.maybe_trained()):
+        show.line(f"\n{units.plural(unknown, 'clip')} may have been trained, in epochs whose records are missing")
     if history.problems:
         more = f", and {len(history.problems) - 1} more" if len(history.problems) > 1 else ""
         error = UserError(

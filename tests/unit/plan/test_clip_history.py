@@ -488,6 +488,24 @@ def test_never_trained_names_what_no_epoch_trained(told):
     assert np.unique(clip_history.cover(told.run).epochs[0].step).tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("pruned", [True, False])
+def test_never_trained_lists_no_clip_of_which_a_record_is_missing(told, pruned):
+    """They may all have been trained: epochs that were removed to save disk space, or lost, tell it no more."""
+    told.epoch(0)
+    for plan_step in range(told.plan.num_steps):
+        told.step(plan_step)
+    told.epoch(1)
+    if pruned:
+        list(records.prune(told.run, 1, {(0, 1)}, lambda key: clip_history.totals(told.run, *key)))
+    else:
+        shutil.rmtree(records.path(told.run, (0, 0, 0)))
+    found = clip_history.cover(told.run)
+    assert not found.epochs[0].available
+    assert (found.places(never_trained=True), found.maybe_trained()) == ([], 7)
+    told.step(0)
+    assert clip_history.cover(told.run).maybe_trained() == 7 - told.size(0)
+
+
 def test_a_run_that_has_not_begun_has_no_epoch_and_no_clip(told):
     found = clip_history.cover(told.run)
     assert found.epochs == []

@@ -121,6 +121,11 @@ class EpochCoverage:
         return not self.lost and self.pruned is None
 
     @property
+    def unknown(self) -> NDArray[np.bool_]:
+        """Whether no record tells what became of a clip, for each."""
+        return (self.state == State.NOT_AVAILABLE) | ((self.state == State.ABSENT) & (not self.available))
+
+    @property
     def adds_up(self) -> bool:
         """True if planned = trained + failed + skipped + not yet, and there is no contradiction."""
         parts = sum(self.number(state) for state in (*_CONSUMED, State.NOT_YET))
@@ -270,7 +275,7 @@ class Coverage:
         for epoch in self.epochs:
             chosen |= epoch.state != State.ABSENT
         for epoch in self.epochs if never_trained else ():
-            chosen &= epoch.state != State.TRAINED
+            chosen &= (epoch.state != State.TRAINED) & ~epoch.unknown
         if clip is not None:
             keys = [named.keys_named(clip) for named in self.named]
             matches = np.isin(self.uid, np.concatenate([np.zeros(0, np.uint64), *keys]))
@@ -285,6 +290,11 @@ class Coverage:
             chosen &= matches
         places = np.flatnonzero(chosen).tolist()
         return [i for _, _, i in sorted(zip(self.paths(places), self.copy[places].tolist(), places, strict=True))]
+
+    def maybe_trained(self) -> int:
+        """Return the number of clips that no epoch on record trained, but one without a record may have."""
+        trained = np.any([epoch.state == State.TRAINED for epoch in self.epochs], axis=0)
+        return int((np.any([epoch.unknown for epoch in self.epochs], axis=0) & ~trained).sum())
 
     def report(self, places: list[int]) -> CoverageReport:
         """Return the counts of all clips by epoch, and the states of the clips at `places`."""
