@@ -433,6 +433,21 @@ def test_a_change_without_the_former_record_is_refused(training: Training, damag
     assert (caught.value.field, caught.value.value) == ("resume", str(record))
 
 
+def test_no_restart_is_proposed_where_stages_refuse_it(training: Training) -> None:
+    training.step()
+    begun, saves, remedies = training.position, [], []
+    for stage in (StageStart(), StageStart("clips")):
+        training.position = replace(begun, stage=stage)
+        saves.append(training.save())
+    picture(training, "new.png")
+    lose(records.path(training.run, (0, 0, 0)))
+    for saved in saves:
+        with refused("record-missing", "resume") as caught:
+            training.resume(saved)
+        remedies.append(caught.value.remedy)
+    assert ["--restart-data" in remedy for remedy in remedies] == [True, False]
+
+
 def test_an_earlier_record_of_the_epoch_is_not_needed(training: Training) -> None:
     """What its clips became is in the checkpoint."""
     training.step()

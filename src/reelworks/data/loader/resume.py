@@ -178,7 +178,8 @@ def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -
             code="record-missing",
             field="resume",
             value=str(records.path(run, key)),
-            remedy="restore that folder from a backup, undo the changes, or restart the data with --restart-data",
+            remedy="restore that folder from a backup, or undo the changes"
+            + ("" if cursor.stage.name else "; or restart the data with --restart-data"),
         ) from None
     for number in range(cursor.segment - 1, -1, -1):
         try:
