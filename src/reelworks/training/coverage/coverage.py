@@ -123,7 +123,7 @@ class EpochCoverage:
     @property
     def unknown(self) -> NDArray[np.bool_]:
         """Whether no record tells what became of a clip, for each."""
-        return (self.state == State.NOT_AVAILABLE) | ((self.state == State.ABSENT) & (not self.available))
+        return np.isin(self.state, [State.NOT_AVAILABLE, *([] if self.available else [State.ABSENT])])
 
     @property
     def adds_up(self) -> bool:

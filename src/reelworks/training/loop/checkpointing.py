@@ -147,9 +147,8 @@ class CheckpointManager:
 
     def has_metrics(self, step: int, names: Collection[str]) -> bool:
         """Whether the checkpoint of a step holds one of these metrics; equal on all ranks."""
-        return bool(
-            self._world.broadcast(self._world.is_main and any(name in names for name in self._store.info(step).metrics))
-        )
+        found = self._world.is_main and any(name in names for name in self._store.info(step).metrics)
+        return bool(self._world.broadcast(found))
 
     def record_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Add metrics that were measured after the save to a checkpoint."""
