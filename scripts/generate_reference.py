@@ -47,7 +47,7 @@ HEAD = """# Recipe
 
 A recipe is one TOML file that is a complete run. Unknown keys, wrong types and values out of range are
 errors that name the key and what to write instead. Every key can be overridden on the command line with
-`--set table.key=value`, and entries of a list by their number, counted from 0, as in
+`--set table.key=value`, and entries of a list by their number, counted from 0, or `name`, as in
 `--set bucket.0.batch_size=4`. TOML has no null: the text `"none"` stands for it where a key may
 have no value. A key that is left out has its default; – says that this is no value.
 

@@ -285,11 +285,13 @@ class SpikeRow:
 def spikes(data: RunData) -> list[SpikeRow]:
     """Return the last spikes, newest first."""
     events = data.events_of("spike")[-MAX_SPIKES:]
-    skips, rows = data.recipe_values.get("train", {}).get("skip_steps", []), []
+    recipe, rows = data.recipe_values, []
+    starts = [(start.get("step", 0), start.get("stage", {}).get("name", "")) for start in data.events_of("start")]
     for e in reversed(events):
-        remedy = (
-            "" if e["skipped"] else advice.remedy(e["step"], data.on_disk, skips if isinstance(skips, list) else [])
-        )
+        stage = next((name for begun, name in reversed(starts) if begun < e["step"]), "")
+        tables = [recipe, *(one for one in recipe.get("stage", []) if one["name"] == stage)]
+        skips = [table["train"]["skip_steps"] for table in tables if "skip_steps" in table.get("train", {})]
+        remedy = "" if e["skipped"] else advice.remedy(e["step"], data.on_disk, next(reversed(skips), []), stage)
         measure = e["what"].replace("grad_norm", "gradient norm")
         rows.append(SpikeRow(e["step"], measure, e["value"], e["usual"], e["bucket"], e["skipped"], e["clips"], remedy))
     return rows

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import prepare_files as files
 import pytest
+import tomli_w
 from refused import refused
 from typer.testing import CliRunner
 
@@ -16,8 +18,9 @@ from reelworks.commands import show_plan
 from reelworks.commands.main import app
 from reelworks.core import results
 from reelworks.data.schedule.plan import EpochPlan
-from reelworks.training.plan import plan_comparison, plan_forecast, plan_report
+from reelworks.training.plan import plan_comparison, plan_forecast, plan_report, plan_request
 from reelworks.training.plan.epoch_stats import gradient_weight
+from reelworks.training.plan.plan_request import PlanRequest
 from reelworks.training.recipe import dataset, diff, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
@@ -172,6 +175,29 @@ def test_a_cure_gives_what_it_says(folder: Path, tmp_path: Path, world: int, epo
         assert cured["sum"] == pytest.approx({key: one[key] for key in cured["sum"]})
         assert one["suffices"] == (max(one["imbalance"], one["padding"]) <= 0.1)
         assert (cured["proposals"] is None) == one["suffices"]
+
+
+@pytest.mark.parametrize("stage", ["a", "b"])
+def test_a_cure_of_a_stage_gives_what_it_says_whatever_tables_the_stage_has(
+    folder: Path, tmp_path: Path, stage: str
+) -> None:
+    made = tomllib.loads(recipe_file.dump(padded(folder)))
+    del made["train"]["max_epochs"]
+    written = tmp_path / "stages.toml"
+    own = {"bucket": made["bucket"], "buckets": made["buckets"]}
+    written.write_text(
+        tomli_w.dumps({**made, "stage": [{"name": "a", "steps": 5}, {"name": "b", "steps": 5, **own}]}),
+        encoding="utf-8",
+    )
+
+    def forecast(*overrides: str) -> Any:
+        asked = PlanRequest(recipes=(written,), overrides=(f"stage={stage}", *overrides), no_scan=True)
+        return results.as_json(plan_request.forecast(asked, written)[2])
+
+    told = forecast()
+    assert any(one["batch_sizes"] for one in told["proposals"])
+    for one in told["proposals"]:
+        assert forecast(*one["set"])["sum"] == pytest.approx({key: one[key] for key in told["sum"]})
 
 
 def test_a_cure_names_the_entries_of_an_open_sora_table(folder: Path) -> None:

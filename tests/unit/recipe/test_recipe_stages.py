@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import tiny_recipe
+import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.data.schedule.cursor import StageStart
-from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe import recipe_file, stages
 from reelworks.training.recipe.recipe import Recipe
 
 ENTRY = {"resolution": "64x64", "num_frames": 1, "batch_size": 4}
@@ -117,6 +118,38 @@ def test_a_stage_is_chosen_by_its_name_whatever_else_is_set(tmp_path: Path) -> N
     assert (high.train.learning_rate, high.bucket[0].resolution, high.stage) == (3e-5, "96x96", [])
     with refused("stage-unknown", "stage", says='did you mean "high"'):
         load(tmp_path, "stage=hihg")
+
+
+@pytest.mark.parametrize("name", ["low", "high"])
+@pytest.mark.parametrize("key", ["bucket.0.batch_size", "train.skip_steps", "buckets.incomplete_batch"])
+def test_what_is_set_for_a_stage_holds_in_it_alone_whatever_it_has_itself(tmp_path: Path, name: str, key: str) -> None:
+    file, other = tmp_path / "stages.toml", {"low": "high", "high": "low"}[name]
+    file.write_text(tomli_w.dumps(values(LOW, HIGH)), encoding="utf-8")
+    value, table = {"bucket": 7, "train": [[2, 2]], "buckets": "merge"}[key.split(".")[0]], key.split(".")[0]
+    hint = f"{stages.of_stage(key, name)}={value}"
+
+    def found(stage: str, *overrides: str) -> Any:
+        made = getattr(recipe_file.load(file, (*overrides, f"stage={stage}")), table)
+        return getattr(made[0] if table == "bucket" else made, key.split(".")[-1])
+
+    assert found(name, hint) == value
+    assert found(other, hint) == found(other) != value
+
+
+def test_what_is_set_for_all_but_a_stage_has_itself_is_told_with_what_would_change_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "stages.toml"
+    file.write_text(tomli_w.dumps(values(LOW, HIGH)), encoding="utf-8")
+    reached = ["train.warmup_steps=1", "stage.high.train.learning_rate=1", "stage.1.bucket.0.batch_size=2", "seed=3"]
+    recipe_file.load(file, reached)
+    recipe_file.load(file, ["train.learning_rate=1", "stage=low"])
+    assert not caplog.records
+    recipe_file.load(file, ["train.learning_rate=1", "bucket[0].batch_size=2"])
+    told = [record.message for record in caplog.records]
+    for text, words in zip(("train.learning_rate=1", "bucket[0].batch_size=2"), told, strict=True):
+        assert f"--set {text} does not reach stage high" in words
+        assert f"--set stage.high.{text} does" in words
 
 
 def test_other_footage_is_that_of_all_stages() -> None:

@@ -1,10 +1,12 @@
 import dataclasses
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import fabricate
 import numpy as np
 import pytest
+import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_summaries import bucket, summary
@@ -300,6 +302,18 @@ def test_a_spike_advises_the_last_checkpoint_before_it_unless_it_was_skipped():
     skipped, reported = run_facts.spikes(data)
     assert (skipped.step, skipped.remedy) == (20, "")
     assert "--resume 10 --set 'train.skip_steps=[[12, 12]]'" in reported.remedy
+
+
+def test_the_advice_in_a_stage_changes_what_that_stage_leaves_out():
+    stages = [{"name": "a"}, {"name": "b", "train": {"skip_steps": [[11, 11]]}}]
+    recipe = tomli_w.dumps({"train": {"skip_steps": [[2, 2]]}, "stage": stages})
+    starts = [{"kind": "start", "step": s, "stage": {"name": name}} for s, name in ((0, "a"), (10, "b"))]
+    spike = {"kind": "spike", "what": "loss", "bucket": "a", "value": 9.0, "usual": 1.0, "limit": 2.0, "clips": []}
+    spikes = [{**spike, "step": step, "skipped": False} for step in (8, 12)]
+    data = replace(told(*starts, *spikes, on_disk=(5, 10)), recipe=recipe)
+    in_b, in_a = run_facts.spikes(data)
+    assert "--resume 10 --set 'stage.b.train.skip_steps=[[11, 11], [12, 12]]'" in in_b.remedy
+    assert "--resume 5 --set 'stage.a.train.skip_steps=[[2, 2], [8, 8]]'" in in_a.remedy
 
 
 def test_an_exception_is_told_in_place_of_a_kill():

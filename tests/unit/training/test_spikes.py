@@ -94,3 +94,4 @@ def test_clips_of_all_ranks_are_sorted_by_loss_and_bounded():
 def test_the_remedy_names_the_last_checkpoint_before_and_keeps_former_steps():
     assert "--resume 100 --set 'train.skip_steps=[[7, 9], [130, 130]]'" in spikes.remedy(130, [50, 100, 130], [[7, 9]])
     assert "--output DIR" in spikes.remedy(5, [], [])
+    assert "--set 'stage.b.train.skip_steps=[[130, 130]]'" in spikes.remedy(130, [100], [], "b")

@@ -45,7 +45,8 @@ class SpikeReports(StepObserver):
             return
         self._last_message = number
         saved = CheckpointFolder(self._training.folder.checkpoints_folder).steps()
-        remedy = spikes.remedy(number, saved, self._training.data.recipe.train.skip_steps)
+        data = self._training.data
+        remedy = spikes.remedy(number, saved, data.recipe.train.skip_steps, data.stage.name)
         logger.warning(f"step {number}: {spike}. If training does not recover, {remedy}")
 
 

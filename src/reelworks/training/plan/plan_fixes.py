@@ -12,6 +12,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.loader.data_spec import merge_targets
 from reelworks.data.schedule.plan import PlanSpec, plan_epoch
 from reelworks.training.plan.epoch_stats import Figures, figures
+from reelworks.training.recipe import stages
 from reelworks.training.recipe.dataset import RecipeData
 
 WASTE_ALLOWED = 0.10
@@ -55,7 +56,7 @@ class ProposedChange:
     def __str__(self) -> str:
         """Return the change as options, but batch sizes that `--set` cannot change by the names of their entries."""
         options = " ".join(f"--set '{text}'" for text in self.set_)
-        if any(text.startswith("bucket.") for text in self.set_):
+        if any("bucket." in text for text in self.set_):
             return options
         sizes = [f"{size.entry}: batch size {size.to} (now {size.from_})" for size in self.batch_sizes]
         return ", ".join(filter(None, [options, *sizes]))
@@ -172,7 +173,7 @@ def _settings(data: RecipeData, fix: PlanFix) -> list[str]:
     recipe = data.recipe
     settings = []
     if fix.incomplete_batch != recipe.buckets.incomplete_batch:
-        settings.append(f"buckets.incomplete_batch={fix.incomplete_batch}")
+        settings.append(f"{stages.of_stage('buckets', data.stage.name)}.incomplete_batch={fix.incomplete_batch}")
     if data.chosen is not None:  # the entries were chosen automatically, so --set cannot name them
         return settings
     changed = ((data.table.entries[i], size) for i, size in fix.batch_sizes.items())
@@ -182,5 +183,5 @@ def _settings(data: RecipeData, fix: PlanFix) -> list[str]:
         then = [new.get((entry.resolution, frames), size) for frames, size in zip(entry.frames(), now, strict=True)]
         if then != now:
             value = str(then[0]) if not isinstance(entry.num_frames, list) else str(then).replace(" ", "")
-            settings.append(f"bucket.{index}.batch_size={value}")
+            settings.append(f"{stages.of_stage('bucket', data.stage.name)}.{index}.batch_size={value}")
     return settings

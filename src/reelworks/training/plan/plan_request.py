@@ -105,14 +105,18 @@ def forecast(
 
     `on_note` gets sentences on what the scan found. The data are those that the forecast is of.
     """
+    from reelworks.data.schedule.cursor import StageStart
     from reelworks.training.plan import plan_forecast, rejections
-    from reelworks.training.recipe import dataset
+    from reelworks.training.recipe import dataset, recipe_file
 
-    recipe = load(request, path)
+    whole, index = recipe_file.load_whole(path, request.overrides, request.data_path)
+    recipe = whole if index is None else recipe_file.of_stage(whole, index)
     scan(request, recipe, on_scan, on_note)
     # A recipe whose clips are shared by several GPUs is planned for that many at least.
     world = max(request.world, recipe.parallel.group_size)
     data = plan_forecast.settled(dataset.RecipeData.open(recipe), world, request.named_gpu)
+    if index is not None:
+        data.stage = StageStart(whole.stage[index].name)
     found = plan_forecast.forecast(recipe, world, request.epochs, data)
     if request.rejected is not None:
         rejections.write(request.rejected, dataset.RecipeData.open(recipe), 0)

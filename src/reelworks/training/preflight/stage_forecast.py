@@ -114,6 +114,7 @@ def forecast(
             one = recipe_file.of_stage(recipe, index)
             scan(one)
             data = plan_forecast.settled(RecipeData.open(one), world, gpu)
+            data.stage = start
             plan = plan_forecast.forecast(one, world, epochs, data)
             of_network = estimate.estimate(data.recipe, data.table)
             spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from reelworks.core import toml, toml_none, user_files
 from reelworks.core.errors import UserError, nearest
+from reelworks.core.log import logger
 from reelworks.data.buckets.config import as_table
 from reelworks.data.catalog.store import measured_columns
 from reelworks.training.loop import config
@@ -65,9 +68,18 @@ def load_whole(path: Path, overrides: Sequence[str] = (), data_path: Path | None
     # The catalog of a run's recipe may be elsewhere by now.
     of_run = any((folder / "run.json").is_file() for folder in path.parents[:2])
     with measured_columns.any_name(of_run):
-        recipe = parse(with_overrides(values, [text for text in overrides if text not in chosen]))
+        others = [text for text in overrides if text not in chosen]
+        recipe = parse(with_overrides(values, others))
     recipe = recipe if data_path is None else on_footage(recipe, data_path)
-    return recipe, _index_of(recipe, chosen[-1].partition("=")[2].strip()) if chosen else None
+    index = _index_of(recipe, chosen[-1].partition("=")[2].strip()) if chosen else None
+    is_main = os.environ.get("RANK", "0") == "0"
+    for number, stage in enumerate(values.get("stage", []) if is_main else ()):
+        for text in others if index in (None, number) else ():
+            if stages.hides(stage, *_path(text)):
+                name = stage["name"]
+                hint = f"--set stage.{name}.{text} does"
+                logger.warning(f"--set {text} does not reach stage {name}, which says that itself; {hint}")
+    return recipe, index
 
 
 def on_footage(recipe: Recipe, data_path: Path) -> Recipe:
@@ -220,8 +232,8 @@ def dump(recipe: Recipe) -> str:
 
 
 def _override(values: dict[str, Any], text: str) -> None:
-    key, sign, raw = text.partition("=")
-    *parents, last = (part.strip() for part in re.sub(r"\[(\d+)\]", r".\1", key).split("."))
+    _, sign, raw = text.partition("=")
+    *parents, last = _path(text)
     if not sign or not all((*parents, last)):
         problem, remedy = "the override is not of the form a.b=value", "write, for example, --set train.max_steps=100"
         raise UserError(problem, code="override-invalid", field="--set", value=text, remedy=remedy)
@@ -234,8 +246,15 @@ def _override(values: dict[str, Any], text: str) -> None:
         values["buckets"] = as_table(values["buckets"])
     node: Any = values
     for part in parents:
-        node = node.setdefault(part, {}) if isinstance(node, dict) else node[_index(node, part, text)]
+        # A stage without datasets or entries has those of the recipe.
+        start = copy.deepcopy(values.get(part, {})) if part in stages.LISTS else {}
+        node = node.setdefault(part, start) if isinstance(node, dict) else node[_index(node, part, text)]
     node[last if isinstance(node, dict) else _index(node, last, text)] = value
+
+
+def _path(text: str) -> list[str]:
+    """Return the parts of the key of an override."""
+    return [part.strip() for part in re.sub(r"\[(\d+)\]", r".\1", text.partition("=")[0]).split(".")]
 
 
 def _index(node: Any, part: str, text: str) -> int:
@@ -247,9 +266,11 @@ def _index(node: Any, part: str, text: str) -> int:
             value=text,
             remedy="see docs/reference/recipe.md",
         )
+    if part in (names := [each.get("name") if isinstance(each, dict) else None for each in node]):
+        return names.index(part)
     if not part.isdecimal() or int(part) >= len(node):
         raise UserError(
-            f'"{part}" is not the index of one of the {len(node)} entries',
+            f'"{part}" is not the index or the name of one of the {len(node)} entries',
             code="override-index-out-of-range",
             field="--set",
             value=text,

@@ -173,6 +173,17 @@ def require_names(stages: Sequence[StageConfig], datasets: Sequence[Sequence[Dat
                         raise same_name(dataset.dataset_name, both)
 
 
+def hides(stage: Values, table: str, key: str = "", *_: str) -> bool:
+    """Return whether a stage, as it is written, has a key of a recipe's table itself."""
+    own = stage.get(table)
+    return own is not None and (table in LISTS or (table in _TABLES and key in as_table(own)))
+
+
+def of_stage(key: str, name: str) -> str:
+    """Return a recipe's key as `--set` changes it in the stage of that name, if there is one, whatever that writes itself."""
+    return f"stage.{name}.{key}" if name else key
+
+
 _OTHER_ENTRIES = ("entries", "opensora", "probability", "opensora_drop_exact_length")
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from reelworks.core.errors import first_few
+from reelworks.training.recipe import stages
 
 WINDOW = 100  # recent values of each kind
 FEWEST = 20  # with fewer values, those of all buckets decide, and with fewer of these, nothing is a spike
@@ -76,10 +77,10 @@ class Spike:
         return replace(self, clips=tuple(clips[:MAX_CLIPS]))
 
 
-def remedy(step: int, checkpoints: Iterable[int], skip_steps: list[list[int]]) -> str:
-    """Return the options of `reelworks train` that leave a step out, by the checkpoints and the steps skipped so far."""
+def remedy(step: int, checkpoints: Iterable[int], skip_steps: list[list[int]], stage: str = "") -> str:
+    """Return the options of `reelworks train` that leave a step out, by the checkpoints and the steps skipped so far in its stage."""
     skips = json.dumps([*skip_steps, [step, step]])
-    change = f"--set 'train.skip_steps={skips}'"
+    change = f"--set '{stages.of_stage('train.skip_steps', stage)}={skips}'"
     before = max((saved for saved in checkpoints if saved < step), default=None)
     if before is None:
         return f"begin again in another folder with --output DIR {change}, as no checkpoint is older"
