@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from reelworks.data.run import events
 from reelworks.data.run.events import EventLog
+from reelworks.training.loop.training_loop import EndReason
 
 
 @pytest.fixture
@@ -17,6 +20,19 @@ def _train(log: EventLog, steps: range, resumed_from: int | None) -> None:
     log.write("start", resumed_from=resumed_from)
     for step in steps:
         log.write("step", step=step, loss=float(step))
+
+
+def test_the_page_lists_every_kind_and_reason_that_is_written() -> None:
+    """And no other kind; by the calls that write events, whose kind is the first argument."""
+    root = Path(__file__).parents[3]
+    page = (root / "docs/reference/events.md").read_text(encoding="utf-8")
+    calls = re.compile(r"""(?:\.event|\bevent|[Ll]og\.write)\(\s*(?:kind=)?"([a-z_]+)",""")
+    sources = [file.read_text(encoding="utf-8") for file in (root / "src").rglob("*.py")]
+    written = {kind for text in sources for kind in calls.findall(text)}
+    listed = re.findall(r"^\| `([a-z_]+)` \|", page, re.MULTILINE)
+    assert written == set(listed)
+    (stop,) = re.findall(r"^\| `stop` \| (.*) \|$", page, re.MULTILINE)
+    assert {reason for reason in get_args(EndReason) if f'`"{reason}"`' not in stop} == set()
 
 
 def test_events_carry_version_time_and_kind(log: EventLog) -> None:
