@@ -105,9 +105,8 @@ def encoder_id(
     source = getattr(config, "weights", None)
     settings = config.model_dump(include=only, exclude=_WITHOUT_EFFECT)
     content = None if source is None else _content(source, field, part, known)
-    cleaned = (
-        ["cleaned"] if field == "text_encoder.weights" else []
-    )  # captions are, by pipelines that do it where they can
+    # Pipelines clean captions where they find the library for it, which is always there now.
+    cleaned = ["cleaned"] if field == "text_encoder.weights" else []
     return digests.digest_json([ENCODER_VERSION, settings, content, *cleaned, *(["compiled"] if compiled else [])])
 
 
