@@ -95,7 +95,7 @@ def begin(root: Path) -> tuple[RunFolder, RecipeData, DataPosition]:
         }
     )
     run = RunFolder(root / "run")
-    run.create({"micro_batches_per_step": RANKS, "same_bucket_run": RANKS})
+    run.create({"ranks": RANKS})
     run.keep_recipe(recipe_file.dump(recipe))
     data = RecipeData.open(recipe)
     return run, data, positions.begin_epoch(data, data.plan_spec(RANKS, RANKS), epoch=0)
@@ -128,6 +128,7 @@ def tell(run: RunFolder, position: DataPosition) -> int:
         "learning_rate": 1e-4,
         "grad_norm": 1.0,
         "repeated": 0,
+        "applied": True,
         "seconds": 1.0,
     }
     with run.events_file.open("w", encoding="utf-8") as f:
