@@ -129,9 +129,8 @@ def epochs(run: RunFolder) -> list[Epoch]:
         elif now is None:
             continue
         elif event["kind"] == "step":
-            step = RunStep(
-                event["step"], event["plan_step"], event["clips"], event.get("applied", True), recipe, world_size
-            )
+            done = event["clips"], event.get("applied", True)
+            step = RunStep(event["step"], event["plan_step"], *done, recipe, world_size)
             now.steps.setdefault(now.segment, []).append(step)
         elif event["kind"] == "failure":
             now.failures.setdefault(event["step"], []).append(event)
