@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -149,14 +149,19 @@ def test_one_failure_anywhere_costs_nothing(tmp_path: Path) -> None:
         assert "unmirrored" not in told.kinds(), at
 
 
-def test_storage_that_stays_away_is_told_and_ends_nothing(tmp_path: Path, lines: list[str]) -> None:
-    run, told, away = new_run(tmp_path / "run", 100, 200), Told(), [True]
+def denied_while(away: list[bool]) -> Callable[[int, str], None]:
+    """What storage does that refuses every call until it is back."""
 
     def fail(call: int, name: str) -> None:
         if away[0]:
             raise PermissionError("Access Denied")
 
-    mirror = mirror_of(run, place_at(tmp_path / "mirror", fail), told)
+    return fail
+
+
+def test_storage_that_stays_away_is_told_and_ends_nothing(tmp_path: Path, lines: list[str]) -> None:
+    run, told, away = new_run(tmp_path / "run", 100, 200), Told(), [True]
+    mirror = mirror_of(run, place_at(tmp_path / "mirror", denied_while(away)), told)
     mirror.offer(100)
     failure = mirror.close()
     assert failure is not None
@@ -164,7 +169,7 @@ def test_storage_that_stays_away_is_told_and_ends_nothing(tmp_path: Path, lines:
     assert told.events == [("unmirrored", {"step": 100, "reason": "PermissionError: Access Denied"})]
     assert f"warning: {failure}" in lines
     away[0] = False
-    mirror = mirror_of(run, place_at(tmp_path / "mirror", fail), told)
+    mirror = mirror_of(run, place_at(tmp_path / "mirror", denied_while(away)), told)
     mirror.offer(200)
     assert mirror.close() is None
 
@@ -172,12 +177,7 @@ def test_storage_that_stays_away_is_told_and_ends_nothing(tmp_path: Path, lines:
 def test_what_failed_before_is_made_good_by_the_next_checkpoint(tmp_path: Path) -> None:
     """A run whose last checkpoint is in the mirror ends without an error, whatever became of earlier ones."""
     run, told, away = new_run(tmp_path / "run", 100, 200), Told(), [True]
-
-    def fail(call: int, name: str) -> None:
-        if away[0]:
-            raise PermissionError("Access Denied")
-
-    mirror = mirror_of(run, place_at(tmp_path / "mirror", fail), told)
+    mirror = mirror_of(run, place_at(tmp_path / "mirror", denied_while(away)), told)
     mirror.offer(100)
     until = time.monotonic() + 120
     while not told.events and time.monotonic() < until:
