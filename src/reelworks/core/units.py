@@ -35,7 +35,7 @@ def _read(text: str, field: str, units: dict[str, int], remedy: str) -> float:
 def format_bytes(size: float) -> str:
     """Format a size with one decimal, `41.2 GB`."""
     for unit in ("GB", "MB", "kB"):
-        if abs(size) >= _SIZES[unit]:
+        if abs(size) >= 0.99995 * _SIZES[unit]:  # a little less would read 1000.0 of the smaller unit
             return f"{size / _SIZES[unit]:.1f} {unit}"
     return f"{size:.0f} B"
 
@@ -43,7 +43,8 @@ def format_bytes(size: float) -> str:
 def format_seconds(seconds: float) -> str:
     """Format a duration in its largest unit, `3 d`."""
     seconds = max(seconds, 0)
-    unit = next((u for u in ("d", "h", "m") if seconds >= _DURATIONS[u]), "s")
+    larger = (("d", "h"), ("h", "m"), ("m", "s"))  # from half a smaller unit below it, which reads 24 h
+    unit = next((u for u, smaller in larger if seconds + _DURATIONS[smaller] / 2 >= _DURATIONS[u]), "s")
     return f"{seconds / _DURATIONS[unit]:.0f} {unit}"
 
 
@@ -90,7 +91,7 @@ def size(num_bytes: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Format seconds in their two largest units."""
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

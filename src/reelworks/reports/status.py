@@ -89,8 +89,13 @@ def training_seconds(data: RunData) -> float:
 
 
 def resumes(data: RunData) -> int:
-    """Return how often training resumed from a checkpoint."""
-    return sum(event.get("resumed_from") is not None for event in data.all_events if event["kind"] == "start")
+    """Return how often training resumed from a checkpoint, other than to begin a stage with it."""
+    starts = (event for event in data.all_events if event["kind"] == "start")
+    return sum(event.get("resumed_from") is not None and not _begins_stage(event) for event in starts)
+
+
+def _begins_stage(start: Event) -> bool:
+    return "stage" in start and start["stage"]["step"] == start["resumed_from"]
 
 
 def state(data: RunData) -> tuple[str, str]:
@@ -129,7 +134,7 @@ def _moment(event: Event) -> Moment | None:
         title = "Started" if resumed_from is None else f"Resumed from step {units.count(resumed_from)}"
         if (stage := event.get("stage")) is not None:
             title += f", stage {stage['name']}"
-            title = f"Stage {stage['name']} began" if resumed_from == stage["step"] else title
+            title = f"Stage {stage['name']} began" if _begins_stage(event) else title
         return Moment(time, resumed_from or 0, title, detail, "start")
     if kind == "signal":
         return Moment(time, step, str(event.get("name", "signal")), "asked to save and exit", "warn")

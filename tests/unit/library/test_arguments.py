@@ -265,3 +265,9 @@ def test_no_sentence_that_the_library_can_meet_speaks_of_recipes() -> None:
             told = words.text_of(text)
             assert not WORDS_OF_RECIPES.search(COMMAND.sub("", told)), f"{file} {sentence.code}: {told}"
             assert words.text_of(told) == told
+
+
+@pytest.mark.parametrize("name", ["flow", "ddim", "iddpm"])
+def test_a_sampler_with_guidance_needs_a_model_without_the_condition(name: str) -> None:
+    with refused("argument-invalid", "guidance_scale", says="unconditional"):
+        getattr(rw.samplers, name)(lambda z, t: z, torch.zeros(1, 2, 1, 2, 2), guidance_scale=2.0)

@@ -144,6 +144,8 @@ def test_what_is_set_for_all_but_a_stage_has_itself_is_told_with_what_would_chan
     reached = ["train.warmup_steps=1", "stage.high.train.learning_rate=1", "stage.1.bucket.0.batch_size=2", "seed=3"]
     recipe_file.load(file, reached)
     recipe_file.load(file, ["train.learning_rate=1", "stage=low"])
+    recipe_file.load(file, ["train.learning_rate=1", "stage.high.train.learning_rate=1"])
+    recipe_file.load(file, ["train.learning_rate=1", "stage.1.train.learning_rate=1"])
     assert not caplog.records
     recipe_file.load(file, ["train.learning_rate=1", "bucket[0].batch_size=2"])
     told = [record.message for record in caplog.records]

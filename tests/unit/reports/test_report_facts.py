@@ -145,12 +145,13 @@ def test_time_counts_sessions_and_not_the_pauses_between_them():
         {"kind": "start", "time": 1000.0, "resumed_from": 0},
         step(1, time=1010.0),
         {"kind": "stop", "time": 1012.0, "reason": "signal"},
+        {"kind": "start", "time": 2000.0, "resumed_from": 1, "stage": {"name": "high", "step": 1}},
     )
     assert status.training_seconds(data) == 42
     assert status.resumes(data) == 1
     titles = [moment.title for moment in status.history(data)]
-    assert titles == ["Started", "Interrupted", "Resumed from step 0", "Stopped"]
-    assert status.state(data) == ("stopped by a signal", "plain")
+    assert titles == ["Started", "Interrupted", "Resumed from step 0", "Stopped", "Stage high began"]
+    assert status.state(dataclasses.replace(data, all_events=data.all_events[:-1])) == ("stopped by a signal", "plain")
 
 
 def test_a_crash_is_told_and_its_repeated_steps_are_counted(tmp_path):
@@ -219,6 +220,8 @@ def test_no_number_is_told_with_an_exponent(value, digits):
     (units.duration(3.21), "3.2 s"), (units.duration(201), "3 min 21 s"), (units.duration(7325), "2 h 02 min"),
     (units.duration(200_000), "2 d 7 h"), (units.count(1234567), "1,234,567"), (units.loss(0.3), "0.3000"),
     (units.loss(1.5e-5), "1.5e-05"), (units.loss(None), "–"), (units.plural(1, "clip"), "1 clip"),
+    (units.duration(59.97), "1 min 00 s"), (units.format_seconds(59.7), "1 m"), (units.format_seconds(3_590), "1 h"),
+    (units.format_seconds(85_000), "1 d"), (units.format_bytes(999_960), "1.0 MB"), (units.format_bytes(999_900), "999.9 kB"),
     (units.moment(0), "1970-01-01 00:00:00 UTC"), (units.percent(0.1234), "12.3 %"),
 ])  # fmt: skip
 def test_numbers_read_as_people_write_them(text, expected):

@@ -23,6 +23,7 @@ from reelworks.core import files
 from reelworks.data.media.frame_times import FrameTimes
 
 FROM_SECONDS = 60.0  # shorter videos are read in some milliseconds
+_FILES = "times-" + 6 * "[0-9]" + ".parquet"
 _SCHEMA = pa.schema(
     [
         pa.field("fingerprint", pa.string(), nullable=False),
@@ -62,13 +63,13 @@ def write(catalog: Path, found: Mapping[str, PackedTimes]) -> None:
         rows = [{"fingerprint": fingerprint, **packed._asdict()} for fingerprint, packed in new.items()]
         buffer = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), buffer, compression="zstd", write_page_checksum=True)
-        number = sum(1 for _ in catalog.glob("times-*.parquet"))
+        number = max((int(file.stem[6:]) + 1 for file in catalog.glob(_FILES)), default=0)
         files.write_bytes(catalog / f"times-{number:06d}.parquet", buffer.getvalue().to_pybytes())
 
 
 def _read(catalog: Path) -> dict[str, PackedTimes]:
     packed: dict[str, PackedTimes] = {}
-    for file in sorted(catalog.glob("times-*.parquet")):
+    for file in sorted(catalog.glob(_FILES)):
         try:
             table = pq.read_table(file, schema=_SCHEMA, page_checksum_verification=True)
         except (OSError, pa.ArrowException):

@@ -126,7 +126,13 @@ def _doubled(
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """Return a model of a doubled batch: the first half with the condition, the second without."""
     if guidance_scale != 1.0 and unconditional is None:
-        raise ValueError(f"guidance_scale = {guidance_scale} needs `unconditional`, the model without the condition")
+        raise UserError(
+            "needs `unconditional`, the model without the condition",
+            code="argument-invalid",
+            field="guidance_scale",
+            value=guidance_scale,
+            remedy="give unconditional=…, or guidance_scale=1.0",
+        )
 
     def both(z_2B: Tensor, t_2B: Tensor, _: Tensor | None) -> Tensor:
         (z, rest), (t, t_rest) = z_2B.chunk(2), t_2B.chunk(2)
