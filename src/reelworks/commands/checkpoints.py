@@ -16,8 +16,8 @@ from reelworks.commands import show
 from reelworks.commands.app import App
 from reelworks.commands.exit_codes import ExitCode
 from reelworks.commands.options import Json, Overrides, RunArgument, SourceArgument
+from reelworks.core import units
 from reelworks.core.errors import UserError
-from reelworks.core.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from reelworks.data.checkpoint.config import CheckpointsConfig
@@ -243,15 +243,15 @@ def _print_all(rows: Sequence[ListedCheckpoint], free_bytes: int) -> None:
         drawn.add_row(
             str(row.step),
             _or_unknown(saved and saved.epoch),
-            format_bytes(saved.bytes) if saved else "?",
-            format_seconds(time.time() - saved.created) if saved else "?",
+            units.size(saved.bytes) if saved else "?",
+            units.duration(time.time() - saved.created) if saved else "?",
             *[saved.stage if saved else "?"] * has_stages,
             _metrics(saved.metrics) if saved else "",
             _why(row),
         )
     show.print_table(drawn)
-    total = format_bytes(listing.total_bytes(rows))
-    show.line(f"{plural(len(rows), 'checkpoint')}, {total}; {format_bytes(free_bytes)} free on the disk")
+    total = units.size(listing.total_bytes(rows))
+    show.line(f"{units.plural(len(rows), 'checkpoint')}, {total}; {units.size(free_bytes)} free on the disk")
 
 
 def _why(row: ListedCheckpoint) -> str:
@@ -266,12 +266,12 @@ def _print_one(row: ListedCheckpoint, manifest: ManifestFacts | None) -> None:
         return
     show.line(
         f"  epoch {_or_unknown(row.saved.epoch)}, saved {_when(row.saved.created)} by {manifest.world_size} "
-        f"process{'es' if manifest.world_size > 1 else ''}, {format_bytes(row.saved.bytes)}"
+        f"process{'es' if manifest.world_size > 1 else ''}, {units.size(row.saved.bytes)}"
     )
     show.line(f"  metrics: {_metrics(row.saved.metrics) or 'none'}")
     show.line("  versions: " + ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
     for file in manifest.files:
-        show.line(f"  {file.path}  {format_bytes(file.size)}")
+        show.line(f"  {file.path}  {units.size(file.size)}")
 
 
 def _print_verified(rows: Sequence[VerifiedCheckpoint], full: bool) -> None:
@@ -285,8 +285,8 @@ def _print_pruned(pruned: Pruned) -> None:
     kept, deleted = pruned.kept, pruned.deleted
     for row in deleted:
         verb = "would delete" if pruned.dry_run else "deleted"
-        show.line(f"{verb} step {row.step} ({format_bytes(row.bytes)}): {'; '.join(row.reasons)}")
-    freed = format_bytes(sum(row.bytes for row in deleted))
+        show.line(f"{verb} step {row.step} ({units.size(row.bytes)}): {'; '.join(row.reasons)}")
+    freed = units.size(sum(row.bytes for row in deleted))
     show.line(f"{len(deleted)} of {len(deleted) + len(kept)} checkpoints, {freed}")
 
 
@@ -299,7 +299,7 @@ def _print_history(found: CheckpointHistory) -> None:
         show.line(f"step {found.step} is {now.state}{ended}: {'; '.join(now.reasons)}")
     else:
         show.line(f"step {found.step} exists; {'' if now.state != 'kept' else 'kept: '}{_why(now)}")
-    size = f", {format_bytes(found.bytes)}" if found.bytes is not None else ""
+    size = f", {units.size(found.bytes)}" if found.bytes is not None else ""
     show.line(f"  saved {_when(found.saved) if found.saved else 'at an unknown time'}{size}")
     show.line(f"  metrics: {_metrics(found.metrics) or 'none'}")
     kinds = [event["event"] for event in found.history]

@@ -49,7 +49,7 @@ def _list(gpu: str | None, *, json: bool) -> None:
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for one in ready:
         made = one.result
-        size, memory = f"{one.vram_gb} GB", units.format_bytes(made.choice.estimate.memory.total)
+        size, memory = f"{one.vram_gb} GB", units.size(made.choice.estimate.memory.total)
         table.add_row(made.model, size, memory, f"{made.steps:,}", _duration(made))
     show.print_table(table)
     show.line(

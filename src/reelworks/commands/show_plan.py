@@ -47,7 +47,7 @@ def forecast(values: PlanForecast, html: Path | None) -> None:
     if (gpu := values.on_gpu) is not None:
         show.line(
             f"\nOn {gpu.gpu}: {gpu.steps:,} steps of {'' if gpu.is_measured else '≈ '}{units.number(gpu.seconds_per_step, 2)} s, and "
-            f"{units.format_bytes(gpu.memory_bytes)} of memory, estimated"
+            f"{units.size(gpu.memory_bytes)} of memory, estimated"
         )
     if (steps := values.learning_rate_steps) is not None:
         show.line(f"\nThe learning rate falls over {steps} steps, as if each epoch had those of the first.")
@@ -63,17 +63,17 @@ def stages(values: RunForecast) -> None:
         forecast(one.plan, None)
     table = show.new_table("stage", "ends after", "steps", "epochs", "clips", "tokens", "time", "memory")
     for one in values.stages:
-        time = ("" if one.is_measured else "≈ ") + units.format_seconds(one.seconds)
-        memory = units.format_bytes(one.memory_bytes)
+        time = ("" if one.is_measured else "≈ ") + units.duration(one.seconds)
+        memory = units.size(one.memory_bytes)
         counts = (str(one.steps), units.number(one.epochs), str(one.clips), str(one.tokens))
         about = "" if one.is_exact else "≈ "
         table.add_row(one.name, one.ends, *(about + count for count in counts), time, memory)
-    totals = (str(values.steps), "", str(values.clips), str(values.tokens), units.format_seconds(values.seconds))
-    table.add_row("sum", "", *totals, units.format_bytes(values.memory_bytes))
+    totals = (str(values.steps), "", str(values.clips), str(values.tokens), units.duration(values.seconds))
+    table.add_row("sum", "", *totals, units.size(values.memory_bytes))
     show.print_table(table)
     show.line(
-        f"checkpoints of {units.format_bytes(values.checkpoint_bytes)} at most take up to "
-        f"{units.format_bytes(values.disk_bytes)} of disk"
+        f"checkpoints of {units.size(values.checkpoint_bytes)} at most take up to "
+        f"{units.size(values.disk_bytes)} of disk"
     )
     if not all(one.is_exact for one in values.stages):
         show.line("≈ of steps and clips: epochs that were not planned count as the last one of the stage that was")
@@ -181,7 +181,7 @@ def _strategies(values: PlanForecast) -> None:
     )
     for one in values.strategies:
         rate = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
-        most = "" if one.peak_bytes is None else units.format_bytes(one.peak_bytes)
+        most = "" if one.peak_bytes is None else units.size(one.peak_bytes)
         figures = f"{one.imbalance:.1%}", str(one.peak_tokens), most, f"{one.memory_share:.1%}"
         table.add_row(names[one.strategy], str(one.steps), *figures, rate, f"{one.speedup:.2f}×")
     show.print_table(table)
@@ -266,5 +266,5 @@ def _number(key: str, value: float) -> str:
     if key in ("imbalance", "padding"):
         return f"{value:.1%}"
     if key.endswith("_bytes"):
-        return units.format_bytes(int(value))
-    return units.format_seconds(value) if key == "seconds" else units.number(value) if key == "epochs" else str(value)
+        return units.size(int(value))
+    return units.duration(value) if key == "seconds" else units.number(value) if key == "epochs" else str(value)

@@ -32,22 +32,6 @@ def _read(text: str, field: str, units: dict[str, int], remedy: str) -> float:
     return value
 
 
-def format_bytes(size: float) -> str:
-    """Format a size with one decimal, `41.2 GB`."""
-    for unit in ("GB", "MB", "kB"):
-        if abs(size) >= 0.99995 * _SIZES[unit]:  # a little less would read 1000.0 of the smaller unit
-            return f"{size / _SIZES[unit]:.1f} {unit}"
-    return f"{size:.0f} B"
-
-
-def format_seconds(seconds: float) -> str:
-    """Format a duration in its largest unit, `3 d`."""
-    seconds = max(seconds, 0)
-    larger = (("d", "h"), ("h", "m"), ("m", "s"))  # from half a smaller unit below it, which reads 24 h
-    unit = next((u for u, smaller in larger if seconds + _DURATIONS[smaller] / 2 >= _DURATIONS[u]), "s")
-    return f"{seconds / _DURATIONS[unit]:.0f} {unit}"
-
-
 def count(value: float | None) -> str:
     """Format 12345 as `12,345`, and None as a dash."""
     return "–" if value is None else f"{value:,.0f}"

@@ -41,7 +41,7 @@ def _require_regular(path: Path | str, status: os.stat_result) -> None:
 def require_size(path: object, size: int, most: int) -> None:
     """Raise `OSError` for a file of more bytes than are read of its kind."""
     if size > most:
-        problem = f"it has {units.format_bytes(size)}, and at most {units.format_bytes(most)} are read of such a file"
+        problem = f"it has {units.size(size)}, and at most {units.size(most)} are read of such a file"
         raise OSError(errno.EFBIG, problem, str(path))
 
 

@@ -111,11 +111,11 @@ def _announce(hub: Any, repository: str, wanted: dict[str, Any]) -> None:
     free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.is_dir())).free
     if free < total:
         raise UserError(
-            f"{count} with {units.format_bytes(total)} are to be downloaded, and {cache} has {units.format_bytes(free)} left",
+            f"{count} with {units.size(total)} are to be downloaded, and {cache} has {units.size(free)} left",
             code="disk-full",
             remedy="make room, or set the environment variable HF_HUB_CACHE to a folder on a larger disk",
         )
-    logger.info(f"downloading {count}, {units.format_bytes(total)}, of {repository} to {cache}")
+    logger.info(f"downloading {count}, {units.size(total)}, of {repository} to {cache}")
 
 
 def _refused(errors: Any, asked: HubId, error: Exception) -> UserError:

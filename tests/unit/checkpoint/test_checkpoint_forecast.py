@@ -46,14 +46,14 @@ def test_the_lines_that_people_read() -> None:
     told = forecast(41_200_000_000, policy, saves(policy, 0, 20_000), 180 * GB)
     assert (told.peak_count, told.fails_at_step) == (5, 5000)
     assert told.to_text() == (
-        "one checkpoint takes 41.2 GB; the policy peaks at 5 = 206.0 GB; 180.0 GB are free: checkpoints will not fit from step 5000 on"
+        "one checkpoint takes 41.2 GB; the policy peaks at 5 = 206 GB; 180 GB are free: checkpoints will not fit from step 5000 on"
     )
     assert "save_total_limit" in told.warnings()[0]
     there = [Record(step, {}, num_bytes=41_200_000_000) for step in (1000, 2000)]
     resumed = forecast(41_200_000_000, policy, saves(policy, 2000, 20_000), 180 * GB, there)
     assert resumed.fails_at_step is None
     assert [resumed.to_text(), *resumed.warnings()] == [
-        "one checkpoint takes 41.2 GB; the policy peaks at 5 = 206.0 GB; 180.0 GB are free, existing checkpoints take 82.4 GB"
+        "one checkpoint takes 41.2 GB; the policy peaks at 5 = 206 GB; 180 GB are free, existing checkpoints take 82.4 GB"
     ]
     small = CheckpointsConfig(max_disk="100GB", keep_within="2d")
     limited = forecast(41_200_000_000, small, saves(small, 0, 20_000), 1000 * GB)

@@ -220,9 +220,7 @@ def test_no_number_is_told_with_an_exponent(value, digits):
     (units.duration(3.21), "3.2 s"), (units.duration(201), "3 min 21 s"), (units.duration(7325), "2 h 02 min"),
     (units.duration(200_000), "2 d 7 h"), (units.count(1234567), "1,234,567"), (units.loss(0.3), "0.3000"),
     (units.loss(1.5e-5), "1.5e-05"), (units.loss(None), "–"), (units.plural(1, "clip"), "1 clip"),
-    (units.duration(59.97), "1 min 00 s"), (units.format_seconds(59.7), "1 m"), (units.format_seconds(3_590), "1 h"),
-    (units.format_seconds(85_000), "1 d"), (units.format_bytes(999_960), "1.0 MB"), (units.format_bytes(999_900), "999.9 kB"),
-    (units.moment(0), "1970-01-01 00:00:00 UTC"), (units.percent(0.1234), "12.3 %"),
+    (units.duration(59.97), "1 min 00 s"), (units.moment(0), "1970-01-01 00:00:00 UTC"), (units.percent(0.1234), "12.3 %"),
 ])  # fmt: skip
 def test_numbers_read_as_people_write_them(text, expected):
     assert text == expected

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from reelworks.core import device_memory, machine, system, user_files, version
+from reelworks.core import device_memory, machine, system, units, user_files, version
 from reelworks.core.errors import UserError
-from reelworks.core.units import format_bytes, plural
 from reelworks.data.checkpoint import disk_space
 
 if TYPE_CHECKING:
@@ -114,11 +113,11 @@ def _machine(found: Diagnosis) -> Iterator[tuple[str, object]]:
     memory = psutil.virtual_memory()
     usable = machine.memory_bytes()
     yield "cores", machine.cores()
-    yield "memory", f"{format_bytes(usable)}, {format_bytes(memory.available)} available"
+    yield "memory", f"{units.size(usable)}, {units.size(memory.available)} available"
     yield "load", f"{system.load_average():.1f}"
     if usable < _LOW_MEMORY:
         found.ail(
-            f"{format_bytes(usable)} of memory: text encoders of most models do not fit",
+            f"{units.size(usable)} of memory: text encoders of most models do not fit",
             "use stored texts that were encoded elsewhere, or a model with a small text encoder",
         )
     limit = system.open_files()
@@ -141,7 +140,7 @@ def _card(found: Diagnosis) -> Iterator[tuple[str, object]]:
     for number in range(cards):
         card = torch.cuda.get_device_properties(number)
         architecture = getattr(card, "gcnArchName", None) if torch.version.hip else f"{card.major}.{card.minor}"
-        yield f"card {number}", f"{card.name}, {format_bytes(card.total_memory)}, {architecture}"
+        yield f"card {number}", f"{card.name}, {units.size(card.total_memory)}, {architecture}"
         built_for = torch.cuda.get_arch_list()
         if torch.version.cuda and built_for and not _is_built_for(card.major, card.minor, built_for):
             found.ail(
@@ -152,7 +151,7 @@ def _card(found: Diagnosis) -> Iterator[tuple[str, object]]:
         return
     device = machine.default_device()
     if (memory := device_memory.total_bytes(device)) is not None:
-        yield "card 0", f"Apple's GPU, {format_bytes(memory)} of the machine's memory"
+        yield "card 0", f"Apple's GPU, {units.size(memory)} of the machine's memory"
         return
     yield "card", "none that torch can use: trainings run on the CPU"
     if reason := machine.why_cpu():
@@ -234,11 +233,11 @@ def _disk(found: Diagnosis, folder: Path) -> Iterator[tuple[str, object]]:
     yield "folder", _named(folder)
     try:
         mount = disk_space.probe(folder)
-        yield "free", format_bytes(mount.free_bytes)
+        yield "free", units.size(mount.free_bytes)
         yield "locks", "yes" if mount.locks else "no: a second training in one folder is noticed by its heartbeat alone"
         if mount.free_bytes < _LOW_BYTES:
             found.ail(
-                f"{_named(folder)} has {format_bytes(mount.free_bytes)} left",
+                f"{_named(folder)} has {units.size(mount.free_bytes)} left",
                 "free disk space, or give runs another --output",
             )
     except UserError as error:
@@ -249,7 +248,7 @@ def _disk(found: Diagnosis, folder: Path) -> Iterator[tuple[str, object]]:
             with tempfile.TemporaryFile(dir=there) as file:
                 file.write(bytes(1 << 16))
                 file.flush()
-            yield name, f"{_named(place)}, {format_bytes(shutil.disk_usage(there).free)} free"
+            yield name, f"{_named(place)}, {units.size(shutil.disk_usage(there).free)} free"
         except OSError as error:
             what = "the audit of kernels is done again at each start" if name == "cache" else "scans and exports fail"
             found.ail(
@@ -271,7 +270,7 @@ def lines(found: Diagnosis) -> Iterator[str]:
             yield name
             yield from (f"  {key:<20} {value}" for key, value in facts.items())
     yield ""
-    yield f"{plural(len(found.problems), 'problem')}{':' if found.problems else ''}"
+    yield f"{units.plural(len(found.problems), 'problem')}{':' if found.problems else ''}"
     for each in found.problems:
         yield f"- {each.problem}"
         yield f"  remedy: {each.remedy}"

@@ -32,10 +32,10 @@ def publish(request: PublishRequest, json: Json = False) -> None:
 
 
 def _print(published: Published) -> None:
-    from reelworks.core.units import format_bytes
+    from reelworks.core import units
 
     for file in published.files:
-        show.line(f"{file.path}  {format_bytes(file.bytes)}")
+        show.line(f"{file.path}  {units.size(file.bytes)}")
     for note in published.notes:
         show.line(f"note: {note}")
     seen = "private" if published.private else "public"

@@ -105,7 +105,7 @@ class Repository:
         Raises:
             UserError: The hub refuses, or cannot be reached; no file of the repository has changed then.
         """
-        size = units.format_bytes(sum((folder / name).stat().st_size for name in names))
+        size = units.size(sum((folder / name).stat().st_size for name in names))
         files = [CommitOperationAdd(name, folder / name) for name in names]
         doing = log.stage(f"uploading {units.plural(len(names), 'file')}, {size}, to {page(self.name)}", at_once=True)
         with telling(self.name), _bars_on_terminals(), doing:

@@ -18,7 +18,7 @@ from reelworks.annexes.lora.request import (
 from reelworks.commands import show
 from reelworks.commands.app import App
 from reelworks.commands.options import Json
-from reelworks.core.units import format_bytes, plural
+from reelworks.core import units
 
 if TYPE_CHECKING:
     from reelworks.annexes.lora.info import LoraInfo
@@ -91,10 +91,10 @@ def extract(request: ExtractLoraRequest, layers: Layers = False, json: Json = Fa
     _print(found, layers, json, found.result)
     if json:
         return
-    show.line(f"network: {found.model or 'not known'}; {plural(found.equal, 'linear layer')} equal, and left out")
+    show.line(f"network: {found.model or 'not known'}; {units.plural(found.equal, 'linear layer')} equal, and left out")
     for other in found.not_held:
         show.line(
-            f"not held: {plural(other.tensors, 'tensor')}, {other.kind}, {other.share or 0:.2%} of the squared difference"
+            f"not held: {units.plural(other.tensors, 'tensor')}, {other.kind}, {other.share or 0:.2%} of the squared difference"
         )
     show.line(f"relative error of the whole difference: {_share(found.relative_error_in_all)}")
 
@@ -148,7 +148,7 @@ def _print(value: object, layers: bool, json: bool, result: LoraResult | None = 
     ranks = sorted({layer.rank for layer in told.layers if layer.rank is not None})
     rank = f", rank {ranks[0]}" + (f" to {ranks[-1]}" if len(ranks) > 1 else "") if ranks else ""
     show.line(
-        f"{plural(len(told.layers), 'layer')}{rank}, norm {_number(told.norm)}, relative error {_share(told.relative_error)}"
+        f"{units.plural(len(told.layers), 'layer')}{rank}, norm {_number(told.norm)}, relative error {_share(told.relative_error)}"
     )
     worst = sorted(told.layers, key=lambda layer: -(layer.relative_error or 0.0))[:_WORST]
     for layer in worst if not layers else ():
@@ -170,7 +170,7 @@ def _print_info(found: LoraInfo, layers: bool) -> None:
     if layers:
         _print_layers(found.result.layers)
     (path,) = found.result.files
-    show.line(", ".join(filter(None, [f"{path}: {format_bytes(found.bytes)}", _counts(found.dtypes)])))
+    show.line(", ".join(filter(None, [f"{path}: {units.size(found.bytes)}", _counts(found.dtypes)])))
     for note in found.result.notes:
         show.line(note)
     if found.types:
@@ -179,7 +179,7 @@ def _print_info(found: LoraInfo, layers: bool) -> None:
     if found.others:
         show.line(f"other tensors: {_counts(found.others)}")
     if found.text_encoder_layers:
-        show.line(f"text encoders: {plural(found.text_encoder_layers, 'layer')}")
+        show.line(f"text encoders: {units.plural(found.text_encoder_layers, 'layer')}")
     total = len(found.result.layers)
     if total:
         of_network = total - found.text_encoder_layers
@@ -188,7 +188,7 @@ def _print_info(found: LoraInfo, layers: bool) -> None:
         fits = "" if is_whole else f", of which {found.fitting} of {of_network} layers fit"
         show.line(f"model: {known}{fits}")
         show.line(f"norm of the updates: {_number(found.result.norm)}")
-        readers = [f"{name} ({count} of {plural(total, 'layer')})" for name, count in found.readers.items()]
+        readers = [f"{name} ({count} of {units.plural(total, 'layer')})" for name, count in found.readers.items()]
         show.line(f"read by: {', '.join(readers) or 'no program that is known'}")
     for key, value in sorted(found.metadata.items()):
         short = value if len(value) <= _LONGEST else f"{value[:_LONGEST]} … ({len(value):,} characters)"

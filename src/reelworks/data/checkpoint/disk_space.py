@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import storage, system
+from reelworks.core import storage, system, units
 from reelworks.core.errors import UserError
-from reelworks.core.units import format_bytes
 from reelworks.data.checkpoint import names
 from reelworks.data.checkpoint.config import CheckpointsConfig
 from reelworks.data.checkpoint.policy import CheckpointFacts
@@ -87,7 +86,7 @@ def require(folder: Path, need_bytes: int, what: str = "a checkpoint") -> None:
     """Raise the `OSError` of a full disk if a folder's disk lacks room for `need_bytes` and a margin; names `what`."""
     need_bytes, free_bytes = int(need_bytes * MARGIN), shutil.disk_usage(folder).free
     if free_bytes < need_bytes:
-        raise OSError(errno.ENOSPC, f"{what} needs {format_bytes(need_bytes)}, {format_bytes(free_bytes)} are free")
+        raise OSError(errno.ENOSPC, f"{what} needs {units.size(need_bytes)}, {units.size(free_bytes)} are free")
 
 
 @dataclass(frozen=True)
@@ -105,13 +104,13 @@ class DiskForecast:
     def to_text(self) -> str:
         """Return the forecast as one line of text."""
         peak_bytes = self.peak_count * self.checkpoint_bytes
-        text = f"one checkpoint takes {format_bytes(self.checkpoint_bytes)}; "
-        text += f"the policy peaks at {self.peak_count} = {format_bytes(peak_bytes)}"
+        text = f"one checkpoint takes {units.size(self.checkpoint_bytes)}; "
+        text += f"the policy peaks at {self.peak_count} = {units.size(peak_bytes)}"
         if self.policy.keep_within:
             text += f", plus the checkpoints of the last {self.policy.keep_within}"
-        text += f"; {format_bytes(self.free_bytes)} are free"
+        text += f"; {units.size(self.free_bytes)} are free"
         if self.present_bytes:
-            text += f", existing checkpoints take {format_bytes(self.present_bytes)}"
+            text += f", existing checkpoints take {units.size(self.present_bytes)}"
         if self.fails_at_step is not None:
             text += f": checkpoints will not fit from step {self.fails_at_step} on"
         return text

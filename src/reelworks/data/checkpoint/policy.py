@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from reelworks.core.units import format_bytes
+from reelworks.core import units
 from reelworks.data.checkpoint import mixture
 from reelworks.data.checkpoint.config import KeepBest, Retention
 
@@ -146,7 +146,7 @@ def _evict(case: _Case, kept: Collection[int]) -> dict[int, Reasons]:
         over = {budget: missing for budget, missing in over.items() if missing > 0}
         if over and c.step in kept and c.step not in case.floor:
             evicted[c.step] = tuple(
-                f"{budget} requires freeing {format_bytes(missing)}; this is the oldest that may be deleted"
+                f"{budget} requires freeing {units.size(missing)}; this is the oldest that may be deleted"
                 for budget, missing in over.items()
             )
             over = {budget: missing - c.num_bytes for budget, missing in over.items()}

@@ -110,7 +110,7 @@ def _kept(folder: Path, keep_last: int | Literal["auto"] | None, *, is_lora: boo
     if disk.free >= _FREE_SHARE * disk.total:
         return None
     logger.warning(
-        f"exports: less than {_FREE_SHARE:.0%} of the disk is free ({units.format_bytes(disk.free)}), so only the last "
+        f"exports: less than {_FREE_SHARE:.0%} of the disk is free ({units.size(disk.free)}), so only the last "
         f"{_FEW} exports stay; exports.keep_last sets how many"
     )
     return _FEW

@@ -303,7 +303,7 @@ class CheckpointManager:
         self._retry_at = None
         step, name = saved.info.step, saved.info.path.name
         self._log.event("checkpoint", step=step, name=name, bytes=saved.bytes, seconds=saved.seconds)
-        logger.info("saved step %d: %s, %.1f s", step, units.format_bytes(saved.bytes), saved.seconds)
+        logger.info("saved step %d: %s, %.1f s", step, units.size(saved.bytes), saved.seconds)
         if self._world.is_main:
             if self._mirror is not None:
                 self._mirror.offer(step)

@@ -79,7 +79,7 @@ class RecordKeeper:
         ):
             name = history.epoch_name(epoch, data_restarts, "")
             logger.info(
-                f"the record of epoch {name} is removed to stay within coverage.max_disk = {units.format_bytes(limit)}; "
+                f"the record of epoch {name} is removed to stay within coverage.max_disk = {units.size(limit)}; "
                 "its totals are kept, the outcome of each of its clips is lost"
             )
 
