@@ -75,9 +75,9 @@ def load_whole(path: Path, overrides: Sequence[str] = (), data_path: Path | None
     is_main = os.environ.get("RANK", "0") == "0"
     for number, stage in enumerate(values.get("stage", []) if is_main else ()):
         for text in others if index in (None, number) else ():
-            name, path = stage.get("name"), _path(text)
-            of_stage = (["stage", name, *path], ["stage", str(number), *path])
-            if stages.hides(stage, *path) and not any(_path(other) in of_stage for other in others):
+            name, key = stage.get("name"), _path(text)
+            of_stage = (["stage", name, *key], ["stage", str(number), *key])
+            if stages.hides(stage, *key) and not any(_path(other) in of_stage for other in others):
                 hint = f"--set stage.{name}.{text} does"
                 logger.warning(f"--set {text} does not reach stage {name}, which says that itself; {hint}")
     return recipe, index
