@@ -25,7 +25,8 @@ def follow(text: str) -> Script:
     for number, line in enumerate(joined.splitlines(), 1):
         line = line.strip()
         is_maybe = depth > 0 or _MAYBE.match(line) is not None
-        depth = max(0, depth + _depth(line))
+        bare = re.sub(r'"[^"]*"', "", line)
+        depth = max(0, depth + bare.count("(") - bare.count(")"))
         inner = (
             re.sub(r"^@?(?:if|for)\b.*?(?=\bset\b|$)", "", line, flags=re.IGNORECASE) if _MAYBE.match(line) else line
         )
@@ -35,11 +36,6 @@ def follow(text: str) -> Script:
         elif line and not _MAYBE.match(line) and not _SKIPPED.match(line) and line.strip("()"):
             script.commands += _commands(line, script.variables, number)
     return script
-
-
-def _depth(line: str) -> int:
-    bare = re.sub(r'"[^"]*"', "", line)
-    return bare.count("(") - bare.count(")")
 
 
 def _set(script: Script, name: str, text: str, *, is_maybe: bool) -> None:

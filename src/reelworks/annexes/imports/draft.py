@@ -139,7 +139,13 @@ class ImportDraft:
 
     def text(self, title: str) -> str:
         """Return the recipe as TOML."""
-        return toml_writer.write(_printable(title), self._sorted())
+        order = ["", *Recipe.model_fields]
+        names = {header: header.strip("[]") for header, _, _ in self._lines}
+        lines = sorted(
+            self._lines.values(),
+            key=lambda line: (order.index(names[line.table].partition(".")[0]), line.number, names[line.table]),
+        )
+        return toml_writer.write(_printable(title), lines)
 
     def values(self) -> dict[str, Any]:
         """Return the recipe as plain values."""
@@ -161,14 +167,6 @@ class ImportDraft:
             f"{numbered[table]}.{number}.{key}" if table in numbered else f"{table.strip('[]')}.{key}".lstrip(".")
             for table, number, key in self._lines
         ]
-
-    def _sorted(self) -> list[Line]:
-        order = ["", *Recipe.model_fields]
-        names = {header: header.strip("[]") for header, _, _ in self._lines}
-        return sorted(
-            self._lines.values(),
-            key=lambda line: (order.index(names[line.table].partition(".")[0]), line.number, names[line.table]),
-        )
 
     def _source(self, value: Any) -> str:
         own = self.settings.get(self.key)

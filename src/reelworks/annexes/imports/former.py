@@ -80,18 +80,15 @@ class Scan:
         self.clips: list[Clip] = []
         self.names: list[str] = []
         if len(self.missing) < len(recipe.dataset):
-            rows = self._rows(Catalog.open(Path(folder)), recipe)
+            rows = Catalog.open(Path(folder)).live()
+            own = [each.dataset_name for number, each in enumerate(recipe.dataset) if number not in self.missing]
+            rows = rows.take(np.flatnonzero(rows.readable & rows.of_datasets(own)))
             self.clips = _clips(rows, [each.dataset_name for each in recipe.dataset])
             self.names = rows.labels(np.arange(len(rows)))
 
     def open(self, recipe: Recipe) -> RecipeData:
         """Return those datasets of a recipe whose clips are known."""
         return RecipeData.open(self._of(recipe, [n for n in range(len(recipe.dataset)) if n not in self.missing]))
-
-    def _rows(self, catalog: Catalog, recipe: Recipe) -> CatalogRows:
-        rows = catalog.live()
-        own = [each.dataset_name for number, each in enumerate(recipe.dataset) if number not in self.missing]
-        return rows.take(np.flatnonzero(rows.readable & rows.of_datasets(own)))
 
     def _of(self, recipe: Recipe, numbers: Sequence[int]) -> Recipe:
         return recipe.model_copy(

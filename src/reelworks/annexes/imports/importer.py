@@ -105,17 +105,17 @@ class _Converted(NamedTuple):
 
     @classmethod
     def from_draft(cls, trainer: FormerTrainer, draft: ImportDraft) -> _Converted:
-        """Convert a draft's settings, and check the recipe."""
-        return cls(draft, _fill(trainer, draft), _parse(draft))
-
-
-def _fill(trainer: FormerTrainer, draft: ImportDraft) -> tuple[ImportedKey, ...]:
-    """Fill the draft of a recipe; returns what became of each setting."""
-    keys = rates.finish(draft, tuple(trainer.convert(draft)))
-    draft.begin("")
-    for number, path in enumerate(() if draft.took_data else draft.request.data[: draft.count("dataset")]):
-        draft.set(f"dataset.{number}.path", str(path), "as given with --data")
-    return keys
+        """Convert a draft's settings, and check the recipe, whose error names the setting that a value comes from."""
+        keys = rates.finish(draft, tuple(trainer.convert(draft)))
+        draft.begin("")
+        for number, path in enumerate(() if draft.took_data else draft.request.data[: draft.count("dataset")]):
+            draft.set(f"dataset.{number}.path", str(path), "as given with --data")
+        try:
+            return cls(draft, keys, recipe_file.parse(draft.values()))
+        except UserError as error:
+            if error.field is not None and (source := draft.source_of(error.field)):
+                error.reword(field=error.field, problem=f"{error.problem} (from {source})", remedy=error.remedy)
+            raise
 
 
 def _trainer_of(given: list[ConfigFile], name: str | None) -> FormerTrainer:
@@ -141,16 +141,6 @@ def _trainer_of(given: list[ConfigFile], name: str | None) -> FormerTrainer:
             remedy=f"give one of these, and --from NAME if its keys do not tell:{known}",
         )
     return found[0]
-
-
-def _parse(draft: ImportDraft) -> Recipe:
-    """Check the recipe; an error in a value that was imported names the setting that it comes from."""
-    try:
-        return recipe_file.parse(draft.values())
-    except UserError as error:
-        if error.field is not None and (source := draft.source_of(error.field)):
-            error.reword(field=error.field, problem=f"{error.problem} (from {source})", remedy=error.remedy)
-        raise
 
 
 def _account(

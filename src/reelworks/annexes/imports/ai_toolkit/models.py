@@ -47,8 +47,11 @@ def choose(draft: ImportDraft) -> None:
     preset = trainer.find_model(draft, draft.key, _names(arch, path), known)
     if draft.request.model is None:
         preset = preset.removesuffix("-sound")
-        preset += "-sound" if f"{preset}-sound" in registry.PRESETS and _has_sound(settings) else ""
-    trainer.choose_model(draft, preset, _weights(path, preset))
+        has_sound = any(key.endswith(".do_audio") and value is True for key, value in settings.values.items())
+        preset += "-sound" if has_sound and f"{preset}-sound" in registry.PRESETS else ""
+    # Of the weights of releases ai-toolkit keeps copies.
+    of_release = registry.find(path) in (preset, preset.removesuffix("-sound")) or path.startswith("ai-toolkit/")
+    trainer.choose_model(draft, preset, None if not path or of_release else path)
 
 
 def _names(arch: str, path: str) -> Iterator[str]:
@@ -56,13 +59,3 @@ def _names(arch: str, path: str) -> Iterator[str]:
     if flexible is None and (own := registry.find(path)) is not None and arch in (*PRESETS, "sd1"):
         yield own
     yield path.rpartition("/")[2] if flexible is not None else arch
-
-
-def _weights(path: str, preset: str) -> str | None:
-    """Return the weights of the config; None for those of the release, of which ai-toolkit keeps copies."""
-    own = registry.find(path) == preset or registry.find(path) == preset.removesuffix("-sound")
-    return None if not path or own or path.startswith("ai-toolkit/") else path
-
-
-def _has_sound(settings: FormerSettings) -> bool:
-    return any(key.endswith(".do_audio") and value is True for key, value in settings.values.items())

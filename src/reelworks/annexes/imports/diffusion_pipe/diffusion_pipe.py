@@ -37,7 +37,10 @@ class _DiffusionPipe(FormerTrainer):
 
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.suffix == ".toml":
-            return _is_main(file.values) or _is_dataset(file.values)
+            values = file.values or {}
+            model, directories = values.get("model"), values.get("directory")
+            is_main = isinstance(model, dict) and model.get("type") in models.TYPES
+            return is_main or (isinstance(directories, list) and directories != [] and isinstance(directories[0], dict))
         return any(_is_command(command.words) for command in _commands(file))
 
     def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
@@ -102,16 +105,6 @@ def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
         yield ImportedKey("directory", None, Fate.TO_FILL_IN, remark)
     for number in range(count):
         yield from _finish(draft, number)
-
-
-def _is_main(values: dict[str, Any] | None) -> bool:
-    model = (values or {}).get("model")
-    return isinstance(model, dict) and model.get("type") in models.TYPES
-
-
-def _is_dataset(values: dict[str, Any] | None) -> bool:
-    found = (values or {}).get("directory")
-    return isinstance(found, list) and bool(found) and isinstance(found[0], dict)
 
 
 def _commands(file: ConfigFile) -> list[Command]:

@@ -57,10 +57,6 @@ def _is(draft: ImportDraft, *types: str) -> bool:
     return draft.get("lora.type") in types
 
 
-def _no_adapter(draft: ImportDraft) -> Outcome | None:
-    return (Fate.NO_MEANING, "no network is trained beside the model") if draft.get("lora.type") is None else None
-
-
 def _rank(value: Any, draft: ImportDraft) -> Outcome:
     if _is(draft, "oft"):
         return Fate.NOT_POSSIBLE, "the blocks of OFT have one size: lora.block_size"
@@ -102,7 +98,9 @@ def _dora(value: Any, draft: ImportDraft) -> Outcome:
 def _weights(value: Any, draft: ImportDraft) -> Outcome:
     if value and draft.get("model.experts") == "both":
         return Fate.NOT_POSSIBLE, "a LoRA belongs to one of two networks: train them one by one, with model.experts"
-    return _no_adapter(draft) or rules.word("lora.weights")(value, draft)
+    if draft.get("lora.type") is None:
+        return Fate.NO_MEANING, "no network is trained beside the model"
+    return rules.word("lora.weights")(value, draft)
 
 
 def _lycoris_preset(value: Any, draft: ImportDraft) -> Outcome:

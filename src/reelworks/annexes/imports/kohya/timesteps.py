@@ -32,13 +32,9 @@ _WEIGHTS = {"sigma_sqrt": "sigma-sqrt", "cosmap": "cosmap"}
 
 def largest_area(draft: ImportDraft) -> int:
     """Return the pixels of the largest [[bucket]] of the draft; those of a square of 1024 without one."""
-    areas = [_area(str(draft.get(f"bucket.{number}.resolution", ""))) for number in range(draft.count("bucket"))]
-    return max(areas, default=0) or 1024**2
-
-
-def _area(resolution: str) -> int:
-    sides = [int(each) for each in re.findall(r"\d+", resolution)]
-    return sides[0] * sides[-1] if sides else 0
+    texts = (str(draft.get(f"bucket.{number}.resolution", "")) for number in range(draft.count("bucket")))
+    sides = ([int(side) for side in re.findall(r"\d+", text)] for text in texts)
+    return max((each[0] * each[-1] for each in sides if each), default=0) or 1024**2
 
 
 def sampling(value: Any, draft: ImportDraft, *, default_shift: float, shifts_sigma: bool = True) -> Outcome:
@@ -112,15 +108,11 @@ def bound(value: Any, draft: ImportDraft, *, default_sampling: str) -> Outcome:
     if get("timestep_sampling", default_sampling) == "sigma":
         shift = draft.get("objective.timestep_shift")
         ratio = 1.0 if shift in (None, NONE) else number_of(shift)
-        low, high = (_shifted(1000 - each, ratio) for each in (high, low))
+        shares = ((1000 - each) / 1000 for each in (high, low))
+        low, high = (round(1000 * ratio * share / (1 + (ratio - 1) * share), 3) for share in shares)
         remark = draft.set("objective.timestep_range", [low, high])
         return Fate.TAKEN, f"{remark}: these bounds count from the noisiest timestep there"
     remark = draft.set("objective.timestep_range", [low, high])
     if is_on(get("preserve_distribution_shape")):
         return Fate.TAKEN, remark
     return Fate.TAKEN, f"{remark}; there the whole density is squeezed into them"
-
-
-def _shifted(timestep: float, ratio: float) -> float:
-    share = timestep / 1000
-    return round(1000 * ratio * share / (1 + (ratio - 1) * share), 3)

@@ -54,10 +54,6 @@ def _by(key: str, names: Mapping[str, str], default: str) -> Callable[[FormerSet
     return lambda settings: names.get(str(settings.get(key) or default))
 
 
-def _hunyuan(settings: FormerSettings) -> str | None:
-    return {"t2v": "hunyuan-video-1.5", "i2v": "hunyuan-video-1.5-i2v"}.get(str(settings.get("task") or "t2v"))
-
-
 def _qwen(settings: FormerSettings) -> str | None:
     if settings.get("model_version") is None:
         if settings.get("edit_plus"):
@@ -79,7 +75,9 @@ def _weights(settings: FormerSettings) -> str:
 # By the beginning of the script's name.
 MODELS: dict[str, Model] = {
     "wan_train": Model(_by("task", _TABLE["wan_tasks"], "t2v-14B"), 16.0),
-    "hv_1_5_train": Model(_hunyuan, 24.0, of_files=_HUNYUAN),
+    "hv_1_5_train": Model(
+        _by("task", {"t2v": "hunyuan-video-1.5", "i2v": "hunyuan-video-1.5-i2v"}, "t2v"), 24.0, of_files=_HUNYUAN
+    ),
     "flux_kontext_train": Model(lambda _: "flux-kontext", targets=_KONTEXT),
     "flux_2_train": Model(_by("model_version", _TABLE["flux_2"], "dev")),
     "qwen_image_train": Model(

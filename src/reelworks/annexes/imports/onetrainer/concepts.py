@@ -219,14 +219,6 @@ def _is_shown(draft: ImportDraft) -> bool:
     return draft.settings.get(f"samples.{draft.numbers[0]}.enabled", True) is True
 
 
-def _is_first(draft: ImportDraft) -> bool:
-    """Whether the sample is the first of those that are shown, whose size all previews get here."""
-    shown = (
-        n for n in range(draft.settings.count("samples")) if draft.settings.get(f"samples.{n}.enabled", True) is True
-    )
-    return next(shown, None) == draft.numbers[0]
-
-
 def _prompt(value: Any, draft: ImportDraft) -> Outcome:
     if not _is_shown(draft) or not value:
         return Fate.NO_MEANING, "the sample is off"
@@ -237,15 +229,15 @@ def _prompt(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _of_first(rule: Rule) -> Rule:
-    """Use a rule for the first sample; others may only have the same value."""
+    """Use a rule for the first sample shown, whose settings all previews get; others may only have the same value."""
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
         if not _is_shown(draft) or not draft.get("samples.prompts"):
             return Fate.NO_MEANING, "the sample is off"
-        if _is_first(draft):
+        number, name = draft.numbers[0], draft.key.rpartition(".")[2]
+        first = next(n for n in range(number + 1) if draft.settings.get(f"samples.{n}.enabled", True) is True)
+        if number == first:
             return rule(value, draft)
-        name = draft.key.rpartition(".")[2]
-        first = next(n for n in range(draft.numbers[0]) if draft.settings.get(f"samples.{n}.enabled", True) is True)
         if draft.settings.get(f"samples.{first}.{name}") == value:
             return Fate.DEFAULT, "as that of the first"
         return Fate.NOT_POSSIBLE, "all previews have the settings of the first"
@@ -307,7 +299,9 @@ def fill_buckets(draft: ImportDraft) -> None:
     draft.begin("resolution", is_default="resolution" not in draft.settings.values)
     draft.set("buckets.upscale", True, "small pictures are enlarged")
     draft.set("buckets.max_crop", 0.99, "pictures of any shape are cropped to the nearest")
-    draft.set("buckets.aspect_ratios", _ratios(draft), "aspect_ratio_bucketing")
+    wide, high = [f"{ratio:g}:1" for ratio in reversed(RATIOS)], [f"1:{ratio:g}" for ratio in RATIOS[1:]]
+    ratios = [*wide, *high] if draft.settings.get("aspect_ratio_bucketing", True) is True else ["1:1"]
+    draft.set("buckets.aspect_ratios", ratios, "aspect_ratio_bucketing")
     sizes.write(draft, [Sizes(_names(draft, text)) for text in texts], draws=True)
 
 
@@ -319,9 +313,3 @@ def _names(draft: ImportDraft, text: str) -> tuple[str, ...]:
         height, width = (max(round(side / each), 1) * each for side, each in zip(found[0], multiple, strict=True))
         return (f"{height}x{width}",)
     return tuple(f"{round((height * width) ** 0.5)}px" for height, width in found)
-
-
-def _ratios(draft: ImportDraft) -> list[str]:
-    if draft.settings.get("aspect_ratio_bucketing", True) is not True:
-        return ["1:1"]
-    return [f"{ratio:g}:1" for ratio in reversed(RATIOS)] + [f"1:{ratio:g}" for ratio in RATIOS[1:]]

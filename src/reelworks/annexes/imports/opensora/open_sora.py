@@ -57,7 +57,11 @@ class _OpenSora(FormerTrainer):
             draft.set(f"buckets.opensora.{name}", lengths, "")
         if draft.get("autoencoder.name") is None:
             draft.set("autoencoder.name", "pixel", "a placeholder")
-            draft.set("autoencoder.stride", _stride(table, meaning), "divides every size of the table")
+            entries, _ = parse.parse(table, meaning, drop_exact_length=False)
+            sides = [side for entry in entries if entry.named for size in entry.named.sizes for side in size]
+            # The largest one, since the pixel autoencoder cannot pad.
+            stride = next(stride for stride in (8, 4, 2, 1) if all(side % stride == 0 for side in sides))
+            draft.set("autoencoder.stride", stride, "divides every size of the table")
 
     def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
         return None
@@ -113,10 +117,3 @@ def _meaning(draft: ImportDraft) -> parse.Meaning:
         value=kind,
         remedy="give --probability opensora-1.2 (also for 1.1), opensora-2.0 or downgrade",
     )
-
-
-def _stride(table: Any, meaning: parse.Meaning) -> int:
-    """Return the largest stride that divides all sizes of the table, since the pixel autoencoder cannot pad."""
-    entries, _ = parse.parse(table, meaning, drop_exact_length=False)
-    sides = [side for entry in entries if entry.named for size in entry.named.sizes for side in size]
-    return next(stride for stride in (8, 4, 2, 1) if all(side % stride == 0 for side in sides))

@@ -101,7 +101,8 @@ def _targets_of_classes(draft: ImportDraft) -> list[str] | str:
 
 
 def _classes(draft: ImportDraft) -> set[str]:
-    return {*_strings(draft.settings.get("lycoris.apply_preset.target_module"))}
+    named = draft.settings.get("lycoris.apply_preset.target_module")
+    return {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
 
 
 def _layers_of_classes(draft: ImportDraft) -> dict[str, list[str]]:
@@ -122,10 +123,6 @@ def _target_module(value: Any, draft: ImportDraft) -> Outcome:
     return rules.exact_or_nearest(
         f"lora.targets = {draft.get('lora.targets')!r}", "layers of these classes are not known: name them"
     )
-
-
-def _strings(value: Any) -> list[str]:
-    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
 
 
 def _lycoris_rank(value: Any, draft: ImportDraft) -> Outcome:

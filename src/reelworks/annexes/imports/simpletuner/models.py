@@ -80,7 +80,8 @@ def choose(draft: ImportDraft) -> None:
     unknown = f"{name}-{flavour(settings)}" if name in FLAVOURS else name
     preset = trainer.find_model(draft, draft.key, [published or "", name if known else unknown], known)
     same = chosen is not None and preset == chosen.preset
-    if _has_sound(settings) and f"{preset}-sound" in registry.PRESETS:
+    has_sound = any(key.startswith("data.") and ".audio." in key for key in settings.values)
+    if has_sound and f"{preset}-sound" in registry.PRESETS:
         preset = f"{preset}-sound"
     own = chosen.weights if chosen is not None and same else None
     trainer.choose_model(draft, preset, own if not path else None if published else path)
@@ -97,7 +98,3 @@ def _path(settings: FormerSettings) -> str:
     names: list[Any] = [settings.get(f"pretrained_{part}model_name_or_path") for part in ("transformer_", "unet_", "")]
     found = next((name for name in names if isinstance(name, str) and name.strip().lower() not in ("", "none")), "")
     return found.strip()
-
-
-def _has_sound(settings: FormerSettings) -> bool:
-    return any(key.startswith("data.") and ".audio." in key for key in settings.values)

@@ -45,18 +45,13 @@ class _SimpleTuner(trainer.FormerTrainer):
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         models.choose(draft)
-        _prepare(draft)
+        trainer.prepare(draft, "SimpleTuner", "data", "1024px")
+        if draft.is_flow:  # timesteps have a density, which no setting says
+            shift = models.shift_of(draft.settings, None) or models.DEFAULT_SHIFT
+            draft.set("objective.timestep_shift", shift, "default of flow_schedule_shift")
+            draft.set("objective.timestep_sampling", "logit-normal", "default of SimpleTuner")
         converted = trainer.convert_by_rules(draft, keys.RULES, keys.defaults(draft.settings), keys.FIRST)
         yield from settle.settle(draft, converted)
 
 
 SIMPLETUNER = _SimpleTuner()
-
-
-def _prepare(draft: ImportDraft) -> None:
-    """Fill in what no setting says: beside what others lack too, timesteps have a density."""
-    trainer.prepare(draft, "SimpleTuner", "data", "1024px")
-    if draft.is_flow:
-        shift = models.shift_of(draft.settings, None) or models.DEFAULT_SHIFT
-        draft.set("objective.timestep_shift", shift, "default of flow_schedule_shift")
-        draft.set("objective.timestep_sampling", "logit-normal", "default of SimpleTuner")
