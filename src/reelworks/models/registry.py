@@ -78,10 +78,10 @@ def find(name: str) -> str | None:
         if known.release is not None and known.release.weights is not None:
             address = re.sub("-diffusers$", "", known.release.weights, flags=re.IGNORECASE)
             # Of presets of the same weights, the last is meant.
-            meant |= {_plain(address): preset, _plain(address.rpartition("/")[2]): preset}
+            meant |= {plain(address): preset, plain(address.rpartition("/")[2]): preset}
     # A name of ours wins over an address that is spelled alike.
-    meant |= {_plain(short): preset for short, preset in SHORT_NAMES.items()} | {_plain(p): p for p in PRESETS}
-    return meant.get(_plain(re.sub("-diffusers$", "", name, flags=re.IGNORECASE)))
+    meant |= {plain(short): preset for short, preset in SHORT_NAMES.items()} | {plain(p): p for p in PRESETS}
+    return meant.get(plain(re.sub("-diffusers$", "", name, flags=re.IGNORECASE)))
 
 
 def preset_name(name: str, field: str = "--model") -> str:
@@ -103,9 +103,9 @@ def _unknown(name: str, field: str) -> UserError:
         remedy = f'write "{preset}"'
         problem = "recipes name models by their presets"
         return UserError(problem, code="unknown-model", field=field, value=name, remedy=remedy)
-    elsewhere = next((model for start, model in _NOT_HERE.items() if _plain(name).startswith(start)), None)
+    elsewhere = next((model for start, model in _NOT_HERE.items() if plain(name).startswith(start)), None)
     tuned = (pair for family in _FAMILIES.values() for pair in family.tuned.items())
-    base = next((model for start, model in tuned if _plain(name).startswith(start)), None)
+    base = next((model for start, model in tuned if plain(name).startswith(start)), None)
     if base is not None:
         problem = f"this is {base} with other weights"
         remedy = f"give --model {base} --weights FILE, the file of these weights"
@@ -127,7 +127,7 @@ def _like(name: str) -> str:
     return nearest(name, {*PRESETS, *SHORT_NAMES})
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """Return a name as people spell it differently: Wan2.1, wan-2.1 and WAN_2_1 are the same."""
     return re.sub("[^a-z0-9]", "", name.casefold())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
-from reelworks.data.catalog.scan import caption_names, caption_texts, listing, lists, remote
+from reelworks.data.catalog.scan import caption_names, caption_texts, listing
 from reelworks.data.catalog.scan.caption_names import NO_FILES
 from reelworks.data.catalog.scan.caption_texts import Unsettled, Waiting
 from reelworks.data.catalog.scan.source_files import Listing, SourceFile
@@ -150,7 +150,7 @@ def _in_lists(rows: CatalogRows) -> list[bool]:
 
 def _of_source(given: str, root: str | None) -> CaptionSource:
     source = Source.from_path(given, root=root if is_list(given) else None)
-    files = _listing(source)
+    files = listing.list_source(source)
     in_list = files.captions is not None
     clips = [
         _listed(source, files, i, entry, in_list)
@@ -169,14 +169,6 @@ def _settled(clips: Sequence[tuple[CaptionClip, Unsettled | None]]) -> tuple[Cap
     for i, caption, lost in waiting.settled():
         done[i] = replace(done[i], caption=caption, undecoded=lost[0] if lost else "")
     return tuple(done)
-
-
-def _listing(source: Source) -> Listing:
-    if source.list_file is not None:
-        return lists.read(source)
-    if source.url is not None:
-        return remote.list_address(source.name, source.url)
-    return listing.list_folder(source.name, source.root.resolve())
 
 
 def _listed(

@@ -65,7 +65,7 @@ class ColumnSummary:
     @classmethod
     def of_rows(cls, rows: CatalogRows, column: Column) -> ColumnSummary:
         """Summarise a column over rows."""
-        values = _former(rows, column.name)
+        values = rows.score(column.name)
         present = values[~np.isnan(values)]
         shares = (0.1, 0.5, 0.9)
         quantiles = np.quantile(present, shares, overwrite_input=True).tolist() if len(present) else [None] * 3
@@ -387,7 +387,7 @@ def _compared(entry: str, kind: type[Any], clips: _Keyed, kept: KeptMeasures) ->
     rows = clips.rows
     features, has = kept.features(registry.labels(kind)[0], clips.keys, kind.feature_bytes)
     some = slice(None) if has.all() else has  # of millions, nothing is copied that need not be
-    former = np.stack([_former(rows, column.name)[some] for column in kind.columns], axis=1)
+    former = np.stack([rows.score(column.name)[some] for column in kind.columns], axis=1)
     # Neither column stays in memory; of no rows there are no parts.
     pixels = [h * w for h, w in zip(rows.chunks("height"), rows.chunks("width"), strict=True)] or [rows.height]
     compared = ComparedClips(features, np.concatenate(pixels)[some], rows.num_frames[some], rows.uid[some], former)
@@ -399,10 +399,6 @@ def _compared(entry: str, kind: type[Any], clips: _Keyed, kept: KeptMeasures) ->
     except Exception as error:  # a class of a user may raise anything, and return anything
         raise _NotComparedError(f"{type(error).__name__}: {error}") from error
     return np.where(np.isfinite(values), values, np.nan)
-
-
-def _former(rows: CatalogRows, name: str) -> NDArray[np.float64]:
-    return rows.scores[name] if name in rows.scores else np.full(len(rows), np.nan)
 
 
 def _source(catalog: Catalog, rows: CatalogRows, name: str, of_list: frozenset[str]) -> dict[str, str]:

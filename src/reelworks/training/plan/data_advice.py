@@ -127,11 +127,6 @@ def _duplicates(rows: CatalogRows) -> NDArray[np.bool_]:
     return where
 
 
-def _score(rows: CatalogRows, name: str) -> NDArray[np.float64]:
-    """Return a column of numbers, NaN for all rows if the catalog has none of the name."""
-    return rows.scores[name] if name in rows.scores else np.full(len(rows), np.nan)
-
-
 def _mixed_fps(rows: CatalogRows) -> Finding:
     fps = rows.fps[rows.readable & rows.is_video]
     if not len(fps) or fps.max() < 1.2 * fps.min():
@@ -185,12 +180,12 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
         "remove them, or use [[dataset]] repeats if they are meant to count twice",
     ),
     "near_duplicates": _ClipRule(
-        lambda rows: _score(rows, "duplicate_rank") > 0,
+        lambda rows: rows.score("duplicate_rank") > 0,
         "{clips} that look like a better one",
         'train the best of each group alone, [[dataset]] duplicates = "best", or the model learns them far more than others',
     ),
     "black": _ClipRule(
-        lambda rows: _score(rows, "clipped_dark") >= ALL_DARK,
+        lambda rows: rows.score("clipped_dark") >= ALL_DARK,
         "{clips} all black",
         "remove them; they teach the model darkness under their captions",
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.kohya.reading import not_here, not_told
 from reelworks.annexes.imports.trainer import find_model
 from reelworks.annexes.imports.values import ends_of, expert_of
+from reelworks.models import registry
 
 _TABLE = tables.table("musubi", "models")
 _NOT_HERE: dict[str, str] = _TABLE["not_here"]
@@ -69,7 +69,7 @@ def _by_weights(word: str, preset: str, otherwise: str) -> Callable[[FormerSetti
 
 
 def _weights(settings: FormerSettings) -> str:
-    return re.sub("[^a-z0-9]", "", ends_of(str(settings.get("dit", ""))).casefold())
+    return registry.plain(ends_of(str(settings.get("dit", ""))))
 
 
 # By the beginning of the script's name.

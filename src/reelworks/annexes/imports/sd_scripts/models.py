@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya.reading import not_here, not_told
 from reelworks.annexes.imports.trainer import find_model
 from reelworks.annexes.imports.values import ends_of, is_on
+from reelworks.models import registry
 
 _TABLE = tables.table("sd_scripts", "models")
 _NOT_HERE: dict[str, str] = _TABLE["not_here"]
@@ -42,7 +41,7 @@ def script_of(draft: ImportDraft) -> str:
         return f"lumina{ending}"
     if get("qwen3"):
         return f"anima{ending}"
-    weights = _plain(str(get("pretrained_model_name_or_path", "")))
+    weights = registry.plain(str(get("pretrained_model_name_or_path", "")))
     if any(word in weights for word in ("sd15", "v15", "sdv1")):
         return ending.removeprefix("_") if ending == "_train_network" else "train_db"
     for word, family in (
@@ -77,7 +76,7 @@ def find(draft: ImportDraft) -> tuple[str, str]:
 
 
 def _preset(draft: ImportDraft, family: str) -> str:
-    weights = _plain(ends_of(str(draft.settings.get("pretrained_model_name_or_path", ""))))
+    weights = registry.plain(ends_of(str(draft.settings.get("pretrained_model_name_or_path", ""))))
     if family == "chroma" or draft.settings.get("model_type") == "chroma":
         return "chroma1-base" if "chroma1base" in weights else "chroma1-hd"
     if family == "flux":
@@ -85,11 +84,7 @@ def _preset(draft: ImportDraft, family: str) -> str:
             return "flux-kontext"
         return "flux-schnell" if "schnell" in weights else "flux-dev"
     if family == "sd3":
-        return next((preset for word, preset in _SD3 if _plain(word) in weights), "sd3.5-medium")
+        return next((preset for word, preset in _SD3 if registry.plain(word) in weights), "sd3.5-medium")
     if family == "anima":
         return "anima-2.9b" if "29b" in weights else family
     return family
-
-
-def _plain(name: str) -> str:
-    return re.sub("[^a-z0-9]", "", name.casefold())

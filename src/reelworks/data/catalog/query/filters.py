@@ -68,7 +68,7 @@ class Columns(dict[str, Any]):
         elif name in NUMBERS:
             column = pa.array(getattr(rows, name).astype(np.float64))
         else:
-            score = rows.scores[name] if name in rows.scores else np.full(len(rows), np.nan)
+            score = rows.score(name)
             column = pa.array(score, mask=np.isnan(score))
         self[name] = column
         return column

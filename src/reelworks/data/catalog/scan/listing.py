@@ -13,7 +13,8 @@ from pathlib import Path
 
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.scan import archive
+from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan import archive, lists, remote
 from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
 from reelworks.data.catalog.scan.source_files import Listing, SourceFile, count_text, extension_of, may_be_read, settled
 from reelworks.data.media import formats, location
@@ -21,6 +22,15 @@ from reelworks.data.run.folder import RunFolder
 
 # What a run writes into its folder.
 RUN_FOLDERS = frozenset(getattr(RunFolder(Path()), name).name for name in vars(RunFolder) if name.endswith("_folder"))
+
+
+def list_source(source: Source) -> Listing:
+    """List what a source names: the rows of a list, or the files at an address or in a folder."""
+    if source.list_file is not None:
+        return lists.read(source)
+    if source.url is not None:
+        return remote.list_address(source.name, source.url)
+    return list_folder(source.name, source.root.resolve())
 
 
 def list_folder(name: str, root: Path) -> Listing:

@@ -20,12 +20,11 @@ from reelworks.core import executors, files
 from reelworks.core.errors import UserError
 from reelworks.core.executors import Executor, LocalExecutor
 from reelworks.data.catalog.config import Source, same_name
-from reelworks.data.catalog.scan import clip_ranges, lists, probe_pool, remote
+from reelworks.data.catalog.scan import clip_ranges, probe_pool
 from reelworks.data.catalog.scan.caption_texts import Unsettled, Waiting
 from reelworks.data.catalog.scan.examine import FileRequest, Finding, examine, examine_on_node, failed, most_seconds
 from reelworks.data.catalog.scan.journal import ScanJournal
-from reelworks.data.catalog.scan.listing import list_folder
-from reelworks.data.catalog.scan.source_files import Listing
+from reelworks.data.catalog.scan.listing import list_source
 from reelworks.data.catalog.scan.update import Listed, Task, Update
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.catalog.store.summary import Summary
@@ -121,7 +120,7 @@ def _scan(
             raise same_name(name, [source for source in sources if source.name == name])
     if any(source.cut.startswith(clip_ranges.SCENES) for source in sources):
         scenes.require()
-    listings = [_listing(source) for source in sources]
+    listings = [list_source(source) for source in sources]
     locked = lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended")
     with locked, files.writing("catalog", catalog_path), ScanJournal(catalog_path) as journal:
         catalog = Catalog.open_or_new(catalog_path)
@@ -154,14 +153,6 @@ def _scan(
         version=catalog.version,
         notes=(*(listing.note for listing in listings if listing.note is not None), *notes, *update.notes()),
     )
-
-
-def _listing(source: Source) -> Listing:
-    if source.list_file is not None:
-        return lists.read(source)
-    if source.url is not None:
-        return remote.list_address(source.name, source.url)
-    return list_folder(source.name, source.root.resolve())
 
 
 def _apply_all(

@@ -97,8 +97,14 @@ class KeptMeasures:
 
     def __init__(self, catalog: Path) -> None:
         """Find the segments; one that cannot be read is dropped."""
-        self._folder = catalog / NAME
-        self._segments = [s for path in self._files() if (s := _opened(path)) is not None]
+        self._folder, self._segments = catalog / NAME, list[_KeptSegment]()
+        for path in self._files():
+            try:
+                metadata = pq.read_metadata(path)
+                names = frozenset(metadata.schema.to_arrow_schema().names)
+                self._segments.append(_KeptSegment(path, metadata.num_rows, names))
+            except (OSError, ValueError, pa.ArrowException) as error:
+                _tell_of_damage(path, error)
 
     def _files(self) -> list[Path]:
         """Return the files of segments in their order; copies that other programs name after them are none."""
@@ -205,15 +211,6 @@ class KeptMeasures:
         self._segments = [segment for segment in self._segments if segment not in small]
 
 
-def _opened(path: Path) -> _KeptSegment | None:
-    try:
-        metadata = pq.read_metadata(path)
-        return _KeptSegment(path, metadata.num_rows, frozenset(metadata.schema.to_arrow_schema().names))
-    except (OSError, ValueError, pa.ArrowException) as error:
-        _tell_of_damage(path, error)
-        return None
-
-
 def _tell_of_damage(path: Path, error: Exception) -> None:
     logger.warning("%s is damaged (%s): what it holds is measured again", path, str(error).partition("\n")[0])
 
@@ -248,7 +245,7 @@ def carried(
     for name in names:
         column_of = measured_columns.find(name)
         keys, source = of_captions if column_of is not None and column_of.of_caption else of_content
-        column = np.array(new.scores[name]) if name in new.scores else np.full(len(new), np.nan)
+        column = np.array(new.score(name))
         free = readable & np.isnan(column) & ~_in(new, own, name)
         former = free & (source >= 0)
         former[former] &= ~_in(live.take(source[former]), own, name)

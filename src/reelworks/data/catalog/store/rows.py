@@ -267,6 +267,10 @@ class CatalogRows:
         mapped = None if self._kept is None else self._kept.get(name, lambda: [compute()], np.bool_)
         return compute() if mapped is None else mapped
 
+    def score(self, name: str) -> NDArray[np.float64]:
+        """Return a score of each row, NaN for all if there is none of the name."""
+        return self.scores[name] if name in self.scores else np.full(len(self), np.nan)
+
     @cached_property
     def _datasets(self) -> tuple[list[str], NDArray[np.int32]]:
         """Names of datasets, and the index of each row's."""
