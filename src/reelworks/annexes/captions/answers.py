@@ -100,7 +100,10 @@ def _bare(text: str, *, of_tags: bool) -> str:
     text = _LINE_START.sub("", _EMPHASIS.sub(r"\2", text)).strip()
     if of_tags:
         text = re.sub(r"(?<=[^\s,:;])\s*\n\s*", ", ", text)
-    return _unquoted(_PREAMBLE.sub("", " ".join(text.split())))
+    text = _PREAMBLE.sub("", " ".join(text.split()))
+    while len(text) > 1 and (end := _QUOTES.get(text[0])) == text[-1] and end not in text[1:-1]:
+        text = text[1:-1].strip()  # marks around all of it, and none that end earlier
+    return text
 
 
 def with_trigger(caption: str, trigger: str | None, *, is_in: bool) -> str:
@@ -137,13 +140,6 @@ def _is_json(text: str) -> bool:
         return isinstance(json.loads(text), (dict, list))
     except (ValueError, RecursionError):
         return False
-
-
-def _unquoted(text: str) -> str:
-    """Remove quotation marks around the whole text, and none that end earlier."""
-    while len(text) > 1 and (end := _QUOTES.get(text[0])) == text[-1] and end not in text[1:-1]:
-        text = text[1:-1].strip()
-    return text
 
 
 def _loops(words: list[str]) -> bool:

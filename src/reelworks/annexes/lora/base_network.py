@@ -68,7 +68,12 @@ def require(file: AdapterFile, model: str | None) -> BaseNetwork:
     """
     found = closest_to(file, model)
     if not found.is_whole:
-        raise _misfit(found, model)
+        known = f"; {found.names[0]} has {found.fitting:,} of its {found.total:,} layers" if found.names else ""
+        raise UserError(
+            f"it fits {'another network' if model else 'no known network'}{known}",
+            code="lora-does-not-fit",
+            remedy="leave --model out, or name another model" if model else "name a file for a known model",
+        )
     return resolve(found, file)
 
 
@@ -86,16 +91,6 @@ def resolve(found: ClosestBase, file: AdapterFile) -> BaseNetwork:
                 remedy=f"give --model, such as --model {found.names[0]}",
             )
     return BaseNetwork(found.names)
-
-
-def _misfit(found: ClosestBase, model: str | None) -> UserError:
-    """Return the error for a file whose layers are not all those of a known network."""
-    known = f"; {found.names[0]} has {found.fitting:,} of its {found.total:,} layers" if found.names else ""
-    return UserError(
-        f"it fits {'another network' if model else 'no known network'}{known}",
-        code="lora-does-not-fit",
-        remedy="leave --model out, or name another model" if model else "name a file for a known model",
-    )
 
 
 def _base_in(header: dict[str, str]) -> str | None:

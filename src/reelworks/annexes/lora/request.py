@@ -86,7 +86,7 @@ class _WeightedFiles(_Request):
         """The files with their numbers."""
         return tuple(map(WeightedFile.parse, self.files))
 
-    def _require_numbers(self) -> None:
+    def _check(self) -> None:
         """Refuse files whose number would add nothing, or no number."""
         for text, (_, weight) in zip(self.files, self.weighted, strict=True):
             if not math.isfinite(weight) or weight == 0:
@@ -116,9 +116,6 @@ class MergeLorasRequest(_WeightedFiles):
     model: str | None = arg(None, _MODEL)
     dtype: Dtype | None = arg(None, "Dtype of the written numbers; default: one that holds those of the files.")
     overwrite: bool = arg(False, _OVERWRITE)
-
-    def _check(self) -> None:
-        self._require_numbers()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +190,7 @@ class ApplyLorasRequest(_WeightedFiles):
 
     def _check(self) -> None:
         _ = self.shard_bytes
-        self._require_numbers()
+        super()._check()
 
     @property
     def shard_bytes(self) -> int:

@@ -74,7 +74,10 @@ class OutcomesByKey:
 
     def rules(self, levels: Iterable[str], names: Iterable[str], settings: FormerSettings) -> dict[str, Rule]:
         """Return a rule for each setting that tells its outcome; settings that others replace have no meaning."""
-        rules = {key: _constant(_joined(list(outcomes))) for key, outcomes in self._outcomes.items()}
+        rules = dict[str, Rule]()
+        for key, outcomes in self._outcomes.items():
+            worst = min((fate for fate, _ in outcomes), key=_WORST.index)
+            rules[key] = _constant((worst, "; ".join(dict.fromkeys(remark for _, remark in outcomes))))
         known, begins = set(names), tuple(levels)
         for key in settings.values:
             name = key.rpartition(".")[2]
@@ -85,11 +88,6 @@ class OutcomesByKey:
 
 def _constant(outcome: Outcome) -> Rule:
     return lambda value, draft: outcome
-
-
-def _joined(outcomes: Sequence[Outcome]) -> Outcome:
-    fate = min((fate for fate, _ in outcomes), key=_WORST.index)
-    return fate, "; ".join(dict.fromkeys(remark for _, remark in outcomes))
 
 
 def convert(

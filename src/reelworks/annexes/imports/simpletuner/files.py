@@ -57,7 +57,10 @@ def read(given: Sequence[ConfigFile]) -> FormerSettings:
         backends = named
     values |= dict(_entries(backends or []))
     if str(options.get("lora_type", "")).lower() == "lycoris":
-        values |= _lycoris(given, options.get(_LYCORIS, "config/lycoris_config.json"))
+        lycoris = options.get(_LYCORIS, "config/lycoris_config.json")
+        if isinstance(lycoris, str) and (found := _named(given, lycoris)) is not None:
+            lycoris = found.values
+        values |= config_files.flatten(dict(lycoris), "lycoris") if isinstance(lycoris, Mapping) else {}
     return FormerSettings(values, unread)
 
 
@@ -170,9 +173,3 @@ def _named(given: Sequence[ConfigFile], name: str) -> ConfigFile | None:
             if (path := config_files.existing(named)) is not None and path.is_file():
                 return ConfigFile(path)
     return None
-
-
-def _lycoris(given: Sequence[ConfigFile], name: Any) -> dict[str, Any]:
-    found = _named(given, name) if isinstance(name, str) else None
-    values = name if isinstance(name, Mapping) else None if found is None else found.values
-    return config_files.flatten(dict(values), "lycoris") if values is not None else {}
