@@ -123,9 +123,13 @@ class ClipView:
     @cached_property
     def facets(self) -> dict[str, Facet]:
         """Properties by which clips can be chosen, by name."""
-        rows, facets = self.data.rows, [self._reasons()]
-        if self.data.table.buckets:
-            facets.append(self._buckets())
+        rows, buckets = self.data.rows, self.data.table.buckets
+        planned = Value("planned", "planned" if self.recipe else "readable")
+        reasons = [planned, *(Value(reason.label, *REASONS[reason.label]) for reason in list(Reason)[1:])]
+        facets = [Facet("reason", "First epoch" if self.recipe else "State", reasons, self.reason)]
+        if buckets:
+            values = [*(Value(bucket.name, bucket.name) for bucket in buckets), Value("none", "no bucket")]
+            facets.append(Facet("bucket", "Bucket", values, np.where(self.bucket < 0, len(buckets), self.bucket)))
         names = rows.dataset.dictionary.to_pylist()
         datasets = as_numpy(rows.dataset.indices)
         facets.append(Facet("dataset", "Dataset", [Value(name, name) for name in names], datasets))
@@ -136,19 +140,11 @@ class ClipView:
             facets.append(Facet("coverage", "In its runs", [Value(*one) for one in _COVERAGE], self.coverage))
         return {facet.name: facet for facet in facets}
 
-    def _reasons(self) -> Facet:
-        first = Value("planned", "planned" if self.recipe else "readable")
-        others = [Value(reason.label, *REASONS[reason.label]) for reason in list(Reason)[1:]]
-        return Facet("reason", "First epoch" if self.recipe else "State", [first, *others], self.reason)
-
-    def _buckets(self) -> Facet:
-        values = [*(Value(bucket.name, bucket.name) for bucket in self.data.table.buckets), Value("none", "no bucket")]
-        return Facet("bucket", "Bucket", values, np.where(self.bucket < 0, len(values) - 1, self.bucket))
-
     @cachedmethod(attrgetter("_selections"), lock=attrgetter("_lock"))
     def select(self, query: Query) -> Selection:
         """Return the clips that a query chooses; the last few answers are kept, since pages of one are asked for."""
-        found = self._text_masks(query.text)
+        clips, text = self.data.rows, query.text
+        found = [contains(clips.path, text) | contains(clips.caption, text)] if text else []
         masks = {name: self.facets[name].mask(ids) for name, ids in query.chosen if name in self.facets and ids}
         counts = {}
         for name, facet in self.facets.items():
@@ -157,12 +153,6 @@ class ClipView:
         order, both = self.order(query.sort), [*found, *masks.values()]
         rows = order[np.logical_and.reduce(both)[order]] if both else order
         return Selection(rows, counts)
-
-    def _text_masks(self, text: str) -> list[Mask]:
-        """Return the clips whose path or caption contains a text; nothing if all do."""
-        if not text:
-            return []
-        return [contains(self.data.rows.path, text) | contains(self.data.rows.caption, text)]
 
     def order(self, sort: str) -> I32:
         """Return all rows in an order of `SORTS`."""

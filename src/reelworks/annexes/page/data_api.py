@@ -84,7 +84,13 @@ def get_data(context: PageContext, key: str, source: Source) -> Json:
     if state["state"] != "ready":
         return about | state
     clips = context.library.clips(key)
-    return about | state | _summary(clips) | {"outside": _outside(context, source, clips)}
+    facets = [
+        {"name": one.name, "label": one.label, "values": results.as_json(one.values), "counts": one.counts(None)}
+        for one in clips.facets.values()
+    ]
+    roots = without(clips.data.rows).root.dictionary.to_pylist()
+    outside = [root for root in roots if "://" in root or not context.workspace.holds(Path(root))]
+    return about | state | {"clips": len(clips), "epoch": EPOCH, "facets": facets, "sorts": SORTS, "outside": outside}
 
 
 @routes.get("/{key}/clips")
@@ -185,20 +191,6 @@ def _about(context: Context, source: DataSource) -> Json:
     }
 
 
-def _summary(clips: ClipView) -> Json:
-    facets = [
-        {"name": one.name, "label": one.label, "values": results.as_json(one.values), "counts": one.counts(None)}
-        for one in clips.facets.values()
-    ]
-    return {"clips": len(clips), "epoch": EPOCH, "facets": facets, "sorts": SORTS}
-
-
-def _outside(context: Context, source: DataSource, clips: ClipView) -> list[str]:
-    """Return folders of clips that the page may not read."""
-    roots = without(clips.data.rows).root.dictionary.to_pylist()
-    return [root for root in roots if "://" in root or not context.workspace.holds(Path(root))]
-
-
 def _query(request: Request, clips: ClipView) -> Any:
     return query_of({name: request.query_params.getlist(name) for name in request.query_params}, clips)
 
@@ -212,6 +204,7 @@ def lines(clips: ClipView, rows: Any) -> list[Json]:
         bucket = buckets[int(clips.bucket[row])] if clips.bucket[row] >= 0 else None
         height, width = int(clips.data.rows.height[row]), int(clips.data.rows.width[row])
         shape = (bucket.shape.width, bucket.shape.height) if bucket else (width, height)
+        choice = "planned" if reason.is_planned else "chosen" if reason.is_chosen else ""
         found.append(
             {
                 "id": int(clips.data.rows.ordinal[row]),
@@ -222,7 +215,7 @@ def lines(clips: ClipView, rows: Any) -> list[Json]:
                 "frames": int(clips.data.rows.num_frames[row]),
                 "seconds": float(clips.data.rows.duration_seconds[row]),
                 "bucket": bucket.name if bucket else None,
-                "reason": None if reason == Reason.NONE else [reason.label, *REASONS[reason.label], _choice(reason)],
+                "reason": None if reason == Reason.NONE else [reason.label, *REASONS[reason.label], choice],
                 "lost": round(float(clips.lost[row]), 4),
                 "caption": (chosen.caption[place].as_py() or "")[:300],
             }
@@ -271,10 +264,6 @@ def _model_caption(clips: ClipView, row: int) -> str | None:
     at = np.array([row])
     words = decode_requests.clip_hash(data, at, clips.copy[row : row + 1], epoch=EPOCH)
     return decode_requests.captions_of(data, at, words)[0]
-
-
-def _choice(reason: Reason) -> str:
-    return "planned" if reason.is_planned else "chosen" if reason.is_chosen else ""
 
 
 def _why(clips: ClipView, row: int) -> str | None:

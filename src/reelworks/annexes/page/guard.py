@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
@@ -88,11 +88,12 @@ class Guard:
         return secrets.compare_digest(token.encode(), self._token.encode())
 
     def _problem(self, method: str, headers: Headers) -> tuple[int, str] | None:
-        if not self._is_remote and _name(headers.get("host", "")) not in LOCAL_NAMES:
+        origin, host = headers.get("origin"), headers.get("host", "").lower()
+        named = _HOST.fullmatch(host)  # a name, and perhaps a port
+        if not self._is_remote and (named is None or named[1] not in LOCAL_NAMES):
             return 403, "this server answers only to its local address"
-        origin = headers.get("origin")
         schemes = {"http", "https"} if self._is_remote else {"http"}  # a proxy may speak https for it
-        if origin is not None and not _is_own(origin, headers.get("host", ""), schemes):
+        if origin is not None and origin.lower() not in {f"{scheme}://{host}" for scheme in schemes}:
             return 403, "this server answers only to its own page"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             return 403, "this server answers only to its own page"
@@ -105,12 +106,6 @@ class Guard:
         return None
 
 
-def _name(host: str) -> str:
-    """Return the name in a Host header, without the port; nothing if it is not a name and a port."""
-    found = _HOST.fullmatch(host.lower())
-    return found[1] if found else ""
-
-
 def _cookie(header: str) -> str:
     """Return the token in a Cookie header; nothing if there is none."""
     try:
@@ -118,10 +113,6 @@ def _cookie(header: str) -> str:
     except CookieError:
         return ""
     return "" if kept is None else kept.value
-
-
-def _is_own(origin: str, host: str, schemes: Collection[str]) -> bool:
-    return origin.lower() in {f"{scheme}://{host.lower()}" for scheme in schemes}
 
 
 _ENCODED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]

@@ -82,8 +82,12 @@ class Jobs:
 
     def list(self) -> Sequence[PageJob]:
         """Return all jobs, oldest first."""
+        jobs = []
         with self._lock:
-            return tuple(self._fresh(job) for job in self._read())
+            for path in sorted(self.folder.glob("[0-9]*.json")):
+                with suppress(OSError, ValueError, TypeError, KeyError):
+                    jobs.append(read(path))
+            return tuple(map(self._fresh, jobs))
 
     def get(self, id: str) -> PageJob:
         """Return a job; raises `UserError` if there is none of this name."""
@@ -174,13 +178,6 @@ class Jobs:
                 **system.OWN_GROUP,
             )
         threading.Thread(target=process.wait, name=f"job-{job.id}", daemon=True).start()
-
-    def _read(self) -> Sequence[PageJob]:
-        jobs = []
-        for path in sorted(self.folder.glob("[0-9]*.json")):
-            with suppress(OSError, ValueError, TypeError, KeyError):
-                jobs.append(read(path))
-        return jobs
 
     def _fresh(self, job: PageJob) -> PageJob:
         """Return a job as it is: one whose process has vanished without a word has failed."""

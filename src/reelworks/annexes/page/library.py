@@ -147,7 +147,9 @@ class Library:
             path = self._workspace.label(found[key]) if key in found else key
             row = {"key": key, "kind": "recipe", "name": Path(path).stem, "path": path, "clips": None, "changed": 0.0}
             return row | {"state": "error"} | error.to_json(), None
-        about = self._about(source)
+        named = source.file if source.kind == "recipe" else source.catalog
+        name = named.stem if source.kind == "recipe" else named.parent.name if source.kind == "run" else named.name
+        about = {"key": key, "kind": source.kind, "name": text_of(name), "path": self._workspace.label(named)}
         if not source.has_catalog:
             return about | {"state": "none", "clips": None, "changed": 0.0}, source.catalog
         try:
@@ -157,11 +159,6 @@ class Library:
             return about | {"state": "error", "clips": None, "changed": 0.0} | error.to_json(), source.catalog
         live = sum(part.rows - part.retired for part in parts)
         return about | {"state": "closed", "clips": live, "changed": parts[-1].time if parts else 0.0}, source.catalog
-
-    def _about(self, source: DataSource) -> Json:
-        named = source.file if source.kind == "recipe" else source.catalog
-        name = named.stem if source.kind == "recipe" else named.parent.name if source.kind == "run" else named.name
-        return {"key": source.key, "kind": source.kind, "name": text_of(name), "path": self._workspace.label(named)}
 
     def state(self, key: str) -> Json:
         """Return how far a key is read, and begin to read it if that is needed."""

@@ -109,17 +109,13 @@ def check(context: PageContext, key: str, wish: Check) -> Json:
 async def _answer(
     context: Context, key: str, controls: str, request: Request, compute: Callable[[RecipeData, int], Any]
 ) -> Response:
-    asked, plans = _read(controls), context.plans
-    return await plans.answer(request, lambda: compute(plans.open(key, asked.stage).move(asked), asked.world))
-
-
-def _read(controls: str) -> Controls:
     try:
-        return Controls.model_validate_json(controls)
+        asked, plans = Controls.model_validate_json(controls), context.plans
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise invalid_controls(first["msg"], "give a number in its range", field, first["input"]) from None
+    return await plans.answer(request, lambda: compute(plans.open(key, asked.stage).move(asked), asked.world))
 
 
 def _row(context: Context, key: str, path: Path) -> Json:

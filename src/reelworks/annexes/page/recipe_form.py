@@ -30,7 +30,8 @@ def sections() -> tuple[Json, ...]:
 
 def _sections(schema: Json, defs: Json, key: str, *, repeated: bool) -> Iterator[Json]:
     fields, inside = [], []
-    descriptions = _attributes(schema.get("description", ""))
+    attributes = _ATTRIBUTE.findall(schema.get("description", "").partition("Attributes:\n")[2])
+    descriptions = {name: " ".join(text.split()) for names, text in attributes for name in names.split(", ")}
     for name, value in schema["properties"].items():
         table, is_list = _table(value, defs)
         if table is not None:
@@ -81,13 +82,6 @@ def _kind(options: list[Json]) -> tuple[str, list[Any]]:
         return "value", []
     kinds = {"boolean": "truth", "integer": "whole", "number": "number", "string": "text"}
     return kinds.get(options[0].get("type", ""), "value"), []
-
-
-def _attributes(description: str) -> dict[str, str]:
-    """Return what a docstring tells of each attribute."""
-    _, _, attributes = description.partition("Attributes:\n")
-    found = ((names.split(", "), " ".join(text.split())) for names, text in _ATTRIBUTE.findall(attributes))
-    return {name: text for names, text in found for name in names}
 
 
 def _plain(text: str) -> str:

@@ -84,7 +84,13 @@ class Pictures:
         try:
             stamp = location.stamp(request.path)
         except OSError as error:
-            raise _gone_error(request.path) from error
+            raise UserError(
+                "the file is gone",
+                code="not-found",
+                field="clip",
+                value=str(request.path),
+                remedy="scan again, so that the catalog knows it",
+            ) from error
         return digests.digest_json([_FORMAT, kind, stamp, repr(request)])[:24], request
 
     def require(self, path: MediaPath) -> None:
@@ -106,30 +112,17 @@ class Pictures:
         Raises:
             UserError: The file cannot be decoded.
         """
-        return _encode(self._frames(request), kind, milliseconds)
+        decoded = self._open_pool().submit(request).result()
+        if isinstance(decoded, Failure):
+            raise unreadable_error(request.path, decoded.reason)
+        assert isinstance(decoded, np.ndarray)
+        return _encode(decoded, kind, milliseconds)
 
     def _open_pool(self) -> DecodePool:
         with self._lock:
             if self._pool is None:
                 self._pool = DecodePool(_WORKERS, _TIMEOUT_SECONDS)
             return self._pool
-
-    def _frames(self, request: Request) -> Frames:
-        decoded = self._open_pool().submit(request).result()
-        if isinstance(decoded, Failure):
-            raise unreadable_error(request.path, decoded.reason)
-        assert isinstance(decoded, np.ndarray)
-        return decoded
-
-
-def _gone_error(path: MediaPath) -> UserError:
-    return UserError(
-        "the file is gone",
-        code="not-found",
-        field="clip",
-        value=str(path),
-        remedy="scan again, so that the catalog knows it",
-    )
 
 
 def unreadable_error(path: MediaPath, reason: str) -> UserError:
@@ -236,16 +229,11 @@ def milliseconds_of(clips: ClipView, row: int, request: Request) -> int:
 def _encode(frames: Frames, kind: Kind, milliseconds: int) -> bytes:
     images = [Image.fromarray(np.ascontiguousarray(frame)) for frame in frames]
     if kind == "strip":
-        images = [_beside(images)]
+        strip = Image.new("RGBA", (sum(image.width + _GAP_PX for image in images) - _GAP_PX, images[0].height))
+        for number, image in enumerate(images):
+            strip.paste(image, (number * (image.width + _GAP_PX), 0))
+        images = [strip]
     file = io.BytesIO()
     more = {"save_all": True, "append_images": images[1:], "duration": milliseconds, "loop": 0}
     images[0].save(file, "WEBP", quality=78, method=2, **(more if kind == "loop" and len(images) > 1 else {}))
     return file.getvalue()
-
-
-def _beside(images: list[Image.Image]) -> Image.Image:
-    width = sum(image.width for image in images) + _GAP_PX * (len(images) - 1)
-    strip = Image.new("RGBA", (width, images[0].height))
-    for number, image in enumerate(images):
-        strip.paste(image, (number * (image.width + _GAP_PX), 0))
-    return strip

@@ -81,7 +81,8 @@ async def receive(request: Request, path: Path) -> int:
     """
     announced = _content_length(request)
     _require_new(path)
-    made = _make_folders(path.parent)
+    made = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
     try:
         _require_space(path.parent, announced)
@@ -127,13 +128,6 @@ def _content_length(request: Request) -> int:
             remedy="send it whole",
         )
     return int(text)
-
-
-def _make_folders(folder: Path) -> list[Path]:
-    """Make a folder with those around it, and return the new ones, innermost first."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return new
 
 
 def _require_space(folder: Path, size: int) -> None:
