@@ -122,8 +122,9 @@ def _repeated(texts: Texts, _: CaptionNeeds) -> Finding:
     number, most = texts.number(where), int(texts.counts.max())
     if number < MANY_SHARE * texts.total or not number or most >= MOST_EQUAL_SHARE * texts.total:
         return None
-    first = _shown(texts.unique[int(texts.counts.argmax())].as_py())
-    text = f"{number} clips share their caption with at least {MANY_CLIPS - 1} others; {most} have {first}"
+    first = " ".join(texts.unique[int(texts.counts.argmax())].as_py().split())
+    first = first if len(first) <= 50 else f"{first[:49]}…"
+    text = f'{number} clips share their caption with at least {MANY_CLIPS - 1} others; {most} have "{first}"'
     return text, "describe what distinguishes the clips, or the prompt will not tell them apart", texts.files(where)
 
 
@@ -324,11 +325,6 @@ def _leftovers(texts: Texts, _: CaptionNeeds) -> Finding:
 
 def _tally(kinds: Counter[str]) -> str:
     return ", ".join(f"{name} ({number})" for name, number in kinds.most_common())
-
-
-def _shown(text: str) -> str:
-    one_line = " ".join(text.split())
-    return f'"{one_line if len(one_line) <= 50 else one_line[:49] + "…"}"'
 
 
 RULES: dict[str, Rule] = {

@@ -9,7 +9,7 @@ import keyword
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -53,8 +53,10 @@ class FrameNetwork(ABC):
     @torch.no_grad()
     def of_clips(self, clips: Sequence[ClipPictures]) -> Values:
         """Return the values of clips, `[N, columns]`."""
-        values = dict[int, Values]()
-        for same in _of_one_size(clips):  # a detector would see padding beside smaller ones
+        values, by_size = dict[int, Values](), dict[tuple[int, ...], list[int]]()
+        for i, clip in enumerate(clips):
+            by_size.setdefault(clip.frames.shape[1:], []).append(i)
+        for same in by_size.values():  # a detector would see padding beside smaller ones
             shown = [(frame, clips[i].caption) for i in same for frame in clips[i].frames]
             batches = (shown[at : at + _FRAMES_AT_ONCE] for at in range(0, len(shown), _FRAMES_AT_ONCE))
             found = np.concatenate([self.of_frames(*zip(*batch, strict=True)) for batch in batches])
@@ -63,13 +65,6 @@ class FrameNetwork(ABC):
                 values[i] = of_clip.mean(axis=0)
                 values[i][self.of_largest] = of_clip[:, self.of_largest].max(axis=0)
         return np.stack([values[i] for i in range(len(clips))])
-
-
-def _of_one_size(clips: Sequence[ClipPictures]) -> Iterable[list[int]]:
-    by_size: dict[tuple[int, ...], list[int]] = {}
-    for i, clip in enumerate(clips):
-        by_size.setdefault(clip.frames.shape[1:], []).append(i)
-    return by_size.values()
 
 
 @final

@@ -38,18 +38,14 @@ def packed(embeddings_N2D: NDArray[np.floating[Any]], sharpness: list[float]) ->
     """Return the features of clips, `[N, FEATURE_BYTES]`, from the embeddings of two frames of each; those of 0 are like no others."""
     count, frames, width = embeddings_N2D.shape
     flat = embeddings_N2D.reshape(count, frames * width).astype(np.float32)
-    vectors = flat @ _signs(flat.shape[1])
+    # The random projection `[frames * width, K]` is the same everywhere (Achlioptas 2003: signs are enough).
+    words = hash_rng.hash64(np.arange(frames * width * _K // 64, dtype=np.uint64), "projection")
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8)).reshape(frames * width, _K)
+    vectors = flat @ (bits.astype(np.float32) * 2 - 1)
     largest = np.abs(vectors).max(axis=1, keepdims=True)
     levels = np.round(vectors / np.maximum(largest, 1e-30) * 127).astype(np.int8)
     ends = np.frombuffer(b"".join(map(duplicate_groups.sharpness_bytes, sharpness)), dtype=np.uint8)
     return np.concatenate([levels.view(np.uint8), ends.reshape(-1, SHARPNESS_BYTES)], axis=1)
-
-
-def _signs(count: int) -> NDArray[np.float32]:
-    """Return the random projection `[count, K]`, which is the same everywhere (Achlioptas 2003: signs are enough)."""
-    words = hash_rng.hash64(np.arange(count * _K // 64, dtype=np.uint64), "projection")
-    bits = np.unpackbits(words.astype("<u8").view(np.uint8)).reshape(count, _K)
-    return bits.astype(np.float32) * 2 - 1
 
 
 def compare(clips: ComparedClips) -> NDArray[np.float64]:

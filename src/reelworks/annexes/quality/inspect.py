@@ -153,7 +153,15 @@ def headline(inspection: Inspection) -> list[Fact]:
 def figures(inspection: Inspection) -> list[Figure]:
     """Return a bar plot of each distribution, and a scatter plot of the sizes."""
     drawn = [_bars(i, title, unit, histogram) for i, (title, unit, histogram) in enumerate(inspection.histograms)]
-    return [*drawn, _sizes(inspection)] if inspection.sizes else drawn
+    if not inspection.sizes:
+        return drawn
+    width, height = zip(*inspection.sizes, strict=True)
+    marker = {"color": "@c1", "size": 8, "opacity": 0.45}
+    points = {"type": "scatter", "mode": "markers", "x": list(width), "y": list(height), "marker": marker}
+    sides = {"xaxis": "width, pixels", "yaxis": "height, pixels"}
+    axes = {axis: {"title": {"text": unit}, "type": "log"} for axis, unit in sides.items()}
+    plot = {"data": [points], "layout": {**axes, "hovermode": "closest"}}
+    return [*drawn, Figure("sizes", "Sizes", f"{units.plural(len(width), 'clip')} as displayed.", plot)]
 
 
 def _bars(index: int, title: str, unit: str, histogram: Histogram) -> Figure:
@@ -162,13 +170,3 @@ def _bars(index: int, title: str, unit: str, histogram: Histogram) -> Figure:
     bars = {"type": "bar", "name": "clips", "x": list(labels), "y": list(counts), "marker": marker}
     axes = {"xaxis": {"title": {"text": unit}, "type": "category"}, "yaxis": {"title": {"text": "clips"}}}
     return Figure(title.replace(" ", "-"), title.capitalize(), "", {"data": [bars], "layout": axes})
-
-
-def _sizes(inspection: Inspection) -> Figure:
-    width, height = zip(*inspection.sizes, strict=True)
-    marker = {"color": "@c1", "size": 8, "opacity": 0.45}
-    points = {"type": "scatter", "mode": "markers", "x": list(width), "y": list(height), "marker": marker}
-    sides = {"xaxis": "width, pixels", "yaxis": "height, pixels"}
-    axes = {axis: {"title": {"text": unit}, "type": "log"} for axis, unit in sides.items()}
-    plot = {"data": [points], "layout": {**axes, "hovermode": "closest"}}
-    return Figure("sizes", "Sizes", f"{units.plural(len(width), 'clip')} as displayed.", plot)

@@ -46,13 +46,9 @@ class Changes(NamedTuple):
 
 def changes(clip: SampledClip) -> Changes:
     """Return the changes between the frames of a clip that were read, computed once."""
-    if "changes" not in clip.shared:
-        clip.shared["changes"] = _changes(clip)
-    found: Changes = clip.shared["changes"]
-    return found
-
-
-def _changes(clip: SampledClip) -> Changes:
+    known: Changes | None = clip.shared.get("changes")
+    if known is not None:
+        return known
     x = clip.runs
     difference = np.abs(np.diff(x, axis=0)).mean(axis=(1, 2), dtype=np.float64)
     difference[~clip.is_next] = np.nan
@@ -66,7 +62,8 @@ def _changes(clip: SampledClip) -> Changes:
             cut[t] = unlike[0] > _TIMES * float(np.median(unlike[1:] or [0.0])) + _UNLIKE
         if cut[t] and t - last > _LONGEST:
             cuts, last = cuts + 1, t
-    return Changes(difference, cut, flash, cuts, flashes)
+    found = clip.shared["changes"] = Changes(difference, cut, flash, cuts, flashes)
+    return found
 
 
 def _flashes(x_THW: NDArray[np.float32], is_next: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], int]:
