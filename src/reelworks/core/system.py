@@ -81,11 +81,6 @@ def lock(file: int, *, shared: bool = False, wait: bool = False, at: int | None 
         raise
 
 
-def unlock(file: int, *, at: int | None = None) -> None:
-    """Release what `lock` took."""
-    _unlock(file, at)
-
-
 if sys.platform == "win32":
     import msvcrt
 
@@ -115,7 +110,8 @@ if sys.platform == "win32":
     def _lock(file: int, shared: bool, wait: bool, at: int | None) -> None:
         _call(_kernel.LockFileEx, file, at, (0 if shared else 2) | (0 if wait else 1))
 
-    def _unlock(file: int, at: int | None) -> None:
+    def unlock(file: int, *, at: int | None = None) -> None:
+        """Release what `lock` took."""
         _call(_kernel.UnlockFileEx, file, at)
 
 else:
@@ -129,7 +125,8 @@ else:
         else:
             fcntl.lockf(file, how, 1, at)
 
-    def _unlock(file: int, at: int | None) -> None:
+    def unlock(file: int, *, at: int | None = None) -> None:
+        """Release what `lock` took."""
         if at is None:
             fcntl.flock(file, fcntl.LOCK_UN)
         else:

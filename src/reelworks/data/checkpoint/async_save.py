@@ -7,7 +7,6 @@ start sweeps its temporary folder.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -30,21 +29,18 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def available_bytes() -> int:
     """Return the memory that machine and container have left."""
-    return min(int(psutil.virtual_memory().available), _container())
-
-
-def _container() -> int:
+    of_machine = int(psutil.virtual_memory().available)
     try:
         limit, used = (
             (_CGROUP / name).read_text(encoding="utf-8").strip() for name in ("memory.max", "memory.current")
         )
         cached = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines())
     except OSError:
-        return sys.maxsize
+        return of_machine
     if limit == "max":
-        return sys.maxsize
+        return of_machine
     # The system evicts cached files when memory is needed.
-    return max(int(limit) - int(used) + int(cached.get("inactive_file", 0)), 0)
+    return min(of_machine, max(int(limit) - int(used) + int(cached.get("inactive_file", 0)), 0))
 
 
 @dataclass

@@ -207,9 +207,6 @@ class CheckpointFolder:
             raise UserError(
                 "the checkpoint is pinned", code="checkpoint-pinned", field="step", value=step, remedy="unpin it first"
             )
-        self._refuse_if_read(step, path)
-
-    def _refuse_if_read(self, step: int, path: Path) -> None:
         if read_lock.is_read(path):
             remedy = "wait until the reading process has finished"
             raise UserError(

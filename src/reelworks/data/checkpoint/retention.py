@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,8 +22,19 @@ def plan(store: CheckpointFolder, policy: Retention, in_use: Collection[int] = (
 
     `in_use` are steps to keep besides those that a process reads through `read_lock.reading`.
     """
-    infos = whole(store)
-    return plan_retention(infos, policy, _moment(store, infos, policy, in_use))
+    infos, now = whole(store), time.time()
+    in_use = {*in_use, *(info.step for info in infos if read_lock.is_read(info.path))}
+    if not infos or (policy.max_disk is None and policy.min_free is None):
+        return plan_retention(infos, policy, PolicyTime(now, in_use))
+    in_flight = sum(folder_bytes(path) for path in store.root.glob(f"{names.IN_FLIGHT}*"))
+    moment = PolicyTime(
+        now,
+        in_use,
+        other_bytes=folder_bytes(store.root) - in_flight - sum(info.num_bytes for info in infos),
+        next_bytes=max(infos[-1].num_bytes, in_flight),
+        free_bytes=shutil.disk_usage(store.root).free + in_flight,
+    )
+    return plan_retention(infos, policy, moment)
 
 
 def apply_retention(store: CheckpointFolder, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
@@ -47,23 +58,6 @@ def prune(store: CheckpointFolder, policy: Retention) -> list[Decision]:
 def whole(store: CheckpointFolder) -> list[CheckpointInfo]:
     """Return the checkpoints whose files all exist with their sizes; damaged ones are not subject to retention."""
     return [info for info in store.list() if not damage(info.path)]
-
-
-def _moment(
-    store: CheckpointFolder, infos: Sequence[CheckpointInfo], policy: Retention, in_use: Collection[int]
-) -> PolicyTime:
-    now = time.time()
-    in_use = {*in_use, *(info.step for info in infos if read_lock.is_read(info.path))}
-    if not infos or (policy.max_disk is None and policy.min_free is None):
-        return PolicyTime(now, in_use)
-    in_flight = sum(folder_bytes(path) for path in store.root.glob(f"{names.IN_FLIGHT}*"))
-    return PolicyTime(
-        now,
-        in_use,
-        other_bytes=folder_bytes(store.root) - in_flight - sum(info.num_bytes for info in infos),
-        next_bytes=max(infos[-1].num_bytes, in_flight),
-        free_bytes=shutil.disk_usage(store.root).free + in_flight,
-    )
 
 
 def folder_bytes(folder: Path) -> int:

@@ -178,7 +178,11 @@ class Dataset(CatalogView):
         once, a clip that earlier segments of the epoch `consumed` stands for the others.
         """
         clips, row = self.clips()
-        result = self._latest(epoch) or self._assign(epoch, clips, row)
+        if (result := self._latest(epoch)) is None:
+            result = self._with_duplicates(epoch, clips, row)
+            if self.duplicate_groups is not None:
+                result = self._once(self.duplicate_groups, result, clips, row, epoch)
+            self._last = (epoch, self.table, self.spec, result)
         if self.duplicate_groups is not None and consumed is not None and consumed.bits.any():
             used = np.isin(self.rows.uid, self.catalog.uids()[np.flatnonzero(consumed.bits.any(axis=1))])
             result = self._once(
@@ -199,13 +203,6 @@ class Dataset(CatalogView):
         return duplicates.count_once(
             groups, result, row, held_out=clips.held_out, uid=self.rows.uid, used=used, seed=self.spec.seed, epoch=epoch
         )
-
-    def _assign(self, epoch: int, clips: Clips, row: Integers) -> Assignment:
-        result = self._with_duplicates(epoch, clips, row)
-        if self.duplicate_groups is not None:
-            result = self._once(self.duplicate_groups, result, clips, row, epoch)
-        self._last = (epoch, self.table, self.spec, result)
-        return result
 
     def _with_duplicates(self, epoch: int, clips: Clips, row: Integers) -> Assignment:
         """Return the assignment of an epoch as if near-duplicates did not count once."""

@@ -71,9 +71,10 @@ def _area(name: str, shape: Shape, word: hash_rng.U64) -> PartMask:
         return PartMask(box=(top, bottom, left, right))
     chosen = 1 + int(hash_rng.below(hash_rng.hash64(word, "margins"), 2 ** len(_MARGINS) - 1))
     sides = (shape.height, shape.height, shape.width, shape.width)
+    shares = (0.125 + 0.25 * float(hash_rng.uniform(hash_rng.hash64(word, margin))) for margin in _MARGINS)
     top, bottom, left, right = (
-        _margin(side, hash_rng.hash64(word, margin)) if chosen >> bit & 1 else 0
-        for bit, (margin, side) in enumerate(zip(_MARGINS, sides, strict=True))
+        max(round(side * share), 1) if chosen >> bit & 1 else 0
+        for bit, (side, share) in enumerate(zip(sides, shares, strict=True))
     )
     return PartMask(box=(top, shape.height - bottom, left, shape.width - right), keeps_box=True)
 
@@ -85,7 +86,3 @@ def _stretch(shape: Shape, axis: str, word: hash_rng.U64) -> tuple[int, int]:
     pixels = max(round(size * (0.25 + 0.5 * length)), 1)
     start = round(place * (size - pixels))
     return start, start + pixels
-
-
-def _margin(size: int, word: hash_rng.U64) -> int:
-    return max(round(size * (0.125 + 0.25 * float(hash_rng.uniform(word)))), 1)

@@ -8,8 +8,8 @@ import shutil
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,9 @@ def shared(
         OSError: The plan could not be written, or not read back.
     """
     run.plan_folder.mkdir(parents=True, exist_ok=True)
-    with _lock(run):
+    with (run.plan_folder / ".lock").open("ab") as f:
+        with suppress(OSError):  # without locks each machine computes the plan, with equal results
+            system.lock(f.fileno(), wait=True)
         folder = path(run, data_restarts, epoch, segment)
         stored = _read(folder)
         if stored is None or stored[0] != made_of:
@@ -102,15 +104,6 @@ def _write(folder: Path, made_of: str, arrays: Arrays) -> None:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     storage.fsync_folder(folder.parent)
-
-
-@contextmanager
-def _lock(run: RunFolder) -> Iterator[None]:
-    """Wait for the lock; on a file system without locks each machine computes the plan, with equal results."""
-    with (run.plan_folder / ".lock").open("ab") as f:
-        with suppress(OSError):
-            system.lock(f.fileno(), wait=True)
-        yield
 
 
 @dataclass(frozen=True)

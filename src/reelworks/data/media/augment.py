@@ -93,16 +93,12 @@ def _color_matrix(
     """
     grey = np.tile(_LUMA, (3, 1))
     saturated = grey + saturation * (np.eye(3) - grey)
-    matrix = contrast * brightness * saturated @ _around_grey(2 * math.pi * hue)
-    return matrix.astype(np.float32), np.full(3, (1 - contrast) * _GREY, dtype=np.float32)
-
-
-def _around_grey(angle: float) -> NDArray[np.float64]:
-    """Return the rotation of RGB values around the axis of greys (Rodrigues)."""
-    cosine, sine = math.cos(angle), math.sin(angle)
+    # The rotation of RGB values around the axis of greys (Rodrigues).
+    cosine, sine = math.cos(2 * math.pi * hue), math.sin(2 * math.pi * hue)
     cross = np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / math.sqrt(3)
-    rotation: NDArray[np.float64] = cosine * np.eye(3) + sine * cross + (1 - cosine) / 3 * np.ones((3, 3))
-    return rotation
+    rotation = cosine * np.eye(3) + sine * cross + (1 - cosine) / 3 * np.ones((3, 3))
+    matrix = contrast * brightness * saturated @ rotation
+    return matrix.astype(np.float32), np.full(3, (1 - contrast) * _GREY, dtype=np.float32)
 
 
 def _recolored(frame: Frames, matrix: NDArray[np.float32], offset: NDArray[np.float32]) -> Frames:

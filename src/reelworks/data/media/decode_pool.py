@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core.shared_array import Bytes, SharedArray, Slot
+from reelworks.core.shared_array import SharedArray, Slot
 from reelworks.core.worker_pool import ThreadCalls, WorkerDied, WorkerHung, WorkerPool, WorkerStopped
 from reelworks.data.media import decode, sound
 from reelworks.data.media.decode import Frames, MediaError, Request
@@ -136,7 +136,11 @@ class DecodePool:
         self._decoded += 1
         if into is None or isinstance(read.result, Failure):
             return read.result
-        return _placed(read.result, into)
+        if np.may_share_memory(read.result, into.array):  # a process has written it there already
+            return read.result
+        place = into.array.reshape(-1)[: read.result.size].reshape(read.result.shape)
+        place[...] = read.result
+        return place
 
     def _read_in_thread(self, request: Request | SoundRequest) -> _Read | Failure:
         try:
@@ -177,24 +181,13 @@ def within_limit(read: Callable[[T], R], value: T) -> R:
 
 def load(request: Request | SoundRequest) -> NDArray[Any]:
     """Decode one clip or sound now, as `decode.load` and `sound.load` do, within `MOST_SECONDS`."""
-    return within_limit(_load, request)
-
-
-def _load(request: Request | SoundRequest) -> NDArray[Any]:
-    return sound.load(request) if isinstance(request, SoundRequest) else decode.load(request)
+    if isinstance(request, SoundRequest):
+        return within_limit(sound.load, request)
+    return within_limit(decode.load, request)
 
 
 def _too_long(seconds: float) -> str:
     return f"decoding took more than {seconds:g} s and was stopped"
-
-
-def _placed(array: Bytes, into: Slot) -> Bytes:
-    """Return the array in the slot's memory, and copy it there unless a process has written it there already."""
-    if np.may_share_memory(array, into.array):
-        return array
-    place = into.array.reshape(-1)[: array.size].reshape(array.shape)
-    place[...] = array
-    return place
 
 
 def _read(request: Request | SoundRequest) -> _Read:

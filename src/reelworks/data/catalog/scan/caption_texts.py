@@ -72,7 +72,15 @@ def beside(media: Path) -> str | None:
 
 def files_beside(media: MediaPath) -> CaptionFiles:
     """Return the caption files beside a clip, for which its folder is listed."""
-    return _names_beside(media).files_of(posixpath.basename(media.name))
+    folder = Path(str(media)).parent
+    try:
+        changed_ns = folder.stat().st_mtime_ns
+        # A folder may change twice within one tick of its file system's clock.
+        is_settled = abs(time.time_ns() - changed_ns) > _TICK_NS
+        names = _names_of(folder, changed_ns) if is_settled else _names_of.__wrapped__(folder, changed_ns)
+    except OSError:
+        names = CaptionNames(())
+    return names.files_of(posixpath.basename(media.name))
 
 
 def is_null(text: str) -> bool:
@@ -94,17 +102,6 @@ def _of_value(value: Any) -> str | None:
     texts = value if isinstance(value, list) else [value]
     there = [text.strip() for text in texts if isinstance(text, str) and text.strip() and not is_null(text.strip())]
     return "\n".join(" ".join(text.split()) for text in there) if len(there) > 1 else next(iter(there), None)
-
-
-def _names_beside(media: MediaPath) -> CaptionNames:
-    folder = Path(str(media)).parent
-    try:
-        changed_ns = folder.stat().st_mtime_ns
-        # A folder may change twice within one tick of its file system's clock.
-        is_settled = abs(time.time_ns() - changed_ns) > _TICK_NS
-        return _names_of(folder, changed_ns) if is_settled else _names_of.__wrapped__(folder, changed_ns)
-    except OSError:
-        return CaptionNames(())
 
 
 @lru_cache(maxsize=8)
