@@ -48,7 +48,8 @@ def fit(catalog: Path, file: Path, *, seed: int = 0) -> FittedAutoencoder:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         held_out = read[::_HELD_OUT]
-        network.fit(torch.cat([_blocks(clip) for i, clip in enumerate(read) if i % _HELD_OUT or len(read) == 1]))
+        trained = [clip for i, clip in enumerate(read) if i % _HELD_OUT or len(read) == 1]
+        network.fit(torch.cat([to_blocks(_pixels(clip)).flatten(0, 3) for clip in trained]))
         errors = [network.decode(network.encode(clip)).clamp(-1, 1) - clip for clip in map(_pixels, held_out)]
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file(network.state_dict(), file)
@@ -79,7 +80,3 @@ def _clips(catalog: Catalog) -> Iterator[np.ndarray]:
 
 def _pixels(groups_NTHWC: np.ndarray) -> Tensor:
     return torch.from_numpy(groups_NTHWC).movedim(-1, 2).float() / 127.5 - 1
-
-
-def _blocks(groups_NTHWC: np.ndarray) -> Tensor:
-    return to_blocks(_pixels(groups_NTHWC)).flatten(0, 3)

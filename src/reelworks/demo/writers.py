@@ -85,7 +85,10 @@ def write_picture(path: Path, picture: Picture) -> None:
     fmt = picture.format
     image = Image.fromarray(scenes.frames(picture.scene)[0])
     if fmt.mode == "RGBA":
-        image.putalpha(_rounded_corners(image.size))
+        alpha, (width, height) = Image.new("L", image.size, 0), image.size
+        # A window's screenshot is opaque except for rounded corners.
+        ImageDraw.Draw(alpha).rounded_rectangle((0, 0, width - 1, height - 1), min(image.size) // 8, fill=255)
+        image.putalpha(alpha)
     elif fmt.mode == "P":
         image = image.quantize(64, method=Image.Quantize.FASTOCTREE)
     exif = Image.Exif()
@@ -98,13 +101,6 @@ def write_picture(path: Path, picture: Picture) -> None:
         image.save(path, quality=92)
     else:
         image.save(path)
-
-
-def _rounded_corners(size: tuple[int, int]) -> Image.Image:
-    """Return the alpha channel of a window's screenshot: opaque except for rounded corners."""
-    alpha = Image.new("L", size, 0)
-    ImageDraw.Draw(alpha).rounded_rectangle((0, 0, size[0] - 1, size[1] - 1), min(size) // 8, fill=255)
-    return alpha
 
 
 def _with_rotation(data: bytes, degrees: int, width: int, height: int) -> bytes:

@@ -132,22 +132,18 @@ class TextEncoderConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _published_sizes(cls, values: Any) -> Any:
-        return _text_sizes(str(values.get("name", ""))) | values if isinstance(values, dict) else values
+        name = str(values.get("name", "")) if isinstance(values, dict) else ""
+        if name == "t5":
+            return _T5_SIZES | values
+        if name not in registry.TEXT_ENCODERS:  # as "hashed", whose sizes are the field defaults
+            return values
+        text = registry.TEXT_ENCODERS[name]
+        return {"dim": text.dim, "max_length": text.max_length, "pooled_dim": text.pooled_dim} | values
 
     @model_validator(mode="after")
     def _published_ones_have_weights(self) -> Self:
         _check_weights("text_encoder", self.name, text_encoder_names(), self.weights)
         return self
-
-
-def _text_sizes(name: str) -> dict[str, Any]:
-    """Return the sizes of a published text encoder; none for "hashed", whose sizes are the field defaults."""
-    if name == "t5":
-        return _T5_SIZES
-    if name not in registry.TEXT_ENCODERS:
-        return {}
-    text = registry.TEXT_ENCODERS[name]
-    return {"dim": text.dim, "max_length": text.max_length, "pooled_dim": text.pooled_dim}
 
 
 def autoencoder_names() -> tuple[str, ...]:

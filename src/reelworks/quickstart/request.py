@@ -82,7 +82,14 @@ class NewLoraRequest(FootageRequest):
             assert self.preset  # an unknown model is refused
             assert self.named_gpu or self.gpu is None  # and so is an unknown GPU
             for folder in self.data:
-                _require_folder(folder)
+                if not folder.is_dir() and not (folder.is_file() and formats.is_list(folder)):
+                    raise UserError(
+                        "this is a file, not a folder" if folder.exists() else "there is no such folder",
+                        code="no-such-folder",
+                        field="data",
+                        value=str(folder),
+                        remedy=f"give the folder that holds the videos and pictures, or a list of them ({formats.LISTS_TOLD})",
+                    )
             require_new_recipe(self.path, force=self.force)
 
     @property
@@ -124,16 +131,4 @@ def require_new_recipe(path: Path, *, force: bool, kept: Sequence[Path] = ()) ->
             field="output",
             value=str(path),
             remedy="give another name with -o" + ("" if is_kept else ", or --force to overwrite it"),
-        )
-
-
-def _require_folder(path: Path) -> None:
-    """Refuse a path that is neither a folder nor a list of files."""
-    if not path.is_dir() and not (path.is_file() and formats.is_list(path)):
-        raise UserError(
-            "this is a file, not a folder" if path.exists() else "there is no such folder",
-            code="no-such-folder",
-            field="data",
-            value=str(path),
-            remedy=f"give the folder that holds the videos and pictures, or a list of them ({formats.LISTS_TOLD})",
         )

@@ -17,15 +17,11 @@ _MASKED = -(2.0**15)  # exact in half precision; by the scale of a head it is st
 
 def attend(query_NALE: Tensor, key_NAME: Tensor, value_NAME: Tensor, mask_N11M: Tensor | None) -> Tensor:
     """Return `[N, A, L, E]`; `mask_N11M` is True where a key is attended to, which each query needs one of."""
-    if mask_N11M is None or not _is_folded(query_NALE):
+    # Where kernels of a GPU would pad the width; on the meta device too, where the calls of a GPU are counted.
+    on_gpu = query_NALE.device.type in ("cuda", "meta") and query_NALE.dtype in (torch.bfloat16, torch.float16)
+    if mask_N11M is None or not on_gpu or query_NALE.shape[-1] % _MULTIPLE == 0:
         return F.scaled_dot_product_attention(query_NALE, key_NAME, value_NAME, attn_mask=mask_N11M)
     return fold(query_NALE, key_NAME, value_NAME, mask_N11M)
-
-
-def _is_folded(query: Tensor) -> bool:
-    """Whether kernels of a GPU would pad the width; on the meta device too, where the calls of a GPU are counted."""
-    on_gpu = query.device.type in ("cuda", "meta") and query.dtype in (torch.bfloat16, torch.float16)
-    return on_gpu and query.shape[-1] % _MULTIPLE != 0
 
 
 def fold(query_NALE: Tensor, key_NAME: Tensor, value_NAME: Tensor, mask_N11M: Tensor) -> Tensor:

@@ -153,15 +153,16 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation, and count its result and its work."""
-        run = repeats.run if repeats.makes_new(func) else _run
-        result = run(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        result = repeats.run(func, args, kwargs) if repeats.makes_new(func) else func(*args, **kwargs)
         count = flop_registry.get(func._overloadpacket)
-        flops = 0 if count is None else count(*args, **(kwargs or {}), out_val=result)
+        flops = 0 if count is None else count(*args, **kwargs, out_val=result)
         self.flops += flops
         if func is _FLASH:
             self.attends(*args[:2])
         elif not func.is_view and func not in _WITHOUT_KERNEL:
-            moved = sum(map(_moved_bytes, _tensors((args, kwargs, result))))
+            tensors = _tensors((args, kwargs, result))  # of which expanded ones have fewer bytes in memory than values
+            moved = sum(min(_nbytes(each), each.untyped_storage().nbytes()) for each in tensors)
             waits = flops < step_time.LEAST_INTENSITY * moved
             self._asks(*((0, moved) if waits else (flops, 0)))
         for tensor in result if isinstance(result, list | tuple) else (result,):
@@ -207,15 +208,6 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
 
 
-def _moved_bytes(tensor: Tensor) -> int:
-    """Return the bytes of a tensor that are in memory; an expanded one has fewer than values."""
-    return min(_nbytes(tensor), tensor.untyped_storage().nbytes())
-
-
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(*args, **kwargs)
-
-
 # Functions that autocast computes in float32 on a GPU, and not on a CPU, whose rules hold on the meta device.
 _WIDENED = frozenset((
     "acos", "asin", "cdist", "cosh", "cosine_similarity", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1",
@@ -244,7 +236,9 @@ class _Kernels(TorchFunctionMode):
         name = str(getattr(func, "__name__", "")).strip("_")
         if name in _WIDENED and torch.is_autocast_enabled("cpu"):
             if name in _WIDENED_INSIDE:
-                kwargs = _with_float32(args, kwargs)
+                is_narrow = isinstance(args[0], Tensor) and args[0].dtype == torch.bfloat16
+                has_dtype = kwargs.get("dtype") is not None or any(isinstance(each, torch.dtype) for each in args)
+                kwargs = kwargs | {"dtype": torch.float32} if is_narrow and not has_dtype else kwargs
             else:
                 args, kwargs = tuple(map(_widened, args)), {key: _widened(value) for key, value in kwargs.items()}
         if name == "rms_norm":
@@ -256,13 +250,6 @@ class _Kernels(TorchFunctionMode):
 
 def _widened(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
-
-
-def _with_float32(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with the dtype of the result, unless there is one."""
-    narrow = isinstance(args[0], Tensor) and args[0].dtype == torch.bfloat16
-    has_dtype = kwargs.get("dtype") is not None or any(isinstance(value, torch.dtype) for value in args)
-    return kwargs | {"dtype": torch.float32} if narrow and not has_dtype else kwargs
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -149,14 +149,10 @@ def _error(
     else:
         target = objective.target(x0, noise, t_B) if isinstance(objective, Ddpm) else noise
         error = output - target
-    return float(error.square().sum() / _residual(x_t, target))
-
-
-def _residual(x: Tensor, y: Tensor) -> Tensor:
-    """Return the squared error of the lines `[C]` through `y` over `x`, each `[1, C, ...]`, with the least error."""
-    x, y = (each[0].flatten(1) - each[0].flatten(1).mean(dim=1, keepdim=True) for each in (x, y))
+    # The lines `[C]` through the target over the noised latents with the least error.
+    x, y = (each[0].flatten(1) - each[0].flatten(1).mean(dim=1, keepdim=True) for each in (x_t, target))
     slope = (x * y).sum(1, keepdim=True) / x.square().sum(1, keepdim=True)
-    return (y - slope * x).square().sum()
+    return float(error.square().sum() / (y - slope * x).square().sum())
 
 
 def picture(height: int, width: int) -> NDArray[np.float32]:

@@ -18,10 +18,8 @@ def locate(source: Path, *, step: int | None = None, best: bool = False) -> tupl
     With `step` or `best`, it is that checkpoint of the run.
     """
     run, found = locate_checkpoint.locate(source)
-    return run, found if step is None and not best else _chosen(run, step, source)
-
-
-def _chosen(run: RunFolder, step: int | None, source: Path) -> int:
+    if step is None and not best:
+        return run, found
     store = CheckpointFolder(run.checkpoints_folder)
     if source.resolve() != run.path.resolve():
         raise UserError(
@@ -33,4 +31,4 @@ def _chosen(run: RunFolder, step: int | None, source: Path) -> int:
         )
     if step is None:
         step = listing.best(store, recipe_file.load(run.recipe_file).checkpoints).step
-    return verify.named(store, step, full=False).step
+    return run, verify.named(store, step, full=False).step

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +28,9 @@ def predict(module: Any, inputs: DenoiserInputs, config: AnimaConfig) -> Tensor:
     Texts are filled up with zeros that are attended to, as in training of the published weights.
     """
     text_BLD = torch.where(inputs.text_mask[..., None], inputs.text, inputs.text.new_zeros(()))
-    with _padded_here(module):
+    # Its channel of padding, which is zero, is given as a condition: the network scales its own with torchvision.
+    module.register_to_config(concat_padding_mask=False)
+    try:
         out: Tensor = module(
             inputs.latent,
             encoder_hidden_states=pad(text_BLD, (0, 0, 0, max(_TEXT_TOKENS - text_BLD.shape[1], 0))),
@@ -37,17 +38,9 @@ def predict(module: Any, inputs: DenoiserInputs, config: AnimaConfig) -> Tensor:
             condition_mask=torch.zeros_like(inputs.latent[:, :1]),
             return_dict=False,
         )[0]
-    return -out
-
-
-@contextmanager
-def _padded_here(module: Any) -> Iterator[None]:
-    """Let the network take its channel of padding, which is zero, as a condition; it scales its own with torchvision."""
-    module.register_to_config(concat_padding_mask=False)
-    try:
-        yield
     finally:
         module.register_to_config(concat_padding_mask=True)
+    return -out
 
 
 def encode_text(parts: TextParts, captions: Sequence[str], length: int, _pictures: list[Tensor]) -> EncodedText:

@@ -123,13 +123,11 @@ def unmarked(text_BLD: Tensor, mask_BL: Tensor) -> tuple[list[Tensor], list[list
                 found.append(kind)
             else:
                 kind = VIDEO if kind == TEXT else TEXT
-        texts.append(text_LD if len(places) == len(text_LD) else text_LD[_index(places, text_LD)])
+        if len(places) < len(text_LD):
+            text_LD = text_LD[upload.to_device(torch.tensor(places, device="cpu"), text_LD.device)]
+        texts.append(text_LD)
         kinds.append(found)
     return texts, kinds
-
-
-def _index(places: list[int], like: Tensor) -> Tensor:
-    return upload.to_device(torch.tensor(places, device="cpu"), like.device)
 
 
 @final

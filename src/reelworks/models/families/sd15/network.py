@@ -34,10 +34,6 @@ def encode_before_last_layer(pipeline: Any, captions: list[str], length: int, _p
     return EncodedText(_before_last_layer(encoder, tokens.input_ids.to(pipeline.device))[0])
 
 
-def _last_layer(encoder: Any, words_BL: Tensor) -> tuple[Tensor, None]:
-    return encoder(words_BL)[0], None
-
-
 def _before_last_layer(encoder: Any, words_BL: Tensor) -> tuple[Tensor, None]:
     states = encoder(words_BL, output_hidden_states=True).hidden_states[-2]
     norm = next(module for name, module in encoder.named_modules() if name.endswith("final_layer_norm"))
@@ -47,7 +43,7 @@ def _before_last_layer(encoder: Any, words_BL: Tensor) -> tuple[Tensor, None]:
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"sd1.5": encode_text, "sd1.5-clip-skip-2": encode_before_last_layer},
-    trained_text={"sd1.5": _last_layer, "sd1.5-clip-skip-2": _before_last_layer},
+    trained_text={"sd1.5": lambda encoder, words: (encoder(words)[0], None), "sd1.5-clip-skip-2": _before_last_layer},
     pipeline_arguments=guidance_arguments,
     pipeline_settings=lambda _config, _scale: {"safety_checker": None, "feature_extractor": None},
 )

@@ -85,7 +85,11 @@ def _cut(data: Dataset, clips: Samples, epoch: int, size: int) -> Iterator[Chunk
 
 def in_epochs(data: Dataset, spec: PlanSpec, epochs: range) -> Samples:
     """Return clips once for each bucket that they have in an epoch, in the order of the catalog."""
-    return _once(data, [_of_epoch(data, spec, epoch) for epoch in (epochs if varies(data) else epochs[:1])])
+    epochs = epochs if varies(data) else epochs[:1]
+    if data.table.config.incomplete_batch != "merge":
+        return _once(data, [data.entries(epoch) for epoch in epochs])
+    plans = (data.plan(spec, epoch) for epoch in epochs)  # which move clips to other buckets
+    return _once(data, [Samples(plan.uid, plan.copy, plan.ordinal, plan.bucket).wide() for plan in plans])
 
 
 def in_any_epoch(data: Dataset) -> Samples:
@@ -109,13 +113,6 @@ def _once(data: Dataset, seen: Sequence[Samples]) -> Samples:
     uid, ordinal, bucket = (np.concatenate([getattr(clips, name) for clips in seen]) for name in names)
     _, first = np.unique(ordinal * len(data.table.buckets) + bucket, return_index=True)
     return Samples(uid[first], np.zeros(len(first), dtype=np.int64), ordinal[first], bucket[first])
-
-
-def _of_epoch(data: Dataset, spec: PlanSpec, epoch: int) -> Samples:
-    if data.table.config.incomplete_batch != "merge":
-        return data.entries(epoch)
-    plan = data.plan(spec, epoch)  # which moves clips to other buckets
-    return Samples(plan.uid, plan.copy, plan.ordinal, plan.bucket).wide()
 
 
 def varies(data: Dataset) -> bool:
