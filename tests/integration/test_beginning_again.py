@@ -81,6 +81,20 @@ def test_another_run_brings_its_weights_and_not_its_place(tiny, tmp_path, pretra
     assert start["resumed_from"] is None
 
 
+@pytest.mark.slow
+def test_schedule_free_weights_that_are_loaded_alone_are_the_average(tiny, tmp_path):
+    """What the run saved, validated and exported, and not the points that it trained on."""
+    free = tiny("free", train={"max_steps": 3, "optimizer": "schedulefree", "learning_rate": 0.05}, **BARE)
+    assert children.train(free) == [0]
+    other = tiny("other", train={"max_steps": 1, **STILL}, checkpoints={"every_steps": 1}, **BARE)
+    assert children.train(other, load=str(tmp_path / "free"), weights_only=True) == [0]
+    assert "loaded the average from" in children.output(other)
+    before, after = state_at(tmp_path / "free", 3), state_at(tmp_path / "other", 1)
+    assert distance(before) > 0.01
+    for name, value in before["ema"].items():
+        torch.testing.assert_close(after["model"][name], value)
+
+
 STILL = {"learning_rate": 1e-30}  # the weights that are loaded are those that are averaged
 
 

@@ -13,6 +13,7 @@ import children
 import faults
 import pytest
 import tomli_w
+import torch
 from refused import refused
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -125,6 +126,27 @@ def test_an_average_that_begins_anew_has_the_age_of_its_stage(staged: Any, tmp_p
     name = max(weights, key=lambda key: float((weights[key] - before[key]).norm()))
     share = (after[name] - before[name]).norm() / (weights[name] - before[name]).norm()
     assert float(share) == pytest.approx(0.9, abs=1e-3), "1 - 1/10, as in the first step of a run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["schedulefree", "adamw"])
+def test_a_stage_behind_schedule_free_adamw_begins_from_its_average(staged: Any, tmp_path: Path, optimizer: str) -> None:
+    """With an optimizer that begins anew, whose first step is too small to be seen; the average goes on from there."""
+    free = {"optimizer": "schedulefree", "learning_rate": 0.05, "warmup_steps": 0}
+    second = {"name": "second", "steps": 1, "optimizer": "reset"}
+    second["train"] = {"optimizer": optimizer, "learning_rate": 1e-30, "warmup_steps": 0}
+    recipe = staged("run", {**FIRST, "train": free}, second, checkpoints={"every_steps": 1, "keep_last": 9})
+    assert children.train(recipe) == [0]
+
+    def weights(step: int, ema: bool) -> dict[str, Any]:
+        checkpoint = tmp_path / "run" / "checkpoints" / f"step-{step:09d}"
+        return load_file(rw.export(checkpoint, tmp_path / f"{step}-{ema}.safetensors", ema=ema, dtype="float32").files[0])
+
+    points, average = weights(3, False), weights(3, True)
+    assert max(float((points[name] - average[name]).abs().max()) for name in average) > 1e-3
+    for after in (weights(4, False), weights(4, True)):
+        for name, value in average.items():
+            assert torch.allclose(after[name], value, rtol=1e-5, atol=1e-7), name
 
 
 def _asked_to_leave(recipe: dict[str, Any], place: str) -> None:

@@ -175,6 +175,7 @@ def test_other_footage_is_that_of_all_stages() -> None:
         ({"stage": [LOW, {**HIGH, "train": {"max_steps": 9}}]}, "stage-end-invalid", "stage.train.max_steps"),
         ({"stage": [LOW, {**HIGH, "train": {"learning_rat": 9}}]}, "unknown-key", "stage.train.learning_rat"),
         ({"stage": [LOW, {**HIGH, "train": {"optimizer": "muon"}}]}, "optimizer-state-differs", "stage.train.optimizer"),
+        ({"train": {"optimizer": "schedulefree"}, "stage": [LOW, {**HIGH, "ema": "reset"}]}, "stage-reset-invalid", "stage.ema"),
         ({"stage": [LOW, {**HIGH, "bucket": [], "buckets": {"entries": "auto"}}]}, "stages-with-proposed-entries", "buckets.entries"),
         ({"stage": [LOW, {"name": "high", "clips": 9, "train": {"learning_rate_schedule": "cosine"}}]}, "schedule-without-end", "stage.train.learning_rate_schedule"),
         ({"stage": [LOW, {**HIGH, "objective": {"name": "iddpm"}}]}, "other-objective", "stage.objective.name"),

@@ -260,6 +260,26 @@ def test_the_average_of_schedule_free_weights_is_that_of_the_library() -> None:
         assert not torch.equal(averages[name], dict(zip(averages, trained, strict=True))[name])
 
 
+def test_the_average_of_schedule_free_weights_is_that_of_a_run_whose_betas_change() -> None:
+    """The weights move to the points that are as far from it as the new β1 says, by the paper's formula in float64."""
+    first = network()
+    stopped = updater(first, "schedulefree", learning_rate=0.01)
+    steps(first, stopped, 0, 5)
+    points = {name: parameter.detach().double() for name, parameter in first.named_parameters()}
+    kept = copy.deepcopy(stopped.state_dict())
+    for beta in (0.5, 0.97):
+        goes_on = updater(first, "schedulefree", betas=[beta, 0.99])
+        goes_on.load_state_dict(kept)
+        averages, kept = goes_on.own_averages(), copy.deepcopy(goes_on.state_dict())
+        for name, parameter in first.named_parameters():
+            fast = kept["state"][name]["z"].double()
+            average = (points[name] - (1 - 0.9) * fast) / 0.9
+            torch.testing.assert_close(averages[name].double(), average, rtol=1e-5, atol=1e-7)
+            wanted = beta * average + (1 - beta) * fast
+            torch.testing.assert_close(parameter.detach().double(), wanted, rtol=1e-5, atol=1e-7)
+            assert not torch.allclose(points[name], wanted, rtol=1e-3, atol=1e-5), name
+
+
 @pytest.mark.parametrize(
     ("keys", "code"),
     [

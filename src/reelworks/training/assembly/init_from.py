@@ -28,18 +28,18 @@ from reelworks.training.recipe.recipe import Recipe
 
 
 class _Loaded(NamedTuple):
-    """A file of weights, or a checkpoint with its step, and whether its run kept an average."""
+    """A file of weights, or a checkpoint with its step, and the decay of its run's average, None if the optimizer had it."""
 
     path: Path
     step: int = 0
-    has_average: bool = False
+    ema_decay: float | None = 0.0
 
 
 def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *, weights_only: bool) -> int:
     """Load the state of another run in place, and log its path; the position in the data is not loaded. Collective.
 
     `source` is the run's folder, one of its checkpoints, or a .safetensors file of weights. With `weights_only`, the
-    average is copied from the weights, and the optimizer is reset.
+    average is copied from the weights, which are the average of a run whose optimizer had it, and the optimizer is reset.
 
     Returns:
         Number of steps that the average is of, from which its decay goes on; 0 if it begins anew.
@@ -62,13 +62,12 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
         loaded = _Loaded(source)
         if world.is_main:
             run, step = locate.locate(source)
-            require_same_settings(run, step, recipe, None if weights_only else "add --weights-only")
-            trained = recipe_file.load(history.recipe_of(run, step))
+            trained = require_same_settings(run, step, recipe, None if weights_only else "add --weights-only")
             path = CheckpointFolder(run.checkpoints_folder).path(step)
-            loaded = _Loaded(path, step, trained.train.ema_decay != 0.0)
+            loaded = _Loaded(path, step, trained.train.ema_decay)
         loaded = world.broadcast(loaded)  # type: ignore[assignment]
         if weights_only:
-            tensors = {"model": tensors["model"]}
+            tensors = {part: tensors[part] for part in ("model", "ema") if part == "model" or loaded.ema_decay is None}
         with read_lock.reading(loaded.path), verify.bad_told(loaded.path):
             load.load(loaded.path, tensors, fixed=True)
             require_base(loaded.path, base)
@@ -76,8 +75,12 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
     if not weights_only:
         model.state.optimizer.load_state_dict(tensors["optimizer"])
         return _continue_average(model, recipe, loaded, loaded.step - average_step)
+    what = "weights"
+    if loaded.ema_decay is None:
+        model.state.take_average()
+        what = "the average"
     model.state.begin_again()
-    logger.info("loaded weights from %s; optimizer and average begin anew", loaded.path)
+    logger.info("loaded %s from %s; optimizer and average begin anew", what, loaded.path)
     if warning is not None:
         logger.warning(warning)
     return 0
@@ -86,7 +89,7 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
 def _continue_average(model: TrainedModel, recipe: Recipe, loaded: _Loaded, steps: int) -> int:
     """Log what is loaded, and return the steps of the average; it begins anew if one of both runs keeps none."""
     this_keeps = recipe.train.ema_decay != 0.0
-    if this_keeps and loaded.has_average:
+    if this_keeps and loaded.ema_decay != 0.0:
         average = f"average (of {units.plural(steps, 'step')})"
         logger.info("loaded weights, %s and optimizer from %s", average, loaded.path)
         return steps
@@ -127,10 +130,10 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
         tensor.copy_(value)
 
 
-def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: str | None) -> None:
+def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: str | None) -> Recipe:
     """Check that a checkpoint has the recipe's optimizer, and its LoRA's type, rank and alpha, which tensors do not hold.
 
-    `without` is a remedy that loads only the weights; None if that is done, whatever the optimizer.
+    Returns the recipe that it was trained with. `without` is a remedy that loads only the weights; None if that is done, whatever the optimizer.
     """
     trained = recipe_file.load(history.recipe_of(run, step))
     if trained.lora is not None and recipe.lora is not None:
@@ -155,3 +158,4 @@ def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: st
             value=new,
             remedy=f'set it to "{had}", or {without}: loads only the weights, and starts {new} from its first step',
         )
+    return trained

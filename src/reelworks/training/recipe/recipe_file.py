@@ -208,6 +208,14 @@ def _require_successor(before: Recipe, after: Recipe, stage: StageConfig) -> Non
             value=after.train.optimizer,
             remedy='leave it out, or write optimizer = "reset" in the stage',
         )
+    if after.train.ema_decay is None and (stage.optimizer, stage.ema) == ("keep", "reset"):
+        raise UserError(
+            f"in stage {stage.name}: the average is part of the state of {after.train.optimizer}, which goes on",
+            code="stage-reset-invalid",
+            field="stage.ema",
+            value="reset",
+            remedy='leave it out, or write optimizer = "reset" in the stage',
+        )
     for key in ("name", "prediction"):
         had, new = getattr(before.objective, key), getattr(after.objective, key)
         if had != new:

@@ -36,7 +36,9 @@ class StageConfig(Config):
         default="keep", description="whether the optimizer's state goes on from the stage before, or begins anew"
     )
     ema: Literal["keep", "reset"] = Field(
-        default="keep", description="whether the average goes on, or is copied from the weights"
+        default="keep",
+        description="whether the average goes on, or is copied from the weights; that of schedule-free AdamW is part of the "
+        "optimizer's state, and where this begins anew, the weights are that average",
     )
     dataset: Private[list[Values] | None] = Field(default=None, description="in place of the recipe's datasets")
     bucket: Private[list[Values] | None] = Field(default=None, description="in place of the recipe's entries")

@@ -20,8 +20,9 @@ from reelworks.models.adapters import text_encoders
 from reelworks.training.loop.config import TrainConfig
 from reelworks.training.step import optimizer_names
 
+_BETA = "beta1"  # key of a group: the β1 by which schedule-free AdamW's weights lie between its average and z
 # Values that Prodigy and schedule-free AdamW compute over all weights; they store them in their parameter groups.
-_FOUND = ("d", "d_max", "d_numerator", "k", "weight_sum", "lr_max")
+_FOUND = ("d", "d_max", "d_numerator", "k", "weight_sum", "lr_max", _BETA)
 _RATIO = "rate_ratio"  # key of a group whose rate is a multiple of the usual one
 _CAME_INSTABILITY_BETA = 0.9999  # the default of its authors
 
@@ -117,17 +118,22 @@ class ShardedOptimizer:
     def own_averages(self) -> dict[str, Tensor]:
         """Return the average of the weights, by name, that the optimizer has by itself: schedule-free AdamW's.
 
-        It trains on points between this average and a fast sequence z, and holds both of them only implicitly.
+        It trains on the points y = β1 x + (1 - β1) z between this average x and a fast sequence z, and holds x only by them.
         """
         self._update_views()
         averages = {}
+        for weight, fast, group in self._fast():
+            average = local(weight.detach()).clone()
+            averages[self._names[id(weight)]] = average.lerp_(fast, 1 - 1 / group[_BETA])
+        return averages
+
+    def _fast(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
+        """Yield weights with this rank's part of their fast sequence, and their group."""
         for part in self._parts:
             for group in part.optimizer.param_groups:
                 for weight in group["params"]:
                     if (fast := part.optimizer.state[weight].get("z")) is not None:
-                        average = local(weight.detach()).clone()
-                        averages[self._names[id(weight)]] = average.lerp_(local(fast), 1 - 1 / group["betas"][0])
-        return averages
+                        yield weight, local(fast), group
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each weight by name, and Prodigy's values; settings are in the recipe."""
@@ -141,7 +147,10 @@ class ShardedOptimizer:
         return {"state": states, **({"found": found} if found else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy the plain numbers of a state that was loaded into `state_dict()`; its tensors are loaded in place."""
+        """Copy the plain numbers of a state that was loaded into `state_dict()`; its tensors are loaded in place.
+
+        Weights are loaded before: schedule-free AdamW moves them to where they are with the recipe's `betas`.
+        """
         for part in self._parts:
             for group in part.optimizer.param_groups:
                 group.update(state.get("found", {}))
@@ -150,6 +159,18 @@ class ShardedOptimizer:
                     if isinstance(weight, _Rows):
                         values = {key: local(value) for key, value in values.items()}
                     part.optimizer.state[weight].update(values)
+        self._move_points()
+
+    @torch.no_grad()
+    def _move_points(self) -> None:
+        """Move the points that schedule-free AdamW trains on if β1 is another one now, so that the average stays as it is."""
+        self._update_views()
+        for weight, fast, group in self._fast():
+            if (beta := group["betas"][0]) != group[_BETA]:
+                local(weight.detach()).lerp_(fast, 1 - beta / group[_BETA])
+        for group in self._groups():
+            if _BETA in group:
+                group[_BETA] = group["betas"][0]
 
     def tensors(self) -> dict[tuple[str, str], Tensor]:
         """Return the tensors of the state, by name of the weight and of the value, each tensor once."""
@@ -353,6 +374,7 @@ def _schedulefree(config: TrainConfig, inner: list[nn.Parameter], others: list[n
     # Its collective calls on lists are not made for shards.
     optimizer = library.AdamWScheduleFree([*inner, *others], **_settings(config), foreach=False)
     optimizer.train()  # and so for good: the average is computed by `own_averages`
+    optimizer.param_groups[0][_BETA] = optimizer.defaults[_BETA] = optimizer.defaults["betas"][0]
     return [_Part(optimizer, begin)]
 
 

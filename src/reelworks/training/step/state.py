@@ -54,6 +54,10 @@ class TrainState:
         for name, average in self.ema.items():
             local(average).copy_(local(self.optimizer.trained[name].detach()))
 
+    def take_average(self) -> None:
+        """Copy the average into the weights: of schedule-free AdamW, they are no more than points that it trained on."""
+        self._put(self.ema)
+
     def begin_again(self) -> None:
         """Copy the average from the weights again, and reset the optimizer's state and the recent losses."""
         self.begin_average()
