@@ -72,6 +72,25 @@ def test_the_bound_teaches_the_variance_alone():
     assert output.grad[:, 4:].any()
 
 
+def test_a_base_as_the_target_gives_its_noise_and_its_posterior():
+    """The squared error of the noise, and the divergence of torch's normal distributions in float64, at the first step too."""
+    output, t_B = TRAIN["model_out"], TRAIN["t"].float()
+    base = output + 0.3 * torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+    x_t = IDDPM.noised(TRAIN["x0"], TRAIN["noise"], t_B, None)
+    mse_B, bound_B = iddpm.terms(output, x_t, TRAIN["x0"], TRAIN["noise"], t_B, None, base=base)
+    plan = iddpm.Schedule(*(value.double() for value in vars(iddpm.schedule()).values()))
+    own, theirs = (
+        torch.distributions.Normal(each.mean, (0.5 * each.log_variance).exp())
+        for each in (iddpm.posterior(plan, out.double(), x_t.double(), t_B.long()) for out in (output, base))
+    )
+    bound = torch.distributions.kl_divergence(theirs, own).mean(dim=(1, 2, 3, 4)) / np.log(2)
+    mse = (output - base).double()[:, :4].square().mean(dim=(1, 2, 3, 4))
+    assert t_B[0] == 0
+    torch.testing.assert_close(mse_B.double(), mse, rtol=1e-5, atol=0)
+    torch.testing.assert_close(bound_B.double(), bound, rtol=1e-3, atol=0)
+    assert not IDDPM.losses(base, x_t, TRAIN["x0"], TRAIN["noise"], t_B, None, base=base).any()
+
+
 def test_what_is_not_finite_in_given_frames_reaches_nothing():
     """Conditioning frames, and clips that are nothing else, leave loss and gradient finite."""
     mask = torch.tensor([[False] * 5, [False, True, True, True, True], [True] * 5])

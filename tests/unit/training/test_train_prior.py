@@ -74,6 +74,24 @@ def test_their_target_is_the_base_and_that_of_others_is_not(adapted, monkeypatch
     assert all(gradients[name].any() for name in gradients)
 
 
+@pytest.mark.parametrize("channels", [1, 2], ids=["", "with a variance"])
+@pytest.mark.parametrize("prediction", ["velocity", "sample"])
+def test_the_base_is_kept_in_what_the_objective_measures(adapted, prediction, channels):
+    """Velocities, as of the clips beside them, whatever the network predicts; nobody reads a variance."""
+    made, _ = adapted
+    objective = made.recipe.objective.model_copy(update={"prediction": prediction})
+    batch = preserved(made, 1, [1, 2], (True, True))
+    example = training_example(batch, made.examples.encoder.encoders, objective, seed=made.recipe.seed)
+    x_t, generator = example.inputs.latent.double(), torch.Generator().manual_seed(2)
+    shape = (2, channels * x_t.shape[1], *x_t.shape[2:])
+    output, said = (torch.randn(shape, generator=generator) for _ in range(2))
+    difference = (output - said).double()[:, : x_t.shape[1]]
+    if prediction == "sample":
+        difference /= (example.inputs.time.double() / 1000).clamp(min=0.05).view(-1, 1, 1, 1, 1)
+    losses = example.losses(Predicted(output), Predicted(said))
+    torch.testing.assert_close(losses.double(), difference.square().mean(dim=(1, 2, 3, 4)), rtol=1e-4, atol=0)
+
+
 def test_running_the_base_leaves_what_is_trained_marked(adapted):
     """Where a unit of FSDP runs for the first time, it decides what has gradients; also behind an error."""
     made, _ = adapted

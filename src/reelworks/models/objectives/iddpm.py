@@ -121,21 +121,29 @@ def terms(
     t_B: Tensor,
     frame_mask_BT: Tensor | None,
     weight_BTHW: Tensor | None = None,
+    base: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the squared error of the noise and the variational bound in bits per dimension, `[B]` float32 each.
 
-    The bound trains the variance only: the predicted noise is detached in it.
+    The bound trains the variance only: the predicted noise is detached in it. With the output of a `base`, its noise and
+    its posterior are the targets.
     """
     output = generated_only(output.float(), frame_mask_BT, weight_BTHW)
     x_t, x0 = x_t_BCTHW.float(), x0_BCTHW.float()
     noise, fraction = output.chunk(2, dim=1)
-    mse_B = mean_over_generated((noise - noise_BCTHW.float()).square(), frame_mask_BT, weight_BTHW)
     plan, index_B = schedule(), _index(t_B)
     predicted = posterior(plan, torch.cat([noise.detach(), fraction], dim=1), x_t, index_B)
-    true = Posterior(_mean(plan, x0, x_t, index_B), plan.at("log_variance", index_B))
-    bound = torch.where(
-        (index_B == 0)[:, None, None, None, None], -_log_likelihood(x0, predicted), _divergence(true, predicted)
-    )
+    if base is None:
+        target = noise_BCTHW.float()
+        true = Posterior(_mean(plan, x0, x_t, index_B), plan.at("log_variance", index_B))
+        bound = torch.where(
+            (index_B == 0)[:, None, None, None, None], -_log_likelihood(x0, predicted), _divergence(true, predicted)
+        )
+    else:
+        base = generated_only(base.float(), frame_mask_BT, weight_BTHW)
+        target, _ = base.chunk(2, dim=1)
+        bound = _divergence(posterior(plan, base, x_t, index_B), predicted)
+    mse_B = mean_over_generated((noise - target).square(), frame_mask_BT, weight_BTHW)
     return mse_B, mean_over_generated(bound, frame_mask_BT, weight_BTHW) / math.log(2)
 
 

@@ -2,8 +2,8 @@
 
 `times` maps `[B]` draws in [0, 1) to timesteps before and after the shift, `noised` blends latents `[B, C, T, H, W]`
 with noise, and `losses` returns the loss of each clip, `[B]`, from the network's output `[B, C or 2·C, T, H, W]`. With
-`weight_BTHW`, it is the weighted mean, so that a small mask counts as much as a large one. `of_error` returns the same
-for an error that is given. `learns_variance` tells whether the network outputs twice the channels, the second half for
+`weight_BTHW`, it is the weighted mean, so that a small mask counts as much as a large one; with the output of a `base`,
+the target is what that says, in place of the clip. `of_error` returns it for an error that is given. `learns_variance` tells whether the network outputs twice the channels, the second half for
 the variance.
 
 Legend: B clips, C channels, T latent frames, H height, W width.
@@ -47,9 +47,13 @@ class _ByDistance(ABC):
         t_B: Tensor,
         frame_mask_BT: Tensor | None,
         weight_BTHW: Tensor | None = None,
+        base: Tensor | None = None,
     ) -> Tensor:
         """Return the loss of each clip."""
-        return self.of_error(self.error(output, x_t, x0, noise, t_B), t_B, frame_mask_BT, weight_BTHW)
+        error = self.error(output, x_t, x0, noise, t_B)
+        if base is not None:
+            error = error - self.error(base, x_t, x0, noise, t_B)
+        return self.of_error(error, t_B, frame_mask_BT, weight_BTHW)
 
     def of_error(
         self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
@@ -150,16 +154,11 @@ class Iddpm:
         t_B: Tensor,
         frame_mask_BT: Tensor | None,
         weight_BTHW: Tensor | None = None,
+        base: Tensor | None = None,
     ) -> Tensor:
         """Return the squared error of the noise plus the bound that trains the variance, of each clip."""
-        mse_B, bound_B = iddpm.terms(output, x_t, x0, noise, t_B, frame_mask_BT, weight_BTHW)
+        mse_B, bound_B = iddpm.terms(output, x_t, x0, noise, t_B, frame_mask_BT, weight_BTHW, base)
         return mse_B + bound_B
-
-    def of_error(
-        self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
-    ) -> Tensor:
-        """Return the mean square of each clip's errors."""
-        return rectified_flow.mean_distance(error, frame_mask_BT, weight_BTHW)
 
 
 @final

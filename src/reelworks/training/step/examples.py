@@ -99,16 +99,23 @@ class Example:
         """The micro-batch."""
         return self.encoded.batch
 
-    def losses(self, output: Predicted) -> Tensor:
-        """Return the loss of each clip, `[B]`, for the model's output; with sound, the sum over what is generated."""
+    def losses(self, output: Predicted, base: Predicted | None = None) -> Tensor:
+        """Return the loss of each clip, `[B]`, for the model's output; with sound, the sum over what is generated.
+
+        With the output of a `base`, that is the target in place of the clip's own.
+        """
         i, objective = self.inputs, objectives.from_config(self.objective)
+        base_picture, base_sound = base or (None, None)
         losses_B = objective.losses(
-            output.picture, i.latent, self.x0, self.noise, self._times(), self.trained_frames, self.loss_weight
+            *(output.picture, i.latent, self.x0, self.noise, self._times(), self.trained_frames, self.loss_weight),
+            base=base_picture,
         )
         if i.sound is None or self.sound is None or output.sound is None:
             return losses_B
         heard, target, time = i.sound, self.sound, sound_inputs.loss_times(i.sound.time, i.sound.mask)
-        of_sound_B = objective.losses(output.sound, heard.latent, target.x0, target.noise, time, heard.mask)
+        of_sound_B = objective.losses(
+            output.sound, heard.latent, target.x0, target.noise, time, heard.mask, base=base_sound
+        )
         return losses_B + target.loss_weight * of_sound_B
 
     def _times(self) -> Tensor:
@@ -122,17 +129,6 @@ class Example:
         i, n = self.inputs, len(self.inputs.time)
         tokens, mask, pooled = (part.expand(n, *part.shape[1:]) for part in self.encoded.empty)
         return replace(i, text=tokens, text_mask=mask, pooled=pooled, drop_text=torch.ones_like(i.drop_text))
-
-    def distances(self, output: Predicted, base: Predicted) -> Tensor:
-        """Return the loss of each clip, `[B]`, with the base model's output as the target."""
-        i, objective = self.inputs, objectives.from_config(self.objective)
-        difference = output.picture.float() - base.picture.float()
-        losses_B = objective.of_error(difference, self._times(), self.trained_frames, self.loss_weight)
-        if i.sound is None or self.sound is None or output.sound is None or base.sound is None:
-            return losses_B
-        time = sound_inputs.loss_times(i.sound.time, i.sound.mask)
-        of_sound_B = objective.of_error(output.sound.float() - base.sound.float(), time, i.sound.mask)
-        return losses_B + self.sound.loss_weight * of_sound_B
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class PriorLoss(PlainLoss):
         output = self.passes.trained(example.inputs, at_least)
         losses_B = example.losses(output) if uncaptioned is None else GuidedLoss.of_output(example, output, uncaptioned)
         preserved_B = to_device(torch.tensor(example.batch.request.target_is_base), losses_B.device)
-        return torch.where(preserved_B, example.distances(output, base), losses_B)
+        return torch.where(preserved_B, example.losses(output, base), losses_B)
 
 
 @dataclass(frozen=True)
