@@ -45,20 +45,29 @@ def pairs(made, bucket=1, uids=(1, 2)):
     return replace(batch, companions={"rejected": rejected})
 
 
-def test_the_loss_is_that_of_the_paper(preferring, monkeypatch):
-    """As a plain script has it: four mean squared errors, one noise and timestep for both clips of a pair."""
+@pytest.mark.parametrize("perturbation", [0.0, 1.0])
+def test_the_loss_is_that_of_the_paper(preferring, monkeypatch, perturbation):
+    """As a plain script has it: four mean squared errors, one noise and timestep for both clips of a pair.
+
+    A perturbed input has more noise than is trained on, in both clips.
+    """
     made, base = preferring
+    config = made.recipe.objective.model_copy(update={"input_perturbation": perturbation})
+    recipe = made.recipe.model_copy(update={"objective": config})
+    made = replace(made, examples=replace(made.examples, recipe=recipe))
     perturb(made)
     batch = pairs(made)
     example = training_example(batch, made.examples.encoder.encoders, made.recipe.objective, seed=made.recipe.seed)
     given = {field.name: getattr(example.inputs, field.name) for field in fields(example.inputs)}
     share = (example.inputs.time / 1000).view(-1, 1, 1, 1, 1)
+    added = (example.inputs.latent - (1 - share) * example.x0) / share
+    assert float((added - example.noise).std()) == pytest.approx(perturbation, rel=0.1, abs=1e-4)
     errors = {}
     for which, x0 in (
         ("w", made.examples.encoder.encoders.latents(batch.frames)),
         ("l", made.examples.encoder.encoders.latents(batch.companions["rejected"])),
     ):
-        noised = (1 - share) * x0 + share * example.noise
+        noised = (1 - share) * x0 + share * added
         for name, network in (("own", made.boundary), ("reference", base.boundary)):
             with torch.no_grad():
                 output = network(DenoiserInputs(**given | {"latent": noised}))

@@ -75,7 +75,8 @@ class Example:
         objective: Objective of its step.
         inputs: Inputs of the model, with noised latents.
         x0: `[B, C, T, H, W]` clean latents.
-        noise: `[B, C, T, H, W]` noise that is trained on; what was added may have an input perturbation, too.
+        noise: `[B, C, T, H, W]` noise that is trained on.
+        added_noise: `[B, C, T, H, W]` noise that was added, which may have an input perturbation, too.
         generated_share: `[B]` share of latent frames that count in the loss.
         valid_mask: `[B]` True for a clip that counts in the loss.
         trained_frames: `[B, T]` True for a latent frame that counts in the loss; None if all of them do.
@@ -88,6 +89,7 @@ class Example:
     inputs: DenoiserInputs
     x0: Tensor
     noise: Tensor
+    added_noise: Tensor
     generated_share: Tensor
     valid_mask: Tensor
     trained_frames: Tensor | None
@@ -244,6 +246,7 @@ def _example(
         inputs,
         x0,
         trained_noise,
+        added_noise,
         generated_share=share,
         valid_mask=valid_mask,
         trained_frames=trained_frames,

@@ -131,17 +131,9 @@ def _pairs(example: Example) -> Example:
     encoded, objective = example.encoded, objectives.from_config(example.objective)
     assert encoded.rejected is not None
     rejected = conditioning.prepend_sources(encoded.rejected, encoded.conditions)
-    twice = example.inputs.each(lambda value: torch.cat([value] * 2))
-    x0, noise = torch.cat([example.x0, rejected]), torch.cat([example.noise] * 2)
-    frames = None if example.trained_frames is None else torch.cat([example.trained_frames] * 2)
-    weight = None if example.loss_weight is None else torch.cat([example.loss_weight] * 2)
-    return replace(
-        example,
-        inputs=replace(twice, latent=objective.noised(x0, noise, twice.time, frames)),
-        x0=x0,
-        noise=noise,
-        generated_share=torch.cat([example.generated_share] * 2),
-        valid_mask=torch.cat([example.valid_mask] * 2),
-        trained_frames=frames,
-        loss_weight=weight,
-    )
+    parts = ("noise", "added_noise", "generated_share", "valid_mask", "trained_frames", "loss_weight")
+    doubled = {name: torch.cat([value] * 2) for name in parts if (value := getattr(example, name)) is not None}
+    inputs, x0 = example.inputs.each(lambda value: torch.cat([value] * 2)), torch.cat([example.x0, rejected])
+    twice = replace(example, x0=x0, **doubled)
+    latent = objective.noised(x0, twice.added_noise, inputs.time, twice.trained_frames)
+    return replace(twice, inputs=replace(inputs, latent=latent))
