@@ -165,15 +165,17 @@ def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
         torch.testing.assert_close(value, second[name], rtol=2e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("loss_reduction", ["token", "sample"])
+@pytest.mark.parametrize("loss_reduction", ["token", "sample", "micro_batch"])
 def test_a_failed_clip_leaves_the_gradient_of_the_others(stepper, monkeypatch, loss_reduction):
+    """Of those in its micro-batch, and of those in another one."""
     s = stepper(loss_reduction=loss_reduction)
-    with_failure, hurt = take(s, [micro_batch(s, 0, [1, 2], failed=(1,))], monkeypatch)
+    batches = [micro_batch(s, 0, [1, 2], failed=(1,), last=False), micro_batch(s, 1, [3, 4])]
+    with_failure, hurt = take(s, batches, monkeypatch)
     s = stepper(loss_reduction=loss_reduction)
-    alone, calm = take(s, [micro_batch(s, 0, [1])], monkeypatch)
+    alone, calm = take(s, [micro_batch(s, 0, [1], last=False), micro_batch(s, 1, [3, 4])], monkeypatch)
     assert_close(hurt, calm)
     assert with_failure.loss == pytest.approx(alone.loss, rel=1e-5)
-    assert (with_failure.clips, with_failure.failed) == (1, 1)
+    assert (with_failure.clips, with_failure.failed) == (3, 1)
     assert with_failure.grad_norm == pytest.approx(alone.grad_norm, rel=1e-4)
 
 

@@ -279,11 +279,11 @@ class TrainStep:
 
     def _weights(self, example: Example) -> Tensor:
         """Return the loss weight of each clip, `[B]`; 0 for a clip that does not count."""
-        request = example.batch.request
-        clip_weight = self._clip_weight(request.bucket, int(request.real.sum()))
-        weights_B = torch.full_like(example.generated_share, clip_weight)
+        weights_B = torch.full_like(example.generated_share, self._clip_weight(example.batch.request.bucket, clips=1))
         if self.recipe.train.loss_reduction == "token":
             weights_B = weights_B * example.generated_share
+        elif self.recipe.train.loss_reduction == "micro_batch":  # the clips that count share its weight
+            weights_B = weights_B / example.valid_mask.sum().clamp(min=1)
         return torch.where(example.valid_mask, weights_B, 0.0)
 
     def _seed_model(self, request: MicroBatchRequest, step: int) -> None:
