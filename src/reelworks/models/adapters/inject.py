@@ -43,10 +43,14 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:  # peft gives them the dtype of the base and rounds the initial values to it
                 parameter.data = parameter.data.float()
-            if parts([name]).get(name, ("", ""))[1] in config.kind.random:
+            layer, kind = parts([name]).get(name, ("", ""))
+            if kind in config.kind.random:
                 drawn = torch.empty(parameter.shape)
                 nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))
                 parameter.data.copy_(drawn)
+            elif kind == "magnitude_vector":
+                weight = module.get_submodule(layer).get_base_layer().weight
+                parameter.data.copy_(torch.linalg.norm(weight.float(), dim=1))
     replace_forward(module, config)
 
 
