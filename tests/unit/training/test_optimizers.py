@@ -175,6 +175,21 @@ def test_the_rate_that_prodigy_finds_is_told_and_looked_at() -> None:
     assert made.not_finite() == ["the optimizer's d"]
 
 
+def test_the_rate_that_adafactor_takes_is_told() -> None:
+    """It moves weights of size 1, whose gradients are ±1, by the rate alone, and lowers this by itself."""
+    weight = nn.Parameter(torch.randn(8, 8))
+    made = ShardedOptimizer(config("adafactor", weight_decay=0.0), {"w": weight}, set())
+    towards, told, acts = torch.randn(8, 8).sign(), [], []
+    for _ in range(9):
+        told.append(made.set_rate(0.5))
+        weight.data /= weight.detach().square().mean().sqrt()
+        before, weight.grad = weight.detach().clone(), towards.clone()
+        made.step()
+        acts.append(float((weight.detach() - before).square().mean().sqrt()))
+    assert told == pytest.approx(acts, rel=1e-4)
+    assert told[3] == 0.5 > told[4]
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_needs_whole_weights_is_refused_where_there_are_shards(name: str) -> None:
     """And nowhere else; the error tells why and what to do."""

@@ -46,7 +46,7 @@ class TrainConfig(Config):
         default=1e-4,
         gt=0,
         description="rate after warm-up. Prodigy multiplies the rate that it finds by this (default 1.0), Adafactor the "
-        "size of the weights (default 0.01); the default of schedule-free AdamW is 0.0025",
+        "size of the weights (default 0.01), and lowers it to 1 / √step; the default of schedule-free AdamW is 0.0025",
     )
     text_encoder_learning_rate: float | None = Field(
         default=None,

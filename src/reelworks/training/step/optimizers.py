@@ -91,10 +91,13 @@ class ShardedOptimizer:
     def set_rate(self, rate: float) -> float:
         """Set the learning rate of the next step, and the multiple of it that text encoders have.
 
-        Returns it multiplied by the factor that Prodigy finds.
+        Returns the rate that acts: multiplied by the factor that Prodigy finds, and with Adafactor at most 1 / √step.
         """
         for group in self._groups():
             group["lr"] = rate * group.get(_RATIO, 1.0)
+        first = self._parts[0].optimizer
+        if isinstance(first, torch.optim.Adafactor):
+            return min(rate, (1 + max(float(state["step"]) for state in first.state.values())) ** -0.5)
         return rate * float(next(self._groups()).get("d", 1.0))
 
     def step(self, scale: Tensor | None = None) -> None:

@@ -61,7 +61,7 @@ class StepResult:
     Attributes:
         applied: False if weights were not updated; see `why_not`.
         finite: False if the loss or a gradient was not finite.
-        learning_rate: Rate of this step, including the factor that Prodigy finds.
+        learning_rate: Rate of this step that acts; see `ShardedOptimizer.set_rate`.
         loss: Weighted mean over the clips of all ranks; NaN if no clip counted.
         loss_by_bucket: Loss by index of each bucket that had clips.
         loss_by_range: Loss by index of each range of timesteps that had clips.
@@ -270,7 +270,7 @@ class TrainStep:
         return spike and spike.with_clips(self.world.gather(_clips(kept)))
 
     def set_rate(self, step: int) -> float:
-        """Set the learning rate of the step that follows `step` done ones, and return it."""
+        """Set the learning rate of the step that follows `step` done ones, and return what of it acts."""
         return self.state.optimizer.set_rate(learning_rate(self.recipe.train, step, self.stage))
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
