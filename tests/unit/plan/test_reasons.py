@@ -26,6 +26,7 @@ from reelworks.training.plan import idle_keys, plan_forecast, plan_report, rejec
 from reelworks.training.plan.rejections import LeftOut
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.step import progress
 
 SMALL = 5
 LEFT_OUT = {"unreadable": 1, "no_caption": 2, "too_small": SMALL}
@@ -179,6 +180,46 @@ def test_a_start_names_few_clips_and_the_file_of_all(folder, tmp_path):
 def test_limits_of_proposed_buckets_beside_own_ones_are_told(folder, buckets, said):
     plan = summary(without_effect=idle_keys.lines(recipe(folder, buckets=buckets)))
     assert any("buckets.max_tokens has no effect" in line for line in plan_report.warnings(plan)) == said
+
+
+@pytest.mark.parametrize(
+    ("train", "share"),
+    [
+        ({"max_steps": 100, "warmup_steps": 1000}, 0.1),
+        ({"max_steps": 100, "warmup_steps": 99}, None),
+        ({"max_epochs": 2, "warmup_steps": 40}, 0.1),
+        ({"max_epochs": 2, "max_steps": 2, "warmup_steps": 4}, 0.5),
+        ({"max_epochs": 2}, None),
+    ],
+)
+def test_a_warm_up_that_training_does_not_finish_is_told(folder, train, share):
+    """With the share of the rate that the last step has; epochs have as many steps as the planned one."""
+    made = recipe(folder, train=train)
+    data = RecipeData.open(made)
+    spec = data.plan_spec(1, 1)
+    plan = data.plan(spec, 0)
+    told = plan_report.warnings(plan_report.summarise(data, spec, plan, world=1))
+    assert any("train.warmup_steps" in line for line in told) == (share is not None)
+    if share is not None:
+        assert plan.num_steps == 2
+        last = made.train.max_steps or 2 * plan.num_steps
+        assert progress.learning_rate(made.train, last - 1) == pytest.approx(share * made.train.learning_rate)
+        assert f"reaches {share:.0%} of train.learning_rate" in "".join(told)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lora", "told"),
+    [
+        ("muon", {"targets": "blocks"}, ["train.betas", "train.eps"]),
+        ("muon", {"targets": "blocks", "dora": True}, []),
+        ("muon", {"targets": "default"}, []),
+        ("adamw", {"targets": "blocks"}, []),
+    ],
+)
+def test_settings_of_adamw_where_muon_updates_everything_are_told(folder, optimizer, lora, told):
+    """Where weights may lie outside of the blocks, AdamW updates them."""
+    made = recipe(folder, lora=lora, train={"max_steps": 9, "optimizer": optimizer, "betas": [0.5, 0.9], "eps": 1e-6})
+    assert [line.partition(" has no effect ")[0] for line in idle_keys.lines(made)] == told
 
 
 def test_a_list_without_a_clip_has_its_columns(folder, tmp_path):

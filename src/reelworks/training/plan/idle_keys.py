@@ -45,6 +45,12 @@ def _is_measured(metric: str, recipe: Recipe) -> bool:
     return validates or not any(name.startswith("validation/") for name in mixture.terms(metric))
 
 
+def _are_matrices(recipe: Recipe) -> bool:
+    """Whether all trained weights are matrices of blocks for sure; attentions may lie elsewhere, too."""
+    lora = recipe.lora
+    return lora is not None and (lora.targets, lora.dora, lora.text_encoders) == ("blocks", False, False)
+
+
 _STORE = ("in a training without stored latents; `reelworks encode` alone heeds it", "set encode.store = true")
 _BEST = (
     "since the run does not measure the metric that ranks",
@@ -113,6 +119,12 @@ RULES = (
         "beside train.micro_batches_per_step",
     ),
     IdleRule("train", "ema_device", lambda t, r: t.ema_decay is not None, "without ema_decay", "set train.ema_decay"),
+    IdleRule(
+        "train",
+        "betas eps",
+        lambda t, r: t.optimizer != "muon" or not _are_matrices(r),
+        "where Muon updates all weights: they are AdamW's",
+    ),
     IdleRule("train", "max_non_finite", lambda t, r: t.non_finite == "skip", 'with non_finite = "stop"'),
     IdleRule("train", "spike_threshold", lambda t, r: t.spikes != "off", 'with spikes = "off"', "set train.spikes"),
     IdleRule(

@@ -13,7 +13,9 @@ from reelworks.data.buckets.assign import Reason
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.loader.left_out import Rejection, by_reason
 from reelworks.data.run.folder import RunFolder
+from reelworks.data.schedule.cursor import StageStart
 from reelworks.data.schedule.plan import EpochPlan, PlanSpec
+from reelworks.training.loop.config import TrainConfig
 from reelworks.training.plan import compiled_graphs, data_advice, discarded, idle_keys, rejections
 from reelworks.training.plan.compiled_graphs import PlannedGraphs
 from reelworks.training.plan.data_advice import MirroredSides, SharedFiles
@@ -103,7 +105,7 @@ class PlanSummary(PlanNumbers):
     Attributes:
         reasons: The first clips that are left out for each reason.
         exclude_list_unmatched: Lines of the exclude list that name no clip.
-        without_effect: A line for each key of the recipe that has no effect.
+        without_effect: A line for each key of the recipe that has no effect, and for a warm-up that training does not finish.
         uneven_clips: Clips of variable frame rate whose frames are read one after the other, so that the frame rate that
             the model is told is their average.
         chosen_buckets: How the bucket entries were chosen; None if the recipe has its own.
@@ -132,13 +134,27 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         reasons=rejections.named(data, left_out),
         exclude_list_unmatched=data.exclude_list.unmatched(rows),
         mirrored_sides=data_advice.mirrored_sides(data.recipe.dataset, rows),
-        without_effect=idle_keys.lines(data.recipe),
+        without_effect=idle_keys.lines(data.recipe) + _unfinished_warmup(data.recipe.train, data.stage, plan),
         uneven_clips=uneven_clips,
         shared_files=data_advice.shared_files(data.recipe.dataset, rows),
         graphs=compiled_graphs.of_plan(data, plan),
         chosen_buckets=None if data.chosen is None else data.chosen.report(),
         losses=discarded.losses(data, plan),
     )
+
+
+def _unfinished_warmup(train: TrainConfig, stage: StageStart, plan: EpochPlan) -> list[str]:
+    """Return a line if the training, or its stage, ends before the learning rate's warm-up; epochs are as the planned one."""
+    ends = [] if train.max_steps is None else [train.max_steps - stage.step]
+    if train.max_epochs is not None:
+        ends.append((train.max_epochs - stage.epoch) * plan.num_steps)
+    steps = min(ends, default=train.warmup_steps + 1)
+    if train.warmup_steps < steps or not train.warmup_steps:
+        return []
+    return [
+        f"train.warmup_steps = {train.warmup_steps} outlasts the {units.plural(steps, 'step')} of training: the rate reaches "
+        f"{steps / train.warmup_steps:.0%} of train.learning_rate, and no schedule follows; lower it"
+    ]
 
 
 @cache

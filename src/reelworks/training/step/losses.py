@@ -72,11 +72,8 @@ class GuidedLoss(PlainLoss):
     @staticmethod
     def of_output(example: Example, output: Predicted, uncaptioned: Predicted) -> Tensor:
         """Return the loss of each clip, `[B]`, for outputs of the network and of the base."""
-        i, objective, scale = (
-            example.inputs,
-            objectives.from_config(example.objective),
-            example.objective.target_guidance_scale,
-        )
+        i, objective = example.inputs, objectives.from_config(example.objective)
+        scale = example.objective.target_guidance_scale
         assert scale is not None
         assert not isinstance(objective, objectives.Iddpm), "the recipe was checked"
         own, base = (

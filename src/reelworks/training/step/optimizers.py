@@ -20,9 +20,8 @@ from reelworks.models.adapters import text_encoders
 from reelworks.training.loop.config import TrainConfig
 from reelworks.training.step import optimizer_names
 
-_BETA = "beta1"  # key of a group: the β1 by which schedule-free AdamW's weights lie between its average and z
 # Values that Prodigy and schedule-free AdamW compute over all weights; they store them in their parameter groups.
-_FOUND = ("d", "d_max", "d_numerator", "k", "weight_sum", "lr_max", _BETA)
+_FOUND = ("d", "d_max", "d_numerator", "k", "weight_sum", "lr_max")
 _RATIO = "rate_ratio"  # key of a group whose rate is a multiple of the usual one
 _CAME_INSTABILITY_BETA = 0.9999  # the default of its authors
 
@@ -125,55 +124,38 @@ class ShardedOptimizer:
         """
         self._update_views()
         averages = {}
-        for weight, fast, group in self._fast():
-            average = local(weight.detach()).clone()
-            averages[self._names[id(weight)]] = average.lerp_(fast, 1 - 1 / group[_BETA])
+        for weight, state, group in self._weights():
+            if "z" in state:
+                average = local(weight.detach()).clone()
+                averages[self._names[id(weight)]] = average.lerp_(local(state["z"]), 1 - 1 / group["betas"][0])
         return averages
 
-    def _fast(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
-        """Yield weights with this rank's part of their fast sequence, and their group."""
-        for part in self._parts:
-            for group in part.optimizer.param_groups:
-                for weight in group["params"]:
-                    if (fast := part.optimizer.state[weight].get("z")) is not None:
-                        yield weight, local(fast), group
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each weight by name, and Prodigy's values; settings are in the recipe."""
-        states = {
-            self._names[id(weight)]: self._saved(weight, part.optimizer.state[weight])
-            for part in self._parts
-            for group in part.optimizer.param_groups
-            for weight in group["params"]
-        }
+        """Return the state of each weight by name, and Prodigy's values; settings are in the recipe.
+
+        Of schedule-free AdamW also β1, by which its weights lie between the average and z.
+        """
+        states = {self._names[id(weight)]: self._saved(weight, state) for weight, state, _ in self._weights()}
         found = {key: group[key] for group in self._groups() for key in _FOUND if key in group}
+        if "weight_sum" in found:
+            found["beta1"] = next(self._groups())["betas"][0]
         return {"state": states, **({"found": found} if found else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Copy the plain numbers of a state that was loaded into `state_dict()`; its tensors are loaded in place.
 
-        Weights are loaded before: schedule-free AdamW moves them to where they are with the recipe's `betas`.
+        Weights are loaded before: if β1 is another one now, those of schedule-free AdamW move, and their average stays.
         """
-        for part in self._parts:
-            for group in part.optimizer.param_groups:
-                group.update(state.get("found", {}))
-                for weight in group["params"]:
-                    values = state["state"][self._names[id(weight)]]
-                    if isinstance(weight, _Rows):
-                        values = {key: local(value) for key, value in values.items()}
-                    part.optimizer.state[weight].update(values)
-        self._move_points()
-
-    @torch.no_grad()
-    def _move_points(self) -> None:
-        """Move the points that schedule-free AdamW trains on if β1 is another one now, so that the average stays as it is."""
         self._update_views()
-        for weight, fast, group in self._fast():
-            if (beta := group["betas"][0]) != group[_BETA]:
-                local(weight.detach()).lerp_(fast, 1 - beta / group[_BETA])
         for group in self._groups():
-            if _BETA in group:
-                group[_BETA] = group["betas"][0]
+            group.update(state.get("found", {}))
+        for weight, held, group in self._weights():
+            values = state["state"][self._names[id(weight)]]
+            if isinstance(weight, _Rows):
+                values = {key: local(value) for key, value in values.items()}
+            held.update(values)
+            if "z" in held and (ratio := group["betas"][0] / group["beta1"]) != 1:
+                local(weight.detach()).lerp_(local(held["z"]), 1 - ratio)
 
     def tensors(self) -> dict[tuple[str, str], Tensor]:
         """Return the tensors of the state, by name of the weight and of the value, each tensor once."""
@@ -204,6 +186,12 @@ class ShardedOptimizer:
         for weight, parameter in self._views:
             weight.data = local(parameter.detach())
             weight.grad = None if parameter.grad is None else local(parameter.grad)
+
+    def _weights(self) -> Iterator[tuple[nn.Parameter, dict[str, Any], dict[str, Any]]]:
+        """Yield each weight, its state and its group."""
+        for part in self._parts:
+            for group in part.optimizer.param_groups:
+                yield from ((weight, part.optimizer.state[weight], group) for weight in group["params"])
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         return (group for part in self._parts for group in part.optimizer.param_groups)
@@ -377,7 +365,6 @@ def _schedulefree(config: TrainConfig, inner: list[nn.Parameter], others: list[n
     # Its collective calls on lists are not made for shards.
     optimizer = library.AdamWScheduleFree([*inner, *others], **_settings(config), foreach=False)
     optimizer.train()  # and so for good: the average is computed by `own_averages`
-    optimizer.param_groups[0][_BETA] = optimizer.defaults[_BETA] = optimizer.defaults["betas"][0]
     return [_Part(optimizer, begin)]
 
 
