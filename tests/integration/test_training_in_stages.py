@@ -130,7 +130,9 @@ def test_an_average_that_begins_anew_has_the_age_of_its_stage(staged: Any, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["schedulefree", "adamw"])
-def test_a_stage_behind_schedule_free_adamw_begins_from_its_average(staged: Any, tmp_path: Path, optimizer: str) -> None:
+def test_a_stage_behind_schedule_free_adamw_begins_from_its_average(
+    staged: Any, tmp_path: Path, optimizer: str
+) -> None:
     """With an optimizer that begins anew, whose first step is too small to be seen; the average goes on from there."""
     free = {"optimizer": "schedulefree", "learning_rate": 0.05, "warmup_steps": 0}
     second = {"name": "second", "steps": 1, "optimizer": "reset"}
@@ -140,7 +142,9 @@ def test_a_stage_behind_schedule_free_adamw_begins_from_its_average(staged: Any,
 
     def weights(step: int, ema: bool) -> dict[str, Any]:
         checkpoint = tmp_path / "run" / "checkpoints" / f"step-{step:09d}"
-        return load_file(rw.export(checkpoint, tmp_path / f"{step}-{ema}.safetensors", ema=ema, dtype="float32").files[0])
+        return load_file(
+            rw.export(checkpoint, tmp_path / f"{step}-{ema}.safetensors", ema=ema, dtype="float32").files[0]
+        )
 
     points, average = weights(3, False), weights(3, True)
     assert max(float((points[name] - average[name]).abs().max()) for name in average) > 1e-3

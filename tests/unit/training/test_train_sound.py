@@ -83,7 +83,9 @@ def test_the_loss_is_the_sum_over_what_is_generated(given, weighting):
     x0, noise = torch.randn_like(i.latent), torch.randn_like(i.latent)
     target = SoundTarget(torch.randn_like(i.sound.latent), torch.randn_like(i.sound.latent), loss_weight=0.25)
     config = ObjectiveConfig(loss_weighting=weighting)
-    example = Example(None, config, i, x0, noise, noise, torch.ones(2), torch.ones(2).bool(), i.frame_mask, sound=target)
+    example = Example(
+        None, config, i, x0, noise, noise, torch.ones(2), torch.ones(2).bool(), i.frame_mask, sound=target
+    )
     out = Predicted(torch.randn_like(i.latent).requires_grad_(), torch.randn_like(i.sound.latent).requires_grad_())
     losses = example.losses(out)
     torch.autograd.backward(losses.sum())

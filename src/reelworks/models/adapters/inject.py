@@ -45,12 +45,10 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
                 parameter.data = parameter.data.float()
             layer, kind = parts([name]).get(name, ("", ""))
             if kind in config.kind.random:
-                drawn = torch.empty(parameter.shape)
-                nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))
-                parameter.data.copy_(drawn)
+                parameter.data.copy_(nn.init.kaiming_uniform_(torch.empty(parameter.shape), a=math.sqrt(5)))
             elif kind == "magnitude_vector":
-                weight = module.get_submodule(layer).get_base_layer().weight
-                parameter.data.copy_(torch.linalg.norm(weight.float(), dim=1))
+                base: Any = module.get_submodule(f"{layer}.base_layer")
+                parameter.data.copy_(torch.linalg.norm(base.weight.float(), dim=1))
     replace_forward(module, config)
 
 

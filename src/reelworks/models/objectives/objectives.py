@@ -145,19 +145,9 @@ class Iddpm:
     times = staticmethod(_uniform_steps)
     noised = staticmethod(iddpm.noised)
 
-    def losses(
-        self,
-        output: Tensor,
-        x_t: Tensor,
-        x0: Tensor,
-        noise: Tensor,
-        t_B: Tensor,
-        frame_mask_BT: Tensor | None,
-        weight_BTHW: Tensor | None = None,
-        base: Tensor | None = None,
-    ) -> Tensor:
-        """Return the squared error of the noise plus the bound that trains the variance, of each clip."""
-        mse_B, bound_B = iddpm.terms(output, x_t, x0, noise, t_B, frame_mask_BT, weight_BTHW, base)
+    def losses(self, output: Tensor, *others: Any, **named: Any) -> Tensor:
+        """Return the sum of `iddpm.terms`: the squared error of the noise and the bound that trains the variance, of each clip."""
+        mse_B, bound_B = iddpm.terms(output, *others, **named)
         return mse_B + bound_B
 
 

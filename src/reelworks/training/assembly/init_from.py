@@ -44,7 +44,7 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
     Returns:
         Number of steps that the average is of, from which its decay goes on; 0 if it begins anew.
     """
-    warning, base = None, model.base
+    warning, base, loaded = None, model.base, _Loaded(source)
     tensors = model.state.state_dict()
     if source.suffix == ".safetensors":
         if not weights_only:
@@ -57,9 +57,7 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
             )
         _read_file(source, tensors["model"], recipe)
         warning = None if base is None else files.base_warning(str(source), base)
-        loaded = _Loaded(source)
     else:
-        loaded = _Loaded(source)
         if world.is_main:
             run, step = locate.locate(source)
             trained = require_same_settings(run, step, recipe, None if weights_only else "add --weights-only")
@@ -90,8 +88,7 @@ def _continue_average(model: TrainedModel, recipe: Recipe, loaded: _Loaded, step
     """Log what is loaded, and return the steps of the average; it begins anew if one of both runs keeps none."""
     this_keeps = recipe.train.ema_decay != 0.0
     if this_keeps and loaded.ema_decay != 0.0:
-        average = f"average (of {units.plural(steps, 'step')})"
-        logger.info("loaded weights, %s and optimizer from %s", average, loaded.path)
+        logger.info("loaded weights, average (of %s) and optimizer from %s", units.plural(steps, "step"), loaded.path)
         return steps
     model.state.begin_average()
     whose = "that run kept" if this_keeps else "this one keeps"

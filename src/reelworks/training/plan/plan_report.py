@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -145,14 +146,12 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
 
 def _unfinished_warmup(train: TrainConfig, stage: StageStart, plan: EpochPlan) -> list[str]:
     """Return a line if the training, or its stage, ends before the learning rate's warm-up; epochs are as the planned one."""
-    ends = [] if train.max_steps is None else [train.max_steps - stage.step]
-    if train.max_epochs is not None:
-        ends.append((train.max_epochs - stage.epoch) * plan.num_steps)
-    steps = min(ends, default=train.warmup_steps + 1)
-    if train.warmup_steps < steps or not train.warmup_steps:
+    of_epochs = math.inf if train.max_epochs is None else (train.max_epochs - stage.epoch) * plan.num_steps
+    steps = of_epochs if train.max_steps is None else min(of_epochs, train.max_steps - stage.step)
+    if train.warmup_steps < max(steps, 1):
         return []
     return [
-        f"train.warmup_steps = {train.warmup_steps} outlasts the {units.plural(steps, 'step')} of training: the rate reaches "
+        f"train.warmup_steps = {train.warmup_steps} outlasts the {units.plural(int(steps), 'step')} of training: the rate reaches "
         f"{steps / train.warmup_steps:.0%} of train.learning_rate, and no schedule follows; lower it"
     ]
 

@@ -7,6 +7,7 @@ are gathered.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -129,7 +130,8 @@ def _pairs(example: Example) -> Example:
     assert encoded.rejected is not None
     rejected = conditioning.prepend_sources(encoded.rejected, encoded.conditions)
     parts = ("noise", "added_noise", "generated_share", "valid_mask", "trained_frames", "loss_weight")
-    doubled = {name: torch.cat([value] * 2) for name in parts if (value := getattr(example, name)) is not None}
+    named = ((name, getattr(example, name)) for name in parts)
+    doubled: dict[str, Any] = {name: torch.cat([value] * 2) for name, value in named if value is not None}
     inputs, x0 = example.inputs.each(lambda value: torch.cat([value] * 2)), torch.cat([example.x0, rejected])
     twice = replace(example, x0=x0, **doubled)
     latent = objective.noised(x0, twice.added_noise, inputs.time, twice.trained_frames)

@@ -52,8 +52,7 @@ class ShardedOptimizer:
             weights |= {name: _Rows(p) for name, p in weights.items() if _shares_blocks(p)}
         assert not optimizer_names.OPTIMIZERS[config.optimizer].whole or all(map(is_whole, self.trained.values()))
         self._names = {id(weight): name for name, weight in weights.items()}
-        pairs = ((weight, self.trained[name]) for name, weight in weights.items())
-        self._views = [(weight, parameter) for weight, parameter in pairs if weight is not parameter]
+        self._views = [(weight, p) for name, weight in weights.items() if weight is not (p := self.trained[name])]
         self._hold_gradients = [*self.trained.values(), *(weight for weight, _ in self._views)]
         inner = [weight for name, weight in weights.items() if name in matrices]
         others = [weight for name, weight in weights.items() if name not in matrices]
@@ -65,12 +64,10 @@ class ShardedOptimizer:
     def _split_text_encoders(self, ratio: float) -> None:
         """Give the weights of text encoders groups of their own, with so many times the rate."""
         for part in self._parts:
-            groups = part.optimizer.param_groups
-            for group in list(groups):
-                texts = [w for w in group["params"] if text_encoders.part_of(self._names[id(w)]) is not None]
-                ids = set(map(id, texts))
-                group["params"] = [w for w in group["params"] if id(w) not in ids]
-                groups.append({**group, "params": texts, _RATIO: ratio})
+            for group in list(part.optimizer.param_groups):
+                texts = {id(w): w for w in group["params"] if text_encoders.part_of(self._names[id(w)]) is not None}
+                group["params"] = [w for w in group["params"] if id(w) not in texts]
+                part.optimizer.param_groups.append({**group, "params": [*texts.values()], _RATIO: ratio})
 
     def begin(self) -> None:
         """Reset the state for the weights as they are now, as before the first step."""
@@ -96,7 +93,7 @@ class ShardedOptimizer:
             group["lr"] = rate * group.get(_RATIO, 1.0)
         first = self._parts[0].optimizer
         if isinstance(first, torch.optim.Adafactor):
-            return min(rate, (1 + max(float(state["step"]) for state in first.state.values())) ** -0.5)
+            return min(rate, 1 / math.sqrt(1 + max(float(state["step"]) for state in first.state.values())))
         return rate * float(next(self._groups()).get("d", 1.0))
 
     def step(self, scale: Tensor | None = None) -> None:
@@ -212,10 +209,15 @@ def matrices(module: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
 
 def is_whole(parameter: Tensor) -> bool:
     """Return whether each rank holds all of a parameter."""
+    return _shards(parameter) == 1
+
+
+def _shards(parameter: Tensor) -> int:
+    """Return the number of shards of a parameter."""
     if not isinstance(parameter, DTensor):
-        return True
-    sharded = [i for i, placement in enumerate(parameter.placements) if placement.is_shard()]
-    return all(parameter.device_mesh.size(i) == 1 for i in sharded)
+        return 1
+    mesh = parameter.device_mesh
+    return math.prod(mesh.size(i) for i, placement in enumerate(parameter.placements) if placement.is_shard())
 
 
 def _whole(parameter: nn.Parameter) -> nn.Parameter:
@@ -246,11 +248,9 @@ def _shares_blocks(weight: Tensor) -> bool:
 
     The blocks are then those of the whole weight, so that a checkpoint can be continued in another layout.
     """
-    if is_whole(weight) or not _has_8_bits(weight):
+    shards = _shards(weight)
+    if shards == 1 or not _has_8_bits(weight):
         return False
-    assert isinstance(weight, DTensor)
-    mesh = weight.device_mesh
-    shards = math.prod(mesh.size(i) for i, placement in enumerate(weight.placements) if placement.is_shard())
     return weight.shape[0] % shards == 0 and weight.numel() // shards % _BLOCK == 0
 
 

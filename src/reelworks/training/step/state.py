@@ -98,8 +98,7 @@ class TrainState:
         rate = min(decay, (1 + step) / (10 + step))
         averages = local_parts(self.ema.values())
         current = local_parts(self.optimizer.trained[name] for name in self.ema)
-        if averages and averages[0].device != current[0].device:
-            current = [value.to(average.device) for value, average in zip(current, averages, strict=True)]
+        current = [value.to(average.device) for value, average in zip(current, averages, strict=True)]
         torch._foreach_lerp_(averages, current, 1 - rate)
 
     @contextmanager
@@ -107,9 +106,7 @@ class TrainState:
         """Put the averaged weights into the module, in eval mode, while open; then restore the trained ones exactly."""
         parameters = dict(self.module.named_parameters())
         trained = {name: local(parameters[name].detach()).clone() for name in self.ema}
-        in_training = [
-            module for module in self.module.modules() if module.training
-        ]  # a network may keep others in eval
+        in_training = [module for module in self.module.modules() if module.training]  # it may keep others in eval
         self._put(self.ema)
         self.module.eval()
         try:

@@ -176,10 +176,9 @@ class TrainStep:
 
         weight = totals.weight
         finite = math.isfinite(totals.loss) and (weight == 0 or math.isfinite(grad_norm))
-        spike = (
-            self._compare_with_recent(totals.loss_by_bucket, grad_norm, planned, own) if finite and weight > 0 else None
-        )
-        applied = finite and weight > 0 and (spike is None or train.spikes != "skip")
+        learns = finite and weight > 0
+        spike = self._compare_with_recent(totals.loss_by_bucket, grad_norm, planned, own) if learns else None
+        applied = learns and (spike is None or train.spikes != "skip")
         if applied:
             if train.max_grad_norm is not None:
                 scale = scale * (train.max_grad_norm / (norm + _EPSILON)).clamp(max=1.0)
@@ -318,14 +317,10 @@ class TrainStep:
 
 def _count_clips(kept: list[KeptBatch]) -> tuple[int, int, int]:
     """Return the numbers of first uses, of repeats and of failed clips."""
-    first = repeats = failed = 0
-    for batch in (each.batch for each in kept):
-        valid = batch.is_valid.numpy()
-        of_batch = int(np.count_nonzero(valid & batch.request.is_first_use))
-        first += of_batch
-        repeats += int(np.count_nonzero(valid)) - of_batch
-        failed += batch.failed
-    return first, repeats, failed
+    batches = [each.batch for each in kept]
+    uses = [batch.request.is_first_use[batch.is_valid.numpy()] for batch in batches]
+    first = sum(int(np.count_nonzero(each)) for each in uses)
+    return first, sum(map(len, uses)) - first, sum(batch.failed for batch in batches)
 
 
 def _clips(kept: list[KeptBatch]) -> list[SpikeClip]:
