@@ -3,8 +3,8 @@
 `times` maps `[B]` draws in [0, 1) to timesteps before and after the shift, `noised` blends latents `[B, C, T, H, W]`
 with noise, and `losses` returns the loss of each clip, `[B]`, from the network's output `[B, C or 2·C, T, H, W]`. With
 `weight_BTHW`, it is the weighted mean, so that a small mask counts as much as a large one; with the output of a `base`,
-the target is what that says, in place of the clip. `of_error` returns it for an error that is given. `learns_variance` tells whether the network outputs twice the channels, the second half for
-the variance.
+the target is what that says, in place of the clip. `of_error` returns it for an error that is given. `learns_variance`
+tells whether the network outputs twice the channels, the second half for the variance.
 
 Legend: B clips, C channels, T latent frames, H height, W width.
 """

@@ -130,7 +130,8 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
 def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: str | None) -> Recipe:
     """Check that a checkpoint has the recipe's optimizer, and its LoRA's type, rank and alpha, which tensors do not hold.
 
-    Returns the recipe that it was trained with. `without` is a remedy that loads only the weights; None if that is done, whatever the optimizer.
+    Returns the recipe that it was trained with. `without` is a remedy that loads only the weights; None if that is done,
+    whatever the optimizer.
     """
     trained = recipe_file.load(history.recipe_of(run, step))
     if trained.lora is not None and recipe.lora is not None:

@@ -120,7 +120,10 @@ RULES = (
     ),
     IdleRule("train", "ema_device", lambda t, r: t.ema_decay is not None, "without ema_decay", "set train.ema_decay"),
     IdleRule(
-        "train", "betas eps", lambda t, r: t.optimizer != "muon" or not _are_matrices(r), "where Muon updates all"
+        "train",
+        "betas eps",
+        lambda t, r: t.optimizer != "muon" or not _are_matrices(r),
+        "where Muon updates all weights",
     ),
     IdleRule("train", "max_non_finite", lambda t, r: t.non_finite == "skip", 'with non_finite = "stop"'),
     IdleRule("train", "spike_threshold", lambda t, r: t.spikes != "off", 'with spikes = "off"', "set train.spikes"),
