@@ -42,8 +42,8 @@ class LoraConfig(Config):
         base: Storage of the frozen weights: linear layers of the model's blocks in 8 bits (`float8`, `int8`) or 4 bits
             (`nf4`), or all weights of matrix products in `bfloat16` or `float32`; default: the dtype of
             `precision.compute`, which changes no result but a DoRA's last digits. In `float8`, weights that a file stores in fp8
-            stay as they
-            are, in `int8` those in ComfyUI's int8, and in `nf4` those that bitsandbytes stored in nf4. `gguf` keeps the codes of a GGUF file.
+            stay as they are, in `int8` those in ComfyUI's int8, and in `nf4` those that bitsandbytes stored in nf4. `gguf`
+            keeps the codes of a GGUF file.
         int8_products: With `base = "int8"`: multiply in 8 bits in the forward pass (W8A8), each row of inputs rounded by
             its largest value, in a rotated basis that spreads outliers; weights that a file stores in int8 stay in theirs.
             Faster on GPUs whose int8 is faster than their bfloat16, and less exact; gradients are as without.
