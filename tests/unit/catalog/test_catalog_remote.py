@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.server
+import os
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ import numpy as np
 import pytest
 import s3_server
 from fsspec.implementations.memory import MemoryFileSystem
+from PIL import Image
 from refused import refused
 
 from reelworks.core import retry
 from reelworks.core.file_cache import FileCache
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan.remote import list_address
 from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
@@ -163,13 +167,22 @@ def test_what_a_storage_s_library_raises_is_the_file_s_problem(
     assert all("RuntimeError: the endpoint did not answer" in error for error in errors.values()), errors
 
 
-def test_a_web_server_gives_the_files_of_a_list(files: Path, cache: Path, tmp_path: Path) -> None:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None: ...
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    """Sends the time of a file's last change, in whole seconds, and no hash."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(files))) as server:
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def web_server(folder: Path) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        root = f"http://127.0.0.1:{server.server_port}"
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_web_server_gives_the_files_of_a_list(files: Path, cache: Path, tmp_path: Path) -> None:
+    with web_server(files) as root:
         (tmp_path / "list.csv").write_text(
             f"video,caption\n{root}/clip%202.mp4,a\nsub/e.png,b\nnone.mp4,c\n", encoding="utf-8"
         )
@@ -177,8 +190,88 @@ def test_a_web_server_gives_the_files_of_a_list(files: Path, cache: Path, tmp_pa
         scan_sources([source], tmp_path / "catalog", workers=1)
         rows = Catalog.open(tmp_path / "catalog").live()
         errors = {row["path"]: (row["num_frames"], row["error"]) for row in rows.to_table().to_pylist()}
-        server.shutdown()
     assert errors == {"clip%202.mp4": (6, None), "sub/e.png": (1, None), "none.mp4": (0, "no such file")}
+
+
+def _greys(path: str, catalog: Path) -> dict[str, tuple[str | None, int]]:
+    """Return caption and grey of each picture that was scanned."""
+    scan_sources([Source.from_path(path, "d")], catalog, workers=1)
+    rows = Catalog.open(catalog).live()
+    greys = [int(load(Request(rows.file(i), True, Shape(1, 16, 16))).mean()) for i in range(len(rows))]
+    return dict(zip(rows.path.to_pylist(), zip(rows.caption.to_pylist(), greys, strict=True), strict=True))
+
+
+def test_what_changes_on_a_web_server_without_hashes_is_read_anew(cache: Path, tmp_path: Path) -> None:
+    """Such as Python's own: the time of a change is all that it tells."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+
+    def write(second: int, rows: str, grey: int) -> None:
+        (folder / "list.csv").write_text(f"path,text\n{rows}", encoding="utf-8")
+        Image.new("RGB", (16, 16), (grey,) * 3).save(folder / "a.png")
+        for file in folder.iterdir():
+            os.utime(file, (second, second))
+
+    with web_server(folder) as root:
+        Image.new("RGB", (16, 16)).save(folder / "b.png")
+        write(1, "a.png,old\n", 10)
+        assert _greys(f"{root}/list.csv", tmp_path / "catalog") == {"a.png": ("old", 10)}
+        write(2, "a.png,new\nb.png,more\n", 20)
+        wanted = {"a.png": ("new", 20), "b.png": ("more", 0)}
+        assert _greys(f"{root}/list.csv", tmp_path / "catalog") == wanted
+        (folder / "list.csv").unlink()
+        write(3, "", 30)
+        assert _greys(f"{root}/", tmp_path / "folder") == {"a.png": (None, 30), "b.png": (None, 0)}
+
+
+def test_a_file_that_was_replaced_after_the_scan_is_not_taken_for_the_one_scanned(cache: Path, tmp_path: Path) -> None:
+    """Neither is a member of an archive; when the former ones are back, they are what is read."""
+    fs, _ = location.filesystem("s3://replaced")
+    fs.mkdir("replaced")
+
+    made: dict[int, dict[str, bytes]] = {}
+    for grey in (10, 20):
+        Image.new("RGB", (16, 16), (grey,) * 3).save(tmp_path / "a.bmp")  # of the same size, whatever the grey
+        with tarfile.open(tmp_path / "b.tar", "w") as archive:
+            archive.add(tmp_path / "a.bmp", "c.bmp")
+        made[grey] = {name: (tmp_path / name).read_bytes() for name in ("a.bmp", "b.tar")}
+
+    def upload(grey: int) -> None:
+        for name, content in made[grey].items():
+            fs.pipe_file(f"replaced/clips/{name}", content)
+
+    upload(10)
+    _, rows = scan("s3://replaced/clips", tmp_path / "catalog")
+    for i in range(2):
+        for copy in cache.glob("*/*"):
+            copy.unlink()
+        upload(20)
+        with pytest.raises(MediaError, match=r"^the file has changed since it was scanned; scan again$"):
+            load(Request(rows.file(i), True, Shape(1, 16, 16)))
+        upload(10)
+        assert load(Request(rows.file(i), True, Shape(1, 16, 16))).mean() == 10
+
+
+@pytest.mark.parametrize("protocol", ["s3", "memory", "http", "file"])
+def test_a_listing_and_a_question_tell_the_same_version_of_a_file(protocol: str, cache: Path, tmp_path: Path) -> None:
+    with web_server(tmp_path) as root:
+        folder = {"s3": "s3://versions", "memory": "memory://versions", "http": root, "file": f"file://{tmp_path}"}[
+            protocol
+        ]
+        fs, path = location.filesystem(folder)
+        if protocol == "s3":
+            fs.mkdir(path)
+        versions = []
+        for second in (1, 2):
+            if protocol in ("s3", "memory"):
+                fs.pipe_file(f"{path}/a.png", bytes([second]))
+            else:
+                (tmp_path / "a.png").write_bytes(bytes([second]))
+                os.utime(tmp_path / "a.png", (second, second))
+            (listed,) = list_address("d", folder).entries
+            assert listed.mtime_ns == location.version_of(location.told(fs, f"{path}/a.png"))
+            versions.append(listed.mtime_ns)
+    assert versions[0] != versions[1]
 
 
 def test_the_copies_used_last_stay(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def with_reasons(request: Request, read: Callable[[Request], R]) -> R:
     """Return what `read` makes of a request whose file is local, with retries; raise `MediaError` for any failure."""
     try:
         return retry.with_retries(lambda: read(replace(request, path=location.local(request.path))))
-    except (MediaError, ProbeError) as error:
+    except (MediaError, ProbeError, location.ChangedError) as error:
         raise MediaError(str(error)) from None
     except FileNotFoundError:
         raise MediaError("No such file or directory") from None

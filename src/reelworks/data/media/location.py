@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
 import io
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,6 +26,16 @@ from reelworks.core.file_cache import FileCache
 from reelworks.data.media.formats import archives_of
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+# What storages call the hash of a file's content, and the time of its last change.
+_HASHES = ("ETag", "etag", "blob_id", "md5Hash", "md5Checksum", "oid", "sha", "Content-MD5", "Digest")
+_TIMES = (
+    *("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "modified", "modify", "last_write_time"),
+    *("modified_at", "modifiedTime", "modificationTime", "created"),
+)
+
+
+class ChangedError(OSError):
+    """A remote file is no longer the one that was listed."""
 
 
 def is_url(text: str) -> bool:
@@ -83,7 +95,7 @@ class Location:
         name: Path below the dataset's folder, or in the archive, whose suffix tells the kind of file.
         start: First byte of the range; None for a whole file.
         size: Bytes of the range; unused for a whole file.
-        version: Number that changes when a remote file does, so that an old copy is not used for it.
+        version: What a remote file is known by, see `version_of`; unused for a local one.
     """
 
     file: str
@@ -139,10 +151,33 @@ def _is_file(file: str) -> bool:
         return bool(fs.isfile(path))
 
 
+def told(fs: Any, path: str, listed: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return what a storage tells of a file: what it has `listed` if that has a version, else what it tells of the file now."""
+    if listed and any(listed.get(key) for key in _HASHES + _TIMES):
+        return listed
+    with reached():
+        fs.invalidate_cache(fs._parent(path))  # what was told before, when the folder was listed
+        info: dict[str, Any] = fs.info(path)
+    return info
+
+
+def version_of(info: dict[str, Any]) -> int:
+    """Return what makes a remote file the same one: a number of its ETag or hash, else of its size and time of change.
+
+    Of two files of the same size, without a hash, whose times the storage rounds to the same second, it tells no difference.
+    """
+    known = next((str(info[key]).removeprefix("W/").strip('"') for key in _HASHES if info.get(key)), "")
+    if not known:
+        time = next((info[key] for key in _TIMES if info.get(key)), "")
+        known = f"{info.get('size')} {time.timestamp() if isinstance(time, datetime) else time}"
+    return int.from_bytes(hashlib.blake2b(known.encode(), digest_size=7).digest(), "big")
+
+
 def local(file: MediaPath) -> MediaPath:
     """Return a file on this machine: the file itself, or the copy of a remote one, made if there is none.
 
     Raises:
+        ChangedError: The storage has another file in its place.
         OSError: The storage has no such file, or cannot be reached.
     """
     if not isinstance(file, Location) or not is_url(file.file):
@@ -155,6 +190,8 @@ def local(file: MediaPath) -> MediaPath:
                 fs.get_file(path, str(target))
             else:
                 target.write_bytes(fs.cat_file(path, start=file.start, end=file.start + file.size))
+        if version_of(told(fs, path)) != file.version:  # asked after it was read, during which it may have changed
+            raise ChangedError("the file has changed since it was scanned; scan again")
 
     key = digests.of_bytes("\0".join(map(str, (file.file, file.start, file.size, file.version))).encode())
     return Location(str(_cache().get(key + file.suffix, fetch)), file.name)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from reelworks.core import user_files
@@ -73,37 +71,31 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
         path = full.removeprefix(prefix)
         if is_hidden(path):
             continue
-        size, changed = int(info.get("size") or 0), changed_ns(info)
         if formats.is_archive(path):
             yield from _members(fs, full, path, info, sidecars)
         elif formats.is_sidecar(posixpath.basename(path)):
             sidecars.update([] if path.lower().endswith(SUFFIXES) else [extension_of(path)])
-        elif formats.kind_of(path) is None:
-            yield SourceFile(path, size, changed, formats.why_not_read(path))
         else:
-            yield SourceFile(path, size, changed, captions=names.files_of(full))
+            yield _file(fs, full, path, info, names)
+
+
+def _file(fs: Any, full: str, path: str, listed: dict[str, Any] | None, names: CaptionNames) -> SourceFile:
+    try:
+        info = location.told(fs, full, listed)
+    except OSError as error:
+        return _unreadable(path, error)
+    problem = None if formats.kind_of(path) else formats.why_not_read(path)
+    size, version = int(info.get("size") or 0), location.version_of(info)
+    return SourceFile(path, size, version, problem, captions=names.files_of(full))
 
 
 def _members(fs: Any, full: str, path: str, info: dict[str, Any], sidecars: Counter[str]) -> list[SourceFile]:
     try:
+        version = location.version_of(location.told(fs, full, info))
         with location.reached(), fs.open(full, "rb") as file:
-            return archive.members(path, changed_ns(info), file, sidecars)
+            return archive.members(path, version, file, sidecars)
     except OSError as error:
         return [_unreadable(path, error)]
-
-
-def changed_ns(info: dict[str, Any]) -> int:
-    """Return a number that changes when a remote file does: of its ETag or hash, else the time of its last change."""
-    tag = next((str(info[key]) for key in ("ETag", "etag", "blob_id", "md5Hash", "oid") if info.get(key)), "")
-    if tag:  # some storages round times to seconds, in which a file may change twice
-        return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=7).digest(), "big")
-    for key in ("LastModified", "last_modified", "mtime", "updated"):
-        value = info.get(key)
-        if isinstance(value, datetime):
-            return int(value.timestamp() * 1e9)
-        if isinstance(value, (int, float)):
-            return int(value * 1e9)
-    return 0
 
 
 def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
@@ -119,9 +111,8 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
     def info_of(path: str) -> dict[str, Any] | None:
         if not is_web:
             return found.get(prefix + path)
-        with suppress(FileNotFoundError), location.reached():
-            info: dict[str, Any] = fs.info(prefix + path)
-            return info
+        with suppress(FileNotFoundError):
+            return location.told(fs, prefix + path)
         return None
 
     def members(path: str) -> list[SourceFile] | None:
@@ -130,18 +121,18 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
 
     files, archives, names = [], archive.Archives(members), CaptionNames(found)
     for path in paths:
+        if formats.kind_of(path) is None:
+            files.append(SourceFile(path, problem=formats.why_not_read(path)))
+            continue
         try:
             info = info_of(path)
         except OSError as error:
             files.append(_unreadable(path, error))
             continue
-        if formats.kind_of(path) is None:
-            files.append(SourceFile(path, problem=formats.why_not_read(path)))
-        elif info is None:
+        if info is None:
             files.append(archives.member(path) or SourceFile(path, problem=NO_FILE))
         else:
-            size = int(info.get("size") or 0)
-            files.append(SourceFile(path, size, changed_ns(info), captions=names.files_of(prefix + path)))
+            files.append(_file(fs, prefix + path, path, info, names))
     return files
 
 
@@ -149,11 +140,9 @@ def current(file: MediaPath) -> MediaPath:
     """Return a list's location as it is now, so that a changed remote file is not read from an old copy."""
     if not isinstance(file, Location):
         return file
-    fs, path = location.filesystem(file.file)
-    with location.reached():
-        info = fs.info(path)
+    info = location.told(*location.filesystem(file.file))
     user_files.require_size(file, int(info.get("size") or 0), user_files.LIST)
-    return replace(file, version=changed_ns(info))
+    return replace(file, version=location.version_of(info))
 
 
 def _unreadable(path: str, error: OSError) -> SourceFile:
