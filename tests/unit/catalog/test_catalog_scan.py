@@ -98,12 +98,25 @@ def test_unchanged_files_are_not_opened_and_nothing_is_written(
     assert written == {file: file.stat().st_mtime_ns for file in target.iterdir() if file.name != ".lock"}
 
 
-def test_a_touched_file_is_read_but_not_measured_again(data: Path, target: Path, probed: list[str]) -> None:
-    run(data, target)
+@pytest.mark.parametrize("cut", ["", "0.1s"])
+def test_a_touched_file_is_read_once_and_not_measured_again(
+    cut: str, data: Path, target: Path, probed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is an archive. A film that is cut is measured."""
+    with tarfile.open(data / "packed.tar", "w") as archive:
+        archive.add(data / "a.png", "b.png")
+    source = Source("d", data, cut=cut)
+    found = scan_sources([source], target, workers=1).found
     probed.clear()
-    os.utime(data / "a.png", ns=(1, 1))
-    assert counts(run(data, target)) == (0, 0, 4, 0)
-    assert probed == []
+    for name in ("a.png", "packed.tar", "sub/c.mp4"):
+        os.utime(data / name, ns=(1, 1))
+    assert counts(scan_sources([source], target, workers=1)) == (0, 0, found, 0)
+    assert probed == ["c.mp4"] * bool(cut)
+    rows = Catalog.open(target).live().to_table().to_pylist()
+    assert {row["mtime_ns"] for row in rows if row["error"] is None and row["path"] != "sub/B.PNG"} == {1}
+    monkeypatch.setattr("reelworks.core.digests.fingerprint", None)
+    again = scan_sources([source], target, workers=1)
+    assert (counts(again), again.version) == ((0, 0, found, 0), 2)
 
 
 def test_only_what_changed_is_looked_at(data: Path, target: Path, probed: list[str]) -> None:

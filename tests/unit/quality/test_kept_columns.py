@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -116,6 +117,17 @@ def test_what_replaced_a_file_since_the_scan_gets_no_value_of_its_former_content
     scan(tmp_path)
     assert measure(tmp_path, "sharpness").measured == 2
     assert all(value == value for value in column(tmp_path, "sharpness").values())
+
+
+def test_a_file_that_was_touched_is_measured(tmp_path: Path, decoded: list[str]) -> None:
+    """Of the same content, before it is scanned again and after it."""
+    file = write(tmp_path / "d" / "a.png", 1)
+    scan(tmp_path)
+    for name in ("sharpness", "exposure"):
+        os.utime(file, (1, 1))
+        assert measure(tmp_path, name).failed == ()
+        scan(tmp_path)
+    assert not np.isnan(column(tmp_path, "sharpness")["a.png"])
 
 
 def test_a_copy_of_a_segment_by_another_program_is_left_alone(tmp_path: Path, decoded: list[str]) -> None:

@@ -253,7 +253,7 @@ def _requests(rows: CatalogRows, pending: _ToMeasure) -> Iterator[MeasureRequest
             bool(rows.has_sound[row]),
             pending.entries(index, of_networks=False),
             max((pending.kinds[entry].pictures_px for entry in of_networks), default=0),
-            (int(rows.size_bytes[row]), int(rows.mtime_ns[row])),
+            (int(rows.size_bytes[row]), int(rows.mtime_ns[row]), rows.fingerprint[row].as_py()),
         )
 
 

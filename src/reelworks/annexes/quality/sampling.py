@@ -47,7 +47,7 @@ class MeasureRequest(NamedTuple):
     has_sound: bool
     measures: tuple[str, ...]
     pictures_px: int = 0  # the shorter side of the frames that networks see; 0 for none
-    listed: tuple[int, int] | None = None  # size in bytes and time of change in ns of the file when it was scanned
+    scanned: tuple[int, int, str] | None = None  # size in bytes, time of change in ns, and fingerprint of the file
 
 
 class Measurement(NamedTuple):
@@ -72,7 +72,7 @@ def measure(request: MeasureRequest) -> Measurement:
 
 def _has_changed(request: MeasureRequest) -> bool:
     try:
-        return request.listed is not None and not location.is_as_listed(request.path, *request.listed)
+        return request.scanned is not None and not location.is_as_scanned(request.path, *request.scanned)
     except OSError:
         return False  # why it cannot be read is told by who reads it
 

@@ -241,13 +241,17 @@ def fingerprint(file: MediaPath) -> str:
         return digests.fingerprint(content, num_bytes(file))
 
 
-def is_as_listed(file: MediaPath, size: int, then_ns: int) -> bool:
-    """Return whether a file has the size and time of change that it was listed with; a remote one is not asked."""
+def is_as_scanned(file: MediaPath, size: int, then_ns: int, scanned: str) -> bool:
+    """Return whether a file has the size and time of change of its scan, or else that content by its fingerprint.
+
+    A remote file is not asked: only the version that was scanned is ever read.
+    """
     if isinstance(file, Location) and is_url(file.file):
-        return True  # it is read from the copy of this very version
+        return True
     status = _path(file).stat()
     in_archive = isinstance(file, Location) and file.start is not None
-    return changed_ns(status) == then_ns and (in_archive or status.st_size == size)
+    same = changed_ns(status) == then_ns and (in_archive or status.st_size == size)
+    return same or fingerprint(file) == scanned
 
 
 def is_missing(file: MediaPath) -> bool:

@@ -308,8 +308,7 @@ def unchanged(data: Dataset, work: MicroBatchRequest, i: int, kinds: Iterable[st
     try:
         for rows, at, path in files:
             scanned = rows.fingerprint[at].as_py()
-            same = location.is_as_listed(path, int(rows.size_bytes[at]), int(rows.mtime_ns[at]))
-            if not (same or not scanned or location.fingerprint(path) == scanned):
+            if scanned and not location.is_as_scanned(path, int(rows.size_bytes[at]), int(rows.mtime_ns[at]), scanned):
                 return False
     except OSError:
         return False

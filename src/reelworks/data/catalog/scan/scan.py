@@ -147,7 +147,7 @@ def _scan(
         new=update.new,
         changed=update.changed,
         unchanged=update.unchanged,
-        removed=len(retired) - update.changed,
+        removed=len(retired) - int(update.replaced.sum()),
         bad=len(update.bad_files),
         bad_files=tuple(update.bad_files),
         version=catalog.version,

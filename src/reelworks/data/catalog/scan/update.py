@@ -60,6 +60,7 @@ class Update:
         bad_files: Path and reason of each file that cannot be trained on.
         frame_times: Frame times of long videos by fingerprint.
         noted: Paths of files by what a person should know of them.
+        replaced: Mask of the live rows that have a new one in their place, also for unchanged files that were touched.
         outdated: Names of datasets whose videos an earlier version has measured.
     """
 
@@ -74,7 +75,7 @@ class Update:
         self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
         self._of_lists: dict[str, frozenset[str]] = {}  # names of scores that a dataset's list gave, or gives now
         self._listed = np.zeros(len(self._live), dtype=np.bool_)
-        self._replaced = np.zeros(len(self._live), dtype=np.bool_)
+        self.replaced = np.zeros(len(self._live), dtype=np.bool_)
         self._waiting: list[tuple[int, dict[str, Any]]] = []  # index of the live row with the measures (or -1), values
         self._batches: list[Any] = []
 
@@ -165,7 +166,7 @@ class Update:
             roots = pa.DictionaryArray.from_arrays(np.zeros(len(differs), dtype=np.int32), [listed.root])
             retold = self._live.take(row[differs]).replaced(scores, caption=captions, root=roots)
             self._batches.append(retold.to_table())
-            self._replaced[row[differs]] = True
+            self.replaced[row[differs]] = True
             self.changed += len(differs)
 
     def tasks(self, listed: Listed) -> Iterator[Task]:
@@ -206,18 +207,9 @@ class Update:
         if finding.clips:
             self._apply_clips(task, finding, values)
             return
-        if position < 0:
-            self.new += 1
-        elif (
-            listed.same_scores[number]
-            and self._live.start[position] == listed.files.entries[number].start
-            and self._has(position, values | ({} if finding.probe is None else finding.probe.values()))
-        ):
-            self.unchanged += 1
+        probed = {} if finding.probe is None else finding.probe.values()
+        if self._stays(position, listed, number, values | probed):
             return
-        else:
-            self.changed += 1
-            self._replaced[position] = True
         values |= self._listed_values(listed, number)
         if measured:
             is_damaged_sound = request.problem is None and is_sound(values["path"])
@@ -235,21 +227,24 @@ class Update:
         for clip, uid, position in zip(finding.clips, uids.tolist(), self._live.find(uids).tolist(), strict=True):
             assert finding.probe is not None
             measures = finding.probe.values() | clip._asdict()
-            if position < 0:
-                self.new += 1
-            else:
+            if position >= 0:
                 self._listed[position] = True
-                if listed.dataset in self.outdated and self._has(position, values | measures):
-                    self.unchanged += 1
-                    continue
-                self._replaced[position] = True
-                self.changed += 1
-            self._wait(-1, values | self._listed_values(listed, number) | measures | {"uid": uid})
+            if not self._stays(position, listed, number, values | measures):
+                self._wait(-1, values | self._listed_values(listed, number) | measures | {"uid": uid})
 
-    def _has(self, position: int, values: dict[str, Any]) -> bool:
-        """Return whether a live row has these values."""
-        row = self._live.take(np.array([position])).to_table().select(list(values)).to_pylist()[0]
-        return bool(row == values)
+    def _stays(self, position: int, listed: Listed, number: int, values: dict[str, Any]) -> bool:
+        """Count a clip as new, changed or unchanged, and return whether its live row stays: it tells the file as it is now."""
+        if position < 0:
+            self.new += 1
+            return False
+        now, row = self._listed_values(listed, number), self._live.take(np.array([position])).to_table().to_pylist()[0]
+        values = values | {SCORE + name: now[SCORE + name] for name in self._of_lists[listed.dataset]}
+        is_same = all(row.get(name) == value for name, value in values.items())
+        self.unchanged += is_same
+        self.changed += not is_same
+        stays = is_same and all(row[name] == now[name] for name in ("start", "size_bytes", "mtime_ns"))
+        self.replaced[position] = not stays
+        return stays
 
     def _wait(self, position: int, values: dict[str, Any]) -> None:
         self._waiting.append((position, {name: _as_utf8(value) for name, value in values.items()}))
@@ -293,7 +288,7 @@ class Update:
         self._flush()
         rows = pa.concat_tables(self._batches, promote_options="default").unify_dictionaries()
         of_lists = {name: self.catalog.list_scores(name) for name in self._live.dataset.dictionary.to_pylist()}
-        retired = np.flatnonzero(self._replaced | self._vanished(datasets))
+        retired = np.flatnonzero(self.replaced | self._vanished(datasets))
         labels = {name: column.label for name, column in kept_measures.written_columns(self.catalog.path).items()}
         own = of_lists | self._of_lists
         return kept_measures.carried(rows, self._live, retired, own, self.catalog.path, labels)
@@ -310,7 +305,7 @@ class Update:
 
     def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
         """Return the ordinals of rows to retire: changed files, and vanished files of these datasets."""
-        return self._live.ordinal[self._replaced | self._vanished(datasets)]
+        return self._live.ordinal[self.replaced | self._vanished(datasets)]
 
     def _vanished(self, datasets: Sequence[str]) -> NDArray[np.bool_]:
         scanned = pc.is_in(self._live.dataset.dictionary_decode(), value_set=pa.array(datasets, pa.string()))
