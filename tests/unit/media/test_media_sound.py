@@ -94,6 +94,38 @@ def test_sound_that_begins_late_or_ends_early_is_silent_there(tmp_path):
     assert beeps(samples) == pytest.approx([1.0], abs=0.01)
 
 
+def test_sound_is_read_from_any_place_of_a_program_stream(tmp_path):
+    """Which can be sought to the middle of a frame of sound alone."""
+    path = tmp_path / "tape.mpg"
+    sound_clips.write(path, seconds=6, events=[1, 2, 3, 4, 5], video="mpeg2video", audio="mp2", rate=48_000)
+    whole, seconds = sound.load(request(path, 144)).astype(int), read_times(path).seconds
+    for first in range(24, 120, 12):
+        part = sound.load(request(path, 24, first_frame=first, num_frames=24))
+        assert np.abs(whole[round(seconds[first] * RATE) :][:RATE] - part).max() < 2300  # as above
+
+
+@pytest.mark.parametrize(("name", "offset"), [("a.mp4", 0), ("a.mp4", 3), ("a.ts", 1.4), ("a.mkv", 100)])
+def test_a_track_begins_with_its_file_whatever_the_time_of_its_container(tmp_path, name, offset):
+    sound_clips.write(tmp_path / name, seconds=3, events=[0.5, 2], offset=offset)
+    samples = sound.load_track(request(tmp_path / name, 72))
+    assert beeps(samples) == pytest.approx([0.5, 2], abs=1 / FPS)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_held_range_of_a_film_is_silent_behind_its_end(tmp_path, known):
+    """As the same range in a file of its own is; what follows is the sound of another clip."""
+    path = tmp_path / "clip.mkv"
+    sound_clips.write(path, seconds=3, events=[0.5, 1.2, 2.5], audio="pcm_s16le")
+    asked = request(path, 48, first_frame=12, num_frames=16, short_clips="hold")
+    if known:
+        ticks = decode.find_ticks(asked.clip, read_times(path), interlaced=False)
+        asked = dataclasses.replace(asked, clip=dataclasses.replace(asked.clip, frame_ticks=ticks))
+    samples = sound.load(asked)
+    assert beeps(samples) == pytest.approx([0], abs=0.01)
+    assert not samples[round(16 / FPS * RATE) + 1 :].any()
+    assert beeps(sound.load(request(path, 48, first_frame=12, num_frames=48))) == pytest.approx([0, 0.7], abs=0.01)
+
+
 def test_mono_is_copied_and_stereo_is_mixed(tmp_path):
     one, two = tmp_path / "one.mkv", tmp_path / "two.mkv"
     for path, channels in ((one, 1), (two, 2)):

@@ -93,5 +93,5 @@ def test_sound_begins_when_the_first_frame_is_to_be_seen(tmp_path: Path) -> None
     times = frame_times.read(path)
     late = request(path, PHONE, 4, first_frame_draw=0.999)
     assert late.at_rate is not None
-    assert decode.start_seconds(late, times) == pytest.approx((late.at_rate.count - 4) / FPS)
-    assert decode.start_seconds(replace(late, at_rate=None), times) == pytest.approx(PHONE[-4] / 1000, abs=0.001)
+    assert decode.span_seconds(late, times)[0] == pytest.approx((late.at_rate.count - 4) / FPS)
+    assert decode.span_seconds(replace(late, at_rate=None), times)[0] == pytest.approx(PHONE[-4] / 1000, abs=0.001)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import av
 import numpy as np
 from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from reelworks.data.media.formats import is_sound, kind_of
 from reelworks.data.media.location import MediaPath
 
 # Raise it when samples of the same request change; see `training.encoding.request_key`.
-VERSION = 1
+VERSION = 2
 Samples = NDArray[np.int16]
 _PREROLL_SECONDS = 0.5  # decoders of lossy sound need what lies before
 # Timestamps in milliseconds are rounded; what is farther off is a gap in the sound, or a clock that drifts.
@@ -120,18 +121,21 @@ def load(request: SoundRequest) -> Samples:
 
 def _read(clip: Request, request: SoundRequest) -> Samples:
     silent = np.zeros((request.num_samples, request.channels), dtype=np.int16)
-    start = None if kind_of(clip.path.name) == "image" else _start_seconds(clip)
-    if start is None:
+    span = None if kind_of(clip.path.name) == "image" else _span_seconds(clip)
+    if span is None:
         if request.silence:
             return silent
         raise MediaError("the file has no sound that can be decoded")
-    seeks = start > _PREROLL_SECONDS
+    start, end = span
+    heard = int(min(request.num_samples, (end - start) * request.sample_rate + 0.5))
+    part = replace(request, num_samples=heard)
     with video.opened(clip.path) as opened:
-        read = _segments(opened.container, request, start, seeks=seeks)
+        read = _segments(opened.container, part, start, seeks=start > _PREROLL_SECONDS)
     if read is None:  # the container found a place after the start
         with video.opened(clip.path) as opened:
-            read = _segments(opened.container, request, start, seeks=False)
-    return _placed(read, silent)
+            read = _segments(opened.container, part, start, seeks=False)
+    _placed(read, silent[:heard])
+    return silent
 
 
 def load_track(request: SoundRequest) -> Samples:
@@ -148,8 +152,8 @@ def _read_track(clip: Request, request: SoundRequest) -> Samples:
         track = video.sound_track(container)
         if track is None:
             raise MediaError("the file has no sound that can be decoded")
-        began = (track.start_time or 0) * track.time_base if is_sound(clip.path.name) and track.time_base else 0
-        read = _segments(container, request, float(began), seeks=False)
+        began = (container.start_time or 0) / av.time_base
+        read = _segments(container, request, began, seeks=False)
     return _placed(read, np.zeros((request.num_samples, request.channels), dtype=np.int16))
 
 
@@ -163,18 +167,20 @@ def _placed(read: list[tuple[int, Samples]] | None, silent: Samples) -> Samples:
     return silent
 
 
-def _start_seconds(clip: Request) -> float | None:
-    """Return the time of the clip's first frame in its container; None if that has no sound."""
+def _span_seconds(clip: Request) -> tuple[float, float] | None:
+    """Return `decode.span_seconds` of a clip; None if its file has no sound."""
     with video.opened(clip.path) as opened:
         if video.sound_track(opened.container) is None:
             return None
         tick = None if opened.container.format.name in frame_times.DECODING_TIMES else opened.stream.time_base
         if clip.frame_ticks is not None and clip.at_rate is None and tick is not None:
-            return float(min(clip.frame_ticks.ticks) * tick)
+            ticks, behind = clip.frame_ticks.ticks, clip.frame_ticks.around[-1]
+            ends = decode.is_held(ticks) and clip.num_frames is not None and behind > max(ticks)
+            return float(min(ticks) * tick), float(behind * tick) if ends else math.inf
         times = frame_times.of_video(opened)
         if not times.timed:
             raise MediaError("its frames have no times, by which the sound would be found")
-        return decode.start_seconds(clip, times)
+        return decode.span_seconds(clip, times)
 
 
 def _segments(container: Any, request: SoundRequest, start: float, *, seeks: bool) -> list[tuple[int, Samples]] | None:
@@ -186,7 +192,8 @@ def _segments(container: Any, request: SoundRequest, start: float, *, seeks: boo
         container.seek(int((start - _PREROLL_SECONDS) / track.time_base), stream=track, backward=True)
     found: list[tuple[int, Samples]] = []
     run: _Gapless | None = None
-    for seconds, frame in _timed(container.decode(track)):
+    # Containers may be sought to the middle of a frame of sound; whether a file is damaged shows from its start.
+    for seconds, frame in _timed(video.decoded(track.codec_context, container.demux(track), lambda _: seeks)):
         if run is None and seeks and seconds > start:
             return None
         if seconds >= end:

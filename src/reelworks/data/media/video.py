@@ -7,7 +7,7 @@ Files are measured and decoded through this module alone, so that the catalog co
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple
@@ -62,22 +62,12 @@ class OpenVideo(NamedTuple):
         if self.has_alpha:
             decoder = av.CodecContext.create(_WITH_ALPHA[decoder.name], "r")
             _prepare(decoder)
-        began = False
+        packets = self.container.demux(self.stream) if packets is None else packets
         cropped = None if self.crop is None else _Cropping(self.crop)
-        for packet in self.container.demux(self.stream) if packets is None else packets:
-            if not packet.size and packet.dts is not None:  # a frame that was dropped, which would end the decoding
-                continue
-            try:
-                found = decoder.decode(packet if packet.size else None)
-            except av.error.InvalidDataError:
-                if began or packet.is_keyframe:
-                    raise
-                continue
-            began = began or bool(found)
-            for frame in found:
-                if frame.format.name == "pal8" and self.stream.codec_context.name not in _ALPHA_IN_PALETTE:
-                    frame = frame.reformat(format="rgb24", threads=1)
-                yield frame if cropped is None else cropped(frame)
+        for frame in decoded(decoder, packets, lambda packet: not packet.is_keyframe):
+            if frame.format.name == "pal8" and self.stream.codec_context.name not in _ALPHA_IN_PALETTE:
+                frame = frame.reformat(format="rgb24", threads=1)
+            yield frame if cropped is None else cropped(frame)
 
     def seek(self, tick: int) -> None:
         """Go to the key frame at or before a time, as far as the container finds it."""
@@ -88,6 +78,28 @@ class OpenVideo(NamedTuple):
 
     def __exit__(self, *_: object) -> None:
         self.container.close()
+
+
+def decoded(
+    decoder: Any, packets: Iterator[av.Packet[Any]], is_passed_over: Callable[[av.Packet[Any]], bool]
+) -> Iterator[Any]:
+    """Yield the frames that a decoder gives of packets; of those before the first frame, some may be of no use to it.
+
+    Raises:
+        av.error.InvalidDataError: It cannot decode a packet that is not to be passed over.
+    """
+    began = False
+    for packet in packets:
+        if not packet.size and packet.dts is not None:  # a frame that was dropped, which would end the decoding
+            continue
+        try:
+            found = decoder.decode(packet if packet.size else None)
+        except av.error.InvalidDataError:
+            if began or not is_passed_over(packet):
+                raise
+            continue
+        began = began or bool(found)
+        yield from found
 
 
 def opened(path: MediaPath, file: BinaryIO | None = None) -> OpenVideo:
