@@ -67,6 +67,39 @@ def test_a_matrix_that_is_not_stated_depends_on_the_size(tmp_path: Path, size: t
     assert np.abs(first(clip, *size).astype(int) - rgb).max() <= 3
 
 
+@pytest.mark.parametrize(
+    ("codec", "options", "down", "right"),
+    [
+        ("libx264", {"qp": "0"}, 0.5, 0.0),
+        ("libx264", {"qp": "0", "x264-params": "chromaloc=2"}, 0.0, 0.0),
+        ("libx265", {"x265-params": "log-level=none:lossless=1"}, 0.5, 0.0),
+        ("mpeg2video", {"qmin": "1", "qmax": "1"}, 0.5, 0.0),
+        ("mpeg1video", {"qmin": "1", "qmax": "1"}, 0.5, 0.5),
+    ],
+    ids=["h264", "h264 top left", "hevc", "mpeg2", "mpeg1"],
+)
+@pytest.mark.parametrize("scale", [1, 2])
+def test_chroma_lies_where_the_codec_puts_it(
+    tmp_path: Path, codec: str, options: dict[str, str], down: float, right: float, scale: int
+) -> None:
+    """Of a grating of colours along each axis, of which a sample of chroma lies so many pixels behind that of luma."""
+    size, period = 96, 16
+    offset = {"across": right, "along": down}
+    frames = []
+    for axis in offset:
+        wave = 128 + 80 * np.sin(2 * np.pi * (2 * np.arange(size // 2) + offset[axis]) / period)
+        red = np.tile(wave.round().astype(np.uint8), (size // 2, 1))
+        luma, blue = np.full((size, size), 128, np.uint8), np.full((size // 2,) * 2, 128, np.uint8)
+        frames.append([luma, blue, red if axis == "across" else red.T])
+    clip = odd.write_planes(tmp_path / "a.mkv", frames, codec=codec, pixel_format="yuv420p", options=options)
+    shown = load(Request(clip, False, Shape(2, size // scale, size // scale))).astype(float)
+    for frame, turned in zip(shown, (False, True), strict=True):
+        redness = (frame[..., 0] - frame[..., 1]).mean(axis=1 if turned else 0)
+        at = np.arange(len(redness)) * scale + (scale - 1) / 2  # centres of pixels
+        phase = np.angle((redness * np.exp(-2j * np.pi * at / period)).sum() / -1j)
+        assert abs(phase) * period / (2 * np.pi) < 0.05, "pixels beside the luma"
+
+
 def test_a_matrix_that_cannot_be_converted_is_a_reason(tmp_path: Path) -> None:
     clip = odd.write_planes(tmp_path / "a.mkv", [odd.flat(90, 100, 110)], tags={"colorspace": YCGCO})
     with pytest.raises(probe.ProbeError, match="matrix 8"):
