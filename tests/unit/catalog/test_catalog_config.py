@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from refused import refused
 
 from reelworks.data.catalog.config import DatasetConfig, Source
+from reelworks.data.catalog.sources import KINDS
 
 
 def test_the_folder_names_the_dataset() -> None:
@@ -25,6 +27,20 @@ def test_a_list_names_its_dataset_and_what_its_scores_are_is_asked_later() -> No
     for wrong in ({"caption": "{aes:.1q}"}, {"filter": "aes > 'x'"}):
         with pytest.raises(ValidationError, match="dataset"):
             DatasetConfig.model_validate({"path": "m.csv"} | wrong)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_of_companions_are_refused_wherever_they_come_from(kind: str) -> None:
+    """Clips of such a name would be those of no dataset."""
+    for path, name in (
+        ("shots", f"x:{kind}"),
+        (f"x:{kind}", None),
+        (f"s3://b/x:{kind}", None),
+        (f"x:{kind}.csv", None),
+    ):
+        with refused("dataset-name-reserved", "dataset.name", says=f"x:{kind}"):
+            _ = DatasetConfig(path=path, name=name).dataset_name
+    assert DatasetConfig(path=f"x:{kind}", name=kind).dataset_name == kind
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from PIL import Image
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.config import Source
-from reelworks.data.catalog.query import filters
+from reelworks.data.catalog.query import captions, filters
 from reelworks.data.catalog.scan import lists
 from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
 from reelworks.data.catalog.scan.update import uids_of
@@ -151,6 +151,14 @@ def test_a_list_of_captions_is_a_line_for_each(folder: Path, name: str) -> None:
     scanned(write(folder / name, rows))
     found = {path: row["caption"] for path, row in by_path(folder / name).items()}
     assert found == {"a.png": "one\n two lines", "sub/b.png": None, "sub/c.png": "only"}
+
+
+def test_captions_of_a_list_are_parted_where_they_were_joined(folder: Path) -> None:
+    """Marks of Unicode, usual in texts of web pages, are within them."""
+    texts = ["a kite\u2028above a beach", "a red\u2029kite\x85at dusk", "a boy\x0c\x0b\x1cruns"]
+    scanned(write(folder / "meta.jsonl", [{"path": "a.png", "text": texts}]))
+    (row,) = by_path(folder / "meta.jsonl").values()
+    assert captions.lines(row["caption"]) == texts
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.string(), 2), pa.large_list(pa.string()), pa.list_(pa.large_string())])

@@ -269,7 +269,7 @@ def test_a_listing_and_a_question_tell_the_same_version_of_a_file(protocol: str,
                 (tmp_path / "a.png").write_bytes(bytes([second]))
                 os.utime(tmp_path / "a.png", (second, second))
             (listed,) = list_address("d", folder).entries
-            assert listed.mtime_ns == location.version_of(location.told(fs, f"{path}/a.png"))
+            assert listed.mtime_ns == location.version_of(location.remote_info(fs, f"{path}/a.png"))
             versions.append(listed.mtime_ns)
     assert versions[0] != versions[1]
 

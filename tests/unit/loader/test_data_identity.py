@@ -82,7 +82,7 @@ class Run:
         for uid in new:
             dataset, path = now[uid].split("/", 1)
             where = {"dataset": dataset, "root": self.roots.get(dataset, f"/{dataset}"), "path": path}
-            values.append({**where, "uid": uid, "fingerprint": files[now[uid]]})
+            values.append({**where, "uid": uid, "fingerprint": files[now[uid]], "caption": path})
         if not new and not retired:
             return catalog
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -202,6 +203,15 @@ def test_a_change_is_told_and_begins_a_segment(training: Training) -> None:
     assert said[2] == f"epoch 0: {done} clips done, {10 - done} left in 1 new steps"
     assert (training.position.segment, training.position.plan_step, training.position.global_step) == (1, 0, 1)
     assert records.keys(training.run) == [(0, 0, 0), (0, 0, 1)]
+    training.check_end()
+
+
+def test_a_touched_clip_is_the_same_clip(training: Training) -> None:
+    """Which may stand at another place of the catalog, of whatever else may have changed."""
+    training.step()
+    os.utime(training.folder / "00.png", (1, 1))
+    said = training.resume(training.save())
+    assert said[0] == "catalog: the same clips; their order, their measures or their companions changed"
     training.check_end()
 
 

@@ -42,19 +42,20 @@ class Source:
     @classmethod
     def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:
         """Make a source from the values of a recipe or command line; `DatasetConfig` has their meanings."""
-        if location.is_url(str(path)):
-            url = str(path).rstrip("/")
-            folder, _, last = url.rpartition("/")
-            if not formats.is_list(last):
-                return cls(name or last, Path(), url=url)
-            url = folder if root is None else str(root).rstrip("/")
-            return cls(name or formats.list_stem(last), Path(), Location(str(path), last), url)
-        path = Path(path)
-        if not formats.is_list(path):
-            return cls(name or path.resolve().name, path)
-        if root is not None and location.is_url(str(root)):
-            return cls(name or formats.list_stem(path.name), path.parent, path, str(root).rstrip("/"))
-        return cls(name or formats.list_stem(path.name), path.parent if root is None else Path(root), path)
+        url = str(path).rstrip("/") if location.is_url(str(path)) else ""
+        folder, _, last = url.rpartition("/")
+        is_list, file = formats.is_list(last or path), Path(path)
+        name = name or (formats.list_stem(last or file.name) if is_list else last or file.resolve().name)
+        if name.endswith(tuple(f":{kind}" for kind in sources.KINDS)):
+            field, remedy = "dataset.name", "give the dataset another name"
+            raise UserError(
+                "companions have such names", code="dataset-name-reserved", field=field, value=name, remedy=remedy
+            )
+        if not is_list:
+            return cls(name, Path() if url else file, url=url or None)
+        address = str(root).rstrip("/") if root is not None and (url or location.is_url(str(root))) else folder
+        place = Path() if url else file.parent if address or root is None else Path(root)
+        return cls(name, place, Location(str(path), last) if url else file, address or None)
 
     @property
     def address(self) -> str:

@@ -23,6 +23,8 @@ _MOST = 24  # a ratio of 1 : 10
 ASPECT_TOLERANCE = 0.02  # difference that rounding to even sizes causes in a small frame
 SOURCES = ("source", *(f"source-{number}" for number in range(2, 13)))
 SOUNDS = tuple(f"{name}-sound" for name in SOURCES)
+REJECTED = "rejected"
+KINDS = ("control", *SOURCES, "mask", "loss_mask", REJECTED)  # of companions, by which their datasets' names end
 IN_ORDER = tuple(itertools.chain(*zip(SOUNDS, SOURCES, strict=True)))  # a clip's sound is told before its frames
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from reelworks.core import blocks, digests
 from reelworks.data.catalog.config import DatasetConfig, Source
-from reelworks.data.catalog.sources import ALIGNED, SOURCES
+from reelworks.data.catalog.sources import ALIGNED, KINDS, SOURCES
 from reelworks.data.catalog.store import companions
 from reelworks.data.catalog.store.companions import CompanionMatches
 from reelworks.data.catalog.store.rows import CatalogRows
@@ -98,7 +98,7 @@ class CatalogView:
     def companions(self) -> dict[str, CompanionMatches]:
         """Companions of the rows by kind, for the kinds that at least one dataset uses."""
         by_kind = {}
-        for kind in companions.KINDS:
+        for kind in KINDS:
             folders = {d.dataset_name: d.companions[kind] for d in self.spec.datasets if kind in d.companions}
             if folders:
                 whole = kind in SOURCES and self.spec.whole_sources

@@ -15,8 +15,8 @@ from reelworks.core.shape import Shape
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.filter_expression import NUMBERS
 from reelworks.data.catalog.query import captions, template
-from reelworks.data.catalog.sources import ALIGNED, SOURCES, own_shape, sound_of, source_of
-from reelworks.data.catalog.store.companions import REJECTED, CompanionMatches
+from reelworks.data.catalog.sources import ALIGNED, REJECTED, SOURCES, own_shape, sound_of, source_of
+from reelworks.data.catalog.store.companions import CompanionMatches
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.loader import part_masks
 from reelworks.data.loader.dataset import Dataset

@@ -27,7 +27,7 @@ from reelworks.data.schedule.cursor import Aliases, Excluded
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
-_TEXTS = ("fingerprint", "root", "path", "dataset")
+_TEXTS = ("fingerprint", "root", "path", "dataset", "caption")
 _RANGE = ("cut", "first_frame", "num_frames")
 
 
@@ -119,8 +119,7 @@ def identify(
         known = matched >= 0
         key[new[known]] = gone.key[matched[known]]
         removed -= int(gone.latest[matched[known]].sum())
-        # A catalog scanned anew has new rows for all files; one that grew has new rows only for changed files.
-        edited = int(known.sum()) - (sum(renamed.values()) if how == "same" else 0) - (0 if grown else unchanged)
+        edited = int(known.sum()) - (sum(renamed.values()) if how == "same" else 0) - unchanged
         new = new[~known]
     added = len(new)
     # Most rows of an older segment are live still; to search millions of keys for them would take seconds each time.
@@ -177,6 +176,7 @@ class _Texts:
     file: U64
     path: U64
     name: U64
+    caption: U64
     dataset: list[str]
     readable: Mask
     paths: Any
@@ -185,7 +185,7 @@ class _Texts:
     def from_rows(cls, rows: Any) -> _Texts:
         """Read the texts of catalog rows, or of a table with the columns of `_TEXTS`, `_RANGE` and `uid`."""
         column = partial(getattr, rows) if isinstance(rows, CatalogRows) else rows.combine_chunks().column
-        content, root, path, dataset = (column(name).cast(pa.large_string()) for name in _TEXTS)
+        content, root, path, dataset, caption = (column(name).cast(pa.large_string()) for name in _TEXTS)
         is_range = np.asarray(pc.not_equal(column("cut").cast(pa.string()), ""))
         first, count = (np.asarray(column(name))[is_range] for name in _RANGE[1:])
 
@@ -201,6 +201,7 @@ class _Texts:
             hashes(pc.binary_join_element_wise(root, path, pa.scalar("/", pa.large_string()))),
             hashes(path),
             hashes(pc.replace_substring_regex(path, pattern="^.*/", replacement="")),
+            hashes(caption.fill_null("")),
             dataset.to_pylist(),
             np.asarray(pc.not_equal(content, "")),
             path,
@@ -238,14 +239,15 @@ def _match(ours: _Texts, gone: _Gone, how: RenamedClips) -> tuple[I64, int, Coun
     """Match new rows with clips that are gone, by the most reliable criteria first.
 
     Returns:
-        Index into `gone` of each new row, -1 for a new clip; the number of clips with unchanged name and content; and
+        Index into `gone` of each new row, -1 for a new clip; the number of clips with unchanged name, content and caption; and
         the numbers of renamed clips by former and present dataset.
     """
     theirs = gone.texts
     matched = np.full(len(ours.uid), -1, dtype=np.int64)
     hash64 = hash_rng.hash64
     _pair(matched, gone.key, hash64(ours.uid, ours.content), hash64(theirs.uid, theirs.content))
-    unchanged, renamed = int((matched >= 0).sum()), matched.copy()
+    same, renamed = np.flatnonzero(matched >= 0), matched.copy()
+    unchanged = int((ours.caption[same] == theirs.caption[matched[same]]).sum())
     for criterion in ("file", "path", "name"):
         a, b = getattr(ours, criterion), getattr(theirs, criterion)
         # A file renamed within its dataset is a new clip: names count only for datasets that lost no clip.

@@ -162,8 +162,8 @@ def _settings(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
             "have no caption",
             "dataset.path",
             [dataset.path for dataset in spec.datasets],
-            "write each caption into a text file next to its clip, for example cat.txt for cat.mp4, or set "
-            "dataset.missing_caption to a text for all clips without one",
+            "give a list that has the captions as path, write each into a text file next to its clip, for example cat.txt for "
+            "cat.mp4, or set dataset.missing_caption to a text for all clips without one",
         ),
         Reason.NO_COMPANION: (
             "have no companion file (control, source or mask) that fits them",

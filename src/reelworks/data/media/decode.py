@@ -297,16 +297,14 @@ def span_seconds(request: Request, times: FrameTimes) -> tuple[float, float]:
     """Return the time in its container from which the frames of a request are shown, and the end of a range that is held."""
     ticks, places = times.ticks, _places(request, _count(request, len(times.ticks)))
     first, last = request.first_frame + int(places.min()), request.first_frame + (request.num_frames or len(ticks))
-    end = float(ticks[last] * times.tick_seconds) if is_held(places) and last < len(ticks) else math.inf
+    end = (
+        float(ticks[last] * times.tick_seconds)
+        if len(np.unique(places)) < len(places) and last < len(ticks)
+        else math.inf
+    )
     if request.at_rate is None:
         return float(ticks[first] * times.tick_seconds), end
     return float(ticks[request.first_frame] * times.tick_seconds + int(places.min()) / request.at_rate.fps), end
-
-
-def is_held(frames: Iterable[int]) -> bool:
-    """Return whether the frames of a clip, by their numbers or times, are those of one that is held or starts over."""
-    used = list(frames)
-    return len(set(used)) < len(used)
 
 
 def _seconds(path: MediaPath) -> NDArray[np.float64]:

@@ -28,10 +28,7 @@ from reelworks.data.media.formats import archives_of
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 # What storages call the hash of a file's content, and the time of its last change.
 _HASHES = ("ETag", "etag", "blob_id", "md5Hash", "md5Checksum", "oid", "sha", "Content-MD5", "Digest")
-_TIMES = (
-    *("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "modified", "modify", "last_write_time"),
-    *("modified_at", "modifiedTime", "modificationTime", "created"),
-)
+_TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "modified", "modify", "last_write_time", "created")
 
 
 class ChangedError(OSError):
@@ -127,8 +124,7 @@ class Location:
                 return file.read()
         fs, path = filesystem(self.file)
         with reached():
-            data: bytes = fs.cat_file(path, start=start, end=start + size)
-        return data
+            return bytes(fs.cat_file(path, start=start, end=start + size))
 
 
 MediaPath = Path | Location
@@ -151,14 +147,13 @@ def _is_file(file: str) -> bool:
         return bool(fs.isfile(path))
 
 
-def told(fs: Any, path: str, listed: dict[str, Any] | None = None) -> dict[str, Any]:
+def remote_info(fs: Any, path: str, listed: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return what a storage tells of a file: what it has `listed` if that has a version, else what it tells of the file now."""
     if listed and any(listed.get(key) for key in _HASHES + _TIMES):
         return listed
     with reached():
         fs.invalidate_cache(fs._parent(path))  # what was told before, when the folder was listed
-        info: dict[str, Any] = fs.info(path)
-    return info
+        return dict(fs.info(path))
 
 
 def version_of(info: dict[str, Any]) -> int:
@@ -167,9 +162,8 @@ def version_of(info: dict[str, Any]) -> int:
     Of two files of the same size, without a hash, whose times the storage rounds to the same second, it tells no difference.
     """
     known = next((str(info[key]).removeprefix("W/").strip('"') for key in _HASHES if info.get(key)), "")
-    if not known:
-        time = next((info[key] for key in _TIMES if info.get(key)), "")
-        known = f"{info.get('size')} {time.timestamp() if isinstance(time, datetime) else time}"
+    time = next((info[key] for key in _TIMES if info.get(key)), "")
+    known = known or f"{info.get('size')} {time.timestamp() if isinstance(time, datetime) else time}"
     return int.from_bytes(hashlib.blake2b(known.encode(), digest_size=7).digest(), "big")
 
 
@@ -190,7 +184,9 @@ def local(file: MediaPath) -> MediaPath:
                 fs.get_file(path, str(target))
             else:
                 target.write_bytes(fs.cat_file(path, start=file.start, end=file.start + file.size))
-        if version_of(told(fs, path)) != file.version:  # asked after it was read, during which it may have changed
+        if (
+            version_of(remote_info(fs, path)) != file.version
+        ):  # asked after it was read, during which it may have changed
             raise ChangedError("the file has changed since it was scanned; scan again")
 
     key = digests.of_bytes("\0".join(map(str, (file.file, file.start, file.size, file.version))).encode())
@@ -213,8 +209,7 @@ def read_bytes(file: MediaPath, most: int) -> bytes:
     fs, path = filesystem(file.file)
     with reached():
         user_files.require_size(file, int(fs.info(path).get("size") or 0), most)
-        data: bytes = fs.cat_file(path)
-    return data
+        return bytes(fs.cat_file(path))
 
 
 def num_bytes(file: MediaPath) -> int:
@@ -248,10 +243,8 @@ def is_as_scanned(file: MediaPath, size: int, then_ns: int, scanned: str) -> boo
     """
     if isinstance(file, Location) and is_url(file.file):
         return True
-    status = _path(file).stat()
-    in_archive = isinstance(file, Location) and file.start is not None
-    same = changed_ns(status) == then_ns and (in_archive or status.st_size == size)
-    return same or fingerprint(file) == scanned
+    in_archive, (now_size, now_ns) = isinstance(file, Location) and file.start is not None, stamp(file)
+    return (now_ns == then_ns and (in_archive or now_size == size)) or fingerprint(file) == scanned
 
 
 def is_missing(file: MediaPath) -> bool:

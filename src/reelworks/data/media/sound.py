@@ -152,8 +152,7 @@ def _read_track(clip: Request, request: SoundRequest) -> Samples:
         track = video.sound_track(container)
         if track is None:
             raise MediaError("the file has no sound that can be decoded")
-        began = (container.start_time or 0) / av.time_base
-        read = _segments(container, request, began, seeks=False)
+        read = _segments(container, request, (container.start_time or 0) / av.time_base, seeks=False)
     return _placed(read, np.zeros((request.num_samples, request.channels), dtype=np.int16))
 
 
@@ -175,7 +174,7 @@ def _span_seconds(clip: Request) -> tuple[float, float] | None:
         tick = None if opened.container.format.name in frame_times.DECODING_TIMES else opened.stream.time_base
         if clip.frame_ticks is not None and clip.at_rate is None and tick is not None:
             ticks, behind = clip.frame_ticks.ticks, clip.frame_ticks.around[-1]
-            ends = decode.is_held(ticks) and clip.num_frames is not None and behind > max(ticks)
+            ends = len(set(ticks)) < len(ticks) and clip.num_frames is not None and behind > max(ticks)
             return float(min(ticks) * tick), float(behind * tick) if ends else math.inf
         times = frame_times.of_video(opened)
         if not times.timed:
@@ -190,22 +189,17 @@ def _segments(container: Any, request: SoundRequest, start: float, *, seeks: boo
     track.codec_context.thread_count = 1
     if seeks and track.time_base is not None:
         container.seek(int((start - _PREROLL_SECONDS) / track.time_base), stream=track, backward=True)
-    found: list[tuple[int, Samples]] = []
-    run: _Gapless | None = None
+    runs: list[_Gapless] = []
     # Containers may be sought to the middle of a frame of sound; whether a file is damaged shows from its start.
     for seconds, frame in _timed(video.decoded(track.codec_context, container.demux(track), lambda _: seeks)):
-        if run is None and seeks and seconds > start:
+        if not runs and seeks and seconds > start:
             return None
         if seconds >= end:
             break
-        if run is None or not run.continues(seconds, frame):
-            if run is not None:
-                found.append(run.end())
-            run = _Gapless(request, round((seconds - start) * rate), seconds, frame)
-        run.add(frame)
-    if run is None:
-        return None if seeks else []
-    return [*found, run.end()]
+        if not runs or not runs[-1].continues(seconds, frame):
+            runs.append(_Gapless(request, round((seconds - start) * rate), seconds, frame))
+        runs[-1].add(frame)
+    return [run.end() for run in runs] if runs or not seeks else None
 
 
 def _timed(frames: Iterator[Any]) -> Iterator[tuple[float, Any]]:
@@ -224,9 +218,8 @@ class _Gapless:
         self._at, self._began, self._read = at, seconds, 0
         self._channels = request.channels
         self._kind = _kind(frame)
-        mixed = 1 if frame.layout.nb_channels == 1 else request.channels
-        self._mixed = mixed
-        self._resampler = AudioResampler("s16", "mono" if mixed == 1 else "stereo", request.sample_rate)
+        self._mixed = 1 if frame.layout.nb_channels == 1 else request.channels
+        self._resampler = AudioResampler("s16", "mono" if self._mixed == 1 else "stereo", request.sample_rate)
         self._parts: list[Samples] = []
 
     def continues(self, seconds: float, frame: Any) -> bool:

@@ -25,7 +25,7 @@ class CompanionFrames:
     """Frames of a companion of a clip, or the first frame of the clip.
 
     Attributes:
-        kind: One of `companions.KINDS`, "first_frame" or "last_frame".
+        kind: One of `sources.KINDS`, "first_frame" or "last_frame".
         path: The companion file; empty for the clip's own first frame.
         frames: `[T, H, W, 3]` as training reads them; T = 1 for a first frame.
     """

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from reelworks.data.buckets.table import BucketTable
-from reelworks.data.catalog.store.companions import REJECTED
+from reelworks.data.catalog.sources import REJECTED
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import prefetch, shared_batches
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest

@@ -22,8 +22,7 @@ from pydantic import BaseModel
 
 from reelworks.core import digests, files
 from reelworks.core.log import logger
-from reelworks.data.catalog.sources import IN_ORDER, source_of
-from reelworks.data.catalog.store.companions import REJECTED
+from reelworks.data.catalog.sources import IN_ORDER, REJECTED, source_of
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.loader.micro_batch import MicroBatchRequest
 from reelworks.data.media import location

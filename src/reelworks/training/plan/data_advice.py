@@ -155,7 +155,8 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
     "captions_missing": _ClipRule(
         lambda rows: rows.caption.is_null(),
         "{clips} without a caption",
-        "write each caption into a text file next to its clip, for example cat.txt for cat.mp4, or let `reelworks caption` do so",
+        "give a list that has them, such as metadata.jsonl, as path; write each into a text file next to its clip, for example "
+        "cat.txt for cat.mp4; or let `reelworks caption` do so",
     ),
     "captions_empty": _ClipRule(
         lambda rows: pc.equal(pc.utf8_trim_whitespace(rows.caption.fill_null("-")), ""),

@@ -12,7 +12,7 @@ import torch
 
 from reelworks.core.log import logger
 from reelworks.data.catalog.config import DRAWN, DatasetConfig
-from reelworks.data.catalog.store.companions import REJECTED
+from reelworks.data.catalog.sources import REJECTED
 from reelworks.data.distributed.mesh import World
 from reelworks.data.schedule.plan import PlanSpec
 from reelworks.models import components, registry

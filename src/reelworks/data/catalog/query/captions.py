@@ -58,8 +58,8 @@ def word_pattern(word: str, *, looks_around: bool = True) -> str:
 
 
 def lines(text: str) -> list[str]:
-    """Return the captions in a text of several: its lines, without empty ones."""
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    """Return the captions in a text of several: its lines, without empty ones. Other marks of Unicode end no line."""
+    return [line.strip() for line in re.split(r"[\r\n]", text) if line.strip()]
 
 
 def _tags(text: str, dataset: DatasetConfig, word: U64) -> str:

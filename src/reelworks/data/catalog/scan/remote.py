@@ -81,19 +81,19 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
 
 def _file(fs: Any, full: str, path: str, listed: dict[str, Any] | None, names: CaptionNames) -> SourceFile:
     try:
-        info = location.told(fs, full, listed)
+        info = location.remote_info(fs, full, listed)
     except OSError as error:
         return _unreadable(path, error)
     problem = None if formats.kind_of(path) else formats.why_not_read(path)
-    size, version = int(info.get("size") or 0), location.version_of(info)
-    return SourceFile(path, size, version, problem, captions=names.files_of(full))
+    size = int(info.get("size") or 0)
+    return SourceFile(path, size, location.version_of(info), problem, captions=names.files_of(full))
 
 
 def _members(fs: Any, full: str, path: str, info: dict[str, Any], sidecars: Counter[str]) -> list[SourceFile]:
     try:
-        version = location.version_of(location.told(fs, full, info))
+        info = location.remote_info(fs, full, info)
         with location.reached(), fs.open(full, "rb") as file:
-            return archive.members(path, version, file, sidecars)
+            return archive.members(path, location.version_of(info), file, sidecars)
     except OSError as error:
         return [_unreadable(path, error)]
 
@@ -112,35 +112,34 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
         if not is_web:
             return found.get(prefix + path)
         with suppress(FileNotFoundError):
-            return location.told(fs, prefix + path)
+            return location.remote_info(fs, prefix + path)
         return None
 
     def members(path: str) -> list[SourceFile] | None:
         info = info_of(path)
         return None if info is None else _members(fs, prefix + path, path, info, Counter())
 
-    files, archives, names = [], archive.Archives(members), CaptionNames(found)
-    for path in paths:
+    archives, names = archive.Archives(members), CaptionNames(found)
+
+    def entry(path: str) -> SourceFile:
         if formats.kind_of(path) is None:
-            files.append(SourceFile(path, problem=formats.why_not_read(path)))
-            continue
+            return SourceFile(path, problem=formats.why_not_read(path))
         try:
             info = info_of(path)
         except OSError as error:
-            files.append(_unreadable(path, error))
-            continue
+            return _unreadable(path, error)
         if info is None:
-            files.append(archives.member(path) or SourceFile(path, problem=NO_FILE))
-        else:
-            files.append(_file(fs, prefix + path, path, info, names))
-    return files
+            return archives.member(path) or SourceFile(path, problem=NO_FILE)
+        return _file(fs, prefix + path, path, info, names)
+
+    return [entry(path) for path in paths]
 
 
 def current(file: MediaPath) -> MediaPath:
     """Return a list's location as it is now, so that a changed remote file is not read from an old copy."""
     if not isinstance(file, Location):
         return file
-    info = location.told(*location.filesystem(file.file))
+    info = location.remote_info(*location.filesystem(file.file))
     user_files.require_size(file, int(info.get("size") or 0), user_files.LIST)
     return replace(file, version=location.version_of(info))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +39,6 @@ class Listed(NamedTuple):
     position: NDArray[np.int64]  # indices of the live rows, -1 for new files
     open: NDArray[np.bool_]  # mask of files that must be opened, because their row may be out of date
     look: NDArray[np.bool_]  # mask of files to examine: those to open, and those whose caption file must be read
-    same_scores: NDArray[np.bool_]  # mask of files whose live row has the scores of the list
     cut: str = ""  # how videos are cut
 
 
@@ -119,30 +118,19 @@ class Update:
         open_ = np.ones(len(entries), dtype=np.bool_)
         open_[known] = ~is_current
         self._of_lists[dataset] = self.catalog.list_scores(dataset) | files.scores.keys()
-        same_scores = np.zeros(len(entries), dtype=np.bool_)
-        same_scores[known] = self._same_scores(row, files.scores, known, self._of_lists[dataset])
         look = open_ if files.captions is not None else np.ones(len(entries), dtype=np.bool_)
-        listed = Listed(dataset, root, files, uid, position, open_, look, same_scores, cut)
+        listed = Listed(dataset, root, files, uid, position, open_, look, cut)
         if files.captions is not None:
             self._update_listed(listed, np.flatnonzero(~look))
         return listed
 
-    def _same_scores(
-        self,
-        row: NDArray[np.int64],
-        scores: Mapping[str, NDArray[np.float64]],
-        number: NDArray[np.int64],
-        names: Collection[str],
-    ) -> NDArray[np.bool_]:
-        """Return a mask of the live rows `row` that have exactly the scores of the rows `number` of a list.
-
-        `names` are those that the list gives or gave; others were measured.
-        """
-        same = np.ones(len(row), dtype=np.bool_)
-        for name in names:
+    def _same_scores(self, listed: Listed, number: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return a mask of the files of these numbers whose live rows have exactly the scores of the list; others were measured."""
+        same = np.ones(len(number), dtype=np.bool_)
+        for name in self._of_lists[listed.dataset]:
             was, now = (
                 column[name][at] if name in column else np.full(len(at), np.nan)
-                for column, at in ((self._live.scores, row), (scores, number))
+                for column, at in ((self._live.scores, listed.position[number]), (listed.files.scores, number))
             )
             same &= (was == now) | (np.isnan(was) & np.isnan(now))
         return same
@@ -157,7 +145,7 @@ class Update:
         both_missing = pc.and_(pc.is_null(was), pc.is_null(captions))
         same_captions = pc.fill_null(pc.equal(was, captions), both_missing)
         same_root = pc.equal(self._live.root.take(pa.array(row)).cast(pa.string()), listed.root)
-        same = listed.same_scores[number] & as_numpy(pc.and_(same_captions, same_root))
+        same = self._same_scores(listed, number) & as_numpy(pc.and_(same_captions, same_root))
         self.unchanged += int(same.sum())
         differs = np.flatnonzero(~same)
         if len(differs):
@@ -227,8 +215,6 @@ class Update:
         for clip, uid, position in zip(finding.clips, uids.tolist(), self._live.find(uids).tolist(), strict=True):
             assert finding.probe is not None
             measures = finding.probe.values() | clip._asdict()
-            if position >= 0:
-                self._listed[position] = True
             if not self._stays(position, listed, number, values | measures):
                 self._wait(-1, values | self._listed_values(listed, number) | measures | {"uid": uid})
 
@@ -237,6 +223,7 @@ class Update:
         if position < 0:
             self.new += 1
             return False
+        self._listed[position] = True
         now, row = self._listed_values(listed, number), self._live.take(np.array([position])).to_table().to_pylist()[0]
         values = values | {SCORE + name: now[SCORE + name] for name in self._of_lists[listed.dataset]}
         is_same = all(row.get(name) == value for name, value in values.items())
@@ -247,7 +234,9 @@ class Update:
         return stays
 
     def _wait(self, position: int, values: dict[str, Any]) -> None:
-        self._waiting.append((position, {name: _as_utf8(value) for name, value in values.items()}))
+        # Half of a surrogate pair, which JSON and metadata may have, cannot be stored, and becomes "?".
+        storable = {n: v.encode(errors="replace").decode() if isinstance(v, str) else v for n, v in values.items()}
+        self._waiting.append((position, storable))
         if len(self._waiting) >= _ROWS_PER_BATCH:
             self._flush()
 
@@ -316,11 +305,6 @@ def _state(entry: SourceFile) -> str:
     """Return what stands for the content of a file that is not opened: what a trusted list states, and its state."""
     stated = "" if entry.stated is None else digests.digest_bytes(repr(entry.stated).encode())[:8] + ":"
     return f"{stated}{entry.size_bytes:x}-{entry.mtime_ns:x}" + (f"-{entry.start:x}" if entry.start >= 0 else "")
-
-
-def _as_utf8(value: Any) -> Any:
-    """Return a text that can be stored: half of a surrogate pair, which JSON and metadata may have, becomes "?"."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) and not value.isascii() else value
 
 
 def uids_of(dataset: str, paths: Sequence[str], clips: Sequence[str] = ()) -> NDArray[np.uint64]:

@@ -8,7 +8,7 @@ Arrow hashes the paths, two million a second, without a Python object for each r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import PurePosixPath
 from typing import Any
@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 from reelworks.core.errors import UserError
 from reelworks.data.catalog import sources as sources_of
 from reelworks.data.catalog.config import Source
-from reelworks.data.catalog.sources import ALIGNED, SOURCES
+from reelworks.data.catalog.sources import ALIGNED, KINDS, SOURCES
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import as_numpy
 
-REJECTED = "rejected"
-KINDS = ("control", *SOURCES, "mask", "loss_mask", REJECTED)
 _ENDS_OF_SOURCES = tuple(f":{kind}" for kind in SOURCES)  # of names of datasets
 _RATE_TOLERANCE = 0.01  # 23.976 and 24 count as the same rate
 
@@ -99,7 +97,7 @@ def sources(clips: Source, folders: Mapping[str, str]) -> list[Source]:
                 value=folder,
                 remedy="move them out of that folder",
             )
-    return [Source.from_path(folder, dataset_of(clips.name, kind)) for kind, folder in folders.items()]
+    return [replace(Source.from_path(path, kind), name=dataset_of(clips.name, kind)) for kind, path in folders.items()]
 
 
 def without(rows: CatalogRows) -> CatalogRows:
