@@ -272,10 +272,11 @@ def test_pieces_are_cut_before_the_first_frame_of_their_time(steps: list[int], s
 def test_a_second_begins_with_the_frame_of_that_time_whatever_the_container_rounds(
     fps: float, tick_seconds: float
 ) -> None:
-    """As Matroska does to milliseconds: every frame's own time, and each whole second, cuts before that frame."""
+    """As Matroska does to milliseconds: every frame's own time, and each multiple of a length, cuts before that frame."""
     ticks = np.round(np.arange(200) / fps / tick_seconds).astype(np.int64)
     times = FrameTimes(ticks, np.zeros(1, np.int64), tick_seconds, None, True)
     assert [clip_ranges._listed(times, f"{i / fps!r}s:")[0] for i in range(200)] == [*range(200)]
+    assert clip_ranges.pieces(times, 0, 200, 10 / fps) == [(i, i + 10) for i in range(0, 200, 10)]
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,12 @@ def test_saving_a_step_twice_leaves_what_was_saved_last(store: CheckpointFolder)
     assert names_in(store) == {"step-000000010", "history.jsonl", "latest"}
 
 
-def test_a_bad_checkpoint_in_the_way_is_replaced(store: CheckpointFolder) -> None:
+@pytest.mark.parametrize("name", ["cursor.json", "tensors/rank-00000.safetensors"])
+def test_a_checkpoint_in_the_way_that_changed_on_the_disk_is_replaced(store: CheckpointFolder, name: str) -> None:
+    """Also one whose sizes are right, and whose tensors nobody has read since."""
     save(store, 10)
-    (store.path(10) / "cursor.json").write_bytes(b'{"plan_step": 8}')
+    file = store.path(10) / name
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
     assert save(store, 10).fresh
     verify(store.path(10), full=True)
     assert names_in(store) == {"step-000000010", "history.jsonl", "latest"}

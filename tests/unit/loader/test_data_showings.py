@@ -196,6 +196,15 @@ def test_tags_are_dropped_at_the_rate_and_in_every_order():
     assert min(orders.values()) > 0.7 * sum(orders.values()) / 6
 
 
+def test_which_tags_are_dropped_does_not_depend_on_their_new_order():
+    orders = [captions.chosen("a, b, c, d", config(shuffle_tags=True), word(i)).split(", ") for i in range(600)]
+    made = config(tag_dropout=0.5, shuffle_tags=True)
+    left = [captions.chosen("a, b, c, d", made, word(i)).split(", ") for i in range(600)]
+    for place in range(4):
+        stays = np.mean([order[place] in some for order, some in zip(orders, left, strict=True)])
+        assert abs(stays - 0.5) < 0.08, place
+
+
 def test_lines_are_drawn_evenly():
     made = config(captions="lines")
     count = Counter(captions.chosen("one\n\n two \nthree", made, word(7, i)) for i in range(3000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from test_measure_catalog import column, measure, scan, write
 
+from reelworks.core import storage
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.store import kept_measures
@@ -168,6 +170,26 @@ def test_nothing_is_taken_of_a_segment_whose_end_is_damaged(tmp_path: Path, monk
     content[content.index(numbers[90:].tobytes()[:8])] ^= 1
     file.write_bytes(content)
     assert kept.values(["motion@1:static"], keys).mask.all()
+
+
+def test_a_disk_that_is_full_while_segments_are_joined_costs_no_value(tmp_path: Path) -> None:
+    kept, labels, keys = kept_measures.KeptMeasures(tmp_path), ["motion@1:static"], np.arange(33, dtype=np.uint64)
+    for key in range(32):
+        kept.add([key], [{labels[0]: 0.5}])
+    renamed = []
+
+    def full(call: str, path: Path) -> None:
+        if call == "rename":
+            renamed.append(path)
+        elif call == "write" and renamed:  # the 33rd has its place: this is the one of all
+            raise OSError(errno.ENOSPC, "no space left")
+
+    with storage.guarded(full), pytest.raises(OSError, match="no space left"):
+        kept.add([32], [{labels[0]: 0.5}])
+    assert not kept_measures.KeptMeasures(tmp_path).values(labels, keys).mask.any()
+    kept.add([33], [{labels[0]: 0.5}])
+    assert len(list((tmp_path / kept_measures.NAME).glob("*.parquet"))) == 1
+    assert not kept_measures.KeptMeasures(tmp_path).values(labels, keys).mask.any()
 
 
 def test_a_catalog_in_which_no_clip_can_be_read_gets_its_columns(tmp_path: Path) -> None:

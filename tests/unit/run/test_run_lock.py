@@ -133,6 +133,15 @@ def test_a_killed_holder_leaves_the_lock_to_the_next_at_once(tmp_path: Path) -> 
         held.check()
 
 
+def test_what_a_killed_holder_has_left_in_the_file_hides_nobody(tmp_path: Path) -> None:
+    """Its name may be longer than that of the next one, who is asked to end by what the file says."""
+    path = tmp_path / ".lock"
+    path.write_text(LockOwner.here().to_json() + " and the end of a longer one", encoding="utf-8")
+    known = f"process {os.getpid()} on {socket.gethostname()}"
+    with lock.hold(path), refused("run-locked", "output", says=known):
+        lock.hold(path).__enter__()
+
+
 def test_a_paused_holder_keeps_the_kernels_lock(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     with holder(path) as first:
