@@ -174,6 +174,10 @@ def test_the_data_begin_again_and_the_steps_count_on(tiny, tmp_path):
         assert clips[0] == clips[1], "the data begin as they began"
     assert "train.learning_rate: 0.001 then, 0.0005 now" in children.output(again)
     assert "the data restart at epoch 0" in children.output(again)
+    # A scheduler that gives the same command after its end restarts nothing.
+    assert children.train(again, debug=True, restart_data=True) == [0]
+    assert "--restart-data has no effect: train.max_steps = 6 is reached" in children.output(again)
+    assert "the data restart at epoch 0" not in children.output(again)
 
 
 def generations(run: Path) -> list[int]:

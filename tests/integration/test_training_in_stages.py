@@ -153,6 +153,26 @@ def test_a_stage_behind_schedule_free_adamw_begins_from_its_average(
             assert torch.allclose(after[name], value, rtol=1e-5, atol=1e-7), name
 
 
+def _tells_its_exports(recipe: dict[str, Any]) -> None:
+    """Get a signal in the first step of the second stage, and print the files of weights that the result names."""
+    from reelworks.training.loop.request import TrainRequest
+    from reelworks.training.loop.trainer import TrainResult, run
+    from reelworks.training.step.state import TrainState
+
+    def told(result: TrainResult) -> None:
+        print("result:", result.step, [file.name for file in result.exports], flush=True)
+
+    faults.at_call(TrainState, "update_ema", 2, faults.ask_to_leave)
+    os._exit(run(recipe_file.parse(recipe), TrainRequest(), on_end=told))
+
+
+def test_the_result_names_the_exports_of_an_earlier_stage_where_the_last_wrote_none(staged: Any) -> None:
+    exports = {"weights": "ema", "every_n_saves": 9}
+    recipe = staged("run", {"name": "first", "steps": 1}, {"name": "second", "steps": 9}, exports=exports)
+    assert children.in_child(_tells_its_exports, recipe) == 75
+    assert "result: 3 ['step-000000001-ema.safetensors']" in children.output(recipe)
+
+
 def _asked_to_leave(recipe: dict[str, Any], place: str) -> None:
     """Get a signal on the last rank: in the last step of the first stage, in the validation behind it, or before the next stage."""
     from reelworks.training.loop import start

@@ -80,6 +80,13 @@ def test_limits_on_an_estimate_hold(recipe: Path) -> None:
     assert peaks[more_clips] <= 3e9 < peaks[more_clips + 1]
 
 
+def test_memory_is_given_in_the_gigabytes_that_are_told(recipe: Path) -> None:
+    """Of 10⁹ bytes, as by `check` and `plan`, and with its fraction."""
+    entry = 'bucket=[{resolution="32px", num_frames=1, batch_size="auto"}]'
+    found = run("tune", str(recipe), "--estimate", "--memory", "1.5", "--max-batch", "1", "--set", entry)
+    assert found["limits"]["memory_bytes"] == 1_500_000_000
+
+
 @pytest.mark.slow
 def test_an_entry_gets_the_recomputation_with_which_a_clip_takes_the_least_time(recipe: Path) -> None:
     """By what was computed that is none, but where a clip fits with recomputation alone; the recipe takes it over."""

@@ -61,9 +61,22 @@ def test_a_signal_after_the_end_of_a_stage_leaves_before_the_next():
 
 
 @pytest.mark.usefixtures("from_a_terminal")
-def test_after_the_last_stage_signals_do_what_they_did_before():
+def test_a_second_ctrl_c_interrupts_in_a_later_stage_too():
     with StopSignals() as signals:
         signals.begin_stage()
+        signals.end_stage()
+        signals.begin_stage()
+        _kill_and_wait(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            _kill_and_wait(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("from_a_terminal")
+@pytest.mark.parametrize("stages", [1, 2])
+def test_after_the_last_stage_signals_do_what_they_did_before(stages):
+    with StopSignals() as signals:
+        for _ in range(stages):
+            signals.begin_stage()
         signals.restore()
         with pytest.raises(KeyboardInterrupt):
             _kill_and_wait(signal.SIGINT)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -50,9 +53,24 @@ def test_few_micro_batches_accuse_nobody() -> None:
     assert balance.compare(ranks([[0] * 3, [0] * 3], [1.0, 9.0])).stragglers == []
 
 
-def test_times_are_noted_where_they_are_asked_for_only() -> None:
-    from types import SimpleNamespace
+def test_a_slow_rank_is_told_to_the_user_once_and_each_comparison_has_its_event(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[Any] = []
+    log = SimpleNamespace(event=lambda kind, **values: told.append(values["stragglers"]), curves=lambda *_: None)
+    world = SimpleNamespace(is_main=True, gather=lambda own: ranks([[0] * 12] * 3, [1.0, 1.4, 1.0]))
+    data = SimpleNamespace(table=SimpleNamespace(buckets=[SimpleNamespace(name="short")]))
+    training: Any = SimpleNamespace(world=world, data=data, log=log)
+    reports = balance.BalanceReports(training, ForwardTimes(torch.device("cpu"), True))
+    now: Any = SimpleNamespace(position=SimpleNamespace(spec=SimpleNamespace(costs_us=COSTS)), step=9)
+    with caplog.at_level("WARNING", "reelworks"):
+        for _ in range(3):
+            reports.end(now)
+    assert [[one["rank"] for one in each] for each in told] == [[1]] * 3
+    assert [record.getMessage()[:32] for record in caplog.records] == ["rank 1 on node-1 takes 1.40 time"]
 
+
+def test_times_are_noted_where_they_are_asked_for_only() -> None:
     for is_on in (False, True):
         times = ForwardTimes(torch.device("cpu"), is_on)
         for ends_step in (False, True, True):  # the first step, of two micro-batches, warms up
