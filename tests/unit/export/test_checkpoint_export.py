@@ -123,6 +123,26 @@ def test_large_exports_are_shards_with_an_index_as_published_ones_are(tmp_path: 
     assert all(torch.equal(loaded[name], value) for name, value in model.items())
 
 
+def test_an_index_never_names_a_shard_that_is_not_there_yet(tmp_path: Path) -> None:
+    """Wherever the writing of the files ends: a reader takes an index for a whole export."""
+    model = Model().state_dict()
+    entries = safetensors_header.ordered(
+        safetensors_header.TensorRange(n, v.dtype, tuple(v.shape)) for n, v in model.items()
+    )
+    incomplete = []
+
+    def look(call: str, path: Path) -> None:
+        for file in tmp_path.glob("*.index.json"):
+            named = set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values())
+            incomplete.extend(named - {p.name for p in tmp_path.iterdir()})
+
+    with storage.guarded(look):
+        written = safetensors_file.write(
+            tmp_path / "w.safetensors", entries, [model[e.name] for e in entries], {}, shard_bytes=100
+        )
+    assert (len(written) > 3, incomplete) == (True, [])
+
+
 def test_each_tensor_starts_at_a_multiple_of_its_width(tmp_path: Path) -> None:
     """So that readers may map it instead of copying, whatever odd sizes stand before it."""
     tensors = {"a": torch.ones(3, dtype=torch.bool), "b": torch.ones(5).bfloat16(), "c": torch.ones(3)}

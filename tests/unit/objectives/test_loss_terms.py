@@ -58,6 +58,15 @@ def test_weights_of_stable_diffusion_3_are_those_of_diffusers(name):
     torch.testing.assert_close(ratio(t, loss_weighting=name), expected, rtol=1e-5, atol=0)
 
 
+def test_no_weight_is_larger_than_that_of_the_first_of_the_discrete_timesteps():
+    """A density may draw a timestep that is nearly 0, whose clip would be all that a step learns from."""
+    t = torch.tensor([1.0, 0.5, 1e-3, 0.0])
+    for name in ("sigma-sqrt", "cosmap", "bell", "min-snr", "debiased"):
+        weighted = loss_of(ObjectiveConfig(loss_weighting=name), t.repeat(2))
+        plain = loss_of(ObjectiveConfig(), t.repeat(2))
+        assert ((weighted / plain) <= 1e6 * 1.001).all(), name
+
+
 def test_the_bell_is_zero_at_both_ends_and_one_on_average():
     """By its formula on the 1000 timesteps of a schedule without shift, normalised to a sum of 1000."""
     grid = torch.linspace(1, 0, 1001, dtype=torch.float64)[:-1] * 1000
