@@ -25,7 +25,8 @@ from reelworks.core import trust
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events, history
 from reelworks.data.run.folder import RunFolder
-from reelworks.training.preflight import stage_forecast
+from reelworks.models import factory
+from reelworks.training.preflight import check, stage_forecast
 from reelworks.training.recipe import dataset, recipe_file
 
 BARE = {"buckets": {"aspect_ratios": ["1:1"], "upscale": True, "max_crop": 0.7}}
@@ -297,6 +298,30 @@ def test_code_that_a_later_stage_names_is_asked_about(staged: Any, tmp_path: Pat
     with refused("code-not-trusted"):
         CliRunner().invoke(app, [command, str(file)], catch_exceptions=False)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_check_ends_in_1_for_a_violation_of_an_earlier_stage_alone(
+    staged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, build = check.check_recipe, factory.build_denoiser
+
+    def planted(*arguments: Any, **options: Any) -> Any:
+        denoiser = build(*arguments, **options)
+        denoiser.module.spatial_blocks[0].mlp.fc2.half()
+        return denoiser
+
+    def wrong_in_the_first(recipe: Any, *arguments: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patch:
+            if recipe.bucket[0].resolution != "48px":
+                patch.setattr(factory, "build_denoiser", planted)
+            return whole(recipe, *arguments, **options)
+
+    monkeypatch.setattr(check, "check_recipe", wrong_in_the_first)
+    file = tmp_path / "staged.toml"
+    file.write_text(tomli_w.dumps(staged("run", FIRST, SECOND)), encoding="utf-8")
+    done = CliRunner().invoke(app, ["check", str(file)])
+    first, _, second = done.output.partition("stage second")
+    assert ("2 violations" in first, "no violation" in second, done.exit_code) == (True, True, 1)
 
 
 def test_training_is_of_all_stages(staged: Any, tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ def test_of_many_files_the_same_are_compared(tmp_path: Path) -> None:
     names = [clip.name for clip in some.read()]
     assert len(names) == 256 == len(set(names))
     assert names == [clip.name for clip in again.read()]
+    assert 40 < sum(name >= "0256" for name in names) < 130, "of the whole alphabet: a folder is often a scene"
     assert some.digest() == again.digest() != TrainingClips.of_files(dict(list(files.items())[:3])).digest()
 
 
