@@ -121,9 +121,11 @@ class Jobs:
             job = self.get(id)
             if job.state == "waiting":
                 self._write(replace(job, state="stopped", ended=time.time()))
-            elif job.state == "running" and job.process is not None:
-                job.process.ask_to_end()
-            return self.get(id)
+        while (job := self.get(id)).state == "running" and job.process is None:
+            time.sleep(0.02)  # it begins, or is told to have failed, within `_LAUNCH_SECONDS`
+        if job.state == "running" and job.process is not None:
+            job.process.ask_to_end()
+        return self.get(id)
 
     def tail(self, id: str) -> str:
         """Return the end of what a job has printed, without the codes of terminals."""
