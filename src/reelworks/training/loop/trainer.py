@@ -55,7 +55,7 @@ class TrainResult:
         epoch: From 0.
         checkpoint: The newest one that is whole; None if there is none.
         metrics: Those of that checkpoint.
-        exports: Files of weights that this training wrote.
+        exports: Files of weights that its latest export wrote.
     """
 
     run: Path
