@@ -248,9 +248,10 @@ def test_ranks_that_share_the_weights_recompute_less(measured: Measurements) -> 
     """All weights are trained: eight ranks hold an eighth each, and whole blocks only while they are in use."""
     made = recipe()
     table, sizes = bucket_table(made), measured.sizes(made)
-    whole = memory.without_activations(made, sizes)
-    shared = recomputation._fixed(made, sizes, Cards(10**12, 8, 8))
-    assert recomputation._fixed(made, sizes, Cards(10**12)) == whole
+    whole, shared = (memory.without_activations(made, sizes, shards) for shards in (1, 8))
+    told = [recomputation.estimate(made, table, Cards(10**12, ranks, ranks, measured)) for ranks in (1, 8)]
+    assert told[0].memory.total - told[1].memory.total == whole.total - shared.total
+    assert told[0].optimizer_bytes == told[1].optimizer_bytes == sizes.optimizer_bytes
     assert shared.total == whole.total - 7 * whole.trained // 8 * 5 + sizes.in_use_bytes  # with optimizer and average
     largest = memory.largest_of_entries(table)[-1]
     limit = recomputation._need(made, largest, "selective", shared, measured)
@@ -265,6 +266,6 @@ def test_a_base_of_few_bits_lies_whole_on_each_rank() -> None:
         made = published(lora={"base": base})
         sizes = Measurements().sizes(made)
         whole = memory.without_activations(made, sizes)
-        shared = memory.of_share(made, whole, sizes, 4)
+        shared = memory.without_activations(made, sizes, 4)
         assert shared.base == (whole.base // 4 + sizes.in_use_bytes if divided else whole.base)
         assert shared.optimizer == whole.optimizer // 4

@@ -17,11 +17,12 @@ from refused import refused
 from typer.testing import CliRunner, Result
 
 from reelworks.commands.main import app
-from reelworks.core import machine
+from reelworks.core import gpus, machine
 from reelworks.models import factory
 from reelworks.models.api import Denoiser
 from reelworks.training.assembly import build
-from reelworks.training.memory import dry_run
+from reelworks.training.memory import dry_run, estimate, recomputation
+from reelworks.training.memory.measurements import bucket_table
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step.state import TrainState
 
@@ -133,13 +134,20 @@ def _denoiser(recipe: recipe_file.Recipe) -> Denoiser:
 
 @pytest.mark.slow
 def test_shards_divide_what_is_sharded() -> None:
-    """Weights, gradients, optimizer and average; a replica has all of them."""
+    """Weights, gradients, optimizer and average; a replica has all of them. The forecast of a plan says the same."""
     alone = json.loads(done("--json").output)["memory"]
     sharded = json.loads(run("--json", "--world", "4").output)["memory"]
     replicated = json.loads(run("--json", "--world", "4", "--set", "parallel.strategy=replicated").output)["memory"]
-    parts = ("weights", "gradients", "optimizer", "ema")
+    parts = ("gradients", "optimizer", "ema")
     assert [sharded[part] for part in parts] == [alone[part] // 4 for part in parts]
     assert [replicated[part] for part in parts] == [alone[part] for part in parts]
+    made, gpu = recipe_file.parse(RECIPE), gpus.of_name("H100", "--gpu")
+    measured = estimate.sizes(made, estimate.network(made))
+    assert sharded["weights"] - alone["weights"] // 4 == measured.in_use_bytes  # whole ones, while they are in use
+    for told, world, strategy in ((alone, 1, "auto"), (sharded, 4, "auto"), (replicated, 4, "replicated")):
+        one = recipe_file.parse(RECIPE | {"parallel": {"strategy": strategy}})
+        forecast = recomputation.estimate(one, bucket_table(one), recomputation.cards_for(one, world, gpu))
+        assert forecast.memory.total == pytest.approx(told["total"], rel=1e-3)
 
 
 def test_a_violation_is_printed_with_its_remedy_and_ends_in_1(monkeypatch: pytest.MonkeyPatch) -> None:

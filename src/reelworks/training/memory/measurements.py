@@ -37,10 +37,10 @@ class Measurements:
         key = recipe.model_dump_json(exclude={**_RECOMPUTATION, "buckets": True})
         return self._once("held", key, lambda: memory.without_activations(recipe, self.sizes(recipe)).total)
 
-    def estimate(self, recipe: Recipe, buckets: BucketTable) -> Estimate:
-        """Estimate memory and arithmetic of a recipe."""
+    def estimate(self, recipe: Recipe, buckets: BucketTable, shards: int = 1) -> Estimate:
+        """Estimate memory and arithmetic of a recipe on one of so many ranks that share the weights."""
         passes = {each.name: self.one_pass(recipe, each) for each in memory.largest_of_entries(buckets)}
-        return memory.from_passes(recipe, buckets, self.sizes(recipe), passes)
+        return memory.from_passes(recipe, buckets, self.sizes(recipe), passes, shards)
 
     def one_pass(self, recipe: Recipe, bucket: Bucket) -> Pass:
         """Return memory and operations of a micro-batch of a bucket."""

@@ -117,6 +117,8 @@ class Estimate:
     Attributes:
         parameters: Number of parameters of the network, without a LoRA.
         trained_parameters: Number of parameters of the LoRA, or of the network.
+        memory: That of the GPU, which may share the weights with others.
+        optimizer_bytes: State of the optimizer, on all GPUs that share it.
         flops: Operations of a forward and backward pass of a micro-batch, by bucket name.
         work: What its time depends on, by bucket name.
         measured: False for a network that cannot run on the meta device: activations are left out, and work is computed
@@ -134,6 +136,7 @@ class Estimate:
     work: dict[str, Work]
     measured: bool
     compiled: bool
+    optimizer_bytes: int
     moved_bytes: int = 0
 
     @property
@@ -173,9 +176,11 @@ def share(bucket: Bucket, geometry: Geometry) -> Bucket:
     return replace(bucket, shape=shape, tokens=geometry.tokens(shape), sequence_degree=1)
 
 
-def from_passes(recipe: Recipe, table: BucketTable, sizes: NetworkSizes, passes: Mapping[str, Pass]) -> Estimate:
+def from_passes(
+    recipe: Recipe, table: BucketTable, sizes: NetworkSizes, passes: Mapping[str, Pass], shards: int = 1
+) -> Estimate:
     """Return the estimate of a recipe, given the sizes of its network and its passes by bucket name."""
-    fixed, buckets = without_activations(recipe, sizes), {b.name: b for b in table.buckets}
+    fixed, buckets = without_activations(recipe, sizes, shards), {b.name: b for b in table.buckets}
     memory = max(
         (
             with_activations(recipe, fixed, one.peak_bytes, recomputation(recipe, buckets[name]))
@@ -194,12 +199,23 @@ def from_passes(recipe: Recipe, table: BucketTable, sizes: NetworkSizes, passes:
     # A pass moves all weights to the GPU twice, forward and backward, and gradients back.
     moved = 2 * (sizes.base_bytes + trained_bytes) + trained_bytes if recipe.parallel.offload else 0
     return Estimate(
-        sizes.parameters, sizes.trained_parameters, memory, flops, work, sizes.runs_on_meta, recipe.train.compile, moved
+        sizes.parameters,
+        sizes.trained_parameters,
+        memory,
+        flops,
+        work,
+        sizes.runs_on_meta,
+        recipe.train.compile,
+        sizes.optimizer_bytes,
+        moved,
     )
 
 
-def without_activations(recipe: Recipe, sizes: NetworkSizes) -> Memory:
-    """Compute the memory that a recipe needs in all steps."""
+def without_activations(recipe: Recipe, sizes: NetworkSizes, shards: int = 1) -> Memory:
+    """Compute the memory that a recipe needs in all steps, on one of so many ranks that share the weights.
+
+    Such a rank holds whole weights only while they are in use. A base of few bits is not divided.
+    """
     trained = 4 * sizes.trained_parameters
     parts = {
         "base": sizes.base_bytes,
@@ -208,6 +224,10 @@ def without_activations(recipe: Recipe, sizes: NetworkSizes) -> Memory:
         "optimizer": sizes.optimizer_bytes,
         "ema": trained,
     }
+    if shards > 1:
+        parts = {name: size // shards for name, size in parts.items()}
+        is_divided = recipe.lora is None or recipe.lora.exact_base(recipe.precision.compute) in ("float32", "bfloat16")
+        parts["base"] = parts["base"] + sizes.in_use_bytes if is_divided else sizes.base_bytes
     host = 0
     if recipe.train.ema_device == "cpu" and not recipe.parallel.offload:
         host, parts["ema"] = parts["ema"], 0
@@ -225,19 +245,6 @@ def recomputation(recipe: Recipe, bucket: Bucket) -> Recomputation:
     if whole != "auto":
         return whole
     return True if bucket.recomputation is None else bucket.recomputation
-
-
-def of_share(recipe: Recipe, memory: Memory, sizes: NetworkSizes, shards: int) -> Memory:
-    """Return the memory of a rank that holds a share of the weights, and whole ones only while they are in use.
-
-    A base of few bits is not divided.
-    """
-    if shards == 1:
-        return memory
-    shares = {name: getattr(memory, name) // shards for name in ("base", "trained", "gradients", "optimizer", "ema")}
-    is_divided = recipe.lora is None or recipe.lora.exact_base(recipe.precision.compute) in ("float32", "bfloat16")
-    base = shares["base"] + sizes.in_use_bytes if is_divided else memory.base
-    return replace(memory, **shares | {"base": base})
 
 
 def partly(one_pass: Callable[[Bucket], Pass], bucket: Bucket, share: float) -> Pass:

@@ -21,7 +21,7 @@ from reelworks.data.distributed.layout import Needs
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.memory import memory
 from reelworks.training.memory.measurements import Measurements
-from reelworks.training.memory.memory import Memory, NetworkSizes
+from reelworks.training.memory.memory import Estimate, Memory, NetworkSizes
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
@@ -138,7 +138,8 @@ def _least(recipe: Recipe, bucket: Bucket, cards: Cards, rungs: tuple[Recomputat
         return rungs[0]
     if not measured.measures(recipe):
         return rungs[-1]
-    fixed = _fixed(recipe, measured.sizes(recipe), cards)
+    sizes = measured.sizes(recipe)
+    fixed = memory.without_activations(recipe, sizes, _shards(recipe, sizes, cards))
     if _need(recipe, bucket, rungs[0], fixed, measured) <= cards.limit_bytes:
         return rungs[0]
     # Where nothing fits, as when the encoders alone need more, no more is recomputed than lowers the need.
@@ -146,15 +147,18 @@ def _least(recipe: Recipe, bucket: Bucket, cards: Cards, rungs: tuple[Recomputat
     return next(rung for rung in rungs if _need(recipe, bucket, rung, fixed, measured) <= limit)
 
 
-def _fixed(recipe: Recipe, sizes: NetworkSizes, cards: Cards) -> Memory:
-    """Return the memory of a card that all steps need, with its share of the weights."""
+def estimate(recipe: Recipe, buckets: BucketTable, cards: Cards) -> Estimate:
+    """Estimate memory and work of a recipe on one of some cards of known memory, with its share of the weights."""
+    return cards.measured.estimate(recipe, buckets, _shards(recipe, cards.measured.sizes(recipe), cards))
+
+
+def _shards(recipe: Recipe, sizes: NetworkSizes, cards: Cards) -> int:
+    """Return how many cards share a copy of the weights."""
     assert cards.limit_bytes is not None
-    whole = memory.without_activations(recipe, sizes)
     state = sizes.base_bytes + 4 * 3 * sizes.trained_parameters + sizes.optimizer_bytes  # weights, gradients, average
     of_optimizer = optimizer_names.OPTIMIZERS[recipe.train.optimizer].whole
     needs = Needs(recipe.lora is not None, state, int(cards.limit_bytes), of_optimizer)
-    shared, _ = layout.choose(recipe.parallel, cards.ranks, cards.local_ranks, needs)
-    return memory.of_share(recipe, whole, sizes, shared.shards)
+    return layout.choose(recipe.parallel, cards.ranks, cards.local_ranks, needs)[0].shards
 
 
 def _need(recipe: Recipe, bucket: Bucket, recomputed: Recomputation, fixed: Memory, measured: Measurements) -> int:

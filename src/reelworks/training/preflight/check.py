@@ -325,14 +325,18 @@ def _memory(
     rehearsed: RehearsedBucket | None,
     shards: int,
 ) -> MemoryReport:
-    """Sum up memory by purpose, for `shards` processes that share the network; each holds all of a quantized base."""
+    """Sum up memory by purpose, for `shards` processes that share the network.
+
+    Each holds all of a quantized base, and whole other weights while they are in use.
+    """
     parameters = list(state.module.parameters())
     trained = [p for p in parameters if p.requires_grad]
     quantized = [value for layer in frozen.quantized_layers(state.module) for value in layer.buffers()]
     ids = set(map(id, quantized))
     buffers = [value for value in state.module.buffers() if id(value) not in ids]
+    in_use = estimate.bytes_in_use(state.module, units)
     parts = {
-        "weights": size([*parameters, *buffers]) // shards,
+        "weights": size([*parameters, *buffers]) // shards + in_use * (shards > 1),
         "quantized base": size(quantized),
         "master": 0,  # the optimizer updates the stored weights, without a master copy
         "gradients": size(trained) // shards,
@@ -357,7 +361,7 @@ def _memory(
         host, parts["ema"] = host + parts["ema"], 0
     if recipe.parallel.offload:
         host += sum(parts.pop(name) for name in ("weights", "gradients", "optimizer", "ema"))
-        parts = {"weights": estimate.bytes_in_use(state.module, units), **parts}
+        parts = {"weights": in_use, **parts}
     return MemoryReport(parts, host)
 
 

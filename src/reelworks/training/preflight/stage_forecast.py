@@ -17,8 +17,7 @@ from reelworks.data.loader.position import next_epoch
 from reelworks.data.schedule.cursor import StageStart
 from reelworks.data.schedule.plan import PlanSpec
 from reelworks.training.loop.config import TrainConfig
-from reelworks.training.memory import estimate
-from reelworks.training.memory.measurements import Measurements
+from reelworks.training.memory import recomputation
 from reelworks.training.memory.memory import Estimate
 from reelworks.training.plan import plan_forecast
 from reelworks.training.plan.plan_comparison import (
@@ -93,7 +92,7 @@ class RunForecast:
 
 def of_gpu(data: RecipeData, plan: PlanForecast, gpu: Gpu) -> StepForecast:
     """Forecast time and memory of a recipe without stages, by its data and their plan for such GPUs."""
-    of_network = Measurements().estimate(data.recipe, data.table)
+    of_network = _of_network(data, plan.world, gpu)
     spec = plan_forecast.plan_spec(data, data.recipe.parallel.data_ranks(plan.world))
     extent = _extent(data, spec, data.recipe.train, StageStart())
     each = _seconds(data, plan, of_network, extent, gpu) / max(extent.steps, 1)
@@ -116,7 +115,7 @@ def forecast(
             data = plan_forecast.settled(RecipeData.open(one), world, gpu)
             data.stage = start
             plan = plan_forecast.forecast(one, world, epochs, data)
-            of_network = estimate.estimate(data.recipe, data.table)
+            of_network = _of_network(data, world, speed)
             spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
             extent = _extent(data, spec, recipe_file.of_stage(recipe, index, start).train, start)
         found.append(
@@ -136,7 +135,7 @@ def forecast(
             )
         )
         copies = 1 if one.train.ema_decay is None else 2  # the weights, and their average
-        checkpoint_bytes.append(4 * copies * of_network.trained_parameters + of_network.memory.optimizer)
+        checkpoint_bytes.append(4 * copies * of_network.trained_parameters + of_network.optimizer_bytes)
         epoch, every = round(extent.steps / extent.epochs) if extent.epochs else None, one.validation.every_steps
         saved.update(disk_space.saves(one.checkpoints, start.step, start.step + extent.steps, epoch, every))
         start = extent.end
@@ -168,6 +167,10 @@ def start_of(recipe: Recipe, index: int, world: int) -> StageStart:
         spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
         start = _extent(data, spec, recipe_file.of_stage(recipe, before, start).train, start).end
     return replace(start, name=recipe.stage[index].name) if recipe.stage else start
+
+
+def _of_network(data: RecipeData, world: int, gpu: Gpu) -> Estimate:
+    return recomputation.estimate(data.recipe, data.table, recomputation.cards_for(data.recipe, world, gpu))
 
 
 @dataclass(frozen=True)
