@@ -134,6 +134,21 @@ def test_clips_that_no_epoch_sees_are_named(folder: Path) -> None:
         former = never["clips"]
 
 
+def test_the_first_epoch_is_the_first_that_has_a_step(folder: Path) -> None:
+    """As training begins; those before it, for which chance draws no clip, are no reason to plan nothing."""
+    made = recipe(folder, keep_prob=0.01, seed=1)
+    data = RecipeData.open(made)
+    first = next(epoch for epoch in range(100) if data.entries(epoch).uid.size)
+    assert first > 0, "or the test would show nothing"
+    for world in (1, 2):
+        told = plan_forecast.forecast(made, world, 20)
+        assert [one.epoch for one in told.ahead.epochs] == list(range(first, first + 20))
+        assert told.ahead.epochs[0].figures.clips == told.planned == len(data.entries(first))
+        outline = plan_forecast.outline(data, world)
+        assert (outline.planned, outline.left_out) == (told.planned, told.left_out)
+        assert plan_forecast.advice(data, world) == plan_forecast.forecast(made, world).advice
+
+
 def test_a_held_out_clip_is_seen_by_validation(folder: Path) -> None:
     told = results.as_json(plan_forecast.forecast(recipe(folder, validation={"split": 0.3}), 1))
     assert told["held_out"] > 0
@@ -155,6 +170,9 @@ def test_too_many_ranks_for_the_clips_are_told_how_many_are_not(folder: Path) ->
     assert results.as_json(plan_forecast.forecast(made, 2 * fewer["world"], 2))["sum"]["imbalance"] > 0.1
     fixed = recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 32, "same_bucket_run": 32})
     assert results.as_json(plan_forecast.forecast(fixed, 32))["fewer_ranks"]["world"] >= 1
+    # GPUs are told, also where two share their clips and take part as one.
+    shared = results.as_json(plan_forecast.forecast(recipe(folder, parallel={"sequence_degree": 2}), 64, 2))
+    assert shared["fewer_ranks"] == pytest.approx(fewer | {"world": 2 * fewer["world"]})
 
 
 @pytest.mark.parametrize(("world", "epochs"), [(1, 2), (2, 1)])
@@ -279,6 +297,11 @@ def test_time_and_memory_are_told_for_a_gpu_that_is_named(written: tuple[str, st
     assert told["on_gpu"]["steps"] > 0
     assert 0 < told["on_gpu"]["seconds_per_step"] < 1
     assert 1e6 < told["on_gpu"]["memory_bytes"] < 8e9
+    shared, copies = (
+        json.loads(command(written[0], "--gpu", "h100", "--world", "8", "--json", *more))["on_gpu"]
+        for more in ((), ("--set", "parallel.strategy=replicated"))
+    )
+    assert shared["memory_bytes"] < copies["memory_bytes"] == told["on_gpu"]["memory_bytes"]
     with refused("unknown-gpu", "--gpu"):
         command(written[0], "--gpu", "RTX 4080")
     with refused("one-plan-only", "--gpu"):

@@ -74,7 +74,7 @@ async def get_advice(context: PageContext, key: str, controls: str, request: Req
 
 @routes.get("/{key}/reasons")
 async def get_reasons(context: PageContext, key: str, controls: str, request: Request) -> Response:
-    return await _answer(context, key, controls, request, lambda data, _: _name_left_out(data))
+    return await _answer(context, key, controls, request, _name_left_out)
 
 
 @routes.post("/{key}/save")
@@ -181,9 +181,10 @@ def _entry(entry: Entry, given: list[tuple[str, int]]) -> Json:
     }
 
 
-def _name_left_out(data: RecipeData) -> dict[str, list[LeftOutClip]]:
+def _name_left_out(data: RecipeData, world: int) -> dict[str, list[LeftOutClip]]:
     """Return the first clips that the first epoch leaves out, by reason."""
-    left_out = by_reason(*data.assignment(0))
+    spec = plan_forecast.plan_spec(data, data.recipe.parallel.data_ranks(world))
+    left_out = by_reason(*data.assignment(plan_forecast.first_epoch(data, spec).epoch))
     few = [Rejection(r.reason, r.row[:_FILES_NAMED], r.nearest[:_FILES_NAMED]) for r in left_out]
     return rejections.named(data, few)
 

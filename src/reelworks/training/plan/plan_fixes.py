@@ -75,15 +75,15 @@ def too_much(total: Figures) -> bool:
     return max(total.imbalance, total.padding) > WASTE_ALLOWED
 
 
-def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epochs: int) -> list[ProposedChange]:
+def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epochs: range) -> list[ProposedChange]:
     """Return fixes that improve a plan, those that suffice first; of each kind the mildest that suffices, or the best.
 
-    `total` has the figures of the recipe's plans of so many epochs.
+    `total` has the figures of the recipe's plans of these epochs.
     """
-    fixes = list(_fixes(data, spec))
+    fixes = list(_fixes(data, spec, epochs[0]))
     specs = [_spec(data, spec, fix) for fix in fixes]
     totals = [Figures()] * len(fixes)
-    for epoch in range(epochs):
+    for epoch in epochs:
         entries = data.narrow_entries(epoch)
         for i, changed in enumerate(specs):
             totals[i] += figures(plan_epoch(entries, changed, epoch), changed, data.table.tokens(), world)
@@ -108,40 +108,40 @@ def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, e
 
 
 def fewer_ranks(
-    data: RecipeData, spec_for: Callable[[int], PlanSpec], *, world: int, epochs: int
+    data: RecipeData, spec_for: Callable[[int], PlanSpec], *, world: int, epochs: range
 ) -> RanksFigures | None:
-    """Return the largest of half, a quarter, ... of `world` ranks at which waste is allowed, with figures, or None.
+    """Return the GPUs of half, a quarter, ... of `world` ranks, the most at which waste is allowed, with figures, or None.
 
-    `spec_for` returns the spec of plans for a number of ranks, or raises UserError if the recipe does not allow it.
+    A sequence group is one rank. `spec_for` returns the spec of plans for a number of ranks, or raises UserError if the recipe does not allow it.
     """
     while (world := world // 2) >= 1:
         try:
             spec = spec_for(world)
         except UserError:
             continue
-        each = (figures(data.plan(spec, epoch), spec, data.table.tokens(), world) for epoch in range(epochs))
+        each = (figures(data.plan(spec, epoch), spec, data.table.tokens(), world) for epoch in epochs)
         total = sum(each, Figures())
         if not too_much(total):
-            return RanksFigures(world, total)
+            return RanksFigures(world * data.recipe.parallel.group_size, total)
     return None
 
 
-def _fixes(data: RecipeData, spec: PlanSpec) -> Iterator[PlanFix]:
+def _fixes(data: RecipeData, spec: PlanSpec, epoch: int) -> Iterator[PlanFix]:
     """Yield changes kind by kind, from mild to strong."""
     now = spec.incomplete_batch
     if now == "pad":
         yield PlanFix("partial", "partial", {})
     if now != "merge":
         yield PlanFix("merge", "merge", {})
-    sizes = list(_batch_sizes(data, spec))
+    sizes = list(_batch_sizes(data, spec, epoch))
     yield from (PlanFix("batch_size", now, changed) for changed in sizes)
     if now != "merge":
         yield from (PlanFix("both", "merge", changed) for changed in sizes)
 
 
-def _batch_sizes(data: RecipeData, spec: PlanSpec) -> Iterator[dict[int, int]]:
+def _batch_sizes(data: RecipeData, spec: PlanSpec, epoch: int) -> Iterator[dict[int, int]]:
     """Yield batch sizes at which a full micro-batch of every entry costs about the same, the largest first."""
-    inside = blocks.counts(data.narrow_entries(0).bucket, len(data.table.buckets))
+    inside = blocks.counts(data.narrow_entries(epoch).bucket, len(data.table.buckets))
     costs = np.array(spec.costs_us, dtype=np.float64)
     sizes = np.array(spec.batch_sizes, dtype=np.float64)
     even = float((inside * costs).sum() / (inside / np.maximum(sizes, 1)).sum())  # mean cost at present

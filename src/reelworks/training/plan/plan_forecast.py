@@ -15,7 +15,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.gpus import Gpu
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.loader.left_out import by_reason
-from reelworks.data.loader.position import begin_epoch
+from reelworks.data.loader.position import DataPosition, next_epoch
 from reelworks.data.schedule.plan import PlanSpec, plan_epoch
 from reelworks.models.sequence import sequence_limits
 from reelworks.training.memory import recomputation
@@ -127,27 +127,27 @@ class PlanOutline(PlanNumbers):
     shares: list[BucketShare]
 
 
-def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> LookAhead:
-    """Plan so many epochs, at least one, from the first on, one at a time."""
+def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: range) -> LookAhead:
+    """Plan some epochs, at least one, one at a time; the first has a step."""
     dataset = epoch_stats.dataset_of_rows(data)
     by_bucket = np.zeros((4, len(data.table.buckets)))
     by_dataset = np.zeros((3, len(data.recipe.dataset)))
     seen = np.zeros(len(data.rows), dtype=np.bool_)
     each: list[Figures] = []
-    for epoch in range(epochs):
+    for epoch in epochs:
         plan = data.plan(spec, epoch)
         row = data.rows_at(plan.ordinal)
         each.append(figures(plan, spec, data.table.tokens(), world))
         by_bucket += epoch_stats.of_buckets(data, plan, spec)
         by_dataset += epoch_stats.of_datasets(data, plan, spec, blocks.taken(dataset, row))
         seen |= blocks.mask(row, len(seen))
-        if epoch == 0:
+        if epoch == epochs[0]:
             groups = epoch_stats.groups(data, by_bucket)
             course = epoch_stats.course(plan, groups)
-    reason, trainable = _reasons(data)
+    reason, trainable = _reasons(data, epochs[0])
     trainable_clips = blocks.counts(dataset[trainable], by_dataset.shape[1])
     return LookAhead(
-        epochs=list(map(EpochFigures, range(epochs), each)),
+        epochs=list(map(EpochFigures, epochs, each)),
         sum=sum(each, Figures()),
         shares=epoch_stats.bucket_shares(data, by_bucket, groups),
         datasets=epoch_stats.dataset_shares(data, by_dataset, trainable_clips),
@@ -156,26 +156,26 @@ def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> 
     )
 
 
-def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world: int) -> list[RanksFigures]:
-    """Return figures of the first epoch on 8, 64, ... ranks, below `world`, as far as the recipe allows so many."""
+def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world: int, epoch: int) -> list[RanksFigures]:
+    """Return figures of an epoch on 8, 64, ... ranks, below `world`, as far as the recipe allows so many."""
     worlds = [size for size in _WORLDS if size < world]
     if not worlds:
         return []
-    values, entries = [], data.narrow_entries(0)
+    values, entries = [], data.narrow_entries(epoch)
     for size in worlds:
         try:
             spec = spec_for(size)
         except UserError:  # the recipe's same_bucket_run does not allow this number
             continue
-        plan = plan_epoch(entries, spec, 0)
+        plan = plan_epoch(entries, spec, epoch)
         sequence_ranks = size * data.recipe.parallel.group_size
         values.append(RanksFigures(sequence_ranks, figures(plan, spec, data.table.tokens(), size)))
     return values
 
 
-def _reasons(data: RecipeData) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-    """Return why the first epoch leaves out each row, and which rows any epoch can draw."""
-    assignment, row = data.assignment(0)
+def _reasons(data: RecipeData, epoch: int) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
+    """Return why an epoch leaves out each row, and which rows any epoch can draw."""
+    assignment, row = data.assignment(epoch)
     reason = np.zeros(len(data.rows), dtype=np.int8)
     for where in blocks.slices(len(row)):
         reason[row[where]] = assignment.reason[where]
@@ -241,21 +241,27 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | Non
     data = settled(RecipeData.open(recipe), world) if data is None else data
     sequence_limits.require_buckets(recipe.model, data.table)
     spec = plan_spec(data, ranks)
-    plan = begin_epoch(data, spec, epoch=0).plan
+    first = first_epoch(data, spec)
+    of_epochs = range(first.epoch, first.epoch + epochs)
     with ThreadPoolExecutor(1) as thread:  # numpy computes without Python's lock
-        further = thread.submit(look_ahead, data, spec, world=ranks, epochs=epochs)
-        summary = plan_report.summarise(data, spec, plan, world=ranks)
+        further = thread.submit(look_ahead, data, spec, world=ranks, epochs=of_epochs)
+        summary = plan_report.summarise(data, spec, first.plan, world=ranks, epoch=first.epoch)
         ahead = further.result()
     train = recipe.train
     return PlanForecast(
         **vars(summary) | {"world": world},
         ahead=ahead,
-        smaller_worlds=smaller_worlds(data, partial(plan_spec, data), ranks),
-        strategies=strategies.compare(data, spec, plan, ranks, recipe.buckets.tuned) if ranks > 1 else [],
+        smaller_worlds=smaller_worlds(data, partial(plan_spec, data), ranks, first.epoch),
+        strategies=strategies.compare(data, spec, first, ranks, recipe.buckets.tuned) if ranks > 1 else [],
         loss_reduction=train.loss_reduction,
-        learning_rate_steps=(train.max_epochs or 0) * plan.num_steps if train.falls_over_epochs else None,
-        advice=_advice(data, spec, ahead.sum, ranks, epochs),
+        learning_rate_steps=(train.max_epochs or 0) * first.plan.num_steps if train.falls_over_epochs else None,
+        advice=_advice(data, spec, ahead.sum, ranks, of_epochs),
     )
+
+
+def first_epoch(data: RecipeData, spec: PlanSpec) -> DataPosition:
+    """Return the first epoch of a run or of its stage that has a step, as training begins."""
+    return next_epoch(data, spec, None, first=data.stage.epoch)[0]
 
 
 def settled(data: RecipeData, world: int = 1, gpu: Gpu | None = None) -> RecipeData:
@@ -268,8 +274,8 @@ def outline(data: RecipeData, world: int) -> PlanOutline:
     ranks = data.recipe.parallel.data_ranks(world)
     sequence_limits.require_buckets(data.recipe.model, data.table)
     spec = plan_spec(data, ranks)
-    plan = begin_epoch(data, spec, epoch=0).plan
-    left_out = by_reason(*data.assignment(0))
+    first = first_epoch(data, spec)
+    plan, left_out = first.plan, by_reason(*data.assignment(first.epoch))
     by_bucket = epoch_stats.of_buckets(data, plan, spec)
     return PlanOutline(
         **vars(plan_report.numbers(data, spec, plan, left_out, ranks)) | {"world": world},
@@ -282,10 +288,12 @@ def advice(data: RecipeData, world: int) -> Advice:
     """Return the advice of a forecast of one epoch, for a dataset that is open."""
     ranks = data.recipe.parallel.data_ranks(world)
     spec = plan_spec(data, ranks)
-    return _advice(data, spec, figures(data.plan(spec, 0), spec, data.table.tokens(), ranks), ranks, 1)
+    first = first_epoch(data, spec)
+    total = figures(first.plan, spec, data.table.tokens(), ranks)
+    return _advice(data, spec, total, ranks, range(first.epoch, first.epoch + 1))
 
 
-def _advice(data: RecipeData, spec: PlanSpec, total: Figures, ranks: int, epochs: int) -> Advice:
+def _advice(data: RecipeData, spec: PlanSpec, total: Figures, ranks: int, epochs: range) -> Advice:
     if not plan_fixes.too_much(total):
         return Advice(None, None)
     proposals = plan_fixes.proposals(data, spec, total, world=ranks, epochs=epochs)

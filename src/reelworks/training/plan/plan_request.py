@@ -119,5 +119,5 @@ def forecast(
         data.stage = StageStart(whole.stage[index].name)
     found = plan_forecast.forecast(recipe, world, request.epochs, data)
     if request.rejected is not None:
-        rejections.write(request.rejected, dataset.RecipeData.open(recipe), 0)
+        rejections.write(request.rejected, dataset.RecipeData.open(recipe), found.ahead.epochs[0].epoch)
     return recipe, data, found

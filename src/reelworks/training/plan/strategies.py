@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from reelworks.core import blocks
 from reelworks.data.buckets import tuned
-from reelworks.data.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
+from reelworks.data.loader.position import DataPosition
+from reelworks.data.schedule.plan import PlanSpec, Samples, plan_epoch
 from reelworks.training.plan import epoch_stats
 from reelworks.training.plan.epoch_stats import Figures
 from reelworks.training.recipe.dataset import RecipeData
@@ -48,20 +49,20 @@ class StrategyFigures:
 
 
 def compare(
-    data: RecipeData, spec: PlanSpec, plan: EpochPlan, world: int, tuned_file: str | None = None
+    data: RecipeData, spec: PlanSpec, first: DataPosition, world: int, tuned_file: str | None = None
 ) -> list[StrategyFigures]:
-    """Compare the plan of the first epoch on `world` sequence groups, or ranks without them, with the two that know less.
+    """Compare the plan of the `first` epoch on `world` sequence groups, or ranks without them, with the two that know less.
 
     `tuned_file` is that of `reelworks tune`, which has measured memory.
     """
     measured = {} if tuned_file is None else tuned.read_peak_bytes(tuned_file)
-    tokens, entries = data.table.tokens(), data.narrow_entries(0)
+    tokens, entries = data.table.tokens(), data.narrow_entries(first.epoch)
     # A sequence group shares the clips of a column, and so their tokens and the time that they take.
     group = data.recipe.parallel.group_size
     found: dict[str, Figures] = {}
     held: dict[str, tuple[int, float]] = {}
     for name, one in {**simple(spec, entries, tokens), "planned": spec}.items():
-        made = plan if name == "planned" else plan_epoch(entries, one, 0)
+        made = first.plan if name == "planned" else plan_epoch(entries, one, first.epoch)
         found[name] = epoch_stats.figures(made, one, tokens, world)
         sizes = -(-np.diff(made.offsets) * tokens[made.micro_bucket] // group)
         held[name] = int(sizes.max()), float(sizes.mean())
