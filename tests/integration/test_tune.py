@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_survived_and_the_rest_is_used(recipe: Path) -> Non
     by_size = {(t["bucket"], t["batch_size"]): t for t in found["trials"]}
     assert {size for bucket, size in by_size if bucket == "32px 1:1 ×5"} == {1, 2, 3}
     assert all(t["milliseconds"] > 0 and t["peak_bytes"] > 1e8 for t in found["trials"])
-    assert set(found["ms_per_clip"]) == {"32px 1:1 ×1", "32px 1:1 ×5", "2048px 1:1 ×17"}
+    assert set(found["costs_ms"]) == {"32px 1:1 ×1", "32px 1:1 ×5", "2048px 1:1 ×17"}
     written = recipe.with_suffix(".tuned.json")
     assert json.loads(written.read_text(encoding="utf-8")) == found
 

@@ -7,16 +7,17 @@ from pathlib import Path
 
 from reelworks.core import annexes, files, named_code
 from reelworks.data.run.folder import RunFolder
+from reelworks.data.schedule.cost_fit import BatchTime
 from reelworks.reports import page, plots, previews, run_data, run_facts, status
 from reelworks.training.recipe import diff
 
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """The report that was written, and the milliseconds of a clip by bucket, if they were measured."""
+    """The report that was written, and the times of micro-batches by bucket, if they were measured."""
 
     report: Path
-    costs: dict[str, float] | None
+    costs: dict[str, BatchTime] | None
 
 
 def write(run: RunFolder) -> Path:

@@ -17,7 +17,7 @@ from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.data.buckets import tuned
-from reelworks.data.schedule.cost_fit import CostModel
+from reelworks.data.schedule.cost_fit import BatchTime, CostModel
 from reelworks.testing import sample_catalog
 from reelworks.training.plan import idle_keys
 from reelworks.training.recipe import dataset, measured, recipe_file
@@ -134,23 +134,27 @@ def test_memory_and_time_decide_how_many_ranks_share_a_clip(tmp_path: Path) -> N
 
 
 def test_costs_of_shared_clips_have_the_exchanges(tmp_path: Path) -> None:
-    """What one rank takes for a clip, and the exchanges on each of those that share it; a run's times have them already."""
+    """The time of one rank, its clips' divided, and the exchanges, whether or not a micro-batch is full; a run's times have them."""
     file = written(tmp_path, {"480p ×81": 0, "480p ×1": 8})
     value = json.loads(file.read_text(encoding="utf-8"))
     names = [bucket.name for bucket in opened(shared(file)).table.buckets]
-    file.write_text(json.dumps(value | {"ms_per_clip": dict.fromkeys(names, 100.0)}), encoding="utf-8")
+    one = {"per_batch": 50.0, "per_clip": 100.0}
+    file.write_text(json.dumps(value | {"costs_ms": dict.fromkeys(names, one)}), encoding="utf-8")
     data = opened(shared(file, cost={"measured": str(file)}))
     exchange = data.spec.exchange
     assert exchange is not None
     assert (exchange.width, exchange.attentions) == (1152, 28)
     for bucket in data.table.buckets:
-        seconds = exchange.seconds(bucket.tokens * bucket.batch_size, bucket.sequence_degree)
-        expected = 100 + 1000 * bucket.sequence_degree * seconds / bucket.batch_size
-        assert data.measured_ms[bucket.name] == pytest.approx(expected)
-        assert (data.measured_ms[bucket.name] > 100) == (bucket.sequence_degree > 1)
+        for clips in range(
+            bucket.batch_size + 1
+        ):  # of each of the micro-batches that a sequence group trains side by side
+            ms = 1000 * exchange.seconds(bucket.tokens * clips, bucket.sequence_degree)
+            expected = 50 + 100 * clips / bucket.sequence_degree + ms
+            time = data.measured_ms[bucket.name]
+            assert time.milliseconds(clips * bucket.parts) == pytest.approx(expected, rel=1e-4)
     of_run = tmp_path / "costs.json"
-    of_run.write_text(json.dumps(dict.fromkeys(names, 100.0)), encoding="utf-8")
-    assert set(opened(shared(file, cost={"measured": str(of_run)})).measured_ms.values()) == {100.0}
+    of_run.write_text(json.dumps(dict.fromkeys(names, one)), encoding="utf-8")
+    assert set(opened(shared(file, cost={"measured": str(of_run)})).measured_ms.values()) == {BatchTime(**one)}
 
 
 def test_a_slower_link_lets_fewer_ranks_share_clips_at_a_higher_cost(tmp_path: Path) -> None:
@@ -158,7 +162,7 @@ def test_a_slower_link_lets_fewer_ranks_share_clips_at_a_higher_cost(tmp_path: P
     file = written(tmp_path, {"480p ×81": 0, "480p ×1": 8}, CostModel(5000, 1, 0.05, 1e-6))
     names = [bucket.name for bucket in opened(shared(file)).table.buckets]
     file.write_text(
-        json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"ms_per_clip": dict.fromkeys(names, 100.0)}),
+        json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"costs_ms": dict.fromkeys(names, 100.0)}),
         encoding="utf-8",
     )
     numbers = {"batch_size": [8, 1], "sequence_degree": [1, 2]}
@@ -169,7 +173,7 @@ def test_a_slower_link_lets_fewer_ranks_share_clips_at_a_higher_cost(tmp_path: P
         chosen.append(measured.with_numbers(shared(file, parallel={"sequence_degree": "auto"} | link)))
         parallel = {"sequence_degree": 2} | link
         data = opened(shared(file, bucket=entries, parallel=parallel, cost={"measured": str(file)}))
-        costs.append(data.measured_ms["480p 16:9 ×81"])
+        costs.append(data.measured_ms["480p 16:9 ×81"].milliseconds(1))
         assert idle_keys.lines(data.recipe) == []
     assert [one.bucket[0].sequence_degree for one in chosen] == [[8, 2], [8, 2], [1, 2]]
     assert costs == sorted(set(costs))

@@ -16,6 +16,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.store.reader import CatalogReader
 from reelworks.data.loader import position
+from reelworks.data.schedule.cost_fit import BatchTime
 from reelworks.training.plan import plan_forecast, plan_report
 from reelworks.training.recipe import dataset
 from reelworks.training.recipe.dataset import RecipeData
@@ -238,7 +239,7 @@ def test_another_table_has_the_costs_of_its_own_buckets(folder: Path, tmp_path: 
     measured = tmp_path / "costs.json"
     measured.write_text(json.dumps(dict.fromkeys(names, 5.0)), encoding="utf-8")
     data = RecipeData.open(files.recipe(folder, cost={"measured": str(measured)}))
-    assert data.measured_ms == dict.fromkeys(names, 5.0)
+    assert data.measured_ms == dict.fromkeys(names, BatchTime(0.0, 5.0))
     smaller = [{"resolution": "32px", "num_frames": 1, "batch_size": 2}]
     other = data.with_table(RecipeData.open(files.recipe(folder, bucket=smaller)).table)
     with refused("cost-table-invalid", says="names none of the buckets"):

@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 
 from reelworks.commands import show_plan
 from reelworks.commands.main import app
-from reelworks.core import results
+from reelworks.core import gpus, results
 from reelworks.data.schedule.plan import EpochPlan
 from reelworks.training.plan import plan_comparison, plan_forecast, plan_report, plan_request
 from reelworks.training.plan.epoch_stats import gradient_weight
 from reelworks.training.plan.plan_request import PlanRequest
+from reelworks.training.preflight import stage_forecast
 from reelworks.training.recipe import dataset, diff, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
@@ -288,6 +289,75 @@ def test_the_command_draws_what_it_prints(written: tuple[str, str], tmp_path: Pa
     assert command(wasteful, "--world", "2", "--html", str(page)).splitlines()[-1] == str(page)
     with refused("one-plan-only", "--html"):
         command("--diff", *written, "--html", str(page))
+
+
+def timed(folder: Path, name: str, per_batch: float, per_clip: float, named: int | None = None, **table: Any) -> Recipe:
+    """A recipe with measured times, the same for every bucket, or for so many; sizes of its network need not be measured."""
+    published: dict[str, Any] = {
+        "model": {"name": "wan-2.1-1.3b", "weights": "w"},
+        "autoencoder": {"name": "wan-2.1", "weights": "w"},
+        "text_encoder": {"name": "wan", "weights": "w"},
+        "encode": {"store": True},
+        "lora": {},
+        "train": {"max_epochs": 3},
+        "buckets": {"aspect_ratios": RATIOS, "max_crop": 0.6, **table},
+    }
+    names = [bucket.name for bucket in RecipeData.open(recipe(folder, **published)).table.buckets][:named]
+    times = {name: {"per_batch": per_batch, "per_clip": per_clip} for name in names}
+    (folder / name).write_text(json.dumps(times), encoding="utf-8")
+    return recipe(folder, **published, cost={"measured": str(folder / name)})
+
+
+@pytest.mark.parametrize("incomplete_batch", ["partial", "pad"])
+@pytest.mark.parametrize(("world", "per_batch"), [(1, 0.0), (1, 500.0), (2, 500.0)])
+def test_measured_times_are_those_of_the_micro_batches_that_are_planned(
+    folder: Path, incomplete_batch: str, world: int, per_batch: float
+) -> None:
+    """Full or not, and with the clips that fill them. A forecast says so, as do shares of time and tokens in a second."""
+    made = timed(folder, "all.json", per_batch, 1000.0, incomplete_batch=incomplete_batch)
+    data = RecipeData.open(made)
+    spec, ms = plan_forecast.plan_spec(data, world), []
+    for epoch in range(3):
+        plan = data.plan(spec, epoch)
+        each = np.append(per_batch + 1000.0 * np.diff(plan.offsets), 0)[plan.steps]
+        ms.append(float(np.pad(each, ((0, 0), (0, -each.shape[1] % world))).reshape(len(each), -1, world).max(2).sum()))
+    told = plan_forecast.forecast(made, world, 3, data)
+    on_gpu = stage_forecast.of_gpu(data, told, gpus.USUAL)
+    assert on_gpu.is_measured
+    assert on_gpu.steps * on_gpu.seconds_per_step == pytest.approx(sum(ms) / 1000, rel=0.02)
+    assert told.ahead.sum.spent_us / 1000 == pytest.approx(sum(ms), rel=0.01)
+    if world > 1:
+        assert told.strategies[-1].tokens_per_second == pytest.approx(
+            1000 * told.ahead.epochs[0].figures.tokens / ms[0]
+        )
+
+
+def test_a_time_that_was_measured_of_some_buckets_is_an_estimate_by_the_costs_of_the_plan(folder: Path) -> None:
+    made = timed(folder, "some.json", 0.0, 1000.0, named=9)
+    data = RecipeData.open(made)
+    told = plan_forecast.forecast(made, 1, 3, data)
+    on_gpu = stage_forecast.of_gpu(data, told, gpus.USUAL)
+    assert not on_gpu.is_measured
+    # A clip of those that were measured takes a second.
+    known = [one.share_of_time / one.clips for one in told.ahead.shares if one.name in data.measured_ms]
+    assert on_gpu.steps * on_gpu.seconds_per_step == pytest.approx(1 / known[0], rel=0.02)
+
+
+def test_no_change_is_proposed_that_waits_less_and_takes_longer(folder: Path) -> None:
+    """Where a micro-batch costs much besides its clips, small ones are even, and slow."""
+    values = {
+        "bucket": [{"resolution": "48px", "num_frames": 1, "batch_size": 16}],
+        "buckets": {"aspect_ratios": ["1:1"], "max_crop": 0.9},
+    }
+    one_bucket, proposed = folder / "one-bucket.json", []
+    for per_batch in (0.0, 10.0):
+        one_bucket.write_text(json.dumps({"48px 1:1 ×1": {"per_batch": per_batch, "per_clip": 1.0}}), encoding="utf-8")
+        told = plan_forecast.forecast(recipe(folder, **values, cost={"measured": str(one_bucket)}), 2)
+        assert told.ahead.sum.imbalance > 0.1
+        assert told.advice.proposals is not None
+        proposed.append(told.advice.proposals)
+        assert all(one.figures.spent_us <= told.ahead.sum.spent_us for one in told.advice.proposals)
+    assert [len(proposals) > 0 for proposals in proposed] == [True, False]
 
 
 @pytest.mark.slow

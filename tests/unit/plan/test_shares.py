@@ -83,17 +83,25 @@ def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_pat
     log = EventLog(run.events_file)
     log.write("start", step=0, resumed_from=None, world_size=2, micro_batches_per_step=2)
     name = RecipeData.open(made(folder)).table.buckets[0].name
-    steps = [(9.0, [name]), (0.3, [name]), (2.1, [name]), (0.3, [name]), (5.0, [name, "x"])]
-    for step, (seconds, buckets) in enumerate(steps):
-        log.write("step", step=step + 1, clips=5, repeated=1, seconds=seconds, buckets=buckets)
+    steps = [
+        (9.0, [name], 2, [3]),  # a warm-up
+        (0.3, [name], 2, [3]),
+        (2.1, [name], 2, [3]),  # a slow step
+        (0.3, [name], 1, [3]),  # while the other rank waits
+        (0.12, [name], 2, [1]),
+        (0.7, [name], 4, [1, 3]),
+        (5.0, [name, "x"], 2, [3]),
+    ]
+    for step, (seconds, buckets, number, sizes) in enumerate(steps):
+        places = {"micro_batches": number, "batch_sizes": sizes}
+        log.write("step", step=step + 1, clips=2, repeated=0, seconds=seconds, buckets=buckets, **places)
     measured = epoch_stats.measure_costs(run)
-    assert measured == {
-        name: pytest.approx(100.0)
-    }  # 0.3 s of 2 ranks for 6 showings; a warm-up left out, and one slow step
+    assert measured[name].milliseconds(3) == pytest.approx(300)
+    assert measured[name].milliseconds(1) == pytest.approx(120)
     epoch_stats.write_costs(tmp_path / "costs.json", measured)
     data = RecipeData.open(made(folder, cost={"measured": str(tmp_path / "costs.json")}))
     spec = data.plan_spec(2, 1)
-    assert spec.costs_us[0] == 100_000
+    assert (spec.costs_us[0], spec.batch_costs_us[0]) == (90_000, 30_000)
     assert spec.digest() != RecipeData.open(made(folder)).plan_spec(2, 1).digest()
 
 
@@ -109,6 +117,11 @@ def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_pat
         '{"a": "1"}',
         '{"a": NaN}',
         '{"a": true}',
+        '{"a": {"per_clip": 1}}',
+        '{"a": {"per_batch": 0, "per_clip": 0}}',
+        '{"a": {"per_batch": -1, "per_clip": 2}}',
+        '{"a": {"per_batch": 1, "per_clip": 2, "more": 3}}',
+        '{"costs_ms": {"a": null}}',
     ],
 )
 def test_a_bad_file_of_costs_is_named(folder: Path, tmp_path: Path, text: str) -> None:

@@ -1,16 +1,45 @@
-"""What a clip costs: measured where it was, else a formula on the same scale; whole microseconds."""
+"""What a micro-batch costs: measured where it was, else a formula on the same scale; whole microseconds."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 from refused import refused
 
-from reelworks.data.schedule.cost import CostConfig, costs_us
+from reelworks.data.schedule import cost
+from reelworks.data.schedule.cost import CostConfig
+from reelworks.data.schedule.cost_fit import BatchTime
+from reelworks.data.schedule.plan import PlanSpec
 
 NAMES = ["small", "medium", "large"]
 TOKENS = np.array([10, 100, 1000])
+
+
+def costs_us(
+    names: list[str], tokens: np.ndarray, config: CostConfig, ms_per_clip: Mapping[str, float]
+) -> tuple[int, ...]:
+    """Costs of clips, whose micro-batches cost nothing besides."""
+    measured = {name: BatchTime(0.0, ms) for name, ms in ms_per_clip.items()}
+    per_clip, per_batch = cost.costs_us(names, tokens, config, measured)
+    assert per_batch == ()
+    return per_clip
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e-3, 1.0, 1e3])
+def test_a_micro_batch_of_any_size_costs_what_it_was_measured_to_take(unit: float) -> None:
+    """In seconds, too, whatever unit the costs have. A bucket without a time costs besides what the others do in the middle."""
+    times = {"small": BatchTime(14 * unit, 0.9 * unit), "medium": BatchTime(20 * unit, 9 * unit)}
+    per_clip, per_batch = cost.costs_us(NAMES, TOKENS, CostConfig(), times)
+    spec = PlanSpec(0, 1, 1, "partial", (8, 8, 8), per_clip, "", batch_costs_us=per_batch)
+    seconds = cost.unit_seconds(NAMES, times, spec)
+    assert seconds is not None
+    times["large"] = BatchTime(17 * unit, 90 * unit)
+    for clips in (1, 2, 8):
+        found = spec.costs(np.arange(3), np.full(3, clips)) * seconds
+        assert found.tolist() == pytest.approx([times[name].milliseconds(clips) / 1000 for name in NAMES], rel=0.01)
 
 
 def test_by_default_a_token_costs_a_microsecond() -> None:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reelworks.data.schedule.plan import PlanSpec
 from reelworks.training.observers import balance
 from reelworks.training.step.forward_times import ForwardTimes, Note, RankNotes
 
@@ -62,7 +63,7 @@ def test_a_slow_rank_is_told_to_the_user_once_and_each_comparison_has_its_event(
     data = SimpleNamespace(table=SimpleNamespace(buckets=[SimpleNamespace(name="short")]))
     training: Any = SimpleNamespace(world=world, data=data, log=log)
     reports = balance.BalanceReports(training, ForwardTimes(torch.device("cpu"), True))
-    now: Any = SimpleNamespace(position=SimpleNamespace(spec=SimpleNamespace(costs_us=COSTS)), step=9)
+    now: Any = SimpleNamespace(position=SimpleNamespace(spec=PlanSpec(0, 1, 1, "partial", (2, 2), COSTS, "")), step=9)
     with caplog.at_level("WARNING", "reelworks"):
         for _ in range(3):
             reports.end(now)
@@ -71,12 +72,13 @@ def test_a_slow_rank_is_told_to_the_user_once_and_each_comparison_has_its_event(
 
 
 def test_times_are_noted_where_they_are_asked_for_only() -> None:
+    spec = PlanSpec(0, 1, 1, "partial", (2, 2), COSTS, "", batch_costs_us=(5, 7))
     for is_on in (False, True):
         times = ForwardTimes(torch.device("cpu"), is_on)
         for ends_step in (False, True, True):  # the first step, of two micro-batches, warms up
             work = SimpleNamespace(bucket=1, uids=np.arange(2), is_idle=False, ends_step=ends_step)
             with times.noting(work):  # type: ignore[arg-type]
                 pass
-        taken = times.take(COSTS).notes
-        assert [(note.bucket, note.clips, note.planned) for note in taken] == ([(1, 2, 6000)] if is_on else [])
-        assert times.take(COSTS).notes == []
+        taken = times.take(spec).notes
+        assert [(note.bucket, note.clips, note.planned) for note in taken] == ([(1, 2, 6007)] if is_on else [])
+        assert times.take(spec).notes == []

@@ -15,7 +15,7 @@ from reelworks.commands.main import app
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule import cost
-from reelworks.data.schedule.cost_fit import CostModel
+from reelworks.data.schedule.cost_fit import BatchTime, CostModel
 from reelworks.training.memory.tune_request import TuneRequest
 from reelworks.training.plan import refit
 from reelworks.training.recipe import recipe_file
@@ -53,6 +53,7 @@ def trained(folder: Path, steps: list[list[tuple[int, int]]]) -> Path:
         if number == 1:
             seconds *= 30  # the first step compiles
         values = {"clips": clips - 1, "repeated": 1, "seconds": seconds, "data_wait_seconds": 0.04, "buckets": names}
+        values |= {"micro_batches": PER_STEP, "batch_sizes": sorted({size for _, size in batches})}
         log.write("step", step=number, **values)
     return folder
 
@@ -75,8 +76,10 @@ def test_costs_are_those_of_the_run_and_of_a_fit_for_what_it_did_not_train(recip
     }
     names = [f"64px 1:1 ×{frames}" for frames in TOKENS]
     for name, (frames, tokens), size in zip(names, TOKENS.items(), (4, 2, 2, 1), strict=True):
-        assert found["ms_per_clip"][name] == pytest.approx(TRUE.milliseconds(tokens, size) / size, rel=0.01), frames
-    assert cost.read_measured(str(written), names) == found["ms_per_clip"]
+        time = BatchTime(**found["costs_ms"][name])
+        assert time.milliseconds(size) == pytest.approx(TRUE.milliseconds(tokens, size), rel=0.01), frames
+        assert time.milliseconds(2 * size) == pytest.approx(TRUE.milliseconds(tokens, 2 * size), rel=0.02), frames
+        assert cost.read_measured(str(written), names)[name] == time
     shown = CliRunner().invoke(app, ["tune", str(recipe), "--from-run", str(run)], catch_exceptions=False).output
     assert "cost.measured" in shown
     assert "64px 1:1 ×9" in shown

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reelworks.data.buckets.table import BucketTable
-from reelworks.data.schedule.cost_fit import CostModel
+from reelworks.data.schedule.cost_fit import BatchTime, CostModel
 
 # All-to-all over the NVLink of an H100, which is 450 GB/s in each direction by its data sheet: an assumption.
 LINK_BYTES_PER_SECOND = 300e9
@@ -136,13 +136,15 @@ def at_degree(
     return with_clips(low)
 
 
-def with_exchanges(ms_per_clip: Mapping[str, float], table: BucketTable, exchange: Exchange) -> dict[str, float]:
-    """Return the milliseconds that a clip of each bucket takes of all ranks that share it, given those on one rank."""
-    found = dict(ms_per_clip)
+def on_groups(times: Mapping[str, BatchTime], table: BucketTable, exchange: Exchange) -> dict[str, BatchTime]:
+    """Return the times of what a sequence group trains side by side, given those of micro-batches on one rank."""
+    found = dict(times)
     for bucket in table.buckets:
         if bucket.name in found and bucket.batch_size:
-            seconds = exchange.seconds(bucket.batch_size * bucket.tokens, bucket.sequence_degree)
-            found[bucket.name] += 1000 * bucket.sequence_degree * seconds / bucket.batch_size
+            one, degree, size = found[bucket.name], bucket.sequence_degree, bucket.batch_size
+            none, full = (1000 * exchange.seconds(clips * bucket.tokens, degree) for clips in (0, size))
+            per_clip = (one.per_clip / degree + (full - none) / size) / bucket.parts
+            found[bucket.name] = BatchTime(one.per_batch + none, per_clip)
     return found
 
 

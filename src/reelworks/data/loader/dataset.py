@@ -25,6 +25,7 @@ from reelworks.data.loader.data_spec import SEED, DataSpec
 from reelworks.data.loader.plan_cache import PlanCache, Planned, Unplanned
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule import cost, cursor
+from reelworks.data.schedule.cost_fit import BatchTime
 from reelworks.data.schedule.cursor import Excluded
 from reelworks.data.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
@@ -279,13 +280,17 @@ class Dataset(CatalogView):
         return blocks.elementwise(lambda at: ordinal[row[at]], where, dtype=kind)
 
     @cached_property
-    def measured_ms(self) -> dict[str, float]:
-        """Milliseconds per clip by bucket, as `cost.measured` lists them, of all ranks that share it together."""
+    def measured_ms(self) -> dict[str, BatchTime]:
+        """Times of micro-batches by bucket, as `cost.measured` lists them; those of a sequence group, if ranks share clips."""
         path, exchange = self.spec.cost.measured, self.spec.exchange
         measured = cost.read_measured(path, [b.name for b in self.table.buckets])
         if exchange is None or not cost.is_of_one_rank(path):
             return measured
-        return degrees.with_exchanges(measured, self.table, exchange)
+        return degrees.on_groups(measured, self.table, exchange)
+
+    def cost_unit_seconds(self, spec: PlanSpec) -> float | None:
+        """Return the seconds of a unit of a plan's costs; None if none was measured."""
+        return cost.unit_seconds([bucket.name for bucket in self.table.buckets], self.measured_ms, spec)
 
     @tells_arguments
     def plan_spec(self, micro_batches_per_step: int, same_bucket_run: int) -> PlanSpec:
@@ -297,15 +302,17 @@ class Dataset(CatalogView):
         """
         names = [bucket.name for bucket in self.table.buckets]
         incomplete_batch = self.table.config.incomplete_batch
+        costs_us, batch_costs_us = cost.costs_us(
+            names, self.table.tokens(), self.spec.cost, self.measured_ms, self.table.recomputed_shares()
+        )
         return PlanSpec(
             seed=self.spec.seed,
             micro_batches_per_step=micro_batches_per_step,
             same_bucket_run=same_bucket_run,
             incomplete_batch=incomplete_batch,
             batch_sizes=tuple(int(n) for n in self.table.column_sizes()),
-            costs_us=cost.costs_us(
-                names, self.table.tokens(), self.spec.cost, self.measured_ms, self.table.recomputed_shares()
-            ),
+            costs_us=costs_us,
+            batch_costs_us=batch_costs_us,
             buckets_digest=data_spec.plan_digest(self.spec, self.table, self.exclude_list),
             merge_to=data_spec.merge_targets(self.table, incomplete_batch),
             window_clips=self.spec.data.shuffle_window if self.spec.data.locality else 0,

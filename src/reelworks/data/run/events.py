@@ -9,7 +9,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     step        epoch, plan_step, loss, loss_by_bucket {name: loss}, loss_by_timestep {"300-400": loss},
                 applied (false if the step was skipped), learning_rate, grad_norm,
                 grad_norm_by_block {name: norm} (where it was measured), clips, tokens, seconds, data_wait_seconds (of them, waiting for clips), decode_p50_seconds and decode_p99_seconds (of the
-                last 1000 clips, or null), queue_bytes (decoded frames that wait), buckets [name, ...],
+                last 1000 clips, or null), queue_bytes (decoded frames that wait), buckets [name, ...], micro_batches (over all ranks), batch_sizes [distinct ones, with copies and repeats, ...],
                 memory_bytes (largest so far, of the GPU or, without one, of the process)
     spike       what ("loss" or "grad_norm"), bucket, value, usual (median of recent steps), limit, skipped,
                 clips [{uid, path, loss}]: a step far above the usual

@@ -1,4 +1,4 @@
-"""Cost of a clip of each bucket, and its weight in the loss.
+"""Cost of a micro-batch of each bucket, and the weight of a clip in the loss.
 
 Costs are integers, so that every platform orders them alike.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Literal
 
@@ -17,23 +18,27 @@ from pydantic import Field, model_validator
 from reelworks.core import user_files
 from reelworks.core.config import Private, PublicConfig
 from reelworks.core.errors import UserError
+from reelworks.data.schedule.cost_fit import BatchTime
+from reelworks.data.schedule.plan import PlanSpec
 
 LossReduction = Literal["token", "sample", "micro_batch"]
 I64 = NDArray[np.int64]
 
 _MAX_US = 86_400_000_000  # a day; the sum of ten million of these still fits 64 bits
 _FINER = 1000
+_UNKNOWN = BatchTime(math.nan, math.nan)
 _ROUNDING = 0.01  # largest relative error that rounding to integers may cause
 
 
 class CostConfig(PublicConfig):
-    """`[cost]`: training time of one clip; only ratios between buckets matter."""
+    """`[cost]`: training time of micro-batches; only ratios between buckets matter."""
 
     measured: Private[str | None] = Field(
         default=None,
         min_length=1,
-        description="path of a JSON file with milliseconds per clip by bucket name, as `reelworks report RUN "
-        "--costs FILE` and `reelworks tune` write it; buckets missing from it use the formula, scaled to the measured buckets",
+        description="path of a JSON file with the milliseconds of a micro-batch by bucket name, `per_batch` and `per_clip` or "
+        "a number per clip, as `reelworks report RUN --costs FILE` and `reelworks tune` write it; buckets missing from it "
+        "use the formula, scaled to the measured buckets",
     )
     per_clip_us: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="microseconds per clip")
     per_token_us: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="microseconds per latent token")
@@ -55,25 +60,28 @@ def costs_us(
     names: Sequence[str],
     tokens: NDArray[np.int64],
     config: CostConfig,
-    measured_ms: Mapping[str, float],
+    measured_ms: Mapping[str, BatchTime],
     recomputed: Sequence[float] | None = None,
-) -> tuple[int, ...]:
-    """Return the cost of a clip of each bucket in microseconds, or in a finer unit if rounding would distort ratios.
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the cost of a clip of each bucket, and what its micro-batch costs besides, empty if none costs anything.
 
+    Both are in microseconds, or in a finer unit if rounding would distort ratios.
     `tokens` are those of one clip of each bucket, `recomputed` the share of a forward pass that its backward pass computes
-    again: a third of a step has the forward pass. The formula of `config` counts for buckets that were not measured,
-    scaled by the median ratio to those that were. A clip of more than a day is refused.
+    again: a third of a step has the forward pass. The formula of `config` counts for clips of buckets that were not measured,
+    scaled by the median ratio to those that were, and the median of what their micro-batches cost besides. A clip of more
+    than a day is refused.
     """
     n = tokens.astype(np.float64)
-    known = np.array([measured_ms.get(name, np.nan) * 1000 for name in names])
+    known = 1000 * np.array([astuple(measured_ms.get(name, _UNKNOWN)) for name in names]).reshape(-1, 2).T
+    is_known = ~np.isnan(known[0])
     with np.errstate(all="ignore"):  # values that overflow are refused below
         formula = config.per_clip_us + config.per_token_us * n + config.per_token_squared_us * n * n
         if recomputed is not None and any(recomputed):
             formula *= 1 + np.array(recomputed) / 3
-        ratios = (known / formula)[~np.isnan(known)]
-        scaled = formula * (float(np.median(ratios)) if len(ratios) else 1.0)
-    costs = np.where(np.isnan(known), scaled, known)
-    for name, cost in zip(names, costs.tolist(), strict=True):
+        terms = np.stack([np.ones_like(formula), formula])  # of a micro-batch, and of a clip
+        usual = np.median((known / terms)[:, is_known], axis=1) if is_known.any() else np.array([0.0, 1.0])
+        costs = np.where(is_known, known, usual[:, None] * terms)
+    for name, cost in zip(names, costs.sum(axis=0).tolist(), strict=True):
         if not cost <= _MAX_US:
             raise UserError(
                 f"one clip of {name} would take longer than a day",
@@ -84,7 +92,19 @@ def costs_us(
             )
     while (abs(costs.round() - costs) > _ROUNDING * costs).any() and costs.max(initial=0) * _FINER <= _MAX_US:
         costs = costs * _FINER
-    return tuple(max(round(cost), 1) for cost in costs.tolist())
+    per_batch, per_clip = costs.round().astype(np.int64)
+    return tuple(np.maximum(per_clip, 1).tolist()), tuple(per_batch.tolist()) if per_batch.any() else ()
+
+
+def unit_seconds(names: Sequence[str], measured_ms: Mapping[str, BatchTime], spec: PlanSpec) -> float | None:
+    """Return the seconds of a unit of the costs that `costs_us` made of these times; None without times of its buckets."""
+    costs = spec.costs(np.arange(len(names)), np.ones(len(names), dtype=np.int64)).tolist()
+    known = [(cost, measured_ms[name]) for name, cost in zip(names, costs, strict=True) if name in measured_ms]
+    if not known:
+        return None
+    cost, time = max(known, key=lambda one: one[0])
+    finer = round(math.log(cost / (1000 * time.milliseconds(1)), _FINER))
+    return 1e-6 * float(_FINER) ** -finer
 
 
 def loss_weight(loss_reduction: LossReduction, tokens: I64 | int, clips: I64 | int) -> NDArray[np.float64]:
@@ -101,8 +121,8 @@ def loss_weight(loss_reduction: LossReduction, tokens: I64 | int, clips: I64 | i
             return np.asarray(1.0 / np.maximum(clips, 1))
 
 
-def read_measured(path: str | None, names: Sequence[str]) -> dict[str, float]:
-    """Read the milliseconds per clip by bucket name from the file of `cost.measured`; empty if `path` is None.
+def read_measured(path: str | None, names: Sequence[str]) -> dict[str, BatchTime]:
+    """Read the times of micro-batches by bucket name from the file of `cost.measured`; empty if `path` is None.
 
     The file may lack some of the recipe's buckets (`names`) and have others, but not lack all.
     """
@@ -116,17 +136,25 @@ def read_measured(path: str | None, names: Sequence[str]) -> dict[str, float]:
         raise _bad(path, f"it is not JSON ({error})") from error
     if not isinstance(values, dict):
         raise _bad(path, "it is not a JSON object")
-    values = values.get("ms_per_clip", values)  # of `reelworks tune`
+    values = values.get("costs_ms", values)  # of `reelworks tune`
+    found = {}
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise _bad(path, f'"{name}" is {value!r}, not a positive number of milliseconds')
+        try:
+            found[name] = BatchTime(**value) if isinstance(value, dict) else BatchTime(0.0, value)
+            numbers = astuple(found[name])
+        except TypeError:
+            numbers = (value,)
+        if not (all(type(n) in (int, float) and 0 <= n < math.inf for n in numbers) and sum(numbers) > 0):
+            raise _bad(
+                path, f'"{name}" is {value!r}, not a positive number of milliseconds, nor per_batch and per_clip'
+            )
     if values.keys().isdisjoint(names):
         raise _bad(path, f"it names none of the buckets ({', '.join(names[:3])}, ...)")
-    return {name: float(value) for name, value in values.items()}
+    return found
 
 
 def is_of_one_rank(path: str | None) -> bool:
-    """Whether a file that `read_measured` reads has times of clips that one rank trains, as `reelworks tune` measures them."""
+    """Whether a file that `read_measured` reads has times of micro-batches on one rank, as `reelworks tune` measures them."""
     return path is not None and "trials" in user_files.read_json(Path(path))
 
 

@@ -22,6 +22,23 @@ class Timing(NamedTuple):
 
 
 @dataclass(frozen=True)
+class BatchTime:
+    """Milliseconds of a micro-batch of a bucket: per_batch + clips · per_clip, in which copies and repeats count like clips."""
+
+    per_batch: float
+    per_clip: float
+
+    def milliseconds(self, clips: int) -> float:
+        """Return the time of a micro-batch of so many clips."""
+        return self.per_batch + clips * self.per_clip
+
+    def through(self, clips: int, milliseconds: float) -> BatchTime:
+        """Return a time in the same proportions, by which a micro-batch of so many clips takes so long."""
+        scale = milliseconds / self.milliseconds(clips)
+        return BatchTime(scale * self.per_batch, scale * self.per_clip)
+
+
+@dataclass(frozen=True)
 class CostModel:
     """Milliseconds of a micro-batch: per_batch + batch_size · (per_clip + per_token · n + per_token_squared · n²).
 
@@ -33,17 +50,19 @@ class CostModel:
     per_token: float
     per_token_squared: float
 
+    def of_clips(self, tokens: int) -> BatchTime:
+        """Return the predicted times of micro-batches of clips of so many tokens."""
+        per_clip = self.per_clip + self.per_token * tokens + self.per_token_squared * tokens * tokens
+        return BatchTime(self.per_batch, per_clip)
+
     def milliseconds(self, tokens: int, batch_size: int) -> float:
         """Return the predicted time of a micro-batch."""
-        per_clip = self.per_clip + self.per_token * tokens + self.per_token_squared * tokens * tokens
-        return self.per_batch + batch_size * per_clip
+        return self.of_clips(tokens).milliseconds(batch_size)
 
     def most_clips(self, tokens: int, milliseconds: float) -> int:
         """Return the largest batch size whose predicted time is not longer, 0 or less if none is."""
-        per_clip = self.milliseconds(tokens, 1) - self.per_batch
-        return int(
-            min((milliseconds - self.per_batch) / max(per_clip, 1e-12) * (1 + 1e-12), 2**62)
-        )  # not below a whole number by rounding
+        clips = (milliseconds - self.per_batch) / max(self.of_clips(tokens).per_clip, 1e-12)
+        return int(min(clips * (1 + 1e-12), 2**62))  # not below a whole number by rounding
 
     def residuals(self, timings: Sequence[Timing]) -> list[float]:
         """Return predicted / measured - 1 for each timing."""
@@ -51,11 +70,16 @@ class CostModel:
 
 
 def fit(timings: Sequence[Timing]) -> CostModel:
-    """Return the model with the least sum of squared relative errors, at least one timing given."""
-    terms = np.array([[1.0, t.batch_size, t.batch_size * t.tokens, t.batch_size * t.tokens**2] for t in timings])
+    """Return the model with the least sum of squared relative errors, at least one timing given.
+
+    What a single shape takes is that of its tokens.
+    """
+    terms = np.array([[t.batch_size * t.tokens, t.batch_size * t.tokens**2, t.batch_size, 1.0] for t in timings])
     measured = np.array([t.milliseconds for t in timings])
     scale = terms.max(axis=0)
-    return CostModel(*(float(c) for c in nonnegative(terms / scale / measured[:, None]) / scale))
+    found = nonnegative(terms / scale / measured[:, None]) / scale
+    per_token, per_token_squared, per_clip, per_batch = map(float, found)
+    return CostModel(per_batch, per_clip, per_token, per_token_squared)
 
 
 def nonnegative(relative: F64) -> F64:

@@ -79,11 +79,23 @@ class PlanSpec:
     merge_to: tuple[int, ...] = ()
     window_clips: int = 0  # with locality, the approximate number of clips shuffled together; 0 shuffles all
     planner_version: int = PLANNER_VERSION  # version that changes whenever the same arguments would give another plan
+    batch_costs_us: tuple[int, ...] = ()  # what a micro-batch of each bucket costs besides its clips; empty for nothing
 
     def digest(self) -> str:
         """Return the digest of all fields."""
         merging = {"merging": 2} if self.merge_to else {}  # version of the choice of what may merge
-        return digests.digest_json(asdict(self) | merging)
+        values = asdict(self)
+        if not self.batch_costs_us:
+            del values["batch_costs_us"]
+        return digests.digest_json(values | merging)
+
+    def costs(self, bucket: Integers, clips: Integers) -> I64:
+        """Return the costs of micro-batches of these buckets and numbers of clips, in which copies and repeats count like clips."""
+        result: I64 = blocks.taken(np.array(self.costs_us, dtype=np.int64), bucket)
+        result *= clips
+        if self.batch_costs_us:
+            result += blocks.taken(np.array(self.batch_costs_us, dtype=np.int64), bucket)
+        return result
 
 
 @dataclass(frozen=True)
@@ -160,6 +172,10 @@ class EpochPlan:
         """Return the number of clips that a step trains, each counted once."""
         return sum(int((self.repeat_index[self.places(int(m))] == 0).sum()) for m in self.micro_batches(plan_step))
 
+    def sizes_in(self, plan_step: int) -> list[int]:
+        """Return the places of each micro-batch of a step."""
+        return [(at := self.places(int(m))).stop - at.start for m in self.micro_batches(plan_step)]
+
     def real_in(self, plan_step: int) -> list[int]:
         """Return the number of clips that count in the loss, of each micro-batch of a step."""
         return [int((self.repeat_index[self.places(int(m))] >= 0).sum()) for m in self.micro_batches(plan_step)]
@@ -209,9 +225,7 @@ class EpochPlan:
 
     def costs_us(self, spec: PlanSpec) -> I64:
         """Return the cost of every micro-batch, in which copies and repeats count like clips."""
-        result = np.diff(self.offsets)
-        result *= blocks.taken(np.array(spec.costs_us, dtype=np.int64), self.micro_bucket)
-        return result
+        return spec.costs(self.micro_bucket, np.diff(self.offsets))
 
     def waste(self, spec: PlanSpec, world: int) -> float:
         """Return the planned share of the time of `world` ranks in which they wait for the slowest one.
@@ -296,10 +310,9 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
     source, repeat_index = cuts.fill(repeat=spec.incomplete_batch == "repeat")
     if source is not None:
         order, bucket = blocks.taken(order, source), blocks.taken(bucket, source)
-    costs = cuts.length * np.array(spec.costs_us, dtype=np.int64)[cuts.bucket]
     steps = group_into_steps(
         cuts.bucket,
-        costs,
+        spec.costs(cuts.bucket, cuts.length),
         micro_batches_per_step=spec.micro_batches_per_step,
         same_bucket_run=spec.same_bucket_run,
         seed=spec.seed,
@@ -322,8 +335,12 @@ def _plan_layouts(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
     count = int(entries.layout.max(initial=0)) + 1
     of_layouts = replace(entries, bucket=entries.bucket.astype(np.int64) * count + entries.layout, layout=None)
     merge_to = tuple(to * count + n if to >= 0 else -1 for to in spec.merge_to for n in range(count))
-    sizes, costs = (tuple(v for v in values for _ in range(count)) for values in (spec.batch_sizes, spec.costs_us))
-    plan = plan_epoch(of_layouts, replace(spec, batch_sizes=sizes, costs_us=costs, merge_to=merge_to), epoch)
+    sizes, costs, besides = (
+        tuple(v for v in values for _ in range(count))
+        for values in (spec.batch_sizes, spec.costs_us, spec.batch_costs_us)
+    )
+    of_each = replace(spec, batch_sizes=sizes, costs_us=costs, batch_costs_us=besides, merge_to=merge_to)
+    plan = plan_epoch(of_layouts, of_each, epoch)
     return replace(plan, bucket=plan.bucket // count)
 
 

@@ -148,12 +148,14 @@ class Estimate:
         """Return the seconds of an update of the weights."""
         return step_time.update_seconds(self.trained_parameters, gpu)
 
-    def seconds(self, bucket: str, gpu: Gpu = gpus.USUAL) -> float:
-        """Return the seconds of a micro-batch on a GPU, without encoding, decoding and the update of weights.
+    def seconds(self, bucket: str, gpu: Gpu = gpus.USUAL, share: float = 1.0) -> float:
+        """Return the seconds of a micro-batch with a share of the batch size, without encoding, decoding and the update of weights.
 
-        Transfers are added in full, although some GPUs hide them behind arithmetic.
+        It launches as many operations as a full one. Transfers are added in full, although some GPUs hide them behind arithmetic.
         """
-        return self.work[bucket].seconds(gpu, compiled=self.compiled) + self.moving_seconds
+        full = self.work[bucket]
+        work = Work(share * full.products, share * full.moved_bytes, full.launches)
+        return work.seconds(gpu, compiled=self.compiled) + self.moving_seconds
 
 
 def largest_of_entries(table: BucketTable) -> list[Bucket]:

@@ -14,7 +14,7 @@ from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.schedule import cost_fit
-from reelworks.data.schedule.cost_fit import CostModel, Timing
+from reelworks.data.schedule.cost_fit import BatchTime, CostModel, Timing
 from reelworks.training.memory import estimate, memory, search, workbench
 from reelworks.training.memory.search import Limits, Trial
 from reelworks.training.memory.tune_request import TuneRequest
@@ -28,7 +28,7 @@ class Tuned:
     Attributes:
         device: Name of the device, or "estimate".
         batch_sizes: Clips per micro-batch by entry; 0 where not even one kept the limits.
-        ms_per_clip: Milliseconds of a clip by bucket.
+        costs_ms: Time of a micro-batch by bucket, as it was measured at its batch size.
         recomputation: What backward passes compute again, by entry, where the recipe leaves it to memory: that with which a
             clip takes the least time.
         trials: All measurements that memory allowed.
@@ -39,7 +39,7 @@ class Tuned:
     device: str
     limits: Limits
     batch_sizes: dict[str, int]
-    ms_per_clip: dict[str, float]
+    costs_ms: dict[str, BatchTime]
     recomputation: dict[str, Recomputation]
     trials: list[Trial]
     model_ms: CostModel
@@ -156,15 +156,16 @@ def _search(
     timings = [Timing(t.tokens, t.batch_size, t.milliseconds) for t in trials]
     model = cost_fit.fit(timings)
     measured = {(t.bucket, t.batch_size): t.milliseconds for t in trials}
-    ms_per_clip = {}
+    costs_ms = {}
     for bucket in table.buckets:
-        size = batch_sizes[str(table.entries[bucket.entry])]
-        clips = max(size, 1)  # one rank may have no room for a clip that several can share
+        clips = max(
+            batch_sizes[str(table.entries[bucket.entry])], 1
+        )  # several ranks may share one that one rank has no room for
         known = measured.get((bucket.name, clips), model.milliseconds(bucket.tokens, clips))
-        ms_per_clip[bucket.name] = known / clips
+        costs_ms[bucket.name] = model.of_clips(bucket.tokens).through(clips, known)
     fitted = [replace(t, residual=r) for t, r in zip(trials, model.residuals(timings), strict=True)]
     errors = cost_fit.held_out_errors(timings)
-    return Tuned(device, limits, batch_sizes, ms_per_clip, recomputation, fitted, model, errors)
+    return Tuned(device, limits, batch_sizes, costs_ms, recomputation, fitted, model, errors)
 
 
 def _ms_per_clip(batch_size: int, trials: Sequence[Trial]) -> float:

@@ -119,7 +119,7 @@ class BalanceReports(StepObserver):
         world = self.training.world
         if not self.times.is_on:
             return
-        ranks: list[Any] = world.gather(self.times.take(position.spec.costs_us))
+        ranks: list[Any] = world.gather(self.times.take(position.spec))
         if not world.is_main or not ranks[0].notes:
             return
         found, buckets, log = compare(ranks), self.training.data.table.buckets, self.training.log

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+import statistics
+from collections import Counter, defaultdict
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,9 @@ from reelworks.core import blocks, files
 from reelworks.core.errors import UserError
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
-from reelworks.data.schedule import cost
+from reelworks.data.schedule import cost, cost_fit
 from reelworks.data.schedule.cost import LossReduction
+from reelworks.data.schedule.cost_fit import BatchTime, Timing
 from reelworks.data.schedule.plan import EpochPlan, PlanSpec
 from reelworks.training.recipe.dataset import RecipeData
 
@@ -77,20 +78,17 @@ class Figures:
 def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures:
     """Return the figures of one epoch on `world` ranks; `tokens` are those of a clip, by bucket."""
     bucket, clips = plan.micro_bucket, plan.real_clips
-    costs, sizes = (np.array(of_bucket, dtype=np.int64) for of_bucket in (spec.costs_us, spec.batch_sizes))
-    clips_of, places_of = (
-        blocks.sums(bucket, each, len(tokens)).astype(np.int64) for each in (clips, np.diff(plan.offsets))
-    )
-    busy = float(places_of @ costs) / world
+    sizes = np.array(spec.batch_sizes, dtype=np.int64)
+    busy = float(plan.costs_us(spec).sum()) / world
     return Figures(
         steps=plan.num_steps,
         clips=int(clips.sum()),
         repeated=plan.repeated,
-        tokens=int(clips_of @ tokens),
+        tokens=int(blocks.sums(bucket, clips, len(tokens)).astype(np.int64) @ tokens),
         micro_batches=len(bucket),
         incomplete=int((plan.own_clips < blocks.taken(sizes, bucket)).sum()),
         places=len(plan.uid),
-        useful_us=float(clips_of @ costs) / world,
+        useful_us=float(spec.costs(bucket, clips).sum()) / world,
         busy_us=busy,
         spent_us=busy / (1 - plan.waste(spec, world)),
     )
@@ -135,8 +133,8 @@ def of_datasets(data: RecipeData, plan: EpochPlan, spec: PlanSpec, dataset: Inte
     )
     places = blocks.counts(pair, shape[0] * shape[1]).reshape(shape)
     clips = blocks.sums(pair, plan.real, shape[0] * shape[1]).reshape(shape)
-    costs = np.array(spec.costs_us, dtype=np.int64)
-    return np.stack([clips.sum(axis=1), clips @ data.table.tokens(), places @ costs])
+    time = np.bincount(plan.micro_bucket, plan.costs_us(spec), minlength=shape[1])
+    return np.stack([clips.sum(axis=1), clips @ data.table.tokens(), places / np.maximum(places.sum(axis=0), 1) @ time])
 
 
 def dataset_of_rows(data: RecipeData) -> Integers:
@@ -252,47 +250,33 @@ def course(plan: EpochPlan, groups: list[str]) -> Course:
 _WARM_UP_STEPS = 1  # caches, compilers and allocators warm up
 
 
-class SingleBucketStep(NamedTuple):
-    """A step of a run whose clips all had one bucket.
+def milliseconds(run: RunFolder) -> dict[tuple[str, int], list[float]]:
+    """Return how long micro-batches of a bucket and a number of clips took, copies and repeats included.
 
-    Attributes:
-        ranks: Micro-batches that ranks worked on at once: those of a sequence group share theirs.
-        micro_batches: Micro-batches of the step, over all ranks.
-        clips: Clips that count in the loss, repeats included.
-        data_wait_seconds: The part of `seconds` in which the rank waited for clips.
+    They are those of the steps that had no others, the first step after each start left out. Ranks work on a step's micro-batches
+    side by side, and one that has none left waits; those of a sequence group share theirs. Waiting for clips is left out.
     """
-
-    bucket: str
-    ranks: int
-    micro_batches: int
-    clips: int
-    seconds: float
-    data_wait_seconds: float
-
-
-def single_bucket_steps(run: RunFolder) -> Iterator[SingleBucketStep]:
-    """Yield the steps of a run with a single bucket, the first step after each start left out."""
     run.info()
-    ranks = micro_batches = 1
-    since_start = 0
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    ranks = since_start = 0
     for event in events.timeline(run.events_file, "start", "step"):
         if event["kind"] == "start":
             ranks, since_start = event["world_size"] // event.get("sequence_degree", 1), 0
-            micro_batches = event["micro_batches_per_step"]
             continue
         since_start += 1
-        clips = event["clips"] + event["repeated"]
-        if since_start > _WARM_UP_STEPS and len(event["buckets"]) == 1 and clips:
-            waited = event.get("data_wait_seconds") or 0.0
-            yield SingleBucketStep(event["buckets"][0], ranks, micro_batches, clips, event["seconds"], waited)
+        names, sizes = event["buckets"], event.get("batch_sizes", [])
+        if since_start > _WARM_UP_STEPS and len(names) == len(sizes) == 1:
+            seconds = event["seconds"] - (event.get("data_wait_seconds") or 0.0)
+            found[names[0], sizes[0]].append(1000 * seconds / -(-event["micro_batches"] // ranks))
+    return found
 
 
-def measure_costs(run: RunFolder) -> dict[str, float]:
-    """Return the milliseconds that a rank spends on a clip of each bucket: the median over single-bucket steps."""
-    seconds: dict[str, list[float]] = {}
-    for step in single_bucket_steps(run):
-        seconds.setdefault(step.bucket, []).append(step.seconds * step.ranks / step.clips)
-    if not seconds:
+def measure_costs(run: RunFolder) -> dict[str, BatchTime]:
+    """Return the time of micro-batches of each bucket: through the median at its most frequent size, by all its sizes."""
+    of_buckets: dict[str, list[tuple[int, Timing]]] = defaultdict(list)
+    for (bucket, size), ms in sorted(milliseconds(run).items()):
+        of_buckets[bucket].append((len(ms), Timing(1, size, statistics.median(ms))))
+    if not of_buckets:
         raise UserError(
             "the run has no step from which the cost of a bucket can be measured",
             code="no-measured-cost",
@@ -300,9 +284,14 @@ def measure_costs(run: RunFolder) -> dict[str, float]:
             value=str(run.path),
             remedy="train more steps; only steps with a single bucket count, and not the first step after a start",
         )
-    return {name: float(np.median(values)) * 1000 for name, values in sorted(seconds.items())}
+    found = {}
+    for bucket, timings in of_buckets.items():
+        _, usual = max(timings)
+        line = cost_fit.fit([timing for _, timing in timings]).of_clips(1)
+        found[bucket] = line.through(usual.batch_size, usual.milliseconds)
+    return found
 
 
-def write_costs(path: Path, measured_ms: dict[str, float]) -> None:
+def write_costs(path: Path, measured_ms: dict[str, BatchTime]) -> None:
     """Write the result of `measure_costs` as the file that `cost.measured` of a recipe names."""
     files.write_for("--costs", path, (files.to_json(measured_ms, indent=2) + "\n").encode())

@@ -91,7 +91,9 @@ def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, e
     for i, fix in enumerate(fixes):
         former = chosen.get(fix.kind)
         better = former is None or (too_much(totals[former]) and totals[i].waste < totals[former].waste)
-        if better and totals[i].waste < total.waste:
+        # Small micro-batches may wait less and take longer.
+        is_quick = totals[i].spent_us * total.clips <= total.spent_us * totals[i].clips
+        if better and is_quick and totals[i].waste < total.waste:
             chosen[fix.kind] = i
     both = chosen.get("both")  # changes two settings; dropped if a change of one is as good
     others = [totals[i] for i in chosen.values() if i != both]
@@ -143,8 +145,9 @@ def _batch_sizes(data: RecipeData, spec: PlanSpec, epoch: int) -> Iterator[dict[
     """Yield batch sizes at which a full micro-batch of every entry costs about the same, the largest first."""
     inside = blocks.counts(data.narrow_entries(epoch).bucket, len(data.table.buckets))
     costs = np.array(spec.costs_us, dtype=np.float64)
-    sizes = np.array(spec.batch_sizes, dtype=np.float64)
-    even = float((inside * costs).sum() / (inside / np.maximum(sizes, 1)).sum())  # mean cost at present
+    fixed = spec.costs(np.arange(len(costs)), np.zeros(len(costs), dtype=np.int64))
+    number = inside / np.maximum(np.array(spec.batch_sizes, dtype=np.float64), 1)
+    even = float((inside * costs + number * fixed).sum() / number.sum())  # mean cost at present
     tried = []
     for scale in _SCALES:
         changed = {}
@@ -153,7 +156,8 @@ def _batch_sizes(data: RecipeData, spec: PlanSpec, epoch: int) -> Iterator[dict[
             if not mine:
                 continue
             parts = data.table.buckets[mine[0]].parts
-            size = max(1, int(even * scale / np.average(costs[mine], weights=inside[mine]) / parts))
+            left = even * scale - np.average(fixed[mine], weights=inside[mine])
+            size = max(1, int(left / np.average(costs[mine], weights=inside[mine]) / parts))
             if size != entry.batch_size:
                 changed[index] = size
         if changed and changed not in tried:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule import cost_fit
-from reelworks.data.schedule.cost_fit import CostModel, Timing
+from reelworks.data.schedule.cost_fit import BatchTime, CostModel, Timing
 from reelworks.training.memory.tune_request import TuneRequest
 from reelworks.training.plan import epoch_stats
 
@@ -44,12 +43,12 @@ class Refit:
     """Times of a run, and the model that was fitted to them, as they are in the file.
 
     Attributes:
-        ms_per_clip: Milliseconds of a clip by bucket of the recipe, measured where the run has steps of it alone.
+        costs_ms: Time of a micro-batch by bucket of the recipe, as it was measured where the run has steps of it alone.
         held_out_errors: Relative error at each number of tokens, predicted from the others.
     """
 
     run: Path
-    ms_per_clip: dict[str, float]
+    costs_ms: dict[str, BatchTime]
     measured: list[BucketTiming]
     model_ms: CostModel
     held_out_errors: dict[int, float]
@@ -75,22 +74,18 @@ def refit(request: TuneRequest, on_scan: Callable[[ScanProgress], None] | None =
         )
     timings = [each.timing for each in measured]
     model = cost_fit.fit(timings)
-    known = {each.bucket: each.milliseconds / each.batch_size for each in sorted(measured, key=lambda m: m.steps)}
-    fitted = {b.name: model.milliseconds(b.tokens, b.batch_size) / b.batch_size for b in table.buckets}
+    costs = {bucket.name: model.of_clips(bucket.tokens) for bucket in table.buckets}
+    for each in sorted(measured, key=lambda m: m.steps):
+        costs[each.bucket] = costs[each.bucket].through(each.batch_size, each.milliseconds)
     measured = [replace(m, residual=r) for m, r in zip(measured, model.residuals(timings), strict=True)]
-    result = Refit(run.path, fitted | known, measured, model, cost_fit.held_out_errors(timings))
+    result = Refit(run.path, costs, measured, model, cost_fit.held_out_errors(timings))
     files.write_for("--out", request.path, (files.to_json(result) + "\n").encode())
     return result
 
 
 def _measured(run: RunFolder, tokens: dict[str, int]) -> list[BucketTiming]:
-    times: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for step in epoch_stats.single_bucket_steps(run):
-        size = round(step.clips / step.micro_batches)
-        if step.bucket in tokens and size:
-            seconds = step.seconds - step.data_wait_seconds
-            times[step.bucket, size].append(1000 * seconds * step.ranks / step.micro_batches)
     return [
         BucketTiming(bucket, tokens[bucket], size, statistics.median(ms), len(ms))
-        for (bucket, size), ms in sorted(times.items())
+        for (bucket, size), ms in sorted(epoch_stats.milliseconds(run).items())
+        if bucket in tokens
     ]

@@ -69,9 +69,7 @@ def compare(
         del made, sizes  # as large as the plan, or larger
     largest = max(most for most, _ in held.values())
     slowest = found["fixed"].tokens / found["fixed"].spent_us
-    # Seconds of a unit of the costs, which may be finer than microseconds, if they are measured.
-    costs = zip((bucket.name for bucket in data.table.buckets), spec.costs_us, strict=True)
-    unit = next((data.measured_ms[name] / 1000 / cost for name, cost in costs if name in data.measured_ms), None)
+    unit = data.cost_unit_seconds(spec)
     return [
         StrategyFigures(
             name,
@@ -80,7 +78,7 @@ def compare(
             held[name][0],
             _peak_bytes(measured, held[name][0]),
             held[name][1] / largest,
-            None if unit is None else group * one.tokens / (one.spent_us * unit),
+            None if unit is None else one.tokens / (one.spent_us * unit),
             one.tokens / one.spent_us / slowest,
         )
         for name, one in found.items()

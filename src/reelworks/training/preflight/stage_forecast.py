@@ -95,8 +95,8 @@ def of_gpu(data: RecipeData, plan: PlanForecast, gpu: Gpu) -> StepForecast:
     of_network = _of_network(data, plan.world, gpu)
     spec = plan_forecast.plan_spec(data, data.recipe.parallel.data_ranks(plan.world))
     extent = _extent(data, spec, data.recipe.train, StageStart())
-    each = _seconds(data, plan, of_network, extent, gpu) / max(extent.steps, 1)
-    return StepForecast(gpu.name, each, extent.steps, bool(data.measured_ms), of_network.memory.total)
+    seconds, is_measured = _seconds(data, spec, plan, of_network, extent, gpu)
+    return StepForecast(gpu.name, seconds / max(extent.steps, 1), extent.steps, is_measured, of_network.memory.total)
 
 
 def forecast(
@@ -128,8 +128,7 @@ def forecast(
                 extent.end.clips - start.clips,
                 int(extent.clips @ data.table.tokens()),
                 extent.is_exact,
-                _seconds(data, plan, of_network, extent, speed),
-                bool(data.measured_ms),
+                *_seconds(data, spec, plan, of_network, extent, speed),
                 of_network.memory.total,
                 plan,
             )
@@ -175,12 +174,20 @@ def _of_network(data: RecipeData, world: int, gpu: Gpu) -> Estimate:
 
 @dataclass(frozen=True)
 class _Extent:
-    """Clips that a stage trains, repeats included, and its micro-batches, both by bucket, and where it ends."""
+    """Work of a stage, and where it ends.
+
+    Attributes:
+        clips: Repeats included, by bucket.
+        micro_batches, places: By bucket; places are clips with copies.
+        costs: Planned costs of the micro-batches, of all ranks.
+    """
 
     epochs: float
     steps: int
     clips: NDArray[np.int64]
     micro_batches: NDArray[np.int64]
+    places: NDArray[np.int64]
+    costs: int
     end: StageStart  # of the next stage
     is_exact: bool
 
@@ -189,7 +196,7 @@ def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageSt
     """Plan a stage epoch by epoch, as training will; the ends of `train` count from the start of the run."""
     position, _ = next_epoch(data, spec, None, first=start.epoch)
     position = replace(position, global_step=start.step, clips_before=start.clips)
-    epochs, planned, sums = 0.0, 0, np.zeros((2, len(data.table.buckets)))
+    epochs, planned, sums = 0.0, 0, np.zeros((4, len(data.table.buckets)))
     while True:
         plan, last = position.plan, progress.last_step(train, position)
         steps = min(last - position.global_step, plan.num_steps)
@@ -197,8 +204,8 @@ def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageSt
         used = plan.steps[:steps]
         used, buckets = used[used >= 0], len(data.table.buckets)
         bucket = plan.micro_bucket[used]
-        real = np.bincount(bucket, plan.real_clips[used], buckets).astype(np.int64)
-        of_epoch = np.stack([real, np.bincount(bucket, minlength=buckets)])  # clips and micro-batches
+        each = (plan.real_clips, np.ones(len(plan.offsets) - 1), np.diff(plan.offsets), plan.costs_us(spec))
+        of_epoch = np.stack([np.bincount(bucket, of_batch[used], buckets) for of_batch in each])
         counts = replace(position.counts, trained=clips)
         ended = replace(position, global_step=position.global_step + steps, counts=counts)
         epochs, sums = epochs + steps / plan.num_steps, sums + of_epoch
@@ -207,21 +214,27 @@ def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageSt
             break
         position, _ = next_epoch(data, spec, ended)
     end = StageStart("", last, ended.epoch + 1 + math.ceil(more), ended.clips + round(more * clips))
-    all_clips, micro_batches = (sums + more * of_epoch).round().astype(np.int64)
-    return _Extent(epochs + more, last - start.step, all_clips, micro_batches, end, is_exact=not more)
+    all_clips, micro_batches, places, costs = (sums + more * of_epoch).round().astype(np.int64)
+    steps = last - start.step
+    return _Extent(epochs + more, steps, all_clips, micro_batches, places, int(costs.sum()), end, is_exact=not more)
 
 
-def _seconds(data: RecipeData, plan: PlanForecast, of_network: Estimate, extent: _Extent, gpu: Gpu) -> float:
-    """Return the time of a stage's steps; micro-batches that are not full count as full ones."""
-    seconds, micro_batches = 0.0, extent.micro_batches
-    for index in np.flatnonzero(micro_batches).tolist():
-        bucket = data.table.buckets[index]
-        measured = data.measured_ms.get(bucket.name)
-        each = of_network.seconds(bucket.name, gpu) if measured is None else measured * bucket.batch_size / 1000
-        seconds += int(micro_batches[index]) * each / bucket.sequence_degree
+def _seconds(
+    data: RecipeData, spec: PlanSpec, plan: PlanForecast, of_network: Estimate, extent: _Extent, gpu: Gpu
+) -> tuple[float, bool]:
+    """Return the time of a stage's steps, and whether it is a measured one: the costs of its plan, else those of its passes."""
+    used = [(data.table.buckets[index], index) for index in np.flatnonzero(extent.micro_batches).tolist()]
     ranks = data.recipe.parallel.data_ranks(plan.world)
-    updates = 0.0 if data.measured_ms else extent.steps * of_network.update_seconds(gpu)
-    return seconds / ranks / max(1 - plan.imbalance, 1e-9) + updates
+    if (unit := data.cost_unit_seconds(spec)) is not None:
+        seconds, updates = unit * extent.costs, 0.0
+    else:
+        seconds, updates = 0.0, extent.steps * of_network.update_seconds(gpu)
+        for bucket, index in used:
+            number, places = int(extent.micro_batches[index]), int(extent.places[index])
+            each = of_network.seconds(bucket.name, gpu, places / (number * bucket.column_size))
+            seconds += number * each / bucket.sequence_degree
+    is_measured = all(bucket.name in data.measured_ms for bucket, _ in used)
+    return seconds / ranks / max(1 - plan.imbalance, 1e-9) + updates, is_measured
 
 
 _OF_STAGE = ("steps", "epochs", "clips", "tokens", "seconds", "memory_bytes")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from reelworks.data.loader.micro_batch import MicroBatchRequest
+from reelworks.data.schedule.plan import PlanSpec
 
 
 class Note(NamedTuple):
@@ -60,12 +62,12 @@ class ForwardTimes:
             seconds = time.perf_counter() - began
             self._noted.append((work, lambda: seconds))
 
-    def take(self, costs: Sequence[int]) -> RankNotes:
-        """Return the notes and forget them; the device must be done with the passes. `costs` are planned ones of a clip."""
+    def take(self, spec: PlanSpec) -> RankNotes:
+        """Return the notes and forget them; the device must be done with the passes. `spec` has the planned costs."""
         noted, self._noted = self._noted, []
-        notes = []
-        for work, read in noted:
-            clips = len(work.uids)
-            spent = (0, 0.0) if work.is_idle else (clips * costs[work.bucket], read())
-            notes.append(Note(work.bucket, clips, *spent))
+        bucket, clips = np.array([(work.bucket, len(work.uids)) for work, _ in noted], dtype=np.int64).reshape(-1, 2).T
+        notes = [
+            Note(work.bucket, len(work.uids), *((0, 0.0) if work.is_idle else (cost, read())))
+            for (work, read), cost in zip(noted, spec.costs(bucket, clips).tolist(), strict=True)
+        ]
         return RankNotes(socket.gethostname(), notes)
