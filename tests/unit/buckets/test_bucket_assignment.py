@@ -174,7 +174,17 @@ def test_validation_uses_no_entry_that_training_never_does() -> None:
     result = run(many(5, held_out=np.ones(5, dtype=np.bool_)), built)
     assert {built.buckets[b].entry for b in result.bucket} == {1}
     only = build({"resolution": "256px", "num_frames": 17, "keep_prob": 0.0})
-    assert set(run(many(5, held_out=np.ones(5, dtype=np.bool_)), only).reason) == {Reason.NOT_DRAWN}
+    assert set(run(many(5, held_out=np.ones(5, dtype=np.bool_)), only).reason) == {Reason.NO_BUCKET}
+
+
+def test_what_no_epoch_can_draw_is_not_told_to_wait_for_another() -> None:
+    off = {"resolution": "256px", "num_frames": 17, "keep_prob": 0.0}
+    longer = build(off, {"resolution": "256px", "num_frames": 81})
+    result = run(many(5), longer)
+    assert set(result.reason) == {Reason.TOO_SHORT}
+    assert {longer.entries[int(i)].num_frames for i in result.nearest} == {81}
+    drawn = build(off | {"keep_prob": 1e-9}, {"resolution": "256px", "num_frames": 81})
+    assert set(run(many(5), drawn).reason) == {Reason.NOT_DRAWN}
 
 
 def test_no_clips_are_no_trouble() -> None:

@@ -133,8 +133,8 @@ REASONS = build({"512": {48: (1.0, 1), 64: (0.0, None)}, "256": {16: (1.0, 1)}, 
     [
         ((15, 600, 600), Reason.TOO_SHORT, "256 ×16"),
         ((20, 100, 100), Reason.TOO_SMALL, "256 ×16"),
-        ((1, 100, 100), Reason.TOO_SMALL, None),
-        ((1, 600, 900), Reason.NOT_DRAWN, None),
+        ((1, 100, 100), Reason.NO_BUCKET, None),
+        ((1, 600, 900), Reason.NO_BUCKET, None),  # no epoch draws it
     ],
 )
 def test_reasons(shape: tuple[int, int, int], reason: Reason, nearest: str | None) -> None:

@@ -276,7 +276,7 @@ def test_an_epoch_without_steps_lists_every_entry_and_three_cures(folder: Path) 
     problem = caught.value.problem
     for entry in ("256px ×9: 0 clips", "256px ×1: 0 clips", "48px ×9: 0 clips"):
         assert entry in problem
-    for reason in ("too_small: 6", "not_drawn: 2", "too_short: 1", "no_caption: 2", "unreadable: 1"):
+    for reason in ("too_small: 8", "too_short: 1", "no_caption: 2", "unreadable: 1"):
         assert reason in problem
     for cure in ("bucket.num_frames", "buckets.upscale = true", "bucket.keep_prob"):
         assert cure in caught.value.remedy

@@ -135,6 +135,18 @@ def test_clips_that_no_epoch_sees_are_named(folder: Path) -> None:
         former = never["clips"]
 
 
+def test_a_clip_of_several_uses_that_may_be_drawn_is_called_so(folder: Path) -> None:
+    """Whatever its other uses miss; as all lists of left-out clips do."""
+    entries = [
+        {"resolution": size, "num_frames": 1, "keep_prob": keep} for size, keep in (("48px", 0.2), ("1024px", 1))
+    ]
+    made = recipe(folder, bucket=entries, dataset=[{"path": str(folder / "data"), "resolutions": ["48px", "1024px"]}])
+    told = plan_forecast.forecast(made, 1)
+    never = {reason: one.clips for reason, one in told.ahead.never_seen.by_reason.items()}
+    assert never["not_drawn"] > 2
+    assert never == {reason: one.clips for reason, one in told.left_out.items()}
+
+
 def test_the_first_epoch_is_the_first_that_has_a_step(folder: Path) -> None:
     """As training begins; those before it, for which chance draws no clip, are no reason to plan nothing."""
     made = recipe(folder, keep_prob=0.01, seed=1)

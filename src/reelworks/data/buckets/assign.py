@@ -254,6 +254,8 @@ def _explain(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes]) -> tuple
     short, small = np.ones(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
     fits_any, kind_known = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
     for index, entry in enumerate(table.entries):
+        if not entry.is_used:
+            continue  # whatever fits no other is drawn in no epoch
         right_kind = (clips.is_image == (entry.num_frames == 1)) & clips.may_take(np.arange(n), index)
         kind_known |= right_kind
         at = np.flatnonzero(right_kind & (clips.num_frames >= entry.needed_frames))
@@ -332,7 +334,7 @@ def _nearest_entry(clips: Clips, table: BucketTable) -> I32:
         area = np.maximum(clips.height[at] * clips.width[at], 1).astype(np.float64)
         frames = np.maximum(clips.num_frames[at], 1).astype(np.float64)
         for index, entry in entries:
-            if entry.keep_prob > 0:
+            if entry.is_used:
                 growth = np.maximum(entry.needed_frames / frames, 1) * np.maximum(entry.needed_pixels / area, 1)
                 better = (growth < least) & clips.may_take(at, index)
                 best[better], least[better] = index, growth[better]

@@ -148,7 +148,11 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
         f"{problem}, so an epoch would have no step ({'; '.join(lines)}; {', '.join(reasons)})",
         code="empty-epoch",
         field="bucket",
-        remedy=("raise bucket.keep_prob or dataset.repeats, " if fits else "")
+        remedy=(
+            "raise bucket.keep_prob or dataset.repeats, "
+            if fits or not all(e.is_used for e in data.table.entries)
+            else ""
+        )
         + "lower bucket.num_frames or bucket.resolution to what the clips have, or set buckets.upscale = true",
     )
 

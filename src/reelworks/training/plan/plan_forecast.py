@@ -144,15 +144,14 @@ def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: range) -
         if epoch == epochs[0]:
             groups = epoch_stats.groups(data, by_bucket)
             course = epoch_stats.course(plan, groups)
-    reason, trainable = _reasons(data, epochs[0])
-    trainable_clips = blocks.counts(dataset[trainable], by_dataset.shape[1])
+    trainable_clips = blocks.counts(dataset[_trainable(data, epochs[0])], by_dataset.shape[1])
     return LookAhead(
         epochs=list(map(EpochFigures, epochs, each)),
         sum=sum(each, Figures()),
         shares=epoch_stats.bucket_shares(data, by_bucket, groups),
         datasets=epoch_stats.dataset_shares(data, by_dataset, trainable_clips),
         course=course,
-        never_seen=_never_seen(data, seen, reason),
+        never_seen=_never_seen(data, seen, epochs[0]),
     )
 
 
@@ -173,25 +172,23 @@ def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world:
     return values
 
 
-def _reasons(data: RecipeData, epoch: int) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-    """Return why an epoch leaves out each row, and which rows any epoch can draw."""
+def _trainable(data: RecipeData, epoch: int) -> NDArray[np.bool_]:
+    """Return which rows any epoch can draw."""
     assignment, row = data.assignment(epoch)
-    reason = np.zeros(len(data.rows), dtype=np.int8)
-    for where in blocks.slices(len(row)):
-        reason[row[where]] = assignment.reason[where]
     drawn = np.isin(np.arange(len(Reason)), (Reason.NONE, Reason.NOT_DRAWN, Reason.DUPLICATE_TURN))
-    return reason, blocks.mask(row[blocks.taken(drawn, assignment.reason)], len(data.rows))
+    return blocks.mask(row[blocks.taken(drawn, assignment.reason)], len(data.rows))
 
 
-def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.int8]) -> NeverSeen:
-    """Return the clips that no epoch trains, by reason, with the first paths; held-out clips are left out."""
-    lost = ~seen & (reason != Reason.HELD_OUT)
-    by_reason = {}
-    for kind in Reason:
-        where = np.flatnonzero(lost & (reason == kind))
-        if len(where):
-            by_reason[kind.label] = UnseenClips(len(where), sorted(data.rows.labels(where[:FILES_NAMED])))
-    return NeverSeen(int(lost.sum()), by_reason)
+def _never_seen(data: RecipeData, seen: NDArray[np.bool_], epoch: int) -> NeverSeen:
+    """Return the clips that no epoch trains, by why an epoch leaves them out, with the first paths; held-out clips are left out."""
+    left_out = [one for one in by_reason(*data.assignment(epoch)) if one.reason != Reason.HELD_OUT]
+    lost = {one.reason.label: one.row[~seen[one.row]] for one in left_out}
+    clips = {
+        label: UnseenClips(len(row), sorted(data.rows.labels(row[:FILES_NAMED])))
+        for label, row in lost.items()
+        if len(row)
+    }
+    return NeverSeen(sum(one.clips for one in clips.values()), clips)
 
 
 _MOST_MICRO_BATCHES = 1_000_000  # per step: the plan has an element for each of a step
