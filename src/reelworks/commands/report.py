@@ -14,8 +14,7 @@ from reelworks.commands.options import Json, RunArgument
 def report(
     run: RunArgument,
     costs: Annotated[
-        Path | None,
-        Option(help="Also write the measured times of micro-batches by bucket, for a recipe's cost.measured."),
+        Path | None, Option(help="Also write the measured times of micro-batches, for a recipe's cost.measured.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -122,6 +122,7 @@ def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_pat
         '{"a": {"per_batch": -1, "per_clip": 2}}',
         '{"a": {"per_batch": 1, "per_clip": 2, "more": 3}}',
         '{"costs_ms": {"a": null}}',
+        '{"costs_ms": []}',
     ],
 )
 def test_a_bad_file_of_costs_is_named(folder: Path, tmp_path: Path, text: str) -> None:

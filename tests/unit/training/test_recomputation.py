@@ -251,7 +251,6 @@ def test_ranks_that_share_the_weights_recompute_less(measured: Measurements) -> 
     whole, shared = (memory.without_activations(made, sizes, shards) for shards in (1, 8))
     told = [recomputation.estimate(made, table, Cards(10**12, ranks, ranks, measured)) for ranks in (1, 8)]
     assert told[0].memory.total - told[1].memory.total == whole.total - shared.total
-    assert told[0].optimizer_bytes == told[1].optimizer_bytes == sizes.optimizer_bytes
     assert shared.total == whole.total - 7 * whole.trained // 8 * 5 + sizes.in_use_bytes  # with optimizer and average
     largest = memory.largest_of_entries(table)[-1]
     limit = recomputation._need(made, largest, "selective", shared, measured)

@@ -105,6 +105,12 @@ def test_more_work_takes_longer_and_faster_gpus_less_time() -> None:
     assert Work(1e9, 1e6, 10_000).seconds(H100, compiled=False) == pytest.approx(0.08)
 
 
+def test_a_share_of_the_clips_takes_as_much_less_where_it_launches_no_more_than_it_computes() -> None:
+    for work, least in ((Work(1e15, 1e9, 1), 0.25), (Work(0, 0, 1e4), 1.0)):
+        whole, quarter = (work.seconds(gpus.USUAL, compiled=False, share=share) for share in (1.0, 0.25))
+        assert quarter == pytest.approx(least * whole)
+
+
 def test_attention_of_odd_and_of_short_heads_takes_longer() -> None:
     """For each operation: half as wide heads have as many weights, others are padded, and few tokens fill no tile."""
 

@@ -183,8 +183,7 @@ def _entry(entry: Entry, given: list[tuple[str, int]]) -> Json:
 
 def _name_left_out(data: RecipeData, world: int) -> dict[str, list[LeftOutClip]]:
     """Return the first clips that the first epoch leaves out, by reason."""
-    spec = plan_forecast.plan_spec(data, data.recipe.parallel.data_ranks(world))
-    left_out = by_reason(*data.assignment(plan_forecast.first_epoch(data, spec).epoch))
+    left_out = by_reason(*data.assignment(plan_forecast.begun(data, world)[2].epoch))
     few = [Rejection(r.reason, r.row[:_FILES_NAMED], r.nearest[:_FILES_NAMED]) for r in left_out]
     return rejections.named(data, few)
 

@@ -249,13 +249,14 @@ def _take_short(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state
 
 
 def _explain(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes]) -> tuple[NDArray[np.int8], I32]:
-    """Return the reason of each clip that no entry took, and the nearest entry of those that fit none."""
+    """Return the reason of each clip that no entry took, and the nearest entry of those that fit none.
+
+    An entry for which no epoch draws a clip counts as none.
+    """
     n = len(clips.uid)
     short, small = np.ones(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
     fits_any, kind_known = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
-    for index, entry in enumerate(table.entries):
-        if not entry.is_used:
-            continue  # whatever fits no other is drawn in no epoch
+    for index, entry in ((i, entry) for i, entry in enumerate(table.entries) if entry.is_used):
         right_kind = (clips.is_image == (entry.num_frames == 1)) & clips.may_take(np.arange(n), index)
         kind_known |= right_kind
         at = np.flatnonzero(right_kind & (clips.num_frames >= entry.needed_frames))

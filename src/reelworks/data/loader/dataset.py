@@ -288,10 +288,6 @@ class Dataset(CatalogView):
             return measured
         return degrees.on_groups(measured, self.table, exchange)
 
-    def cost_unit_seconds(self, spec: PlanSpec) -> float | None:
-        """Return the seconds of a unit of a plan's costs; None if none was measured."""
-        return cost.unit_seconds([bucket.name for bucket in self.table.buckets], self.measured_ms, spec)
-
     @tells_arguments
     def plan_spec(self, micro_batches_per_step: int, same_bucket_run: int) -> PlanSpec:
         """Return everything that determines a plan, except the entries.

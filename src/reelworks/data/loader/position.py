@@ -143,16 +143,13 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
     clips = {reason.label: int((result.reason == reason).sum()) for reason in list(Reason)[1:]}  # all but NONE
     reasons = [f"{label}: {n}" for label, n in clips.items() if n]
     fits = (result.reason == Reason.NOT_DRAWN).any()
+    may_draw = fits or not all(entry.is_used for entry in data.table.entries)
     problem = "no clip that fits a bucket is drawn" if fits else "no clip fits any bucket"
     return UserError(
         f"{problem}, so an epoch would have no step ({'; '.join(lines)}; {', '.join(reasons)})",
         code="empty-epoch",
         field="bucket",
-        remedy=(
-            "raise bucket.keep_prob or dataset.repeats, "
-            if fits or not all(e.is_used for e in data.table.entries)
-            else ""
-        )
+        remedy=("raise bucket.keep_prob or dataset.repeats, " if may_draw else "")
         + "lower bucket.num_frames or bucket.resolution to what the clips have, or set buckets.upscale = true",
     )
 

@@ -98,13 +98,9 @@ def costs_us(
 
 def unit_seconds(names: Sequence[str], measured_ms: Mapping[str, BatchTime], spec: PlanSpec) -> float | None:
     """Return the seconds of a unit of the costs that `costs_us` made of these times; None without times of its buckets."""
-    costs = spec.costs(np.arange(len(names)), np.ones(len(names), dtype=np.int64)).tolist()
-    known = [(cost, measured_ms[name]) for name, cost in zip(names, costs, strict=True) if name in measured_ms]
-    if not known:
-        return None
-    cost, time = max(known, key=lambda one: one[0])
-    finer = round(math.log(cost / (1000 * time.milliseconds(1)), _FINER))
-    return 1e-6 * float(_FINER) ** -finer
+    costs = dict(zip(names, spec.costs(np.arange(len(names)), np.int64(1)).tolist(), strict=True))
+    largest = max(costs.keys() & measured_ms.keys(), key=costs.__getitem__, default=None)
+    return None if largest is None else measured_ms[largest].milliseconds(1) / 1000 / costs[largest]
 
 
 def loss_weight(loss_reduction: LossReduction, tokens: I64 | int, clips: I64 | int) -> NDArray[np.float64]:
@@ -134,20 +130,16 @@ def read_measured(path: str | None, names: Sequence[str]) -> dict[str, BatchTime
         raise _bad(path, f"it cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise _bad(path, f"it is not JSON ({error})") from error
+    values = values.get("costs_ms", values) if isinstance(values, dict) else values  # of `reelworks tune`
     if not isinstance(values, dict):
         raise _bad(path, "it is not a JSON object")
-    values = values.get("costs_ms", values)  # of `reelworks tune`
     found = {}
     for name, value in values.items():
-        try:
-            found[name] = BatchTime(**value) if isinstance(value, dict) else BatchTime(0.0, value)
-            numbers = astuple(found[name])
-        except TypeError:
-            numbers = (value,)
-        if not (all(type(n) in (int, float) and 0 <= n < math.inf for n in numbers) and sum(numbers) > 0):
-            raise _bad(
-                path, f'"{name}" is {value!r}, not a positive number of milliseconds, nor per_batch and per_clip'
-            )
+        each = value if isinstance(value, dict) else {"per_batch": 0.0, "per_clip": value}
+        is_right = each.keys() == {"per_batch", "per_clip"} and any(each.values())
+        if not (is_right and all(type(n) in (int, float) and 0 <= n < math.inf for n in each.values())):
+            raise _bad(path, f'"{name}" is {value!r}, not a positive number of milliseconds')
+        found[name] = BatchTime(**each)
     if values.keys().isdisjoint(names):
         raise _bad(path, f"it names none of the buckets ({', '.join(names[:3])}, ...)")
     return found

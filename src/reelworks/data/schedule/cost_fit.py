@@ -77,9 +77,8 @@ def fit(timings: Sequence[Timing]) -> CostModel:
     terms = np.array([[t.batch_size * t.tokens, t.batch_size * t.tokens**2, t.batch_size, 1.0] for t in timings])
     measured = np.array([t.milliseconds for t in timings])
     scale = terms.max(axis=0)
-    found = nonnegative(terms / scale / measured[:, None]) / scale
-    per_token, per_token_squared, per_clip, per_batch = map(float, found)
-    return CostModel(per_batch, per_clip, per_token, per_token_squared)
+    token, token_squared, clip, batch = map(float, nonnegative(terms / scale / measured[:, None]) / scale)
+    return CostModel(batch, clip, token, token_squared)
 
 
 def nonnegative(relative: F64) -> F64:

@@ -84,12 +84,10 @@ class PlanSpec:
     def digest(self) -> str:
         """Return the digest of all fields."""
         merging = {"merging": 2} if self.merge_to else {}  # version of the choice of what may merge
-        values = asdict(self)
-        if not self.batch_costs_us:
-            del values["batch_costs_us"]
+        values = {name: value for name, value in asdict(self).items() if value or name != "batch_costs_us"}
         return digests.digest_json(values | merging)
 
-    def costs(self, bucket: Integers, clips: Integers) -> I64:
+    def costs(self, bucket: Integers, clips: Integers | np.int64) -> I64:
         """Return the costs of micro-batches of these buckets and numbers of clips, in which copies and repeats count like clips."""
         result: I64 = blocks.taken(np.array(self.costs_us, dtype=np.int64), bucket)
         result *= clips
@@ -335,12 +333,10 @@ def _plan_layouts(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
     count = int(entries.layout.max(initial=0)) + 1
     of_layouts = replace(entries, bucket=entries.bucket.astype(np.int64) * count + entries.layout, layout=None)
     merge_to = tuple(to * count + n if to >= 0 else -1 for to in spec.merge_to for n in range(count))
-    sizes, costs, besides = (
-        tuple(v for v in values for _ in range(count))
-        for values in (spec.batch_sizes, spec.costs_us, spec.batch_costs_us)
-    )
-    of_each = replace(spec, batch_sizes=sizes, costs_us=costs, batch_costs_us=besides, merge_to=merge_to)
-    plan = plan_epoch(of_layouts, of_each, epoch)
+    by_bucket = spec.batch_sizes, spec.costs_us, spec.batch_costs_us
+    sizes, costs, besides = (tuple(v for v in values for _ in range(count)) for values in by_bucket)
+    spec = replace(spec, batch_sizes=sizes, costs_us=costs, batch_costs_us=besides, merge_to=merge_to)
+    plan = plan_epoch(of_layouts, spec, epoch)
     return replace(plan, bucket=plan.bucket // count)
 
 

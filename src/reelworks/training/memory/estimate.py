@@ -40,12 +40,8 @@ def network(recipe: Recipe) -> Denoiser:
 def estimate(recipe: Recipe, table: BucketTable) -> Estimate:
     """Estimate memory and work of a recipe."""
     denoiser = network(recipe)
-    return memory.from_passes(recipe, table, sizes(recipe, denoiser), passes(recipe, denoiser, table))
-
-
-def passes(recipe: Recipe, denoiser: Denoiser, table: BucketTable) -> dict[str, Pass]:
-    """Run a micro-batch of each entry's largest bucket on the meta device; returns the passes by bucket name."""
-    return {bucket.name: one_pass(recipe, denoiser, bucket) for bucket in memory.largest_of_entries(table)}
+    passes = {bucket.name: one_pass(recipe, denoiser, bucket) for bucket in memory.largest_of_entries(table)}
+    return memory.from_passes(recipe, table, sizes(recipe, denoiser), passes)
 
 
 def one_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:

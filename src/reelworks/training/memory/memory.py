@@ -118,7 +118,6 @@ class Estimate:
         parameters: Number of parameters of the network, without a LoRA.
         trained_parameters: Number of parameters of the LoRA, or of the network.
         memory: That of the GPU, which may share the weights with others.
-        optimizer_bytes: State of the optimizer, on all GPUs that share it.
         flops: Operations of a forward and backward pass of a micro-batch, by bucket name.
         work: What its time depends on, by bucket name.
         measured: False for a network that cannot run on the meta device: activations are left out, and work is computed
@@ -136,7 +135,6 @@ class Estimate:
     work: dict[str, Work]
     measured: bool
     compiled: bool
-    optimizer_bytes: int
     moved_bytes: int = 0
 
     @property
@@ -151,11 +149,9 @@ class Estimate:
     def seconds(self, bucket: str, gpu: Gpu = gpus.USUAL, share: float = 1.0) -> float:
         """Return the seconds of a micro-batch with a share of the batch size, without encoding, decoding and the update of weights.
 
-        It launches as many operations as a full one. Transfers are added in full, although some GPUs hide them behind arithmetic.
+        Transfers are added in full, although some GPUs hide them behind arithmetic.
         """
-        full = self.work[bucket]
-        work = Work(share * full.products, share * full.moved_bytes, full.launches)
-        return work.seconds(gpu, compiled=self.compiled) + self.moving_seconds
+        return self.work[bucket].seconds(gpu, compiled=self.compiled, share=share) + self.moving_seconds
 
 
 def largest_of_entries(table: BucketTable) -> list[Bucket]:
@@ -201,15 +197,7 @@ def from_passes(
     # A pass moves all weights to the GPU twice, forward and backward, and gradients back.
     moved = 2 * (sizes.base_bytes + trained_bytes) + trained_bytes if recipe.parallel.offload else 0
     return Estimate(
-        sizes.parameters,
-        sizes.trained_parameters,
-        memory,
-        flops,
-        work,
-        sizes.runs_on_meta,
-        recipe.train.compile,
-        sizes.optimizer_bytes,
-        moved,
+        sizes.parameters, sizes.trained_parameters, memory, flops, work, sizes.runs_on_meta, recipe.train.compile, moved
     )
 
 

@@ -38,11 +38,14 @@ class Work(NamedTuple):
     moved_bytes: float
     launches: float
 
-    def seconds(self, gpu: Gpu, *, compiled: bool) -> float:
-        """Return the seconds of a pass; the host launches its operations meanwhile, which small ones wait for."""
+    def seconds(self, gpu: Gpu, *, compiled: bool, share: float = 1.0) -> float:
+        """Return the seconds of a pass of a share of the clips; the host launches its operations meanwhile, which small ones wait for.
+
+        A share takes as many operations as the whole.
+        """
         left = FUSED_SHARE if compiled else 1.0
-        arithmetic = self.products / (PRODUCTS_SHARE * gpu.tflops * 1e12)
-        moving = left * self.moved_bytes / (MEMORY_SHARE * gpu.gb_per_second * 1e9)
+        arithmetic = share * self.products / (PRODUCTS_SHARE * gpu.tflops * 1e12)
+        moving = share * left * self.moved_bytes / (MEMORY_SHARE * gpu.gb_per_second * 1e9)
         return max(arithmetic + moving, left * self.launches * _LAUNCH_SECONDS)
 
 

@@ -133,16 +133,18 @@ def _search(
     batch_sizes: dict[str, int] = {}
     recomputation: dict[str, Recomputation] = {}
     trials: list[Trial] = []
+    at_size: list[Trial] = []
     # The smallest first: if it does not fit, nothing does.
     for bucket in sorted(memory.largest_of_entries(table), key=lambda b: b.tokens):
         entry = str(table.entries[bucket.entry])
         found = {way: search.largest_batch(partial(trial, replace(bucket, recomputation=way)), limits) for way in ways}
-        fitting = [way for way, (size, _) in found.items() if size]
-        best = min(fitting, key=lambda way: _ms_per_clip(*found[way])) if fitting else ways[-1]
+        ends = {way: next(t for t in own if t.batch_size == size) for way, (size, own) in found.items() if size}
+        best = min(ends, key=lambda way: ends[way].milliseconds / ends[way].batch_size, default=ways[-1])
         batch_sizes[entry], own = found[best]
         if best is not None:
             recomputation[entry] = best
         trials += own
+        at_size += [ends[best]] if ends else []
     if not any(batch_sizes.values()):
         least = min((t.peak_bytes for t in trials), default=0)
         smallest = f"; one clip of the smallest takes {least / 1e9:.2f} GB" if least else ""
@@ -155,19 +157,8 @@ def _search(
         )
     timings = [Timing(t.tokens, t.batch_size, t.milliseconds) for t in trials]
     model = cost_fit.fit(timings)
-    measured = {(t.bucket, t.batch_size): t.milliseconds for t in trials}
-    costs_ms = {}
-    for bucket in table.buckets:
-        clips = max(
-            batch_sizes[str(table.entries[bucket.entry])], 1
-        )  # several ranks may share one that one rank has no room for
-        known = measured.get((bucket.name, clips), model.milliseconds(bucket.tokens, clips))
-        costs_ms[bucket.name] = model.of_clips(bucket.tokens).through(clips, known)
+    costs_ms = {bucket.name: model.of_clips(bucket.tokens) for bucket in table.buckets}
+    costs_ms |= {t.bucket: costs_ms[t.bucket].through(t.batch_size, t.milliseconds) for t in at_size}
     fitted = [replace(t, residual=r) for t, r in zip(trials, model.residuals(timings), strict=True)]
     errors = cost_fit.held_out_errors(timings)
     return Tuned(device, limits, batch_sizes, costs_ms, recomputation, fitted, model, errors)
-
-
-def _ms_per_clip(batch_size: int, trials: Sequence[Trial]) -> float:
-    """Return the milliseconds of a clip at a batch size."""
-    return min(t.milliseconds / batch_size for t in trials if t.batch_size == batch_size)

@@ -132,7 +132,6 @@ class RunLogger(StepObserver):
         }
         names = list(losses["loss_by_bucket"])
         planned = step_source.batches_of_step(position.plan, position.plan_step)
-        sizes = position.plan.sizes_in(position.plan_step)
         # Before the step, which counts them: whoever is killed in between has no step whose clips are not told.
         recorded = self._failures(step)
         stream = result.batches[-1].stream if result.batches else StreamState()
@@ -155,8 +154,8 @@ class RunLogger(StepObserver):
             decode_p99_seconds=stream.decode_p99_seconds,
             queue_bytes=stream.queue_bytes,
             buckets=names,
-            micro_batches=len(sizes),
-            batch_sizes=sorted(set(sizes)),
+            micro_batches=len(planned),
+            batch_sizes=sorted(set(position.plan.sizes_in(position.plan_step))),
             memory_bytes=device_memory.peak_bytes(self._world.device),
             **({"grad_norm_by_block": result.grad_norm_by_block} if result.grad_norm_by_block else {}),
         )

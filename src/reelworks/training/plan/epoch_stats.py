@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Container
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -250,11 +251,14 @@ def course(plan: EpochPlan, groups: list[str]) -> Course:
 _WARM_UP_STEPS = 1  # caches, compilers and allocators warm up
 
 
-def milliseconds(run: RunFolder) -> dict[tuple[str, int], list[float]]:
+def milliseconds(run: RunFolder, field: str, among: Container[str] | None = None) -> dict[tuple[str, int], list[float]]:
     """Return how long micro-batches of a bucket and a number of clips took, copies and repeats included.
 
     They are those of the steps that had no others, the first step after each start left out. Ranks work on a step's micro-batches
     side by side, and one that has none left waits; those of a sequence group share theirs. Waiting for clips is left out.
+
+    Raises:
+        UserError: There is no such step of the buckets `among` these, or of any if it is None.
     """
     run.info()
     found: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -265,25 +269,25 @@ def milliseconds(run: RunFolder) -> dict[tuple[str, int], list[float]]:
             continue
         since_start += 1
         names, sizes = event["buckets"], event.get("batch_sizes", [])
-        if since_start > _WARM_UP_STEPS and len(names) == len(sizes) == 1:
+        if since_start > _WARM_UP_STEPS and len(names) == len(sizes) == 1 and (among is None or names[0] in among):
             seconds = event["seconds"] - (event.get("data_wait_seconds") or 0.0)
             found[names[0], sizes[0]].append(1000 * seconds / -(-event["micro_batches"] // ranks))
+    if not found:
+        raise UserError(
+            "the run has no step from which the cost of a bucket can be measured",
+            code="no-measured-cost",
+            field=field,
+            value=str(run.path),
+            remedy="train more steps; only steps with a single bucket count, and not the first step after a start",
+        )
     return found
 
 
 def measure_costs(run: RunFolder) -> dict[str, BatchTime]:
     """Return the time of micro-batches of each bucket: through the median at its most frequent size, by all its sizes."""
     of_buckets: dict[str, list[tuple[int, Timing]]] = defaultdict(list)
-    for (bucket, size), ms in sorted(milliseconds(run).items()):
+    for (bucket, size), ms in sorted(milliseconds(run, "RUN").items()):
         of_buckets[bucket].append((len(ms), Timing(1, size, statistics.median(ms))))
-    if not of_buckets:
-        raise UserError(
-            "the run has no step from which the cost of a bucket can be measured",
-            code="no-measured-cost",
-            field="RUN",
-            value=str(run.path),
-            remedy="train more steps; only steps with a single bucket count, and not the first step after a start",
-        )
     found = {}
     for bucket, timings in of_buckets.items():
         _, usual = max(timings)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from reelworks.core import blocks, results
-from reelworks.core.errors import UserError
 from reelworks.data.loader.data_spec import merge_targets
 from reelworks.data.schedule.plan import PlanSpec, plan_epoch
 from reelworks.training.plan.epoch_stats import Figures, figures
@@ -107,25 +106,6 @@ def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, e
         ]
         found.append(ProposedChange(fix.incomplete_batch, sizes, _settings(data, fix), not too_much(its), its))
     return found
-
-
-def fewer_ranks(
-    data: RecipeData, spec_for: Callable[[int], PlanSpec], *, world: int, epochs: range
-) -> RanksFigures | None:
-    """Return the GPUs of half, a quarter, ... of `world` ranks, the most at which waste is allowed, with figures, or None.
-
-    A sequence group is one rank. `spec_for` returns the spec of plans for a number of ranks, or raises UserError if the recipe does not allow it.
-    """
-    while (world := world // 2) >= 1:
-        try:
-            spec = spec_for(world)
-        except UserError:
-            continue
-        each = (figures(data.plan(spec, epoch), spec, data.table.tokens(), world) for epoch in epochs)
-        total = sum(each, Figures())
-        if not too_much(total):
-            return RanksFigures(world * data.recipe.parallel.group_size, total)
-    return None
 
 
 def _fixes(data: RecipeData, spec: PlanSpec, epoch: int) -> Iterator[PlanFix]:

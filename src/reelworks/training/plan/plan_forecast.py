@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,21 +154,16 @@ def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: range) -
     )
 
 
-def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world: int, epoch: int) -> list[RanksFigures]:
-    """Return figures of an epoch on 8, 64, ... ranks, below `world`, as far as the recipe allows so many."""
-    worlds = [size for size in _WORLDS if size < world]
-    if not worlds:
-        return []
-    values, entries = [], data.narrow_entries(epoch)
-    for size in worlds:
+def _on_ranks(data: RecipeData, numbers: Iterable[int], epochs: range) -> Iterator[RanksFigures]:
+    """Yield the figures of some epochs on other numbers of ranks, as far as the recipe allows so many."""
+    for ranks in numbers:
         try:
-            spec = spec_for(size)
+            spec = plan_spec(data, ranks)
         except UserError:  # the recipe's same_bucket_run does not allow this number
             continue
-        plan = plan_epoch(entries, spec, epoch)
-        sequence_ranks = size * data.recipe.parallel.group_size
-        values.append(RanksFigures(sequence_ranks, figures(plan, spec, data.table.tokens(), size)))
-    return values
+        plans = ((plan_epoch(data.narrow_entries(epoch), spec, epoch), spec) for epoch in epochs)
+        total = sum((figures(*each, data.table.tokens(), ranks) for each in plans), Figures())
+        yield RanksFigures(ranks * data.recipe.parallel.group_size, total)
 
 
 def _trainable(data: RecipeData, epoch: int) -> NDArray[np.bool_]:
@@ -234,11 +228,8 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | Non
     Raises:
         UserError: GPUs cannot be divided into sequence groups, or these cannot share the tokens of a bucket.
     """
-    ranks = recipe.parallel.data_ranks(world)
     data = settled(RecipeData.open(recipe), world) if data is None else data
-    sequence_limits.require_buckets(recipe.model, data.table)
-    spec = plan_spec(data, ranks)
-    first = first_epoch(data, spec)
+    ranks, spec, first = begun(data, world)
     of_epochs = range(first.epoch, first.epoch + epochs)
     with ThreadPoolExecutor(1) as thread:  # numpy computes without Python's lock
         further = thread.submit(look_ahead, data, spec, world=ranks, epochs=of_epochs)
@@ -248,7 +239,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | Non
     return PlanForecast(
         **vars(summary) | {"world": world},
         ahead=ahead,
-        smaller_worlds=smaller_worlds(data, partial(plan_spec, data), ranks, first.epoch),
+        smaller_worlds=list(_on_ranks(data, (number for number in _WORLDS if number < ranks), of_epochs[:1])),
         strategies=strategies.compare(data, spec, first, ranks, recipe.buckets.tuned) if ranks > 1 else [],
         loss_reduction=train.loss_reduction,
         learning_rate_steps=(train.max_epochs or 0) * first.plan.num_steps if train.falls_over_epochs else None,
@@ -256,9 +247,12 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | Non
     )
 
 
-def first_epoch(data: RecipeData, spec: PlanSpec) -> DataPosition:
-    """Return the first epoch of a run or of its stage that has a step, as training begins."""
-    return next_epoch(data, spec, None, first=data.stage.epoch)[0]
+def begun(data: RecipeData, world: int) -> tuple[int, PlanSpec, DataPosition]:
+    """Return the data ranks of a run on `world` GPUs, its plans' settings, and the first epoch that has a step, as training begins."""
+    ranks = data.recipe.parallel.data_ranks(world)
+    sequence_limits.require_buckets(data.recipe.model, data.table)
+    spec = plan_spec(data, ranks)
+    return ranks, spec, next_epoch(data, spec, None, first=data.stage.epoch)[0]
 
 
 def settled(data: RecipeData, world: int = 1, gpu: Gpu | None = None) -> RecipeData:
@@ -268,10 +262,7 @@ def settled(data: RecipeData, world: int = 1, gpu: Gpu | None = None) -> RecipeD
 
 def outline(data: RecipeData, world: int) -> PlanOutline:
     """Return the part of `forecast` that takes a moment: the first epoch's numbers, without names of clips."""
-    ranks = data.recipe.parallel.data_ranks(world)
-    sequence_limits.require_buckets(data.recipe.model, data.table)
-    spec = plan_spec(data, ranks)
-    first = first_epoch(data, spec)
+    ranks, spec, first = begun(data, world)
     plan, left_out = first.plan, by_reason(*data.assignment(first.epoch))
     by_bucket = epoch_stats.of_buckets(data, plan, spec)
     return PlanOutline(
@@ -283,9 +274,7 @@ def outline(data: RecipeData, world: int) -> PlanOutline:
 
 def advice(data: RecipeData, world: int) -> Advice:
     """Return the advice of a forecast of one epoch, for a dataset that is open."""
-    ranks = data.recipe.parallel.data_ranks(world)
-    spec = plan_spec(data, ranks)
-    first = first_epoch(data, spec)
+    ranks, spec, first = begun(data, world)
     total = figures(first.plan, spec, data.table.tokens(), ranks)
     return _advice(data, spec, total, ranks, range(first.epoch, first.epoch + 1))
 
@@ -296,7 +285,8 @@ def _advice(data: RecipeData, spec: PlanSpec, total: Figures, ranks: int, epochs
     proposals = plan_fixes.proposals(data, spec, total, world=ranks, epochs=epochs)
     if any(proposal.suffices for proposal in proposals):
         return Advice(proposals, None)
-    return Advice(proposals, plan_fixes.fewer_ranks(data, partial(plan_spec, data), world=ranks, epochs=epochs))
+    fewer = _on_ranks(data, (ranks >> n for n in range(1, ranks.bit_length())), epochs)
+    return Advice(proposals, next((one for one in fewer if not plan_fixes.too_much(one.figures)), None))
 
 
 def plan_spec(data: RecipeData, world: int = 1, begun: int | None = None) -> PlanSpec:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reelworks.core import files, requests
-from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule import cost_fit
@@ -31,11 +30,6 @@ class BucketTiming:
     milliseconds: float
     steps: int
     residual: float | None = None
-
-    @property
-    def timing(self) -> Timing:
-        """The time as the fit takes it."""
-        return Timing(self.tokens, self.batch_size, self.milliseconds)
 
 
 @dataclass(frozen=True)
@@ -63,16 +57,12 @@ def refit(request: TuneRequest, on_scan: Callable[[ScanProgress], None] | None =
     """
     assert request.from_run is not None
     run, (_, table) = RunFolder(request.from_run), request.load(on_scan)
-    measured = _measured(run, {bucket.name: bucket.tokens for bucket in table.buckets})
-    if not measured:
-        raise UserError(
-            "the run has no step from which the cost of one of the recipe's buckets can be measured",
-            code="no-measured-cost",
-            field="--from-run",
-            value=str(run.path),
-            remedy="train more steps; only steps with a single bucket count, and not the first step after a start",
-        )
-    timings = [each.timing for each in measured]
+    tokens = {bucket.name: bucket.tokens for bucket in table.buckets}
+    measured = [
+        BucketTiming(bucket, tokens[bucket], size, statistics.median(ms), len(ms))
+        for (bucket, size), ms in sorted(epoch_stats.milliseconds(run, "--from-run", tokens).items())
+    ]
+    timings = [Timing(each.tokens, each.batch_size, each.milliseconds) for each in measured]
     model = cost_fit.fit(timings)
     costs = {bucket.name: model.of_clips(bucket.tokens) for bucket in table.buckets}
     for each in sorted(measured, key=lambda m: m.steps):
@@ -81,11 +71,3 @@ def refit(request: TuneRequest, on_scan: Callable[[ScanProgress], None] | None =
     result = Refit(run.path, costs, measured, model, cost_fit.held_out_errors(timings))
     files.write_for("--out", request.path, (files.to_json(result) + "\n").encode())
     return result
-
-
-def _measured(run: RunFolder, tokens: dict[str, int]) -> list[BucketTiming]:
-    return [
-        BucketTiming(bucket, tokens[bucket], size, statistics.median(ms), len(ms))
-        for (bucket, size), ms in sorted(epoch_stats.milliseconds(run).items())
-        if bucket in tokens
-    ]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from reelworks.core import blocks
 from reelworks.data.buckets import tuned
 from reelworks.data.loader.position import DataPosition
+from reelworks.data.schedule import cost
 from reelworks.data.schedule.plan import PlanSpec, Samples, plan_epoch
 from reelworks.training.plan import epoch_stats
 from reelworks.training.plan.epoch_stats import Figures
@@ -69,7 +70,7 @@ def compare(
         del made, sizes  # as large as the plan, or larger
     largest = max(most for most, _ in held.values())
     slowest = found["fixed"].tokens / found["fixed"].spent_us
-    unit = data.cost_unit_seconds(spec)
+    unit = cost.unit_seconds([b.name for b in data.table.buckets], data.measured_ms, spec)
     return [
         StrategyFigures(
             name,

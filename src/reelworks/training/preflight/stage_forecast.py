@@ -14,11 +14,12 @@ from reelworks.core import gpus
 from reelworks.core.gpus import Gpu
 from reelworks.data.checkpoint import disk_space
 from reelworks.data.loader.position import next_epoch
+from reelworks.data.schedule import cost
 from reelworks.data.schedule.cursor import StageStart
 from reelworks.data.schedule.plan import PlanSpec
 from reelworks.training.loop.config import TrainConfig
 from reelworks.training.memory import recomputation
-from reelworks.training.memory.memory import Estimate
+from reelworks.training.memory.memory import NetworkSizes
 from reelworks.training.plan import plan_forecast
 from reelworks.training.plan.plan_comparison import (
     ChangedKey,
@@ -92,11 +93,8 @@ class RunForecast:
 
 def of_gpu(data: RecipeData, plan: PlanForecast, gpu: Gpu) -> StepForecast:
     """Forecast time and memory of a recipe without stages, by its data and their plan for such GPUs."""
-    of_network = _of_network(data, plan.world, gpu)
-    spec = plan_forecast.plan_spec(data, data.recipe.parallel.data_ranks(plan.world))
-    extent = _extent(data, spec, data.recipe.train, StageStart())
-    seconds, is_measured = _seconds(data, spec, plan, of_network, extent, gpu)
-    return StepForecast(gpu.name, seconds / max(extent.steps, 1), extent.steps, is_measured, of_network.memory.total)
+    extent, _, (seconds, is_measured, memory_bytes) = _forecast(data, plan, data.recipe.train, StageStart(), gpu)
+    return StepForecast(gpu.name, seconds / max(extent.steps, 1), extent.steps, is_measured, memory_bytes)
 
 
 def forecast(
@@ -115,9 +113,8 @@ def forecast(
             data = plan_forecast.settled(RecipeData.open(one), world, gpu)
             data.stage = start
             plan = plan_forecast.forecast(one, world, epochs, data)
-            of_network = _of_network(data, world, speed)
-            spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
-            extent = _extent(data, spec, recipe_file.of_stage(recipe, index, start).train, start)
+            train = recipe_file.of_stage(recipe, index, start).train
+            extent, sizes, told = _forecast(data, plan, train, start, speed)
         found.append(
             StageForecast(
                 stage.name,
@@ -128,13 +125,12 @@ def forecast(
                 extent.end.clips - start.clips,
                 int(extent.clips @ data.table.tokens()),
                 extent.is_exact,
-                *_seconds(data, spec, plan, of_network, extent, speed),
-                of_network.memory.total,
+                *told,
                 plan,
             )
         )
         copies = 1 if one.train.ema_decay is None else 2  # the weights, and their average
-        checkpoint_bytes.append(4 * copies * of_network.trained_parameters + of_network.optimizer_bytes)
+        checkpoint_bytes.append(4 * copies * sizes.trained_parameters + sizes.optimizer_bytes)
         epoch, every = round(extent.steps / extent.epochs) if extent.epochs else None, one.validation.every_steps
         saved.update(disk_space.saves(one.checkpoints, start.step, start.step + extent.steps, epoch, every))
         start = extent.end
@@ -166,10 +162,6 @@ def start_of(recipe: Recipe, index: int, world: int) -> StageStart:
         spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
         start = _extent(data, spec, recipe_file.of_stage(recipe, before, start).train, start).end
     return replace(start, name=recipe.stage[index].name) if recipe.stage else start
-
-
-def _of_network(data: RecipeData, world: int, gpu: Gpu) -> Estimate:
-    return recomputation.estimate(data.recipe, data.table, recomputation.cards_for(data.recipe, world, gpu))
 
 
 @dataclass(frozen=True)
@@ -219,22 +211,29 @@ def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageSt
     return _Extent(epochs + more, steps, all_clips, micro_batches, places, int(costs.sum()), end, is_exact=not more)
 
 
-def _seconds(
-    data: RecipeData, spec: PlanSpec, plan: PlanForecast, of_network: Estimate, extent: _Extent, gpu: Gpu
-) -> tuple[float, bool]:
-    """Return the time of a stage's steps, and whether it is a measured one: the costs of its plan, else those of its passes."""
-    used = [(data.table.buckets[index], index) for index in np.flatnonzero(extent.micro_batches).tolist()]
+def _forecast(
+    data: RecipeData, plan: PlanForecast, train: TrainConfig, start: StageStart, gpu: Gpu
+) -> tuple[_Extent, NetworkSizes, tuple[float, bool, int]]:
+    """Return what a stage trains, with which network; the time of its steps, whether that is a measured one, and a GPU's memory.
+
+    The time is that of the plan's costs, if some were measured, else that of the passes.
+    """
+    cards = recomputation.cards_for(data.recipe, plan.world, gpu)
+    of_network = recomputation.estimate(data.recipe, data.table, cards)
     ranks = data.recipe.parallel.data_ranks(plan.world)
-    if (unit := data.cost_unit_seconds(spec)) is not None:
+    spec = plan_forecast.plan_spec(data, ranks)
+    extent = _extent(data, spec, train, start)
+    of_buckets = zip(data.table.buckets, extent.micro_batches.tolist(), extent.places.tolist(), strict=True)
+    used = [(bucket, number, places / (number * bucket.column_size)) for bucket, number, places in of_buckets if number]
+    unit = cost.unit_seconds([bucket.name for bucket in data.table.buckets], data.measured_ms, spec)
+    if unit is not None:
         seconds, updates = unit * extent.costs, 0.0
     else:
-        seconds, updates = 0.0, extent.steps * of_network.update_seconds(gpu)
-        for bucket, index in used:
-            number, places = int(extent.micro_batches[index]), int(extent.places[index])
-            each = of_network.seconds(bucket.name, gpu, places / (number * bucket.column_size))
-            seconds += number * each / bucket.sequence_degree
-    is_measured = all(bucket.name in data.measured_ms for bucket, _ in used)
-    return seconds / ranks / max(1 - plan.imbalance, 1e-9) + updates, is_measured
+        seconds = sum(n * of_network.seconds(b.name, gpu, share) / b.sequence_degree for b, n, share in used)
+        updates = extent.steps * of_network.update_seconds(gpu)
+    seconds = seconds / ranks / max(1 - plan.imbalance, 1e-9) + updates
+    is_measured = all(bucket.name in data.measured_ms for bucket, *_ in used)
+    return extent, cards.measured.sizes(data.recipe), (seconds, is_measured, of_network.memory.total)
 
 
 _OF_STAGE = ("steps", "epochs", "clips", "tokens", "seconds", "memory_bytes")
