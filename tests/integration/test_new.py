@@ -312,3 +312,56 @@ def test_processes_that_were_started_together_write_no_recipe(rank, monkeypatch)
     with refused("recipe-made-by-several-processes", "--data", says="mug"):
         new.recipe_for(FootageRequest(data=(Path("mug"),), model="wan-tiny"))
     assert not [*Path().glob("*.toml")]
+
+
+def footage(*folders: str, **given) -> FootageRequest:
+    return FootageRequest(data=tuple(map(Path, folders)), model="wan-tiny", **given)
+
+
+@pytest.mark.parametrize(
+    ("other", "option", "both"),
+    [
+        (footage("bob/mug", "cups", trigger="rwmug"), "--data", "bob/mug, cups.*made with --data alice/mug --data cups"),
+        (footage("alice/mug", trigger="rwmug"), "--data", "'alice/mug'.*made with --data alice/mug --data cups"),
+        (footage("alice/mug", "cups", trigger="bobmug"), "--trigger", "bobmug.*made with --trigger rwmug"),
+        (footage("alice/mug", "cups", weights="a/b"), "--weights", "a/b.*made without --weights"),
+        (footage("alice/mug", "cups", vram_gb=8.0), "--vram", "8.*made with --vram 24"),
+    ],
+)
+def test_a_recipe_that_is_found_by_its_name_was_made_with_what_is_given(other, option, both, here):
+    """However it was edited since; the command in the error makes one that is trained beside it."""
+    for folder in ("alice/mug", "bob/mug", "cups"):
+        pictures(folder)
+    made, _ = make("--data", "alice/mug", "--data", "cups", "--trigger", "rwmug", "--vram", "24")
+    file = Path("mug-wan-tiny.toml")
+    file.write_text(file.read_text(encoding="utf-8").replace("[train]", "[train]\nseed = 3"), encoding="utf-8")
+    assert new.recipe_for(footage("alice/mug", "cups", trigger="rwmug", vram_gb=24.0)) == file
+    assert new.recipe_for(footage(str(here / "alice" / "mug"), "bob/../cups")) == file
+    with refused("recipe-of-other-options", option, says=both) as caught:
+        new.recipe_for(other)
+    if option != "--weights":  # there are no such
+        reelworks(*shlex.split(caught.value.remedy.partition("reelworks ")[2].partition(";")[0]))
+        assert recipe_file.load(Path("other.toml")).output != made.output
+
+
+def test_a_recipe_that_does_not_tell_how_it_was_made_is_not_found_by_its_name():
+    pictures("mug")
+    for line in ("", "# made with: {", "# made with: { --trigger = [] }"):
+        Path("mug-wan-tiny.toml").write_text(f"{line}\nversion = 1\n", encoding="utf-8")
+        with refused("recipe-of-other-options", "--data", says="'mug'.*made without --data"):
+            new.recipe_for(footage("mug"))
+
+
+def test_a_new_recipe_continues_no_run_of_another_folder():
+    """But one of the same folder, or of several with it."""
+    for folder in ("alice/mug", "bob/mug"):
+        pictures(folder)
+    made, told = make("--data", "alice/mug")
+    run = RunFolder(Path(made.output))
+    run.recipe_file.write_text(recipe_file.dump(made), encoding="utf-8")
+    Path(told["path"]).unlink()
+    catalog = sorted((file, file.stat().st_mtime_ns) for file in run.path.rglob("*"))
+    with refused("run-of-other-footage", "data", says="bob/mug.*trained on alice/mug.*-o other.toml"):
+        new.recipe_for(footage("bob/mug"))
+    assert sorted((file, file.stat().st_mtime_ns) for file in run.path.rglob("*")) == catalog
+    assert recipe_file.load(new.recipe_for(footage("alice/mug", "bob/mug"))).output == made.output

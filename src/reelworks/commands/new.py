@@ -81,6 +81,7 @@ def recipe_for(footage: FootageRequest) -> Path:
         )
     request = NewLoraRequest(**vars(footage), force=True)
     if request.path.exists():
+        request.require_made_with()
         show.line(f"recipe: {request.path}, which exists already; remove it to write a new one")
     elif "LOCAL_RANK" in os.environ:
         raise UserError(

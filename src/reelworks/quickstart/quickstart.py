@@ -18,11 +18,12 @@ from reelworks.data.catalog.scan import scan
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader.catalog_view import companion_sources
+from reelworks.data.run.folder import RunFolder
 from reelworks.models import registry
 from reelworks.models.config import ModelConfig
 from reelworks.models.storage import file_facts
 from reelworks.quickstart import recipe_lines, survey, trained_sizes
-from reelworks.quickstart.request import NewLoraRequest
+from reelworks.quickstart.request import MADE_WITH, NewLoraRequest
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
 from reelworks.training.memory import measurements, memory_presets
@@ -132,7 +133,7 @@ def lora(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
         UserError: As from `make`, or the recipe cannot be written.
 
     Examples:
-        >>> from reelworks.quickstart.request import NewLoraRequest
+        >>> from reelworks.quickstart.request import MADE_WITH, NewLoraRequest
         >>> NewLoraRequest(model="flux-dev", vram_gb=24).path
         PosixPath('lora-flux-dev.toml')
     """
@@ -150,7 +151,10 @@ def make(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
     footage = _Footage.survey(request, on_progress)
     drafted = _choose(request, footage)
     lines, planned = _with_length(request, drafted)
-    text = _with_overrides(lines, footage.found, request.preset, request.overrides)
+    title = f"A LoRA of {footage.found.to_text()} on {request.preset}."
+    if request.data:
+        title += f"\n# {MADE_WITH}{toml_writer.literal(request.given)}"
+    text = _with_overrides(lines, title, request.overrides)
     remarks = [*footage.remarks, *drafted.sizes.remarks]
     if not registry.PRESETS[request.preset].release:
         remarks.append(f"{request.preset} starts from fresh weights and is meant for experiments")
@@ -191,7 +195,9 @@ class _Footage(NamedTuple):
         takes_pictures = trained_sizes.takes_pictures(preset)
         if not request.data:
             return cls(datasets, survey.PLACEHOLDER if takes_pictures else survey.PLACEHOLDER_CLIPS, remarks)
-        catalog = Path("runs", request.path.stem, "catalog")  # which the new recipe points to
+        run = RunFolder(Path("runs", request.path.stem))
+        _require_own(run, request)
+        catalog = run.path / "catalog"  # which the new recipe points to
         sources = [dataset.place for dataset in datasets] + companion_sources(datasets)
         scan.scan_sources(sources, catalog, workers=machine.cores(), on_progress=on_progress)
         found = survey.survey(
@@ -208,6 +214,20 @@ class _Footage(NamedTuple):
             names = first_few(sorted(found.left_out_names))
             remarks.append(f"left out, because {preset} {why}: {number}, {names}")
         return cls(datasets, found, remarks)
+
+
+def _require_own(run: RunFolder, request: NewLoraRequest) -> None:
+    """Refuse to make a recipe that would continue a run on footage from elsewhere."""
+    given = [folder.resolve() for folder in request.data]
+    for dataset in recipe_file.load(run.recipe_file).dataset if run.recipe_file.exists() else ():
+        if not any(Path(dataset.path).resolve().is_relative_to(folder) for folder in given):
+            raise UserError(
+                f"the recipe would continue the run {run.path}, which was trained on {dataset.path}",
+                code="run-of-other-footage",
+                field="--data",
+                value=", ".join(map(str, request.data)),
+                remedy="give the recipe another name, which its run folder has too: `reelworks new lora` with -o other.toml",
+            )
 
 
 class _Draft(NamedTuple):
@@ -290,9 +310,8 @@ def _read(lines: Sequence[Line], path: Path, overrides: Sequence[str] = ()) -> R
     return recipe_file.parse(recipe_file.with_overrides(values, overrides))
 
 
-def _with_overrides(lines: Sequence[Line], found: FolderSurvey, preset: str, overrides: Sequence[str]) -> str:
+def _with_overrides(lines: Sequence[Line], title: str, overrides: Sequence[str]) -> str:
     """Return the recipe's text; values that were given in place of those that were chosen have that as their reason."""
-    title = f"A LoRA of {found.to_text()} on {preset}."
     if not overrides:
         return toml_writer.write(title, lines)
     values = recipe_file.with_overrides(toml.parse(toml_writer.write("", lines)), overrides)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reelworks.core import gpus, requests
+from reelworks.core import gpus, requests, system, toml
 from reelworks.core.errors import UserError
 from reelworks.core.gpus import Gpu
 from reelworks.core.requests import arg
 from reelworks.data.media import formats
 
+MADE_WITH = "made with: "  # begins the comment of a recipe that holds `NewLoraRequest.given`
 _MOST_GB = 100_000
 
 
@@ -110,6 +112,36 @@ class NewLoraRequest(FootageRequest):
         return self.output or Path(f"{self.data[0].resolve().name if self.data else 'lora'}-{self.preset}.toml")
 
     @property
+    def given(self) -> dict[str, list[str]]:
+        """Values of the options that were given, but for those of the recipe's file."""
+        options = [arg for arg in requests.args_of(type(self)) if arg.name not in ("output", "force")]
+        values = [(arg.shown, getattr(self, arg.name)) for arg in options if getattr(self, arg.name) not in (None, ())]
+        return {name: [*map(str, value if isinstance(value, tuple) else (value,))] for name, value in values}
+
+    def require_made_with(self) -> None:
+        """Refuse a recipe of this name, however it was edited since, that was made with other options than are given.
+
+        Raises:
+            UserError: It was, or does not tell.
+        """
+        told = re.search(f"^# {MADE_WITH}(.*)", self.path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        made = dict[str, list[str]]()
+        with contextlib.suppress(toml.TomlError):
+            made = toml.parse(f"options = {told[1]}")["options"] if told else made
+        for name, values in self.given.items():
+            then = made.get(name, [])
+            # A model has several names, and the file has that of its preset. Paths are compared as such.
+            if name != "--model" and [Path(one).resolve() for one in values] != [Path(one).resolve() for one in then]:
+                raise UserError(
+                    f"{self.path} was made {f'with {_words({name: then})}' if then else f'without {name}'}",
+                    code="recipe-of-other-options",
+                    field=name,
+                    value=", ".join(values),
+                    remedy=f"for a recipe and a run beside it: reelworks new lora {_words(self.given)} -o other.toml; "
+                    f"to train it as it is: reelworks train {system.quoted(str(self.path))}",
+                )
+
+    @property
     def companions(self) -> dict[str, str | list[str]]:
         """Folders of companions by their kind."""
         found: dict[str, str | list[str]] = {}
@@ -119,6 +151,11 @@ class NewLoraRequest(FootageRequest):
         if self.source:
             found["source"] = [str(folder) for folder in self.source] if len(self.source) > 1 else str(self.source[0])
         return found
+
+
+def _words(options: Mapping[str, Sequence[str]]) -> str:
+    words = [word for name, values in options.items() for one in values for word in (name, one)]
+    return " ".join(map(system.quoted, words))
 
 
 def require_new_recipe(path: Path, *, force: bool, kept: Sequence[Path] = ()) -> None:
