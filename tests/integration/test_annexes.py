@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fabricate
 import page_client
 import pytest
 from refused import refused
@@ -18,10 +20,11 @@ from typer.testing import CliRunner
 
 import reelworks as rw
 from reelworks.commands.main import app
-from reelworks.core import annexes
+from reelworks.core import annexes, executors
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.folder import RunFolder
 from reelworks.reports import html
+from reelworks.training.observers import observer
 from reelworks.training.recipe import recipe_file
 
 _PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-an-annex.md"
@@ -49,9 +52,9 @@ def bicycle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bicycle\nVersion: 1.0\n", encoding="utf-8")
     (about / "entry_points.txt").write_text(f"[{annexes.GROUP}]\nbicycle = bicycle_annex:ANNEX\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(installed))
-    annexes.from_outside.cache_clear()
+    annexes._points.cache_clear()
     yield
-    annexes.from_outside.cache_clear()
+    annexes._points.cache_clear()
 
 
 @pytest.mark.usefixtures("bicycle")
@@ -166,6 +169,73 @@ def test_one_that_is_broken_is_named(tmp_path: Path, content: str, told: str) ->
     (tmp_path / "site-packages" / "bicycle_annex.py").write_text(content, encoding="utf-8")
     with fresh_import("bicycle_annex"), refused("annex-broken", "entry point bicycle of reelworks.annexes", says=told):
         annexes.from_outside()
+
+
+def telling(code: str, section: str = "bicycle_annex:tell") -> str:
+    """Code of a package with a section of reports."""
+    return f"from reelworks.core.annexes import *\ndef tell(run): {code}\nANNEX = Annex(sections=({section!r},))"
+
+
+@pytest.mark.parametrize(
+    ("package", "told"),
+    [
+        (PACKAGE, None),
+        (telling("raise KeyError('turns')"), "bicycle_annex:tell.*KeyError: 'turns'"),
+        (telling("raise UserError('flat', code='a', remedy='pump')"), "annex bicycle.*flat"),
+        (telling("return '<p>turns</p>'"), "bicycle_annex:tell.*TypeError: .*str"),
+        (telling("return", "nowhere:tell"), "nowhere:tell.*ModuleNotFoundError"),
+        ("import nowhere", "bicycle.*ModuleNotFoundError"),
+    ],
+)
+@pytest.mark.usefixtures("bicycle")
+def test_a_run_that_knows_nothing_of_it_has_its_report(
+    package: str, told: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "site-packages" / "bicycle_annex.py").write_text(package, encoding="utf-8")
+    bare = RunFolder(tmp_path / "bare")
+    bare.create({})
+    for run in (bare, fabricate.make(tmp_path / "trained")):
+        caplog.clear()
+        with fresh_import("bicycle_annex"):
+            assert html.write(run).read_text(encoding="utf-8").endswith("</html>")
+        assert bool(told) == bool(re.search(told or "bicycle", caplog.text))
+
+
+@pytest.mark.parametrize(
+    ("part", "use"),
+    [
+        ("commands", lambda values: CliRunner().invoke(app, ["ride"], catch_exceptions=False)),
+        ("table", recipe_file.parse),
+        ("observers", lambda values: observer.require(recipe_file.parse(values))),
+        ("engines", lambda values: executors.connect_elsewhere("pedals")),
+    ],
+)
+@pytest.mark.usefixtures("bicycle")
+def test_a_part_that_fails_is_told_with_its_package(
+    part: str, use: Callable[..., Any], tiny: Any, tmp_path: Path
+) -> None:
+    values = tiny(annex={"bicycle": {}})
+    package = PACKAGE + "\n\ndef fail(*_, **__): raise KeyError('turns')\nKIND.require = fail\npedal = fail\n"
+    if part in ("commands", "table"):
+        package = PACKAGE.replace("bicycle_annex:ride", "bicycle_annex:fail").replace("annex:Wheels", "annex:fail")
+    (tmp_path / "site-packages" / "bicycle_annex.py").write_text(package, encoding="utf-8")
+    with (
+        fresh_import("bicycle_annex"),
+        refused("annex-broken", "entry point bicycle of reelworks.annexes", says="turns|fail"),
+    ):
+        use(values)
+
+
+@pytest.mark.parametrize("place", ["nowhere:routes", "bicycle_annex:ride"])
+@pytest.mark.usefixtures("bicycle")
+def test_the_page_is_served_without_routes_that_fail(
+    place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    package = PACKAGE.replace("bicycle_annex:routes", place)
+    (tmp_path / "site-packages" / "bicycle_annex.py").write_text(package, encoding="utf-8")
+    with fresh_import("bicycle_annex"), page_client.client(tmp_path) as page:
+        assert page.get("/api/about").status_code == 200
+    assert re.search(f"routes of the annex bicycle are left out.*{place}", caplog.text)
 
 
 def test_without_it_there_is_no_such_command() -> None:

@@ -321,7 +321,11 @@ def footage(*folders: str, **given) -> FootageRequest:
 @pytest.mark.parametrize(
     ("other", "option", "both"),
     [
-        (footage("bob/mug", "cups", trigger="rwmug"), "--data", "bob/mug, cups.*made with --data alice/mug --data cups"),
+        (
+            footage("bob/mug", "cups", trigger="rwmug"),
+            "--data",
+            "bob/mug, cups.*made with --data alice/mug --data cups",
+        ),
         (footage("alice/mug", trigger="rwmug"), "--data", "'alice/mug'.*made with --data alice/mug --data cups"),
         (footage("alice/mug", "cups", trigger="bobmug"), "--trigger", "bobmug.*made with --trigger rwmug"),
         (footage("alice/mug", "cups", weights="a/b"), "--weights", "a/b.*made without --weights"),

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from reelworks.commands import show
-from reelworks.core import annexes, named_code, requests
+from reelworks.core import annexes, requests
 from reelworks.core.annexes import AnnexCommand
 from reelworks.core.errors import UserError
 from reelworks.core.requests import Arg
@@ -49,8 +49,9 @@ class Commands(TyperGroup):
 
     def _from_outside(self) -> dict[str, Any]:
         app = App()
-        for command in (one for annex in annexes.from_outside().values() for one in annex.commands):
-            app.add(command)
+        for name, annex in annexes.from_outside().items():
+            for command in annex.commands:
+                app.add(command, name)
         return dict(typer.main.get_group(app).commands)
 
 
@@ -114,9 +115,9 @@ class App(typer.Typer):
         register = super().command(name, cls=Speaking, **options)
         return lambda function: register(_with_options(function))
 
-    def add(self, command: AnnexCommand) -> None:
+    def add(self, command: AnnexCommand, annex: str = "") -> None:
         """Register a command of an annex, or a group of them."""
-        found = named_code.load(command.place)
+        found = annexes.use(annex, command.place)
         if isinstance(found, typer.Typer):
             self.add_typer(found, name=command.name)
         else:

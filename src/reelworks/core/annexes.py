@@ -11,13 +11,15 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from reelworks.core import named_code
-from reelworks.core.errors import UserError
+from reelworks.core.errors import CommonError, UserError
+from reelworks.core.log import logger
 
+T = TypeVar("T")
 GROUP = "reelworks.annexes"
 _HOUSE = ("captions", "cluster", "doctor", "hub", "imports", "learning", "lora", "page", "quality")
 
@@ -79,21 +81,50 @@ def of_house() -> tuple[Annex, ...]:
     return tuple(cast(Annex, named_code.load(f"reelworks.annexes.{name}.annex:ANNEX")) for name in _HOUSE)
 
 
-@functools.cache
 def from_outside() -> dict[str, Annex]:
-    """Return the annexes of other installed packages, by name; looking for them takes a tenth of a second.
+    """Return the annexes of other installed packages, by name.
 
     Raises:
         UserError: One cannot be loaded.
     """
-    points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
-    return {point.name: _loaded(point) for point in points}
+    return {point.name: _loaded(point) for point in _points()}
 
 
-def every() -> Iterator[Annex]:
-    """Yield the annexes of this package, then those of others; raises as `from_outside` does."""
-    yield from of_house()
-    yield from from_outside().values()
+@functools.cache
+def _points() -> list[importlib.metadata.EntryPoint]:
+    """Look for entry points, which takes a tenth of a second."""
+    return sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
+
+
+def use(name: str, place: str, used: Callable[[Any], T] = lambda part: part) -> T:
+    """Load a part of the annex of an entry point, or of one of the house (""), and use it.
+
+    Raises:
+        UserError: The package of the entry point, which it names, fails; or the part refuses something itself.
+    """
+    try:
+        return used(named_code.load(place))
+    except Exception as error:  # of whoever wrote it
+        if not name or isinstance(error, CommonError):
+            raise
+        raise _broken(name, place, error) from error
+
+
+def use_each(parts: str, used: Callable[[Any], T], *, leaves_out: bool = False) -> list[T]:
+    """Use each of the parts, such as "sections", of all annexes, and return what comes of it.
+
+    Raises:
+        UserError: As from `use`; a warning, if what fails in other packages is left out.
+    """
+    results = [use("", place, used) for annex in of_house() for place in getattr(annex, parts)]
+    for point in _points():
+        try:
+            results += [use(point.name, place, used) for place in getattr(_loaded(point), parts)]
+        except UserError as error:
+            if not leaves_out:
+                raise
+            logger.warning(f"{parts} of the annex {point.name} are left out: {error}")
+    return results
 
 
 def _loaded(point: importlib.metadata.EntryPoint) -> Annex:
@@ -103,11 +134,15 @@ def _loaded(point: importlib.metadata.EntryPoint) -> Annex:
         found = error
     if isinstance(found, Annex):
         return found
-    raise UserError(
+    raise _broken(point.name, point.value, found)
+
+
+def _broken(name: str, place: str, found: object) -> UserError:
+    return UserError(
         f"the package of this annex cannot be used ({type(found).__name__}: {found})",
         code="annex-broken",
-        field=f"entry point {point.name} of {GROUP}",
-        value=point.value,
+        field=f"entry point {name} of {GROUP}",
+        value=place,
         remedy="update the package for this version of Reelworks, or uninstall it",
     )
 
@@ -117,6 +152,7 @@ def measuring() -> Any:
     return next(named_code.load(annex.measures) for annex in of_house() if annex.measures is not None)
 
 
-def engines() -> dict[str, str]:
-    """Return the places of all engines by name; those of the house keep theirs."""
-    return {name: at for annex in (*from_outside().values(), *of_house()) for name, at in annex.engines.items()}
+def engines() -> dict[str, tuple[str, str]]:
+    """Return the annex and the place of each engine by name; those of the house keep theirs."""
+    every = (*from_outside().items(), *(("", annex) for annex in of_house()))
+    return {engine: (name, at) for name, annex in every for engine, at in annex.engines.items()}

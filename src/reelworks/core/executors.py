@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
-from reelworks.core import annexes, named_code
+from reelworks.core import annexes
 from reelworks.core.errors import UserError
 from reelworks.core.worker_pool import WorkerPool
 
@@ -96,4 +96,4 @@ def connect_elsewhere(engine: str, *, for_actors: bool = False) -> AbstractConte
             value=engine,
             remedy=f"give one of {', '.join((LOCAL, *sorted(places)))}, or install the package that brings it",
         )
-    return cast(AbstractContextManager[ActorExecutor], named_code.load(places[engine])(for_actors=for_actors))
+    return annexes.use(*places[engine], lambda connect: connect(for_actors=for_actors))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from reelworks.core import annexes, files, named_code
+from reelworks.core import annexes, files
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.cost_fit import BatchTime
 from reelworks.reports import page, plots, previews, run_data, run_facts, status
@@ -20,11 +20,16 @@ class WrittenReport:
     costs: dict[str, BatchTime] | None
 
 
+def _section(told: object) -> page.Section | None:
+    if not isinstance(told, page.Section | None):
+        raise TypeError(f"a {type(told).__name__} is no Section")
+    return told
+
+
 def write(run: RunFolder) -> Path:
     """Write the report of a run, finished or not, and return its path."""
     data = run_data.load(run)
     checkpoints = status.checkpoints(data)
-    places = [place for annex in annexes.every() for place in annex.sections]
     text = page.render(
         "template.html",
         data=data,
@@ -40,7 +45,7 @@ def write(run: RunFolder) -> Path:
         reasons=[*run_facts.reasons(data.summary), *filter(None, [run_facts.failures(data)])],
         coverage=run_facts.coverage(data),
         spikes=run_facts.spikes(data),
-        sections=[section for place in places if (section := named_code.load(place)(run)) is not None],
+        sections=list(filter(None, annexes.use_each("sections", lambda tell: _section(tell(run)), leaves_out=True))),
         ranks=run_facts.balance_of_ranks(data),
         all_spikes=len(data.events_of("spike")),
         kept=[row for row in checkpoints if row.kept],

@@ -28,7 +28,7 @@ from reelworks.annexes.page import (
 from reelworks.annexes.page.context import Context, PageContext
 from reelworks.annexes.page.guard import Guard
 from reelworks.annexes.page.workspace import Workspace
-from reelworks.core import annexes, named_code, version
+from reelworks.core import annexes, version
 from reelworks.core.errors import UserError
 
 _STATIC = Path(__file__).parent / "static"
@@ -61,9 +61,7 @@ def build(folders: list[Path], token: str, *, is_remote: bool = False) -> FastAP
         app.add_exception_handler(fault, _explain_fault)
     for api in (runs_api, checkpoints_api, data_api, limits_api, jobs_api, plan_api, new_api, import_api):
         app.include_router(api.routes, prefix="/api")
-    for place in (place for annex in annexes.every() for place in annex.routes):
-        app.include_router(named_code.load(place), prefix="/api")
-
+    annexes.use_each("routes", lambda routes: app.include_router(routes, prefix="/api"), leaves_out=True)
     app.include_router(_routes)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     app.add_middleware(Guard, token=token, is_remote=is_remote)

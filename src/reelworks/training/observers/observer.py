@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar
 
 from reelworks.core import annexes, named_code
 from reelworks.data.distributed.mesh import World
@@ -20,6 +20,8 @@ from reelworks.training.encoding.batch_encoder import BatchEncoder
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step.train_step import StepResult
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -179,15 +181,13 @@ def register(name: str, place: str) -> None:
 
 def require(recipe: Recipe) -> None:
     """Refuse what no observer can observe in a training of a recipe."""
-    for kind in _kinds():
-        kind.require(recipe)
+    _of_each_kind(lambda kind: kind.require(recipe))
 
 
 def prepare(data: RecipeData) -> list[Callable[[Training], StepObserver]]:
     """Read what the recipe asks to be observed, and return what makes the observers when a model is there."""
-    return [make for kind in _kinds() if (make := kind.prepare(data)) is not None]
+    return [make for make in _of_each_kind(lambda kind: kind.prepare(data)) if make is not None]
 
 
-def _kinds() -> list[ObserverKind]:
-    places = [place for annex in annexes.every() for place in annex.observers]
-    return [cast(ObserverKind, named_code.load(place)) for place in (*_KINDS.values(), *places)]
+def _of_each_kind(asked: Callable[[ObserverKind], T]) -> list[T]:
+    return [*(asked(named_code.load(place)) for place in _KINDS.values()), *annexes.use_each("observers", asked)]

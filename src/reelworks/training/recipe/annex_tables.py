@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError, create_model
 
-from reelworks.core import annexes, config, named_code, toml_none
+from reelworks.core import annexes, config, toml_none
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError, nearest
 
@@ -30,7 +30,7 @@ def parse(tables: Mapping[str, Any]) -> dict[str, Config]:
                 + f"; {nearest(name, kinds)}" * bool(kinds),
             )
     # As parts of a recipe, so that errors name their keys in full.
-    asked: dict[str, Any] = {name: (named_code.load(kinds[name]), ...) for name in tables}
+    asked: dict[str, Any] = {name: (annexes.use(name, kinds[name]), ...) for name in tables}
     given = {name: toml_none.from_toml(tables[name], kind) for name, (kind, _) in asked.items()}
     within: Any = create_model("within", __base__=Config, annex=(create_model("asked", __base__=Config, **asked), ...))
     try:
