@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from reelworks.commands.main import app
 from reelworks.data.buckets import tuned
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.training.recipe import measured, recipe_file
+from reelworks.training.recipe import dataset, measured, recipe_file
 
 RECIPE = tiny_recipe.least(
     bucket=[
@@ -106,6 +106,23 @@ def test_an_entry_gets_the_recomputation_with_which_a_clip_takes_the_least_time(
         recipe_file.load(recipe, [*overrides, 'buckets.gradient_checkpointing={"64px ×1" = 0.5}'])
     )
     assert named.buckets.gradient_checkpointing == found["recomputation"] | {"64px ×1": 0.5}
+
+
+@pytest.mark.slow
+def test_one_file_serves_all_stages(tmp_path: Path) -> None:
+    """Every bucket of every stage has its batch size and its time in it."""
+    small, large = ({"resolution": f"{side}px", "num_frames": [1], "batch_size": "auto"} for side in (32, 64))
+    stages = [{"name": name, "steps": 1, "bucket": own} for name, own in (("small", [small]), ("both", [large, small]))]
+    values = RECIPE | {"stage": stages, "bucket": [small]}
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe_file.dump(recipe_file.parse(values)), encoding="utf-8")
+    found = run("tune", str(file), "--estimate", "--memory", "1.2", "--max-batch", "2")
+    assert found["batch_sizes"] == {"32px ×1": 2, "64px ×1": 2}
+    written = json.dumps(str(file.with_suffix(".tuned.json")))
+    named = recipe_file.load(file, [f"{key}={written}" for key in ("buckets.tuned", "cost.measured")])
+    for stage in recipe_file.each_stage(named):
+        _, table = dataset.bucket_table(stage)
+        assert found["ms_per_clip"].keys() >= {bucket.name for bucket in table.buckets}
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def tune(request: TuneRequest, json: Json = False) -> None:
-    """Measure the largest batch size of each resolution and length.
+    """Measure the largest batch size of each resolution and length, of all stages.
 
     Trains the network on made-up clips, forward, backward and optimizer step, in a process of its own, so that running
     out of memory ends nothing. Then fits the time of a micro-batch to what was measured, and prints how far the fit is

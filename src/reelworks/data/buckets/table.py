@@ -201,6 +201,14 @@ def _validated(config: type[C], values: dict[str, Any]) -> C:
 EMPTY = BucketTable((), (), upscale=False, max_crop=1.0)
 
 
+def joined(tables: Sequence[BucketTable]) -> BucketTable:
+    """Return a table with the entries and buckets of several, each name once."""
+    entries = {str(entry): entry for table in tables for entry in table.entries}
+    number = {name: i for i, name in enumerate(entries)}
+    buckets = {b.name: replace(b, entry=number[str(own.entries[b.entry])]) for own in tables for b in own.buckets}
+    return replace(tables[0], entries=tuple(entries.values()), buckets=tuple(buckets.values()))
+
+
 def build(entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry: Geometry) -> BucketTable:
     """Compute the bucket table of a recipe's `[[bucket]]` entries, or of the table of Open-Sora in `[buckets]`."""
     if config.opensora is not None:

@@ -52,17 +52,19 @@ class TuneRequest:
                 )
 
     def load(self, on_scan: Callable[[ScanProgress], None] | None = None) -> tuple[Recipe, BucketTable]:
-        """Return the recipe, without the file that it names and that is not written yet, and its bucket table."""
-        from reelworks.data.buckets import tuned
+        """Return the recipe of the first stage, without the file that it names and that is not written yet, and the buckets of all."""
+        from reelworks.data.buckets import table, tuned
         from reelworks.training.recipe import dataset, recipe_file
 
-        recipe = recipe_file.load(self.recipe, self.overrides, self.data_path)
-        entries, settings = tuned.unmeasured(recipe.bucket, recipe.buckets)
-        cost = recipe.cost.model_copy(update={"measured": None})
-        group = {"sequence_degree": recipe.parallel.group_size, "max_sequence_degree": None}
-        parallel = recipe.parallel.model_copy(update=group)
-        update = {"bucket": entries, "buckets": settings, "cost": cost, "parallel": parallel}
-        return dataset.bucket_table(recipe.model_copy(update=update), on_scan)
+        stages = []
+        for recipe in recipe_file.each_stage(recipe_file.load(self.recipe, self.overrides, self.data_path)):
+            entries, settings = tuned.unmeasured(recipe.bucket, recipe.buckets)
+            cost = recipe.cost.model_copy(update={"measured": None})
+            group = {"sequence_degree": recipe.parallel.group_size, "max_sequence_degree": None}
+            parallel = recipe.parallel.model_copy(update=group)
+            update = {"bucket": entries, "buckets": settings, "cost": cost, "parallel": parallel}
+            stages.append(dataset.bucket_table(recipe.model_copy(update=update), on_scan))
+        return stages[0][0], table.joined([own for _, own in stages])
 
     @property
     def path(self) -> Path:
