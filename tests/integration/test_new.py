@@ -22,6 +22,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
 from reelworks.data.buckets import propose
 from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.loader import decode_requests
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.models import registry
@@ -30,6 +31,7 @@ from reelworks.quickstart.request import FootageRequest
 from reelworks.quickstart.survey import PLACEHOLDER, PLACEHOLDER_CLIPS, FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
 from reelworks.training.recipe import recipe_file, toml_writer
+from reelworks.training.recipe.dataset import RecipeData
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -115,36 +117,24 @@ def test_folders_of_kohya_become_datasets_with_repeats_and_their_words_as_captio
     cup, bowl = made.dataset
     assert (cup.path, cup.repeats, cup.missing_caption) == ("set/10_mug cup", 10, "mug cup")
     assert (bowl.path, bowl.repeats, bowl.missing_caption) == ("set/2_bowl", 2, "bowl")
-    assert {cup.caption, bowl.caption} == {"rw{{x}}, {text}"}
+    assert {cup.trigger, bowl.trigger} == {"rw{x}"}
     assert any("1 file" in remark for remark in told["remarks"])
 
 
-@pytest.mark.parametrize(
-    ("captions", "trigger", "form", "missing"),
-    [
-        ("a cup", None, "{text}", None),
-        ("a cup", "rwmug", "rwmug, {text}", None),
-        ("a rwmug cup", "rwmug", "{text}", None),
-        (None, "rwmug", "rwmug, {text}", ""),
-    ],
-)
-@pytest.mark.quick_cases(2)
-def test_the_trigger_word_is_in_every_caption_once(captions, trigger, form, missing):
-    """It is put before captions that lack it, and is the whole caption where there is none."""
-    pictures("mug", caption=captions)
-    made, _ = make("--data", "mug", *(("--trigger", trigger) if trigger else ()))
-    assert (made.dataset[0].caption, made.dataset[0].missing_caption) == (form, missing)
-
-
-def test_folders_of_kohya_without_text_files_get_the_word_that_other_captions_hold():
-    """Where captions hold the trigger, what stands for a missing one does too."""
-    pictures("set/1_mug", caption=None)
-    pictures("set/2_bowl", caption="a rwmug bowl")
-    made, _ = make("--data", "set", "--trigger", "rwmug")
-    assert [(d.caption, d.missing_caption) for d in made.dataset] == [
-        ("{text}", "rwmug, mug"),
-        ("{text}", "rwmug, bowl"),
-    ]
+@pytest.mark.parametrize("trigger", ["rwmug", "rw{mug}"])
+def test_the_trigger_word_is_in_every_caption_once(trigger):
+    """In those that have it, those that lack it, the words of a folder's name, those of no text file, and prompts of previews."""
+    for folder, caption in (("mug", f"a {trigger} cup"), ("mug2", "a cup"), ("mug3", None), ("set/1_mug", None)):
+        pictures(folder, 2, caption)
+    made, _ = make("--data", "mug", "--data", "mug2", "--data", "mug3", "--data", "set", "--trigger", trigger)
+    data = RecipeData.open(made)
+    shown = decode_requests.captions_of(data, np.arange(len(data.rows)), np.arange(len(data.rows), dtype=np.uint64))
+    assert sorted(shown) == sorted(
+        [f"a {trigger} cup 0", f"a {trigger} cup 1", f"{trigger} a cup 0", f"{trigger} a cup 1"]
+        + [trigger] * 2
+        + [f"{trigger} mug"] * 2
+    )
+    assert made.samples.prompts == [trigger, f"a {trigger} cup 0", f"a {trigger} cup 1"]
 
 
 def test_the_next_commands_can_be_typed_as_they_are_told():
@@ -264,7 +254,7 @@ def test_a_few_thumbnails_do_not_make_all_small_and_are_named() -> None:
     clips = np.array([[81, 480, 854]] * 8 + [[81, 144, 256]] * 2)
     few, all_ = (
         FolderSurvey(
-            p, v, len(p) + len(v), 0, 0, tuple(f"p{i:02}" for i in range(len(p))), tuple(f"v{i}" for i in range(len(v)))
+            p, v, len(p) + len(v), 0, tuple(f"p{i:02}" for i in range(len(p))), tuple(f"v{i}" for i in range(len(v)))
         )
         for p, v in ((pictures[:20], clips[:8]), (pictures, clips))
     )

@@ -111,7 +111,7 @@ def test_pictures_are_trained_at_several_sizes_where_the_model_was_released_for_
 def test_a_larger_size_is_proposed_only_if_it_needs_no_further_settings() -> None:
     """Weights of Wan 14B are for 480p and 720p: a GPU that would need more for 720p trains at 480p."""
     footage = FolderSurvey(
-        np.zeros((0, 2), np.int64), np.array([[81, 720, 1280]] * 4), 4, 0, 0, (), tuple(f"{i}.mp4" for i in range(4))
+        np.zeros((0, 2), np.int64), np.array([[81, 720, 1280]] * 4), 4, 0, (), tuple(f"{i}.mp4" for i in range(4))
     )
     alone = TrainedSizes.choose("wan-2.1-14b", footage)
     proposed = alone.proposed("wan-2.1-14b", footage)

@@ -203,7 +203,6 @@ class _Footage(NamedTuple):
         found = survey.survey(
             Catalog.open(catalog).live(),
             datasets,
-            request.trigger,
             registry.PRESETS[preset].fps,
             takes_clips=trained_sizes.makes_clips(preset),
             takes_pictures=takes_pictures,

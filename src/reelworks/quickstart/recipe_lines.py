@@ -14,6 +14,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
 from reelworks.data.buckets import propose
 from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.query import captions
 from reelworks.models import components, registry
 from reelworks.models.config import ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
@@ -98,18 +99,13 @@ def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) 
             value=dataset.path,
             remedy="give --trigger WORD, which becomes the caption of all, or describe each in a text file of the same name",
         )
-    everywhere = 0 < found.triggered == found.clips - found.uncaptioned
     lines = []
-    if trigger is not None and not everywhere:
-        form = trigger.replace("{", "{{").replace("}", "}}")
-        lines.append(("caption", f"{form}, {{text}}", "the trigger word of what is learnt"))
+    if trigger is not None:
+        lines.append(("trigger", trigger, "of what is learnt; put before captions that lack it"))
     if missing is not None:
-        if trigger is not None and everywhere and trigger not in missing:
-            missing = f"{trigger}, {missing}"
         lines.append(("missing_caption", missing, "for files without a text file, from the folder's name"))
     elif trigger is not None and found.uncaptioned:
-        text = trigger if everywhere else ""
-        lines.append(("missing_caption", text, "files without a text file are trained with the trigger word alone"))
+        lines.append(("missing_caption", "", "files without a text file are trained with the trigger word alone"))
     return lines
 
 
@@ -271,10 +267,9 @@ def _previews(preset: str, datasets: Sequence[DatasetConfig], found: FolderSurve
     wants = components.conditioning(ModelConfig(name=preset))
     if wants.companions.needs or wants.needs_first_frame:
         return []
-    added = trigger if trigger is not None and not 0 < found.triggered == found.clips - found.uncaptioned else None
     subject = trigger or next((d.missing_caption for d in datasets if d.missing_caption), None)
     prompts = [subject] if subject else []
-    prompts += [f"{added}, {caption}" if added else caption for caption in found.captions]
+    prompts += [captions.triggered(caption, trigger) if trigger else caption for caption in found.captions]
     if not prompts:
         return []
     why = "of the size that is trained most; add what the captions lack, to see what is learnt"

@@ -43,7 +43,7 @@ class FootageRequest:
     )
     trigger: str | None = arg(
         None,
-        "A rare word that is put before every caption, and that is the caption of clips without one.",
+        "A rare word that is put before captions without it, and that is the caption of clips without one.",
         metavar="WORD",
     )
     weights: str | None = arg(None, "Weights to use in place of the published ones.", metavar="PATH|HUB")

@@ -29,7 +29,6 @@ class FolderSurvey:
     videos: NDArray[np.int64]  # `[N, 3]`: frames (at the model's frame rate, if it has one), height and width
     showings: int  # clips of an epoch, including repeats
     uncaptioned: int = 0  # clips without a caption of their own
-    triggered: int = 0  # captions that already contain the trigger word
     picture_names: tuple[str, ...] = ()
     video_names: tuple[str, ...] = ()
     captions: tuple[str, ...] = ()  # the first two by name, for previews
@@ -56,7 +55,6 @@ PLACEHOLDER = FolderSurvey(pictures=np.full((20, 2), 1024), videos=np.zeros((0, 
 def survey(
     rows: CatalogRows,
     datasets: Sequence[DatasetConfig],
-    trigger: str | None,
     fps: float | None = None,
     *,
     takes_clips: bool = True,
@@ -87,7 +85,6 @@ def survey(
     frames = decode.frames_available(good.num_frames, rates, DataConfig(fps=fps), good.variable_fps)
     sizes = np.stack([frames, good.height, good.width], axis=1).astype(np.int64)
     captions = good.caption.fill_null("")
-    triggered = pc.sum(pc.match_substring(captions, trigger)).as_py() if trigger else 0
     uncaptioned = pc.sum(pc.equal(captions, "")).as_py()
     showings = round(by_index[good.dataset.indices.to_numpy(zero_copy_only=False)].sum())
     labels = np.array(good.labels(np.arange(len(good))), dtype=object)
@@ -98,7 +95,6 @@ def survey(
         sizes[video],
         showings,
         uncaptioned or 0,
-        triggered or 0,
         tuple(labels[~video]),
         tuple(labels[video]),
         tuple(text.strip() for text in captions.take(pa.array(first)).to_pylist()),

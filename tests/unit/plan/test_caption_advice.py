@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,11 @@ def test_the_template_of_each_dataset_counts_for_its_own_captions():
         return {one.name: one.files for one in told}
 
     assert names(("a", "blue"), ("b", "rwmug, red")) == {}
+    keyed = replace(needs, triggered_datasets=("a",))
+    assert (
+        caption_advice.advise(rows({"dataset": "a", "caption": "rwmug"}, {"dataset": "a", "caption": "blue"}), keyed)
+        == []
+    )
     assert names(("a", "rwmug"), ("b", "red")) == {
         "captions_trigger_twice": ("a/clip-0000",),
         "captions_trigger_missing": ("b/clip-0001",),

@@ -109,9 +109,9 @@ def test_models_without_a_rate_generate_at_24(tmp_path: Path) -> None:
 
 def test_a_new_recipe_proposes_lengths_at_the_rate_of_the_model(folder: Path) -> None:
     data = RecipeData.open(wan(folder))
-    frames = survey.survey(data.rows, data.spec.datasets, None, 16.0).videos[:, 0]
+    frames = survey.survey(data.rows, data.spec.datasets, 16.0).videos[:, 0]
     assert sorted(frames.tolist()) == [4, 8, 20]
-    assert sorted(survey.survey(data.rows, data.spec.datasets, None).videos[:, 0].tolist()) == [6, 12, 30]
+    assert sorted(survey.survey(data.rows, data.spec.datasets).videos[:, 0].tolist()) == [6, 12, 30]
 
 
 def test_showings_of_a_survey_count_repeats_of_each_dataset(folder: Path) -> None:
@@ -119,5 +119,5 @@ def test_showings_of_a_survey_count_repeats_of_each_dataset(folder: Path) -> Non
     clips = len(data.rows)
     for repeats, showings in ((1, clips), (3, 3 * clips), (0.5, round(clips / 2))):
         datasets = [each.model_copy(update={"repeats": repeats}) for each in data.spec.datasets]
-        found = survey.survey(data.rows, datasets, None)
+        found = survey.survey(data.rows, datasets)
         assert (found.clips, found.showings) == (clips, showings)

@@ -158,21 +158,25 @@ def _trigger_missing(texts: Texts, needs: CaptionNeeds) -> Finding:
         return None
     lack = "lacks" if number == 1 else "lack"
     text = f'{number} of {_captions(texts.total)} {lack} the trigger word "{needs.trigger}"'
-    remedy = f'write it into them, or set caption = "{needs.trigger}, {{text}}" in [[dataset]] for all'
+    remedy = f'write it into them, or set trigger = "{needs.trigger}" in [[dataset]]'
     return text, remedy, texts.files(lacking)
 
 
 def _trigger_twice(texts: Texts, needs: CaptionNeeds) -> Finding:
-    if needs.trigger is None or not needs.trigger_datasets:
+    if needs.trigger is None:
         return None
-    texts = texts.of_datasets(needs.trigger_datasets)
+    texts = texts.of_datasets([name for name in needs.trigger_datasets if name not in needs.triggered_datasets])
     having = texts.matching(word_pattern(needs.trigger, looks_around=False))
     if not (number := texts.number(having)):
         return None
     text = (
         f'{_captions(number, "has")} the trigger word "{needs.trigger}", which the recipe puts before each caption too'
     )
-    return text, "remove it from the captions, or from dataset.caption", texts.files(having)
+    return (
+        text,
+        "move it from dataset.caption to dataset.trigger, which leaves such captions as they are",
+        texts.files(having),
+    )
 
 
 def _trigger_misspelt(texts: Texts, needs: CaptionNeeds) -> Finding:

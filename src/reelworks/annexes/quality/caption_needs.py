@@ -53,6 +53,7 @@ class CaptionNeeds:
         trigger: The trigger word.
         encoder: The text encoder.
         templates: What a recipe puts around captions (`dataset.trigger` and `caption`), by the name of the dataset.
+        triggered_datasets: Names of datasets with `dataset.trigger`, which is put before those captions alone that lack it.
         line_datasets: Names of datasets each line of whose texts is a caption.
     """
 
@@ -60,6 +61,7 @@ class CaptionNeeds:
     encoder: ReadingEncoder | None = None
     templates: tuple[tuple[str, str], ...] = ()
     line_datasets: tuple[str, ...] = ()
+    triggered_datasets: tuple[str, ...] = ()
 
     @property
     def trigger_datasets(self) -> tuple[str, ...]:
@@ -86,6 +88,7 @@ def find(trigger: str | None = None, text_encoder: str | None = None, recipe: Re
         encoder,
         tuple((dataset.dataset_name, f"{dataset.trigger or ''} {dataset.caption}".strip()) for dataset in datasets),
         tuple(dataset.dataset_name for dataset in datasets if dataset.captions == "lines"),
+        tuple(dataset.dataset_name for dataset in datasets if dataset.trigger),
     )
 
 
