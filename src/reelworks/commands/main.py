@@ -42,21 +42,31 @@ from reelworks.core.words import of_recipe
 _PATIENCE_SECONDS = 5.0
 _SETTING = re.compile(r"--[a-z_]+(\.\w+)+|[a-z_]+(\.\w+)+=")  # as other trainers take them
 _NAMED = re.compile(r"(?:--?)?([a-z][a-z_-]*)(?:=.*)?")
-# What other trainers call it, and how it is given here.
+# What other programs call it, and the ways in which it is given here, as far as a command has the option.
 _ELSEWHERE = {
-    **dict.fromkeys(("lr", "learning_rate"), "--set train.learning_rate=VALUE"),
-    **dict.fromkeys(("steps", "max_train_steps", "num_steps"), "--max-steps VALUE, or --set train.max_steps=VALUE"),
-    **dict.fromkeys(("epochs", "max_train_epochs", "num_epochs"), "--set train.max_epochs=VALUE"),
-    **dict.fromkeys(("batch_size", "train_batch_size"), "--set buckets.batch_size=VALUE"),
-    **dict.fromkeys(("rank", "network_dim", "lora_rank"), "--set lora.rank=VALUE"),
-    **dict.fromkeys(("alpha", "network_alpha", "lora_alpha"), "--set lora.alpha=VALUE"),
-    **dict.fromkeys(("optimizer", "optimizer_type"), "--set train.optimizer=VALUE"),
-    **dict.fromkeys(("images", "image_folder", "train_data_dir", "dataset", "instance_data_dir"), "--data DIR"),
-    **dict.fromkeys(("output_dir", "out"), "--output DIR"),
-    **dict.fromkeys(("pretrained_model_name_or_path",), "--model NAME"),
-    **dict.fromkeys(("resume_from_checkpoint",), "--resume STEP; the same command resumes by itself"),
-    "resolution": "--set bucket.0.resolution=VALUE",
-    "seed": "--set seed=VALUE",
+    name: ways
+    for names, *ways in (
+        ("lr learning_rate", "--set train.learning_rate=VALUE"),
+        (
+            "steps max_train_steps num_steps",
+            "--num-inference-steps VALUE",
+            "--max-steps VALUE",
+            "--set train.max_steps=VALUE",
+        ),
+        ("cfg cfg_scale guidance", "--guidance-scale VALUE"),
+        ("epochs max_train_epochs num_epochs", "--set train.max_epochs=VALUE"),
+        ("batch_size train_batch_size", "--set buckets.batch_size=VALUE"),
+        ("rank network_dim lora_rank", "--set lora.rank=VALUE"),
+        ("alpha network_alpha lora_alpha", "--set lora.alpha=VALUE"),
+        ("optimizer optimizer_type", "--set train.optimizer=VALUE"),
+        ("images image_folder train_data_dir dataset instance_data_dir", "--data DIR"),
+        ("output_dir out", "--output DIR"),
+        ("pretrained_model_name_or_path", "--model NAME"),
+        ("resume_from_checkpoint", "--resume STEP; the same command resumes by itself"),
+        ("resolution", "--set bucket.0.resolution=VALUE"),
+        ("seed", "--set seed=VALUE"),
+    )
+    for name in names.split()
 }
 
 app = App(
@@ -155,19 +165,20 @@ def _tell_of_ctrl_c() -> None:
 
 def _tell_of_settings(arguments: Sequence[str]) -> None:
     """Tell how a setting of the recipe is given, if one is among the arguments that were not understood."""
+    own = _options(arguments)
     for before, argument in pairwise(["", *arguments]):
-        if before != "--set" and _SETTING.match(argument):
+        if "--set" in own and before != "--set" and _SETTING.match(argument):
             name, is_equal, value = argument.removeprefix("--").partition("=")
             setting = system.quoted(f"{name}={value if is_equal else 'VALUE'}")
             terminal.say(f"Settings of the recipe follow --set: --set {setting}", error=True)
             return
-    own = _options(arguments)
     for before, argument in pairwise(["", *arguments]):
         if argument.partition("=")[0] in own:
             continue
         found = _NAMED.fullmatch(argument) if argument.startswith("-") or "=" in argument else None
-        if before != "--set" and found and (here := _ELSEWHERE.get(found[1].replace("-", "_"))) is not None:
-            terminal.say(f"Here {argument.partition('=')[0]} is {here}", error=True)
+        ways = _ELSEWHERE.get(found[1].replace("-", "_"), []) if before != "--set" and found else []
+        if here := [way for way in ways if way.split()[0] in own]:
+            terminal.say(f"Here {argument.partition('=')[0]} is {', or '.join(here)}", error=True)
             return
 
 

@@ -39,12 +39,26 @@ def test_how_a_setting_is_given_is_told(arguments, told, capsys):
         (["train", "--images", "cups"], "Here --images is --data DIR"),
         (["train", "r.toml", "--train_batch_size=4"], "--set buckets.batch_size=VALUE"),
         (["train", "lr.toml", "--debug"], ""),
+        (["generate", "runs/a", "--steps", "20"], "Here --steps is --num-inference-steps VALUE\n"),
+        (["generate", "runs/a", "--cfg_scale", "4"], "Here --cfg_scale is --guidance-scale VALUE\n"),
     ],
 )
 def test_what_other_trainers_call_it_is_answered(arguments, told, capsys):
     main._tell_of_settings(arguments)
     said = capsys.readouterr().err
     assert told in said if told else not said
+
+
+@pytest.mark.parametrize("command", ["generate", "report", "checkpoints ls"])
+def test_only_what_a_command_takes_is_offered(command, capsys):
+    shown = CliRunner().invoke(main.app, [*command.split(), "--help"]).output
+    for other in (
+        "train.max_steps=5",
+        *(f"--{name}" for name in {tuple(ways): name for name, ways in main._ELSEWHERE.items()}.values()),
+    ):
+        main._tell_of_settings([*command.split(), "file", other])
+        offered = set(re.findall(r"--[a-z_-]+", capsys.readouterr().err)) - {other}
+        assert offered <= set(re.findall(r"--[a-z-]+", shown))
 
 
 @pytest.mark.parametrize(
