@@ -173,6 +173,12 @@ def test_lines_that_a_list_has_stay_as_they_are_when_a_clip_is_added(tmp_path: P
     assert listed.read_bytes() == former + b"data/c.png\n"
 
 
+def test_a_list_to_which_no_clip_is_added_can_be_named(tmp_path: Path) -> None:
+    listed = tmp_path / "none.txt"
+    assert exclude_file.append(listed, []) == 0
+    assert eligibility.read_exclude_list(str(listed)).lines == ()
+
+
 def test_a_folder_is_held_out_as_a_whole(folder: Path) -> None:
     def held(**validation: Any) -> dict[str, set[bool]]:
         by_folder: dict[str, set[bool]] = {}

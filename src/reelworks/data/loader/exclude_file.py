@@ -19,7 +19,7 @@ def is_listable(label: str) -> bool:
 
 
 def append(file: Path, labels: Sequence[str], *, field: str = "exclude_file") -> int:
-    """Append clips to a list, which is made if it is not there; lines that it has stay as they are.
+    """Append clips to a list, which is made if it is not there, also for none; lines that it has stay as they are.
 
     Args:
         labels: "dataset/path" of each clip, with the frames of a range.
@@ -50,7 +50,7 @@ def append(file: Path, labels: Sequence[str], *, field: str = "exclude_file") ->
             )
     known = set(eligibility.read_exclude_list(str(file)).lines) if file.exists() else set()
     new = [label for label in dict.fromkeys(labels) if label not in known]
-    if new:
+    if new or not file.exists():
         text = read(file)
         text += "\n" * bool(text and not text.endswith("\n")) + "".join(f"{label}\n" for label in new)
         files.write_for(field, file, text.encode())
