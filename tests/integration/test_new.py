@@ -338,6 +338,19 @@ def test_a_recipe_that_is_found_by_its_name_was_made_with_what_is_given(other, o
         assert recipe_file.load(Path("other.toml")).output != made.output
 
 
+@pytest.mark.parametrize(
+    ("given", "field", "says"),
+    [
+        (FootageRequest(), "RECIPE", "neither a recipe nor data"),
+        (FootageRequest(data=(Path("mug"), Path("cups"))), "--model", "no model.*mug, cups"),
+        (FootageRequest(model="wan-tiny", trigger="rwmug"), "--data", "no data.*wan-tiny"),
+    ],
+)
+def test_what_is_missing_to_train_is_named(given, field, says):
+    with refused("nothing-to-train", field, says=f"{says}.*--data DIR and --model NAME"):
+        new.recipe_for(given)
+
+
 def test_a_recipe_that_does_not_tell_how_it_was_made_is_not_found_by_its_name():
     pictures("mug")
     for line in ("", "# made with: {", "# made with: { --trigger = [] }"):

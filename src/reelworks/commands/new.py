@@ -73,10 +73,15 @@ def lora(request: NewLoraRequest, json: Json = False) -> None:
 def recipe_for(footage: FootageRequest) -> Path:
     """Return the recipe of `train --data DIR --model NAME`: that of an earlier such command, or a new one."""
     if not footage.data or footage.model is None:
+        problem = "there is neither a recipe nor data to train on"
+        if footage.data:
+            problem = f"there is no model to train on {', '.join(map(str, footage.data))}"
+        elif footage.model is not None:
+            problem = f"there is no data to train {footage.model} on"
         raise UserError(
-            "there is neither a recipe nor data to train on",
+            problem,
             code="nothing-to-train",
-            field="RECIPE",
+            field="--model" if footage.data else "--data" if footage.model is not None else "RECIPE",
             remedy="give a recipe, or --data DIR and --model NAME",
         )
     request = NewLoraRequest(**vars(footage), force=True)
