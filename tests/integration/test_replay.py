@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import av
 import children
 import numpy as np
 import prepare_files
@@ -275,8 +277,14 @@ def test_the_verb_prints_a_step_and_draws_it(tiny, tmp_path, monkeypatch, capsys
     told, code = typed(run, "--step", 1)
     assert code == 0
     assert "step 1: epoch 0, segment 0" in told
-    for clip in trained_files(replay_step(RunFolder(run), 1)):
+    crops = re.findall(r"crop at (\d+) from the left, (\d+) from the top of (\d+)×(\d+)", told)
+    for clip, crop in zip(trained_files(replay_step(RunFolder(run), 1)), crops, strict=True):
         assert clip.path in told
+        left, top, width, height = map(int, crop)
+        assert ((top, left), (height, width)) == (clip.crop, clip.resized)
+        with av.open(clip.file) as file:
+            (video,) = file.streams.video
+            assert width / height == pytest.approx(video.width / video.height, rel=0.1)
     told, code = typed(run, "--step", 9)
     assert code == 2
     assert "--step = 9" in told

@@ -11,6 +11,7 @@ from reelworks.commands import show
 from reelworks.commands.options import RunArgument
 from reelworks.core import units
 from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
 
 if TYPE_CHECKING:
     from reelworks.training.loop.replay import ReplayedClip, ReplayedStep
@@ -80,7 +81,7 @@ def _clip(clip: ReplayedClip) -> str:
     parts = [
         clip.path + (f" (copy {clip.copy})" if clip.copy else ""),
         f"from frame {clip.first_frame}",
-        "crop at {}, {} of {}×{}".format(*clip.crop, *clip.resized),
+        f"crop at {clip.crop[1]} from the left, {clip.crop[0]} from the top of {Shape(1, *clip.resized)}",
         f"timestep {clip.timestep_before_shift:.1f} shifted to {clip.timestep:.1f}",
     ]
     if clip.augmentation.flip:

@@ -38,6 +38,8 @@ def test_psnr_of_known_differences() -> None:
     assert value("psnr", MeasuredClip("a", frames, reference=frames + 5)) == pytest.approx(20 * np.log10(255 / 5))
     same = MeasuredClip("a", frames, reference=frames)
     assert (value("psnr", same), value("ssim", same)) == (100.0, pytest.approx(1.0))
+    with pytest.raises(Skip, match="frames or size \\(64×48, 9 frames and 32×24\\)"):
+        value("psnr", MeasuredClip("a", noise(9, 48, 64), reference=noise(1)))
 
 
 def test_ssim_is_that_of_gaussian_filters() -> None:

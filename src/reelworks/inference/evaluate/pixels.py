@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from reelworks.core import machine
+from reelworks.core.shape import Shape
 from reelworks.inference.evaluate.clips import Frames, MeasuredClip
 from reelworks.inference.evaluate.metric import Settings, Skip
 
@@ -28,7 +29,7 @@ def _reference(clip: MeasuredClip) -> Frames:
     if clip.reference is None:
         raise Skip("it has no reference of the same name")
     if clip.reference.shape != clip.frames.shape:
-        sizes = " and ".join("{}×{}×{}".format(*frames.shape[:3]) for frames in (clip.frames, clip.reference))
+        sizes = " and ".join(str(Shape(*frames.shape[:3])) for frames in (clip.frames, clip.reference))
         raise Skip(f"clip and reference differ in frames or size ({sizes})")
     return clip.reference
 
