@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -33,6 +34,9 @@ name = "stdit3-tiny"
 [train]
 max_steps = 10
 """
+
+
+STAGES = SMALL + "".join(f'[[stage]]\nname = "{name}"\nsteps = 1\n' for name in ("pictures", "clips"))
 
 
 def write(tmp_path: Path, text: str = SMALL) -> Path:
@@ -160,6 +164,26 @@ MISTAKES = [
     ("autoencoder.dtype='bfloat16'", "autoencoder.dtype", "bfloat16", "leave it out"),
     ("checkpoints.keep_every=750", "checkpoints.keep_every", 750, "multiple of 500"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        ("dataset.repeats=2", "dataset.0.repeats=2"),
+        ("bucket.1.num_frames=[1, 9]", "bucket.0.num_frames=[1, 9]"),
+        ("stage[2].train.learning_rate=0.1", "stage.0.train.learning_rate=0.1"),
+    ],
+)
+def test_the_entry_of_an_override_is_shown_with_its_number(tmp_path: Path, override: str, shown: str) -> None:
+    """In the words that were typed, so that what is shown can be typed."""
+    error = mistake(tmp_path, override, text=STAGES)
+    assert shlex.split(error.remedy.partition("--set ")[2].partition(", or")[0]) == [shown]
+    recipe_file.load(write(tmp_path, STAGES), [shown])
+
+
+def test_the_name_of_an_entry_that_was_meant_is_offered(tmp_path: Path) -> None:
+    for override in ("stage.clip.train.learning_rate=0.1", "stage.clip.bucket.0.batch_size=2"):
+        assert 'did you mean "clips"?' in mistake(tmp_path, override, text=STAGES).remedy
 
 
 @pytest.mark.parametrize(("override", "field", "value", "remedy"), MISTAKES, ids=[m[0] for m in MISTAKES])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from reelworks.core import toml, toml_none, user_files
+from reelworks.core import system, toml, toml_none, user_files
 from reelworks.core.errors import UserError, nearest
 from reelworks.core.log import logger
 from reelworks.data.buckets.config import as_table
@@ -278,11 +278,15 @@ def _index(node: Any, part: str, text: str) -> int:
     if part in (names := [each.get("name") if isinstance(each, dict) else None for each in node]):
         return names.index(part)
     if not part.isdecimal() or int(part) >= len(node):
+        path, known = _path(text), [str(name) for name in names if name is not None]
+        at = path.index(part)
+        path[at : at + (at < len(path) - 1)] = ["0"]  # before a key, or in place of what is none
+        shown = system.quoted("=".join([".".join(path), text.partition("=")[2]]))
         raise UserError(
             f'"{part}" is not the index or the name of one of the {len(node)} entries',
             code="override-index-out-of-range",
             field="--set",
             value=text,
-            remedy="count from 0, as in --set bucket.0.batch_size=4",
+            remedy=f"count from 0, as in --set {shown}" + f", or name one: {nearest(part, known)}" * bool(known),
         )
     return int(part)
