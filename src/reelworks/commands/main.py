@@ -47,12 +47,7 @@ _ELSEWHERE = {
     name: ways
     for names, *ways in (
         ("lr learning_rate", "--set train.learning_rate=VALUE"),
-        (
-            "steps max_train_steps num_steps",
-            "--num-inference-steps VALUE",
-            "--max-steps VALUE",
-            "--set train.max_steps=VALUE",
-        ),
+        ("steps num_steps max_train_steps", "--num-inference-steps N", "--max-steps N", "--set train.max_steps=N"),
         ("cfg cfg_scale guidance", "--guidance-scale VALUE"),
         ("epochs max_train_epochs num_epochs", "--set train.max_epochs=VALUE"),
         ("batch_size train_batch_size", "--set buckets.batch_size=VALUE"),

@@ -133,7 +133,7 @@ def lora(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
         UserError: As from `make`, or the recipe cannot be written.
 
     Examples:
-        >>> from reelworks.quickstart.request import MADE_WITH, NewLoraRequest
+        >>> from reelworks.quickstart.request import NewLoraRequest
         >>> NewLoraRequest(model="flux-dev", vram_gb=24).path
         PosixPath('lora-flux-dev.toml')
     """
@@ -151,10 +151,7 @@ def make(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
     footage = _Footage.survey(request, on_progress)
     drafted = _choose(request, footage)
     lines, planned = _with_length(request, drafted)
-    title = f"A LoRA of {footage.found.to_text()} on {request.preset}."
-    if request.data:
-        title += f"\n# {MADE_WITH}{toml_writer.literal(request.given)}"
-    text = _with_overrides(lines, title, request.overrides)
+    text = _with_overrides(lines, request, footage.found)
     remarks = [*footage.remarks, *drafted.sizes.remarks]
     if not registry.PRESETS[request.preset].release:
         remarks.append(f"{request.preset} starts from fresh weights and is meant for experiments")
@@ -309,11 +306,11 @@ def _read(lines: Sequence[Line], path: Path, overrides: Sequence[str] = ()) -> R
     return recipe_file.parse(recipe_file.with_overrides(values, overrides))
 
 
-def _with_overrides(lines: Sequence[Line], title: str, overrides: Sequence[str]) -> str:
+def _with_overrides(lines: Sequence[Line], request: NewLoraRequest, found: FolderSurvey) -> str:
     """Return the recipe's text; values that were given in place of those that were chosen have that as their reason."""
-    if not overrides:
-        return toml_writer.write(title, lines)
-    values = recipe_file.with_overrides(toml.parse(toml_writer.write("", lines)), overrides)
+    made_with = f"\n# {MADE_WITH}{toml_writer.literal(request.given)}" if request.data else ""
+    title = f"A LoRA of {found.to_text()} on {request.preset}.{made_with}"
+    values = recipe_file.with_overrides(toml.parse(toml_writer.write("", lines)), request.overrides)
     return toml_writer.write(title, toml_writer.lines_of(values, lines, "as given with --set"))
 
 

@@ -125,9 +125,9 @@ class NewLoraRequest(FootageRequest):
             UserError: It was, or does not tell.
         """
         told = re.search(f"^# {MADE_WITH}(.*)", self.path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-        made = dict[str, list[str]]()
+        made: dict[str, list[str]] = {}
         with contextlib.suppress(toml.TomlError):
-            made = toml.parse(f"options = {told[1]}")["options"] if told else made
+            made = toml.parse(f"options = {told[1]}")["options"] if told else {}
         for name, values in self.given.items():
             then = made.get(name, [])
             # A model has several names, and the file has that of its preset. Paths are compared as such.
@@ -144,13 +144,13 @@ class NewLoraRequest(FootageRequest):
     @property
     def companions(self) -> dict[str, str | list[str]]:
         """Folders of companions by their kind."""
-        found: dict[str, str | list[str]] = {}
-        for kind, folder in (("control", self.control), ("mask", self.mask)):
-            if folder is not None:
-                found[kind] = str(folder)
-        if self.source:
-            found["source"] = [str(folder) for folder in self.source] if len(self.source) > 1 else str(self.source[0])
-        return found
+        source = [str(folder) for folder in self.source]
+        found = {
+            "control": self.control,
+            "mask": self.mask,
+            "source": source[0] if len(source) == 1 else source or None,
+        }
+        return {kind: each if isinstance(each, list) else str(each) for kind, each in found.items() if each is not None}
 
 
 def _words(options: Mapping[str, Sequence[str]]) -> str:

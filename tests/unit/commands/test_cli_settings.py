@@ -35,11 +35,11 @@ def test_how_a_setting_is_given_is_told(arguments, told, capsys):
     [
         (["train", "r.toml", "lr=1e-4"], "Here lr is --set train.learning_rate=VALUE"),
         (["train", "r.toml", "--lr", "1e-4"], "Here --lr is --set train.learning_rate=VALUE"),
-        (["train", "r.toml", "--steps", "500"], "Here --steps is --max-steps VALUE"),
+        (["train", "r.toml", "--steps", "500"], "Here --steps is --max-steps N, or --set train.max_steps=N"),
         (["train", "--images", "cups"], "Here --images is --data DIR"),
         (["train", "r.toml", "--train_batch_size=4"], "--set buckets.batch_size=VALUE"),
         (["train", "lr.toml", "--debug"], ""),
-        (["generate", "runs/a", "--steps", "20"], "Here --steps is --num-inference-steps VALUE\n"),
+        (["generate", "runs/a", "--steps", "20"], "Here --steps is --num-inference-steps N\n"),
         (["generate", "runs/a", "--cfg_scale", "4"], "Here --cfg_scale is --guidance-scale VALUE\n"),
     ],
 )

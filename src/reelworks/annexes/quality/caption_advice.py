@@ -250,11 +250,8 @@ def _contradictions(texts: Texts, _: CaptionNeeds) -> Finding:
     if not kinds:
         return None
     text = f"{_captions(texts.number(where), 'is')} contradictory: {_tally(kinds)}"
-    return (
-        text,
-        "look at the clips, and keep what they show; words are compared, so some may be right",
-        texts.files(where),
-    )
+    remedy = "look at the clips, and keep what they show; words are compared, so some may be right"
+    return text, remedy, texts.files(where)
 
 
 def _script(texts: Texts, needs: CaptionNeeds) -> Finding:
@@ -289,11 +286,8 @@ def _unknown(texts: Texts, needs: CaptionNeeds) -> Finding:
         return None
     number = number if len(at) == len(texts.unique) else round(number * len(texts.unique) / len(at))
     text = f"{_captions(number, 'has')} words or signs that the tokenizer does not know"
-    return (
-        text,
-        f"{needs.encoder.name} reads all of them as one unknown token; write them in its language",
-        texts.files(where),
-    )
+    remedy = f"{needs.encoder.name} reads all of them as one unknown token; write them in its language"
+    return text, remedy, texts.files(where)
 
 
 _OPENINGS = (

@@ -61,9 +61,8 @@ class TuneRequest:
             entries, settings = tuned.unmeasured(recipe.bucket, recipe.buckets)
             cost = recipe.cost.model_copy(update={"measured": None})
             group = {"sequence_degree": recipe.parallel.group_size, "max_sequence_degree": None}
-            parallel = recipe.parallel.model_copy(update=group)
-            update = {"bucket": entries, "buckets": settings, "cost": cost, "parallel": parallel}
-            stages.append(dataset.bucket_table(recipe.model_copy(update=update), on_scan))
+            update = {"bucket": entries, "buckets": settings, "parallel": recipe.parallel.model_copy(update=group)}
+            stages.append(dataset.bucket_table(recipe.model_copy(update=update | {"cost": cost}), on_scan))
         return stages[0][0], table.joined([own for _, own in stages])
 
     @property
