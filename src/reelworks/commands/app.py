@@ -117,7 +117,7 @@ class App(typer.Typer):
 
     def add(self, command: AnnexCommand, annex: str = "") -> None:
         """Register a command of an annex, or a group of them."""
-        found = annexes.use(annex, command.place)
+        found: Any = annexes.use(annex, command.place)
         if isinstance(found, typer.Typer):
             self.add_typer(found, name=command.name)
         else:

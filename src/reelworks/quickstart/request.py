@@ -114,7 +114,7 @@ class NewLoraRequest(FootageRequest):
     @property
     def given(self) -> dict[str, list[str]]:
         """Values of the options that were given, but for those of the recipe's file."""
-        options = [arg for arg in requests.args_of(type(self)) if arg.name not in ("output", "force")]
+        options = [arg for arg in requests.args_of(NewLoraRequest) if arg.name not in ("output", "force")]
         values = [(arg.shown, getattr(self, arg.name)) for arg in options if getattr(self, arg.name) not in (None, ())]
         return {name: [*map(str, value if isinstance(value, tuple) else (value,))] for name, value in values}
 
