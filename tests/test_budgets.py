@@ -26,26 +26,26 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_462, 1_600),
-    "data": Part(("data",), 15_873, 12_400),
+    "core": Part(("core",), 2_479, 1_600),
+    "data": Part(("data",), 15_896, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_424, 8_600),
-    "training": Part(("training",), 12_562, 9_700),
+    "models": Part(("models",), 11_415, 8_600),
+    "training": Part(("training",), 12_531, 9_700),
     "inference": Part(("inference",), 2_782, 2_400),
-    "commands": Part(("commands",), 1_616, 1_200),
-    "reports": Part(("reports",), 1_412, 1_250),
-    "quickstart": Part(("quickstart",), 831, 500),
-    "demo and testing": Part(("demo", "testing"), 1_188, 1_100),
+    "commands": Part(("commands",), 1_629, 1_200),
+    "reports": Part(("reports",), 1_415, 1_250),
+    "quickstart": Part(("quickstart",), 855, 500),
+    "demo and testing": Part(("demo", "testing"), 1_185, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_958, 1_450),
+    "adapter files": Part(("annexes/lora",), 1_954, 1_450),
     "doctor": Part(("annexes/doctor",), 204, 170),
-    "captions": Part(("annexes/captions",), 1_794, 1_350),
+    "captions": Part(("annexes/captions",), 1_787, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),
-    "quality": Part(("annexes/quality",), 2_206, 1_950),
+    "quality": Part(("annexes/quality",), 2_196, 1_950),
     "learning": Part(("annexes/learning",), 897, 700),
     "hub": Part(("annexes/hub",), 685, 580),
-    "imports": Part(("annexes/imports",), 7_061, 4_850),
-    "page": Part(("annexes/page",), 3_035, 2_700),
+    "imports": Part(("annexes/imports",), 7_027, 4_850),
+    "page": Part(("annexes/page",), 3_003, 2_700),
 }
 
 
