@@ -8,6 +8,7 @@ from refused import refused
 
 from reelworks.data.catalog.config import DatasetConfig, Source
 from reelworks.data.catalog.sources import KINDS
+from reelworks.data.catalog.store import companions
 
 
 def test_the_folder_names_the_dataset() -> None:
@@ -41,6 +42,8 @@ def test_names_of_companions_are_refused_wherever_they_come_from(kind: str) -> N
         with refused("dataset-name-reserved", "dataset.name", says=f"x:{kind}"):
             _ = DatasetConfig(path=path, name=name).dataset_name
     assert DatasetConfig(path=f"x:{kind}", name=kind).dataset_name == kind
+    (own,) = companions.sources(Source("clips", Path("clips")), {"mask": f"x:{kind}"})
+    assert own.name == "clips:mask", "whatever their folder is called"
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,28 @@ def test_a_listing_and_a_question_tell_the_same_version_of_a_file(protocol: str,
     assert versions[0] != versions[1]
 
 
+def test_a_storage_that_lists_a_folder_to_tell_of_one_file_is_not_asked_for_each(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FTP, GitHub and the hub do; those that tell of one file by one request are asked after each download."""
+    asked: list[str] = []
+    monkeypatch.setattr(MemoryFileSystem, "invalidate_cache", lambda fs, path=None: asked.append(path))
+    for i in range(3):
+        MemoryFileSystem().pipe_file(f"/one-by-one/{i}.png", b"a picture")
+
+    def read(entry: Any) -> None:
+        asked.clear()
+        location.local(location.below("memory://one-by-one", entry.path, entry.start, entry.size_bytes, entry.mtime_ns))
+
+    one, *others = list_address("d", "memory://one-by-one").entries
+    read(one)
+    assert len(asked) == 1
+    monkeypatch.setattr(location, "_TELL_OF_ONE", frozenset())
+    for entry in others:
+        read(entry)
+        assert not asked
+
+
 def test_the_copies_used_last_stay(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, 1000)
     for i in range(50):

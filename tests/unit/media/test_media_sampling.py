@@ -87,7 +87,9 @@ def test_decoding_begins_with_the_nearest_key_frame(first: int, interlaced: bool
     times = FrameTimes(10 * np.arange(36), np.array([0, 12, 24]), 0.1, None, True)
     request = Request(Path("a.mp4"), False, Shape(2, 8, 8), first_frame=first, num_frames=2)
     around = tuple(range(10 * key, 10 * (first + 3), 10))
-    assert decode.find_ticks(request, times, interlaced=interlaced) == FrameTicks((10 * first, 10 * first + 10), around)
+    assert decode.find_ticks(request, times, interlaced=interlaced) == FrameTicks(
+        (10 * first, 10 * first + 10), around, 10 * first + 20
+    )
 
 
 def test_a_crop_of_half_is_the_centre() -> None:

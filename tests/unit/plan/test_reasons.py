@@ -186,7 +186,7 @@ def test_limits_of_proposed_buckets_beside_own_ones_are_told(folder, buckets, sa
     ("train", "share"),
     [
         ({"max_steps": 100, "warmup_steps": 1000}, 0.1),
-        ({"max_steps": 100, "warmup_steps": 99}, None),
+        ({"max_steps": 100, "warmup_steps": 100}, None),
         ({"max_epochs": 2, "warmup_steps": 40}, 0.1),
         ({"max_epochs": 2, "max_steps": 2, "warmup_steps": 4}, 0.5),
         ({"max_epochs": 2}, None),

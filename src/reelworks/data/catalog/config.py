@@ -47,7 +47,7 @@ class Source:
         is_list, file = formats.is_list(last or path), Path(path)
         name = name or (formats.list_stem(last or file.name) if is_list else last or file.resolve().name)
         if name.endswith(tuple(f":{kind}" for kind in sources.KINDS)):
-            field, remedy = "dataset.name", "give the dataset another name"
+            field, remedy = "dataset.name", "give the dataset another name, or rename its folder or list"
             raise UserError(
                 "companions have such names", code="dataset-name-reserved", field=field, value=name, remedy=remedy
             )

@@ -120,6 +120,7 @@ class FrameTicks(NamedTuple):
     ticks: tuple[int, ...]  # of the frames to return, in their order
     # Of all frames from one before them with which a decoder can begin to one behind them, by which their order is checked.
     around: tuple[int, ...]
+    end: int | None = None  # of the frame behind the clip, if it is a range with one
 
 
 @dataclass(frozen=True)
@@ -320,7 +321,12 @@ def find_ticks(request: Request, times: FrameTimes, *, interlaced: bool) -> Fram
     """Find the frames of a request in a file with these frame times; raise `MediaError` if it has too few."""
     indices = _chosen(request, len(times.ticks), lambda: times.seconds)
     (key, last), *_ = _sought([_span(indices)], times, interlaced=interlaced)
-    return FrameTicks(tuple(times.sought_at[indices].tolist()), tuple(times.sought_at[key : last + 2].tolist()))
+    end = math.inf if request.num_frames is None else request.first_frame + request.num_frames
+    return FrameTicks(
+        tuple(times.sought_at[indices].tolist()),
+        tuple(times.sought_at[key : last + 2].tolist()),
+        int(times.sought_at[int(end)]) if end < len(times.sought_at) else None,
+    )
 
 
 def _span(indices: NDArray[np.int64]) -> range:

@@ -28,7 +28,12 @@ from reelworks.data.media.formats import archives_of
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 # What storages call the hash of a file's content, and the time of its last change.
 _HASHES = ("ETag", "etag", "blob_id", "md5Hash", "md5Checksum", "oid", "sha", "Content-MD5", "Digest")
-_TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "modified", "modify", "last_write_time", "created")
+_TIMES = (
+    *("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "modified", "modify", "modificationTime"),
+    *("last_write_time", "created"),
+)
+# Those that tell of one file by one request; others list the whole folder for it.
+_TELL_OF_ONE = frozenset(("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"))
 
 
 class ChangedError(OSError):
@@ -148,23 +153,37 @@ def _is_file(file: str) -> bool:
 
 
 def remote_info(fs: Any, path: str, listed: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return what a storage tells of a file: what it has `listed` if that has a version, else what it tells of the file now."""
-    if listed and any(listed.get(key) for key in _HASHES + _TIMES):
+    """Return what a storage tells of a file: what it has `listed`, unless it tells of one file more, such as its version."""
+    if listed and (any(listed.get(key) for key in _HASHES + _TIMES) or not _tells_of_one(fs)):
         return listed
     with reached():
         fs.invalidate_cache(fs._parent(path))  # what was told before, when the folder was listed
         return dict(fs.info(path))
 
 
+def _tells_of_one(fs: Any) -> bool:
+    return not _TELL_OF_ONE.isdisjoint((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
+
+
 def version_of(info: dict[str, Any]) -> int:
-    """Return what makes a remote file the same one: a number of its ETag or hash, else of its size and time of change.
+    """Return what makes a remote file the same one: a number of its ETag or hash, else its time of change, 0 if none is told.
 
     Of two files of the same size, without a hash, whose times the storage rounds to the same second, it tells no difference.
     """
-    known = next((str(info[key]).removeprefix("W/").strip('"') for key in _HASHES if info.get(key)), "")
-    time = next((info[key] for key in _TIMES if info.get(key)), "")
-    known = known or f"{info.get('size')} {time.timestamp() if isinstance(time, datetime) else time}"
-    return int.from_bytes(hashlib.blake2b(known.encode(), digest_size=7).digest(), "big")
+    known = next((info[key] for key in _HASHES + _TIMES if info.get(key)), 0)
+    if isinstance(known, datetime):
+        known = known.timestamp()
+    return int(known * 1e9) if isinstance(known, int | float) else _number(str(known))
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+
+
+def _is_version(info: dict[str, Any], version: int) -> bool:
+    """Whether a file has that version; some storages put quotes around a hash, and none where they list it."""
+    tag = next((str(info[key]).strip('"') for key in _HASHES if info.get(key)), None)
+    return version == version_of(info) or (tag is not None and version in (_number(tag), _number(f'"{tag}"')))
 
 
 def local(file: MediaPath) -> MediaPath:
@@ -184,9 +203,8 @@ def local(file: MediaPath) -> MediaPath:
                 fs.get_file(path, str(target))
             else:
                 target.write_bytes(fs.cat_file(path, start=file.start, end=file.start + file.size))
-        if (
-            version_of(remote_info(fs, path)) != file.version
-        ):  # asked after it was read, during which it may have changed
+        # Asked after it was read, during which it may have changed.
+        if _tells_of_one(fs) and not _is_version(remote_info(fs, path), file.version):
             raise ChangedError("the file has changed since it was scanned; scan again")
 
     key = digests.of_bytes("\0".join(map(str, (file.file, file.start, file.size, file.version))).encode())

@@ -173,9 +173,9 @@ def _span_seconds(clip: Request) -> tuple[float, float] | None:
             return None
         tick = None if opened.container.format.name in frame_times.DECODING_TIMES else opened.stream.time_base
         if clip.frame_ticks is not None and clip.at_rate is None and tick is not None:
-            ticks, behind = clip.frame_ticks.ticks, clip.frame_ticks.around[-1]
-            ends = len(set(ticks)) < len(ticks) and clip.num_frames is not None and behind > max(ticks)
-            return float(min(ticks) * tick), float(behind * tick) if ends else math.inf
+            ticks, _, end = clip.frame_ticks
+            is_held = len(set(ticks)) < len(ticks)
+            return float(min(ticks) * tick), math.inf if end is None or not is_held else float(end * tick)
         times = frame_times.of_video(opened)
         if not times.timed:
             raise MediaError("its frames have no times, by which the sound would be found")

@@ -148,7 +148,7 @@ def _unfinished_warmup(train: TrainConfig, stage: StageStart, plan: EpochPlan) -
     """Return a line if the training, or its stage, ends before the learning rate's warm-up; epochs are as the planned one."""
     of_epochs = math.inf if train.max_epochs is None else (train.max_epochs - stage.epoch) * plan.num_steps
     steps = of_epochs if train.max_steps is None else min(of_epochs, train.max_steps - stage.step)
-    if train.warmup_steps < max(steps, 1):
+    if train.warmup_steps <= steps or steps < 1:
         return []
     return [
         f"train.warmup_steps = {train.warmup_steps} outlasts the {units.plural(int(steps), 'step')} of training: the rate reaches "

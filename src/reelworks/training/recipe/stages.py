@@ -168,7 +168,7 @@ def require_names(stages: Sequence[StageConfig], datasets: Sequence[Sequence[Dat
     for stage, own in zip(stages, datasets, strict=True):
         with naming(stage):
             for dataset in own:
-                folders = {kind: Source.from_path(folder) for kind, folder in dataset.companions.items()}
+                folders = {kind: Source.from_path(folder, kind) for kind, folder in dataset.companions.items()}
                 for kind, source in {"": dataset.place, **folders}.items():
                     both = known.setdefault((dataset.dataset_name, kind), source), source
                     if len({(each.address, each.list_file, each.cut) for each in both}) > 1:

@@ -151,7 +151,7 @@ class ShardedOptimizer:
             if isinstance(weight, _Rows):
                 values = {key: local(value) for key, value in values.items()}
             held.update(values)
-            if "z" in held and (ratio := group["betas"][0] / group["beta1"]) != 1:
+            if "z" in held and (ratio := group["betas"][0] / group.get("beta1", group["betas"][0])) != 1:
                 local(weight.detach()).lerp_(local(held["z"]), 1 - ratio)
 
     def tensors(self) -> dict[tuple[str, str], Tensor]:

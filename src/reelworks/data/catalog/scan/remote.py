@@ -80,11 +80,11 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
 
 
 def _file(fs: Any, full: str, path: str, listed: dict[str, Any] | None, names: CaptionNames) -> SourceFile:
+    problem = None if formats.kind_of(path) else formats.why_not_read(path)
     try:
-        info = location.remote_info(fs, full, listed)
+        info = listed if listed and problem else location.remote_info(fs, full, listed)
     except OSError as error:
         return _unreadable(path, error)
-    problem = None if formats.kind_of(path) else formats.why_not_read(path)
     size = int(info.get("size") or 0)
     return SourceFile(path, size, location.version_of(info), problem, captions=names.files_of(full))
 

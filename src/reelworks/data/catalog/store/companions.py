@@ -87,7 +87,7 @@ def holds_sources(dataset: str) -> bool:
 def sources(clips: Source, folders: Mapping[str, str]) -> list[Source]:
     """List the folders of companions that are scanned along with a dataset; refuse those inside its own folder."""
     for kind, folder in folders.items():
-        companions = Source.from_path(folder)
+        companions = Source.from_path(folder, kind)
         inside = f"{companions.address}/".startswith(f"{clips.address}/")
         if inside and clips.list_file is None:
             raise UserError(
