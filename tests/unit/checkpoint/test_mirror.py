@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_helpers import write_plain
+from fsspec.implementations.memory import MemoryFileSystem
 from mirror_helpers import Told, copy, logged, mirror_of, new_run, place_at, shown
 from refused import refused
 
@@ -341,7 +343,7 @@ def test_a_deletion_begins_with_the_manifest(tmp_path: Path) -> None:
     copy(new_run(tmp_path / "run", 100), place_at(tmp_path / "mirror"), 100)
 
     def die(call: int, name: str) -> None:
-        if name == "rm":
+        if name == "find":
             raise OSError("dead")
 
     with suppress(OSError):
@@ -349,6 +351,40 @@ def test_a_deletion_begins_with_the_manifest(tmp_path: Path) -> None:
     after = place_at(tmp_path / "mirror")
     assert after.sizes(folder_of(100))
     assert after.is_leftover(100)
+
+
+@pytest.mark.parametrize("pattern", ["run[1]", "run?", "run*", "[r]un1", "**"])
+def test_an_address_is_no_pattern(tmp_path: Path, pattern: str) -> None:
+    """Whatever a mirror deletes lies below its own address, be that a pattern that another run's address matches."""
+    store = MemoryFileSystem()
+    runs = {name: new_run(tmp_path / name, 100, 200, 300) for name in ("run1", pattern)}
+    for name, run in runs.items():
+        copy(run, RemoteFilesystem(store, f"/{tmp_path.name}/{name}", name), 100, 200, 300, keep_last=1, keep_best=None)
+        (run.checkpoints_folder / "pins" / "step-000000100").unlink()
+    first = {p: store.cat_file(p) for p in store.find(f"/{tmp_path.name}/run1")}
+    copy(runs[pattern], RemoteFilesystem(store, f"/{tmp_path.name}/{pattern}", pattern), 100, 300, keep_last=1)
+    kept = {f for f in store.find(f"/{tmp_path.name}/{pattern}") if "step-" in f}
+    assert {f.split("step-")[1][:9] for f in kept} == {"000000300"}
+    assert {p: store.cat_file(p) for p in store.find(f"/{tmp_path.name}/run1")} == first
+    assert any("step-000000100" in path for path in first)
+
+
+# Calls of a file system of fsspec that take a path for a pattern, or hand it to one that does.
+PATTERNS = re.compile(
+    r"\b_?(?:fs|filesystem)\.(?:rm|delete|get|download|put|upload|cat|cat_ranges|copy|cp|mv|move|rename|expand_path|glob"
+    r"|stat_glob)\("
+)
+
+
+def test_no_path_is_handed_to_a_call_that_takes_it_for_a_pattern() -> None:
+    found = {
+        module.name: PATTERNS.findall(module.read_text(encoding="utf-8"))
+        for module in Path(files.__file__).parents[3].rglob("*.py")
+    }
+    assert "remote.py" in found
+    assert not {name: calls for name, calls in found.items() if calls}
+    planted = "self._fs.rm(path); fs.find(a); fs.rm_file(a); place.get(b); x.filesystem.mv(a, b)"
+    assert PATTERNS.findall(planted) == ["_fs.rm(", "filesystem.mv("]
 
 
 def test_the_mirror_of_another_run_is_left_alone(tmp_path: Path) -> None:

@@ -38,7 +38,10 @@ class MirrorError(UserError):
 
 
 class RemoteFilesystem:
-    """Files and checkpoints of a mirror. Paths are relative to `root`, its folder in `fs`; nothing is cached."""
+    """Files and checkpoints of a mirror. Paths are relative to `root`, its folder in `fs`; nothing is cached.
+
+    Characters of a pattern in an address stand for themselves: only calls of fsspec that take a path as it is are made.
+    """
 
     def __init__(self, fs: fsspec.AbstractFileSystem, root: str, url: str) -> None:
         self._fs, self._root, self.url = fs, root.rstrip("/"), url
@@ -134,8 +137,7 @@ class RemoteFilesystem:
     def get(self, path: str, file: Path) -> None:
         """Download a file and sync its content; the caller syncs the folder."""
         self._fs.get_file(self._at(path), str(file))
-        with file.open("rb") as f:
-            storage.fsync(f.fileno(), file)
+        _sync(file)
 
     def remove_file(self, path: str) -> None:
         """Remove a file if it exists."""
@@ -193,8 +195,13 @@ class RemoteFilesystem:
         """Delete a checkpoint or a partial upload; the manifest goes first."""
         self.remove_file(f"{folder_of(step)}/{manifest.FILE_NAME}")
         self._fs.invalidate_cache()
-        with suppress(FileNotFoundError):
-            self._fs.rm(self._at(folder_of(step)), recursive=True)
+        found = self._fs.find(self._at(folder_of(step)), withdirs=True, detail=True)
+        for path, info in sorted(found.items(), reverse=True):  # a folder's files before the folder
+            if info["type"] != "directory":
+                self._fs.rm_file(path)
+            else:
+                with suppress(OSError):  # object storage has no folders
+                    self._fs.rmdir(path)
 
     def is_leftover(self, step: int) -> bool:
         """Whether a folder is a dead process's partial upload or deletion."""
@@ -217,10 +224,17 @@ class RemoteFilesystem:
             yield target
             return
         yield f"{target}.tmp"
-        self._fs.mv(f"{target}.tmp", target)
+        _sync(Path(f"{target}.tmp"))
+        storage.rename(Path(f"{target}.tmp"), Path(target))
+        storage.fsync_folder(Path(target).parent)
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}".rstrip("/")
+
+
+def _sync(file: Path) -> None:
+    with file.open("r+b") as f:  # Windows syncs only what may be written
+        storage.fsync(f.fileno(), file)
 
 
 def folder_of(step: int) -> str:
