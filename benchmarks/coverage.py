@@ -95,7 +95,7 @@ def begin(root: Path) -> tuple[RunFolder, RecipeData, DataPosition]:
         }
     )
     run = RunFolder(root / "run")
-    run.create({"ranks": RANKS})
+    run.create(RANKS)
     run.keep_recipe(recipe_file.dump(recipe))
     data = RecipeData.open(recipe)
     return run, data, positions.begin_epoch(data, data.plan_spec(RANKS, RANKS), epoch=0)

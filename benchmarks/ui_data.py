@@ -100,7 +100,7 @@ def _learn(recipe_path: Path) -> None:
     """Leave a run of the recipe that has trained an epoch, in whose checkpoint each clip has a loss."""
     recipe = recipe_file.load(recipe_path)
     run = RunFolder(Path(recipe.output))
-    run.create({"ranks": 1})
+    run.create(1)
     name = run.keep_recipe(recipe_file.dump(recipe))
     data = RecipeData.open(recipe)
     position = positions.begin_epoch(data, data.plan_spec(1, 1), epoch=0)

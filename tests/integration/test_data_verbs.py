@@ -109,7 +109,7 @@ run = {str(tmp_path / "run")!r}
 typed("contact-sheet", {str(recipe)!r}, "--json")
 typed("inspect", run + "/catalog")
 from pathlib import Path
-RunFolder(Path(run)).create({{"micro_batches_per_step": 1, "same_bucket_run": 1}})
+RunFolder(Path(run)).create()
 Path(run, "recipe.toml").write_text(Path({str(recipe)!r}).read_text(encoding="utf-8"), encoding="utf-8")
 typed("coverage", run)
 assert "torch" not in sys.modules

@@ -47,7 +47,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(tiny: Any, tmp_path: Pat
     run = RunFolder(tmp_path / "run")
     kept = sorted((run.path / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(kept) == 2
-    assert {file.stem for file in kept} == {f"run-{run.info()['id']}"}
+    assert {file.stem for file in kept} == {f"run-{run.info().id}"}
     assert all(b"train/loss" in file.read_bytes() for file in kept)
 
 
@@ -58,5 +58,5 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_trackio(tiny: Any, tmp_path: P
     run = RunFolder(tmp_path / "run")
     with sqlite3.connect(tmp_path / "trackio" / "tests.db") as database:
         rows = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
-    assert {row[0] for row in rows} == {f"run-{run.info()['id'][:6]}"}
+    assert {row[0] for row in rows} == {f"run-{run.info().id[:6]}"}
     assert [step for _, step, values in rows if "train/loss" in json.loads(values)] == [1, 2, 3, 4]

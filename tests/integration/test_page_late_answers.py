@@ -42,7 +42,7 @@ def root(tmp_path, monkeypatch):
     recipe = recipe_file.load(tmp_path / "cats.toml")
     dataset.scan_recipe(recipe)
     run = RunFolder(tmp_path / "runs" / "cats")
-    run.create({})
+    run.create()
     run.recipe_file.write_text(recipe_file.dump(recipe), encoding="utf-8")
     fabricate.note_losses(run, [1.0, 3.0, 2.0])
     fabricate.note_losses(run, [1.0, 3.0, 2.0], step=20)

@@ -65,7 +65,7 @@ def test_global_batches_do_not_depend_on_the_number_of_processes(tiny, tmp_path,
     for alone, sharded, whole in zip(*by_block, told(many, "step", "grad_norm"), strict=True):
         assert alone == pytest.approx(sharded, rel=5e-4)
         assert sum(norm**2 for norm in sharded.values()) ** 0.5 == pytest.approx(whole, rel=1e-5)
-    assert RunFolder(many).info()["ranks"] == route[0][0]
+    assert RunFolder(many).info().ranks == route[0][0]
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("replicated", marks=pytest.mark.slow), "fsdp"])

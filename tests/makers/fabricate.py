@@ -90,7 +90,7 @@ def step(clock: Clock, number: int, rng: random.Random, total: int) -> None:
 def make(path: Path, steps: int = 300, every: int = 60, crash_at: int = 170) -> RunFolder:
     """Train for a while, crash between two checkpoints, resume, be asked to leave, resume, finish."""
     run = RunFolder(path)
-    run.create({"name": path.name, "micro_batches_per_step": 2, "same_bucket_run": 2})
+    run.create()
     run.checkpoints_folder.mkdir()
     files.write_json(run.plan_folder / "summary.json", summary())
     run.recipe_file.write_text('version = 1\nname = "<i>demo</i>"\n[train]\nmax_steps = 300\n', encoding="utf-8")

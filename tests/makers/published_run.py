@@ -49,7 +49,7 @@ def make(
     values = tiny_recipe.of_family("wan-tiny", run.path, data, **(own | changes))
     values["model"]["weights"] = weights
     recipe = recipe_file.parse(values)
-    run.create({})
+    run.create()
     name = run.keep_recipe(recipe_file.dump(recipe))
     log, store = EventLog(run.events_file), CheckpointFolder(run.checkpoints_folder)
     log.write("start", step=0, recipe=name, device="cpu", world_size=1, resumed_from=None, sources=on_hub or {})

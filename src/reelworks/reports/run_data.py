@@ -9,7 +9,7 @@ from typing import Any
 from reelworks.core import toml, user_files
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events
-from reelworks.data.run.folder import RunFolder
+from reelworks.data.run.folder import RunFolder, RunInfo
 from reelworks.training.coverage import clip_history, speed
 from reelworks.training.coverage.coverage import EpochCoverage
 from reelworks.training.coverage.speed import Speed
@@ -24,11 +24,10 @@ class RunData:
     """Contents of a run folder."""
 
     path: Path
-    # info, environment: contents of `run.json` and `environment.json`
-    info: dict[str, Any]
+    info: RunInfo
     summary: PlanSummary | None  # of `plan/summary.json`; None if it is missing or damaged
     recipe: str  # the resolved recipe as text
-    environment: dict[str, Any]
+    environment: dict[str, Any]  # content of `environment.json`
     all_events: list[Event]  # all events as written, also those that a resume discarded
     events: list[Event]  # events that no resume discarded, see `data.run.events.timeline`
     # on_disk, pinned: steps of the committed and of the pinned checkpoints

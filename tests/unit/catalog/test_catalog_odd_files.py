@@ -81,7 +81,7 @@ def test_what_a_run_writes_into_the_dataset_s_folder_is_no_clip(tmp_path: Path) 
     """Whether the folder is the run's own or has the run in it, under any name."""
     for output in (tmp_path, tmp_path / "deep" / "my_run"):
         run = RunFolder(output)
-        run.create({})
+        run.create()
         for folder in (run.samples_folder / "step-000000002", run.evaluations_folder, run.exports_folder):
             folder.mkdir(parents=True, exist_ok=True)
             odd_archives.picture(folder / "00.png")

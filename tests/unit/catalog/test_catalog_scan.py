@@ -372,7 +372,7 @@ def test_a_run_folder_inside_the_dataset_is_no_footage(data: Path, target: Path)
     media.write_picture(preview / "00.png", 3)
     before = run(data, target)
     assert "sub/run/samples/step-000000002/00.png" in paths(target)
-    run_folder.create({})
+    run_folder.create()
     after = run(data, target)
     assert (after.found, after.removed) == (before.found - 1, 1)
     assert paths(target) == ["a.png", "sub/B.PNG", "sub/bad.mp4", "sub/c.mp4"]
@@ -385,6 +385,6 @@ def test_a_run_json_of_somebody_else_hides_nothing(data: Path, target: Path, tex
 
 
 def test_a_dataset_may_be_a_run_folder_or_lie_in_one(data: Path, target: Path) -> None:
-    RunFolder(data).create({})
+    RunFolder(data).create()
     assert run(data, target).found == 4
     assert run(data / "sub", target, "below").found == 3

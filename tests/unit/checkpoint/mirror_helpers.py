@@ -76,7 +76,7 @@ class Told:
 def new_run(path: Path, *steps: int) -> RunFolder:
     """A run folder with small files of all kinds and checkpoints."""
     run = RunFolder(path)
-    run.create({"micro_batches_per_step": 1})
+    run.create()
     run.keep_recipe("version = 1\n")
     run.events_file.write_text('{"kind": "start"}\n', encoding="utf-8")
     for name, text in {
@@ -106,7 +106,7 @@ def place_at(path: Path, before: Callable[[int, str], None] = lambda call, name:
 
 def mirror_of(run: RunFolder, place: RemoteFilesystem, told: Told | None = None, **keys: Any) -> Mirror:
     config = MirrorConfig(url=place.url, **keys)
-    return Mirror(place, run, run.info()["id"], config, told or Told())
+    return Mirror(place, run, config, told or Told())
 
 
 def copy(run: RunFolder, place: RemoteFilesystem, *steps: int, **keys: Any) -> Told:
@@ -126,3 +126,7 @@ def shown(place: RemoteFilesystem) -> list[int]:
     """Steps with a manifest; raises if one of them is not whole."""
     steps = [step for step in place.steps() if place.manifest_data(step) is not None]
     return [place.complete(step).step for step in steps]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}

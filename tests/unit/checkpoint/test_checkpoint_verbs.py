@@ -33,7 +33,7 @@ RECIPE = tiny_recipe.least(train={"max_steps": 4}, checkpoints={"keep_last": 2, 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
-    folder.create({})
+    folder.create()
     folder.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE)), encoding="utf-8")
     return folder
 

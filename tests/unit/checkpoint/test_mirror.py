@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from checkpoint_helpers import write_plain
 from fsspec.implementations.memory import MemoryFileSystem
-from mirror_helpers import Told, copy, logged, mirror_of, new_run, place_at, shown
+from mirror_helpers import Told, content, copy, logged, mirror_of, new_run, place_at, shown
 from refused import refused
 
 from reelworks.core import digests
@@ -38,10 +38,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def lines() -> Iterator[list[str]]:
     with logged() as lines:
         yield lines
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
 def test_a_copy_equals_the_checkpoint_and_has_what_a_resume_needs_beside_it(tmp_path: Path) -> None:
@@ -441,8 +437,8 @@ def test_addresses_that_cannot_work_are_refused_at_once(tmp_path: Path, monkeypa
 def test_wherever_an_upload_breaks_off_no_marker_names_files_that_are_not_there(tmp_path: Path) -> None:
     """What marks a catalog or a record as complete comes last; a resume would take its parts for all."""
     run = new_run(tmp_path / "run")
-    run_id, counted = run.info()["id"], place_at(tmp_path / "0")
-    files.push(counted, run, run_id)
+    counted = place_at(tmp_path / "0")
+    files.push(counted, run, "token")
     complete, marked = content(tmp_path / "0").keys(), 0
     for dead_from in range(2, counted._fs.calls + 1):
 
@@ -452,7 +448,7 @@ def test_wherever_an_upload_breaks_off_no_marker_names_files_that_are_not_there(
 
         there = tmp_path / str(dead_from)
         with suppress(TimeoutError):
-            files.push(place_at(there, die), run, run_id)
+            files.push(place_at(there, die), run, "token")
         found = content(there).keys() if there.exists() else set()
         for marker in (name for name in found if Path(name).name in ("catalog.json", "about.json")):
             marked += 1

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import one_save
 import pytest
 from checkpoint_helpers import Killed
 from fsspec.implementations.memory import MemoryFileSystem
-from mirror_helpers import copy, logged, new_run, place_at
+from mirror_helpers import content, copy, logged, new_run, place_at
 from refused import refused
 
 from reelworks.core import storage
 from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.mirror import files
 from reelworks.data.checkpoint.mirror.fetch import bring_back
 from reelworks.data.checkpoint.mirror.files import MirrorIndex, pull
 from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.data.checkpoint.verify import verify
-from reelworks.data.run.folder import RunFolder
+from reelworks.data.run.folder import RunFolder, RunInfo
 
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Path:
     """A mirror with checkpoints of steps 100, 200 and 300; the run itself is gone."""
-    run = new_run(tmp_path / "gone", 100, 200, 300)
+    run = new_run(tmp_path / "run", 100, 200, 300)
     copy(run, place_at(tmp_path / "mirror"), 100, 200, 300)
     shutil.rmtree(run.path)
     return tmp_path / "mirror"
@@ -47,14 +49,26 @@ def leftovers(run: RunFolder) -> list[Path]:
 def test_a_copied_recipe_does_not_become_the_run_of_its_mirror(tmp_path: Path) -> None:
     """A new run that names the address of another one has another folder's name; on a new disk, a run keeps its own."""
     one = new_run(tmp_path / "one", 100)
-    (one.path / "recipe.toml").write_text('output = "/old/disk/runs/one"\n', encoding="utf-8")
     copy(one, place_at(tmp_path / "mirror"), 100)
     with refused("mirror-of-another-run", "checkpoints.mirror.url", says="belongs to the run one"):
         fetch(tmp_path / "mirror", RunFolder(tmp_path / "two"))
     assert not (tmp_path / "two").exists()
+    with refused("mirror-of-another-run", "checkpoints.mirror.url", says=f"belongs to the run in {one.path}"):
+        fetch(tmp_path / "mirror", RunFolder(tmp_path / "new" / "one"))  # the run is still there
+    shutil.rmtree(one.path)
     assert fetch(tmp_path / "mirror", RunFolder(tmp_path / "new" / "one"))[0] == 100
-    (tmp_path / "mirror" / "recipe.toml").write_text('output = "."\n', encoding="utf-8")  # of any name
-    assert fetch(tmp_path / "mirror", RunFolder(tmp_path / "three"))[0] == 100
+
+
+def test_a_run_in_the_present_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a scheduler's job, which another one goes on with."""
+    for job, step in (("job-1", None), ("job-2", 100)):
+        (tmp_path / job).mkdir()
+        monkeypatch.chdir(tmp_path / job)
+        run = RunFolder(Path())
+        assert fetch(tmp_path / "mirror", run)[0] == step
+        if step is None:
+            copy(new_run(Path(), 100), place_at(tmp_path / "mirror"), 100)
+            shutil.rmtree(tmp_path / job)
 
 
 def test_an_empty_disk_gets_the_newest_and_the_files_beside_it(tmp_path: Path, mirror: Path) -> None:
@@ -80,7 +94,12 @@ def test_no_file_of_a_mirror_is_written_outside_of_the_run(tmp_path: Path) -> No
     for path in stolen:
         store.pipe_file(f"/{tmp_path.name}/{path}", b"bad")
     index = MirrorIndex(
-        format=1, run_id="id", files={path: (size, 0) for path, size in {"run.json": 2, **stolen}.items()}
+        format=1,
+        token="",
+        folder="",
+        name="",
+        run=RunInfo(id="id", created=0.0, ranks=1),
+        files={path: [(size, 0)] for path, size in {"run.json": 2, **stolen}.items()},
     )
     assert pull(place, run, index) == []
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [run.path / "run.json"]
@@ -95,18 +114,200 @@ def test_a_named_step_is_fetched_or_nothing(tmp_path: Path, mirror: Path) -> Non
     assert steps(run) == [100, 200]
 
 
-def test_a_run_that_is_no_mirror_is_never_written_over(tmp_path: Path) -> None:
-    """Neither when a run begins nor by a copy; the run folder itself is no mirror either."""
+@pytest.mark.parametrize(
+    "name", ["recipe.toml", "catalog/catalog.json", "checkpoints/step-000000001/manifest.json", "a"]
+)
+def test_a_place_with_other_files_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    """Neither a new run, nor one that has checkpoints, nor a copy by a mirror that was away at the start goes there."""
+    file = tmp_path / "mine" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine", encoding="utf-8")
+    mine = new_run(tmp_path / "run", 100, 200)
+    for run in (RunFolder(tmp_path / "new"), mine):
+        with refused("mirror-would-be-overwritten", "checkpoints.mirror.url", says=name.partition("/")[0]):
+            fetch(tmp_path / "mine", run)
+    assert copy(mine, place_at(tmp_path / "mine"), 100, keep_last=1).kinds() == ["unmirrored"]
+    assert [f for f in (tmp_path / "mine").rglob("*") if f.is_file()] == [file]
+    assert file.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_place_with_hidden_files_alone_is_empty(tmp_path: Path) -> None:
+    """As a killed probe or a first write of the index leaves them, and the browser of some desktops."""
+    run = new_run(tmp_path / "run", 100)
+    (tmp_path / "there").mkdir()
+    for name in (".probe-0123456789ab", ".mirror.json.tmp", ".DS_Store"):
+        (tmp_path / "there" / name).touch()
+    assert "mirrored" in copy(run, place_at(tmp_path / "there"), 100).kinds()
+
+
+def test_the_run_folder_is_no_mirror_of_its_own(tmp_path: Path) -> None:
     other = new_run(tmp_path / "other", 100, 200)
     before = one_save.listing(other.path)
-    with refused("mirror-would-be-overwritten", "checkpoints.mirror.url"):
-        fetch(other.path, RunFolder(tmp_path / "run"))
-    told = copy(new_run(tmp_path / "mine", 100), place_at(other.path), 100, keep_last=1)
-    assert told.kinds() == ["unmirrored"]
     for inside in (other.path, other.path / "checkpoints" / "copies"):
         with refused("mirror-inside-run", "checkpoints.mirror.url"):
             fetch(inside, other)
     assert one_save.listing(other.path) == before
+
+
+@pytest.fixture
+def mirrored(tmp_path: Path) -> RunFolder:
+    """A run that has trained to step 300, with its mirror."""
+    run = new_run(tmp_path / "run", 100, 200, 300)
+    copy(run, place_at(tmp_path / "mirror"), 100, 200, 300)
+    return run
+
+
+@pytest.mark.parametrize("resume", ["auto", "100"])
+def test_a_copy_of_a_run_folder_does_not_take_the_mirror_over(tmp_path: Path, mirrored: RunFolder, resume: str) -> None:
+    other = RunFolder(shutil.copytree(mirrored.path, tmp_path / "copy"))
+    before = one_save.listing(tmp_path / "mirror")
+    with refused("mirror-of-another-run", "checkpoints.mirror.url", says=f"belongs to the run in {mirrored.path}"):
+        fetch(tmp_path / "mirror", other, resume)
+    told = copy(other, place_at(tmp_path / "mirror"), 100)  # by a mirror that was away at the start
+    assert told.events[0][1]["reason"] == f"the mirror belongs to the run in {mirrored.path}"
+    assert one_save.listing(tmp_path / "mirror") == before
+    assert fetch(tmp_path / "mirror", mirrored)[0] is None
+    assert "mirror_retention" in copy(mirrored, place_at(tmp_path / "mirror"), 300).kinds()
+
+
+def test_of_two_copies_that_do_not_see_each_other_the_one_that_trained_last_keeps_the_mirror(
+    tmp_path: Path, mirrored: RunFolder
+) -> None:
+    """As on two machines: the other one is told, and writes nothing there any more."""
+    away = mirrored.path.rename(tmp_path / "away")
+    other = RunFolder(shutil.copytree(away, tmp_path / "copy"))
+    fetch(tmp_path / "mirror", other)
+    copy(other, place_at(tmp_path / "mirror"), 300)
+    other.path.rename(tmp_path / "not seen")
+    before = one_save.listing(tmp_path / "mirror")
+    with refused("mirror-of-another-run", "checkpoints.mirror.url", says="another copy of this run") as caught:
+        fetch(tmp_path / "mirror", RunFolder(away))
+    assert "an address of its own" in caught.value.remedy
+    assert copy(RunFolder(away), place_at(tmp_path / "mirror"), 100).kinds() == ["unmirrored"]
+    assert one_save.listing(tmp_path / "mirror") == before
+
+
+def test_a_run_that_moved_keeps_its_mirror(tmp_path: Path, mirrored: RunFolder) -> None:
+    for name in ("moved", "run"):
+        run = RunFolder((tmp_path / name).resolve())
+        mirrored.path.rename(run.path)
+        assert fetch(tmp_path / "mirror", run)[0] is None
+        assert "unmirrored" not in copy(run, place_at(tmp_path / "mirror"), 300).kinds()
+        mirrored = run
+
+
+def test_a_mirror_that_was_copied_by_hand_is_the_run_folder(tmp_path: Path, mirrored: RunFolder) -> None:
+    shutil.rmtree(mirrored.path)
+    run = RunFolder(shutil.copytree(tmp_path / "mirror", tmp_path / "run"))
+    assert fetch(tmp_path / "mirror", run)[0] is None
+    assert "unmirrored" not in copy(run, place_at(tmp_path / "mirror"), 300).kinds()
+
+
+def test_a_start_that_dies_while_it_renews_its_token_keeps_the_mirror(tmp_path: Path, mirrored: RunFolder) -> None:
+    """For each call to the storage, and each change of the run's disk, from which on nothing happens any more."""
+    at, is_done = 0, False
+    while not is_done:
+        at += 1
+        count = 0
+
+        def die(*_: object, at: int = at) -> None:
+            nonlocal count
+            count += 1
+            if count >= at:
+                raise Killed
+
+        try:
+            with storage.guarded(die):
+                files.push(place_at(tmp_path / "mirror", die), mirrored, f"token-{at}")
+            is_done = True
+        except Killed:
+            pass
+        files.own_index(place_at(tmp_path / "mirror"), mirrored)
+    assert at > 5
+
+
+def test_a_mirror_without_its_index_is_not_begun_anew(tmp_path: Path, mirrored: RunFolder) -> None:
+    """The remedy, word by word, goes on from what is there; a damaged index is no run of its own either."""
+    shutil.rmtree(mirrored.path)
+    index = tmp_path / "mirror" / "mirror.json"
+    run = RunFolder(tmp_path / "run")
+    for text in ("", None):
+        index.unlink() if text is None else index.write_text(text, encoding="utf-8")
+        with refused("mirror-would-be-overwritten", "checkpoints.mirror.url") as caught:
+            fetch(tmp_path / "mirror", run)
+        assert f"copy all of it to {run.path}" in caught.value.remedy
+        assert not run.path.exists()
+    shutil.copytree(tmp_path / "mirror", run.path)
+    assert fetch(tmp_path / "another", run)[0] is None
+    assert steps(run) == [100, 200, 300]
+
+
+def test_a_mirror_that_lost_run_json_brings_back_the_same_run(tmp_path: Path, mirrored: RunFolder) -> None:
+    former = mirrored.info()
+    shutil.rmtree(mirrored.path)
+    (tmp_path / "mirror" / "run.json").unlink()
+    assert fetch(tmp_path / "mirror", mirrored)[0] == 300
+    assert mirrored.info() == former
+
+
+def grow(run: RunFolder, *, anew: bool) -> None:
+    """Do what a next start does to the files of a run: the data grew, or were scanned `anew` into another catalog."""
+    run.keep_recipe("version = 1\nseed = 8\n")
+    with run.events_file.open("a", encoding="utf-8") as f:
+        f.write('{"kind": "start"}\n')
+    for name, text in {
+        "coverage/segment-000-000000-001/places.parquet": "other places",
+        "coverage/segment-000-000000-001/about.json": "{ }",
+        "coverage/segment-000-000000-000/outcome.json": "{}",
+        "coverage/catalog-000/part-000001.parquet": "more rows",
+        "coverage/catalog-000/catalog.json": "[1, 2]",
+        f"catalog/part-00000{0 if anew else 1}.parquet": "other rows",
+        "catalog/catalog.json": "[3]" if anew else "[1, 2]",
+    }.items():
+        (run.path / name).parent.mkdir(exist_ok=True)
+        (run.path / name).write_text(text, encoding="utf-8")
+
+
+def records(run: RunFolder) -> dict[str, bytes]:
+    """What a resume after changes needs of a run folder."""
+    wanted = ("coverage/", "catalog/", "recipe", "events", "run.json")
+    return {path: data for path, data in content(run.path).items() if path.startswith(wanted) and "/." not in path}
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_wherever_a_push_dies_what_is_brought_back_is_whole(tmp_path: Path, mirrored: RunFolder, anew: bool) -> None:
+    """For each call: each file is the former or the new one, nothing of the former is lost, and no catalogs are mixed."""
+    former = records(mirrored)
+    grow(mirrored, anew=anew)
+    new, at, is_done = records(mirrored), 0, False
+    while not is_done:
+        at += 1
+
+        def die(call: int, name: str, at: int = at) -> None:
+            if call >= at:
+                raise Killed
+
+        place, run = place_at(tmp_path / f"mirror-{at}", die), RunFolder(tmp_path / f"run-{at}")
+        shutil.copytree(tmp_path / "mirror", tmp_path / f"mirror-{at}")
+        with suppress(Killed):
+            files.push(place, mirrored, "token")
+            is_done = True
+        place = place_at(tmp_path / f"mirror-{at}")
+        bad = pull(place, run, MirrorIndex.model_validate_json(place.read(files.INDEX) or b""))
+        found = records(run)
+        assert all(data in (former.get(path), new.get(path)) for path, data in found.items())
+        assert found.keys() >= {path for path in former if not (anew and path.startswith("catalog/"))}
+        for marker in ("catalog/catalog.json", "coverage/catalog-000/catalog.json"):
+            whole = [state for state in (former, new) if state[marker] == found.get(marker)]
+            assert (
+                {p: d for p, d in whole[0].items() if p.startswith(marker[:-12])}.items() <= found.items()
+                if whole
+                else anew
+            )  # between two catalogs there is none
+        assert not bad
+        shutil.rmtree(tmp_path / f"mirror-{at}")
+    assert found == new
+    assert at > 10
 
 
 def truncate(folder: Path) -> None:
@@ -160,7 +361,7 @@ def test_storage_that_does_not_answer_is_an_error_only_where_it_is_needed(tmp_pa
         raise ConnectionError("away")
 
     away = place_at(mirror, fail)
-    with refused("mirror-unreachable", "checkpoints.mirror.url", says="cannot be written now"):
+    with refused("mirror-unreachable", "checkpoints.mirror.url", says="cannot be read now"):
         bring_back(away, RunFolder(tmp_path / "run"), "auto")
     assert bring_back(away, new_run(tmp_path / "with one", 100), "auto") is None
 
@@ -196,7 +397,7 @@ def test_a_mirror_is_of_one_run(tmp_path: Path, mirror: Path) -> None:
     with refused("mirror-of-another-run", "checkpoints.mirror.url"):
         fetch(mirror, new_run(tmp_path / "another"))
     with refused("mirror-holds-a-run", "checkpoints.mirror.url"):
-        fetch(mirror, RunFolder(tmp_path / "fresh"), "never")
+        fetch(mirror, RunFolder(tmp_path / "fresh" / "run"), "never")
     assert not (tmp_path / "fresh").exists()
 
 
@@ -217,7 +418,8 @@ def test_two_catalogs_are_never_mixed(tmp_path: Path, mirror: Path) -> None:
     assert [file.name for file in (run.path / "catalog").iterdir()] == ["catalog.json"]
     assert run.events_file.read_text(encoding="utf-8") == "mine"
 
-    other = RunFolder(tmp_path / "other")
+    shutil.rmtree(run.path)
+    other = RunFolder(tmp_path / "other" / "run")
     record = "coverage/segment-000-000000-000"
     for lost in ("catalog/part-000000.parquet", f"{record}/places.parquet"):
         (mirror / lost).unlink()
@@ -251,9 +453,9 @@ def test_wherever_a_fetch_dies_the_next_one_completes_it(tmp_path: Path, mirror:
         return count
 
     place = place_at(mirror)
-    total = attempt(RunFolder(tmp_path / "0"), place, 10**9)
+    total = attempt(RunFolder(tmp_path / "0" / "run"), place, 10**9)
     for die_at in range(1, total + 1, 2):
-        run = RunFolder(tmp_path / str(die_at))
+        run = RunFolder(tmp_path / str(die_at) / "run")
         attempt(run, place, die_at)
         for step in steps(run):
             verify(run.checkpoints_folder / f"step-{step:09d}", full=True)

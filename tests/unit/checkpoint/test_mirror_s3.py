@@ -56,7 +56,7 @@ def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str, line
     assert fetch.bring_back(place, again, "auto") == 300
     assert CheckpointFolder(again.checkpoints_folder).steps() == [300]
     verify(again.checkpoints_folder / "step-000000300", full=True)
-    assert again.info()["id"] == run.info()["id"]
+    assert again.info().id == run.info().id
     assert again.events_file.read_bytes() == run.events_file.read_bytes()
     assert fetch.bring_back(place, again, "auto") is None
     copy(again, place, 300)

@@ -50,7 +50,7 @@ def state(model: Model) -> dict[str, Any]:
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
-    folder.create({})
+    folder.create()
     folder.keep_recipe(RECIPE)
     return folder
 
@@ -66,7 +66,7 @@ def metadata(path: Path) -> dict[str, str]:
 
 
 def about(run: RunFolder) -> dict[str, str]:
-    return export.describe_run(run_id=run.info()["id"], recipe=run.recipe_file, step=40, epoch=3)
+    return export.describe_run(run_id=run.info().id, recipe=run.recipe_file, step=40, epoch=3)
 
 
 @pytest.mark.parametrize("weights", ["ema", "model"])
@@ -86,7 +86,7 @@ def test_an_export_loads_into_the_model_and_equals_it(
     assert f"recipe-{told.pop('recipe_digest')[:8]}.toml" in names
     assert told.pop("reelworks")
     assert told == {
-        "format": "pt", "run_id": run.info()["id"], "model": "tiny", "license": "apache-2.0",
+        "format": "pt", "run_id": run.info().id, "model": "tiny", "license": "apache-2.0",
         "step": "40", "epoch": "3", "weights": weights, "dtype": "float32",
     }  # fmt: skip
 

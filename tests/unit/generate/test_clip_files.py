@@ -52,7 +52,7 @@ def save_step(run: RunFolder, step: int, trained: float = TRAINED, averaged: flo
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that trains a LoRA, with a checkpoint of step 2."""
     folder = RunFolder(tmp_path_factory.mktemp("made") / "run")
-    folder.create({})
+    folder.create()
     folder.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE)), encoding="utf-8")
     save_step(folder, 2)
     return folder
@@ -118,7 +118,7 @@ def test_merged_weights_are_of_the_step_that_is_told_while_the_run_saves_on(
 ) -> None:
     """The file's header has the step, the recipe and the epoch of its weights."""
     folder = RunFolder(tmp_path / "run")
-    folder.create({})
+    folder.create()
     folder.recipe_file.write_text(run.recipe_file.read_text(encoding="utf-8"), encoding="utf-8")
     save_step(folder, 2)
     describe = export_run.describe_run
@@ -140,7 +140,7 @@ def test_an_export_of_two_experts_replaces_neither_of_their_files(tmp_path: Path
     recipe = tiny_recipe.of_family("wan-2.2-tiny", tmp_path / "run", {"path": "unused"})
     recipe |= {"model": {"name": "wan-2.2-tiny", "experts": "both"}, "lora": {"rank": 2}}
     run = RunFolder(tmp_path / "run")
-    run.create({})
+    run.create()
     run.recipe_file.write_text(recipe_file.dump(recipe_file.parse(recipe)), encoding="utf-8")
     save.save(CheckpointFolder(run.checkpoints_folder), 2, {"model": {"w": torch.zeros(2)}})
     (tmp_path / there).write_bytes(b"of before")

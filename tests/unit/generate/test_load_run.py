@@ -49,7 +49,7 @@ OPTIONS = GenerateOptions(Shape(1, 16, 24), 24.0, 1, 2.0, 0)
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints of steps 2 and 4, as training leaves it."""
     folder = RunFolder(tmp_path_factory.mktemp("made") / "run")
-    folder.create({})
+    folder.create()
     recipe = recipe_file.parse(RECIPE)
     folder.recipe_file.write_text(recipe_file.dump(recipe), encoding="utf-8")
     state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
@@ -281,7 +281,7 @@ def test_a_lora_goes_on_with_its_own_rank_and_alpha(
 ) -> None:
     """Where the rank differs, the rank is told, and not the alpha that follows from it."""
     run = RunFolder(tmp_path / "run")
-    run.create({})
+    run.create()
     run.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE | {"lora": trained})), encoding="utf-8")
     recipe = recipe_file.parse(RECIPE | {"lora": here})
     with pytest.raises(UserError, match=key) if key else nullcontext():

@@ -38,7 +38,7 @@ class Training:
         for i in range(num_pictures):
             files.picture(self.folder / f"{i:02}.png", grey=i)
         self.run = RunFolder(root / "run")
-        self.run.create({})
+        self.run.create()
         self.trained: list[Place] = []
         self.position = position.begin_epoch(self.open(), self.spec(), epoch=0)
         segment_record.begin(self.run, self.data, self.position, "recipe.toml")

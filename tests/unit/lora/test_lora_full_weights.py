@@ -332,7 +332,7 @@ def test_the_checkpoints_of_a_run_are_weights_too(tmp_path: Path) -> None:
     state = {f"{layer}.weight": random(6, 5, seed=0), "norm.weight": torch.ones(4)}
     save_file(state, tmp_path / "base.safetensors")
     run = RunFolder(tmp_path / "run")
-    run.create({})
+    run.create()
     run.keep_recipe('[model]\nname = "tiny"\n')
     update = random(6, 1, seed=1) @ random(1, 5, seed=2)
     ema = {f"{layer}.weight": state[f"{layer}.weight"] + update}

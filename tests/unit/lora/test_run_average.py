@@ -79,7 +79,7 @@ def run_of(
 ) -> RunFolder:
     """A run whose checkpoints hold the trajectories and the averages that training keeps of them."""
     run = RunFolder(folder)
-    run.create({})
+    run.create()
     run.keep_recipe(recipe)
     store = CheckpointFolder(run.checkpoints_folder)
     for step in steps:
@@ -161,7 +161,7 @@ def test_stored_averages_have_the_profile_of_the_decay_that_each_step_had(tmp_pa
     """Of a run whose `ema_decay` was changed when it was resumed, the new one counts from the next step on."""
     steps, changed, name = [20, 40, 60], 20, "a.weight"
     run = RunFolder(tmp_path / "run")
-    run.create({})
+    run.create()
     log, store = EventLog(run.events_file), CheckpointFolder(run.checkpoints_folder)
     for decay, resumed, trained in ((0.9, None, [20]), (0.3, changed, [40, 60])):
         kept = run.keep_recipe(FULL.replace(str(DECAY), str(decay)))
@@ -208,7 +208,7 @@ def test_averages_that_a_stage_began_anew_are_combined_since_then(tmp_path: Path
     border, name = 100, "a.weight"
     way = trajectory(4, 3, seed=0)
     run = RunFolder(tmp_path / "run")
-    run.create({})
+    run.create()
     run.keep_recipe(FULL)
     store = CheckpointFolder(run.checkpoints_folder)
 

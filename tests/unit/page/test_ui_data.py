@@ -440,7 +440,7 @@ def test_companions_are_shown_with_the_crop_of_their_clip(page):
 
 def test_clips_that_no_run_has_trained(page):
     run, data = RunFolder(page.folder / "run"), RecipeData.open(page.recipe)
-    run.create({"micro_batches_per_step": 1, "same_bucket_run": 1})
+    run.create()
     log, begun = EventLog(run.events_file), position.begin_epoch(data, data.plan_spec(1, 1), epoch=0)
     kept, plan = run.keep_recipe(recipe_file.dump(page.recipe)), begun.plan
     log.write("start", step=0, resumed_from=None, recipe=kept, world_size=1)

@@ -29,7 +29,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make_run(path: Path, losses: list[float]) -> RunFolder:
     run = RunFolder(path)
-    run.create({})
+    run.create()
     fabricate.note_losses(run, losses)
     return run
 

@@ -36,7 +36,7 @@ class Told:
         for i in range(7):
             made.picture(folder / "data" / f"{i}.png", grey=i)
         self.run = RunFolder(folder / "run")
-        self.run.create({"micro_batches_per_step": 1, "same_bucket_run": 1})
+        self.run.create()
         self.log = EventLog(self.run.events_file)
         self.position, self.done = None, 0
         self.start()

@@ -79,7 +79,7 @@ def test_what_a_weight_leaves_out_of_an_epoch_is_named(folder: Path) -> None:
 
 def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "former")
-    run.create({})
+    run.create()
     log = EventLog(run.events_file)
     log.write("start", step=0, resumed_from=None, world_size=2, micro_batches_per_step=2)
     name = RecipeData.open(made(folder)).table.buckets[0].name
@@ -136,7 +136,7 @@ def test_a_bad_file_of_costs_is_named(folder: Path, tmp_path: Path, text: str) -
 
 def test_a_run_that_tells_no_costs_says_what_to_do(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    run.create({})
+    run.create()
     with refused("no-measured-cost", "RUN"):
         epoch_stats.measure_costs(run)
 
@@ -166,7 +166,7 @@ def test_locality_reads_a_folder_s_clips_one_after_the_other(folder: Path) -> No
 
 def test_processes_that_share_a_run_map_one_plan(folder: Path, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    run.create({})
+    run.create()
     several = [RecipeData.open(made(folder)) for _ in range(3)]
     for data in several:
         data.run = run

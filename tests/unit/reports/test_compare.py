@@ -77,7 +77,7 @@ def test_the_page_has_the_curves_of_all_runs_and_previews_side_by_side(runs, tmp
 
 def test_previews_of_no_common_step_are_each_runs_last(runs, tmp_path):
     young = RunFolder(tmp_path / "young")
-    young.create({})
+    young.create()
     steps, rows = compare._previews(compare.compare([young, runs[1]]).data)
     assert steps == [None, 40.5]
     assert [(row.prompt, row.previews[0]) for row in rows] == [("only here", None)]

@@ -124,7 +124,7 @@ def test_figures_are_json_that_a_browser_and_plotly_take(page):
 
 def test_a_run_that_has_only_just_begun_has_a_report(tmp_path):
     run = RunFolder(tmp_path / "young")
-    run.create({})
+    run.create()
     page = Page(html.write(run).read_text(encoding="utf-8"))
     assert "not started" in page.words
     assert "young" in page.words
@@ -155,7 +155,7 @@ def test_gpus_that_share_a_clip_are_a_column_where_there_are_several(text, tmp_p
 
 def test_a_preview_outside_its_folder_is_not_embedded(tmp_path):
     run = RunFolder(tmp_path / "run")
-    run.create({})
+    run.create()
     (tmp_path / "secret.png").write_bytes(b"secret")
     event = {"v": 1, "time": 1.0, "kind": "samples", "step": 1, "files": ["../../secret.png"], "prompts": ["x"]}
     files.append_json_line(run.events_file, event)
@@ -171,7 +171,7 @@ def test_a_folder_without_a_run_is_an_error_with_a_remedy(tmp_path):
 
 @pytest.mark.slow
 def test_the_report_needs_no_torch(tmp_path):
-    RunFolder(tmp_path / "r").create({})
+    RunFolder(tmp_path / "r").create()
     code = (
         "import sys, pathlib; from reelworks.reports import html; from reelworks.data.run.folder import RunFolder;"
         f"html.write(RunFolder(pathlib.Path({str(tmp_path / 'r')!r}))); sys.exit('torch' in sys.modules)"

@@ -16,7 +16,7 @@ from reelworks.data.run.folder import FORMAT_VERSION, RunFolder
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "runs" / "first")
-    folder.create({"same_bucket_run": 2})
+    folder.create(ranks=2)
     return folder
 
 
@@ -30,11 +30,17 @@ def test_looking_makes_nothing(tmp_path: Path) -> None:
 def test_what_is_frozen_is_read_back(run: RunFolder) -> None:
     info = run.info()
     assert run.exists
-    assert (info["format"], info["same_bucket_run"], len(info["id"])) == (FORMAT_VERSION, 2, 32)
+    assert (info.format, info.ranks, len(info.id)) == (FORMAT_VERSION, 2, 32)
     assert run.plan_folder.is_dir()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"format": "1"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[]", "{}", '{"format": "1"}', '{"format": 3}', '{"format": 3, "id": "a", "created": 1, "ranks": "two"}',
+        '{"format": 3, "id": 5, "created": 1, "ranks": 1}', '{"format": 3, "id": "a", "created": 1, "ranks": 0}',
+    ],
+)  # fmt: skip
 def test_no_run_here(run: RunFolder, text: str) -> None:
     run.info_file.write_text(text, encoding="utf-8")
     with refused("no-run", "RUN", says="its run.json is damaged"):
@@ -58,7 +64,7 @@ def test_a_run_of_another_version_says_which_version_to_use(run: RunFolder, age:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with refused("file-unwritable", "output") as caught:
-        RunFolder(tmp_path / "file").create({})
+        RunFolder(tmp_path / "file").create()
     assert caught.value.field == "output"
 
 

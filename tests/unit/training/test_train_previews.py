@@ -229,7 +229,7 @@ def test_a_checkpoint_that_has_metrics_of_previews_alone_is_validated(monkeypatc
 def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(data_of: Any, tmp_path: Path) -> None:
     """The run's file has them all; the logger of events has them from DEBUG on, and only on the main rank."""
     data, run, heard = data_of(), RunFolder(tmp_path / "told"), []
-    run.create({})
+    run.create()
     listener = logging.Handler()
     listener.emit = lambda record: heard.append((record.kind, record.fields))
     event_logger.addHandler(listener)
@@ -259,7 +259,7 @@ def test_curves_of_parts_of_a_loss_are_means_of_the_steps_since_the_last_point(
     tracker = SimpleNamespace(log=log, close=lambda failed: None)
     monkeypatch.setattr(trackers, "start", lambda *_: [tracker])
     data, run = data_of(), RunFolder(tmp_path / "run")
-    run.create({})
+    run.create()
     first = begins(data)
     with RunLogger(run, data, ALONE, first, recipe_name="") as logger:
         for number in range(1, 21):
@@ -315,7 +315,7 @@ def test_the_step_to_use_is_told_once_when_only_copying_rises(
 ) -> None:
     """As a line and as an event, and again only for another step; also by what an earlier start of the stage measured."""
     data, run = data_of(), RunFolder(tmp_path / "run")
-    run.create({})
+    run.create()
 
     def measured(reports: MetricReports, step: int) -> None:
         rising = {"likeness-pixels": min(step, 3) / 4, "closeness-pixels": 0.5 + max(step - 3, 0) / 4}

@@ -42,7 +42,7 @@ def recipe(tmp_path: Path) -> Path:
 def trained(folder: Path, steps: list[list[tuple[int, int]]]) -> Path:
     """Write the events of a run whose micro-batches take what `TRUE` says; steps name frames and clips."""
     run = RunFolder(folder)
-    run.create({})
+    run.create()
     log = EventLog(run.events_file)
     log.write("start", step=0, world_size=WORLD, micro_batches_per_step=PER_STEP, resumed_from=None)
     for number, batches in enumerate(steps, 1):

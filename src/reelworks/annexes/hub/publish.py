@@ -131,7 +131,7 @@ class _Source:
         for start in events.read(run.events_file, "start"):
             sources = start.get("sources")
             on_hub |= sources if isinstance(sources, dict) else {}
-        return cls(run, run.info()["id"], step, recipe_file.load(history.recipe_of(run, step)), on_hub)
+        return cls(run, run.info().id, step, recipe_file.load(history.recipe_of(run, step)), on_hub)
 
     @property
     def checkpoint(self) -> Path:

@@ -119,9 +119,7 @@ def average(request: AverageRunRequest) -> RunAverage:
         ]
         _require_alike(checkpoints)
         combined = _combine(checkpoints, request, kind, decays[-len(checkpoints) :], began[-1])
-        about = export.describe_run(
-            run_id=run.info()["id"], recipe=recipe, step=newest.step, epoch=listing.epoch(newest)
-        )
+        about = export.describe_run(run_id=run.info().id, recipe=recipe, step=newest.step, epoch=listing.epoch(newest))
         written, layers = _write(checkpoints, combined, request, kind, about, lora)
     result = LoraResult.of_layers(written, None if lora is None else lora.format, layers, notes + _warnings(combined))
     members = [WeightedCheckpoint(each.step, w) for each, w in zip(checkpoints, combined.weights, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from reelworks.core import units
 from reelworks.data.checkpoint import mixture
@@ -65,6 +66,14 @@ def plan_retention(checkpoints: Iterable[CheckpointFacts], policy: Retention, mo
         against = evicted.get(c.step) or (() if keep[c.step] else _reasons_to_delete(policy, c))
         decisions.append(Decision(c.step, not against, against or keep[c.step]))
     return decisions
+
+
+def as_event(decisions: Iterable[Decision]) -> dict[str, list[dict[str, Any]]]:
+    """Return decisions as the fields `kept` and `deleted` of an event."""
+    told: dict[str, list[dict[str, Any]]] = {"kept": [], "deleted": []}
+    for one in decisions:
+        told["kept" if one.keep else "deleted"].append({"step": one.step, "reasons": list(one.reasons)})
+    return told
 
 
 def rank_best(checkpoints: Iterable[CheckpointFacts], best: KeepBest | None) -> list[int]:

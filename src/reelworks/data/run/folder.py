@@ -6,12 +6,29 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import Field
 
 from reelworks.core import digests, files, user_files
+from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
 FORMAT_VERSION = 3
+
+
+class RunInfo(Config):
+    """Content of `run.json`.
+
+    Attributes:
+        id: Identifier of the run, the same at all starts.
+        created: Seconds since 1970.
+        ranks: Data ranks at the run's start, which its first checkpoint fixes.
+    """
+
+    format: int = FORMAT_VERSION
+    id: str = Field(min_length=1)
+    created: float
+    ranks: int = Field(ge=1)
 
 
 class _Below:
@@ -30,7 +47,7 @@ class RunFolder:
 
     path: Path
 
-    info_file = _Below("run.json")  # format, identity and `ranks`, the data ranks at the run's start
+    info_file = _Below("run.json")  # a `RunInfo`
     recipe_file = _Below("recipe.toml")  # the resolved recipe of the latest start, with all stages
     recipes_folder = _Below("recipes")  # those of all starts, with copies of exclude lists and costs, by digest
     environment_file = _Below("environment.json")  # versions, machine and thread count of the latest start
@@ -46,20 +63,20 @@ class RunFolder:
     report_file = _Below("report.html")  # the report as one HTML file
     save_file = _Below("save")  # file whose creation requests a checkpoint from a running training
     lock_file = _Below(".lock")  # held by the training process
+    mirror_file = _Below(".mirror")  # tokens by which the run's mirror is known to be that of this folder
 
     @property
     def exists(self) -> bool:
         """True once `create` has finished."""
         return self.info_file.is_file()
 
-    def create(self, frozen: dict[str, Any]) -> None:
-        """Create the folder, and write `run.json` last, with the values that stay fixed for the run's life."""
+    def create(self, ranks: int = 1) -> None:
+        """Create the folder, and write `run.json` last."""
         with files.writing("output", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             for folder in (self.plan_folder, self.coverage_folder, self.samples_folder):
                 folder.mkdir(exist_ok=True)
-            info = {"format": FORMAT_VERSION, "id": uuid.uuid4().hex, "created": time.time(), **frozen}
-            files.write_json(self.info_file, info)
+            self.write_info(RunInfo(id=uuid.uuid4().hex, created=time.time(), ranks=ranks))
 
     def snapshot_file(self, rank: int) -> Path:
         """Return the file to which a rank writes a snapshot of GPU memory."""
@@ -86,19 +103,20 @@ class RunFolder:
             files.write_bytes(self.recipes_folder / copy, text.encode())
         return copy
 
-    def refreeze(self, frozen: dict[str, Any]) -> None:
-        """Replace the values that `create` froze, keeping the run's identity."""
-        files.write_json(self.info_file, {**self.info(), **frozen})
+    def write_info(self, info: RunInfo) -> None:
+        """Write `run.json`."""
+        files.write_json(self.info_file, info.model_dump())
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> RunInfo:
         """Read `run.json`.
 
         Raises:
             UserError: There is no run in the folder, or another version of Reelworks wrote it.
         """
         try:
-            info: dict[str, Any] = user_files.read_json(self.info_file)
-            age = FORMAT_VERSION - info["format"]
+            values = user_files.read_json(self.info_file)
+            age = FORMAT_VERSION - values["format"]
+            info = None if age else RunInfo.model_validate(values)
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem, remedy = "there is no run in this folder", 'pass the folder that is the "output" of a recipe'
             if not isinstance(error, OSError):
@@ -109,9 +127,9 @@ class RunFolder:
                     "let the user of this process read it",
                 )
             raise UserError(problem, code="no-run", field="RUN", value=str(self.path), remedy=remedy) from error
-        if age:
+        if info is None:
             raise UserError(
-                f"the run has format {info['format']}, and this version of Reelworks reads format {FORMAT_VERSION}",
+                f"the run has format {values['format']}, and this version of Reelworks reads format {FORMAT_VERSION}",
                 code="run-of-another-version",
                 field="RUN",
                 value=str(self.path),

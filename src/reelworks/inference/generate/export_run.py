@@ -64,7 +64,7 @@ def export(
     run, step = locate.locate(source)
     info = CheckpointFolder(run.checkpoints_folder).info(step)
     recipe = history.recipe_of(run, step)
-    about = describe_run(run_id=run.info()["id"], recipe=recipe, step=step, epoch=listing.epoch(info))
+    about = describe_run(run_id=run.info().id, recipe=recipe, step=step, epoch=listing.epoch(info))
     weights: Weights = "ema" if ema else "model"
     lora = lora_file_of(recipe, format or "diffusers")
     if lora is None and format is not None:

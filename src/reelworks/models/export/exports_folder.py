@@ -96,7 +96,7 @@ def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int, *, is_l
             saves.discard(event["step"])
     if not is_last and sum(saved > exported for saved in saves | {step}) < config.every_n_saves:
         return None
-    about = export.describe_run(run_id=run.info()["id"], recipe=run.recipe_file, step=step, epoch=epoch)
+    about = export.describe_run(run_id=run.info().id, recipe=run.recipe_file, step=step, epoch=epoch)
     return {**about, **dict([_KEPT_BY])}
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from reelworks.core import files, launcher, log, storage, units
 from reelworks.core.errors import UserError, first_few
@@ -16,7 +15,7 @@ from reelworks.data.checkpoint import disk_space, load, mixture, names, retentio
 from reelworks.data.checkpoint.async_save import Background, held_bytes
 from reelworks.data.checkpoint.manifest import BadCheckpoint
 from reelworks.data.checkpoint.mirror.mirror import Mirror
-from reelworks.data.checkpoint.policy import rank_best, score
+from reelworks.data.checkpoint.policy import as_event, rank_best, score
 from reelworks.data.checkpoint.save import DiskFull, Saved, SaveDetails, SaveFailed
 from reelworks.data.distributed import collectives
 from reelworks.data.loader.position import DataPosition
@@ -96,7 +95,7 @@ def mirroring(run: OpenRun, recipe: Recipe, log: RunLogger, resumed_from: int | 
     if remote is None or config is None:
         yield None
         return
-    mirror = Mirror(remote, run.folder, run.id, config, log)
+    mirror = Mirror(remote, run.folder, config, log)
     if resumed_from is not None:  # a kill may have interrupted its copy
         mirror.offer(resumed_from)
     try:
@@ -326,10 +325,7 @@ class CheckpointManager:
         except OSError as error:
             logger.warning("old checkpoints could not be deleted (%s)", error)
             return False
-        described: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-        for decision in decisions:
-            described[decision.keep].append({"step": decision.step, "reasons": list(decision.reasons)})
-        self._log.event("retention", step=step, kept=described[True], deleted=described[False])
+        self._log.event("retention", step=step, **as_event(decisions))
         return True
 
     def _export(self, saved: Saved) -> None:

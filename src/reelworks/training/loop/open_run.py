@@ -84,11 +84,14 @@ def open_run(recipe: Recipe, folder_lock: FolderLock, world: World) -> OpenRun:
     """Create the run folder, or open it. Collective."""
     folder = RunFolder(Path(recipe.output))
     if world.is_main:
-        ranks = {"ranks": ranks_at_start(folder, world)}
-        folder.refreeze(ranks) if folder.exists else folder.create(ranks)
+        ranks = ranks_at_start(folder, world)
+        if folder.exists:
+            folder.write_info(folder.info().model_copy(update={"ranks": ranks}))
+        else:
+            folder.create(ranks)
     world.barrier()
     store = CheckpointFolder(folder.checkpoints_folder, may_publish=folder_lock.check)
-    return OpenRun(folder, folder.info()["id"], store, folder_lock, world)
+    return OpenRun(folder, folder.info().id, store, folder_lock, world)
 
 
 def ranks_at_start(folder: RunFolder, world: World) -> int:
@@ -97,9 +100,9 @@ def ranks_at_start(folder: RunFolder, world: World) -> int:
     With the recipe they alone decide what a step is, so that another number of ranks trains on the same batches.
     """
     begun = folder.exists and CheckpointFolder(folder.checkpoints_folder).steps()
-    return folder.info()["ranks"] if begun else world.data_size
+    return folder.info().ranks if begun else world.data_size
 
 
 def plan_spec(data: RecipeData, run: OpenRun) -> PlanSpec:
     """Return the settings of the run's plans."""
-    return plan_forecast.plan_spec(data, run.world.data_size, run.folder.info()["ranks"])
+    return plan_forecast.plan_spec(data, run.world.data_size, run.folder.info().ranks)

@@ -121,7 +121,7 @@ class Wandb:
             "project": config.project,
             "entity": config.entity,
             "name": config.name or run.path.name,
-            "id": run.info()["id"],
+            "id": run.info().id,
             "dir": str(run.path),
             "tags": config.tags or None,
             "config": recipe.model_dump(mode="json"),
@@ -173,7 +173,7 @@ class Trackio:
         self._trackio: Any = importlib.import_module("trackio")
         config = recipe.logging
         # It knows a run by its name, which another run folder may have too.
-        name = f"{config.name or run.path.name}-{run.info()['id'][:6]}"
+        name = f"{config.name or run.path.name}-{run.info().id[:6]}"
         values = recipe.model_dump(mode="json")
         self._run = self._trackio.init(config.project, name=name, config=values, resume="allow", embed=False)
 

@@ -11,42 +11,47 @@ from reelworks.data.checkpoint import manifest, names
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.manifest import BadCheckpoint, NewerFormat
 from reelworks.data.checkpoint.mirror import files
-from reelworks.data.checkpoint.mirror.remote import MirrorError, RemoteFilesystem, folder_of
+from reelworks.data.checkpoint.mirror.remote import MirrorAway, MirrorError, RemoteFilesystem, folder_of
 from reelworks.data.checkpoint.verify import too_new, verify
 from reelworks.data.run.folder import RunFolder
 
 
 def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | None:
-    """Fetch a run's files and its newest good checkpoint, if the run folder has none; under the run's lock.
+    """Prove that the mirror is the run's, and fetch its files and newest good checkpoint if the run folder has none.
+
+    Call it under the run's lock, before anything is written into either.
 
     `resume` is the value of --resume: "auto", "never", or a step, which is fetched if the run folder lacks it. Returns
     the step that was fetched; None if nothing was needed, or the mirror is empty.
 
     Raises:
-        UserError: The mirror belongs to another run, none of its checkpoints is valid, or the run folder has no
+        UserError: The mirror is not this run's, none of its checkpoints is valid, or the run folder has no
             checkpoint and the mirror cannot be reached; training never starts silently from the beginning.
     """
     place.require_outside(run.path)
     store = CheckpointFolder(run.checkpoints_folder)
     named = int(resume) if resume.isdecimal() else None
-    if named in store.steps() if named is not None else _has_complete(store):
+    needed = named not in store.steps() if named is not None else not _has_complete(store)
+    try:
+        with place.answering("read"):
+            index = files.own_index(place, run)
+        if needed:
+            place.probe()
+    except MirrorAway as error:
+        if needed:
+            raise
+        logger.warning(error.problem)  # each copy asks again whose mirror it is
         return None
-    place.probe()
+    if index is None or not needed:
+        return None
+    if resume == "never":
+        raise MirrorError(
+            "the mirror already holds a run",
+            code="mirror-holds-a-run",
+            url=place.url,
+            remedy="omit --resume to continue from it, or give this run another address",
+        )
     with place.answering("read"):
-        index = files.read_index(place)
-        if index is None:
-            return None
-        if resume == "never":
-            raise MirrorError(
-                "the mirror already holds a run",
-                code="mirror-holds-a-run",
-                url=place.url,
-                remedy="omit --resume to continue from it, or give this run another address",
-            )
-        if run.exists:
-            files.require_ours(index, run.info()["id"], place.url)
-        else:
-            files.require_same_name(place, run)
         # Before any checkpoint, since a run folder that has one is not restored again.
         for path in files.pull(place, run, index):
             logger.warning("the mirror has lost %s", path)

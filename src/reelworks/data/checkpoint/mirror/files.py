@@ -15,51 +15,63 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from reelworks.core import storage, toml
+from reelworks.core import files, storage
 from reelworks.core.config import Config
-from reelworks.core.errors import UserError
+from reelworks.core.errors import UserError, first_few
 from reelworks.data.checkpoint import manifest, names
 from reelworks.data.checkpoint.mirror.remote import CHECKPOINTS, MirrorError, RemoteFilesystem
-from reelworks.data.run.folder import RunFolder
+from reelworks.data.run.folder import RunFolder, RunInfo
 
 INDEX = "mirror.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _SINGLE = ("run.json", "recipe.toml", "environment.json", "events.jsonl", f"{CHECKPOINTS}/{names.HISTORY}")
 _FOLDERS = ("recipes", "coverage", "catalog", f"{CHECKPOINTS}/{names.PINS}")
 # Copied last into their folders and marking them complete: parts of two catalogs must not be mixed.
 _MARKERS = ("catalog.json", "about.json")
 
+Stamp = tuple[int, int]
+_ABSENT: Stamp = (-1, 0)  # a file that is copied for the first time
+
 
 class MirrorIndex(Config):
-    """Index of the files that a mirror holds besides checkpoints.
+    """Index of the files that a mirror holds besides checkpoints; it is true at every moment.
 
-    `files` has the size in bytes and the modification time in nanoseconds of each file, as in the run folder.
+    Attributes:
+        token: That of the start which wrote it last. A run folder keeps those of its starts: a copy of the folder
+            lacks those of the original's later starts, and the other way round.
+        folder, name: Where the run's folder was then, and its name as the recipe has it: empty for ".".
+        run: Content of its `run.json`.
+        files: Size in bytes and modification time in nanoseconds of each file, as in the run folder; while it is
+            copied both the former ones and the new ones.
     """
 
     format: int
-    run_id: str
-    files: dict[str, tuple[int, int]]
+    token: str
+    folder: str
+    name: str
+    run: RunInfo
+    files: dict[str, list[Stamp]]
 
 
-def read_index(place: RemoteFilesystem) -> MirrorIndex | None:
-    """Return the mirror's index; None if the mirror is empty. Refuses a run folder, which is no mirror."""
-    if (data := place.read(INDEX)) is None:
-        if place.read(_SINGLE[0]) is None:
-            return None
+def own_index(place: RemoteFilesystem, run: RunFolder) -> MirrorIndex | None:
+    """Return the index of a run's mirror; None if nothing is at the address.
+
+    Raises:
+        MirrorError: Something else is there, or the mirror of another run, or of a folder of which this one is a copy.
+    """
+    data, others = place.read(INDEX), place.names("")
+    if data is None and not others:
+        return None
+    try:
+        index = MirrorIndex.model_validate_json(data or b"")
+    except ValidationError as error:
+        problem = f"other files are at this address, which a mirror would replace or delete: {first_few(others)}"
         raise MirrorError(
-            "this address is the folder of a run, not a mirror; mirroring would overwrite it",
+            problem if data is None else f"the mirror's {INDEX} is damaged or not a run's index",
             code="mirror-would-be-overwritten",
             url=place.url,
-            remedy="set an address that only this run uses",
-        )
-    try:
-        index = MirrorIndex.model_validate_json(data)
-    except ValidationError as error:
-        raise MirrorError(
-            f"the mirror's {INDEX} is damaged or not a run's index",
-            code="mirror-damaged",
-            url=place.url,
-            remedy="set an address that only this run uses",
+            remedy="set an address that only this run uses; if this is its mirror, copy all of it to "
+            f"{run.path} before, to go on from it",
         ) from error
     if index.format > FORMAT_VERSION:
         raise MirrorError(
@@ -68,65 +80,98 @@ def read_index(place: RemoteFilesystem) -> MirrorIndex | None:
             url=place.url,
             remedy="update Reelworks",
         )
+    _require_same_run(place, run, index)
     return index
 
 
-def require_ours(index: MirrorIndex, run_id: str, url: str) -> None:
-    """Refuse the mirror of another run."""
-    if index.run_id != run_id:
-        raise MirrorError(
-            "the mirror belongs to another run",
-            code="mirror-of-another-run",
-            url=url,
-            remedy="give each run an address of its own",
-        )
-
-
-def require_same_name(place: RemoteFilesystem, run: RunFolder) -> None:
-    """Refuse the mirror of a run with another folder's name for a new one: its recipe may be a copy, with the address."""
-    try:
-        output = toml.parse((place.read("recipe.toml") or b"").decode()).get("output")
-    except (UserError, ValueError):
+def _require_same_run(place: RemoteFilesystem, run: RunFolder, index: MirrorIndex) -> None:
+    kept = _tokens(run)
+    if run.exists and index.run.id != run.info().id:
+        owner, instead = "another run", ""
+    elif run.exists and kept and index.token not in kept:
+        owner = f"another copy of this run, in {index.folder}"
+        instead = ", or move this folder away and give the same command, to go on from the mirror"
+    elif not run.exists and index.name not in ("", "..", run.path.resolve().name):  # its recipe may be a copy
+        owner = f"the run {index.name}"
+        instead = f", or its folder the name {index.name} to go on with that run"
+    elif _is_elsewhere(index, run):
+        owner, instead = f"the run in {index.folder}", ", or move that folder away to go on in this one"
+    else:
         return
-    name = Path(output).name if isinstance(output, str) else ""
-    if name not in ("", "..", run.path.resolve().name):
-        raise MirrorError(
-            f"the mirror belongs to the run {name}",
-            code="mirror-of-another-run",
-            url=place.url,
-            remedy=f"give this run an address of its own, or its folder the name {name} to go on with that run",
-        )
+    raise MirrorError(
+        f"the mirror belongs to {owner}",
+        code="mirror-of-another-run",
+        url=place.url,
+        remedy="give each run an address of its own" + instead,
+    )
 
 
-def push(place: RemoteFilesystem, run: RunFolder, run_id: str) -> None:
-    """Update the mirror's files; an empty mirror gets its index first, which claims it for the run."""
-    index = read_index(place) or _write_index(place, run_id, {})
-    require_ours(index, run_id, place.url)
-    mirrored = index.files
+def _is_elsewhere(index: MirrorIndex, run: RunFolder) -> bool:
+    """Whether the folder that wrote the mirror last is still there, and not this one."""
+    there = RunFolder(Path(index.folder))
+    try:
+        is_its = there.info().id == index.run.id
+        return is_its and not (run.path.exists() and there.path.samefile(run.path))
+    except (UserError, OSError):
+        return False
+
+
+def _tokens(run: RunFolder) -> list[str]:
+    try:
+        return run.mirror_file.read_text(encoding="utf-8").split()
+    except FileNotFoundError:
+        return []
+
+
+def push(place: RemoteFilesystem, run: RunFolder, token: str) -> None:
+    """Update the mirror's files. The first push of a start takes an empty place, or renews the token of the run's own."""
+    index = own_index(place, run)
+    mirrored = {} if index is None else dict(index.files)
+    is_first = index is None or index.token != token
+    if is_first:
+        # Kept here before it is there: wherever this dies, the run folder has the mirror's token.
+        kept = [*_tokens(run), token if index is None else index.token, token]
+        files.write_bytes(run.mirror_file, " ".join(dict.fromkeys(kept)).encode())
     local = dict(_listing(run))
-    for path in sorted(local, key=_order):
-        if mirrored.get(path) != local[path]:
-            try:
-                place.put(run.path / path, path)
-            except FileNotFoundError:
-                if (run.path / path).exists():
-                    raise
-                del local[path]  # deleted since the listing
-    if local != mirrored:
-        _write_index(place, run_id, local)
-    for path in mirrored.keys() - local.keys():
+    replaced = set()  # catalogs, by their markers, of which parts become those of another
+    for path in local.keys() & mirrored.keys():
+        marker = posixpath.join(posixpath.dirname(path), _MARKERS[0])
+        if marker in mirrored and path != marker and local[path][0] not in _sizes(mirrored[path]):
+            replaced.add(marker)
+    meanwhile = mirrored | {path: [_ABSENT] for path in {*replaced, *local.keys() - mirrored.keys()}}
+    changed = [path for path in sorted(local, key=_order) if meanwhile[path] != [local[path]]]
+    meanwhile |= {path: [*dict.fromkeys([*meanwhile[path], local[path]])] for path in changed}
+    if changed or is_first:
+        _write_index(place, run, token, meanwhile)
+    for path in replaced:
+        place.remove_file(path)
+    for path in changed:
+        try:
+            place.put(run.path / path, path)
+        except FileNotFoundError:
+            if (run.path / path).exists():
+                raise
+            del local[path]  # deleted since the listing
+    gone = meanwhile.keys() - local.keys()
+    if changed or gone:
+        _write_index(place, run, token, {path: [stamp] for path, stamp in local.items()})
+    for path in gone:
         place.remove_file(path)
 
 
 def pull(place: RemoteFilesystem, run: RunFolder, index: MirrorIndex) -> list[str]:
     """Fetch the files that the run folder lacks, and return those that the mirror lost or holds in part."""
-    sizes = place.sizes("")
+    there = place.sizes("")
     bad: list[str] = []
-    wanted = [path for path in index.files if manifest.is_inside(path) and not _exists(run, path, index)]
-    for path in sorted(wanted, key=_order):
+    for path in sorted(filter(manifest.is_inside, index.files), key=_order):
         folder, name = posixpath.split(path)
-        incomplete = sizes.get(path) != index.files[path][0] and not name.endswith(".jsonl")
-        if incomplete or path not in sizes or (name in _MARKERS and folder in map(posixpath.dirname, bad)):
+        marker = _marker(path, index)
+        if (run.path / marker).exists() or any(
+            file not in there and _ABSENT in index.files[file] for file in (path, marker)
+        ):
+            continue  # it is here, or not copied yet
+        incomplete = there.get(path) not in _sizes(index.files[path]) and not name.endswith(".jsonl")
+        if incomplete or path not in there or (name in _MARKERS and folder in map(posixpath.dirname, bad)):
             bad.append(path)
             continue
         file = run.path / path
@@ -138,26 +183,32 @@ def pull(place: RemoteFilesystem, run: RunFolder, index: MirrorIndex) -> list[st
         finally:
             temporary.unlink(missing_ok=True)
         storage.fsync_folder(file.parent)
+    if not run.exists:
+        run.write_info(index.run)
     return bad
 
 
-def _exists(run: RunFolder, path: str, index: MirrorIndex) -> bool:
+def _sizes(stamps: list[Stamp]) -> set[int]:
+    return {size for size, _ in stamps}
+
+
+def _marker(path: str, index: MirrorIndex) -> str:
+    """Return the file that marks a file's folder as complete; the file itself if none does."""
     markers = (posixpath.join(posixpath.dirname(path), name) for name in _MARKERS)
-    marker = next((m for m in markers if m in index.files), path)
-    return (run.path / marker).exists()
+    return next((marker for marker in markers if marker in index.files), path)
 
 
 def _order(path: str) -> tuple[bool, str]:
     return posixpath.basename(path) in _MARKERS, path
 
 
-def _write_index(place: RemoteFilesystem, run_id: str, stamps: dict[str, tuple[int, int]]) -> MirrorIndex:
-    index = MirrorIndex(format=FORMAT_VERSION, run_id=run_id, files=stamps)
+def _write_index(place: RemoteFilesystem, run: RunFolder, token: str, stamps: dict[str, list[Stamp]]) -> None:
+    folder, name = str(run.path.resolve()), run.path.name
+    index = MirrorIndex(format=FORMAT_VERSION, token=token, folder=folder, name=name, run=run.info(), files=stamps)
     place.write(INDEX, index.model_dump_json().encode())
-    return index
 
 
-def _listing(run: RunFolder) -> Iterator[tuple[str, tuple[int, int]]]:
+def _listing(run: RunFolder) -> Iterator[tuple[str, Stamp]]:
     """Yield the files to mirror with size and modification time; hidden ones are locks and unfinished writes."""
     candidates = [run.path / name for name in _SINGLE]
     candidates += [file for folder in _FOLDERS for file in (run.path / folder).rglob("*")]

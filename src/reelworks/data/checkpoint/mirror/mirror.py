@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from reelworks.core import retry
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
-from reelworks.data.checkpoint import manifest, policy
+from reelworks.data.checkpoint import manifest, names, policy
 from reelworks.data.checkpoint.config import MirrorConfig, Retention
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.manifest import BadCheckpoint, Manifest
@@ -46,10 +46,8 @@ class _Superseded(Exception):  # noqa: N818
 class Mirror:
     """The mirror of one run, on its main process; `log` is told of each copy and each failure."""
 
-    def __init__(
-        self, place: RemoteFilesystem, run: RunFolder, run_id: str, config: MirrorConfig, log: OnEvent
-    ) -> None:
-        self._place, self._run, self._run_id, self._run_log = place, run, run_id, log
+    def __init__(self, place: RemoteFilesystem, run: RunFolder, config: MirrorConfig, log: OnEvent) -> None:
+        self._place, self._run, self._run_log, self._token = place, run, log, names.fresh_id()
         self._store = CheckpointFolder(run.checkpoints_folder)
         self._policy = Retention(keep_last=config.keep_last, keep_best=config.keep_best, keep_every=config.keep_every)
         self._changed = threading.Condition()
@@ -97,7 +95,7 @@ class Mirror:
             with self._changed:
                 self._under_way = None
         with suppress(Exception):  # the checkpoint is copied; only the last events would be lost
-            files.push(self._place, self._run, self._run_id)
+            files.push(self._place, self._run, self._token)
 
     def _attempt(self, step: int) -> None:
         try:
@@ -128,7 +126,7 @@ class Mirror:
     def _copy(self, step: int) -> None:
         began = time.perf_counter()
         saved = manifest.read(self._store.path(step))
-        self._with_retries(files.push, self._place, self._run, self._run_id)
+        self._with_retries(files.push, self._place, self._run, self._token)
         if not self._with_retries(self._place.is_there, saved):
             self._upload(saved)
             fields = {"bytes": saved.total_bytes, "seconds": round(time.perf_counter() - began, 3)}
@@ -154,9 +152,7 @@ class Mirror:
         for decision in [d for d in decisions if not d.keep]:
             self._with_retries(self._place.remove, decision.step)
             self._log("mirror_deleted", decision.step, reasons=list(decision.reasons))
-        kept = [{"step": d.step, "reasons": list(d.reasons)} for d in decisions if d.keep]
-        deleted = [{"step": d.step, "reasons": list(d.reasons)} for d in decisions if not d.keep]
-        self._run_log.event("mirror_retention", step=step, kept=kept, deleted=deleted)
+        self._run_log.event("mirror_retention", step=step, **policy.as_event(decisions))
 
     def _plan(self) -> list[Decision]:
         mirrored = []

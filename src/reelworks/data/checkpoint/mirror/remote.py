@@ -2,7 +2,7 @@
 
     checkpoints/step-000012000/{files, manifest.json}    uploaded with the manifest last, deleted with it first
     run.json, events.jsonl, coverage/, catalog/, ...     other files that a resume needs
-    mirror.json                                          the run's id, and an index of the other files
+    mirror.json                                          whose mirror it is, and an index of the other files
 
 A checkpoint without a manifest does not exist. Object storage has no rename, so a dead process's partial upload
 stays, ignored, until its step is uploaded again or an upload of a later step removes it.
@@ -35,6 +35,10 @@ class MirrorError(UserError):
 
     def __init__(self, problem: str, *, code: str, url: str, remedy: str) -> None:
         super().__init__(problem, code=code, field="checkpoints.mirror.url", value=url, remedy=remedy)
+
+
+class MirrorAway(MirrorError):  # noqa: N818
+    """The storage does not answer, which says nothing about the files in it."""
 
 
 class RemoteFilesystem:
@@ -92,13 +96,13 @@ class RemoteFilesystem:
 
     @contextmanager
     def answering(self, doing: str) -> Iterator[None]:
-        """Turn errors of the storage into a `UserError`; they say nothing about the files in it."""
+        """Turn errors of the storage into `MirrorAway`."""
         try:
             yield
         except (UserError, BadCheckpoint):
             raise
         except Exception as error:  # each kind of storage raises its own
-            raise MirrorError(
+            raise MirrorAway(
                 f"the mirror cannot be {doing} now ({describe(error)})",
                 code="mirror-unreachable",
                 url=self.url,
@@ -151,15 +155,20 @@ class RemoteFilesystem:
         infos = self._fs.find(start, detail=True)
         return {path.removeprefix(f"{start}/"): int(info["size"]) for path, info in infos.items()}
 
-    def steps(self) -> list[int]:
-        """Return the steps that have a folder, complete or not, ascending."""
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, without hidden ones; empty if it does not exist."""
         self._fs.invalidate_cache()
+        start = self._at(folder)
         try:
-            paths = self._fs.ls(self._at(CHECKPOINTS), detail=False)
+            paths = [path.rstrip("/") for path in self._fs.ls(start, detail=False)]
         except FileNotFoundError:
             return []
-        steps = (names.parse_step(path.rstrip("/").rpartition("/")[2]) for path in paths)
-        return sorted(step for step in steps if step is not None)
+        inside = [path.rpartition("/")[2] for path in paths if path != start]  # object storage may list the folder, too
+        return sorted(name for name in inside if not name.startswith("."))
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a folder, complete or not, ascending."""
+        return sorted(step for name in self.names(CHECKPOINTS) if (step := names.parse_step(name)) is not None)
 
     def manifest_data(self, step: int) -> bytes | None:
         """Return the content of a checkpoint's manifest file; None if it has none."""
@@ -219,14 +228,15 @@ class RemoteFilesystem:
     @contextmanager
     def _atomic(self, path: str) -> Iterator[str]:
         """Yield a temporary path for an atomic write; object stores write atomically and need none."""
-        target = self._at(path)
         if "file" not in self._fs.protocol:
-            yield target
+            yield self._at(path)
             return
-        yield f"{target}.tmp"
-        _sync(Path(f"{target}.tmp"))
-        storage.rename(Path(f"{target}.tmp"), Path(target))
-        storage.fsync_folder(Path(target).parent)
+        target = Path(self._at(path))
+        temporary = target.with_name(f".{target.name}.tmp")
+        yield str(temporary)
+        _sync(temporary)
+        storage.rename(temporary, target)
+        storage.fsync_folder(target.parent)
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}".rstrip("/")
