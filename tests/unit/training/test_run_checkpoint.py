@@ -14,16 +14,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import places
 import prepare_files
 import pytest
 import torch
+from refused import refused
 
 from reelworks.core import storage
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.position import Counts, next_epoch
+from reelworks.data.run.events import EventLog
 from reelworks.data.schedule.cursor import Aliases, Excluded
 from reelworks.training.assembly import build
-from reelworks.training.loop import checkpointing, open_run, training_loop
+from reelworks.training.loop import checkpointing, open_run, resume, training_loop
 from reelworks.training.loop.checkpointing import CheckpointManager
 from reelworks.training.observers.run_logger import RunLogger
 from reelworks.training.step.state import TrainState
@@ -96,6 +99,27 @@ def test_steps_follow_from_the_recipe_and_the_ranks_at_the_runs_start_alone(begu
     asked = [{"gradient_accumulation_steps": n} for n in (2, 4, 2)] + [{"micro_batches_per_step": 1}]
     assert [shape(**train) for train in asked] == [(4, 2), (8, 2), (4, 2), (1, 1)]
     assert one.run.folder.info() == kept
+
+
+@pytest.mark.parametrize("away", ["empty", "missing", "dangling"])
+def test_a_run_whose_checkpoints_are_not_there_does_not_begin_anew_unasked(
+    begun: Any, tmp_path: Path, away: str
+) -> None:
+    """As where they lie on a disk that is not mounted; who asked to begin anew is not asked again."""
+    one = begun()
+    folder = one.run.folder
+    assert resume.pick(folder, one.made, "auto", ALONE).step is None
+    one.manager.save_last(replace(one.position, global_step=1), {}, is_over=True)
+    folder.checkpoints_folder.rename(tmp_path / "disk")
+    if away != "missing":
+        places.link(folder.checkpoints_folder, tmp_path / "mounted")
+    if away == "empty":
+        (tmp_path / "mounted").mkdir()
+    with refused("no-good-checkpoint", "checkpoints", says="the run saved step 1"):
+        resume.pick(folder, one.made, "auto", ALONE)
+    assert resume.pick(folder, one.made, "never", ALONE).step is None
+    EventLog(folder.events_file).write("start", resumed_from=None)
+    assert resume.pick(folder, one.made, "auto", ALONE).step is None
 
 
 LOSSES = [0.5, 0.5, math.nan, 0.4, 0.45, 0.4]

@@ -135,7 +135,7 @@ def newest_valid(
             code="no-good-checkpoint",
             field="checkpoints",
             value=str(store.root),
-            remedy="repair them, or move them away to begin anew",
+            remedy="repair them, or move them away and add --resume never to begin anew",
         )
     return None
 

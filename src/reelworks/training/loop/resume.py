@@ -324,8 +324,7 @@ def pick(folder: RunFolder, recipe: Recipe, resume: str, world: World) -> Stage:
 
     Collective.
     """
-    store = CheckpointFolder(folder.checkpoints_folder)
-    step = world.broadcast(_choose_step(store, resume) if world.is_main else None)
+    step = world.broadcast(_choose_step(folder, resume) if world.is_main else None)
     stage = stages.find(recipe, step, world)  # type: ignore[arg-type]
     if stage.step is not None:
         require_settings(folder, stage.step, stage)  # before the model is built
@@ -338,7 +337,8 @@ def require_settings(folder: RunFolder, step: int, stage: Stage) -> None:
     init_from.require_same_settings(folder, step, stage.recipe, None if stage.resets_optimizer else remedy)
 
 
-def _choose_step(store: CheckpointFolder, resume: str) -> int | None:
+def _choose_step(folder: RunFolder, resume: str) -> int | None:
+    store = CheckpointFolder(folder.checkpoints_folder)
     store.sweep()  # remove unfinished saves of killed processes
     if resume == "never":
         if store.steps():
@@ -358,4 +358,12 @@ def _choose_step(store: CheckpointFolder, resume: str) -> int | None:
         return verify.named(store, int(resume), full=False).step
     # Loading verifies the content, and tells and sets aside those that are skipped.
     found = verify.newest_valid(store, full=False, quarantine=False)
+    if found is None and (saved := events.timeline(folder.events_file, "checkpoint")):
+        raise UserError(
+            f"the run saved step {saved[-1]['step']}, and there is no checkpoint in its folder",
+            code="no-good-checkpoint",
+            field="checkpoints",
+            value=str(store.root),
+            remedy="mount the disk that they are on, or bring them back; to begin anew, add --resume never",
+        )
     return None if found is None else found[0].step
