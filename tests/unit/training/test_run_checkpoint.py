@@ -21,6 +21,7 @@ import torch
 from refused import refused
 
 from reelworks.core import storage
+from reelworks.data.checkpoint.config import CheckpointsConfig
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.position import Counts, next_epoch
 from reelworks.data.run.events import EventLog
@@ -42,11 +43,11 @@ def begun(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """A run of four pictures that has begun, by its recipe's `[checkpoints]`."""
     for i in range(4):
         prepare_files.picture(tmp_path / "data" / f"{i}.png", grey=i)
-    model = {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2}
+    network = {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2}
     with ExitStack() as stack:
 
         def begin(**checkpoints: Any) -> Any:
-            made = prepare_files.recipe(tmp_path, model=model, checkpoints=checkpoints)
+            made = prepare_files.recipe(tmp_path, model=network, checkpoints=checkpoints)
             data, lock = prepare_files.opened(made), stack.enter_context(open_run.lock_folder(made, "auto", ALONE))
             run, state = (
                 open_run.open_run(made, lock, ALONE),
@@ -54,8 +55,10 @@ def begun(tmp_path: Path) -> Iterator[Callable[..., Any]]:
             )
             position, _ = next_epoch(data, open_run.plan_spec(data, run), None)
             log = stack.enter_context(RunLogger(run.folder, data, ALONE, position, recipe_name=""))
-            manager = CheckpointManager(run, data, SimpleNamespace(state=state, base=None), log, None, None)
-            return SimpleNamespace(made=made, data=data, run=run, state=state, position=position, manager=manager)
+            model = SimpleNamespace(state=state, base=None)
+            manager = CheckpointManager(run, data, model, log, None, None)
+            named = {"made": made, "data": data, "run": run, "state": state, "position": position}
+            return SimpleNamespace(**named, manager=manager, model=model, log=log)
 
         yield begin
 
@@ -164,6 +167,31 @@ def test_a_last_save_beside_training_that_fails_is_made_again_at_the_end(begun: 
     assert one.run.store.steps() == []
     one.manager.save_last(position, {}, is_over=True)
     assert one.run.store.steps() == [1]
+
+
+@pytest.mark.parametrize(
+    "stricter", [{"save_total_limit": 1}, {"max_disk": "1000B"}, {"keep_last": 1}, {"keep_last": 1, "asynchronous": True}]
+)
+def test_a_stricter_policy_makes_room_for_the_first_save_of_a_start(begun: Any, stricter: dict[str, Any]) -> None:
+    """On a disk that holds two checkpoints; the newest stays until the next one is there."""
+    one = begun(keep_last=5)
+    for step in (1, 2, 3):
+        one.manager.save_last(replace(one.position, global_step=step), {}, is_over=True)
+
+    def full(call: str, path: Path) -> None:
+        if call == "write" and path.suffix == ".safetensors":
+            assert 3 in one.run.store.steps()
+            if len(one.run.store.steps()) > 1:
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    made = one.made.model_copy(
+        update={"checkpoints": CheckpointsConfig.model_validate({"every_steps": 4, "on_full": "stop", **stricter})}
+    )
+    again = CheckpointManager(one.run, replace(one.data, recipe=made), one.model, one.log, None, 3)
+    with storage.guarded(full):
+        again.after_step(replace(one.position, global_step=4), {}, QUIET, 0.1)
+        again.save_last(replace(one.position, global_step=4), {}, is_over=True)
+    assert one.run.store.steps() == [4]
 
 
 @pytest.mark.parametrize("applied", [True, False])

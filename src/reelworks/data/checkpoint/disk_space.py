@@ -166,9 +166,8 @@ def forecast(
     order = np.array([*present, *steps], np.int64)
     retained, floor = _retained(order, np.isin(order, [c.step for c in existing if c.pinned]), policy)
     retained = np.maximum(np.minimum(retained, _affordable(checkpoint_bytes, policy, room_bytes)), floor)
-    # Retention runs after each save, so nothing is deleted before the first.
+    # Retention runs after each save, and before the first one of a start.
     before = np.concatenate([[0], retained])[len(present) : -1]
-    before[:1] = len(present)
     peak = int((before + 1).max(initial=len(present)))
     fits = before * checkpoint_bytes + checkpoint_bytes * MARGIN <= room_bytes
     limit, least = policy.max_disk_bytes, int(floor[-1]) + 1 if len(floor) else 0

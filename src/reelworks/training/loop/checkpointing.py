@@ -131,6 +131,7 @@ class CheckpointManager:
         self._last_save_began = time.monotonic()
         self._retry_at: float | None = None  # time to repeat a failed save
         self._has_warned_of_grace = self._is_over = False
+        self._needs_room = True  # the policy may be stricter than that of the last start, or the last save did not fit
         self._step_seconds = 0.0
         self.observers: Sequence[StepObserver] = ()  # those that keep files in checkpoints
         self.exported: list[Path] = []  # files of the latest export of this start, on rank 0
@@ -191,7 +192,7 @@ class CheckpointManager:
         if self.saved_step == position.global_step:
             return
         try:
-            self._require_finite()
+            self._prepare(position.global_step)
             self._save_now(position, metrics)
         except SaveFailed as error:
             self._log.event("unsaved", step=position.global_step, reason=error.problem)
@@ -233,7 +234,7 @@ class CheckpointManager:
             return
         self._last_save_began = time.monotonic()
         try:
-            self._require_finite()
+            self._prepare(step)
             if self._can_save_asynchronously(step):
                 self._background.start(self._store, step, self._state.state_dict(), **self._details(position, metrics))
                 self.saved_step = step
@@ -299,7 +300,7 @@ class CheckpointManager:
 
     def _after_publishing(self, saved: Saved) -> None:
         """Log and mirror a new checkpoint, delete old ones, export its weights, and compare with the grace period."""
-        self._retry_at = None
+        self._retry_at, self._needs_room = None, False
         step, name = saved.info.step, saved.info.path.name
         self._log.event("checkpoint", step=step, name=name, bytes=saved.bytes, seconds=saved.seconds)
         logger.info("saved step %d: %s, %.1f s", step, units.size(saved.bytes), saved.seconds)
@@ -344,6 +345,7 @@ class CheckpointManager:
 
     def _fail(self, step: int, error: SaveFailed, position: DataPosition | None) -> None:
         """Log a failed save, and do what `on_full` says if training goes on."""
+        self._needs_room = True
         policy = self._config.on_full if isinstance(error, DiskFull) and position is not None else "wait"
         self._log.event("unsaved", step=step, reason=error.problem)
         if policy == "stop":
@@ -375,8 +377,11 @@ class CheckpointManager:
                 logger.info("only the averaged weights are saved, in %s", file)
                 self._log.event("export", step=step, name=file.name)
 
-    def _require_finite(self) -> None:
-        """Raise `SaveFailed` on all ranks if a tensor on any rank is not finite: training could not go on from it."""
+    def _prepare(self, step: int) -> None:
+        """Make room for a save if it may need it.
+
+        Raises `SaveFailed` on all ranks if a tensor on any rank is not finite: training could not go on from it.
+        """
         found = self._world.gather(self._state.not_finite())
         bad = list(dict.fromkeys(name for part in found for name in part))  # type: ignore[attr-defined]
         if bad:
@@ -387,3 +392,5 @@ class CheckpointManager:
                 value=str(self._store.root),
                 remedy="resume with the same command; if this happens again, lower train.learning_rate",
             )
+        if self._needs_room and self._world.is_main:
+            self._retain(step)
