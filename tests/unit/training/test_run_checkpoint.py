@@ -104,6 +104,18 @@ def test_steps_follow_from_the_recipe_and_the_ranks_at_the_runs_start_alone(begu
     assert one.run.folder.info() == kept
 
 
+@pytest.mark.parametrize("name", ["recipe.toml", "environment.json", "events.jsonl"])
+def test_a_file_of_somebody_else_is_not_replaced_by_a_run(begun: Any, tmp_path: Path, name: str) -> None:
+    output = Path(prepare_files.recipe(tmp_path).output)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / name).write_text("# mine", encoding="utf-8")
+    with refused("output-taken", "output", says=name):
+        begun()
+    assert (output / name).read_text(encoding="utf-8") == "# mine"
+    (output / name).unlink()
+    begun()
+
+
 @pytest.mark.parametrize("away", ["empty", "missing", "dangling"])
 def test_a_run_whose_checkpoints_are_not_there_does_not_begin_anew_unasked(
     begun: Any, tmp_path: Path, away: str
@@ -170,7 +182,8 @@ def test_a_last_save_beside_training_that_fails_is_made_again_at_the_end(begun: 
 
 
 @pytest.mark.parametrize(
-    "stricter", [{"save_total_limit": 1}, {"max_disk": "1000B"}, {"keep_last": 1}, {"keep_last": 1, "asynchronous": True}]
+    "stricter",
+    [{"save_total_limit": 1}, {"max_disk": "1000B"}, {"keep_last": 1}, {"keep_last": 1, "asynchronous": True}],
 )
 def test_a_stricter_policy_makes_room_for_the_first_save_of_a_start(begun: Any, stricter: dict[str, Any]) -> None:
     """On a disk that holds two checkpoints; the newest stays until the next one is there."""

@@ -70,6 +70,18 @@ class RunFolder:
         """True once `create` has finished."""
         return self.info_file.is_file()
 
+    def require_free(self) -> None:
+        """Refuse a folder without a run in which a file of somebody else has a name that a run would write."""
+        taken = [file.name for file in (self.recipe_file, self.environment_file, self.events_file) if file.exists()]
+        if taken and not self.exists:
+            raise UserError(
+                f"its {taken[0]} is not that of a run, and a run would replace it",
+                code="output-taken",
+                field="output",
+                value=str(self.path),
+                remedy="name a folder for the run alone, as with --output runs/first, or move that file away",
+            )
+
     def create(self, ranks: int = 1) -> None:
         """Create the folder, and write `run.json` last."""
         with files.writing("output", self.path):

@@ -77,6 +77,7 @@ def lock_folder(recipe: Recipe, resume: str, world: World) -> Iterator[FolderLoc
         remote = None if config is None else RemoteFilesystem.open(config)
         if remote is not None:
             fetch.bring_back(remote, folder, resume)
+        folder.require_free()
         yield FolderLock(handle.check, remote)
 
 
