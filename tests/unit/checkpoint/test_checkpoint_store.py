@@ -90,6 +90,18 @@ def test_damaged_history_lines_cost_no_checkpoint(store: CheckpointFolder) -> No
     store.record_metrics(1, {"loss": 0.5})
     lines = ['{"time": 1, "event": "metrics", "step": 1}', '{"time": 2, "evenu": "saved", "step": 3}', "5"]
     lines.append('{"time": 3, "event": "deleted", "step": 2}')
+    save_id = store.info(1).manifest.save_id
+    for odd in (
+        {"event": "metrics", "metrics": {"loss": "abc"}},
+        {"event": "metrics", "metrics": [1]},
+        {"event": "metrics", "metrics": {"loss": True}},
+        {"event": "deleted", "reasons": "abc"},
+        {"event": "deleted", "reasons": [1]},
+        {"event": "saved", "bytes": "many", "metrics": {"loss": 9.0}},
+        {"event": ["saved"]},
+        {"event": "deleted", "time": "noon"},
+    ):
+        lines.append(json.dumps({"time": 4, "step": 1, "save_id": save_id, **odd}))
     with (store.root / "history.jsonl").open("a", encoding="utf-8") as f:
         f.writelines(f"{line}\n" for line in lines)
     fresh = CheckpointFolder(store.root)

@@ -10,13 +10,16 @@ import builtins
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, Field, ValidationError
+
 from reelworks.core import files, storage
+from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import manifest, names, read_lock
 from reelworks.data.checkpoint.manifest import BadCheckpoint, Manifest
@@ -31,8 +34,22 @@ class CheckpointInfo(CheckpointFacts):
     manifest: Manifest
 
 
+class _Event(Config):
+    """A line of the history, as far as it is read: others are of another program, or of somebody's hand."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    time: float
+    event: str
+    step: int
+    save_id: str = ""
+    bytes: int = 0
+    metrics: manifest.Metrics = Field(default={})
+    reason: str = ""
+    reasons: list[str] = Field(default=[])
+
+
 CheckpointInfos = list[CheckpointInfo]
-_KEYS = {"time", "event", "step"}  # of every event
 _KEPT_BAD = 3  # each may be as large as a checkpoint
 
 
@@ -90,15 +107,14 @@ class CheckpointFolder:
             data = f.read()
         lines = data[: data.rfind(b"\n") + 1]
         self._seen_bytes += len(lines)
-        for event in files.parse_json_lines(lines.splitlines()):
-            if event.get("event") == "metrics" and isinstance(event.get("metrics"), dict):
-                self._late.setdefault(str(event.get("save_id")), {}).update(_floats(event["metrics"]))
+        for event in _events(files.parse_json_lines(lines.splitlines())):
+            if event["event"] == "metrics":
+                self._late.setdefault(event.get("save_id", ""), {}).update(_floats(event.get("metrics", {})))
         return {**_floats(saved.metrics), **self._late.get(saved.save_id, {})}
 
     def history(self) -> builtins.list[dict[str, Any]]:
         """Return all recorded events of this store, oldest first; damaged lines are skipped."""
-        events = files.read_json_lines(self.root / names.HISTORY)
-        return [e for e in events if e.keys() >= _KEYS and isinstance(e["step"], int)]
+        return [*_events(files.read_json_lines(self.root / names.HISTORY))]
 
     def log(self, event: str, step: int, **fields: Any) -> None:
         """Append an event to the history."""
@@ -249,6 +265,14 @@ class CheckpointFolder:
     def list(self) -> CheckpointInfos:
         """Return the checkpoints with a valid manifest by ascending step; `scan` also returns the others."""
         return self.scan()[0]
+
+
+def _events(lines: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a history that are events, as they are."""
+    for line in lines:
+        with suppress(ValidationError):
+            _Event.model_validate(line)
+            yield line
 
 
 def _floats(metrics: Mapping[str, float | None]) -> dict[str, float]:
