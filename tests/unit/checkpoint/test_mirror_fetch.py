@@ -5,19 +5,22 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import one_save
 import pytest
-from checkpoint_helpers import Killed
+from checkpoint_helpers import Killed, write_plain
 from fsspec.implementations.memory import MemoryFileSystem
 from mirror_helpers import content, copy, logged, new_run, place_at
 from refused import refused
 
 from reelworks.core import storage
+from reelworks.data.checkpoint import load
+from reelworks.data.checkpoint.config import KeepBest
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.mirror import files
-from reelworks.data.checkpoint.mirror.fetch import bring_back
+from reelworks.data.checkpoint.mirror.fetch import bring_back, replace
 from reelworks.data.checkpoint.mirror.files import MirrorIndex, pull
 from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.data.checkpoint.verify import verify
@@ -391,6 +394,60 @@ def test_damaged_ones_here_do_not_count(tmp_path: Path, mirror: Path) -> None:
     assert fetch(mirror, run)[0] == 300
     verify(run.checkpoints_folder / "step-000000300", full=True)
     assert len(list(run.checkpoints_folder.glob(".bad-step-000000300-*"))) == 1
+
+
+@pytest.mark.parametrize("damage", [truncate, forge])
+def test_a_damaged_one_here_is_replaced_before_training_goes_back_to_an_older_one(
+    tmp_path: Path, mirrored: RunFolder, damage: Callable[[Path], None]
+) -> None:
+    damage(mirrored.checkpoints_folder / "step-000000300")
+    assert fetch(tmp_path / "mirror", mirrored)[0] == 300
+    verify(mirrored.checkpoints_folder / "step-000000300", full=True)
+    assert steps(mirrored) == [100, 200, 300]
+
+
+def test_one_that_proves_damaged_while_it_is_read_is_replaced_once(tmp_path: Path, mirrored: RunFolder) -> None:
+    """Where the mirror's copy is damaged too, or of another save of the step, the next older one is taken."""
+    store = CheckpointFolder(mirrored.checkpoints_folder)
+
+    def newest() -> tuple[int, list[str]]:
+        with logged() as said:
+            found = load.load_newest(
+                store,
+                lambda info: verify(info.path, full=True),
+                quarantine=True,
+                repair=partial(replace, place_at(tmp_path / "mirror"), store),
+            )
+        assert found is not None
+        return found[0].step, said
+
+    flip(store.path(300))
+    assert newest()[0] == 300
+    assert store.steps() == [100, 200, 300]
+    for folder in (store.path(300), tmp_path / "mirror" / "checkpoints" / "step-000000300"):
+        flip(folder)
+    step, said = newest()
+    assert (step, store.steps()) == (200, [100, 200])
+    assert any("step 300 is not brought back" in line for line in said)
+    store.quarantine(200, "for the test")
+    flip(write_plain(store, 200, save_id="another"))
+    assert newest()[0] == 100
+
+
+def test_the_best_comes_back_with_the_newest(tmp_path: Path) -> None:
+    run, best = new_run(tmp_path / "run"), KeepBest(metric="loss")
+    store = CheckpointFolder(run.checkpoints_folder)
+    for step, loss in ((100, 3.0), (200, 1.0), (300, 2.0), (400, 4.0)):
+        write_plain(store, step, {"loss": loss}, save_id=str(step))
+    copy(run, place_at(tmp_path / "mirror"), 100, 200, 300, 400, keep_last=2, keep_best=best)
+    for damage, expected in ((None, [200, 400]), (flip, [400])):
+        shutil.rmtree(run.path)
+        if damage is not None:
+            damage(tmp_path / "mirror/checkpoints/step-000000200")
+        with logged() as said:
+            assert bring_back(place_at(tmp_path / "mirror"), run, "auto", best) == 400
+        assert steps(run) == expected
+        assert any("step 200 is not brought back" in line for line in said) == (damage is not None)
 
 
 def test_a_mirror_is_of_one_run(tmp_path: Path, mirror: Path) -> None:

@@ -280,6 +280,8 @@ def _end(events: list[Event]) -> EndedCheckpoint:
     ends = [event for event in events if event["event"] in (*_ENDS, "saved")]
     last: Event = ends[-1] if ends else {"event": "saved"}
     if last["event"] == "saved":
-        return EndedCheckpoint("gone", None, ("the history has no deletion: it was removed by hand",))
+        return EndedCheckpoint(
+            "gone", None, ("the history has no deletion: it was removed by hand, or stayed in the mirror",)
+        )
     reasons = last.get("reasons") or [last.get("reason", "the history does not say why")]
     return EndedCheckpoint(_ENDS[last["event"]], last["time"], tuple(reasons))

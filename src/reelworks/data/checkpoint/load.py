@@ -79,11 +79,16 @@ def load(path: Path, state: MutableMapping[str, Any] | Mapping[str, Any], *, fix
 
 
 def load_newest(
-    store: CheckpointFolder, attempt: Callable[[CheckpointInfo], T], *, quarantine: bool = False
+    store: CheckpointFolder,
+    attempt: Callable[[CheckpointInfo], T],
+    *,
+    quarantine: bool = False,
+    repair: Callable[[int], bool] = lambda step: False,
 ) -> tuple[CheckpointInfo, T] | None:
     """Load the newest checkpoint of a store that proves good while it is read, by `attempt`. Collective.
 
-    A bad one is passed over with a warning, and with `quarantine` set aside, which only the store's writer may do.
+    A bad one is passed over with a warning, and with `quarantine` set aside, which only the store's writer may do; unless
+    `repair`, which is called once for a step on the first rank, tells that it has put a good copy in its place.
 
     Returns:
         The checkpoint and the result of `attempt`; None for an empty store.
@@ -92,7 +97,7 @@ def load_newest(
         UserError: As `verify.newest_valid` does, or `attempt`.
     """
     bad: dict[int, str] = {}
-    reported = set[int]()
+    reported, repaired = set[int](), set[int]()
     while True:
         found = collectives.on_first(lambda: verify.newest_valid(store, full=False, bad=bad, quarantine=quarantine))
         if found is None:
@@ -107,8 +112,10 @@ def load_newest(
                 collectives.on_first(partial(_protect, info.path, stack))
                 result = attempt(info)
         except BadCheckpoint as error:
-            if collectives.on_first(partial(verify.save_id, info.path)) == info.manifest.save_id:
+            is_same = collectives.on_first(partial(verify.save_id, info.path)) == info.manifest.save_id
+            if is_same and (info.step in repaired or not collectives.on_first(partial(repair, info.step))):
                 bad[info.step] = error.reason
+            repaired.add(info.step)
             continue  # with another one, or with what has replaced it since
         return info, result
 

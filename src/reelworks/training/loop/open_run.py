@@ -76,7 +76,7 @@ def lock_folder(recipe: Recipe, resume: str, world: World) -> Iterator[FolderLoc
     with lock.hold(folder.lock_file) as handle:
         remote = None if config is None else RemoteFilesystem.open(config)
         if remote is not None:
-            fetch.bring_back(remote, folder, resume)
+            fetch.bring_back(remote, folder, resume, recipe.checkpoints.keep_best)
         folder.require_free()
         yield FolderLock(handle.check, remote)
 

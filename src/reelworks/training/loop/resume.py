@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from reelworks.core.log import logger
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.checkpoint import load, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder, CheckpointInfo
+from reelworks.data.checkpoint.mirror import fetch
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import resume
 from reelworks.data.loader.position import DataPosition, next_epoch
@@ -186,7 +188,9 @@ def _load(started: StartedStage, model: TrainedModel) -> tuple[int, checkpointin
         return checkpointing.restore(info.path, model.state, model.base, adapter, optimizer=not stage.resets_optimizer)
 
     if started.request.resume == "auto":
-        found = load.load_newest(run.store, attempt, quarantine=True)
+        remote = run.folder_lock.remote  # on the first rank
+        repair = partial(fetch.replace, remote, run.store) if remote is not None else lambda step: False
+        found = load.load_newest(run.store, attempt, quarantine=True, repair=repair)
         assert found is not None  # `pick` found one
         return found[0].step, found[1]
     info = run.store.info(step)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import manifest, names
+from reelworks.data.checkpoint.config import KeepBest
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.manifest import BadCheckpoint, NewerFormat
 from reelworks.data.checkpoint.mirror import files
 from reelworks.data.checkpoint.mirror.remote import MirrorAway, MirrorError, RemoteFilesystem, folder_of
-from reelworks.data.checkpoint.verify import too_new, verify
+from reelworks.data.checkpoint.policy import CheckpointFacts, rank_best
+from reelworks.data.checkpoint.verify import save_id, too_new, verify
 from reelworks.data.run.folder import RunFolder
 
 
-def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | None:
+def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str, keep_best: KeepBest | None = None) -> int | None:
     """Prove that the mirror is the run's, and fetch its files and newest good checkpoint if the run folder has none.
 
-    Call it under the run's lock, before anything is written into either.
+    The best one by `keep_best` is fetched too, since all that compare with it look for it in the run folder. Checkpoints
+    that are damaged here are replaced. Call it under the run's lock, before anything is written into either.
 
     `resume` is the value of --resume: "auto", "never", or a step, which is fetched if the run folder lacks it. Returns
-    the step that was fetched; None if nothing was needed, or the mirror is empty.
+    the step that was fetched to go on from; None if nothing was needed, or the mirror is empty.
 
     Raises:
         UserError: The mirror is not this run's, none of its checkpoints is valid, or the run folder has no
@@ -31,7 +35,8 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | No
     place.require_outside(run.path)
     store = CheckpointFolder(run.checkpoints_folder)
     named = int(resume) if resume.isdecimal() else None
-    needed = named not in store.steps() if named is not None else not _has_complete(store)
+    damaged = [] if named is not None else _damaged(store)
+    needed = named not in store.steps() if named is not None else len(damaged) == len(store.steps())
     try:
         with place.answering("read"):
             index = files.own_index(place, run)
@@ -42,8 +47,10 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | No
             raise
         logger.warning(error.problem)  # each copy asks again whose mirror it is
         return None
-    if index is None or not needed:
+    if index is None:
         return None
+    if not needed:
+        return next((step for step in damaged if replace(place, store, step)), None)
     if resume == "never":
         raise MirrorError(
             "the mirror already holds a run",
@@ -55,19 +62,54 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | No
         # Before any checkpoint, since a run folder that has one is not restored again.
         for path in files.pull(place, run, index):
             logger.warning("the mirror has lost %s", path)
-        return _fetch_newest(place, store, [s for s in reversed(place.steps()) if named in (None, s)])
+        newest = _fetch_newest(place, store, [s for s in reversed(place.steps()) if named in (None, s)])
+        best = rank_best(facts(place, store), keep_best)[:1]
+    for step in best if newest is not None and named is None and best != [newest] else ():
+        replace(place, store, step)
+    return newest
 
 
-def _has_complete(store: CheckpointFolder) -> bool:
+def facts(place: RemoteFilesystem, store: CheckpointFolder) -> list[CheckpointFacts]:
+    """Return what the policy reads of each complete checkpoint of a mirror; pins and late metrics are those of `store`."""
+    mirrored = []
+    for step in place.steps():
+        with suppress(BadCheckpoint):  # neither counts nor is deleted
+            remote = place.complete(step)
+            pinned, metrics = store.is_pinned(step), store.metrics_of(remote)
+            mirrored.append(
+                CheckpointFacts(step, remote.created, remote.total_bytes, pinned, metrics, stage=remote.stage)
+            )
+    return mirrored
+
+
+def replace(place: RemoteFilesystem, store: CheckpointFolder, step: int) -> bool:
+    """Put the mirror's copy of a save in the place of one that is damaged or missing here; tells whether it could."""
+    here = save_id(store.path(step))
+    try:
+        with place.answering("read"):
+            data = place.manifest_data(step)
+            if data is None or here not in ("", manifest.parse(data, step).save_id):
+                return False
+            _fetch(place, store, step, data)
+    except (BadCheckpoint, UserError) as error:
+        logger.warning("checkpoint of step %d is not brought back from the mirror: %s", step, error)
+        return False
+    return True
+
+
+def _damaged(store: CheckpointFolder) -> list[int]:
+    """Return the steps after the newest complete checkpoint, newest first."""
+    damaged: list[int] = []
     for step in reversed(store.steps()):
         try:
             verify(store.path(step), full=False)
         except (NewerFormat, OSError):
             pass  # resuming will refuse it
         except BadCheckpoint:
+            damaged.append(step)
             continue
-        return True
-    return False
+        break
+    return damaged
 
 
 def _fetch_newest(place: RemoteFilesystem, store: CheckpointFolder, steps: list[int]) -> int | None:

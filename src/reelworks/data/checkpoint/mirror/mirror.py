@@ -20,9 +20,9 @@ from reelworks.data.checkpoint import manifest, names, policy
 from reelworks.data.checkpoint.config import MirrorConfig, Retention
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.manifest import BadCheckpoint, Manifest
-from reelworks.data.checkpoint.mirror import files
+from reelworks.data.checkpoint.mirror import fetch, files
 from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem, describe, folder_of
-from reelworks.data.checkpoint.policy import CheckpointFacts, Decision, PolicyTime
+from reelworks.data.checkpoint.policy import Decision, PolicyTime
 from reelworks.data.run.folder import RunFolder
 
 P = ParamSpec("P")
@@ -155,15 +155,7 @@ class Mirror:
         self._run_log.event("mirror_retention", step=step, **policy.as_event(decisions))
 
     def _plan(self) -> list[Decision]:
-        mirrored = []
-        for step in self._place.steps():
-            with suppress(BadCheckpoint):  # neither counts nor is deleted
-                remote = self._place.complete(step)
-                pinned, metrics = self._store.is_pinned(step), self._store.metrics_of(remote)
-                mirrored.append(
-                    CheckpointFacts(step, remote.created, remote.total_bytes, pinned, metrics, stage=remote.stage)
-                )
-        return policy.plan_retention(mirrored, self._policy, PolicyTime(time.time()))
+        return policy.plan_retention(fetch.facts(self._place, self._store), self._policy, PolicyTime(time.time()))
 
     def _with_retries(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work`, and retry after a pause if the storage fails, unless a newer checkpoint comes meanwhile."""
