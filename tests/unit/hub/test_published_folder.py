@@ -13,6 +13,7 @@ import fake_hub
 import places
 import published_run
 import pytest
+import tiny_recipe
 import torch
 import yaml
 from hub_uploads import Account, Refused, Uploads
@@ -29,7 +30,9 @@ from reelworks.annexes.hub.card import Licence
 from reelworks.annexes.hub.request import PublishRequest
 from reelworks.commands.main import app
 from reelworks.core import toml, toml_none
+from reelworks.data.checkpoint.config import KeepBest
 from reelworks.data.run.config import LoggingConfig
+from reelworks.inference.previews import previews
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
@@ -210,6 +213,26 @@ def test_the_recipe_still_is_one_and_trains_alike(run, tmp_path):
     assert told.dataset[0].caption == mine.dataset[0].caption
     for part in ("bucket", "data", "lora", "objective", "precision", "train", "samples", "seed"):
         assert getattr(told, part) == getattr(mine, part), part
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_told"),
+    [
+        ("validation/loss", True),
+        ("2 * validation/loss", True),
+        ("samples/likeness-pixels", False),
+        (f"eval/{PERSON}", False),
+        ("0.7 * samples/likeness-pixels - 0.3 * validation/loss", False),
+    ],
+)
+def test_a_recipe_that_is_told_measures_what_it_keeps_the_best_by(metric, is_told):
+    values = tiny_recipe.of_family("wan-tiny", "run", {"path": "cups"})
+    values["samples"] = {"prompts": ["a cup"], "metrics": ["likeness-pixels"]}
+    values["checkpoints"] = {"keep_best": {"metric": metric, "mode": "max"}}
+    mine = recipe_file.parse(values)
+    told = recipe_file.parse(toml.parse(recipe_file.dump(neutral.recipe(mine, {}))))
+    previews.require_measured(told)
+    assert told.checkpoints.keep_best == (mine.checkpoints.keep_best if is_told else KeepBest())
 
 
 def test_what_a_recipe_says_of_the_machine_is_not_told(run, tmp_path):
