@@ -92,8 +92,13 @@ def write_json(path: Path, value: Any) -> None:
 def append_json_line(path: Path, value: Any, *, is_whole: bool = False) -> None:
     """Append one JSON line with a single write, on a new line if a crash left the last one incomplete.
 
-    With `is_whole`, the caller knows that the last line is complete.
+    A file with several hard links, as in snapshots, is replaced by one of its own. With `is_whole`, the caller has appended
+    to it before.
     """
+    if not is_whole:
+        with suppress(FileNotFoundError):
+            if path.stat().st_nlink > 1:
+                write_bytes(path, path.read_bytes())
     line = (to_json(value) + "\n").encode()
     storage.append(path, b"\n" + line if not is_whole and _ends_mid_line(path) else line)
 

@@ -53,6 +53,16 @@ def test_what_json_does_not_know_is_refused() -> None:
         files.to_json({1, 2})
 
 
+def test_a_line_is_not_appended_to_a_copy_that_shares_the_file(tmp_path: Path) -> None:
+    """As a snapshot of hard links does."""
+    log, snapshot = tmp_path / "events.jsonl", tmp_path / "snapshot.jsonl"
+    files.append_json_line(log, {"n": 1})
+    os.link(log, snapshot)
+    files.append_json_line(log, {"n": 2})
+    assert [event["n"] for event in files.read_json_lines(log)] == [1, 2]
+    assert [event["n"] for event in files.read_json_lines(snapshot)] == [1]
+
+
 def test_lines_survive_a_torn_one(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     files.append_json_line(log, {"n": 1})
