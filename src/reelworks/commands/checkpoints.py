@@ -89,7 +89,7 @@ def _changing(store: CheckpointFolder) -> Iterator[None]:
 def ls(run: RunArgument, json: Json = False) -> None:
     """List checkpoints: step, epoch, size, age, stage and metrics of each.
 
-    Tells for each why it is kept, that the next save would delete it, or what is damaged.
+    Tells for each why it is kept among those that are there, that the policy does not keep it, or what is damaged.
     """
     from reelworks.data.checkpoint import listing
 
@@ -139,7 +139,7 @@ def prune(
     json: Json = False,
     overrides: Overrides = None,
 ) -> None:
-    """Delete now what the policy would delete at the next save, and print why.
+    """Delete now what the policy does not keep among the checkpoints that are there, and print why.
 
     Also removes incomplete files of killed processes. Refused while the run trains. --set changes the policy, such as
     --set checkpoints.keep_last=1.

@@ -49,7 +49,7 @@ class SavedFacts:
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """A checkpoint, and the policy's decision at the next save.
+    """A checkpoint, and the policy's decision about it among those that are there.
 
     Attributes:
         saved: None if the manifest is not readable.
@@ -157,7 +157,7 @@ class Pruned:
 
 
 def rows(store: CheckpointFolder, policy: Retention) -> list[ListedCheckpoint]:
-    """Return every checkpoint, damaged ones too, and the policy's decision at the next save, oldest first."""
+    """Return every checkpoint, damaged ones too, and the policy's decision among those that are there, oldest first."""
     good, broken = store.scan()
     decisions = {decision.step: decision for decision in retention.plan(store, policy)}
     listed = [_damaged(step, store.path(step), None, reason) for step, reason in broken.items()]
