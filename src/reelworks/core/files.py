@@ -95,20 +95,14 @@ def append_json_line(path: Path, value: Any, *, is_whole: bool = False) -> None:
     A file with several hard links, as in snapshots, is replaced by one of its own. With `is_whole`, the caller has appended
     to it before.
     """
-    if not is_whole:
-        with suppress(FileNotFoundError):
-            if path.stat().st_nlink > 1:
-                write_bytes(path, path.read_bytes())
     line = (to_json(value) + "\n").encode()
-    storage.append(path, b"\n" + line if not is_whole and _ends_mid_line(path) else line)
-
-
-def _ends_mid_line(path: Path) -> bool:
-    try:
+    if not is_whole and path.exists():
+        if path.stat().st_nlink > 1:
+            write_bytes(path, path.read_bytes())
         with path.open("rb") as f:
-            return f.seek(0, os.SEEK_END) > 0 and (f.seek(-1, os.SEEK_END), f.read(1))[1] != b"\n"
-    except FileNotFoundError:
-        return False
+            is_torn = f.seek(0, os.SEEK_END) > 0 and (f.seek(-1, os.SEEK_END), f.read(1))[1] != b"\n"
+        line = b"\n" * is_torn + line
+    storage.append(path, line)
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

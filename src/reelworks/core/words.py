@@ -79,7 +79,6 @@ _PHRASES = tuple(
         (r"run `reelworks tune` on the recipe, or give", "measure it with `reelworks tune RECIPE`, or give"),
         (r"or remove the key", "or leave it out"),
         (r"^list each clip with its problem: .*", "give each clip a companion of the same path and name"),
-        (r" and add --resume never", ""),
         (r"restart the data with --restart-data", "begin anew: Loader.restart()"),
         (r"keep fewer with \[checkpoints\] save_total_limit or max_disk, or move the run with --output",
          "keep fewer with save_total_limit or max_disk of Retention, or use another folder"),

@@ -39,11 +39,11 @@ def test_max_disk_counts_everything_in_the_folder(store: CheckpointFolder) -> No
     rest = retention.folder_bytes(store.root) - 3 * one
     budget = f"{4 * one + rest}B"
     assert kept(store, max_disk=budget) == [100, 200, 300]
-    in_flight = store.root / names.in_flight(400, names.fresh_id())
+    in_flight = store.root / names.fresh("tmp", 400)
     in_flight.mkdir()
     (in_flight / "shard").write_bytes(bytes(one))
     assert kept(store, max_disk=budget) == [100, 200, 300], "the next save is the one in flight"
-    for name in (names.trash(50), names.bad(60)):
+    for name in (names.fresh("trash", 50), names.fresh("bad", 60)):
         (store.root / name).mkdir()
         (store.root / name / "file").write_bytes(b"x")
         assert kept(store, max_disk=budget) == [200, 300]
@@ -100,7 +100,7 @@ def test_a_pin_that_comes_while_deleting_is_heard(store: CheckpointFolder) -> No
 def test_a_pin_that_comes_too_late_is_refused_and_leaves_nothing(store: CheckpointFolder) -> None:
     def delete_at_pin(call: str, path: Path) -> None:
         if call == "open" and path.parent.name == names.PINS:
-            store.path(100).rename(store.root / names.trash(100))
+            store.path(100).rename(store.root / names.fresh("trash", 100))
 
     with storage.guarded(delete_at_pin), pytest.raises(UserError, match="there is no checkpoint"):
         store.pin(100)
@@ -174,7 +174,7 @@ def test_a_save_in_progress_takes_the_space_of_the_next_one(
 ) -> None:
     """So that the same checkpoints stay, however much of it is written already."""
     one, usage = store.info(300).num_bytes, shutil.disk_usage(store.root)
-    begun = store.root / names.in_flight(400, "0" * 12) / "tensors"
+    begun = store.root / names.fresh("tmp", 400) / "tensors"
 
     def disk(_: object) -> object:
         return usage._replace(free=2 * one - (retention.folder_bytes(begun) if begun.exists() else 0))

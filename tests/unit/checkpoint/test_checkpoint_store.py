@@ -152,7 +152,7 @@ def test_a_full_disk_is_emptied_before_the_history_is_told(store: CheckpointFold
 
 def test_what_cannot_be_removed_now_stays_for_the_next_sweep(store: CheckpointFolder) -> None:
     """Network file systems keep a folder whose files are open; no training must fail of that."""
-    leftovers = [store.root / names.trash(step) for step in (1, 2)]
+    leftovers = [store.root / names.fresh("trash", step) for step in (1, 2)]
     for path in leftovers:
         path.mkdir(parents=True)
 

@@ -400,7 +400,7 @@ def test_the_mirror_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
     index.write_text(json.dumps(values | {"format": values["format"] + 1}), encoding="utf-8")
     before = content(tmp_path / "mirror")
     (told,) = copy(run, place_at(tmp_path / "mirror"), 100).events
-    assert "this version of Reelworks reads up to" in told[1]["reason"]
+    assert "of another version of Reelworks" in told[1]["reason"]
     assert content(tmp_path / "mirror") == before
 
 

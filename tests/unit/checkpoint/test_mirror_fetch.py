@@ -97,7 +97,6 @@ def test_no_file_of_a_mirror_is_written_outside_of_the_run(tmp_path: Path) -> No
     for path in stolen:
         store.pipe_file(f"/{tmp_path.name}/{path}", b"bad")
     index = MirrorIndex(
-        format=1,
         token="",
         folder="",
         name="",

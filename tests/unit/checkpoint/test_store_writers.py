@@ -62,7 +62,7 @@ def test_stores_of_one_process_share_the_lock(store: rw.CheckpointStore) -> None
 def test_what_killed_saves_left_is_gone_after_the_next_save(store: rw.CheckpointStore) -> None:
     store.save(1, {"x": 1})
     store.close()
-    for name in (names.in_flight(2, names.fresh_id()), names.trash(1), ".latest.01234567.tmp"):
+    for name in (names.fresh("tmp", 2), names.fresh("trash", 1), ".latest.01234567.tmp"):
         (store.root / name).mkdir()
     rw.CheckpointStore(store.root).save(2, {"x": 2})
     assert {p.name for p in store.root.iterdir()} == {

@@ -115,7 +115,7 @@ def test_damaged_checkpoints_are_passed_over_and_told_if_there_is_no_other(run: 
     shard = next((store.path(2) / "tensors").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1])
     error = refusal(run.path)
-    assert (error.field, error.value) == ("RUN", str(run.path))
+    assert (error.field, error.value) == ("checkpoints", str(run.checkpoints_folder))
     assert "step 4: manifest.json is missing" in error.problem
     assert f"step 2: tensors/{shard.name} has " in error.problem
     assert store.steps() == [2, 4], "looking changes nothing"

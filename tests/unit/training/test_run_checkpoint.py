@@ -94,10 +94,10 @@ def test_steps_follow_from_the_recipe_and_the_ranks_at_the_runs_start_alone(begu
         spec = open_run.plan_spec(replace(one.data, recipe=made), open_run.open_run(made, one.run.folder_lock, ALONE))
         return spec.micro_batches_per_step, spec.same_bucket_run
 
-    one.run.folder.write_info(one.run.folder.info().model_copy(update={"ranks": 2}))
+    one.run.folder.create(ranks=2)
     assert shape(gradient_accumulation_steps=2) == (2, 1), "no checkpoint yet: the run begins now"
     one.manager.save_last(replace(one.position, global_step=1), {}, is_over=True)
-    one.run.folder.write_info(one.run.folder.info().model_copy(update={"ranks": 2}))
+    one.run.folder.create(ranks=2)
     kept = one.run.folder.info()
     asked = [{"gradient_accumulation_steps": n} for n in (2, 4, 2)] + [{"micro_batches_per_step": 1}]
     assert [shape(**train) for train in asked] == [(4, 2), (8, 2), (4, 2), (1, 1)]

@@ -18,8 +18,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from reelworks.core.config import Publish
-from reelworks.data.checkpoint import mixture
-from reelworks.data.checkpoint.config import KeepBest
 from reelworks.models import hub
 from reelworks.models.adapters import files as lora_files
 from reelworks.models.base_model import Base
@@ -35,13 +33,7 @@ def recipe(recipe: Recipe, on_hub: Mapping[str, str]) -> Recipe:
 
     `on_hub` has the hub ids with commits of weights that were downloaded, by recipe key.
     """
-    told = _neutral(recipe, "", on_hub, "")
-    best = told.checkpoints.keep_best
-    if best is not None and any(not name.startswith("validation/") for name in mixture.names([best.metric])):
-        # Metrics are not told, and without them no checkpoint has such a value.
-        checkpoints = told.checkpoints.model_copy(update={"keep_best": KeepBest()})
-        told = told.model_copy(update={"checkpoints": checkpoints})
-    return told
+    return _neutral(recipe, "", on_hub, "")
 
 
 def _neutral(config: C, prefix: str, on_hub: Mapping[str, str], number: str) -> C:

@@ -32,7 +32,7 @@ class KeepBest(PublicConfig):
         3
     """
 
-    metric: Told[str] = Field(default="validation/loss", min_length=1)
+    metric: str = Field(default="validation/loss", min_length=1)
     mode: Literal["min", "max"] = "min"
     n: int = Field(default=1, ge=1)
 
@@ -96,7 +96,7 @@ class Retention(PublicConfig):
     """
 
     keep_last: int = Field(default=3, ge=1)
-    keep_best: KeepBest | None = KeepBest()
+    keep_best: Private[KeepBest | None] = KeepBest()  # whose metric may be one that a published recipe does not measure
     keep_every: int | None = Field(default=None, ge=1)
     keep_within: Told[str | None] = None
     save_total_limit: int | None = Field(default=None, ge=1)

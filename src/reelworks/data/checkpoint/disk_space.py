@@ -43,8 +43,8 @@ def probe(folder: Path) -> Mount:
         UserError: One of these fails, as every save would; names the operation.
     """
     # Named like a save in progress, so that the next sweep removes it after a crash.
-    temporary = folder / names.in_flight(0, names.fresh_id())
-    target = folder / names.in_flight(0, names.fresh_id())
+    temporary = folder / names.fresh("tmp", 0)
+    target = folder / names.fresh("tmp", 0)
     doing = "be created"
     try:
         storage.mkdirs(folder)

@@ -173,7 +173,7 @@ class CheckpointFolder:
         self._may_publish()
         replaced = None
         if os.path.lexists(target):
-            replaced = self.root / names.replaced(step)
+            replaced = self.root / names.fresh("old", step)
             storage.rename(target, replaced)
         storage.rename(temporary, target)
         storage.fsync_folder(self.root)
@@ -200,7 +200,7 @@ class CheckpointFolder:
         """Delete a checkpoint by a rename, unlink its files, and log both; refuses one that is pinned or being read."""
         if step not in self.steps():
             raise self.unknown(step)
-        path, trash = self.path(step), self.root / names.trash(step)
+        path, trash = self.path(step), self.root / names.fresh("trash", step)
         self._refuse_if_protected(step, path)
         # Logged first, so that a crash leaves no deletion unexplained; a full disk may refuse the line.
         with suppress(OSError):
@@ -231,7 +231,7 @@ class CheckpointFolder:
 
     def quarantine(self, step: int, reason: str) -> Path:
         """Rename a bad checkpoint, for a person to inspect, and return its new path; older ones are deleted."""
-        path = self._move(step, self.root / names.bad(step), reason)
+        path = self._move(step, self.root / names.fresh("bad", step), reason)
         others = sorted(self.root.glob(f"{names.BAD}*"), key=lambda other: other.stat().st_ctime)
         for old in others[:-_KEPT_BAD]:
             storage.rmtree_if_possible(old)
@@ -239,7 +239,7 @@ class CheckpointFolder:
 
     def set_aside(self, step: int, reason: str) -> Path:
         """Rename a checkpoint of another branch of the training, and return its new path."""
-        return self._move(step, self.root / names.aside(step), reason)
+        return self._move(step, self.root / names.fresh("aside", step), reason)
 
     def _move(self, step: int, target: Path, reason: str) -> Path:
         storage.rename(self.path(step), target)

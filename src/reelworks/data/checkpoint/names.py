@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from typing import Literal
 
 HISTORY = "history.jsonl"
 LATEST = "latest"
@@ -37,6 +38,11 @@ def fresh_id() -> str:
     return uuid.uuid4().hex[:12]
 
 
+def fresh(kind: Literal["tmp", "trash", "old", "bad", "aside"], step: int) -> str:
+    """Return a new name for a checkpoint that is in progress, deleted, replaced, damaged or of another branch."""
+    return f".{kind}-{of_step(step)}-{fresh_id()}"
+
+
 def of_step(step: int) -> str:
     """Return the folder name of a step's checkpoint."""
     return f"step-{step:09d}"
@@ -49,33 +55,8 @@ def parse_step(name: str) -> int | None:
     return step if step >= 0 and of_step(step) == name else None
 
 
-def in_flight(step: int, save_id: str) -> str:
-    """Return the name of the temporary folder into which a save writes."""
-    return f"{IN_FLIGHT}{of_step(step)}-{save_id}"
-
-
-def trash(step: int) -> str:
-    """Return a new name for a deleted checkpoint."""
-    return f".trash-{of_step(step)}-{fresh_id()}"
-
-
-def bad(step: int) -> str:
-    """Return a new name for a quarantined checkpoint."""
-    return f"{BAD}{of_step(step)}-{fresh_id()}"
-
-
-def aside(step: int) -> str:
-    """Return a new name for a checkpoint of another branch."""
-    return f".aside-{of_step(step)}-{fresh_id()}"
-
-
-def replaced(step: int) -> str:
-    """Return a new name for a checkpoint while another save of its step is published."""
-    return f".old-{of_step(step)}-{fresh_id()}"
-
-
 def parse_replaced(name: str) -> int | None:
-    """Return the step in a name that `replaced` returned; None for any other name."""
+    """Return the step in the name of a replaced checkpoint; None for any other name."""
     match = _REPLACED.fullmatch(name)
     return None if match is None else parse_step(match[1])
 

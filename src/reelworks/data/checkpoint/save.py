@@ -131,7 +131,7 @@ class Saving:
         root = self.store.root
         storage.mkdirs(root)
         disk_space.require(root, state_bytes + sum(map(len, self.extra.values())))
-        temporary = root / names.in_flight(self.step, names.fresh_id())
+        temporary = root / names.fresh("tmp", self.step)
         storage.mkdir(temporary)
         try:
             storage.mkdir(temporary / names.TENSORS)

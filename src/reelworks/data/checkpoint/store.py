@@ -189,7 +189,7 @@ class CheckpointStore(CheckpointFolder):
             except BadCheckpoint as error:
                 is_same = verify.save_id(self.path(step)) == save
                 told = error if is_same else BadCheckpoint("another save replaced it while it was read")
-                raise verify.bad_named(step, told) from error
+                raise verify.bad_named("step", step, told) from error
 
     def close(self) -> None:
         """Let other processes save into the folder; the next `save` locks it again."""

@@ -135,7 +135,7 @@ def newest_valid(
             code="no-good-checkpoint",
             field="checkpoints",
             value=str(store.root),
-            remedy="repair them, or move them away and add --resume never to begin anew",
+            remedy="repair them, or move them away",
         )
     return None
 
@@ -147,19 +147,19 @@ def named(store: CheckpointFolder, step: int, full: bool) -> CheckpointInfo:
     try:
         return _verified(store, step, full)
     except BadCheckpoint as error:
-        raise bad_named(step, error) from error
+        raise bad_named("step", step, error) from error
 
 
-def bad_named(step: int, error: BadCheckpoint) -> UserError:
-    """Return the error for the checkpoint of a step that somebody named, and that is bad."""
+def bad_named(field: str, value: object, error: BadCheckpoint) -> UserError:
+    """Return the error for a bad checkpoint that somebody named by a step or path."""
     if isinstance(error, NewerFormat):
-        return too_new(error, names.of_step(step))
+        return too_new(error, names.of_step(value) if isinstance(value, int) else str(value))
     return UserError(
         f"the checkpoint is bad: {error.reason}",
         code="checkpoint-bad",
-        field="step",
-        value=step,
-        remedy="choose another step, or none for the newest good one",
+        field=field,
+        value=value,
+        remedy=f"choose another {field}" + (", or none for the newest good one" if field == "step" else ""),
     )
 
 
@@ -168,16 +168,8 @@ def bad_told(path: Path) -> Iterator[None]:
     """Turn the reason why a checkpoint is bad into the error for whoever named it by its path."""
     try:
         yield
-    except NewerFormat as error:
-        raise too_new(error, str(path)) from error
     except BadCheckpoint as error:
-        raise UserError(
-            f"the checkpoint is bad: {error.reason}",
-            code="checkpoint-bad",
-            field="checkpoint",
-            value=str(path),
-            remedy="choose another checkpoint",
-        ) from error
+        raise bad_named("checkpoint", str(path), error) from error
 
 
 def _verified(store: CheckpointFolder, step: int, full: bool) -> CheckpointInfo:

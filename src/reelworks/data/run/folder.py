@@ -83,12 +83,13 @@ class RunFolder:
             )
 
     def create(self, ranks: int = 1) -> None:
-        """Create the folder, and write `run.json` last."""
+        """Create the folder, and write `run.json` last; a run that is there only gets other ranks."""
         with files.writing("output", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             for folder in (self.plan_folder, self.coverage_folder, self.samples_folder):
                 folder.mkdir(exist_ok=True)
-            self.write_info(RunInfo(id=uuid.uuid4().hex, created=time.time(), ranks=ranks))
+            new = RunInfo(id=uuid.uuid4().hex, created=time.time(), ranks=ranks)
+            self.write_info(self.info().model_copy(update={"ranks": ranks}) if self.exists else new)
 
     def snapshot_file(self, rank: int) -> Path:
         """Return the file to which a rank writes a snapshot of GPU memory."""
@@ -134,10 +135,7 @@ class RunFolder:
             if not isinstance(error, OSError):
                 problem, remedy = "its run.json is damaged", "bring it back from the mirror of the run, or another copy"
             elif not isinstance(error, FileNotFoundError | NotADirectoryError):
-                problem, remedy = (
-                    f"its run.json cannot be read ({error.strerror})",
-                    "let the user of this process read it",
-                )
+                problem, remedy = f"its run.json cannot be read ({error.strerror})", "let this user read it"
             raise UserError(problem, code="no-run", field="RUN", value=str(self.path), remedy=remedy) from error
         if info is None:
             raise UserError(

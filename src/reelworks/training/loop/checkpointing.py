@@ -15,7 +15,7 @@ from reelworks.data.checkpoint import disk_space, load, mixture, names, retentio
 from reelworks.data.checkpoint.async_save import Background, held_bytes
 from reelworks.data.checkpoint.manifest import BadCheckpoint
 from reelworks.data.checkpoint.mirror.mirror import Mirror
-from reelworks.data.checkpoint.policy import as_event, rank_best, score
+from reelworks.data.checkpoint.policy import as_event, score
 from reelworks.data.checkpoint.save import DiskFull, Saved, SaveDetails, SaveFailed
 from reelworks.data.distributed import collectives
 from reelworks.data.loader.position import DataPosition
@@ -218,9 +218,8 @@ class CheckpointManager:
         if self._world.is_main:
             sign = 1 if best.mode == "min" else -1
             infos = [info for info in self._store.list() if info.stage == self._data.stage.name]
-            ranked = rank_best(infos, best)
-            known = [score(info, best.metric) for info in infos if info.step == ranked[0]] if ranked else []
-            beats_all = all(other is None or sign * value < sign * other for other in known)
+            known = [other for info in infos if (other := score(info, best.metric)) is not None]
+            beats_all = all(sign * value < sign * other for other in known)
         return bool(self._world.broadcast(beats_all))
 
     def _save(self, position: DataPosition, metrics: dict[str, float]) -> None:

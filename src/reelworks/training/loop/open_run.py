@@ -85,11 +85,7 @@ def open_run(recipe: Recipe, folder_lock: FolderLock, world: World) -> OpenRun:
     """Create the run folder, or open it. Collective."""
     folder = RunFolder(Path(recipe.output))
     if world.is_main:
-        ranks = ranks_at_start(folder, world)
-        if folder.exists:
-            folder.write_info(folder.info().model_copy(update={"ranks": ranks}))
-        else:
-            folder.create(ranks)
+        folder.create(ranks_at_start(folder, world))
     world.barrier()
     store = CheckpointFolder(folder.checkpoints_folder, may_publish=folder_lock.check)
     return OpenRun(folder, folder.info().id, store, folder_lock, world)

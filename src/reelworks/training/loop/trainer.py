@@ -143,8 +143,7 @@ def run(
                 break
     if world.is_main and on_end is not None:
         folder = RunFolder(Path(recipe.output))
-        good, _ = CheckpointFolder(folder.checkpoints_folder).scan()
-        newest = max(good, key=lambda checkpoint: checkpoint.step, default=None)
+        *_, newest = None, *CheckpointFolder(folder.checkpoints_folder).list()
         path, metrics = (None, {}) if newest is None else (newest.path, listing.finite(newest.metrics))
         why: Literal["finished", "signal"] = "signal" if end.reason == "signal" else "finished"
         on_end(TrainResult(folder.path, why, end.position.global_step, end.position.epoch, path, metrics, exported))

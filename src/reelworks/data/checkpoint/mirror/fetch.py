@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
 
+from reelworks.core import files as core_files
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
-from reelworks.data.checkpoint import manifest, names
+from reelworks.data.checkpoint import disk_space, manifest, names
 from reelworks.data.checkpoint.config import KeepBest
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.manifest import BadCheckpoint, NewerFormat
@@ -35,8 +37,9 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str, keep_best: 
     place.require_outside(run.path)
     store = CheckpointFolder(run.checkpoints_folder)
     named = int(resume) if resume.isdecimal() else None
-    damaged = [] if named is not None else _damaged(store)
-    needed = named not in store.steps() if named is not None else len(damaged) == len(store.steps())
+    steps = store.steps()
+    damaged = [*takewhile(lambda step: _is_damaged(store.path(step)), reversed(steps))]  # after the newest complete one
+    needed = len(damaged) == len(steps) if named is None else named not in steps
     try:
         with place.answering("read"):
             index = files.own_index(place, run)
@@ -50,7 +53,7 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str, keep_best: 
     if index is None:
         return None
     if not needed:
-        return next((step for step in damaged if replace(place, store, step)), None)
+        return next((step for step in damaged if named is None and replace(place, store, step)), None)
     if resume == "never":
         raise MirrorError(
             "the mirror already holds a run",
@@ -97,19 +100,14 @@ def replace(place: RemoteFilesystem, store: CheckpointFolder, step: int) -> bool
     return True
 
 
-def _damaged(store: CheckpointFolder) -> list[int]:
-    """Return the steps after the newest complete checkpoint, newest first."""
-    damaged: list[int] = []
-    for step in reversed(store.steps()):
-        try:
-            verify(store.path(step), full=False)
-        except (NewerFormat, OSError):
-            pass  # resuming will refuse it
-        except BadCheckpoint:
-            damaged.append(step)
-            continue
-        break
-    return damaged
+def _is_damaged(path: Path) -> bool:
+    try:
+        verify(path, full=False)
+    except (NewerFormat, OSError):
+        pass  # resuming will refuse it
+    except BadCheckpoint:
+        return True
+    return False
 
 
 def _fetch_newest(place: RemoteFilesystem, store: CheckpointFolder, steps: list[int]) -> int | None:
@@ -142,15 +140,9 @@ def _fetch(place: RemoteFilesystem, store: CheckpointFolder, step: int, data: by
     remote = place.complete(step)
     logger.info(f"fetching the checkpoint of step {step} ({remote.total_bytes / 1e9:.3f} GB) from {place.url}")
     storage.mkdirs(store.root)
-    if (free_bytes := shutil.disk_usage(store.root).free) < remote.total_bytes:
-        raise UserError(
-            f"the mirror's checkpoint needs {remote.total_bytes / 1e9:.3f} GB, {free_bytes / 1e9:.3f} GB are free",
-            code="disk-full",
-            field="output",
-            value=str(store.root.parent),
-            remedy="free disk space, or choose a folder of the same name elsewhere with --output",
-        )
-    temporary = store.root / names.in_flight(step, names.fresh_id())
+    with core_files.writing("output", store.root.parent):
+        disk_space.require(store.root, remote.total_bytes, "the mirror's checkpoint")
+    temporary = store.root / names.fresh("tmp", step)
     try:
         for entry in remote.files:
             file = temporary / entry.path

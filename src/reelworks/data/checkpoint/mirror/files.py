@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -23,7 +24,6 @@ from reelworks.data.checkpoint.mirror.remote import CHECKPOINTS, MirrorError, Re
 from reelworks.data.run.folder import RunFolder, RunInfo
 
 INDEX = "mirror.json"
-FORMAT_VERSION = 2
 _SINGLE = ("run.json", "recipe.toml", "environment.json", "events.jsonl", f"{CHECKPOINTS}/{names.HISTORY}")
 _FOLDERS = ("recipes", "coverage", "catalog", f"{CHECKPOINTS}/{names.PINS}")
 # Copied last into their folders and marking them complete: parts of two catalogs must not be mixed.
@@ -45,7 +45,7 @@ class MirrorIndex(Config):
             copied both the former ones and the new ones.
     """
 
-    format: int
+    format: Literal[2] = 2
     token: str
     folder: str
     name: str
@@ -67,19 +67,12 @@ def own_index(place: RemoteFilesystem, run: RunFolder) -> MirrorIndex | None:
     except ValidationError as error:
         problem = f"other files are at this address, which a mirror would replace or delete: {first_few(others)}"
         raise MirrorError(
-            problem if data is None else f"the mirror's {INDEX} is damaged or not a run's index",
+            problem if data is None else f"the mirror's {INDEX} is damaged, or of another version of Reelworks",
             code="mirror-would-be-overwritten",
             url=place.url,
             remedy="set an address that only this run uses; if this is its mirror, copy all of it to "
             f"{run.path} before, to go on from it",
         ) from error
-    if index.format > FORMAT_VERSION:
-        raise MirrorError(
-            f"the mirror has format {index.format}, this version of Reelworks reads up to {FORMAT_VERSION}",
-            code="mirror-too-new",
-            url=place.url,
-            remedy="update Reelworks",
-        )
     _require_same_run(place, run, index)
     return index
 
@@ -117,10 +110,7 @@ def _is_elsewhere(index: MirrorIndex, run: RunFolder) -> bool:
 
 
 def _tokens(run: RunFolder) -> list[str]:
-    try:
-        return run.mirror_file.read_text(encoding="utf-8").split()
-    except FileNotFoundError:
-        return []
+    return run.mirror_file.read_text(encoding="utf-8").split() if run.mirror_file.exists() else []
 
 
 def push(place: RemoteFilesystem, run: RunFolder, token: str) -> None:
@@ -204,7 +194,7 @@ def _order(path: str) -> tuple[bool, str]:
 
 def _write_index(place: RemoteFilesystem, run: RunFolder, token: str, stamps: dict[str, list[Stamp]]) -> None:
     folder, name = str(run.path.resolve()), run.path.name
-    index = MirrorIndex(format=FORMAT_VERSION, token=token, folder=folder, name=name, run=run.info(), files=stamps)
+    index = MirrorIndex(token=token, folder=folder, name=name, run=run.info(), files=stamps)
     place.write(INDEX, index.model_dump_json().encode())
 
 

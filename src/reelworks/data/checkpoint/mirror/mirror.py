@@ -22,7 +22,7 @@ from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.manifest import BadCheckpoint, Manifest
 from reelworks.data.checkpoint.mirror import fetch, files
 from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem, describe, folder_of
-from reelworks.data.checkpoint.policy import Decision, PolicyTime
+from reelworks.data.checkpoint.policy import PolicyTime
 from reelworks.data.run.folder import RunFolder
 
 P = ParamSpec("P")
@@ -148,14 +148,12 @@ class Mirror:
         for earlier in [s for s in self._with_retries(self._place.steps) if s < step]:
             if self._with_retries(self._place.is_leftover, earlier):
                 self._with_retries(self._place.remove, earlier)
-        decisions = self._with_retries(self._plan)
+        mirrored = self._with_retries(fetch.facts, self._place, self._store)
+        decisions = policy.plan_retention(mirrored, self._policy, PolicyTime(time.time()))
         for decision in [d for d in decisions if not d.keep]:
             self._with_retries(self._place.remove, decision.step)
             self._log("mirror_deleted", decision.step, reasons=list(decision.reasons))
         self._run_log.event("mirror_retention", step=step, **policy.as_event(decisions))
-
-    def _plan(self) -> list[Decision]:
-        return policy.plan_retention(fetch.facts(self._place, self._store), self._policy, PolicyTime(time.time()))
 
     def _with_retries(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work`, and retry after a pause if the storage fails, unless a newer checkpoint comes meanwhile."""

@@ -122,11 +122,9 @@ class RemoteFilesystem:
     def read(self, path: str) -> bytes | None:
         """Return a small file's content; None if it does not exist."""
         self._fs.invalidate_cache()
-        try:
-            data: bytes = self._fs.cat_file(self._at(path))
-        except FileNotFoundError:
-            return None
-        return data
+        with suppress(FileNotFoundError):
+            return bytes(self._fs.cat_file(self._at(path)))
+        return None
 
     def write(self, path: str, data: bytes) -> None:
         """Write or replace a small file."""
@@ -214,8 +212,7 @@ class RemoteFilesystem:
 
     def is_leftover(self, step: int) -> bool:
         """Whether a folder is a dead process's partial upload or deletion."""
-        files = self.sizes(folder_of(step))
-        return manifest.FILE_NAME not in files and ABANDONED not in files
+        return not {manifest.FILE_NAME, ABANDONED} & self.sizes(folder_of(step)).keys()
 
     def set_aside(self, step: int) -> bool:
         """Rename a checkpoint's manifest and keep its files; returns False if it has no manifest."""
