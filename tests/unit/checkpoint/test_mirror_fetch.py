@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -196,6 +197,15 @@ def test_a_run_that_moved_keeps_its_mirror(tmp_path: Path, mirrored: RunFolder) 
         assert fetch(tmp_path / "mirror", run)[0] is None
         assert "unmirrored" not in copy(run, place_at(tmp_path / "mirror"), 300).kinds()
         mirrored = run
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are text there")
+def test_a_run_whose_name_is_no_text_keeps_its_mirror(tmp_path: Path) -> None:
+    run = new_run(Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xfcn")), 100)
+    assert "mirrored" in copy(run, place_at(tmp_path / "mirror"), 100).kinds()
+    shutil.rmtree(run.path)
+    assert fetch(tmp_path / "mirror", run)[0] == 100
+    assert "unmirrored" not in copy(run, place_at(tmp_path / "mirror"), 100).kinds()
 
 
 def test_a_mirror_that_was_copied_by_hand_is_the_run_folder(tmp_path: Path, mirrored: RunFolder) -> None:

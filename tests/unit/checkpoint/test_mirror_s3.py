@@ -52,7 +52,7 @@ def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str, line
     assert place.steps() == shown(place) == [300, 400]
     place.remove_file("checkpoints/step-000000400/manifest.json")  # as of an upload that broke off
 
-    again = RunFolder(tmp_path / "new" / "run")
+    run, again = RunFolder(run.path.rename(tmp_path / "lost")), RunFolder(tmp_path / "new" / "run")
     assert fetch.bring_back(place, again, "auto") == 300
     assert CheckpointFolder(again.checkpoints_folder).steps() == [300]
     verify(again.checkpoints_folder / "step-000000300", full=True)

@@ -1,6 +1,5 @@
 """Only this machine's own page may ask, and only the token changes something."""
 
-import json
 import os
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from starlette.testclient import TestClient
 
 from reelworks.annexes.page import app, guard
 from reelworks.annexes.page.workspace import Workspace, key_of
-from reelworks.data.run.folder import FORMAT_VERSION
+from reelworks.data.run.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +106,7 @@ def test_a_link_out_of_the_folders_is_not_followed(tmp_path):
 
 def test_names_that_are_not_text_are_found_all_the_same(tmp_path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xfcn"))
-    folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"format": FORMAT_VERSION}), encoding="utf-8")
+    RunFolder(folder).create()
     (folder / "recipe.toml").write_text("", encoding="utf-8")
     folder.with_suffix(".toml").write_text(
         small_recipe(f"{tmp_path.as_posix()}/of", tmp_path.as_posix()), encoding="utf-8"

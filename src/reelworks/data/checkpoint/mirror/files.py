@@ -84,7 +84,7 @@ def _require_same_run(place: RemoteFilesystem, run: RunFolder, index: MirrorInde
     elif run.exists and kept and index.token not in kept:
         owner = f"another copy of this run, in {index.folder}"
         instead = ", or move this folder away and give the same command, to go on from the mirror"
-    elif not run.exists and index.name not in ("", "..", run.path.resolve().name):  # its recipe may be a copy
+    elif not run.exists and index.name not in ("", "..", _text(run.path.resolve().name)):  # its recipe may be a copy
         owner = f"the run {index.name}"
         instead = f", or its folder the name {index.name} to go on with that run"
     elif _is_elsewhere(index, run):
@@ -107,6 +107,11 @@ def _is_elsewhere(index: MirrorIndex, run: RunFolder) -> bool:
         return is_its and not (run.path.exists() and there.path.samefile(run.path))
     except (UserError, OSError):
         return False
+
+
+def _text(name: str) -> str:
+    """Return a name as JSON can hold it, which may not have the bytes that are no text in a file's name."""
+    return name.encode(errors="replace").decode()
 
 
 def _tokens(run: RunFolder) -> list[str]:
@@ -193,7 +198,7 @@ def _order(path: str) -> tuple[bool, str]:
 
 
 def _write_index(place: RemoteFilesystem, run: RunFolder, token: str, stamps: dict[str, list[Stamp]]) -> None:
-    folder, name = str(run.path.resolve()), run.path.name
+    folder, name = _text(str(run.path.resolve())), _text(run.path.name)
     index = MirrorIndex(token=token, folder=folder, name=name, run=run.info(), files=stamps)
     place.write(INDEX, index.model_dump_json().encode())
 
