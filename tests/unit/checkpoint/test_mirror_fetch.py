@@ -474,6 +474,20 @@ def test_an_empty_mirror_is_no_obstacle(tmp_path: Path) -> None:
     assert not run.path.exists()
 
 
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_run_that_lost_its_disk_in_its_first_upload_begins_anew_with_its_mirror(
+    tmp_path: Path, mirror: Path, resume: str
+) -> None:
+    for manifest in (mirror / "checkpoints").glob("*/manifest.json"):
+        manifest.unlink()
+    run = RunFolder(tmp_path / "run")
+    assert fetch(mirror, run, resume) == (None, ["warning: the mirror has no checkpoint: the run begins anew"])
+    assert [file.name for file in run.path.iterdir()] == ["run.json"]
+    write_plain(CheckpointFolder(run.checkpoints_folder), 100)
+    copy(run, place_at(mirror), 100)
+    assert place_at(mirror).complete(100)
+
+
 def test_two_catalogs_are_never_mixed(tmp_path: Path, mirror: Path) -> None:
     """A folder that hangs together is fetched whole, or left alone; so are files that are here, and records."""
     run = RunFolder(tmp_path / "run")
