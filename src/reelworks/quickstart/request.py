@@ -132,8 +132,11 @@ class NewLoraRequest(FootageRequest):
             then = made.get(name, [])
             # A model has several names, and the file has that of its preset. Paths are compared as such.
             if name != "--model" and [Path(one).resolve() for one in values] != [Path(one).resolve() for one in then]:
+                how = f"it was made with {_words({name: then})}" if then else f"it was made without {name}"
                 raise UserError(
-                    f"{self.path} was made {f'with {_words({name: then})}' if then else f'without {name}'}",
+                    f"{self.path} is another recipe: {how}"
+                    if made
+                    else f"{self.path} may be another recipe: no comment tells what it was made with",
                     code="recipe-of-other-options",
                     field=name,
                     value=", ".join(values),

@@ -135,9 +135,9 @@ def test_a_place_with_other_files_is_refused_before_anything_is_written(tmp_path
 
 
 def test_a_place_with_hidden_files_alone_is_empty(tmp_path: Path) -> None:
-    """As a killed probe or a first write of the index leaves them, and the browser of some desktops."""
+    """As a killed probe or a first write of the index leaves them, and the browser of some desktops; or a mounted disk."""
     run = new_run(tmp_path / "run", 100)
-    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "lost+found").mkdir(parents=True)
     for name in (".probe-0123456789ab", ".mirror.json.tmp", ".DS_Store"):
         (tmp_path / "there" / name).touch()
     assert "mirrored" in copy(run, place_at(tmp_path / "there"), 100).kinds()

@@ -88,7 +88,8 @@ def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_pat
         (0.3, [name], 2, [3]),
         (2.1, [name], 2, [3]),  # a slow step
         (0.3, [name], 1, [3]),  # while the other rank waits
-        (0.12, [name], 2, [1]),
+        *3 * [(0.12, [name], 2, [1])],
+        (9.0, [name], 2, [2]),  # the only one of its size
         (0.7, [name], 4, [1, 3]),
         (5.0, [name, "x"], 2, [3]),
     ]

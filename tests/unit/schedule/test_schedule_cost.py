@@ -82,6 +82,13 @@ def test_nothing_is_free() -> None:
     assert costs_us(NAMES, TOKENS, CostConfig(), {"small": 1e-20, "large": 1e7})[0] == 1
 
 
+def test_a_bucket_without_a_time_costs_by_its_size_where_clips_were_measured_to_cost_nothing() -> None:
+    times = {"small": BatchTime(20.0, 0.0).through(8, 20.0)}
+    assert times["small"].milliseconds(8) == pytest.approx(20)
+    per_clip, _ = cost.costs_us(NAMES, TOKENS, CostConfig(), times)
+    assert per_clip == (25, 250, 2500)
+
+
 @pytest.mark.parametrize("values", [{"per_token_us": 1e8}, {"per_token_squared_us": 1e308}])
 def test_a_clip_that_would_take_longer_than_a_day_is_refused(values: dict[str, float]) -> None:
     with refused("cost-too-large", "cost") as caught:

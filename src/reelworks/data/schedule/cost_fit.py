@@ -33,9 +33,12 @@ class BatchTime:
         return self.per_batch + clips * self.per_clip
 
     def through(self, clips: int, milliseconds: float) -> BatchTime:
-        """Return a time in the same proportions, by which a micro-batch of so many clips takes so long."""
-        scale = milliseconds / self.milliseconds(clips)
-        return BatchTime(scale * self.per_batch, scale * self.per_clip)
+        """Return a time in the same proportions, by which a micro-batch of so many clips takes so long.
+
+        A hundredth is always of the clips: what buckets that were not measured cost is told by that part.
+        """
+        share = max(clips * self.per_clip / self.milliseconds(clips), 0.01)
+        return BatchTime((1 - share) * milliseconds, share * milliseconds / clips)
 
 
 @dataclass(frozen=True)

@@ -249,6 +249,7 @@ def course(plan: EpochPlan, groups: list[str]) -> Course:
 
 
 _WARM_UP_STEPS = 1  # caches, compilers and allocators warm up
+_FEW_STEPS = 3  # of a size that are a measurement
 
 
 def milliseconds(run: RunFolder, field: str, among: Container[str] | None = None) -> dict[tuple[str, int], list[float]]:
@@ -284,14 +285,15 @@ def milliseconds(run: RunFolder, field: str, among: Container[str] | None = None
 
 
 def measure_costs(run: RunFolder) -> dict[str, BatchTime]:
-    """Return the time of micro-batches of each bucket: through the median at its most frequent size, by all its sizes."""
+    """Return the time of micro-batches of each bucket: through the median at its most frequent size, by all its usual sizes."""
     of_buckets: dict[str, list[tuple[int, Timing]]] = defaultdict(list)
     for (bucket, size), ms in sorted(milliseconds(run, "RUN").items()):
         of_buckets[bucket].append((len(ms), Timing(1, size, statistics.median(ms))))
     found = {}
     for bucket, timings in of_buckets.items():
         _, usual = max(timings)
-        line = cost_fit.fit([timing for _, timing in timings]).of_clips(1)
+        # The first micro-batch of a size compiles or tunes kernels: one alone tells nothing of it.
+        line = cost_fit.fit([timing for n, timing in timings if n >= _FEW_STEPS] or [usual]).of_clips(1)
         found[bucket] = line.through(usual.batch_size, usual.milliseconds)
     return found
 

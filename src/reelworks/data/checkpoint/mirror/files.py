@@ -59,7 +59,7 @@ def own_index(place: RemoteFilesystem, run: RunFolder) -> MirrorIndex | None:
     Raises:
         MirrorError: Something else is there, or the mirror of another run, or of a folder of which this one is a copy.
     """
-    data, others = place.read(INDEX), place.names("")
+    data, others = place.read(INDEX), [name for name in place.names("") if name != "lost+found"]  # of a mounted disk
     if data is None and not others:
         return None
     try:
