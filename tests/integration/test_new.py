@@ -354,7 +354,11 @@ def test_what_is_missing_to_train_is_named(given, field, says):
 def test_a_recipe_that_does_not_tell_how_it_was_made_is_not_found_by_its_name():
     pictures("mug")
     none = "no comment tells what it was made with"
-    for line, why in {"": none, "# made with: {": none, "# made with: { --trigger = [] }": "made without --data"}.items():
+    for line, why in {
+        "": none,
+        "# made with: {": none,
+        "# made with: { --trigger = [] }": "made without --data",
+    }.items():
         Path("mug-wan-tiny.toml").write_text(f"{line}\nversion = 1\n", encoding="utf-8")
         with refused("recipe-of-other-options", "--data", says=f"'mug'.*{why}"):
             new.recipe_for(footage("mug"))
