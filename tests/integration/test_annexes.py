@@ -193,7 +193,7 @@ def test_a_run_that_knows_nothing_of_it_has_its_report(
 ) -> None:
     (tmp_path / "site-packages" / "bicycle_annex.py").write_text(package, encoding="utf-8")
     bare = RunFolder(tmp_path / "bare")
-    bare.create({})
+    bare.create()
     for run in (bare, fabricate.make(tmp_path / "trained")):
         caplog.clear()
         with fresh_import("bicycle_annex"):
