@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).parents[1] / "src" / "reelworks"
-_ERRORS = ("UserError", "ExportFailed", "SaveFailed", "LockLost", "DtypeError", "ListError", "MirrorError", "MirrorAway")
+_ERRORS = (
+    "UserError",
+    "ExportFailed",
+    "SaveFailed",
+    "LockLost",
+    "DtypeError",
+    "ListError",
+    "MirrorError",
+    "MirrorAway",
+)
 _HEAD = """# Errors
 
 <!-- Written by `make reference` from the source; do not edit. -->
