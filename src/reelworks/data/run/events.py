@@ -3,18 +3,20 @@
 Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, except for the first few,
 `step` (optimizer steps done). The kinds and their fields are:
 
-    start       world_size, sequence_degree (ranks that share clips, if more than 1), micro_batches_per_step, same_bucket_run, threads, device, recipe (file below recipes/),
-                resumed_from (step or null)
+    start       world_size, sequence_degree (ranks that share clips, if more than 1), micro_batches_per_step, same_bucket_run,
+                threads, device, recipe (file below recipes/), resumed_from (step or null)
     epoch       data_restarts, epoch, segment, planned, plan_steps, plan (digest): an epoch's plan begins
     step        epoch, plan_step, loss, loss_by_bucket {name: loss}, loss_by_timestep {"300-400": loss},
                 applied (false if the step was skipped), learning_rate, grad_norm,
-                grad_norm_by_block {name: norm} (where it was measured), clips, tokens, seconds, data_wait_seconds (of them, waiting for clips), decode_p50_seconds and decode_p99_seconds (of the
-                last 1000 clips, or null), queue_bytes (decoded frames that wait), buckets [name, ...], micro_batches (over all ranks), batch_sizes [distinct ones, with copies and repeats, ...],
-                memory_bytes (largest so far, of the GPU or, without one, of the process)
+                grad_norm_by_block {name: norm} (where it was measured), clips, tokens, seconds, data_wait_seconds (of them,
+                waiting for clips), decode_p50_seconds and decode_p99_seconds (of the last 1000 clips, or null), queue_bytes
+                (decoded frames that wait), buckets [name, ...], micro_batches (over all ranks), batch_sizes [distinct ones,
+                with copies and repeats, ...], memory_bytes (largest so far, of the GPU or, without one, of the process)
     spike       what ("loss" or "grad_norm"), bucket, value, usual (median of recent steps), limit, skipped,
                 clips [{uid, path, loss}]: a step far above the usual
     idle_layers problem ("no gradient" | "unused" | "zero" | "unchanged" | "not finite"), layers [name, ...], all_layers (their
-                number), steps, learning_rate, is_note (a healthy training may have them), message: layers of an adapter that have learnt nothing in so many steps
+                number), steps, learning_rate, is_note (a healthy training may have them), message: layers of an adapter that
+                have learnt nothing in so many steps
     early_stop  patience, best, best_step: the validation loss did not fall any more, and training ends
     profile     file, first, last: steps whose trace was written; on a GPU idle_share of the time, and
                 gaps [{begin_ms, ms, after, before}]: the longest times without work, of more than 2 % of a step

@@ -56,7 +56,7 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str, keep_best: 
         return next((step for step in damaged if named is None and replace(place, store, step)), None)
     with place.answering("read"):
         is_empty = all(place.manifest_data(step) is None for step in place.steps())
-    if is_empty:
+    if is_empty and named is None:
         logger.warning("the mirror has no checkpoint: the run begins anew")
         if not run.exists:  # and keeps its mirror
             storage.mkdirs(run.path)
