@@ -116,7 +116,7 @@ LOOSE: dict[str, set[str]] = {
     },
     "docs/how-to/publish.md": {"README.md  1.3 kB"},
     "docs/how-to/lora-files.md": {"20 layers, rank 1 to 2, norm 3.04, relative error 12.5%"},
-    "docs/how-to/mirror.md": {"fetching the checkpoint of step 12000 (4.126 GB) from s3://bucket/runs/first"},
+    "docs/how-to/mirror.md": {"fetching the checkpoint of step 12000 (4.13 GB) from s3://bucket/runs/first"},
     "docs/how-to/resume-after-changes.md": {
         "resumed from step 8, epoch 0, plan step 0",
         "resumed from step 10, epoch 0, plan step 2",

@@ -83,7 +83,7 @@ def _print_report(report: CheckReport) -> None:
     for rehearsal in report.rehearsed:
         show.line(
             f"{rehearsal.bucket}, batch size {rehearsal.batch_size}: forward and backward in "
-            f"{rehearsal.seconds:.1f} s on {report.device}, {_size(rehearsal.activations_bytes)} of activations; "
+            f"{rehearsal.seconds:.1f} s on {report.device}, {units.size(rehearsal.activations_bytes)} of activations; "
             f"recomputed: {rehearsal.recomputed}"
         )
     if (attention := report.attention) is not None:
@@ -128,13 +128,9 @@ def _casts(component: ComponentReport) -> None:
 
 def _memory(report: CheckReport) -> None:
     memory = report.memory
-    parts = [f"{name} {_size(size)}" for name, size in memory.parts.items() if size]
-    on_host = f"; {_size(memory.host)} of CPU memory" if memory.host else ""
+    parts = [f"{name} {units.size(size)}" for name, size in memory.parts.items() if size]
+    on_host = f"; {units.size(memory.host)} of CPU memory" if memory.host else ""
     each = f" of each of {report.world} processes" if report.world > 1 else ""
-    show.line(f"\nmemory{each}, estimated: {_size(memory.total)} ({', '.join(parts)}){on_host}")
+    show.line(f"\nmemory{each}, estimated: {units.size(memory.total)} ({', '.join(parts)}){on_host}")
     if report.world > 1:
         show.line(report.layout)
-
-
-def _size(count_bytes: int) -> str:
-    return f"{count_bytes / 1e9:.2f} GB" if count_bytes >= 1e8 else f"{count_bytes / 1e6:.1f} MB"

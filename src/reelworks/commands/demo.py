@@ -10,6 +10,7 @@ from typer import Argument, Exit, Option
 from reelworks.commands import show
 from reelworks.commands.exit_codes import ExitCode
 from reelworks.commands.options import Json
+from reelworks.core import units
 
 
 def demo(
@@ -50,7 +51,7 @@ def demo_data(
         return
     show.line(
         f"{folder}: {len(summary.videos)} clips, {len(summary.pictures)} pictures and {len(summary.bad)} "
-        f"damaged or unusable files, {summary.total_bytes / 1e6:.1f} MB"
+        f"damaged or unusable files, {units.size(summary.total_bytes)}"
     )
 
 

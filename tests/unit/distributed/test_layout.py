@@ -24,7 +24,7 @@ def parallel(**keys: object) -> ParallelConfig:
 @pytest.mark.parametrize(
     ("needs", "ranks", "local", "wanted", "because"),
     [
-        (SMALL_LORA, 16, 8, Layout(16, 1), "30.0 GB"),
+        (SMALL_LORA, 16, 8, Layout(16, 1), "30 GB"),
         (LARGE_LORA, 8, 8, Layout(1, 8), "base does not fit"),
         (LARGE_LORA, 16, 8, Layout(2, 8), "several nodes"),
         (FULL, 8, 8, Layout(1, 8), "all weights are trained"),

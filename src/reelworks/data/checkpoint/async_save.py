@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
+from reelworks.core import units
 from reelworks.data.checkpoint import save, shards
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.save import Saved, SaveDetails, Saving
@@ -70,8 +71,8 @@ class Background:
         short = collectives.on_all(lambda: (need_bytes, free_bytes) if need_bytes > free_bytes else None)
         for rank, numbers in enumerate(short):
             if numbers is not None:
-                need_gb, free_gb = (f"{n / 1e9:.2f} GB" for n in numbers)
-                return f"rank {rank} has {free_gb} of memory left, and staging takes {need_gb}"
+                need, free = map(units.size, numbers)
+                return f"rank {rank} has {free} of memory left, and staging takes {need}"
         return ""
 
     def start(self, store: CheckpointFolder, step: int, state: dict[str, Any], **details: Unpack[SaveDetails]) -> None:

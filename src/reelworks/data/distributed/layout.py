@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.data.distributed.config import ParallelConfig
 
@@ -101,22 +102,18 @@ def choose(config: ParallelConfig, ranks: int, local_ranks: int, needs: Needs) -
     if (named := fixed(config, ranks, local_ranks)) is not None:
         return named, f'parallel.strategy = "{config.strategy}"'
     room = int(STATE_SHARE * needs.device_bytes)
-    fits = f"{_gb(needs.state_bytes)} with optimizer and average are at most half of a rank's {_gb(needs.device_bytes)}"
+    fits = f"{units.size(needs.state_bytes)} with optimizer and average are at most half of a rank's {units.size(needs.device_bytes)}"
     if needs.whole:
         return Layout.from_strategy("replicated", ranks), f"the optimizer needs whole weights: {needs.whole}"
     if needs.is_lora and needs.state_bytes <= room:
         return Layout.from_strategy("replicated", ranks), f"a LoRA whose base fits: {fits}"
     if 1 < local_ranks < ranks and ranks % local_ranks == 0 and needs.state_bytes <= room * local_ranks:
         return Layout.from_strategy("hsdp", ranks, local_ranks), (
-            f"several nodes of {local_ranks} ranks, each of which holds {_gb(needs.state_bytes)} with optimizer and "
+            f"several nodes of {local_ranks} ranks, each of which holds {units.size(needs.state_bytes)} with optimizer and "
             "average in at most half of its memory"
         )
     return Layout.from_strategy("fsdp", ranks), (
-        f"a LoRA whose base does not fit: {_gb(needs.state_bytes)} are more than half of {_gb(needs.device_bytes)}"
+        f"a LoRA whose base does not fit: {units.size(needs.state_bytes)} are more than half of {units.size(needs.device_bytes)}"
         if needs.is_lora
         else "all weights are trained"
     )
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"

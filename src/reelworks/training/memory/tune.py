@@ -147,12 +147,12 @@ def _search(
         at_size += [ends[best]] if ends else []
     if not any(batch_sizes.values()):
         least = min((t.peak_bytes for t in trials), default=0)
-        smallest = f"; one clip of the smallest takes {least / 1e9:.2f} GB" if least else ""
+        smallest = f"; one clip of the smallest takes {units.size(least)}" if least else ""
         raise UserError(
             f"no entry keeps the limits with one clip{smallest}",
             code="out-of-memory",
             field="--memory",
-            value=f"{limits.memory_bytes / 1e9:.2f} GB",
+            value=units.size(limits.memory_bytes),
             remedy="raise the limits, set model.gradient_checkpointing or parallel.offload = true, or lower resolutions",
         )
     timings = [Timing(t.tokens, t.batch_size, t.milliseconds) for t in trials]

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from reelworks.core import device_memory, machine, system
+from reelworks.core import device_memory, machine, system, units
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.table import Bucket
 from reelworks.data.distributed import mesh
@@ -160,7 +160,7 @@ def _too_large(memory_bytes: int) -> UserError:
         "memory does not suffice for the network with gradients and optimizer",
         code="out-of-memory",
         field="--memory",
-        value=f"{memory_bytes / 1e9:.1f} GB",
+        value=units.size(memory_bytes),
         remedy="give more, set parallel.offload = true, or train a LoRA on a base of few bits",
     )
 

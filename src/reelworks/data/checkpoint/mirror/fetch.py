@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from reelworks.core import files as core_files
-from reelworks.core import storage
+from reelworks.core import storage, units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import disk_space, manifest, names
@@ -146,7 +146,7 @@ def _fetch_newest(place: RemoteFilesystem, store: CheckpointFolder, steps: list[
 def _fetch(place: RemoteFilesystem, store: CheckpointFolder, step: int, data: bytes) -> None:
     """Fetch one checkpoint into a temporary folder, compare all digests, and publish it."""
     remote = place.complete(step)
-    logger.info(f"fetching the checkpoint of step {step} ({remote.total_bytes / 1e9:.3f} GB) from {place.url}")
+    logger.info(f"fetching the checkpoint of step {step} ({units.size(remote.total_bytes)}) from {place.url}")
     storage.mkdirs(store.root)
     with core_files.writing("output", store.root.parent):
         disk_space.require(store.root, remote.total_bytes, "the mirror's checkpoint")
