@@ -9,6 +9,7 @@ from typer import Option
 
 from reelworks.commands import show
 from reelworks.commands.options import Json, RunArgument
+from reelworks.core import units
 
 
 def report(
@@ -32,5 +33,5 @@ def report(
         show.json(written)
         return
     if measured is not None:
-        show.line(f"{costs}: {len(measured)} buckets")
+        show.line(f"{costs}: {units.plural(len(measured), 'bucket')}")
     show.line(str(written.report))
