@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.gpu import steps
 from benchmarks.gpu.steps import Case
 from reelworks.models import components, registry
 from reelworks.models.attention import attention_audit
@@ -37,7 +38,7 @@ _TINY = ("flux-tiny", "stdit3-tiny")
 
 def rows(_: str, device: str, tiny: bool) -> Iterator[dict[str, Any]]:
     """Yield a row for each network and kernel."""
-    for name in _TINY if tiny else (*contract.FAMILIES, *_full_sizes()):
+    for name in _TINY if tiny else (*_full_sizes(), *contract.FAMILIES):
         try:
             calls = _calls(name)
         except Exception as error:  # of one network; the others go on
@@ -64,11 +65,9 @@ def _calls(name: str) -> list[AttentionCall]:
     if name.endswith("-tiny"):
         denoiser = contract.build(name, compute=torch.bfloat16)
         shapes = [audit.on_meta(contract.example(shape, name)) for shape in contract.shapes(name)]
-    else:
-        video = Case(name, "480p", 17, 1, ())
-        case = video if video.geometry.accepts_frames(17) else Case(name, "1024px", 1, 1, (), ("1:1",))
-        denoiser, shapes = case.build("meta"), [case.clean("meta")]
-    return kernels.calls_of(denoiser, None, shapes)
+        return kernels.calls_of(denoiser, None, shapes)
+    video = Case(name, "480p", 17, 1, ())
+    return steps.calls(video if video.geometry.accepts_frames(17) else Case(name, "1024px", 1, 1, (), ("1:1",)))
 
 
 def _timed(calls: Sequence[AttentionCall], device: torch.device) -> dict[str, Any]:

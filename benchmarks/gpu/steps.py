@@ -11,6 +11,7 @@ The plain loop is what example scripts of diffusers do: bfloat16 by autocast, me
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import time
 import warnings
@@ -33,13 +34,16 @@ from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.models import components, factory, recompute, registry
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.api import Denoiser, DenoiserInputs
-from reelworks.models.attention.attention_calls import ATTEND
+from reelworks.models.attention import attention_audit
+from reelworks.models.attention.attention_audit import ReplacedKernels
+from reelworks.models.attention.attention_calls import ATTEND, AttentionCall
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.objectives import objectives
 from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.recompute import Recompute
 from reelworks.testing import contract
 from reelworks.training.loop.config import TrainConfig
+from reelworks.training.preflight import kernels
 from reelworks.training.step.compiled_blocks import CompiledBlocks
 from reelworks.training.step.state import TrainState
 
@@ -176,15 +180,15 @@ def _drawn(value: Tensor, device: str) -> Tensor:
     return nn.Parameter(filled, value.requires_grad) if isinstance(value, nn.Parameter) else filled
 
 
-_STORED = Way("ours", True, False)  # the last, as it may take more memory than there is
-_BOTH: tuple[Way, ...] = (Way("ours", False, "selective"), Way("ours", True, "selective"), _STORED)
+_BOTH: tuple[Way, ...] = (Way("ours", True, "selective"), Way("ours", True, False), Way("ours", False, "selective"))
 _COMPARED: tuple[Way, ...] = (
     Way("ours", True, "selective"),
     Way("diffusers", True, True),
-    Way("diffusers", False, True),
+    Way("ours", True, False),
+    Way("diffusers", True, False),
     Way("ours", True, True),
+    Way("diffusers", False, True),
     Way("ours", False, True),
-    _STORED,
 )
 # Batch sizes take about 100 GB at most, by `training.memory.meter`; smaller devices get fewer clips.
 _MEMORY_BYTES = 140e9
@@ -206,10 +210,11 @@ TINY = {
 
 @dataclass
 class Loop:
-    """A step that can be taken again and again, and how many graphs it has compiled."""
+    """A step that can be taken again and again, its kernels of attention, and how many graphs it has compiled."""
 
     step: Callable[[], None]
     network: nn.Module
+    kernels: ReplacedKernels = dataclasses.field(default_factory=ReplacedKernels)
     graphs: Callable[[], int] = dataclasses.field(default=lambda: int(_counters()["unique_graphs"]))
 
 
@@ -228,8 +233,21 @@ def _backend(device: str) -> str:
     return "inductor" if device == "cuda" else "eager"
 
 
+@functools.cache
+def calls(case: Case) -> list[AttentionCall]:
+    """Return the attention calls of a step in all buckets of a case."""
+    return kernels.calls_of(case.build("meta"), None, [case.clean("meta", bucket) for bucket in case.table().buckets])
+
+
+@functools.cache
+def chosen_kernels(case: Case, device: str) -> ReplacedKernels:
+    """Return what a training puts in place of torch's kernels of attention on a device."""
+    return attention_audit.audit(calls(case), torch.device(device), times=device == "cuda")
+
+
 def ours(case: Case, way: Way, device: str) -> Loop:
     """Return the trainer's step on micro-batches of all buckets of a case, in turn."""
+    instead = chosen_kernels(case, device)
     denoiser = case.build(device, "auto")
     buckets, turn = case.table(), iter(range(10**9))
     clean = [case.clean(device, bucket) for bucket in buckets.buckets]
@@ -249,7 +267,7 @@ def ours(case: Case, way: Way, device: str) -> Loop:
         state.optimizer.zero_grad()
         state.update_ema(_LEARNT_STEPS, TRAIN.ema_decay)
 
-    return Loop(step, denoiser.module)
+    return Loop(step, denoiser.module, instead)
 
 
 def plain(case: Case, way: Way, device: str) -> Loop:
@@ -325,7 +343,8 @@ def measure(case: Case, way: Way, device: str, step_flops: int, speed: machine.S
     machine.reset_peak(device)
     loop = (ours if way.loop == "ours" else plain)(case, way, device)
     built = time.perf_counter() - began
-    times = machine.timed(loop.step, device, most_seconds=_SECONDS[device])
+    with loop.kernels.replaced():
+        times = machine.timed(loop.step, device, most_seconds=_SECONDS[device])
     tflops = step_flops / times.median / 1e12
     return {
         **_named(case, way),
@@ -339,8 +358,15 @@ def measure(case: Case, way: Way, device: str, step_flops: int, speed: machine.S
         "of_measured_peak": round(tflops / speed.measured, 4),
         "peak_gb": machine.peak_gb(device),
         "graphs": loop.graphs() if way.compiled else 0,
+        "attention": _instead(loop.kernels),
         "parameters": sum(p.numel() for p in loop.network.parameters()),
     }
+
+
+def _instead(replaced: ReplacedKernels) -> str:
+    """Return which kernels of attention take the place of which."""
+    found = {f"{one.instead} for {one.kernel}" for one in (*replaced.quicker, *replaced.faults)}
+    return "; ".join(sorted(found)) or "as torch chooses"
 
 
 def _named(case: Case, way: Way) -> dict[str, Any]:
