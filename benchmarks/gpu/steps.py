@@ -193,7 +193,7 @@ _COMPARED: tuple[Way, ...] = (
 # Batch sizes take about 100 GB at most, by `training.memory.meter`; smaller devices get fewer clips.
 _MEMORY_BYTES = 140e9
 CASES = {
-    "stdit3-51x480p": Case("stdit3-xl", "480p", 51, 2, _BOTH),
+    "stdit3-51x480p": Case("stdit3-xl", "480p", 51, 1, _BOTH),
     "stdit3-16x240p": Case("stdit3-xl", "240p", 16, 24, _BOTH),
     "stdit3-1x720p": Case("stdit3-xl", "720p", 1, 12, _BOTH),
     "wan-49x480p": Case("wan-2.1-1.3b", "480p", 49, 1, _COMPARED),

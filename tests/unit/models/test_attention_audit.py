@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
 import reelworks as rw
-from reelworks.models.attention import attention_audit, torch_kernels
+from reelworks.models.attention import attention_audit, attention_calls, torch_kernels
 from reelworks.models.attention.attention_calls import ATTEND, AttentionCall, Recorder, TensorLayout, mask_for
 from reelworks.models.precision import audit
 from reelworks.testing import contract
@@ -254,6 +254,62 @@ def test_what_replaces_kernels_reaches_each_call_that_is_audited_whoever_makes_i
         model(x).sum().backward()
         assert computed == [True, False]
     assert scaled_dot_product_attention is ATTEND
+
+
+def stale_plans() -> Callable[[Arguments], Results]:
+    """Return a kernel that reads a gradient as the first one lay that came for such a query, as cuDNN's does in torch 2.11."""
+    planned: dict[tuple[object, ...], tuple[int, ...]] = {}
+
+    def compute(a: Arguments) -> Results:
+        if a.gradient is None:
+            return exact(a)
+        strides = planned.setdefault((a.query.shape, a.query.stride()), a.gradient.stride())
+        held = a.gradient.untyped_storage().nbytes() // a.gradient.itemsize
+        last = sum((size - 1) * stride for size, stride in zip(a.gradient.shape, strides, strict=True))
+        assert a.gradient.storage_offset() + last < held, "an illegal memory access"
+        return exact(dataclasses.replace(a, gradient=a.gradient.as_strided(a.gradient.shape, strides)))
+
+    return compute
+
+
+def layers_that_go_on_differently(x: Tensor) -> Tensor:
+    """Two layers that attend alike; what the second returns is a part of wider rows, as in FLUX."""
+    for is_wide in (False, True):
+        attended = by_name(x).transpose(1, 2).flatten(2)
+        x = (torch.cat([attended, x], dim=-1) @ torch.ones(64, 32)).tanh() if is_wide else attended
+    return x
+
+
+def gradient_of(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    (found,) = torch.autograd.grad((model(x) * torch.linspace(-1, 1, x.numel()).view_as(x)).sum(), x)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's own, while it compiles
+def test_a_plan_that_is_kept_reads_each_gradient_rightly_while_kernels_are_replaced(monkeypatch):
+    """A gradient's layout comes from its shape alone, so that no plan was made for another one."""
+    x = torch.randn(2, 10, 32, requires_grad=True)
+    expected = gradient_of(layers_that_go_on_differently, x)
+    with planted(stale_plans()), pytest.raises(AssertionError, match="illegal memory access"):
+        gradient_of(layers_that_go_on_differently, x)
+    monkeypatch.setattr(attention_calls, "_PLANNING", "cpu")
+    with planted(stale_plans()):
+        report = rw.check_attention(lambda: gradient_of(layers_that_go_on_differently, x))
+        assert (report.calls, report.faults) == (1, ())
+        with report.replaced():
+            torch.testing.assert_close(gradient_of(layers_that_go_on_differently, x), expected, rtol=1e-4, atol=1e-3)
+    compiled = torch.compile(layers_that_go_on_differently, backend="aot_eager", fullgraph=True)
+    with report.replaced():
+        torch.testing.assert_close(gradient_of(compiled, x), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_kernel_that_crashes_the_gpu_is_told_since_nothing_can_follow(monkeypatch):
+    def crash(*given: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+
+    monkeypatch.setattr(attention_audit, "_wait", crash)
+    with refused("attention-is-wrong", "model.attention", says="crashed the GPU .CUDA error: an illegal memory access"):
+        attention_audit.audit([call_of()], CPU)
 
 
 def test_attention_of_any_dtype_is_compared_and_of_no_tokens_is_passed_over():

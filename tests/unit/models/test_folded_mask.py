@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from reelworks.models.attention import folded_mask
 from reelworks.models.attention.attention_calls import Recorder
+from reelworks.models.families.stdit3 import layers
 from reelworks.training.assembly import build
 from reelworks.training.memory import dry_run, estimate, meter
 from reelworks.training.memory.measurements import bucket_table
@@ -58,6 +59,69 @@ def test_it_is_attention_with_the_mask(lengths: list[int], width: int, seed: int
     hidden = ~tensors[3].mT.expand_as(tensors[1])
     assert not found[2][hidden].any()
     assert not found[3][hidden].any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(1, 8),
+    tokens=st.integers(1, 9),
+    width=st.sampled_from([8, 24, 64, 72]),
+    seed=st.integers(0, 99),
+    size=st.sampled_from([0.1, 1.0, 8.0]),
+)
+def test_sequences_that_are_computed_as_one_attend_within_themselves(
+    count: int, tokens: int, width: int, seed: int, size: float
+) -> None:
+    """In float64: results and gradients are those of each sequence alone."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (2 * count, 3, tokens, width)
+    tensors = [(size * torch.randn(shape, generator=generator, dtype=torch.float64)).requires_grad_() for _ in range(3)]
+
+    def joined(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (2, count)).transpose(1, 2).flatten(2, 3)
+
+    def as_one(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = folded_mask.attend_apart(joined(query), joined(key), joined(value), count)
+        return out.unflatten(2, (count, tokens)).transpose(1, 2).flatten(0, 1)
+
+    def alone(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return (query @ key.mT * width**-0.5).softmax(-1) @ value
+
+    for one, other in zip(answers(as_one, tensors), answers(alone, tensors), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@given(st.integers(1, 400), st.integers(1, 100), st.sampled_from([24, 64, 72, 80, 120]))
+def test_as_many_sequences_are_computed_as_one_as_fill_a_tile(sequences: int, tokens: int, width: int) -> None:
+    values = torch.empty(sequences, tokens, 3 * width, dtype=torch.bfloat16, device="meta")
+    most = [n for n in range(1, 17) if sequences % n == 0 and n * tokens <= 64 and n <= -width % 16]
+    assert folded_mask.together(values, width) == max(most, default=1)
+    assert folded_mask.together(values.float(), width) == 1
+
+
+@pytest.mark.parametrize("rotate_first", [False, True])
+@pytest.mark.parametrize("tokens", [1, 5, 15])
+def test_a_layer_gives_each_sequence_what_it_gives_it_alone(
+    tokens: int, rotate_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With norms and rotations; as on a GPU in half precision, and as on a CPU."""
+    torch.manual_seed(0)
+    layer = layers.SelfAttention(2 * 24, 2, qk_norm=True, rotate_first=rotate_first).double()
+    x = torch.randn(12, tokens, 2 * 24, dtype=torch.float64, requires_grad=True)
+    angles = torch.randn(tokens, 12, dtype=torch.float64)
+
+    def results() -> list[Tensor]:
+        out = layer(x, (angles.cos(), angles.sin()))
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])]
+
+    alone = results()
+    counts: list[int] = []
+    apart = folded_mask.attend_apart
+    monkeypatch.setattr(folded_mask, "_pads", lambda values, width: True)
+    monkeypatch.setattr(folded_mask, "attend_apart", lambda *given: counts.append(given[-1]) or apart(*given))
+    for one, other in zip(results(), alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)  # norms compute in float32
+    assert counts == [{1: 6, 5: 6, 15: 4}[tokens]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -22,7 +22,15 @@ from reelworks.core import arguments, device_memory
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
 from reelworks.core.units import plural
-from reelworks.models.attention.attention_calls import ATTEND, Attend, AttentionCall, CallKind, Recorder, mask_for
+from reelworks.models.attention.attention_calls import (
+    ATTEND,
+    Attend,
+    AttentionCall,
+    CallKind,
+    Recorder,
+    in_one_layout,
+    mask_for,
+)
 from reelworks.models.attention.torch_kernels import KERNELS, kernel_of, replacing, versions
 
 # What rounding explains, of a row's natural size. Kernels round the weights of values to the dtype, and sum in float32.
@@ -159,7 +167,7 @@ def check_attention(step: Callable[[], object], *, device: torch.device | str | 
         device: Where kernels are compared; by default where the pass ran. A model on the meta device makes the same calls.
 
     Raises:
-        UserError: The pass made no call.
+        UserError: The pass made no call, or a kernel crashed the GPU.
     """
     recorder = Recorder()
     with recorder.recording():
@@ -313,8 +321,21 @@ class _Comparison:
         except RuntimeError as error:
             if _is_lack(error):
                 raise
+            self._require_device(error)
             return _Found("chosen", math.inf, f"it fails ({str(error).splitlines()[0]})")
         return _Found(kernel, *self._compared(results), first, min([first, *again]))
+
+    def _require_device(self, error: RuntimeError) -> None:
+        """Raise an error for people if the GPU computes nothing any more, as after an illegal memory access."""
+        try:
+            _wait(self.inputs[0].device)
+        except RuntimeError:
+            raise UserError(
+                f"attention: a kernel of {versions()} crashed the GPU ({str(error).splitlines()[0]}) for {self.call}",
+                code="attention-is-wrong",
+                field="model.attention",
+                remedy="set it to another kernel, or install another version of torch",
+            ) from error
 
     def _timed(self, attend: Attend) -> tuple[tuple[str, list[Tensor]], float]:
         """Run forward and backward; return the kernel's name with its results, and the seconds that it took."""
@@ -323,6 +344,7 @@ class _Comparison:
         _wait(inputs[0].device)
         start = perf_counter()
         out = attend(*inputs, attn_mask=self.mask, is_causal=self.call.is_causal, scale=self.call.scale, **more)
+        out = in_one_layout(out)  # as in a run
         results = [out.detach()]
         if self.gradient is not None:
             results += torch.autograd.grad(out, inputs, self.gradient)

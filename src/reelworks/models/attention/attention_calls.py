@@ -22,6 +22,7 @@ Attend = Callable[..., Tensor]  # with the arguments of torch's scaled_dot_produ
 ATTEND: Attend = functional.scaled_dot_product_attention
 
 _ALIGNMENT = 8  # elements; kernels load up to 16 bytes at once
+_PLANNING = "cuda"  # device on which torch keeps the plans of kernels
 _MASKED = -10_000.0  # near what networks add where a key is masked, and finite in bfloat16
 
 
@@ -62,16 +63,46 @@ def _filled(tensor: Tensor, values: Tensor) -> Tensor:
     return tensor
 
 
+class _InOneLayout(torch.autograd.Function):
+    """Hand the kernel's backward pass a gradient whose strides its shape alone decides: those of `[B, L, A, E]` in memory.
+
+    Torch 2.11, among others, keeps cuDNN's plans by the strides of query, key and value, and reads later gradients with
+    those of the first. Layers that attend alike and go on differently, as those of FLUX, then get garbage or crash the GPU.
+    """
+
+    @staticmethod
+    def forward(_context: Any, out: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the result as it is."""
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        """Copy a gradient that lies otherwise; most networks merge heads, after which it lies so."""
+        return gradient.transpose(-3, -2).contiguous().transpose(-3, -2)
+
+
+def in_one_layout(out: Tensor) -> Tensor:
+    """Return a result of attention whose gradient no plan of a kernel misreads."""
+    if out.device.type != _PLANNING or not out.requires_grad or out.ndim < 3:
+        return out
+    return _InOneLayout.apply(out)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def keeps_plans() -> bool:
+    """Return whether there is a device on which torch keeps plans."""
+    return bool(torch.get_device_module(_PLANNING).is_available())
+
+
 @contextmanager
 def through(compute: Callable[..., Tensor]) -> Iterator[None]:
     """Let attention calls go through a function while open, on all threads: those of torch's own layers too.
 
-    `compute` gets the function that it takes the place of, and then the arguments of a call.
+    `compute` gets the function that it takes the place of, and then the arguments of a call. Gradients come in one layout.
     """
     former: Attend = functional.scaled_dot_product_attention
 
     def attend(*args: Any, **more: Any) -> Tensor:
-        return compute(former, *args, **more)
+        return in_one_layout(compute(former, *args, **more))
 
     _exchange(former, attend)
     try:

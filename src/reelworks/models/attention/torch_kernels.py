@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from reelworks.models.attention import attention_calls
 from reelworks.models.attention.attention_calls import Attend, CallKind, kind_of, through
 
 # The last takes every call, and the most time and memory.
@@ -49,9 +50,12 @@ def kernel_of(out: Tensor) -> str:
 
 @contextmanager
 def replacing(names: Mapping[CallKind, Sequence[str]]) -> Iterator[None]:
-    """Compute kinds of calls with the first named kernel that takes them, while open and when they are computed again."""
+    """Compute kinds of calls with the first named kernel that takes them, while open and when they are computed again.
+
+    Gradients come in one layout, in these calls and all others.
+    """
     instead = {kind: _in_order(of_kind) for kind, of_kind in names.items()}
-    if not instead:
+    if not instead and not attention_calls.keeps_plans():
         yield
         return
 

@@ -21,6 +21,7 @@ from reelworks.data.distributed import mesh
 from reelworks.data.distributed.layout import Layout
 from reelworks.data.distributed.mesh import World
 from reelworks.models import recompute
+from reelworks.models.attention.attention_audit import ReplacedKernels
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
 from reelworks.training.memory import dry_run, estimate, memory
@@ -194,7 +195,7 @@ def _serve(pipe: Any, recipe: Recipe, memory_bytes: int) -> None:
         _cap(memory_bytes)
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
-    with mesh.join(offload=recipe.parallel.offload) as world:
+    with mesh.join(offload=recipe.parallel.offload) as world, ReplacedKernels().replaced():
         try:
             bench = Workbench(recipe, world)
         except UserError as error:

@@ -41,8 +41,9 @@ def rotate(x_NALE: Tensor, rotation: Rotation | None) -> Tensor:
         return x_NALE
     cos, sin = rotation
     x = x_NALE.float()
-    a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x_NALE.dtype)
+    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)  # one load more, where slices of pairs would be four
+    turned = torch.stack([-sin, sin], dim=-1).flatten(-2)
+    return (x * cos.repeat_interleave(2, dim=-1) + swapped * turned).to(x_NALE.dtype)
 
 
 def split_heads(packed: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
@@ -68,11 +69,20 @@ class SelfAttention(nn.Module):
 
     def forward(self, x_NLD: Tensor, rotation: Rotation | None, shares: Shares | None = None) -> Tensor:
         """Return `[N, L, D]`; with `shares`, L are this rank's positions, which attend to those of all ranks."""
-        q_NALE, k_NALE, v_NALE = split_heads(self.qkv(x_NLD), 3, self.num_heads)
+        qkv = self.qkv(x_NLD)
+        count = folded_mask.together(qkv, qkv.shape[-1] // (3 * self.num_heads)) if shares is None else 1
+        if count > 1:
+            qkv = qkv.view(-1, count * qkv.shape[1], qkv.shape[2])
+            rotation = None if rotation is None else (rotation[0].repeat(count, 1), rotation[1].repeat(count, 1))
+        q_NALE, k_NALE, v_NALE = split_heads(qkv, 3, self.num_heads)
         q_NALE = self._normalize_and_rotate(q_NALE, self.q_norm, rotation)
         k_NALE = self._normalize_and_rotate(k_NALE, self.k_norm, rotation)
-        attend = F.scaled_dot_product_attention if shares is None else shares.attend
-        out: Tensor = self.proj(attend(q_NALE, k_NALE, v_NALE).transpose(1, 2).flatten(2))
+        if count > 1:
+            attended = folded_mask.attend_apart(q_NALE, k_NALE, v_NALE, count)
+        else:
+            attend = F.scaled_dot_product_attention if shares is None else shares.attend
+            attended = attend(q_NALE, k_NALE, v_NALE)
+        out: Tensor = self.proj(attended.transpose(1, 2).flatten(2).view_as(x_NLD))
         return out
 
     def _normalize_and_rotate(self, x_NALE: Tensor, norm: nn.Module, rotation: Rotation | None) -> Tensor:
