@@ -19,7 +19,7 @@ Recompute = bool | Literal["selective", "auto"]
 
 _aten = torch.ops.aten
 # Their results take long to compute for their size; what lies between them is quick.
-_ATTENTION = frozenset(
+ATTENTION = frozenset(
     {
         _aten._scaled_dot_product_flash_attention.default,
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -27,7 +27,7 @@ _ATTENTION = frozenset(
         _aten._scaled_dot_product_cudnn_attention.default,
     }
 )
-_PRODUCTS = frozenset(
+PRODUCTS = frozenset(
     {
         _aten.mm.default,
         _aten.addmm.default,
@@ -37,7 +37,7 @@ _PRODUCTS = frozenset(
         _aten.convolution.default,
     }
 )
-_kept: ContextVar[frozenset[Any]] = ContextVar("kept", default=_ATTENTION | _PRODUCTS)
+_kept: ContextVar[frozenset[Any]] = ContextVar("kept", default=ATTENTION | PRODUCTS)
 
 
 def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
@@ -47,7 +47,7 @@ def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> Check
 @contextmanager
 def as_compiled() -> Iterator[None]:
     """Keep what compiled blocks let torch see while open: attention, and not the products inside their kernels."""
-    token = _kept.set(_ATTENTION)
+    token = _kept.set(ATTENTION)
     try:
         yield
     finally:

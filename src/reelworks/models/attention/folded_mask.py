@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 _MULTIPLE = 16
-_TILE = 64  # tokens that kernels compute at once
+_TILE = 128  # tokens that kernels compute at once
 _MASKED = -(2.0**15)  # exact in half precision; by the scale of a head it is still thousands below any logit
 
 

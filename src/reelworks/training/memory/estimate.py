@@ -23,6 +23,7 @@ from reelworks.models.sound.encoder import PcmSound
 from reelworks.training.assembly import build
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.memory import dry_run, memory, meter
+from reelworks.training.memory.fused import fused
 from reelworks.training.memory.memory import Estimate, NetworkSizes, Pass
 from reelworks.training.memory.step_time import Work
 from reelworks.training.recipe.recipe import Recipe
@@ -65,8 +66,11 @@ def measured_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket, clips: int
     """Run some clips of a bucket on the meta device as the recipe's training does."""
     inputs = dry_run.blank(encoder_sizes(recipe), bucket, clips, torch.device("meta"))
     accumulates = recipe.train.gradient_accumulation_steps > 1 or (recipe.train.micro_batches_per_step or 1) > 1
-    how = recompute.by(memory.recomputation(recipe, bucket))
-    with how, recompute.as_compiled() if recipe.train.compile else contextlib.nullcontext():
+    recomputed = memory.recomputation(recipe, bucket)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(recompute.by(recomputed))
+        if recipe.train.compile:
+            stack.enter_context(recompute.as_compiled() if recomputed else fused(denoiser.sharding().blocks))
         return meter.measure_few_blocks(denoiser, inputs, accumulates=accumulates)
 
 

@@ -1,0 +1,89 @@
+"""What compiled blocks save for the backward pass where nothing is recomputed, so that the meter counts it.
+
+A compiler that fuses computes anew, in the kernels that need it, what lies between products and attention. So a block saves
+its inputs, what products and attention read and write, and what norms read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from reelworks.models.recompute import ATTENTION, PRODUCTS
+
+_NORMS = {torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_group_norm.default}
+
+
+@contextmanager
+def fused(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """Let blocks on the meta device save while open what they save when they are compiled."""
+    with ExitStack() as stack:
+        for block in blocks:
+            stack.enter_context(patch.object(block, "forward", partial(_run, block.forward)))
+        yield
+
+
+class _Ends(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the memory that products and attention read and write while entered, and that norms read."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages = WeakSet[torch.UntypedStorage]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in ATTENTION or func in PRODUCTS:
+            self.note((args, result))
+        elif func in _NORMS:
+            self.note(args[0])
+        return result
+
+    def note(self, values: Any) -> None:
+        """Note the memory of the tensors among some values."""
+        self.storages.update(each.untyped_storage() for each in tree_leaves(values) if isinstance(each, Tensor))
+
+
+class _Saved:
+    """A tensor that is saved for the backward pass, or made anew there without values."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor: Tensor | None = tensor
+        self._layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+    def settle(self, ends: _Ends) -> None:
+        """Let go of a computed tensor that is not noted."""
+        assert self._tensor is not None
+        if not self._tensor.is_leaf and self._tensor.untyped_storage() not in ends.storages:
+            self._tensor = None
+
+    def get(self) -> Tensor:
+        """Return the tensor."""
+        if self._tensor is not None:
+            return self._tensor
+        shape, strides, dtype, device = self._layout
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _run(forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    saved: list[_Saved] = []
+
+    def pack(tensor: Tensor) -> _Saved:
+        saved.append(_Saved(tensor))
+        return saved[-1]
+
+    with _Ends() as ends, saved_tensors_hooks(pack, _Saved.get):
+        ends.note((args, named))
+        out = forward(*args, **named)
+    for each in saved:
+        each.settle(ends)
+    return out
