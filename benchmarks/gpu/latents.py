@@ -2,7 +2,7 @@
 
 `encoder` measures the autoencoder alone, with drawn weights of full size on a GPU, on clips (Wan's) and pictures (SDXL's): in
 both dtypes, as it is, with all clips at once, with channels last, and compiled as `train.compile` does it. Each row tells how
-far latents are from the plain ones in float32. `training` runs the trainer with Wan's, live and stored, as by default and with
+far latents are from the plain ones in float32. `training` trains a LoRA with Wan's, live and stored, as by default and with
 an encoder in bfloat16 that is compiled with the model. Footage is made here, and captions have hashed vectors. Times are
 medians, without first ones; `first_s` and `run_s` contain compilation, and `run_s` also encoding for the store.
 """
@@ -171,6 +171,7 @@ def _recipe(place: Path, sizes: argparse.Namespace, tiny: bool, way: str, *, com
         "output": str(place / name),
         "catalog": str(place / "catalog"),
         "model": {"name": "wan-tiny" if tiny else "wan-2.1-1.3b", "gradient_checkpointing": "selective"},
+        "lora": {"rank": 4 if tiny else 16},  # whose checkpoints are small
         "autoencoder": recipe["autoencoder"] | {"dtype": "bfloat16" if compiled else "float32"},
         "encode": {"store": way == "stored", "folder": str(place / "encoded")},
         "train": {"max_steps": sizes.steps, **(_COMPILED[tiny] if compiled else {})},

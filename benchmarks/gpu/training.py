@@ -174,7 +174,10 @@ def _fitting(values: dict[str, Any], device: str) -> Recipe:
 def _gaps(folder: Path, device: str, tiny: bool) -> Iterator[dict[str, Any]]:
     """Train with a profile of some steps, and tell the largest gaps between the device's operations."""
     steps: dict[str, Any] = {"max_steps": _PROFILED[1] + 1, "compile": device == "cuda"}
-    recipe = recipe_file.parse(recipe_in(folder, tiny, train=steps))
+    network = _SMALL if tiny else {"name": "stdit3-xl", "depth": 8}  # whose weights are saved at the end
+    recipe = recipe_file.parse(
+        recipe_in(folder, tiny, train=steps, model=network | {"gradient_checkpointing": "selective"})
+    )
     trainer.run(recipe, TrainRequest(profile="{}:{}".format(*_PROFILED)))
     [file] = folder.rglob("steps-*.json.gz")
     yield from gaps(json.loads(gzip.decompress(file.read_bytes()))["traceEvents"])

@@ -1,7 +1,7 @@
 """What compiled blocks save for the backward pass where nothing is recomputed, so that the meter counts it.
 
 A compiler that fuses computes anew, in the kernels that need it, what lies between products and attention. So a block saves
-its inputs, what products and attention read and write, and what norms read.
+its inputs, the sums with them, and what products and attention read and write.
 """
 
 from __future__ import annotations
@@ -21,36 +21,45 @@ from torch.utils._pytree import tree_leaves
 
 from reelworks.models.recompute import ATTENTION, PRODUCTS
 
-_NORMS = {torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_group_norm.default}
+_CAST = torch.ops.aten._to_copy.default
+_SUMS = {torch.ops.aten.add.Tensor, torch.ops.aten.addcmul.default}
 
 
 @contextmanager
 def fused(blocks: Iterable[nn.Module]) -> Iterator[None]:
-    """Let blocks on the meta device save while open what they save when they are compiled."""
+    """Let blocks on the meta device save while open what they save when they are compiled, if they can be as a whole."""
     with ExitStack() as stack:
         for block in blocks:
+            if any(getattr(type(each).forward, "_torchdynamo_disable", False) for each in block.modules()):
+                continue
             stack.enter_context(patch.object(block, "forward", partial(_run, block.forward)))
         yield
 
 
 class _Ends(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the memory that products and attention read and write while entered, and that norms read."""
+    """Notes the memory that products and attention read and write while entered, and holds what is added to a block's inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.storages = WeakSet[torch.UntypedStorage]()
+        self.storages = WeakSet(each.untyped_storage() for each in _tensors(given))
+        self.sums: list[Tensor] = []
+        self._stream = WeakSet(self.storages)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in ATTENTION or func in PRODUCTS:
-            self.note((args, result))
-        elif func in _NORMS:
-            self.note(args[0])
+            self.storages.update(each.untyped_storage() for each in _tensors((args, result)))
+        elif (func is _CAST or func in _SUMS) and any(
+            each.shape == result.shape and each.untyped_storage() in self._stream for each in _tensors(args)
+        ):
+            self._stream.add(result.untyped_storage())
+            if func in _SUMS:
+                self.sums.append(result.detach())
         return result
 
-    def note(self, values: Any) -> None:
-        """Note the memory of the tensors among some values."""
-        self.storages.update(each.untyped_storage() for each in tree_leaves(values) if isinstance(each, Tensor))
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
 
 
 class _Saved:
@@ -63,6 +72,7 @@ class _Saved:
     def settle(self, ends: _Ends) -> None:
         """Let go of a computed tensor that is not noted."""
         assert self._tensor is not None
+        self._sums = ends.sums  # as long as the block's values are there
         if not self._tensor.is_leaf and self._tensor.untyped_storage() not in ends.storages:
             self._tensor = None
 
@@ -81,8 +91,7 @@ def _run(forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
         saved.append(_Saved(tensor))
         return saved[-1]
 
-    with _Ends() as ends, saved_tensors_hooks(pack, _Saved.get):
-        ends.note((args, named))
+    with _Ends((args, named)) as ends, saved_tensors_hooks(pack, _Saved.get):
         out = forward(*args, **named)
     for each in saved:
         each.settle(ends)
