@@ -71,12 +71,12 @@ class _InOneLayout(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(_context: Any, out: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(_context: Any, out: Tensor) -> Tensor:
         """Return the result as it is."""
         return out.view_as(out)
 
     @staticmethod
-    def backward(_context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(_context: Any, gradient: Tensor) -> Tensor:
         """Copy a gradient that lies otherwise; most networks merge heads, after which it lies so."""
         return gradient.transpose(-3, -2).contiguous().transpose(-3, -2)
 

@@ -1,4 +1,4 @@
-"""What compiled blocks save for the backward pass where nothing is recomputed, so that the meter counts it.
+"""Let blocks on the meta device save for the backward pass what they save when they are compiled and nothing is recomputed.
 
 A compiler that fuses computes anew, in the kernels that need it, what lies between products and attention. So a block saves
 its inputs, the sums with them, and what products and attention read and write.

@@ -41,9 +41,10 @@ def rotate(x_NALE: Tensor, rotation: Rotation | None) -> Tensor:
         return x_NALE
     cos, sin = rotation
     x = x_NALE.float()
-    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)  # one load more, where slices of pairs would be four
+    swapped = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)  # one load more, where slices of pairs would be four
     turned = torch.stack([-sin, sin], dim=-1).flatten(-2)
-    return (x * cos.repeat_interleave(2, dim=-1) + swapped * turned).to(x_NALE.dtype)
+    rotated: Tensor = x * cos.repeat_interleave(2, dim=-1) + swapped * turned
+    return rotated.to(x_NALE.dtype)
 
 
 def split_heads(packed: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
