@@ -85,6 +85,11 @@ def by(recompute: Recomputation) -> Iterator[None]:
         _blocks.reset(token)
 
 
+def of_eager_pass(recompute: Recomputation, *, compiles: bool) -> Recomputation:
+    """Return how a pass recomputes that is not compiled in a training that compiles: without, it keeps more than compiled ones."""
+    return True if compiles and recompute is False else recompute
+
+
 @contextmanager
 def _without_autocast_cache() -> Iterator[None]:
     """Lower each weight where it is used: those that another block has lowered would be missing when one is recomputed."""

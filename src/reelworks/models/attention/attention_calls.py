@@ -70,10 +70,16 @@ class _InOneLayout(torch.autograd.Function):
     those of the first. Layers that attend alike and go on differently, as those of FLUX, then get garbage or crash the GPU.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(_context: Any, out: Tensor) -> Tensor:
+    def forward(out: Tensor) -> Tensor:
         """Return the result as it is."""
         return out.view_as(out)
+
+    @staticmethod
+    def setup_context(_context: Any, _inputs: Any, _out: Tensor) -> None:
+        """Keep nothing."""
 
     @staticmethod
     def backward(_context: Any, gradient: Tensor) -> Tensor:

@@ -44,11 +44,13 @@ def fold(query_NALE: Tensor, key_NAME: Tensor, value_NAME: Tensor, mask_N11M: Te
     return _with(query_NALE, key_NAME, value_NAME, reads, F.pad(hidden_NM[:, None, :, None], (0, spare - 1)))
 
 
-def together(values: Tensor, width: int) -> int:
-    """Return how many of N short sequences `[N, L, D]` are computed as one, with heads of a width; 1 if none are."""
-    N, L, _ = values.shape
-    most = min(_spare(width), _TILE // L) if _pads(values, width) else 1
-    return next((count for count in range(most, 1, -1) if N % count == 0), 1)
+def together(values: Tensor, width: int, of_clip: int) -> int:
+    """Return how many of N short sequences `[N, L, D]` are computed as one, with heads of a width; 1 if none are.
+
+    It divides the sequences of a clip, so that calls have the same lengths whatever the clips of a micro-batch.
+    """
+    most = min(_spare(width), _TILE // values.shape[1]) if _pads(values, width) else 1
+    return next((count for count in range(most, 1, -1) if of_clip % count == 0), 1)
 
 
 def attend_apart(query_NALE: Tensor, key_NALE: Tensor, value_NALE: Tensor, count: int) -> Tensor:

@@ -182,7 +182,8 @@ def rehearse(started: StartedStage, model: TrainedModel, position: DataPosition)
             bucket = dry_run.largest(data.table, indices)
             clips = bucket.batch_size * data.recipe.clips_per_place
             model.sequence.use(bucket.sequence_degree)
-            with recompute.by(levels[min(indices)] or False):
+            level = recompute.of_eager_pass(levels[min(indices)] or False, compiles=data.recipe.train.compile)
+            with recompute.by(level):
                 dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
     for line in data.chosen.lines() if data.chosen else []:
         logger.info(line)

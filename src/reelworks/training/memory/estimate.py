@@ -69,9 +69,16 @@ def measured_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket, clips: int
     recomputed = memory.recomputation(recipe, bucket)
     with contextlib.ExitStack() as stack:
         stack.enter_context(recompute.by(recomputed))
-        if recipe.train.compile:
-            stack.enter_context(recompute.as_compiled() if recomputed else fused(denoiser.sharding().blocks))
+        if recipe.train.compile and recomputed:
+            stack.enter_context(recompute.as_compiled())
+        elif recipe.train.compile and _fuses(recipe):
+            stack.enter_context(fused(denoiser.sharding().blocks))
         return meter.measure_few_blocks(denoiser, inputs, accumulates=accumulates)
+
+
+def _fuses(recipe: Recipe) -> bool:
+    """Whether passes without recomputation are all compiled into few kernels; others recompute if buckets choose it."""
+    return recipe.train.compile_backend == "inductor" and recipe.model.gradient_checkpointing == "auto"
 
 
 def _count(denoiser: Denoiser) -> int:

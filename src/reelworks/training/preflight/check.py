@@ -249,7 +249,8 @@ def _rehearse(
         share = memory.share(bucket, components.geometry(recipe.model, recipe.autoencoder))
         logger.info(f"running {bucket.name} forward and backward with {plural(clips, 'clip')}")
         counted = meter.Meter(state.module) if on_meta is None else None
-        with recompute.by(recomputed), counted or nullcontext():
+        level = recompute.of_eager_pass(recomputed, compiles=recipe.train.compile)
+        with recompute.by(level), counted or nullcontext():
             dry_run.rehearse(denoiser, encoder, state, share, clips=clips)
         peak = counted.peak if counted is not None else 0
         if on_meta is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -21,10 +21,11 @@ from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.shape import Geometry
 from reelworks.data.buckets import graphs, table
+from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.graphs import Key
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.loader.micro_batch import MicroBatchRequest
-from reelworks.models import components
+from reelworks.models import components, recompute
 from reelworks.models.api import Denoiser
 from reelworks.models.family import Network
 from reelworks.training.recipe.dataset import RecipeData
@@ -122,15 +123,24 @@ class CompiledBlocks:
             self._allowed.update(free[: self._most_graphs - len(self._allowed)])
 
     @contextmanager
-    def running(self, work: MicroBatchRequest, text_mask_BL: Tensor) -> Iterator[None]:
+    def running(
+        self, work: MicroBatchRequest, text_mask_BL: Tensor, recomputed: Recomputation | None = None
+    ) -> Iterator[None]:
         """Run blocks compiled within the context if the micro-batch has a graph; for its forward and backward pass.
+
+        Args:
+            work: The micro-batch.
+            text_mask_BL: True for the tokens of captions.
+            recomputed: What the backward pass computes again, for a network that leaves it to the bucket.
 
         Raises:
             UserError: The blocks could not be compiled.
         """
         self._on = bool(self._blocks) and self._has_graph(work, text_mask_BL)
+        level = recompute.of_eager_pass(recomputed or False, compiles=bool(self._blocks) and not self._on)
         try:
-            yield
+            with nullcontext() if recomputed is None else recompute.by(level):
+                yield
         except Exception as error:
             if self._on:
                 raise_explained(error, "the blocks")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -34,7 +33,7 @@ from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.schedule import cost
 from reelworks.data.schedule.cursor import RUN_START, StageStart
 from reelworks.data.schedule.plan import EpochPlan, ForwardCounts
-from reelworks.models import components, recompute
+from reelworks.models import components
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
@@ -220,8 +219,8 @@ class TrainStep:
             mesh.set_gradient_sync(self.state.module, request.ends_step)
             self._seed_model(request, step)
             self.sequence.use(request.sequence_degree)
-            recomputed = recompute.by(self.recomputation[request.bucket]) if self.recomputation else nullcontext()
-            with recomputed, self.compiled.running(request, example.inputs.text_mask):
+            recomputed = self.recomputation[request.bucket] if self.recomputation else None
+            with self.compiled.running(request, example.inputs.text_mask, recomputed):
                 with self.times.noting(request):
                     losses_B = self.loss.of_clips(example, forwards.min_batch_size(request.index))
                 weights_B = self._weights(example)

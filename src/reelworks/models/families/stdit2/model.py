@@ -54,12 +54,10 @@ class STDiT2Block(nn.Module):
         spatial = (self.scale_shift_table + modulation.spatial).unsqueeze(2)
         temporal = (self.scale_shift_table_temporal + modulation.temporal).unsqueeze(2)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = spatial.unbind(3)
-        B, T, S, D = x_BTSD.shape
-        out = self.attn(modulate(x_BTSD, shift, scale).flatten(0, 1), None, shares)
-        x_BTSD = torch.addcmul(x_BTSD, gate, out.view(B, T, S, D))
+        x_BTSD = torch.addcmul(x_BTSD, gate, self.attn(modulate(x_BTSD, shift, scale), None, shares))
         shift, scale, gate = temporal.unbind(3)
-        out = self.attn_temp(modulate(x_BTSD, shift, scale).transpose(1, 2).flatten(0, 1), rotation)
-        x_BTSD = torch.addcmul(x_BTSD, gate, out.view(B, S, T, D).transpose(1, 2))
+        out = self.attn_temp(modulate(x_BTSD, shift, scale).transpose(1, 2), rotation)
+        x_BTSD = torch.addcmul(x_BTSD, gate, out.transpose(1, 2))
         x_BTSD = x_BTSD + self.cross_attn(x_BTSD.flatten(1, 2), text_BLD, mask_B11L).view_as(x_BTSD)
         return torch.addcmul(x_BTSD, mlp_gate, self.mlp(modulate(x_BTSD, mlp_shift, mlp_scale)))
 

@@ -68,10 +68,14 @@ class SelfAttention(nn.Module):
         self.k_norm = HeadNorm(head_dim) if qk_norm else nn.Identity()
         self.proj = nn.Linear(hidden_size, hidden_size)
 
-    def forward(self, x_NLD: Tensor, rotation: Rotation | None, shares: Shares | None = None) -> Tensor:
-        """Return `[N, L, D]`; with `shares`, L are this rank's positions, which attend to those of all ranks."""
-        qkv = self.qkv(x_NLD)
-        count = folded_mask.together(qkv, qkv.shape[-1] // (3 * self.num_heads)) if shares is None else 1
+    def forward(self, x_BSLD: Tensor, rotation: Rotation | None, shares: Shares | None = None) -> Tensor:
+        """Return `[B, S, L, D]` of S sequences of each clip.
+
+        With `shares`, L are this rank's positions, which attend to those of all ranks.
+        """
+        qkv = self.qkv(x_BSLD.flatten(0, 1))
+        width = qkv.shape[-1] // (3 * self.num_heads)
+        count = folded_mask.together(qkv, width, of_clip=x_BSLD.shape[1]) if shares is None else 1
         if count > 1:
             qkv = qkv.view(-1, count * qkv.shape[1], qkv.shape[2])
             rotation = None if rotation is None else (rotation[0].repeat(count, 1), rotation[1].repeat(count, 1))
@@ -83,7 +87,7 @@ class SelfAttention(nn.Module):
         else:
             attend = F.scaled_dot_product_attention if shares is None else shares.attend
             attended = attend(q_NALE, k_NALE, v_NALE)
-        out: Tensor = self.proj(attended.transpose(1, 2).flatten(2).view_as(x_NLD))
+        out: Tensor = self.proj(attended.transpose(1, 2).flatten(2).view_as(x_BSLD))
         return out
 
     def _normalize_and_rotate(self, x_NALE: Tensor, norm: nn.Module, rotation: Rotation | None) -> Tensor:

@@ -58,12 +58,10 @@ class STDiT3Block(nn.Module):
         return torch.addcmul(x_BTSD, mlp_gate, self.mlp(modulate(x_BTSD, mlp_shift, mlp_scale)))
 
     def _attend(self, x_BTSD: Tensor, rotation: layers.Rotation, shares: Shares | None) -> Tensor:
-        B, T, S, D = x_BTSD.shape
-        if self.temporal:
-            out: Tensor = self.attn(x_BTSD.transpose(1, 2).flatten(0, 1), rotation)
-            return out.view(B, S, T, D).transpose(1, 2)
-        out = self.attn(x_BTSD.flatten(0, 1), None, shares)
-        return out.view(B, T, S, D)
+        if not self.temporal:
+            out: Tensor = self.attn(x_BTSD, None, shares)
+            return out
+        return self.attn(x_BTSD.transpose(1, 2), rotation).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 class STDiTFinalLayer(nn.Module):
