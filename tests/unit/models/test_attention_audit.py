@@ -16,6 +16,7 @@ from planted_attention import Arguments, Results, exact, planted
 from refused import refused
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import reelworks as rw
@@ -310,6 +311,24 @@ def test_a_kernel_that_crashes_the_gpu_is_told_since_nothing_can_follow(monkeypa
     monkeypatch.setattr(attention_audit, "_wait", crash)
     with refused("attention-is-wrong", "model.attention", says="crashed the GPU .CUDA error: an illegal memory access"):
         attention_audit.audit([call_of()], CPU)
+
+
+def test_compiled_code_of_any_length_stays_one_graph_where_nothing_is_replaced(monkeypatch):
+    """And gradients of one clip each, as torch's functional transforms make them, are those without."""
+    monkeypatch.setattr(attention_calls, "_PLANNING", "cpu")
+    graphs = []
+    torch._dynamo.reset()
+    compiled = torch.compile(by_name, backend=lambda traced, _: graphs.append(1) or traced.forward, dynamic=True)
+    clips = torch.randn(3, 2, 7, 32)
+    each = torch.func.vmap(torch.func.grad(lambda x: by_name(x).square().sum()))
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = each(clips)
+    with attention_audit.ReplacedKernels().replaced():
+        for length in (10, 11, 12, 30, 31):
+            compiled(torch.randn(2, length, 32))
+        with sdpa_kernel(SDPBackend.MATH):
+            torch.testing.assert_close(each(clips), expected)
+    assert len(graphs) == 1
 
 
 def test_attention_of_any_dtype_is_compared_and_of_no_tokens_is_passed_over():

@@ -16,7 +16,7 @@ from reelworks.data.buckets import table
 from reelworks.data.buckets.config import DEFAULT_ASPECT_RATIOS, BucketEntryConfig, BucketsConfig
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.loader.micro_batch import MicroBatchRequest
-from reelworks.models import components
+from reelworks.models import components, recompute
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.api import Denoiser
 from reelworks.models.config import ModelConfig
@@ -72,6 +72,20 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
     yield
     torch._dynamo.reset()
+
+
+def test_a_pass_without_a_graph_recomputes_where_compiled_ones_keep_all() -> None:
+    """It would keep more than they do, which no memory was planned for."""
+    geometry, network = of("stdit3-tiny")
+    buckets = buckets_of(geometry, "32px", [1], batch_size=2)
+    compiled = CompiledBlocks([nn.Linear(2, 2)], network, buckets, geometry, 1, Counting())
+    seen = []
+    for clips in (2, 1):
+        for asked in (False, "selective", None):
+            with compiled.running(work(buckets, 0, clips), torch.ones(clips, 3, dtype=torch.bool), asked):
+                blocks = recompute._blocks.get()
+                seen.append((compiled._on, None if blocks is None else blocks.next()))
+    assert seen == [(True, False), (True, "selective"), (True, None), (False, True), (False, "selective"), (False, None)]
 
 
 @pytest.mark.slow

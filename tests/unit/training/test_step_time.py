@@ -15,7 +15,7 @@ from reelworks.core import gpus
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.table import BucketTable
 from reelworks.models import registry
-from reelworks.training.memory import estimate, step_time
+from reelworks.training.memory import estimate, recomputation, step_time
 from reelworks.training.memory.measurements import bucket_table
 from reelworks.training.memory.memory import Estimate
 from reelworks.training.memory.step_time import Work
@@ -59,7 +59,7 @@ def recipe_of(row: dict[str, Any]) -> tuple[Recipe, BucketTable]:
     values = tiny_recipe.least(
         bucket=[shape],
         buckets={"aspect_ratios": ["16:9" if row["num_frames"] > 1 else "1:1"]},
-        model={"name": row["model"], "gradient_checkpointing": row["recomputed"]},
+        model={"name": row["model"], "gradient_checkpointing": row["recomputed"] or "auto"},
         train={"max_steps": 1, "compile": row.get("compiled", False)},
     )
     if "base" in row:
@@ -69,6 +69,9 @@ def recipe_of(row: dict[str, Any]) -> tuple[Recipe, BucketTable]:
         values["autoencoder"] = {"name": parts.autoencoder, "weights": "unused"}
         values["text_encoder"] = {"name": parts.text, "weights": "unused"}
     made = recipe_file.parse(values)
+    if not row["recomputed"]:
+        entries = map(str, bucket_table(made).entries)
+        made = recomputation.with_recomputation(made, dict.fromkeys(entries, False))
     return made, bucket_table(made)
 
 
