@@ -32,10 +32,10 @@ RECOMPUTED = {"none": False, "full": True, "selective": "selective"}
 
 
 def rows_of_the_h200() -> Iterator[dict[str, Any]]:
-    """Yield the steps of our loop; an uncompiled selective one waits for its host, of which no forecast knows."""
+    """Yield the steps of our loop whose times hardly differed; an uncompiled selective one waits for its host besides."""
     for unit, (num_frames, resolution) in H200_SHAPES.items():
         for row in H200_UNITS[f"steps/{unit}"]["rows"]:
-            if row.get("loop") == "ours" and (row["compiled"] or row["checkpointing"] != "selective"):
+            if row.get("loop") == "ours" and row["slowest_over_fastest"] < 1.1:
                 yield {
                     "model": row["case"].split()[0],
                     "resolution": resolution,
@@ -134,7 +134,7 @@ def test_more_work_takes_longer_and_faster_gpus_less_time() -> None:
     work = Work(1e14, 1e12, 1000)
     eager, compiled = (work.seconds(H100, compiled=on) for on in (False, True))
     assert compiled < eager
-    assert eager == pytest.approx(1e14 / (0.55 * 989.4e12) + 1e12 / (0.62 * 3350e9))
+    assert eager == pytest.approx(1e14 / (0.63 * 989.4e12) + 1e12 / (0.66 * 3350e9))
     assert work.seconds(gpus.GPUS["RTX 4090"], compiled=False) > 2 * eager
     assert Work(1e9, 1e6, 10_000).seconds(H100, compiled=False) == pytest.approx(0.08)
 

@@ -1,7 +1,8 @@
 """Seconds that a GPU takes for the passes of a step, from what they compute, move and launch; torch-free.
 
-The factors are those of an H100 and an H200 by measurement: steps of Wan 2.1 1.3B, STDiT3-XL and SD3.5 medium, compiled and
-not, with recomputation and without (`benchmarks.gpu`). Other GPUs are taken to use the same shares of what their makers publish.
+The factors are those of an H100 by measurement: profiles of Wan 2.1 1.3B and STDiT3-XL and steps of these and of SD3.5
+medium, compiled and not (`benchmarks.gpu`). Other GPUs are taken to use the same shares of what their makers publish, which
+held on an H200.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from typing import NamedTuple
 
 from reelworks.core.gpus import Gpu
 
-PRODUCTS_SHARE = 0.55  # of the published arithmetic, in products as wide as those of networks
-MEMORY_SHARE = 0.62  # of the published bandwidth, in element-wise operations
-FUSED_SHARE = 0.15  # of what such operations move that is left when they are compiled into few kernels
-# An attention weight is also scaled, exponentiated and summed, for which a head of 102 more elements would take as long.
-_SOFTMAX_WIDTH = 102
+PRODUCTS_SHARE = 0.63  # of the published arithmetic, in products as wide as those of networks
+MEMORY_SHARE = 0.66  # of the published bandwidth, in element-wise operations
+FUSED_SHARE = 0.2  # of what such operations move that is left when they are compiled into few kernels
+# An attention weight is also scaled, exponentiated and summed, for which a head of 115 more elements would take as long.
+_SOFTMAX_WIDTH = 115
 # Kernels for heads of any width are older than those for multiples of 64: padded, in tiles, and less quick.
 _TILE, _PADDED_WIDTH, _OLDER = 128, 32, 1.57
 _NARROW = 64
