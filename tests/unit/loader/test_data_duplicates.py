@@ -16,7 +16,7 @@ from refused import refused
 
 from reelworks.data.buckets.assign import Assignment, Reason
 from reelworks.data.catalog.config import DatasetConfig
-from reelworks.data.loader import duplicates, left_out
+from reelworks.data.loader import duplicates, held_out, left_out
 from reelworks.data.loader.loader import Loader
 from reelworks.data.schedule.cursor import Excluded
 from reelworks.testing.exact_resume import assert_exact_resume
@@ -46,7 +46,7 @@ class Drawn:
             name: np.array([clip[name.split("_")[1]] for clip in clips]) for name in (duplicates.GROUP, duplicates.RANK)
         }
         self.rows = rows(*({} for _ in clips)).replaced(scores=scores)
-        self.groups = duplicates.groups(self.rows, [DatasetConfig(path="data", duplicates=how)])
+        self.groups = duplicates.groups(self.rows, [DatasetConfig(path="data", duplicates=how)], ())
         self.row = np.repeat(np.arange(len(clips)), [clip["uses"] for clip in clips])
         self.reason = np.array([self.of_clip(clip) for clip in clips], dtype=np.int8)
         self.held = np.array([clip["held"] for clip in clips])
@@ -199,6 +199,35 @@ def test_in_turn_the_epochs_train_all(folder: Path) -> None:
     assert {tuple(sorted(names(replace_seed(other, seed)))) for seed in range(20)} == {
         ("a", "c", "e"), ("a", "c", "f"), ("b", "c", "e"), ("b", "c", "f")
     }  # fmt: skip
+
+
+def two_lists(folder: Path, header: str) -> Any:
+    """A recipe with two lists of the same clips, each of three groups by the same numbers; of the second all bytes differ."""
+    for i, name in enumerate("abcdef"):
+        files.picture(folder / "other" / f"{name}.png", (48, 64), grey=40 * i + 7)
+        files.picture(folder / "data" / f"{name}.png", (48, 64), grey=40 * i)
+    lines = [header, *(f"{name}.png,{name},{i // 2},{i % 2}" for i, name in enumerate("abcdef"))]
+    for name in ("data", "other"):
+        (folder / name / "meta.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    entries = [{"path": str(folder / name / "meta.csv"), "name": name} for name in ("data", "other")]
+    return files.recipe(folder, dataset=[{**entry, "duplicates": "best"} for entry in entries])
+
+
+def test_a_lists_numbers_of_groups_say_nothing_about_other_datasets(folder: Path) -> None:
+    """Of each list the best of its three groups are trained, and which of them are held out depends on no other list."""
+    data = files.opened(two_lists(folder, "path,text,duplicate_group,duplicate_rank"))
+    trained = [data.rows.label(int(i)) for i in data.rows_at(data.entries(0).ordinal)]
+    assert sorted(trained) == [f"{name}/{clip}.png" for name in ("data", "other") for clip in "ace"]
+    key = held_out.keys(data.rows, "file", data.catalog.lists_with(duplicates.GROUP))
+    assert sorted(Counter(key.tolist()).values()) == [2] * 6
+
+
+@pytest.mark.parametrize("column", [duplicates.GROUP, duplicates.RANK])
+def test_a_group_and_the_ranks_in_it_come_from_one_giver(folder: Path, column: str) -> None:
+    made = two_lists(folder, f"path,text,{column},aes")
+    dataset.scan_recipe(made)
+    with refused("duplicates-of-two", "dataset.duplicates", says=f"gives {column} alone"):
+        RecipeData.open(made)
 
 
 @pytest.mark.parametrize("how", ["best", "weight"])

@@ -247,6 +247,19 @@ def test_a_list_keeps_its_own_score(tmp_path: Path, decoded: list[str]) -> None:
     assert scan(tmp_path, *both).changed == 0
 
 
+def test_a_measure_counts_its_groups_whatever_numbers_a_list_has(tmp_path: Path, decoded: list[str]) -> None:
+    """Near-duplicates of both, too: the list's numbers stay, and those of the measure are its own."""
+    for name in ("d/0.png", "e/0.png", "e/1.png"):
+        write(tmp_path / name, 0)
+    listed = tmp_path / "d" / "list.csv"
+    listed.write_text("path,duplicate_group,duplicate_rank\n0.png,1e300,0\n", encoding="utf-8")
+    scan(tmp_path, Source("listed", tmp_path / "d", listed), Source("e", tmp_path / "e"))
+    assert measure(tmp_path, "duplicates").failed == ()
+    assert measure(tmp_path, "duplicates").changed == 0
+    live = Catalog.open(tmp_path / "catalog").live()
+    assert sorted(live.scores["duplicate_group"].tolist()) == [1.0, 1.0, 1e300]
+
+
 @pytest.mark.slow
 def test_a_class_from_outside_with_a_crash_and_a_hang_in_it(tmp_path: Path) -> None:
     for name in ("a", "deadly", "endless", "odd", "z"):

@@ -94,7 +94,7 @@ class ComparedClips:
         features: What the measure kept of each, `[N, bytes]`.
         pixels: Height times width.
         uid: Identity of each, by which ties are broken, since the order of clips changes.
-        former: Values that the catalog has of each now, `[N, columns]`; NaN where it has none.
+        former: Values that the catalog has of each now, `[N, columns]`; NaN where it has none, or those of a list.
     """
 
     features: NDArray[np.uint8]

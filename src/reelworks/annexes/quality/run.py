@@ -351,12 +351,11 @@ def _write_scores(
     """
     problems: dict[str, str] = {}
     rows = clips.rows
-    of_lists = _of_lists(catalog, rows)
     scores: dict[str, NDArray[np.float64]] = {}
     changed = np.zeros(len(rows), dtype=np.bool_)
     for entry, kind in measures.items():
         try:
-            found = _compared(entry, kind, clips, kept) if registry.compares(kind) else known[entry].data
+            found = _compared(entry, kind, clips, kept, catalog) if registry.compares(kind) else known[entry].data
         except _NotComparedError as error:
             problems[entry] = f"{kind.name}: {error}"
             continue
@@ -365,7 +364,7 @@ def _write_scores(
                 scores[column.name], changed = values, changed | ~np.isnan(values)
                 continue
             former = rows.scores[column.name]
-            of_list = rows.of_datasets([name for name, own in of_lists.items() if column.name in own])
+            of_list = rows.of_datasets(catalog.lists_with(column.name))
             values[of_list] = former[of_list]
             scores[column.name] = values
             changed |= ~((values == former) | (np.isnan(values) & np.isnan(former)))
@@ -373,7 +372,7 @@ def _write_scores(
     if not len(at) and not scores.keys() <= rows.scores.keys():
         at = np.arange(min(len(rows), 1))  # a column that no clip has a value in is there, too
     if len(at):
-        sources = [_source(catalog, rows, name, own) for name, own in of_lists.items()]
+        sources = [_source(catalog, rows, name, own) for name, own in _of_lists(catalog, rows).items()]
         catalog = catalog.append_scores(rows, at, scores, sources)
     return catalog, int(changed.sum()), problems
 
@@ -382,12 +381,14 @@ class _NotComparedError(Exception):
     """The class of a measure failed to compare clips; the message says how."""
 
 
-def _compared(entry: str, kind: type[Any], clips: _Keyed, kept: KeptMeasures) -> NDArray[np.float64]:
+def _compared(entry: str, kind: type[Any], clips: _Keyed, kept: KeptMeasures, catalog: Catalog) -> NDArray[np.float64]:
     """Return the values of a measure that compares clips, `[N, columns]`; NaN where they are missing."""
     rows = clips.rows
     features, has = kept.features(registry.labels(kind)[0], clips.keys, kind.feature_bytes)
     some = slice(None) if has.all() else has  # of millions, nothing is copied that need not be
-    former = np.stack([rows.score(column.name)[some] for column in kind.columns], axis=1)
+    of_lists = [rows.of_datasets(catalog.lists_with(column.name)) for column in kind.columns]
+    scores = [rows.score(column.name) for column in kind.columns]
+    former = np.where(of_lists, np.nan, scores).T[some]
     # Neither column stays in memory; of no rows there are no parts.
     pixels = [h * w for h, w in zip(rows.chunks("height"), rows.chunks("width"), strict=True)] or [rows.height]
     compared = ComparedClips(features, np.concatenate(pixels)[some], rows.num_frames[some], rows.uid[some], former)

@@ -3,7 +3,7 @@
 The groups are those of the catalog's columns `duplicate_group`, which is equal for near-duplicates and missing for a clip
 that has none, and `duplicate_rank`, which is 0 for the best of a group. Only clips that fit a bucket take part, so that
 one that is filtered, excluded or too small never stands for another. Datasets with the same `dataset.duplicates`
-share their groups.
+share their groups, except that the numbers of a list say nothing about clips of other datasets.
 
 - "best": the clip of the least rank is used, and the others are left out of every epoch.
 - "weight": each epoch trains one clip of a group, in an order that is drawn from the seed, so that as many epochs as
@@ -14,13 +14,13 @@ A group is held out as a whole, see `held_out`; validation then uses its best cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core.hash_rng import Purpose, hash64
+from reelworks.core.hash_rng import Purpose, hash64, text_words
 from reelworks.data.buckets.assign import Assignment, Clips, Reason
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.store.rows import CatalogRows
@@ -57,19 +57,36 @@ class Groups:
         return np.maximum.accumulate(np.where(begins, np.arange(len(self.row)), 0))
 
 
-def groups(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> Groups | None:
-    """Return the groups of near-duplicates that count once; None if there are none."""
+def numbers(rows: CatalogRows, own: Collection[str]) -> tuple[I64, U64]:
+    """Return the rows that are in a group, and a number for the group of each, which only those of a group share.
+
+    Args:
+        own: Names of the datasets whose lists number their groups themselves. Each counts as it likes, so that their numbers
+            are told apart from one another's and from measured ones, which stay in their order.
+    """
+    value = rows.score(GROUP)
+    row = np.flatnonzero(np.isfinite(value))
+    number = (value[row] + 0.0).view(np.uint64)  # of which -0 is 0
+    of_list = rows.per_dataset(dict(zip(own, text_words(own), strict=True)), default=0, dtype=np.uint64)[row]
+    at = np.flatnonzero(of_list)
+    number[at] = hash64(of_list[at], number[at])
+    return row, number
+
+
+def groups(rows: CatalogRows, datasets: Sequence[DatasetConfig], own: Collection[str]) -> Groups | None:
+    """Return the groups of near-duplicates that count once, see `numbers`; None if there are none."""
     named = {mode: [d.dataset_name for d in datasets if d.duplicates == mode] for mode in ("best", "weight")}
-    if not any(named.values()) or GROUP not in rows.scores:
+    if not any(named.values()):
         return None
     in_turn = rows.of_datasets(named["weight"])
-    value = rows.scores[GROUP]
-    row = np.flatnonzero((in_turn | rows.of_datasets(named["best"])) & np.isfinite(value))
-    rank = rows.scores[RANK][row] if RANK in rows.scores else np.zeros(len(row))
-    order = np.lexsort((rows.uid[row], np.nan_to_num(rank, nan=np.inf), value[row], in_turn[row]))
-    row = row[order]
+    row, number = numbers(rows, own)
+    taken = (in_turn | rows.of_datasets(named["best"]))[row]
+    row, number = row[taken], number[taken]
+    rank = np.nan_to_num(rows.score(RANK)[row], nan=np.inf)
+    order = np.lexsort((rows.uid[row], rank, number, in_turn[row]))
+    row, number = row[order], number[order]
     begins = np.ones(len(row), dtype=np.bool_)
-    begins[1:] = (value[row[1:]] != value[row[:-1]]) | (in_turn[row[1:]] != in_turn[row[:-1]])
+    begins[1:] = (number[1:] != number[:-1]) | (in_turn[row[1:]] != in_turn[row[:-1]])
     every = Groups(row, np.cumsum(begins) - 1, in_turn[row])
     several = every.take(np.bincount(every.group)[every.group] > 1)
     return several if len(several.row) else None

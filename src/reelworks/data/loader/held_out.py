@@ -9,7 +9,7 @@ clips come and go, or else of the least content.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal
 
 import numpy as np
@@ -26,27 +26,28 @@ Mask = NDArray[np.bool_]
 _NEAR_DUPLICATES, _CONTENT, _NAME = range(3)  # the first that a set has gives its key
 
 
-def held_out(rows: CatalogRows, seed: int, split: float, by: Literal["file", "folder"]) -> Mask:
-    """Return which rows are held out: a share `split` of files, or of folders."""
-    return assign.held_out(seed, keys(rows, by), split) if split else np.zeros(len(rows), dtype=np.bool_)
+def held_out(
+    rows: CatalogRows, seed: int, split: float, by: Literal["file", "folder"], own: Collection[str] = ()
+) -> Mask:
+    """Return which rows are held out: a share `split` of files, or of folders; `own` is that of `duplicates.numbers`."""
+    return assign.held_out(seed, keys(rows, by, own), split) if split else np.zeros(len(rows), dtype=np.bool_)
 
 
-def keys(rows: CatalogRows, by: Literal["file", "folder"]) -> U64:
+def keys(rows: CatalogRows, by: Literal["file", "folder"], own: Collection[str] = ()) -> U64:
     """Return the key of each row, equal for all that are held out together."""
     key = rows.content_keys()
     unread = np.flatnonzero(key == digests.NO_CONTENT)
     if len(unread):
         key[unread] = rows.take(unread).group_keys(by)
-    links = list(_links(rows, by))
+    links = list(_links(rows, by, own))
     return _joined(key, unread, links) if links else key
 
 
-def _links(rows: CatalogRows, by: Literal["file", "folder"]) -> Iterator[tuple[int, I64, U64]]:
+def _links(rows: CatalogRows, by: Literal["file", "folder"], own: Collection[str]) -> Iterator[tuple[int, I64, U64]]:
     """Yield what connects rows besides their content: its kind, the rows, and an equal number for those that it connects."""
-    if duplicates.GROUP in rows.scores:
-        group = rows.scores[duplicates.GROUP]
-        if len(at := np.flatnonzero(np.isfinite(group))):
-            yield _NEAR_DUPLICATES, at, group[at].view(np.uint64)  # in the order of the numbers
+    at, number = duplicates.numbers(rows, own)
+    if len(at):
+        yield _NEAR_DUPLICATES, at, number
     if by == "folder":
         yield _NAME, np.arange(len(rows)), rows.group_keys("folder")
     elif len(at := np.flatnonzero(~rows.own_group)):

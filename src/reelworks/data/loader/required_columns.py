@@ -129,11 +129,21 @@ def _require_measured(dataset: DatasetConfig, missing: set[str], columns: Measur
 
 
 def require_duplicates(datasets: Sequence[DatasetConfig], rows: CatalogRows, catalog: Catalog) -> None:
-    """Refuse datasets whose near-duplicates are to count once if the catalog does not tell them."""
+    """Refuse datasets whose near-duplicates are to count once if the catalog does not tell them, or two tell a half each."""
     missing, columns = [name for name in (GROUP, RANK) if name not in rows.scores], MeasuredColumns(catalog)
     for dataset in datasets:
         if dataset.duplicates == "keep":
             continue
+        of_list = {GROUP, RANK} & catalog.list_scores(dataset.dataset_name)
+        if len(of_list) == 1:
+            raise UserError(
+                f"the list of dataset {dataset.dataset_name} gives {min(of_list)} alone, and ranks mean nothing in other groups "
+                "than their own",
+                code="duplicates-of-two",
+                field="dataset.duplicates",
+                value=dataset.duplicates,
+                remedy=f"give the list both columns, {GROUP} and {RANK} (0 for the best of a group), or neither and measure them",
+            )
         never_compared = False
         if not missing and RANK in columns.of_dataset(dataset.dataset_name):
             clips = readable(rows, dataset)

@@ -11,7 +11,7 @@ import numpy as np
 
 from reelworks.core import units
 from reelworks.core.errors import UserError
-from reelworks.data.loader import clip_uses, held_out, position, segment_record
+from reelworks.data.loader import clip_uses, duplicates, held_out, position, segment_record
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.loader.identity import Identity, Segment, carry_over, former_places, identify
 from reelworks.data.loader.position import Counts, DataPosition
@@ -238,7 +238,8 @@ def _other_sides(data: Dataset, former: Segment, identity: Identity) -> list[str
     place = former_places(identity, former)
     still = np.flatnonzero(place >= 0)
     rows = former.catalog.rows_at(former.ordinal)
-    before = held_out.held_out(rows, spec.seed, spec.split, spec.group)[place[still]]
+    own = former.catalog.lists_with(duplicates.GROUP)
+    before = held_out.held_out(rows, spec.seed, spec.split, spec.group, own)[place[still]]
     now = data.is_held_out[still]
     added, left = int((now & ~before).sum()), int((before & ~now).sum())
     if not added and not left:

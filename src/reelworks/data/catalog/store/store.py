@@ -245,6 +245,11 @@ class Catalog:
         inside = self.live().of_datasets([dataset])  # written before there were measures
         return frozenset(name for name, score in self.live().scores.items() if not np.isnan(score[inside]).all())
 
+    def lists_with(self, score: str) -> frozenset[str]:
+        """Return the names of the datasets whose lists give a score."""
+        names = {source["name"] for part in self.parts for source in part.sources}
+        return frozenset(name for name in names if score in self.list_scores(name))
+
     def digest(self) -> str:
         """Return a digest of the live rows' ordinals, uids, contents, captions and scores."""
         return self.digest_of(self.live())
