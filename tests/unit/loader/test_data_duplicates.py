@@ -297,6 +297,15 @@ def test_validation_and_training_never_have_clips_of_one_group(folder: Path) -> 
     assert {frozenset("b"), frozenset("e")} <= seen
 
 
+def test_a_filter_by_ranks_over_a_catalog_is_refused_and_by_those_of_a_list_is_not(folder: Path) -> None:
+    assert names(files.opened(recipe(folder, "keep", entry={"filter": "duplicate_rank == 0"}))) == {"b"}
+    made = files.recipe(folder, dataset=[{"path": str(folder / "data"), "filter": "duplicate_rank == 0"}])
+    dataset.scan_recipe(made)
+    with refused("filter-of-duplicates", "dataset.filter", says="duplicate_rank") as caught:
+        RecipeData.open(made)
+    assert 'duplicates = "best"' in caught.value.remedy
+
+
 @pytest.mark.parametrize("how", ["best", "weight"])
 def test_without_the_columns_it_is_refused_with_how_to_measure_them(folder: Path, how: str) -> None:
     made = files.recipe(folder, dataset=[{"path": str(folder / "data"), "duplicates": how}])

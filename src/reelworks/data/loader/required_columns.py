@@ -90,10 +90,21 @@ def readable(rows: CatalogRows, dataset: DatasetConfig) -> CatalogRows:
 def require_scores(datasets: list[DatasetConfig], rows: CatalogRows, catalog: Catalog) -> None:
     """Refuse filters and caption templates with a name that is no column and no score of any clip of their dataset.
 
-    Columns that `reelworks measure` gives are refused where it was never applied to the dataset.
+    Columns that `reelworks measure` gives are refused where it was never applied to the dataset, and in filters those that
+    rank near-duplicates: the best of a group may be in no dataset of the recipe, or not fit.
     """
     columns = MeasuredColumns(catalog)
     for dataset in datasets:
+        in_filter = filters.scores_named(dataset.filter) if dataset.filter else set()
+        if ranks := in_filter & {GROUP, RANK} - catalog.list_scores(dataset.dataset_name):
+            raise UserError(
+                f"{max(ranks)} is measured over the whole catalog: if the best clip of a group is in no dataset of the recipe, "
+                "is gone or does not fit, the filter leaves out the others, too",
+                code="filter-of-duplicates",
+                field="dataset.filter",
+                value=dataset.filter,
+                remedy='take it out of the filter, and set duplicates = "best", which trains the best of those that fit',
+            )
         names = scores_of(dataset)
         if not names:
             continue

@@ -17,8 +17,8 @@ from typing import NamedTuple
 class Column(NamedTuple):
     """A column of numbers that a measure gives: its name in filters, its unit, and its meaning in half a sentence.
 
-    `is_label` tells that numbers only say which clips belong together, so that limits on them mean nothing; `of_caption`
-    that another caption has another value.
+    `is_label` tells that numbers only say which clips of a catalog belong together, or how these rank, so that limits on
+    them mean nothing; `of_caption` that another caption has another value.
     """
 
     name: str
@@ -72,7 +72,7 @@ BUILT_IN: dict[str, tuple[Column, ...]] = {
             "the same number for clips that show nearly the same; missing for a clip alone",
             is_label=True,
         ),
-        Column("duplicate_rank", "rank", "0 for the best of a group and for a clip alone; then 1, 2, …"),
+        Column("duplicate_rank", "rank", "0 for the best of a group and for a clip alone; then 1, 2, …", is_label=True),
     ),
     "sound": (
         Column("loudness", "dB", "level of the sound below full scale, as the root of its mean square"),
@@ -128,7 +128,7 @@ def find(name: str) -> Column | None:
 
 
 def is_label(name: str) -> bool:
-    """Tell whether a column's numbers only say which clips belong together, so that neither order nor limits mean anything."""
+    """Tell whether a column's numbers only say which clips belong together, or how these rank, so that limits mean nothing."""
     return name in _COLUMNS and _COLUMNS[name][1].is_label
 
 
