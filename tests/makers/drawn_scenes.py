@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,9 @@ def write_clip(
     crf: int = 20,
     preset: str = "veryfast",
     sound_S: NDArray[np.float32] | None = None,
+    late: int = 0,
 ) -> Path:
-    """Write frames as H.264, with sound of 48 kHz as AAC if given."""
+    """Write frames as H.264, with sound of 48 kHz as AAC if given, which begins so many frames earlier."""
     with av.open(str(path), "w") as out:
         stream = out.add_stream("libx264", fps, options={"crf": str(crf), "preset": preset})
         stream.pix_fmt = "yuv420p"
@@ -86,7 +88,9 @@ def write_clip(
         for i, pixels in enumerate(frames):
             if i == 0:
                 stream.height, stream.width = pixels.shape[:2]
-            out.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+            shown = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            shown.pts, shown.time_base = late + i, Fraction(1, fps)
+            out.mux(stream.encode(shown))
         out.mux(stream.encode())
         if track is not None and sound_S is not None:
             for at in range(0, len(sound_S), 1024):

@@ -245,6 +245,19 @@ def test_sound(wide: drawn.Frame, tmp_path: Path) -> None:
     assert all(np.isnan(list(values(clip(tmp_path, frames[:2]), "sound").values())))
 
 
+def test_sound_is_that_beside_the_frames_of_a_clip_that_begin_later(wide: drawn.Frame, tmp_path: Path) -> None:
+    at = np.arange(4 * drawn.SAMPLE_RATE) / drawn.SAMPLE_RATE
+    tone = 0.5 * np.sin(2 * np.pi * 440 * at).astype(np.float32) * (at < 2)
+    for late in (FPS // 2, 3 * FPS // 2):
+        found = values(
+            drawn.write_clip(tmp_path / "a.mkv", [wide[:, :WIDTH]] * (2 * FPS), fps=FPS, sound_S=tone, late=late),
+            "sound",
+        )
+        beside = np.square(tone[late * drawn.SAMPLE_RATE // FPS :][: 2 * drawn.SAMPLE_RATE].astype(np.float64)).mean()
+        assert found["silent"] == pytest.approx(late / (2 * FPS), abs=0.05)
+        assert found["loudness"] == pytest.approx(10 * np.log10(beside), abs=0.5)
+
+
 def test_a_rest_of_sound_is_as_loud_as_what_is_before_it() -> None:
     """A tone above silence has none, wherever its windows of 50 ms end."""
     at = np.arange(48_000) / 48_000

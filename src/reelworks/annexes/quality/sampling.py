@@ -242,6 +242,5 @@ def _of(whole: Request, shape: Shape, first: int) -> Request:
 
 def _sound(clip: MeasureRequest, whole: Request) -> NDArray[np.int16]:
     seconds = min(clip.num_frames / clip.fps if clip.fps else _MOST_SECONDS, _MOST_SECONDS)
-    read = sound.load_track if clip.first_frame == 0 else sound.load  # which looks for the time of the first frame
     first = _of(whole, whole.shape, clip.first_frame)
-    return read(sound.SoundRequest(first, _SAMPLE_RATE, 2, max(round(seconds * _SAMPLE_RATE), 1)))
+    return sound.load(sound.SoundRequest(first, _SAMPLE_RATE, 2, max(round(seconds * _SAMPLE_RATE), 1)))

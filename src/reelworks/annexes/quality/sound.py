@@ -19,9 +19,9 @@ _FULL_SCALE = 30935  # levels, 0.5 dB below the largest: codecs do not keep exac
 
 @final
 class SoundLevel:
-    """Level, silence and clipping of the sound; missing for clips without sound."""
+    """Level, silence and clipping of the sound as training hears it; missing for clips without sound."""
 
-    name, version, columns, reads = "sound", 1, measured_columns.BUILT_IN["sound"], ("sound",)
+    name, version, columns, reads = "sound", 2, measured_columns.BUILT_IN["sound"], ("sound",)
 
     def values(self, clip: SampledClip) -> Sequence[float]:
         """Return level in dB, the share of silence, and the share of samples at full scale."""
