@@ -9,6 +9,7 @@ from pathlib import Path
 import drawn_scenes as drawn
 import numpy as np
 import pytest
+from PIL import Image
 
 from reelworks.annexes.quality import registry, sampling
 from reelworks.annexes.quality.measure import SampledClip
@@ -140,6 +141,33 @@ def test_a_dark_picture_has_no_borders(tmp_path: Path) -> None:
     night[50:60, 90:100] = 200  # a moon
     assert set(values(drawn.write_picture(tmp_path / "a.png", night), "borders").values()) == {0.0}
     assert set(values(drawn.write_picture(tmp_path / "b.png", night * 0), "borders").values()) == {0.0}
+
+
+@pytest.mark.parametrize("night", ["even", "of texture", "black"])
+def test_the_dark_around_something_bright_belongs_to_the_picture(tmp_path: Path, night: str) -> None:
+    """Whatever is bright: darkness that is not black or not even is no border, nor is what leaves nearly no picture."""
+    scene = np.random.default_rng(2).integers(
+        *{"even": (6, 7), "of texture": (0, 13), "black": (0, 1)}[night], (240, 320, 3)
+    )
+    bright = slice(100, 140), slice(150, 190)
+    scene[(slice(60, 180), slice(180, 300)) if night == "of texture" else bright] += 230
+    file = drawn.write_picture(tmp_path / "a.png", scene.astype(np.uint8))
+    found = values(file, "borders", "exposure")
+    luma = np.asarray(Image.open(file).convert("L")).astype(np.float64)
+    assert {found[f"border_{side}"] for side in ("top", "bottom", "left", "right")} == {0.0}
+    assert found["brightness"] == pytest.approx(luma.mean() / 255, abs=1e-4)
+    assert found["clipped_dark"] == pytest.approx((luma <= 3).mean(), abs=1e-4)
+
+
+@pytest.mark.parametrize(("level", "crf"), [(0, 38), (16, 20)])
+def test_borders_of_coarse_coding_and_of_a_wrong_range_are_found(
+    wide: drawn.Frame, tmp_path: Path, level: int, crf: int
+) -> None:
+    shown = [drawn.bordered(frame, 40, 32, 0, 0) for frame in drawn.pan(wide, 4, HEIGHT, WIDTH, 2.0)]
+    for frame in shown:
+        frame[:40] = frame[-32:] = level
+    found = values(clip(tmp_path, shown, crf=crf), "borders")
+    assert list(found.values()) == pytest.approx([40, 32, 0, 0], abs=2)
 
 
 def test_motion_is_the_speed_of_a_pan_and_independent_of_resolution(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class Duplicates:
     candidates any more, since bands of more bits are compared.
     """
 
-    name, version, columns, reads = "duplicates", 2, measured_columns.BUILT_IN["duplicates"], ("stills",)
+    name, version, columns, reads = "duplicates", 3, measured_columns.BUILT_IN["duplicates"], ("stills",)
 
     feature_bytes = 2 * _FRAME_BYTES + duplicate_groups.SHARPNESS_BYTES
 

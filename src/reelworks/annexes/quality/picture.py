@@ -50,7 +50,7 @@ class Sharpness:
     added up, so that even areas count little. Noise counts as sharp; steps of one level, which 8 bits make of any slope, do not.
     """
 
-    name, version, columns, reads = "sharpness", 2, measured_columns.BUILT_IN["sharpness"], ("stills",)
+    name, version, columns, reads = "sharpness", 3, measured_columns.BUILT_IN["sharpness"], ("stills",)
     _SHORT_PX, _TILE_PX, _PER_SIDE, _LEAST_PX = 512, 120, 3, 16
 
     def values(self, clip: SampledClip) -> Sequence[float]:
@@ -87,7 +87,7 @@ class Sharpness:
 class Exposure:
     """Mean luma, and the shares of pixels at its ends, within black borders."""
 
-    name, version, columns, reads = "exposure", 1, measured_columns.BUILT_IN["exposure"], ("stills",)
+    name, version, columns, reads = "exposure", 2, measured_columns.BUILT_IN["exposure"], ("stills",)
 
     def values(self, clip: SampledClip) -> Sequence[float]:
         """Return brightness and the shares of black and of white pixels."""
@@ -109,7 +109,7 @@ class Noise:
     It is applied at full size to parts of 16 × 16 px; the noise is that of the more even ones, since texture counts too.
     """
 
-    name, version, columns, reads = "noise", 1, measured_columns.BUILT_IN["noise"], ("stills",)
+    name, version, columns, reads = "noise", 2, measured_columns.BUILT_IN["noise"], ("stills",)
     _TILE_PX, _PER_SIDE, _PART_PX, _QUANTILE = 146, 2, 16, 0.2
     _DARK, _BRIGHT = 10, 245  # where noise is cut off
 
@@ -145,7 +145,7 @@ class Blockiness:
     of a file that was resized afterwards are not found.
     """
 
-    name, version, columns, reads = "blockiness", 1, measured_columns.BUILT_IN["blockiness"], ("stills",)
+    name, version, columns, reads = "blockiness", 2, measured_columns.BUILT_IN["blockiness"], ("stills",)
     _TILE_PX, _PER_SIDE, _EVEN = 144, 2, 0.5  # levels that are added, so that nothing is divided by 0
 
     def values(self, clip: SampledClip) -> Sequence[float]:
@@ -170,7 +170,7 @@ class Blockiness:
 class Colourfulness:
     """Spread and strength of colours (Hasler and Süsstrunk 2003, M3): 0 for grey, about 30 for moderate, 80 for vivid colours."""
 
-    name, version, columns, reads = "colourfulness", 1, measured_columns.BUILT_IN["colourfulness"], ("stills",)
+    name, version, columns, reads = "colourfulness", 2, measured_columns.BUILT_IN["colourfulness"], ("stills",)
     _LINES = 160  # of the picture that are looked at, and columns likewise
 
     def values(self, clip: SampledClip) -> Sequence[float]:
@@ -190,7 +190,7 @@ class Colourfulness:
 class Borders:
     """Black borders on each side, such as those of a letterbox, in all stills of a clip; a frame without them is the crop."""
 
-    name, version, columns, reads = "borders", 1, measured_columns.BUILT_IN["borders"], ("stills",)
+    name, version, columns, reads = "borders", 2, measured_columns.BUILT_IN["borders"], ("stills",)
 
     def values(self, clip: SampledClip) -> Sequence[float]:
         """Return the pixels of the borders above, below, to the left and to the right."""
@@ -206,7 +206,7 @@ class TextArea:
     They are found by the detector that comes in the package `rapidocr-onnxruntime` (`reelworks[text]`).
     """
 
-    name, version, reads = "text", 1, ("stills",)
+    name, version, reads = "text", 2, ("stills",)
     columns = measured_columns.WITH_EXTRAS["text"]
     _LONGER_PX = 960  # lines of text in larger frames are found in smaller ones too
 
@@ -231,6 +231,14 @@ class TextArea:
 
 
 _DARK = 18  # levels of luma that black may have where its coding or its range is not exact
+_IS_BLACK = np.zeros(
+    256, dtype=np.bool_
+)  # levels of black as it is coded; of a range that was taken for the full one, 16
+_IS_BLACK[:5] = _IS_BLACK[14:19] = True
+# Share of these in the lines of a border, and lines beside the picture that coding leaves with less. What is as dark and has
+# other levels is a picture, as a night sky.
+_EVEN, _UNEVEN_LINES = 0.8, 2 * _BLOCK_PX
+_LEAST = 0.2  # of the height or width that a picture has between borders; less is something bright in the dark
 _STRAY = 0.01  # share of brighter pixels in a line of a border, which coding leaves at its edge
 _LIT = 0.15  # share of brighter pixels in a line where the picture begins; a night sky has fewer
 _NEAR = 0.01  # share of the height or width within which it begins
@@ -238,23 +246,30 @@ _NEAR = 0.01  # share of the height or width within which it begins
 
 def find_active(stills: Sequence[Still]) -> tuple[slice, slice]:
     """Return the rows and columns within the black borders that all stills have; those of a black clip are all."""
-    rows = _within([np.count_nonzero(s.luma > _DARK, axis=1) / s.luma.shape[1] for s in stills])
-    inside = [still.luma[rows] for still in stills]
-    columns = _within([np.count_nonzero(luma > _DARK, axis=0) / len(luma) for luma in inside])
-    if columns.start or columns.stop < inside[0].shape[1]:  # the share of a line's pixels is now that of its picture
-        lit = [still.luma[:, columns] for still in stills]
-        rows = _within([np.count_nonzero(luma > _DARK, axis=1) / luma.shape[1] for luma in lit])
+    luma = [still.luma for still in stills]
+    rows = _within(luma)
+    columns = _within([one[rows].T for one in luma])
+    if columns != slice(0, luma[0].shape[1]):  # the share of a line's pixels is now that of its picture
+        rows = _within([one[:, columns] for one in luma])
     return rows, columns
 
 
-def _within(shares: Sequence[NDArray[np.float64]]) -> slice:
-    """Return the lines between dark ones, by the share of lit pixels in each line of each still."""
-    lit = np.maximum.reduce(shares)
+def _within(luma: Sequence[Luma]) -> slice:
+    """Return the lines between the black ones that all stills have at both ends."""
+    lit = np.maximum.reduce([np.count_nonzero(one > _DARK, axis=1) / one.shape[1] for one in luma])
     bright = np.flatnonzero(lit > _STRAY)
+    whole = slice(0, len(lit))
     if not len(bright):
-        return slice(0, len(lit))
+        return whole
     near = max(2, round(_NEAR * len(lit)))
-    first, last = int(bright[0]), int(bright[-1])
-    first = first if lit[first : first + near].max() >= _LIT else 0
-    last = last if lit[max(last - near + 1, 0) : last + 1].max() >= _LIT else len(lit) - 1
-    return slice(first, last + 1)
+    first, end = int(bright[0]), int(bright[-1]) + 1
+    if lit[first : first + near].max() < _LIT or not _is_even(luma, slice(0, first)):
+        first = 0
+    if lit[max(end - near, 0) : end].max() < _LIT or not _is_even(luma, slice(end, None)):
+        end = len(lit)
+    return slice(first, end) if end - first >= _LEAST * len(lit) else whole
+
+
+def _is_even(luma: Sequence[Luma], lines: slice) -> bool:
+    shares = np.minimum.reduce([_IS_BLACK[one[lines]].mean(axis=1) for one in luma])
+    return np.count_nonzero(shares < _EVEN) <= _UNEVEN_LINES
