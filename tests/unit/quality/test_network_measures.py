@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import drawn_scenes as drawn
 import numpy as np
 import pytest
 import tiny_recipe
@@ -19,7 +20,7 @@ from refused import refused
 from safetensors.torch import load, load_file, save_file
 from transformers.models.yolos import modeling_yolos
 
-from reelworks.annexes.quality import clip_measures
+from reelworks.annexes.quality import clip_measures, registry
 from reelworks.annexes.quality.measure import ClipPictures
 from reelworks.annexes.quality.picture import TEXT_PACKAGE
 from reelworks.annexes.quality.run import MeasureResult, measure_catalog
@@ -294,6 +295,32 @@ def test_near_duplicates_are_those_whose_embeddings_are_alike(
     decoded.clear()
     assert measured(catalog, entry).measured == 0
     assert decoded == []
+
+
+def test_a_picture_with_black_borders_has_the_values_of_the_picture(
+    catalog: Path, weights: Path, decoded: list[str]
+) -> None:
+    """By every measure of frames, those by networks too; that of borders tells them, and the two are near-duplicates."""
+    data = catalog.parent / "data"
+    picture = drawn.bordered(np.asarray(Image.open(data / "0.png")), 6, 10, 0, 0)
+    drawn.write_picture(data / "boxed.png", picture).with_suffix(".txt").write_text(CAPTIONS[0], encoding="utf-8")
+    scan(catalog.parent)
+    of_networks = {"agreement": "clip", "aesthetic": "aesthetic", "classes": "marks", "objects": "boxes"}
+    result = measured(
+        catalog,
+        *(name for name in registry.names() if name != "duplicates"),
+        *(f"{name}={weights / folder}" for name, folder in {**of_networks, "duplicates": "dinov2"}.items()),
+    )
+    assert result.failed == ()
+    rows = Catalog.open(catalog).live()
+    plain, boxed = (rows.path.to_pylist().index(name) for name in ("0.png", "boxed.png"))
+    pairs = {c.name: (rows.scores[c.name][plain], rows.scores[c.name][boxed]) for c in result.columns}
+    told = {name: pairs.pop(name)[1] for name in list(pairs) if name.startswith("border_")}
+    assert list(told.values()) == [6, 10, 0, 0]
+    assert sorted(pairs.pop("duplicate_rank")) == [0, 1]
+    assert {name: a for name, (a, _) in pairs.items()} == pytest.approx(
+        {name: b for name, (_, b) in pairs.items()}, abs=1e-5, nan_ok=True
+    )
 
 
 def test_kept_embeddings_have_the_cosines_of_the_network(weights: Path) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from reelworks.annexes.quality import embeddings, picture
+from reelworks.annexes.quality import embeddings
 from reelworks.annexes.quality.measure import ClipPictures, Still
 from reelworks.annexes.quality.picture import Sharpness
 from reelworks.core import machine, user_files
@@ -71,7 +71,7 @@ class FrameNetwork(ABC):
 class Agreement(FrameNetwork):
     """Cosine of caption and frames in CLIP or SigLIP; missing without a caption."""
 
-    name, version, reads = "agreement", 1, ("stills", "caption")
+    name, version, reads = "agreement", 2, ("stills", "caption")
     columns = measured_columns.OF_NETWORKS["agreement"]
     pictures_px = 384
 
@@ -97,7 +97,7 @@ class Aesthetic(FrameNetwork):
     own tensors, as published predictors have them, or LAION's own file, `*.pth`, beside them.
     """
 
-    name, version, reads = "aesthetic", 1, ("stills",)
+    name, version, reads = "aesthetic", 2, ("stills",)
     columns = measured_columns.OF_NETWORKS["aesthetic"]
     pictures_px = 384
 
@@ -166,7 +166,7 @@ def _is_free(name: str) -> bool:
 class Classes(FrameNetwork):
     """Probability of each label of an image classifier: watermarks, faces, or whatever it was trained for."""
 
-    name, version, reads = "classes", 1, ("stills",)
+    name, version, reads = "classes", 2, ("stills",)
     columns: tuple[Column, ...] = ()
     pictures_px = 512
 
@@ -193,7 +193,7 @@ class Classes(FrameNetwork):
 class Objects(FrameNetwork):
     """Objects of each label that a detector finds: their share of the frame's area, mean over frames, and the most in a frame."""
 
-    name, version, reads = "objects", 1, ("stills",)
+    name, version, reads = "objects", 2, ("stills",)
     columns: tuple[Column, ...] = ()
     pictures_px = 800  # to which DETR and its kin resize the shorter side
     of_largest = slice(1, None, 2)
@@ -253,7 +253,7 @@ def _pixels(measure: Aesthetic | Classes, frames: Sequence[Frames]) -> Tensor:
 class DuplicatesByNetwork:
     """Near-duplicates by the embeddings of CLIP, SigLIP or DINOv2, near the beginning and the end of a clip, mirrored or not."""
 
-    name, version, reads = "duplicates", 2, ("stills",)
+    name, version, reads = "duplicates", 3, ("stills",)
     columns = measured_columns.BUILT_IN["duplicates"]
     pictures_px = 512  # as sharpness is measured
     feature_bytes = embeddings.FEATURE_BYTES
@@ -264,19 +264,13 @@ class DuplicatesByNetwork:
 
     def of_clips(self, clips: Sequence[ClipPictures]) -> NDArray[np.uint8]:
         """Return the features of clips, `[N, feature_bytes]`."""
-        shown = [self._without_borders(clip) for clip in clips]
-        seen = [still.rgb[still.active] for stills in shown for still in (stills[0], stills[-1])]
+        seen = [frame for clip in clips for frame in (clip.frames[0], clip.frames[-1])]
         pictures = [np.ascontiguousarray(side) for frame in seen for side in (frame, frame[:, ::-1])]
         found = networks.unit(self._network.frames(pictures)).reshape(len(clips), 2, 2, -1)
         # The sum is the same for a mirrored copy.
         embeddings_N2D = networks.unit(found.sum(axis=2).reshape(2 * len(clips), -1)).reshape(len(clips), 2, -1)
-        even = [all(still.luma[still.active].std() < _LEAST_DEVIATION for still in stills) for stills in shown]
+        shown = [[Still(frame) for frame in clip.frames] for clip in clips]
+        even = [all(still.luma.std() < _LEAST_DEVIATION for still in stills) for stills in shown]
         embeddings_N2D[even] = 0
         middle = [self._sharpness.of_frame(stills[len(stills) // 2]) for stills in shown]
         return embeddings.packed(embeddings_N2D, middle)
-
-    @staticmethod
-    def _without_borders(clip: ClipPictures) -> list[Still]:
-        stills = [Still(frame) for frame in clip.frames]
-        active = picture.find_active(stills)
-        return [Still(still.rgb, active) for still in stills]

@@ -156,7 +156,7 @@ class ClipPictures:
     """A clip as a network sees it.
 
     Attributes:
-        frames: A few evenly spaced frames `[T, H, W, 3]`, uint8 RGB, of at most `pictures_px` at the shorter side.
+        frames: A few evenly spaced frames within black borders, `[T, H, W, 3]`, uint8 RGB, of at most `pictures_px` at the shorter side.
         caption: Its caption; empty without one.
     """
 

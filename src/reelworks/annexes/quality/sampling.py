@@ -106,7 +106,7 @@ def _measured(request: MeasureRequest) -> Measurement:
             except Exception as error:  # a class of a user may raise anything
                 problems.append(f"{one.name}: {type(error).__name__}: {error}")
         if for_network:
-            pictures = np.stack([_shrunk(still.rgb, request.pictures_px) for still in clip.stills])
+            pictures = np.stack([_shrunk(still.rgb[still.active], request.pictures_px) for still in clip.stills])
     unseen = bool(problems) and not values and pictures is None and location.is_missing(request.path)
     return Measurement(values, tuple(problems), socket.gethostname() if unseen else "", pictures)
 
@@ -120,7 +120,7 @@ def _shrunk(rgb: NDArray[np.uint8], shorter_px: int) -> NDArray[np.uint8]:
     """Return a frame whose shorter side is at most so long, so that little is sent between processes."""
     scale = shorter_px / min(rgb.shape[:2])
     if scale >= 1:
-        return rgb
+        return np.ascontiguousarray(rgb)
     size = max(round(rgb.shape[1] * scale), 1), max(round(rgb.shape[0] * scale), 1)
     return np.asarray(Image.fromarray(rgb).resize(size, Image.Resampling.BICUBIC))
 
