@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import places
 import pytest
 from refused import refused
 
 from reelworks.annexes.quality import registry
+from reelworks.annexes.quality.measure import ClipPictures, ComparedClips, SampledClip, Still
 from reelworks.core import trust
 from reelworks.data.catalog.store.measured_columns import Column
 
@@ -84,3 +86,18 @@ def test_a_wrong_attribute_is_told_with_what_is_wanted(wrong: dict[str, Any]) ->
     with refused("class-incomplete", says=f"`{name}` as "):
         registry.register(type("Own", (), RIGHT | wrong))
     registry.register(type("Own", (), RIGHT))
+
+
+def test_what_a_class_is_given_cannot_be_written_into() -> None:
+    """Other classes see the same arrays, and what they make of them is kept."""
+    rgb, numbers = np.zeros((1, 8, 8, 3), np.uint8), np.ones(4)
+    still = Still(rgb[0])
+    clip = SampledClip(Path("a"), False, 8, 8, 4, 24.0, (still,), np.zeros((4, 8, 8)), numbers > 0, np.zeros((4, 2)), 1)
+    given = [still, clip, ClipPictures(rgb, ""), ComparedClips(rgb[0, 0], numbers, numbers, numbers, numbers)]
+    arrays = {
+        f"{type(one).__name__}.{k}": v for one in given for k, v in vars(one).items() if isinstance(v, np.ndarray)
+    }
+    arrays["Still.luma"] = still.luma
+    assert len(arrays) == 1 + 3 + 1 + 5 + 1
+    assert [name for name, array in arrays.items() if array.flags.writeable] == []
+    assert rgb.flags.writeable

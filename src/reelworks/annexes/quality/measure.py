@@ -26,8 +26,19 @@ Reads = Literal["stills", "runs", "sound", "caption"]
 MISSING = float("nan")  # the value of a clip that has none, such as the motion of a picture
 
 
+class _ReadOnly:
+    """Arrays that several measures are given: one that wrote into them would change the values of the others."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                alone = value.view()
+                alone.setflags(write=False)
+                object.__setattr__(self, name, alone)
+
+
 @dataclass
-class Still:
+class Still(_ReadOnly):
     """One frame at the size of the file as displayed.
 
     Attributes:
@@ -58,7 +69,7 @@ class Still:
 
 
 @dataclass(frozen=True)
-class SampledClip:
+class SampledClip(_ReadOnly):
     """A clip as measures see it, decoded once for all of them; what no measure reads is empty.
 
     Attributes:
@@ -87,7 +98,7 @@ class SampledClip:
 
 
 @dataclass(frozen=True)
-class ComparedClips:
+class ComparedClips(_ReadOnly):
     """Clips of a catalog that are compared with each other; arrays have one element for each.
 
     Attributes:
@@ -152,7 +163,7 @@ Measure: TypeAlias = ClipMeasure | CatalogMeasure
 
 
 @dataclass(frozen=True)
-class ClipPictures:
+class ClipPictures(_ReadOnly):
     """A clip as a network sees it.
 
     Attributes:
