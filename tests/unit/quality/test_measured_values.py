@@ -13,6 +13,7 @@ from PIL import Image
 
 from reelworks.annexes.quality import registry, sampling
 from reelworks.annexes.quality.measure import SampledClip
+from reelworks.annexes.quality.motion import Cuts, Movement
 from reelworks.annexes.quality.sampling import MeasureRequest
 from reelworks.annexes.quality.sound import SoundLevel
 from reelworks.data.catalog.store import measured_columns
@@ -198,6 +199,36 @@ def test_cuts_and_flashes_are_told_apart(wide: drawn.Frame, tmp_path: Path) -> N
     found = values(clip(tmp_path, shown), "cuts", "motion")
     assert (found["cuts"], found["flashes"]) == (2.0, 2.0)
     assert found["motion"] == pytest.approx(plain["motion"], rel=0.1)
+
+
+@pytest.mark.parametrize("held", [(2,), (3,), (2, 3)])
+def test_frames_that_are_held_change_neither_cuts_nor_motion(wide: drawn.Frame, held: tuple[int, ...]) -> None:
+    """As in drawings on twos and threes, and in films within files of 60 frames a second."""
+    shown = [*drawn.pan(wide, 20, HEIGHT, WIDTH, 6.0), *drawn.pan(wide[::-1, ::-1], 20, HEIGHT, WIDTH, 4.0)]
+    runs = np.stack([frame[::2, ::2].mean(axis=-1) for frame in shown]).astype(np.float32)
+    times = np.resize(held, len(runs))
+    found = []
+    for frames, fps in ((runs, 24.0), (np.repeat(runs, times, axis=0), 24.0 * times.mean())):
+        is_next = np.ones(len(frames) - 1, dtype=np.bool_)
+        sampled = SampledClip(Path("a"), False, 1, 1, len(frames), fps, runs=frames, is_next=is_next)
+        found.append((*Cuts().values(sampled), Movement().values(sampled)[0]))
+    assert found[0][:2] == found[1][:2] == (1.0, 0.0)
+    assert found[1][2] == pytest.approx(found[0][2], rel=0.05)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10])
+@pytest.mark.parametrize("level", [16, 250])
+def test_a_cut_between_a_picture_and_frames_without_one_is_found(
+    wide: drawn.Frame, tmp_path: Path, level: int, count: int
+) -> None:
+    flat, picture = [np.full((HEIGHT, WIDTH, 3), level, np.uint8)] * 15, [wide[:, :WIDTH]] * count
+    for shown in (flat + picture, picture + flat):
+        assert values(clip(tmp_path, shown), "cuts")["cuts"] == 1.0
+
+
+def test_slides_without_a_picture_are_cuts_apart(tmp_path: Path) -> None:
+    slides = [np.full((HEIGHT, WIDTH, 3), level, np.uint8) for level in (30, 220, 90) for _ in range(10)]
+    assert values(clip(tmp_path, slides), "cuts")["cuts"] == 2.0
 
 
 @pytest.mark.parametrize("between", [0, 1, 2])
