@@ -226,7 +226,7 @@ def test_a_lists_numbers_of_groups_say_nothing_about_other_datasets(folder: Path
 def test_a_group_and_the_ranks_in_it_come_from_one_giver(folder: Path, column: str) -> None:
     made = two_lists(folder, f"path,text,{column},aes")
     dataset.scan_recipe(made)
-    with refused("duplicates-of-two", "dataset.duplicates", says=f"gives {column} alone"):
+    with refused("duplicates-not-measured", "dataset.duplicates", says=f"gives {column} alone"):
         RecipeData.open(made)
 
 

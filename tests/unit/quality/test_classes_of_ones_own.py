@@ -100,4 +100,3 @@ def test_what_a_class_is_given_cannot_be_written_into() -> None:
     arrays["Still.luma"] = still.luma
     assert len(arrays) == 1 + 3 + 1 + 5 + 1
     assert [name for name, array in arrays.items() if array.flags.writeable] == []
-    assert rgb.flags.writeable

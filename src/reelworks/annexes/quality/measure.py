@@ -30,11 +30,9 @@ class _ReadOnly:
     """Arrays that several measures are given: one that wrote into them would change the values of the others."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        for value in vars(self).values():
             if isinstance(value, np.ndarray):
-                alone = value.view()
-                alone.setflags(write=False)
-                object.__setattr__(self, name, alone)
+                value.setflags(write=False)
 
 
 @dataclass

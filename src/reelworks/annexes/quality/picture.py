@@ -6,7 +6,8 @@ Legend: N tiles, H height, W width, 3 colours.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -32,18 +33,21 @@ def tiles(luma_HW: Luma, size_px: int, per_side: int) -> NDArray[np.float32]:
     return np.stack([luma_HW[y : y + tall, x : x + wide] for y in tops for x in lefts]).astype(np.float32)
 
 
-def _mean(values: Iterable[float]) -> float:
-    """Return the mean of the values that there are."""
-    present = [value for value in values if not math.isnan(value)]
-    return sum(present) / len(present) if present else MISSING
+class _OfFrames(ABC):
+    """A measure of single frames with one column."""
 
+    def values(self, clip: SampledClip) -> Sequence[float]:
+        """Return the mean of the values that the stills of a clip have."""
+        present = [value for value in map(self.of_frame, clip.stills) if not math.isnan(value)]
+        return (sum(present) / len(present) if present else MISSING,)
 
-def _of_frame(still: Still) -> Luma:
-    return still.luma[still.active]
+    @abstractmethod
+    def of_frame(self, still: Still) -> float:
+        """Return the value of a frame; NaN for one that has none."""
 
 
 @final
-class Sharpness:
+class Sharpness(_OfFrames):
     """Share of the fine differences that a further blur would remove (Crete et al. 2007): 1 minus their measure of blur.
 
     Measured where the short side has 512 px at most, as a model sees it, in nine parts of 120 × 120 px whose differences are
@@ -52,10 +56,6 @@ class Sharpness:
 
     name, version, columns, reads = "sharpness", 3, measured_columns.BUILT_IN["sharpness"], ("stills",)
     _SHORT_PX, _TILE_PX, _PER_SIDE, _LEAST_PX = 512, 120, 3, 16
-
-    def values(self, clip: SampledClip) -> Sequence[float]:
-        """Return the sharpness of a clip."""
-        return (_mean(map(self.of_frame, clip.stills)),)
 
     def of_frame(self, still: Still) -> float:
         """Return the sharpness of one frame; NaN for one without any difference, or with less than 16 px at a side."""
@@ -103,7 +103,7 @@ class Exposure:
 
 
 @final
-class Noise:
+class Noise(_OfFrames):
     """Standard deviation of noise by the filter of Immerkær (1996), which leaves out steady changes of brightness.
 
     It is applied at full size to parts of 16 × 16 px; the noise is that of the more even ones, since texture counts too.
@@ -113,11 +113,9 @@ class Noise:
     _TILE_PX, _PER_SIDE, _PART_PX, _QUANTILE = 146, 2, 16, 0.2
     _DARK, _BRIGHT = 10, 245  # where noise is cut off
 
-    def values(self, clip: SampledClip) -> Sequence[float]:
-        """Return the noise of a clip."""
-        return (_mean(self._still(_of_frame(still)) for still in clip.stills),)
-
-    def _still(self, luma_HW: Luma) -> float:
+    def of_frame(self, still: Still) -> float:
+        """Return the noise of one frame; NaN for one that is too small, or has no part that is neither dark nor bright."""
+        luma_HW = still.luma[still.active]
         if min(luma_HW.shape) < self._PART_PX + 2:
             return MISSING
         x = tiles(luma_HW, self._TILE_PX, self._PER_SIDE)
@@ -138,7 +136,7 @@ class Noise:
 
 
 @final
-class Blockiness:
+class Blockiness(_OfFrames):
     """Excess of the differences across every eighth border of pixels over those across the others, wherever blocks begin.
 
     0 for a picture without blocks, 1 where differences are twice as large at their borders. Measured at full size: blocks
@@ -148,11 +146,9 @@ class Blockiness:
     name, version, columns, reads = "blockiness", 2, measured_columns.BUILT_IN["blockiness"], ("stills",)
     _TILE_PX, _PER_SIDE, _EVEN = 144, 2, 0.5  # levels that are added, so that nothing is divided by 0
 
-    def values(self, clip: SampledClip) -> Sequence[float]:
-        """Return the blockiness of a clip."""
-        return (_mean(self._still(_of_frame(still)) for still in clip.stills),)
-
-    def _still(self, luma_HW: Luma) -> float:
+    def of_frame(self, still: Still) -> float:
+        """Return the blockiness of one frame; NaN for one of at most two blocks at a side."""
+        luma_HW = still.luma[still.active]
         if min(luma_HW.shape) <= 2 * _BLOCK_PX:
             return MISSING
         parts = tiles(luma_HW, self._TILE_PX, self._PER_SIDE)
@@ -167,17 +163,14 @@ class Blockiness:
 
 
 @final
-class Colourfulness:
+class Colourfulness(_OfFrames):
     """Spread and strength of colours (Hasler and Süsstrunk 2003, M3): 0 for grey, about 30 for moderate, 80 for vivid colours."""
 
     name, version, columns, reads = "colourfulness", 2, measured_columns.BUILT_IN["colourfulness"], ("stills",)
     _LINES = 160  # of the picture that are looked at, and columns likewise
 
-    def values(self, clip: SampledClip) -> Sequence[float]:
-        """Return the colourfulness of a clip."""
-        return (_mean(map(self._still, clip.stills)),)
-
-    def _still(self, still: Still) -> float:
+    def of_frame(self, still: Still) -> float:
+        """Return the colourfulness of one frame."""
         pixels = still.rgb[still.active]
         every = max(min(pixels.shape[:2]) // self._LINES, 1)
         red, green, blue = np.moveaxis(pixels[::every, ::every].astype(np.float32), -1, 0)
@@ -200,7 +193,7 @@ class Borders:
 
 
 @final
-class TextArea:
+class TextArea(_OfFrames):
     """Share of the picture that lines of text cover: subtitles, captions, logos with letters; the mean over frames.
 
     They are found by the detector that comes in the package `rapidocr-onnxruntime` (`reelworks[text]`).
@@ -216,11 +209,8 @@ class TextArea:
         options = {"det_limit_side_len": self._LONGER_PX, "det_limit_type": "max", "intra_op_num_threads": 1}
         self._detector: Any = rapidocr_onnxruntime.RapidOCR(**options)
 
-    def values(self, clip: SampledClip) -> tuple[float]:
-        """Return the share."""
-        return (float(np.mean([self._share(still) for still in clip.stills])),)
-
-    def _share(self, still: Still) -> float:
+    def of_frame(self, still: Still) -> float:
+        """Return the share of one frame."""
         left, top, right, lower = still.box
         bgr = np.ascontiguousarray(still.rgb[top:lower, left:right, ::-1])
         lines, _ = self._detector(bgr, use_det=True, use_cls=False, use_rec=False)
@@ -272,4 +262,4 @@ def _within(luma: Sequence[Luma]) -> slice:
 
 def _is_even(luma: Sequence[Luma], lines: slice) -> bool:
     shares = np.minimum.reduce([_IS_BLACK[one[lines]].mean(axis=1) for one in luma])
-    return np.count_nonzero(shares < _EVEN) <= _UNEVEN_LINES
+    return int((shares < _EVEN).sum()) <= _UNEVEN_LINES

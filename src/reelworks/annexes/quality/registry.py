@@ -197,15 +197,7 @@ def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
         raise UserError(
             "there is no such folder", code="folder-missing", field=field, value=str(weights), remedy="check the path"
         )
-    key = str(weights.resolve())
-    if key not in _digests:
-        parts = [
-            f"{path.relative_to(weights).as_posix()} {digests.of_file(path)}"
-            for path in sorted(weights.rglob("*"))
-            if path.is_file()
-        ]
-        _digests[key] = int(digests.digest_bytes("\n".join(parts).encode())[:12], 16)
-    version = (kind.version << 48) + _digests[key]
+    version = (kind.version << 48) + _digest(weights.resolve())
     try:
         given = kind.columns_of(weights) if hasattr(kind, "columns_of") else kind.columns
         if not given or not all(isinstance(column, Column) for column in given):
@@ -213,6 +205,14 @@ def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
     except Exception as error:  # a file of weights may hold anything
         raise not_loaded(kind, weights, error, field) from error
     return type(kind.__name__, (kind,), {"version": version, "weights": weights, "columns": given})
+
+
+@lru_cache
+def _digest(weights: Path) -> int:
+    """Return the digest of a folder, which is read once in a process."""
+    files = sorted(path for path in weights.rglob("*") if path.is_file())
+    parts = [f"{path.relative_to(weights).as_posix()} {digests.of_file(path)}" for path in files]
+    return int(digests.digest_bytes("\n".join(parts).encode())[:12], 16)
 
 
 def not_loaded(kind: type[Any], weights: Path, error: Exception, field: str) -> UserError:
@@ -254,9 +254,6 @@ def instance(entry: str) -> Measure:
     """Return the measure of an entry, made once in a process."""
     measure: Measure = named(entry, "measure")()
     return measure
-
-
-_digests: dict[str, int] = {}  # of folders of weights, which are read once in a process
 
 
 def _entry(name: str, measure: type[Any]) -> str:

@@ -68,9 +68,7 @@ def numbers(rows: CatalogRows, own: Collection[str]) -> tuple[I64, U64]:
     row = np.flatnonzero(np.isfinite(value))
     number = (value[row] + 0.0).view(np.uint64)  # of which -0 is 0
     of_list = rows.per_dataset(dict(zip(own, text_words(own), strict=True)), default=0, dtype=np.uint64)[row]
-    at = np.flatnonzero(of_list)
-    number[at] = hash64(of_list[at], number[at])
-    return row, number
+    return row, np.where(of_list, hash64(of_list, number), number)
 
 
 def groups(rows: CatalogRows, datasets: Sequence[DatasetConfig], own: Collection[str]) -> Groups | None:
@@ -82,8 +80,8 @@ def groups(rows: CatalogRows, datasets: Sequence[DatasetConfig], own: Collection
     row, number = numbers(rows, own)
     taken = (in_turn | rows.of_datasets(named["best"]))[row]
     row, number = row[taken], number[taken]
-    rank = np.nan_to_num(rows.score(RANK)[row], nan=np.inf)
-    order = np.lexsort((rows.uid[row], rank, number, in_turn[row]))
+    rank = rows.score(RANK)[row]
+    order = np.lexsort((rows.uid[row], np.nan_to_num(rank, nan=np.inf), number, in_turn[row]))
     row, number = row[order], number[order]
     begins = np.ones(len(row), dtype=np.bool_)
     begins[1:] = (number[1:] != number[:-1]) | (in_turn[row[1:]] != in_turn[row[:-1]])

@@ -30,10 +30,13 @@ from reelworks.data.loader.duplicates import GROUP, RANK
 Mask = NDArray[np.bool_]
 
 
+def _in_filter(dataset: DatasetConfig) -> set[str]:
+    return filters.scores_named(dataset.filter) if dataset.filter else set()
+
+
 def scores_of(dataset: DatasetConfig) -> set[str]:
     """Return the names of scores in the filter and the caption of a dataset."""
-    in_filter = filters.scores_named(dataset.filter) if dataset.filter else set()
-    return in_filter | (template.names(dataset.caption) - set(NUMBERS))
+    return _in_filter(dataset) | (template.names(dataset.caption) - set(NUMBERS))
 
 
 class MeasuredColumns:
@@ -95,8 +98,7 @@ def require_scores(datasets: list[DatasetConfig], rows: CatalogRows, catalog: Ca
     """
     columns = MeasuredColumns(catalog)
     for dataset in datasets:
-        in_filter = filters.scores_named(dataset.filter) if dataset.filter else set()
-        if ranks := in_filter & {GROUP, RANK} - catalog.list_scores(dataset.dataset_name):
+        if ranks := _in_filter(dataset) & {GROUP, RANK} - catalog.list_scores(dataset.dataset_name):
             raise UserError(
                 f"{max(ranks)} is measured over the whole catalog: if the best clip of a group is in no dataset of the recipe, "
                 "is gone or does not fit, the filter leaves out the others, too",
@@ -127,7 +129,7 @@ def _require_measured(dataset: DatasetConfig, missing: set[str], columns: Measur
     )
     if not measures:
         return
-    in_filter = dataset.filter is not None and not filters.scores_named(dataset.filter).isdisjoint(measures)
+    in_filter = not _in_filter(dataset).isdisjoint(measures)
     entries = sorted({columns.entry(name) for name in measures})
     raise UserError(
         f"the clips of dataset {dataset.dataset_name} were not measured yet: they have no {', '.join(measures)}",
@@ -140,27 +142,19 @@ def _require_measured(dataset: DatasetConfig, missing: set[str], columns: Measur
 
 
 def require_duplicates(datasets: Sequence[DatasetConfig], rows: CatalogRows, catalog: Catalog) -> None:
-    """Refuse datasets whose near-duplicates are to count once if the catalog does not tell them, or two tell a half each."""
+    """Refuse datasets whose near-duplicates are to count once if the catalog does not tell them, or a list a half of it."""
     missing, columns = [name for name in (GROUP, RANK) if name not in rows.scores], MeasuredColumns(catalog)
     for dataset in datasets:
         if dataset.duplicates == "keep":
             continue
-        of_list = {GROUP, RANK} & catalog.list_scores(dataset.dataset_name)
-        if len(of_list) == 1:
-            raise UserError(
-                f"the list of dataset {dataset.dataset_name} gives {min(of_list)} alone, and ranks mean nothing in other groups "
-                "than their own",
-                code="duplicates-of-two",
-                field="dataset.duplicates",
-                value=dataset.duplicates,
-                remedy=f"give the list both columns, {GROUP} and {RANK} (0 for the best of a group), or neither and measure them",
-            )
-        never_compared = False
-        if not missing and RANK in columns.of_dataset(dataset.dataset_name):
-            clips = readable(rows, dataset)
-            never_compared = len(clips) > 0 and bool(columns.unmeasured(clips, RANK).all())
-        if missing or never_compared:
-            lacks = f"it has no columns {' and '.join(missing)}" if missing else "none of the dataset was measured yet"
+        of_list, clips, lacks = {GROUP, RANK} & catalog.list_scores(dataset.dataset_name), readable(rows, dataset), ""
+        if len(of_list) == 1:  # ranks mean nothing in other groups than their own
+            lacks = f"the list of {dataset.dataset_name} gives {min(of_list)} alone; give it both columns or neither"
+        elif missing:
+            lacks = f"it has no columns {' and '.join(missing)}"
+        elif RANK in columns.of_dataset(dataset.dataset_name) and len(clips) and columns.unmeasured(clips, RANK).all():
+            lacks = "none of the dataset was measured yet"
+        if lacks:
             raise UserError(
                 f"the catalog does not tell which clips are near-duplicates: {lacks}",
                 code="duplicates-not-measured",
