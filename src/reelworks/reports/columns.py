@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.core import blocks
 from reelworks.data.buckets import assign, propose
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.buckets.propose import Proposal
@@ -154,8 +155,7 @@ class Counted:
         """Return the clips that the first epoch of a recipe trains."""
         assignment, row = data.assignment(0)
         trained = np.flatnonzero(assignment.reason == Reason.NONE)
-        clip = np.zeros(len(data.rows), dtype=np.bool_)
-        clip[row[trained]] = True
+        clip = blocks.mask(row[trained], len(data.rows))
         return cls(data.rows, clip, data.table, row[trained], assignment.bucket[trained].astype(np.int64))
 
     @classmethod

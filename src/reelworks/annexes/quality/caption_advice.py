@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from reelworks.annexes.quality.caption_needs import CLIP_TOKENS, CaptionNeeds
 from reelworks.annexes.quality.caption_texts import Texts, frequent_phrases, is_near, words_of
-from reelworks.core import units
+from reelworks.core import blocks, units
 from reelworks.data.catalog.query import template
 from reelworks.data.catalog.query.captions import word_pattern
 from reelworks.data.catalog.store.rows import CatalogRows
@@ -109,8 +109,7 @@ def _too_long(texts: Texts, form: str, needs: CaptionNeeds, most: int) -> _TooLo
         counts = np.asarray(pc.count_substring_regex(whole, _TOKEN)).astype(np.int64)
     if not (counts > most).any():
         return _TooLong()
-    long = np.zeros(len(texts.unique), dtype=np.bool_)
-    long[at[counts > most]] = True
+    long = blocks.mask(at[counts > most], len(texts.unique))
     number, candidates = texts.number(long), int(where.sum())
     is_estimate = len(at) < candidates
     number = round(number * candidates / len(at)) if is_estimate else number
@@ -169,14 +168,10 @@ def _trigger_twice(texts: Texts, needs: CaptionNeeds) -> Finding:
     having = texts.matching(word_pattern(needs.trigger, looks_around=False))
     if not (number := texts.number(having)):
         return None
-    text = (
-        f'{_captions(number, "has")} the trigger word "{needs.trigger}", which the recipe puts before each caption too'
-    )
-    return (
-        text,
-        "move it from dataset.caption to dataset.trigger, which leaves such captions as they are",
-        texts.files(having),
-    )
+    has = _captions(number, "has")
+    text = f'{has} the trigger word "{needs.trigger}", which the recipe puts before each caption too'
+    remedy = "move it from dataset.caption to dataset.trigger, which leaves such captions as they are"
+    return text, remedy, texts.files(having)
 
 
 def _trigger_misspelt(texts: Texts, needs: CaptionNeeds) -> Finding:
@@ -265,8 +260,7 @@ def _script(texts: Texts, needs: CaptionNeeds) -> Finding:
     at = np.flatnonzero(np.asarray(beyond_ascii))
     some = texts.unique.take(pa.array(at))
     letters, latin = (np.asarray(pc.count_substring_regex(some, p)) for p in (r"\pL", r"\p{Latin}"))
-    where = np.zeros(len(texts.unique), dtype=np.bool_)
-    where[at[letters - latin > _FOREIGN_SHARE * np.maximum(letters, 1)]] = True
+    where = blocks.mask(at[letters - latin > _FOREIGN_SHARE * np.maximum(letters, 1)], len(texts.unique))
     if not (number := texts.number(where)):
         return None
     text = f"{_captions(number, 'is')} in another script than Latin"
@@ -280,8 +274,7 @@ def _unknown(texts: Texts, needs: CaptionNeeds) -> Finding:
     assert needs.encoder.count is not None
     at, some = texts.some(None, _TOKENIZED)
     counts, unknown = needs.encoder.count(some)
-    where = np.zeros(len(texts.unique), dtype=np.bool_)
-    where[at[unknown > _UNKNOWN_SHARE * np.maximum(counts, 1)]] = True
+    where = blocks.mask(at[unknown > _UNKNOWN_SHARE * np.maximum(counts, 1)], len(texts.unique))
     if not (number := texts.number(where)):
         return None
     number = number if len(at) == len(texts.unique) else round(number * len(texts.unique) / len(at))

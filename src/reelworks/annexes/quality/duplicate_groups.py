@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.annexes.quality.measure import ComparedClips
+from reelworks.core import blocks
 
 Pairs = NDArray[np.int64]  # `[P, 2]`, the smaller index first
 SHARPNESS_BYTES = 2  # at the end of the features of a clip
@@ -52,9 +53,7 @@ def _numbers(label: NDArray[np.int64], former: NDArray[np.float64]) -> NDArray[n
     known = ~np.isnan(former[grouped])
     np.minimum.at(least, group[known], former[grouped][known])
     _, first = np.unique(least, return_index=True)  # of several groups that were one, the first keeps the number
-    keeps = np.zeros(len(heads), dtype=np.bool_)
-    keeps[first] = True
-    keeps &= np.isfinite(least)
+    keeps = blocks.mask(first, len(heads)) & np.isfinite(least)
     next_free = int(max(former[~np.isnan(former)].max(initial=0), 0)) + 1
     least[~keeps] = next_free + np.arange(int((~keeps).sum()))
     number[grouped] = least[group]

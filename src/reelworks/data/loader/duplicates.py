@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.core import blocks
 from reelworks.core.hash_rng import Purpose, hash64, text_words
 from reelworks.data.buckets.assign import Assignment, Clips, Reason
 from reelworks.data.catalog.config import DatasetConfig
@@ -102,10 +103,8 @@ def count_once(
         uid: Uid of each row.
         used: Which rows the epoch has used already, before data or settings changed.
     """
-    fits, held = np.zeros(len(uid), dtype=np.bool_), np.zeros(len(uid), dtype=np.bool_)
     fitting = _FITTING[result.reason]
-    fits[row[fitting]] = True
-    held[row[held_out]] = True
+    fits, held = (blocks.mask(row[where], len(uid)) for where in (fitting, held_out))
     taking_part = found.take(fits[found.row] | used[found.row])
     stand = _stand(taking_part, held, uid, used, seed, epoch)
     left = taking_part.take(stand != taking_part.row)
@@ -121,8 +120,7 @@ def count_once(
 
 def one_of_each(found: Groups, clips: Clips, row: I64) -> Clips:
     """Return the clips without those for which, whatever the buckets, a better one of their group can stand."""
-    fits = np.zeros(int(row.max(initial=-1)) + 1, dtype=np.bool_)
-    fits[row[clips.excluded == Reason.NONE]] = True
+    fits = blocks.mask(row[clips.excluded == Reason.NONE], int(row.max(initial=-1)) + 1)
     part = found.take(fits[found.row])
     fits[part.row[part.first != np.arange(len(part.row))]] = False
     return clips.take(np.flatnonzero(fits[row] | (clips.excluded != Reason.NONE)))

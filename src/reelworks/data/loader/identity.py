@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.core import hash_rng
+from reelworks.core import blocks, hash_rng
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media.config import RenamedClips
@@ -332,6 +332,5 @@ def _find(ordered: NDArray[Any], wanted: NDArray[Any]) -> I64:
 
 def _among(ordinal: I64, others: I64) -> Mask:
     """Return True for the ordinals that are among others."""
-    held = np.zeros(max(int(ordinal.max(initial=-1)), int(others.max(initial=-1))) + 1, dtype=np.bool_)
-    held[others] = True
+    held = blocks.mask(others, max(int(ordinal.max(initial=-1)), int(others.max(initial=-1))) + 1)
     return held[ordinal]

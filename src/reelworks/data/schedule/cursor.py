@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import digests
+from reelworks.core import blocks, digests
 from reelworks.core.errors import UserError
 from reelworks.data.schedule.plan import EpochPlan, Samples
 
@@ -203,8 +203,7 @@ def remaining(entries: Samples, consumed_uid: NDArray[np.uint64], consumed_copy:
     keep = np.ones(len(entries), dtype=np.bool_)
     for copy in np.flatnonzero(np.bincount(consumed_copy)):
         done = np.sort(consumed_uid[consumed_copy == copy])
-        may = np.zeros(1 << _PREFIX_BITS, dtype=np.bool_)
-        may[done >> _PREFIX_SHIFT] = True
+        may = blocks.mask(done >> _PREFIX_SHIFT, 1 << _PREFIX_BITS)
         for first in range(0, len(entries), _BLOCK):
             where = slice(first, first + _BLOCK)
             likely = np.flatnonzero((entries.copy[where] == copy) & may[entries.uid[where] >> _PREFIX_SHIFT])

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from reelworks.core import storage
+from reelworks.core import blocks, storage
 from reelworks.data.catalog.store import part_files, reader
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.run import lock
@@ -55,8 +55,7 @@ def compact(path: Path) -> Compacted:
 def _rewrite(catalog: Catalog) -> None:
     path, version = catalog.path, catalog.version
     rows, live = catalog.all_rows(), catalog.live()
-    alive = np.zeros(sum(part.rows for part in catalog.parts), dtype=np.bool_)
-    alive[live.ordinal] = True
+    alive = blocks.mask(live.ordinal, sum(part.rows for part in catalog.parts))
     tables = catalog.reader.tables(alive[rows.ordinal])
     first = next(tables, None)
     if first is not None:

@@ -131,11 +131,8 @@ class KeptMeasures:
         has = np.zeros(len(keys), dtype=np.bool_)
         for _, _, found in self._find([name], keys, read=False):
             has[found] = True
-        features, place, filled = (
-            np.zeros((int(has.sum()), width), dtype=np.uint8),
-            np.cumsum(has) - 1,
-            np.zeros_like(has),
-        )
+        features = np.zeros((int(has.sum()), width), dtype=np.uint8)
+        place, filled = np.cumsum(has) - 1, np.zeros_like(has)
         for batch, at, found in self._find([name], keys):
             column = batch.column(name)
             some = as_numpy(column.is_valid())[at]
