@@ -221,10 +221,8 @@ class TextArea(_OfFrames):
 
 
 _DARK = 18  # levels of luma that black may have where its coding or its range is not exact
-_IS_BLACK = np.zeros(
-    256, dtype=np.bool_
-)  # levels of black as it is coded; of a range that was taken for the full one, 16
-_IS_BLACK[:5] = _IS_BLACK[14:19] = True
+# Levels of black as it is coded, which is 16 where the range of video was taken for the full one.
+_IS_BLACK = np.isin(np.arange(256), [*range(5), *range(14, 19)])
 # Share of these in the lines of a border, and lines beside the picture that coding leaves with less. What is as dark and has
 # other levels is a picture, as a night sky.
 _EVEN, _UNEVEN_LINES = 0.8, 2 * _BLOCK_PX
