@@ -41,17 +41,19 @@ if [ -n "${RECIPE:-}" ]; then
 	train=$!
 fi
 
-# What stops the container asks the training to save first.
+# What stops the container asks trainings to save first, also those that were started on the page.
 end() {
 	trap '' TERM INT
-	if [ -n "$train" ]; then
-		kill -TERM "$train" 2>/dev/null || true
-		wait "$train" || true
-	fi
-	kill -INT "$page" 2>/dev/null || true
-	wait "$page" || true
-	exit 0
+	kill "$page" ${train:+"$train"} 2>/dev/null || true
+	wait "$page" || true # it would start what waits for the trainings that now end
+	reelworks ui . --end-jobs || true
+	wait
+	exit "$code"
 }
+code=0
 trap end TERM INT
-wait "$page" || true
-end # a page that ended by itself leaves no training behind that nobody asks to save
+wait "$page" || code=$?
+# A page that ended by itself ends no training of RECIPE, and leaves none of its own behind that nobody asks to save.
+[ -z "$train" ] || wait "$train" || true
+train=
+end

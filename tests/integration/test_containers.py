@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,15 +16,18 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from prepare_files import picture, recipe
 
-from reelworks.annexes.page.guard import TOKEN_COOKIE
+from reelworks.annexes.page.guard import TOKEN_COOKIE, TOKEN_HEADER
+from reelworks.data.run.folder import RunFolder
 from reelworks.training.recipe import recipe_file
 
 ROOT = Path(__file__).parents[2]
+TOKEN = "a-token-of-the-test"
 IMAGE = (ROOT / "containers" / "Dockerfile").read_text(encoding="utf-8")
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the start of the image is a script of bash")
 
@@ -84,6 +88,27 @@ def status(port: int, token: str = "") -> int:
         return 0
 
 
+def asked(port: int, path: str, method: str = "GET") -> Any:
+    """Return what the page answers to one who has the token."""
+    headers = {"Cookie": f"{TOKEN_COOKIE}={TOKEN}", TOKEN_HEADER: TOKEN}
+    with urllib.request.urlopen(
+        urllib.request.Request(f"http://127.0.0.1:{port}{path}", None, headers, method=method)
+    ) as answer:
+        return json.load(answer)
+
+
+def read(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def write_recipe(workspace: Path, max_steps: int) -> None:
+    """Write `mine.toml`, which trains pictures."""
+    for number in range(6):
+        picture(workspace / "data" / f"{number}.png")
+    made = recipe(workspace, train={"max_steps": max_steps})
+    (workspace / "mine.toml").write_text(recipe_file.dump(made), encoding="utf-8")
+
+
 def test_what_is_copied_is_there_and_what_is_published_agrees() -> None:
     for line in instructions("COPY"):
         *sources, _ = [word for word in line.split() if not word.startswith("--")]
@@ -113,10 +138,7 @@ def test_the_page_is_served_with_a_token_that_stays(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_training_is_saved_and_goes_on_at_the_next_start(tmp_path: Path) -> None:
-    for number in range(6):
-        picture(tmp_path / "data" / f"{number}.png")
-    made = recipe(tmp_path, train={"max_steps": 100_000})
-    (tmp_path / "mine.toml").write_text(recipe_file.dump(made), encoding="utf-8")
+    write_recipe(tmp_path, 100_000)
     log, saves = tmp_path / "log", [0]
     for _ in range(2):
         log.unlink(missing_ok=True)
@@ -127,6 +149,32 @@ def test_an_interrupted_training_is_saved_and_goes_on_at_the_next_start(tmp_path
         saves.append(int(re.findall(r"saved step (\d+)", text)[-1]))
         assert saves[-1] > saves[-2]
     assert re.search(rf"resum\w* .*step {saves[1]}\b", text), text
+
+
+@pytest.mark.slow
+def test_a_training_of_the_page_is_saved_before_the_container_ends(tmp_path: Path) -> None:
+    write_recipe(tmp_path, 100_000)
+    run, port = RunFolder(tmp_path / "run"), free_port()
+    with started(tmp_path, port, Path(sys.executable).parent, REELWORKS_TOKEN=TOKEN) as process:
+        wait_for(lambda: status(port, TOKEN) == 200, process, tmp_path / "log")
+        (key,) = (each["key"] for each in asked(port, "/api/recipes"))
+        asked(port, f"/api/recipes/{key}/train", method="POST")
+        wait_for(lambda: b'"kind": "step"' in read(run.events_file), process, tmp_path / "log")
+    assert process.returncode == 0
+    *_, last = read(run.events_file).splitlines()  # all that is alive now is killed
+    assert json.loads(last)["kind"] == "stop"
+    assert list(run.checkpoints_folder.glob("step-*"))
+
+
+@pytest.mark.slow
+def test_a_page_that_cannot_start_is_a_failure_and_ends_no_training(tmp_path: Path) -> None:
+    write_recipe(tmp_path, 2)
+    with started(
+        tmp_path, free_port(), Path(sys.executable).parent, RECIPE="mine.toml", REELWORKS_TOKEN="short"
+    ) as process:
+        process.wait(300)
+    assert process.returncode == 2  # that of the page
+    assert b'"step": 2' in read(RunFolder(tmp_path / "run").events_file)
 
 
 @pytest.mark.slow

@@ -1,15 +1,17 @@
 """Only this machine's own page may ask, and only the token changes something."""
 
 import os
+import string
 from pathlib import Path
 
 import places
 import pytest
 from page_client import page, small_recipe
 from refused import refused
+from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from reelworks.annexes.page import app, guard
+from reelworks.annexes.page import app, guard, serve
 from reelworks.annexes.page.workspace import Workspace, key_of
 from reelworks.data.run.folder import RunFolder
 
@@ -161,3 +163,34 @@ def test_an_address_with_the_token_opens_the_page_under_any_name(reached):
     assert client.post("/api/jobs/1/stop", headers=own | {guard.TOKEN_HEADER: token}).status_code == 404
     foreign = own | {"origin": "https://evil.example", guard.TOKEN_HEADER: token}
     assert client.post("/api/jobs/1/stop", headers=foreign).status_code == 403
+
+
+async def answer(scope, receive, send):
+    await Response("the page")(scope, receive, send)
+
+
+@pytest.mark.parametrize("sign", "aZ9-_")
+def test_a_token_that_is_taken_opens_the_address_as_it_is(monkeypatch, sign):
+    """Also that of providers, which the start of a container makes; a browser keeps it, and the page's scripts read it."""
+    monkeypatch.setenv(serve.TOKEN_VARIABLE, token := f"sixteen-signs-and{sign}one-more")
+    client = TestClient(guard.Guard(answer, serve._token(), is_remote=True))
+    assert client.get(f"/?token={token}").headers["refresh"].endswith(f"/#token={token}")
+    assert client.get("/api/about").text == "the page"  # by the cookie
+
+
+@pytest.mark.parametrize(
+    "sign", sorted({*string.printable, "é", "😀"} - {*string.ascii_letters, *string.digits, *"-_"})
+)
+def test_a_token_that_an_address_would_change_is_refused(monkeypatch, sign):
+    monkeypatch.setenv(serve.TOKEN_VARIABLE, f"sixteen-signs-and{sign}one-more")
+    with refused("token-unfit", serve.TOKEN_VARIABLE):
+        serve._token()
+
+
+def test_a_token_that_could_be_guessed_is_refused_and_without_one_it_is_made(monkeypatch):
+    for given in ("hunter2", "x" * 15):
+        monkeypatch.setenv(serve.TOKEN_VARIABLE, given)
+        with refused("token-unfit", serve.TOKEN_VARIABLE):
+            serve._token()
+    monkeypatch.setenv(serve.TOKEN_VARIABLE, "")
+    assert len({serve._token() for _ in range(3)}) == 3

@@ -4,10 +4,10 @@ import time
 from dataclasses import replace
 
 import pytest
-from page_client import page
+from page_client import client, page
 from refused import refused
 
-from reelworks.annexes.page import jobs
+from reelworks.annexes.page import jobs, serve
 from reelworks.annexes.page.jobs import Jobs
 from reelworks.core import system
 from reelworks.data.run.process import Process
@@ -114,6 +114,18 @@ def test_a_command_that_was_stopped_has_not_failed(queue, tmp_path):
     queue.stop(made.id)
     now = ended(queue, made)
     assert (now.state, now.code) == ("stopped", system.ENDED)
+
+
+def test_a_folder_is_left_when_all_that_its_page_started_has_ended(tmp_path):
+    """What waits still waits, for the next page."""
+    with client(tmp_path) as asking:
+        queue = asking.app.state.context.jobs
+        made = [queue.add("demo", "footage", ["demo-data", str(tmp_path / name)], tmp_path) for name in "ab"]
+        left = replace(made[0], id="000003", state="waiting", process=None, writer=None, started=None)
+    jobs.write(queue.folder / "000003.json", left)
+    serve.end_jobs([tmp_path])
+    assert [job.state for job in queue.list()] == ["stopped", "stopped", "waiting"]
+    assert not any(process.lives() for job in queue.list() if (process := job.process))
 
 
 def test_an_unknown_job_is_told(queue):

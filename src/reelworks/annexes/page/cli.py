@@ -23,6 +23,7 @@ def ui(
         str, Option(help="Address to listen on; 0.0.0.0, which other machines reach, needs the token for reading, too.")
     ] = "127.0.0.1",
     open: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
+    end_jobs: Annotated[bool, Option("--end-jobs", help="End all that a page of FOLDER started, and wait.")] = False,
 ) -> None:
     """Serve a local page: footage and what becomes of each clip, plans to try, and runs as they train.
 
@@ -33,4 +34,7 @@ def ui(
     ANNEX.require_packages()
     from reelworks.annexes.page import serve
 
-    serve.serve(folders or [Path()], port, opens=open, say=show.line, host=host)
+    if end_jobs:
+        serve.end_jobs(folders or [Path()])
+    else:
+        serve.serve(folders or [Path()], port, opens=open, say=show.line, host=host)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
@@ -108,11 +109,10 @@ class Guard:
 
 def _cookie(header: str) -> str:
     """Return the token in a Cookie header; nothing if there is none."""
-    try:
+    with suppress(CookieError):
         kept = SimpleCookie(header).get(TOKEN_COOKIE)
-    except CookieError:
-        return ""
-    return "" if kept is None else kept.value
+        return "" if kept is None else kept.value
+    return ""
 
 
 _ENCODED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]

@@ -108,7 +108,8 @@ class Jobs:
                     return job
             for old in known[:-_KEPT]:
                 if old.ended is not None:
-                    self._forget(old)
+                    for suffix in (".json", ".out", ".log"):
+                        self._file(old, suffix).unlink(missing_ok=True)
             number = max((int(job.id) for job in known), default=0) + 1
             job = PageJob(f"{number:06}", kind, title, tuple(arguments), str(cwd), time.time(), subject=subject)
             self._write(job)
@@ -126,6 +127,12 @@ class Jobs:
         if job.state == "running" and job.process is not None:
             job.process.ask_to_end()
         return self.get(id)
+
+    def end(self) -> None:
+        """Ask all commands that run to end, and wait until they have; no page may start others meanwhile."""
+        asked = [self.stop(job.id).id for job in self.list() if job.state == "running"]
+        while any(self.get(id).state == "running" for id in asked):
+            time.sleep(_POLL_SECONDS)
 
     def tail(self, id: str) -> str:
         """Return the end of what a job has printed, without the codes of terminals."""
@@ -148,9 +155,8 @@ class Jobs:
     def error(self, job: PageJob) -> str:
         """Return the last error that a job printed, or nothing."""
         lines = [line for line in self.tail(job.id).splitlines() if line.strip()]
-        for number in range(len(lines) - 1, -1, -1):
-            if lines[number].startswith("error: "):
-                return "\n".join(lines[number : number + 6])
+        if errors := [number for number, line in enumerate(lines) if line.startswith("error: ")]:
+            return "\n".join(lines[errors[-1] : errors[-1] + 6])
         return lines[-1] if lines and job.state == "failed" else ""
 
     def _work(self) -> None:
@@ -191,10 +197,6 @@ class Jobs:
             again = replace(again, state="failed", ended=time.time())
             self._write(again)
         return again
-
-    def _forget(self, job: PageJob) -> None:
-        for suffix in (".json", ".out", ".log"):
-            self._file(job, suffix).unlink(missing_ok=True)
 
     def _write(self, job: PageJob) -> None:
         write(self._file(job, ".json"), job)

@@ -113,11 +113,9 @@ class Library:
         """Return the runs whose folder a recipe names, or that use its catalog."""
         found = []
         for path in self._workspace.index().runs.values():
-            if path.resolve() == Path(recipe.output).resolve():
+            used = _catalog_of(RunFolder(path).recipe_file)
+            if path.resolve() == Path(recipe.output).resolve() or (used is not None and used.resolve() == catalog):
                 found.append(path)
-            else:
-                used = _catalog_of(RunFolder(path).recipe_file)
-                found += [path] if used is not None and used.resolve() == catalog else []
         return tuple(found)
 
     def list_rows(self) -> list[Json]:
@@ -166,9 +164,8 @@ class Library:
             entry = self._check(key)
             state = "error" if entry.error else "ready" if key in self._clips else "opening"
             reading = {"doing": entry.doing, "share": round(entry.share, 2)} if entry.waiting else None
-            return {"state": state, "version": entry.version, "reading": reading} | (
-                entry.error.to_json() if entry.error else {}
-            )
+            wrong = entry.error.to_json() if entry.error else {}
+            return {"state": state, "version": entry.version, "reading": reading} | wrong
 
     def clips(self, key: str, *, fresh: bool = False, patience: float = 60.0) -> ClipView:
         """Return the clips of a key; waits until they are read for the first time.

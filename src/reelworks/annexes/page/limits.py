@@ -134,9 +134,7 @@ def ask(clips: ClipView, dataset: str, ranges: Mapping[str, ColumnRange], moved:
 
 
 def _within(values: F64, limits: ColumnRange) -> Mask:
-    passes = (
-        ~np.isnan(values) if limits.least is not None or limits.most is not None else np.ones(len(values), np.bool_)
-    )
+    passes = np.ones(len(values), np.bool_)  # those without a value fail each comparison
     if limits.least is not None:
         passes &= values > limits.least if limits.above else values >= limits.least
     if limits.most is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
+import signal
 import socket
 import webbrowser
 from collections.abc import Callable
@@ -14,13 +16,14 @@ from pathlib import Path
 import uvicorn
 
 from reelworks.annexes.page import app
+from reelworks.annexes.page.jobs import Jobs
 from reelworks.annexes.page.workspace import Workspace
 from reelworks.core.errors import UserError
 from reelworks.data.run import lock
 
 ADDRESS = "127.0.0.1"
 TOKEN_VARIABLE = "REELWORKS_TOKEN"
-_LEAST_TOKEN = 16
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")  # which addresses, cookies and headers all take as it is
 DEFAULT_PORT = 8384
 _PORTS_TRIED = 20
 
@@ -38,8 +41,9 @@ def serve(
         host: Address to listen on. One that other machines reach needs the token for reading, too.
 
     Raises:
-        UserError: A folder is missing, the port is taken, another page serves the first folder, or the token is short.
+        UserError: A folder is missing, the port is taken, another page serves the first folder, or the token is unfit.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops it as Ctrl-C does, and frees the folder
     workspace = Workspace(folders)
     os.chdir(workspace.roots[0])  # paths in recipes are relative to it, as on the command line
     remedy = "open its address, which it printed when it started, or stop it"
@@ -64,15 +68,20 @@ def serve(
             uvicorn.Server(config).run(sockets=[bound])
 
 
+def end_jobs(folders: list[Path]) -> None:
+    """Ask the commands that a page of these folders started to end, and wait for them; the page has ended."""
+    Jobs(Workspace(folders).state_folder / "jobs").end()
+
+
 def _token() -> str:
     """Return the token that the environment gives, which stays the same over starts, or a new one."""
     given = os.environ.get(TOKEN_VARIABLE, "")
-    if given and len(given) < _LEAST_TOKEN:
+    if given and not _TOKEN.fullmatch(given):
         raise UserError(
-            f"the token has {len(given)} characters, and could be guessed",
-            code="token-short",
+            "it needs 16 signs or more, so that nobody guesses it, and those that addresses keep: A-Z, a-z, 0-9, - and _",
+            code="token-unfit",
             field=TOKEN_VARIABLE,
-            remedy=f"give {_LEAST_TOKEN} random characters or more, or none: then a new one is made and printed",
+            remedy="give that of `openssl rand -hex 24`, or none: then a new one is made and printed",
         )
     return given or secrets.token_urlsafe(24)
 

@@ -83,15 +83,20 @@ async def receive(request: Request, path: Path) -> int:
     _require_new(path)
     made = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+    temporary, written = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}"), -1
     try:
         _require_space(path.parent, announced)
-        written = await _write(request, temporary, announced)
+        with suppress(ClientDisconnect):
+            written = await _write(request, temporary, announced)
         if written != announced:
-            raise _cut_off_error(path, written, announced)
+            raise UserError(
+                f"{max(written, 0):,} of {announced:,} bytes have arrived",
+                code="upload-cut-off",
+                field="file",
+                value=path.name,
+                remedy="send it again",
+            )
         await run_in_threadpool(_place, temporary, path)
-    except ClientDisconnect:
-        raise _cut_off_error(path, 0, announced) from None
     finally:
         temporary.unlink(missing_ok=True)
         for folder in made:  # innermost first; those that hold a file stay
@@ -153,13 +158,3 @@ async def _write(request: Request, temporary: Path, announced: int) -> int:
         await run_in_threadpool(file.flush)
         await run_in_threadpool(os.fsync, file.fileno())
     return written
-
-
-def _cut_off_error(path: Path, written: int, announced: int) -> UserError:
-    return UserError(
-        f"{written:,} of {announced:,} bytes have arrived",
-        code="upload-cut-off",
-        field="file",
-        value=path.name,
-        remedy="send it again",
-    )
