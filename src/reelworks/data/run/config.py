@@ -36,11 +36,11 @@ class CoverageConfig(Config):
 
 
 class LoggingConfig(Config):
-    """`[logging]`: trackers beside TensorBoard, which get the same curves and the previews."""
+    """`[logging]`: trackers beside TensorBoard, which get the same curves, the previews and the recipe."""
 
     trackers: list[Annotated[Literal["wandb", "trackio"], open_set(ADDED_TRACKERS)]] = Field(
         default=[],
-        description='Weights & Biases and Trackio (`pip install "reelworks[wandb]"`, `[trackio]`); training goes on if one fails',
+        description="Weights & Biases and Trackio (extras `wandb`, `trackio`), which get the recipe too; training goes on if one fails",
     )
     project: str = Field(default="reelworks", min_length=1, description="project of the trackers")
     name: str | None = Field(

@@ -34,6 +34,8 @@ from reelworks.training.recipe.recipe import Recipe
 
 _WRITE_EVERY_SECONDS = 10.0
 _MOST_WAITING = 100_000  # records that wait for a disk, of some hundred bytes each
+# wandb would add the machine's name, the command line, paths of programs, packages, and a git repository's commit and address.
+_NO_FINDS = {"disable_git": True, "disable_code": True, "x_disable_meta": True, "x_save_requirements": False}
 _CLOSE_SECONDS = 60.0  # for what is not uploaded yet at the end
 
 
@@ -127,7 +129,7 @@ class Wandb:
             "config": recipe.model_dump(mode="json"),
             "allow_val_change": True,  # a resumed run may have another recipe
             # The progress on the terminal stays as it is.
-            "settings": self._wandb.Settings(console="off", silent=True),
+            "settings": self._wandb.Settings(console="off", silent=True, host="", **_NO_FINDS),
         }
         try:
             self._run = self._begin(begin, offline=config.offline)
@@ -184,10 +186,8 @@ class Trackio:
     def show(self, step: int, files: Sequence[Path], prompts: Sequence[str]) -> None:
         """Copy previews."""
         kinds = {".png": self._trackio.Image, ".mp4": self._trackio.Video}
-        shown = {
-            f"samples/{path.stem}": kinds[path.suffix](str(path), caption=text)
-            for path, text in zip(files, prompts, strict=True)
-        }
+        parts = zip(files, prompts, strict=True)
+        shown = {f"samples/{path.stem}": kinds[path.suffix](str(path), caption=text) for path, text in parts}
         self._run.log(shown, step=step)
 
     def close(self, *, failed: bool) -> None:
