@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -39,6 +40,46 @@ def test_each_file_is_one_that_is_checked_here() -> None:
 @pytest.mark.parametrize("name", SHELL)
 def test_shell_is_read_by_a_shell(name: str) -> None:
     shell((FOLDER / name).read_text(encoding="utf-8"))
+
+
+# As srun(1) of Slurm since 22.05: the cores of a task are those of its own option or variable, else one.
+SRUN = """#!/usr/bin/env bash
+cores=${SRUN_CPUS_PER_TASK:-1}
+while [ "${1#-}" != "$1" ]; do
+    case $1 in --cpus-per-task=*) cores=${1#*=} ;; esac
+    shift
+done
+for rank in $(seq 0 $((SLURM_NTASKS - 1))); do
+    CORES=$cores SLURM_PROCID=$rank SLURM_LOCALID=$((rank % SLURM_NTASKS_PER_NODE)) "$@" || code=$?
+done
+exit "${code:-0}"
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_slurm_gives_each_rank_its_cores_and_its_place_and_queues_one_again_that_saved(
+    tmp_path: Path, code: int
+) -> None:
+    programs = {
+        "srun": SRUN,
+        "scontrol": '#!/usr/bin/env bash\necho node-0\necho "$1" >>asked\n',
+        "reelworks": f'#!/usr/bin/env bash\necho "$RANK $LOCAL_RANK $WORLD_SIZE $CORES $#" >>ranks\nexit {code}\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    script = FOLDER / "slurm.sbatch"
+    asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\d+)$", script.read_text(encoding="utf-8"), re.MULTILINE))
+    cores, tasks = asked["cpus-per-task"], int(asked["ntasks-per-node"])
+    job = {"JOB_ID": "7", "JOB_NODELIST": "node-[0-1]", "NTASKS": str(tasks * int(asked["nodes"]))}
+    job |= {"NTASKS_PER_NODE": str(tasks), "CPUS_PER_TASK": cores}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | {f"SLURM_{name}": value for name, value in job.items()}
+    done = subprocess.run(["bash", str(script), "my recipe.toml"], env=environment, cwd=tmp_path, check=False)
+    assert done.returncode == code
+    ranks = (tmp_path / "ranks").read_text(encoding="utf-8").splitlines()
+    world = job["NTASKS"]
+    assert ranks == [f"{rank} {rank % tasks} {world} {cores} 2" for rank in range(int(world))]
+    assert ("requeue" in (tmp_path / "asked").read_text(encoding="utf-8")) == (code == 75)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
