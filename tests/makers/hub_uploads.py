@@ -183,8 +183,6 @@ def _validate(card: str) -> dict[str, Any]:
     problems = []
     if values.get("license") == "other" and not values.get("license_name"):
         problems.append('"license_name" is required')
-    if values.get("license") == "unheard-of":
-        problems.append('"license" must be one of [apache-2.0, mit, ...]')
     if "base_model" in values and values["base_model"].count("/") != 1:
         problems.append('"base_model" is not a model id')
     if problems:

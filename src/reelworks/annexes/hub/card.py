@@ -26,7 +26,8 @@ from reelworks.training.plan.plan_report import PlanSummary
 from reelworks.training.recipe.recipe import Recipe
 
 _MARK = re.compile(r"<!-- reelworks run (?P<run>\w+), text (?P<digest>\w+) -->\n")
-_KNOWN_LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # the form of the names that the hub gives to licences
+# Names of https://huggingface.co/docs/hub/repositories-licenses; those that the hub added later are `other` until they stand here.
+_OF_THE_HUB = frozenset((Path(__file__).parent / "licences.txt").read_text(encoding="utf-8").split())
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Licence:
 
     @classmethod
     def named(cls, text: str) -> Licence:
-        """Return the licence that somebody named, by the hub's name or in words of their own."""
-        is_known = _KNOWN_LICENCE.fullmatch(text) is not None
-        return cls(text) if is_known else cls("other", re.sub(r"[^\w.+-]+", "-", text).strip("-").lower())
+        """Return the licence that somebody named, by the hub's name or SPDX's, which differ in case, or in words of their own."""
+        name = re.sub(r"[^\w.+-]+", "-", text).strip("-").lower()
+        return cls(name) if name in _OF_THE_HUB else cls("other", name)
 
 
 @dataclass(frozen=True)

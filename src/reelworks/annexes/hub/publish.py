@@ -200,10 +200,13 @@ def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list
     is_known = request.base or neutral.hub_id("model.weights", source.recipe.model.weights, source.on_hub)
     weights = _write_weights(request, source, folder, base)
     previews, preview_step = _write_previews(source, folder)
-    licence = _licence(request, source.recipe, base)
+    named = (request.license or "").strip() or source.recipe.model.license
+    licence = Licence.named(named) if named else None if base is None else hub_repository.licence_of(base)
     trigger = request.trigger or card.trigger_of(source.recipe)
     if licence is None:
         notes.append("the licence is not known: name it with --license")
+    elif licence.license == "other" and licence.license_link is None:
+        notes.append(f"the hub has no licence {licence.license_name}: the card says other, with this name")
     if base is None and source.recipe.model.weights is not None:
         notes.append("no base model is named; --base names the hub id of one")
     elif base is not None and not is_known:
@@ -279,11 +282,3 @@ def _write_previews(source: _Source, folder: Path) -> tuple[list[PublishedPrevie
             else:
                 written.append(PublishedPreview(path, str(prompt)))
     return written, made[-1]["step"] if written else None
-
-
-def _licence(request: PublishRequest, recipe: Recipe, base: str | None) -> Licence | None:
-    """Return the licence that was named, else that of the base by its page on the hub."""
-    named = (request.license or "").strip() or recipe.model.license
-    if named is not None:
-        return Licence.named(named)
-    return None if base is None else hub_repository.licence_of(base)
