@@ -1,9 +1,13 @@
 """Names, links and pipes in folders; a test is skipped where the system has none, or does not let this user make them."""
 
+import functools
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from reelworks.core import user_files
 
 # Root reads and writes whatever the rights say; on Windows, `chmod` takes none away but to write into a file.
 MAY_ALL = not hasattr(os, "geteuid") or os.geteuid() == 0
@@ -25,6 +29,20 @@ def link(path: Path, target: Path | str) -> None:
     if not path.is_symlink():
         path.unlink(missing_ok=True)
         pytest.skip("what is said to be Windows here shows no links as such")
+
+
+def leave_without_home(monkeypatch: pytest.MonkeyPatch, temporary: Path) -> None:
+    """Make this user one whose number has no name and no home, as containers make them."""
+    users = pytest.importorskip("pwd", reason="on Windows each user has a home")
+
+    def unknown(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr(users, "getpwuid", unknown)
+    for variable in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(user_files, "_home", functools.cache(user_files._home.__wrapped__))
 
 
 def pipe(path: Path) -> None:

@@ -128,25 +128,15 @@ def _problem(error: Any, config: type[BaseModel], known_elsewhere: Elsewhere) ->
         )
     if kind in ("too_short", "too_long"):
         fewest, most, has = (error["ctx"].get(key) for key in ("min_length", "max_length", "actual_length"))
-        bound = f"at least {fewest}" if most is None else f"at most {most}"
-        return UserError(
-            f"it has {units.plural(has, 'value')}",
-            code="wrong-number-of-values",
-            field=field,
-            value=value,
-            remedy=f"give {bound}",
-        )
+        bound = f"give at least {fewest}" if most is None else f"give at most {most}"
+        problem = f"it has {units.plural(has, 'value')}"
+        return UserError(problem, code="wrong-number-of-values", field=field, value=value, remedy=bound)
     if message.startswith("Input should be "):
         allowed = message.removeprefix("Input should be ")
         noun = "a number " if allowed.startswith(("greater", "less")) else ""
         suggestion = _suggestion(value, allowed) if kind == "literal_error" and isinstance(value, str) else ""
-        return UserError(
-            "the value is not allowed",
-            code="value-not-allowed",
-            field=field,
-            value=value,
-            remedy=f"{suggestion}give {noun}{allowed}",
-        )
+        choice = f"{suggestion}give {noun}{allowed}"
+        return UserError("the value is not allowed", code="value-not-allowed", field=field, value=value, remedy=choice)
     message = message.removeprefix("Value error, ")
     return UserError(
         message[:1].lower() + message[1:], code="value-invalid", field=field, value=value, remedy=_REFERENCE

@@ -11,10 +11,14 @@ import errno
 import json
 import os
 import stat
+import tempfile
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from reelworks.core import system, toml, units
+from reelworks.core.log import logger
 
 # Most bytes that are read of a file of each kind; each is far above what people write.
 CAPTION = 1 << 20
@@ -102,9 +106,18 @@ def parse_json(text: str | bytes) -> Any:
 
 def state_folder() -> Path:
     """Return the folder of this user's own state; it is made when something is written."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "reelworks"
+    return Path(os.environ.get("XDG_STATE_HOME") or _home() / ".local" / "state") / "reelworks"
 
 
 def cache_folder() -> Path:
     """Return the folder of this user for what can be made again; it is made when something is written."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "reelworks"
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "reelworks"
+
+
+@cache
+def _home() -> Path:
+    """Return the home folder; a user without one, as containers make them of any number, has a new one for each process."""
+    with suppress(RuntimeError):
+        return Path.home()
+    logger.warning("there is no home folder, so caches and agreements are forgotten at the end; set HOME to keep them")
+    return Path(tempfile.mkdtemp(prefix="reelworks-"))  # no fixed name, under which others could put something there

@@ -98,3 +98,15 @@ def test_a_file_that_states_no_size_is_read_whole_or_refused() -> None:
     assert STATES_NO_SIZE.stat().st_size == 0
     with pytest.raises(OSError, match="at most"):
         user_files.read_bytes(STATES_NO_SIZE, len(whole) // 2)
+
+
+def test_a_user_without_a_home_has_folders_of_its_own_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of no name that others know beforehand: what lies in them is trusted."""
+    places.leave_without_home(monkeypatch, tmp_path)
+    folders = [user_files.state_folder(), user_files.cache_folder(), user_files.cache_folder()]
+    (home,) = tmp_path.iterdir()
+    assert home.stat().st_mode & 0o077 == 0
+    assert all(folder.is_relative_to(home) for folder in folders)
+    assert caplog.text.count("set HOME") == 1

@@ -6,10 +6,10 @@ import errno
 import importlib.metadata
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import av
+import places
 import pytest
 import second_device
 import torch
@@ -37,13 +37,17 @@ def test_a_machine_is_told_and_left_as_it_was(tmp_path: Path) -> None:
     assert str(Path.home()) not in CliRunner().invoke(app, ["doctor", "--output", str(Path.home() / "runs")]).stdout
 
 
-def test_no_path_names_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_link", [False, True])
+def test_no_path_names_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool) -> None:
     """What `doctor` tells is pasted into reports of faults; caches and temporary files lie at home, too."""
     home = tmp_path / "ottilie"
     (home / "tmp").mkdir(parents=True)
-    monkeypatch.setattr(Path, "home", lambda: home)
+    if is_link:  # as on clusters, whose shell is in the folder itself
+        places.link(tmp_path / "linked", home)
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path / "linked" if is_link else home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
-    monkeypatch.setattr(tempfile, "tempdir", str(home / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(home / "tmp"))
     told = "\n".join(examine.lines(examine.examine(home / "runs")))
     assert all(part in told for part in ("~/runs", "~/.cache", "~/tmp"))
     assert "ottilie" not in told
@@ -60,6 +64,20 @@ def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "home").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
     assert any(each.startswith("cache: ") and "cannot be written" in each for each in problems(tmp_path))
+
+
+def test_a_folder_for_temporary_files_that_is_set_and_missing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    assert any(each.startswith("temporary files: ") and "cannot be written" in each for each in problems(tmp_path))
+
+
+def test_a_user_without_a_home_is_no_fault_of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places.leave_without_home(monkeypatch, tmp_path)
+    found = examine.examine(tmp_path)
+    assert {"cache", "temporary files"} <= found.facts["disk"].keys()
+    assert "pip check" not in "\n".join(examine.lines(found))
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import shutil
 import subprocess
@@ -75,8 +76,7 @@ def examine(folder: Path) -> Diagnosis:
         "disk": lambda diagnosis: _disk(diagnosis, folder),
     }
     for name, look in parts.items():
-        facts: dict[str, str] = {}
-        found.facts[name] = facts
+        facts = found.facts.setdefault(name, {})
         try:
             for key, value in look(found):
                 facts[key] = str(value)
@@ -242,15 +242,16 @@ def _disk(found: Diagnosis, folder: Path) -> Iterator[tuple[str, object]]:
             )
     except UserError as error:
         found.ail(f"runs cannot be written to {_named(folder)}: {error.problem}", str(error.remedy))
-    for name, place in (("cache", user_files.cache_folder()), ("temporary files", Path(tempfile.gettempdir()))):
-        there = next(each for each in (place, *place.parents) if each.exists())
+    # What is set and cannot be used is told, where `tempfile` looks for another folder by itself.
+    given = next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")
+    for name, place in (("cache", user_files.cache_folder()), ("temporary files", Path(given))):
+        there = next(each for each in (place, *place.parents) if each.exists() or name != "cache")
         try:
-            with tempfile.TemporaryFile(dir=there) as file:
+            with tempfile.TemporaryFile(dir=there, buffering=0) as file:
                 file.write(bytes(1 << 16))
-                file.flush()
             yield name, f"{_named(place)}, {units.size(shutil.disk_usage(there).free)} free"
         except OSError as error:
-            what = "the audit of kernels is done again at each start" if name == "cache" else "scans and exports fail"
+            what = "kernels are audited again at each start" if name == "cache" else "scans and exports may fail"
             found.ail(
                 f"{name}: {_named(place)} cannot be written ({error.strerror or error}): {what}",
                 "correct its permissions or free space, or set XDG_CACHE_HOME or TMPDIR",
@@ -259,8 +260,9 @@ def _disk(found: Diagnosis, folder: Path) -> Iterator[tuple[str, object]]:
 
 def _named(path: Path) -> str:
     """Return a path without the name of its user, which a report of a fault need not tell."""
-    home = Path.home()
-    return str(Path("~") / path.relative_to(home)) if path.is_relative_to(home) else str(path)
+    # Not by `Path`, which fails without a home.
+    home, real = Path(os.path.expanduser("~")).resolve(), path.resolve()  # noqa: PTH111
+    return str(Path("~") / real.relative_to(home)) if real.is_relative_to(home) else str(path)
 
 
 def lines(found: Diagnosis) -> Iterator[str]:
