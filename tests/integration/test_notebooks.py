@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -22,6 +26,43 @@ def test_it_is_kept_small() -> None:
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") for cell in notebook.cells)
     assert NOTEBOOK.stat().st_size < 20_000
+
+
+RUN = """
+import json, sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in json.load(sys.stdin):
+    shell.run_cell(cell).raise_error()
+"""
+RECORD = """#!{python}
+import json, pathlib, sys
+pathlib.Path("lora.toml").touch()
+with open("called", "a", encoding="utf-8") as called:
+    called.write(json.dumps(sys.argv[1:]) + "\\n")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="what stands for the program is a script with its interpreter's path")
+def test_settings_reach_the_commands_as_they_are_written(tmp_path: Path) -> None:
+    """Colab's folder has a space; prompts have quotes, signs of shells, and signs beyond 16 bits."""
+    pytest.importorskip("IPython", reason="cells are run by IPython")
+    settings: dict[str, Any] = {"MODEL": "sdxl", "TRIGGER": "rw$mug", "PICTURES": "My Drive/mug's", "STEPS": 2}
+    settings["PROMPTS"] = ['Anna\'s "desk"; `ls` $HOME \\ {x}', "a mug \U0001f600"]
+    cells = ["".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]]
+    run = ["from pathlib import Path", *(f"{name} = {value!r}" for name, value in settings.items())]
+    run += [cell for cell in cells if "!reelworks new " in cell or "!reelworks train " in cell]
+    program = tmp_path / "reelworks"
+    program.write_text(RECORD.format(python=sys.executable), encoding="utf-8")
+    program.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "IPYTHONDIR": str(tmp_path)}
+    ways: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True, "check": True, "capture_output": True}
+    subprocess.run([sys.executable, "-c", RUN], input=json.dumps(run), **ways)
+    new, train = map(json.loads, (tmp_path / "called").read_text(encoding="utf-8").splitlines())
+    values = [settings["PICTURES"], "sdxl", settings["TRIGGER"], "2"]
+    assert [new[new.index(f"--{name}") + 1] for name in ("data", "model", "trigger", "steps")] == values
+    assert tomllib.loads(train[train.index("--set") + 1]) == {"samples": {"prompts": settings["PROMPTS"]}}
 
 
 @pytest.mark.slow
