@@ -205,7 +205,7 @@ def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list
     trigger = request.trigger or card.trigger_of(source.recipe)
     if licence is None:
         notes.append("the licence is not known: name it with --license")
-    elif licence.license == "other" and licence.license_link is None:
+    elif licence.license_name is not None and licence.license_link is None:
         notes.append(f"the hub has no licence {licence.license_name}: the card says other, with this name")
     if base is None and source.recipe.model.weights is not None:
         notes.append("no base model is named; --base names the hub id of one")
