@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,19 +48,17 @@ def estimate(recipe: Recipe, table: BucketTable) -> Estimate:
 
 def one_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
     """Run a micro-batch of a bucket on the meta device; its memory is that of a rank's share."""
-    clips, recomputed = bucket.batch_size * recipe.clips_per_place, memory.recomputation(recipe, bucket)
-    if isinstance(recomputed, float):
-        return memory.partly(lambda one: one_pass(recipe, denoiser, one), bucket, recomputed)
-    if not denoiser.runs_on_meta:
-        times = 2 if recipe.lora is not None else 3  # frozen weights get no gradient
-        more = recomputed_share(memory.recomputation(recipe, bucket))
-        flops = round(2 * (times + more) * _count(denoiser) * bucket.tokens * clips)
-        return Pass(0, flops, Work(flops, 0, 0))
-    whole = measured_pass(recipe, denoiser, bucket, clips)
-    if bucket.sequence_degree == 1:
-        return whole
-    share = memory.share(bucket, components.geometry(recipe.model, recipe.autoencoder))
-    return whole._replace(peak_bytes=measured_pass(recipe, denoiser, share, clips).peak_bytes)
+    return memory.of_rank(recipe, bucket, partial(_whole_pass, recipe, denoiser))
+
+
+def _whole_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
+    clips = bucket.batch_size * recipe.clips_per_place
+    if denoiser.runs_on_meta:
+        return measured_pass(recipe, denoiser, bucket, clips)
+    times = 2 if recipe.lora is not None else 3  # frozen weights get no gradient
+    more = recomputed_share(memory.recomputation(recipe, bucket))
+    flops = round(2 * (times + more) * _count(denoiser) * bucket.tokens * clips)
+    return Pass(0, flops, Work(flops, 0, 0))
 
 
 def measured_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket, clips: int) -> Pass:

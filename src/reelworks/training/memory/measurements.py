@@ -46,12 +46,13 @@ class Measurements:
         """Return memory and operations of a micro-batch of a bucket."""
         if (known := published_sizes.find(recipe)) is not None:
             return known.one_pass(recipe, bucket)
-        if isinstance(bucket.recomputation, float):
-            return memory.partly(lambda one: self.one_pass(recipe, one), bucket, bucket.recomputation)
         from reelworks.training.memory import estimate
 
-        key = f"{recipe.model_dump_json(include={'model', 'lora', 'train'})} {bucket}"
-        return self._once("pass", key, lambda: estimate.one_pass(recipe, self.network(recipe), bucket))
+        def whole(one: Bucket) -> Pass:
+            key = f"{recipe.model_dump_json(include={'model', 'lora', 'train'})} {one}"
+            return self._once("pass", key, lambda: estimate.one_pass(recipe, self.network(recipe), one))
+
+        return memory.of_rank(recipe, bucket, whole)
 
     def sizes(self, recipe: Recipe) -> NetworkSizes:
         """Return the sizes of a recipe's network."""

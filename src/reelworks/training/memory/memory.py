@@ -237,7 +237,22 @@ def recomputation(recipe: Recipe, bucket: Bucket) -> Recomputation:
     return True if bucket.recomputation is None else bucket.recomputation
 
 
-def partly(one_pass: Callable[[Bucket], Pass], bucket: Bucket, share: float) -> Pass:
+def of_rank(recipe: Recipe, bucket: Bucket, whole: Callable[[Bucket], Pass]) -> Pass:
+    """Return the pass of a rank from passes on whole clips of a bucket, whose blocks all recompute the same.
+
+    Ranks that share clips hold their share each. If a share of the blocks keeps inputs alone, the pass lies between two others.
+    """
+    recomputed = recomputation(recipe, bucket)
+    if isinstance(recomputed, float):
+        return _partly(lambda one: of_rank(recipe, one, whole), bucket, recomputed)
+    one = whole(replace(bucket, sequence_degree=1))
+    if bucket.sequence_degree == 1:
+        return one
+    own = share(bucket, components.geometry(recipe.model, recipe.autoencoder))
+    return one._replace(peak_bytes=whole(own).peak_bytes)
+
+
+def _partly(one_pass: Callable[[Bucket], Pass], bucket: Bucket, share: float) -> Pass:
     """Return the pass of a bucket of which a share of the blocks keeps inputs alone, from those without and with all.
 
     One block is counted twice: it is recomputed while most of the others still hold what they keep.

@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from reelworks.core import digests
@@ -107,13 +108,13 @@ class PublishedSizes:
         )
 
     def one_pass(self, recipe: Recipe, bucket: Bucket) -> Pass:
-        """Return memory and work of a micro-batch of a bucket."""
-        recomputed = memory.recomputation(recipe, bucket)
-        if isinstance(recomputed, float):
-            return memory.partly(lambda one: self.one_pass(recipe, one), bucket, recomputed)
+        """Return memory and work of a micro-batch of a bucket; its memory is that of a rank's share."""
+        return memory.of_rank(recipe, bucket, partial(self._whole_pass, recipe))
+
+    def _whole_pass(self, recipe: Recipe, bucket: Bucket) -> Pass:
         clips, tokens = bucket.batch_size * recipe.clips_per_place, tokens_of(recipe, bucket)
         ways = [each.of_tokens(clips, tokens, _base(recipe)) for each in self.passes[names_given(recipe)]]
-        peak, flops = ways[(False, "selective", True).index(recomputed)]
+        peak, flops = ways[(False, "selective", True).index(recomputed := memory.recomputation(recipe, bucket))]
         (_, once), _, (_, twice) = ways
         # What lies between products is computed again in both ways, and is about the same share of a pass as these.
         again = twice / once if recomputed else 1.0
@@ -173,6 +174,7 @@ def _is_usual(recipe: Recipe) -> bool:
         and lora.model_copy(update={"base": None, "weights": None, "rank": LoraConfig().rank}) == LoraConfig()
         and _base(recipe) in BASES
         and recipe.precision == PrecisionConfig()
+        and not train.compile  # passes that are fused hold and move less
         and train.optimizer == TrainConfig.model_fields["optimizer"].default
         and model.experts != "both"
         and sizes == (None, None, None)
