@@ -224,7 +224,7 @@ def test_later_stages_may_be_edited_and_finished_ones_stay_as_they_were(staged: 
 
 @pytest.mark.slow
 def test_only_what_a_person_edited_is_told_of_a_finished_stage(staged: Any, tmp_path: Path) -> None:
-    """Not the numbers that were measured, nor the steps of the run, nor that another dataset has the same files."""
+    """Not what was measured or chosen by memory, nor the steps of the run, nor that another dataset has the same files."""
     tuned = tmp_path / "tuned.json"
     tuned.write_text(json.dumps({"batch_sizes": {"48px ×1": 4}}), encoding="utf-8")
     first = {
@@ -234,13 +234,14 @@ def test_only_what_a_person_edited_is_told_of_a_finished_stage(staged: Any, tmp_
     whole = staged()["dataset"][0]["path"]
     shutil.copytree(whole, tmp_path / "all" / "part")
     second = {"name": "second", "dataset": [{"path": str(tmp_path / "all" / "part")}]}
+    own = {"dataset": [{"path": str(tmp_path / "all")}], "model": {"gradient_checkpointing": "auto"}}
     for most in (5, 6):
-        recipe = staged("run", first, second, dataset=[{"path": str(tmp_path / "all")}])
+        recipe = staged("run", first, second, **own)
         recipe["train"]["max_steps"] = most
         assert children.train(recipe) == [0]
         assert "stays as it was" not in children.output(recipe)
         assert "seems to be" not in children.output(recipe)
-    edited = staged("run", {**first, "train": {"weight_decay": 0.1}}, second, dataset=[{"path": str(tmp_path / "all")}])
+    edited = staged("run", {**first, "train": {"weight_decay": 0.1}}, second, **own)
     edited["train"]["max_steps"] = 6
     assert children.train(edited) == [0]
     assert children.output(edited).count("stays as it was") == 1

@@ -16,6 +16,7 @@ from refused import refused
 
 from reelworks.data.buckets.entry import Recomputation, recomputed_share
 from reelworks.data.buckets.table import BucketTable
+from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule import cost
 from reelworks.models import recompute, registry
@@ -161,21 +162,33 @@ def test_entries_that_the_recipe_names_keep_theirs_and_others_are_chosen() -> No
     assert recomputation.settled(recipe(**FIXED), bucket_table(made), Cards(1)) == recipe(**FIXED)
 
 
-def test_a_run_keeps_what_it_chose_until_its_memory_is_another(tmp_path: Path) -> None:
-    """Also on other GPUs; `train.memory_gb` says what the run may take, so it is chosen again by that."""
+STAGES = [
+    {"name": "pictures", "steps": 3, "bucket": [{"resolution": "480p", "num_frames": 1}]},
+    {"name": "clips", "steps": 3},
+]
+
+
+@pytest.mark.parametrize("stages", [[], STAGES])
+def test_a_run_keeps_what_it_chose_until_its_memory_is_another(tmp_path: Path, stages: list[dict[str, Any]]) -> None:
+    """Also on other GPUs, and in each of its stages; `train.memory_gb` says what the run may take: by that it is chosen again."""
 
     def limited(gb: float) -> Recipe:
-        return published(output=str(tmp_path), train={"max_steps": 1, "memory_gb": gb})
+        return published(output=str(tmp_path), train={"max_steps": 6, "memory_gb": gb}, stage=stages)
 
-    def chosen(gb: float, device_bytes: float) -> dict[str, Recomputation]:
-        settled = recomputation.settled(limited(gb), bucket_table(limited(gb)), Cards(device_bytes))
-        return settled.buckets.gradient_checkpointing
+    def chosen(gb: float, device_bytes: float) -> list[dict[str, Recomputation]]:
+        each = recipe_file.each_stage(limited(gb))
+        settled = [recomputation.settled(one, bucket_table(one), Cards(device_bytes)) for one in each]
+        return [one.buckets.gradient_checkpointing for one in settled]
 
-    begun = recomputation.settled(limited(200), bucket_table(limited(200)), Cards(200e9))
-    RunFolder(tmp_path).keep_recipe(recipe_file.dump(begun))
-    roomy = {"480p ×81": False, "480p ×1": False}
+    run = RunFolder(tmp_path)
+    run.create()
+    for one in recipe_file.each_stage(whole := limited(200)):  # as each of them starts
+        begun = recipe_file.dump(recomputation.settled(one, bucket_table(one), Cards(200e9)))
+        name = run.keep_recipe(begun, recipe_file.dump(whole) if stages else None)
+        EventLog(run.events_file).write("start", recipe=name)
+    roomy = [{"480p ×1": False}] * len(stages[1:]) + [{"480p ×81": False, "480p ×1": False}]
     assert chosen(200, 200e9) == chosen(200, 14e9) == roomy
-    assert chosen(14, 14e9)["480p ×81"] is True
+    assert chosen(14, 14e9)[-1]["480p ×81"] is True
 
 
 FIXED: dict[str, Any] = {"model": {"name": "stdit3-tiny", "gradient_checkpointing": True}}

@@ -163,10 +163,12 @@ def log_edited(stage: Stage, folder: RunFolder) -> None:
 def _is_edit(stage: StageConfig, now: Recipe, change: diff.KeyChange) -> bool:
     """Whether a difference from the recipe that a run kept of a stage was written by a person.
 
-    A kept recipe has numbers in place of what was left to measurements, and the run's max_steps as end of all its stages.
+    A kept recipe has what the run decided in place of what was left to it, and the run's max_steps as end of all its stages.
     """
     if change.key == "train.max_steps":
         return stage.steps is not None
+    if change.after == diff.NOT_SET and change.key.startswith("buckets.gradient_checkpointing."):
+        return False
     if change.before == diff.NOT_SET and change.key in ("buckets.tuned", "train.step_seconds"):
         return False
     if now.parallel.sequence_degree == "auto" and "sequence_degree" in change.key:

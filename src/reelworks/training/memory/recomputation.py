@@ -18,6 +18,7 @@ from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.data.distributed import layout
 from reelworks.data.distributed.layout import Needs
+from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.memory import memory
 from reelworks.training.memory.measurements import Measurements
@@ -89,13 +90,15 @@ def with_recomputation(recipe: Recipe, of_entries: Mapping[str, Recomputation]) 
 
 
 def _of_run(recipe: Recipe) -> dict[str, Recomputation]:
-    """Return what the run of a recipe chose for the same network, entries and limit, if it has begun."""
-    file = RunFolder(Path(recipe.output)).recipe_file
-    if not file.exists():
-        return {}
-    stored = recipe_file.load(file)
-    same = all(getattr(stored, key) == getattr(recipe, key) for key in ("model", "lora", "bucket"))
-    return stored.buckets.gradient_checkpointing if same and stored.train.memory_gb == recipe.train.memory_gb else {}
+    """Return what the run of a recipe last chose for the same network, entries and limit; nothing if it did not."""
+    run = RunFolder(Path(recipe.output))
+    # Of a run with stages, recipe.toml has what was given for all of them; each start keeps what its stage came to.
+    for name in dict.fromkeys(start["recipe"] for start in reversed(list(events.read(run.events_file, "start")))):
+        stored = recipe_file.load(run.recipes_folder / name)
+        same = all(getattr(stored, key) == getattr(recipe, key) for key in ("model", "lora", "bucket"))
+        if same and stored.train.memory_gb == recipe.train.memory_gb:
+            return stored.buckets.gradient_checkpointing
+    return {}
 
 
 def limit(recipe: Recipe, device_bytes: int | None) -> int | None:
