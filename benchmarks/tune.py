@@ -50,7 +50,7 @@ def measure(most_clips: int, passes: int) -> dict[str, Any]:
     timings = [Timing(*at, statistics.median(of_passes)) for at, of_passes in times.items()]
     errors = cost_fit.held_out_errors(timings)
     return {
-        "device": found[0].device,
+        "device": found[0].origin.device,
         "held_out_error": max(abs(errors[tokens]) for tokens in sorted(errors)[1:-1]),
         "held_out_errors": {str(tokens): round(error, 4) for tokens, error in errors.items()},
         "residual": max(map(abs, cost_fit.fit(timings).residuals(timings))),

@@ -27,7 +27,7 @@ def report(
     measured = None
     if costs is not None:
         measured = measure_costs(RunFolder(run))
-        write_costs(costs, measured)
+        write_costs(costs, RunFolder(run), measured)
     written = html.WrittenReport(html.write(RunFolder(run)), measured)
     if json:
         show.json(written)

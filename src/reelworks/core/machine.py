@@ -106,6 +106,13 @@ def why_cpu() -> str:
     return "torch finds no GPU of Apple"
 
 
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, such as "NVIDIA H100 80GB HBM3", or the type of another device."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def is_apple(device: torch.device) -> bool:
     """Whether a device is Apple's GPU."""
     return device.type in _APPLE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ from typer.testing import CliRunner
 from reelworks.commands import show_plan
 from reelworks.commands.main import app
 from reelworks.core import gpus, results
+from reelworks.data.schedule.cost import CostConfig
 from reelworks.data.schedule.plan import EpochPlan
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.training.plan import plan_comparison, plan_forecast, plan_report, plan_request
 from reelworks.training.plan.epoch_stats import gradient_weight
 from reelworks.training.plan.plan_request import PlanRequest
 from reelworks.training.preflight import stage_forecast
 from reelworks.training.recipe import dataset, diff, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.origin import Origin
 from reelworks.training.recipe.recipe import Recipe
 
 SIZES = [(96, 96), (128, 72), (72, 128), (96, 128), (128, 96), (64, 150), (150, 64)]
@@ -303,7 +307,15 @@ def test_the_command_draws_what_it_prints(written: tuple[str, str], tmp_path: Pa
         command("--diff", *written, "--html", str(page))
 
 
-def timed(folder: Path, name: str, per_batch: float, per_clip: float, named: int | None = None, **table: Any) -> Recipe:
+def timed(
+    folder: Path,
+    name: str,
+    per_batch: float,
+    per_clip: float,
+    named: int | None = None,
+    device: str | None = None,
+    **table: Any,
+) -> Recipe:
     """A recipe with measured times, the same for every bucket, or for so many; sizes of its network need not be measured."""
     published: dict[str, Any] = {
         "model": {"name": "wan-2.1-1.3b", "weights": "w"},
@@ -316,8 +328,10 @@ def timed(folder: Path, name: str, per_batch: float, per_clip: float, named: int
     }
     names = [bucket.name for bucket in RecipeData.open(recipe(folder, **published)).table.buckets][:named]
     times = {name: {"per_batch": per_batch, "per_clip": per_clip} for name in names}
-    (folder / name).write_text(json.dumps(times), encoding="utf-8")
-    return recipe(folder, **published, cost={"measured": str(folder / name)})
+    made = recipe(folder, **published, cost={"measured": str(folder / name)})
+    values = times if device is None else {"costs_ms": times, "origin": asdict(Origin.of_recipe(made, device))}
+    (folder / name).write_text(json.dumps(values), encoding="utf-8")
+    return made
 
 
 @pytest.mark.parametrize("incomplete_batch", ["partial", "pad"])
@@ -342,6 +356,32 @@ def test_measured_times_are_those_of_the_micro_batches_that_are_planned(
         assert told.strategies[-1].tokens_per_second == pytest.approx(
             1000 * told.ahead.epochs[0].figures.tokens / ms[0]
         )
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "is_own"),
+    [
+        ("NVIDIA H100 80GB HBM3", {}, True),
+        ("NVIDIA L4", {}, False),
+        ("estimate", {}, False),
+        ("cpu", {}, False),
+        ("NVIDIA H100 80GB HBM3", {"lora": LoraConfig(rank=64)}, False),
+    ],
+)
+def test_times_of_another_gpu_or_network_are_not_told_as_those_of_this_one(
+    folder: Path, device: str, changes: dict[str, Any], is_own: bool
+) -> None:
+    """They are estimated as without the file, and a plan says that the network is another one."""
+    made = timed(folder, "own.json", 0.0, 1000.0, device=device).model_copy(update=changes)
+    data, bare = (RecipeData.open(each) for each in (made, made.model_copy(update={"cost": CostConfig()})))
+    told, without = (
+        stage_forecast.of_gpu(each, plan_forecast.forecast(each.recipe, 1, 1, each), gpus.GPUS["H100"])
+        for each in (data, bare)
+    )
+    assert told.is_measured == is_own
+    assert is_own or told.seconds_per_step == pytest.approx(without.seconds_per_step, rel=0.02)
+    lines = plan_report.warnings(plan_forecast.forecast(made, 1, 1, data))
+    assert any("own.json was measured with lora.rank = 16, which is 64 here" in line for line in lines) == bool(changes)
 
 
 def test_a_time_that_was_measured_of_some_buckets_is_an_estimate_by_the_costs_of_the_plan(folder: Path) -> None:

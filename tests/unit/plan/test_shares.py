@@ -18,6 +18,7 @@ from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.plan import epoch_stats
 from reelworks.training.recipe import dataset as sources
+from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 
 
@@ -81,7 +82,8 @@ def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_pat
     run = RunFolder(tmp_path / "former")
     run.create()
     log = EventLog(run.events_file)
-    log.write("start", step=0, resumed_from=None, world_size=2, micro_batches_per_step=2)
+    kept = run.keep_recipe(recipe_file.dump(made(folder)))
+    log.write("start", step=0, resumed_from=None, world_size=2, micro_batches_per_step=2, device="cpu", recipe=kept)
     name = RecipeData.open(made(folder)).table.buckets[0].name
     steps = [
         (9.0, [name], 2, [3]),  # a warm-up
@@ -99,7 +101,7 @@ def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_pat
     measured = epoch_stats.measure_costs(run)
     assert measured[name].milliseconds(3) == pytest.approx(300)
     assert measured[name].milliseconds(1) == pytest.approx(120)
-    epoch_stats.write_costs(tmp_path / "costs.json", measured)
+    epoch_stats.write_costs(tmp_path / "costs.json", run, measured)
     data = RecipeData.open(made(folder, cost={"measured": str(tmp_path / "costs.json")}))
     spec = data.plan_spec(2, 1)
     assert (spec.costs_us[0], spec.batch_costs_us[0]) == (90_000, 30_000)

@@ -12,13 +12,14 @@ from refused import refused
 from typer.testing import CliRunner
 
 from reelworks.commands.main import app
+from reelworks.core import gpus
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule import cost
 from reelworks.data.schedule.cost_fit import BatchTime, CostModel
 from reelworks.training.memory.tune_request import TuneRequest
-from reelworks.training.plan import refit
-from reelworks.training.recipe import recipe_file
+from reelworks.training.plan import epoch_stats, refit
+from reelworks.training.recipe import origin, recipe_file
 
 WORLD, PER_STEP = 2, 4
 TRUE = CostModel(per_batch=5.0, per_clip=2.0, per_token=0.3, per_token_squared=0.002)
@@ -44,7 +45,9 @@ def trained(folder: Path, steps: list[list[tuple[int, int]]]) -> Path:
     run = RunFolder(folder)
     run.create()
     log = EventLog(run.events_file)
-    log.write("start", step=0, world_size=WORLD, micro_batches_per_step=PER_STEP, resumed_from=None)
+    kept = run.keep_recipe(recipe_file.dump(recipe_file.parse(RECIPE)))
+    begun = {"device": "NVIDIA H100 PCIe", "recipe": kept, "resumed_from": None}
+    log.write("start", step=0, world_size=WORLD, micro_batches_per_step=PER_STEP, **begun)
     for number, batches in enumerate(steps, 1):
         clips = sum(size for _, size in batches) * PER_STEP // len(batches)
         ms = sum(TRUE.milliseconds(TOKENS[frames], size) for frames, size in batches) / len(batches)
@@ -83,6 +86,26 @@ def test_costs_are_those_of_the_run_and_of_a_fit_for_what_it_did_not_train(recip
     shown = CliRunner().invoke(app, ["tune", str(recipe), "--from-run", str(run)], catch_exceptions=False).output
     assert "cost.measured" in shown
     assert "64px 1:1 ×9" in shown
+
+
+@pytest.mark.parametrize("command", ["tune", "report"])
+def test_times_of_a_run_are_of_its_gpu_and_network_whatever_recipe_they_are_fitted_to(
+    recipe: Path, tmp_path: Path, command: str
+) -> None:
+    run, file = trained(tmp_path / "run", [[(1, 4)], [(1, 4)], [(5, 2)], [(9, 2)]]), tmp_path / "costs.json"
+    if command == "tune":
+        overrides = ("model.depth=2",)
+        refit.refit(TuneRequest(recipe=recipe, from_run=run, out=file, overrides=overrides))
+    else:
+        epoch_stats.write_costs(file, RunFolder(run), epoch_stats.measure_costs(RunFolder(run)))
+    own = recipe_file.load(recipe, (f"cost.measured={file}",))
+    assert origin.is_of(own, gpus.GPUS["H100 PCIe"])
+    assert not any(origin.is_of(own, gpu) for gpu in (gpus.GPUS["H100"], gpus.GPUS["L4"], None))
+    assert origin.lines(own) == []
+    other = recipe_file.load(recipe, (f"cost.measured={file}", f"buckets.tuned={file}", "model.depth=2", "train.compile=true"))
+    assert not origin.is_of(other, gpus.GPUS["H100 PCIe"])
+    (line,) = origin.lines(other)
+    assert "measured with model.depth = 1, which is 2 here, train.compile = false, which is true here;" in line
 
 
 def test_a_run_without_a_step_of_one_bucket_measures_nothing(recipe: Path, tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from reelworks.core import files, gpus, log, machine, requests, units
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.entry import Recomputation
@@ -18,6 +16,7 @@ from reelworks.data.schedule.cost_fit import BatchTime, CostModel, Timing
 from reelworks.training.memory import estimate, memory, search, workbench
 from reelworks.training.memory.search import Limits, Trial
 from reelworks.training.memory.tune_request import TuneRequest
+from reelworks.training.recipe.origin import ESTIMATE, Origin
 from reelworks.training.recipe.recipe import Recipe
 
 
@@ -26,7 +25,7 @@ class Tuned:
     """Batch sizes that keep the limits, and the cost model, as they are in the file.
 
     Attributes:
-        device: Name of the device, or "estimate".
+        origin: The device and the network that were measured.
         batch_sizes: Clips per micro-batch by entry; 0 where not even one kept the limits.
         costs_ms: Time of a micro-batch by bucket, as it was measured at its batch size.
         recomputation: What backward passes compute again, by entry, where the recipe leaves it to memory: that with which a
@@ -36,7 +35,7 @@ class Tuned:
         held_out_errors: Relative error at each number of tokens, predicted from the others.
     """
 
-    device: str
+    origin: Origin
     limits: Limits
     batch_sizes: dict[str, int]
     costs_ms: dict[str, BatchTime]
@@ -82,8 +81,8 @@ def measure(recipe: Recipe, table: BucketTable, limits: Limits, on_trial: Callab
             on_trial(found or f"{bucket.name}, {clips}: memory does not suffice")
             return found
 
-        device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else machine.default_device().type
-        return _search(device, table, limits, trial, _ways(recipe))
+        device = machine.device_name(machine.default_device(0))
+        return _search(Origin.of_recipe(recipe, device), table, limits, trial, _ways(recipe))
 
 
 def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
@@ -111,7 +110,7 @@ def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
         needed = memory.with_activations(recipe, fixed, peak, memory.recomputation(recipe, bucket)).total
         return Trial(bucket.name, bucket.tokens, batch_size, 1000 * seconds, needed)
 
-    return _search("estimate", table, limits, trial, _ways(recipe))
+    return _search(Origin.of_recipe(recipe, ESTIMATE), table, limits, trial, _ways(recipe))
 
 
 def _ways(recipe: Recipe) -> tuple[Recomputation | None, ...]:
@@ -120,7 +119,7 @@ def _ways(recipe: Recipe) -> tuple[Recomputation | None, ...]:
 
 
 def _search(
-    device: str,
+    origin: Origin,
     table: BucketTable,
     limits: Limits,
     trial: Callable[[Bucket, int], Trial | None],
@@ -161,4 +160,4 @@ def _search(
     costs_ms |= {t.bucket: costs_ms[t.bucket].through(t.batch_size, t.milliseconds) for t in at_size}
     fitted = [replace(t, residual=r) for t, r in zip(trials, model.residuals(timings), strict=True)]
     errors = cost_fit.held_out_errors(timings)
-    return Tuned(device, limits, batch_sizes, costs_ms, recomputation, fitted, model, errors)
+    return Tuned(origin, limits, batch_sizes, costs_ms, recomputation, fitted, model, errors)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from reelworks.core import device_memory, files, log, units
+from reelworks.core import device_memory, files, log, machine, units
 from reelworks.core.log import logger
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import failures, step_source
@@ -102,7 +102,7 @@ class RunLogger(StepObserver):
             micro_batches_per_step=spec.micro_batches_per_step,
             same_bucket_run=spec.same_bucket_run,
             threads=threads,
-            device=str(self._world.device),
+            device=machine.device_name(self._world.device),
             recipe=self._recipe_name,
             resumed_from=resumed_from,
             **({"stage": asdict(self._data.stage)} if self._data.stage.name else {}),

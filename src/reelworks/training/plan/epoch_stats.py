@@ -21,6 +21,7 @@ from reelworks.data.schedule.cost import LossReduction
 from reelworks.data.schedule.cost_fit import BatchTime, Timing
 from reelworks.data.schedule.plan import EpochPlan, PlanSpec
 from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.origin import Origin
 
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
@@ -298,6 +299,7 @@ def measure_costs(run: RunFolder) -> dict[str, BatchTime]:
     return found
 
 
-def write_costs(path: Path, measured_ms: dict[str, BatchTime]) -> None:
-    """Write the result of `measure_costs` as the file that `cost.measured` of a recipe names."""
-    files.write_for("--costs", path, (files.to_json(measured_ms, indent=2) + "\n").encode())
+def write_costs(path: Path, run: RunFolder, measured_ms: dict[str, BatchTime]) -> None:
+    """Write the result of `measure_costs` of a run as the file that `cost.measured` of a recipe names."""
+    values = {"origin": Origin.of_run(run), "costs_ms": measured_ms}
+    files.write_for("--costs", path, (files.to_json(values, indent=2) + "\n").encode())

@@ -107,6 +107,8 @@ class PlanSummary(PlanNumbers):
         reasons: The first clips that are left out for each reason.
         exclude_list_unmatched: Lines of the exclude list that name no clip.
         without_effect: A line for each key of the recipe that has no effect, and for a warm-up that training does not finish.
+        other_measurements: A line for each file of measurements that is of another network than the recipe's, or of that network
+            as it is trained otherwise.
         uneven_clips: Clips of variable frame rate whose frames are read one after the other, so that the frame rate that
             the model is told is their average.
         chosen_buckets: How the bucket entries were chosen; None if the recipe has its own.
@@ -116,6 +118,7 @@ class PlanSummary(PlanNumbers):
     exclude_list_unmatched: list[str]
     mirrored_sides: list[MirroredSides]
     without_effect: list[str]
+    other_measurements: list[str]
     uneven_clips: int
     shared_files: list[SharedFiles]
     graphs: PlannedGraphs
@@ -136,6 +139,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         exclude_list_unmatched=data.exclude_list.unmatched(rows),
         mirrored_sides=data_advice.mirrored_sides(data.recipe.dataset, rows),
         without_effect=idle_keys.lines(data.recipe) + _unfinished_warmup(data.recipe.train, data.stage, plan),
+        other_measurements=data.other_measurements,
         uneven_clips=uneven_clips,
         shared_files=data_advice.shared_files(data.recipe.dataset, rows),
         graphs=compiled_graphs.of_plan(data, plan),
@@ -232,7 +236,7 @@ def warnings(summary: PlanSummary) -> list[str]:
     """Return the warnings of a summary, to print before training."""
     unmatched = summary.exclude_list_unmatched
     lines = [f"exclude_file names {line}, which is no clip of the recipe" for line in unmatched[:_LINES_SHOWN]]
-    lines += summary.without_effect
+    lines += summary.without_effect + summary.other_measurements
     more = len(unmatched) - _LINES_SHOWN
     if clips := summary.uneven_clips:
         lines.append(

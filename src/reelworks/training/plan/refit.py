@@ -14,6 +14,7 @@ from reelworks.data.schedule import cost_fit
 from reelworks.data.schedule.cost_fit import BatchTime, CostModel, Timing
 from reelworks.training.memory.tune_request import TuneRequest
 from reelworks.training.plan import epoch_stats
+from reelworks.training.recipe.origin import Origin
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,13 @@ class Refit:
     """Times of a run, and the model that was fitted to them, as they are in the file.
 
     Attributes:
+        origin: The device and the network of the run.
         costs_ms: Time of a micro-batch by bucket of the recipe, as it was measured where the run has steps of it alone.
         held_out_errors: Relative error at each number of tokens, predicted from the others.
     """
 
     run: Path
+    origin: Origin
     costs_ms: dict[str, BatchTime]
     measured: list[BucketTiming]
     model_ms: CostModel
@@ -68,6 +71,6 @@ def refit(request: TuneRequest, on_scan: Callable[[ScanProgress], None] | None =
     for each in sorted(measured, key=lambda m: m.steps):
         costs[each.bucket] = costs[each.bucket].through(each.batch_size, each.milliseconds)
     measured = [replace(m, residual=r) for m, r in zip(measured, model.residuals(timings), strict=True)]
-    result = Refit(run.path, costs, measured, model, cost_fit.held_out_errors(timings))
+    result = Refit(run.path, Origin.of_run(run), costs, measured, model, cost_fit.held_out_errors(timings))
     files.write_for("--out", request.path, (files.to_json(result) + "\n").encode())
     return result

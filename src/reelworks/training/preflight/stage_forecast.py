@@ -30,7 +30,7 @@ from reelworks.training.plan.plan_comparison import (
     side_by_side,
 )
 from reelworks.training.plan.plan_forecast import PlanForecast, StepForecast
-from reelworks.training.recipe import recipe_file, stages
+from reelworks.training.recipe import origin, recipe_file, stages
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
@@ -101,7 +101,7 @@ def forecast(
     recipe: Recipe, scan: Callable[[Recipe], object], world: int, epochs: int = 1, gpu: Gpu | None = None
 ) -> RunForecast:
     """Forecast all stages of a recipe on `world` GPUs of a kind; `scan` brings the catalog up to date for each."""
-    speed = gpu or gpus.here() or gpus.USUAL
+    here = gpu or gpus.here()
     found: list[StageForecast] = []
     checkpoint_bytes, saved = [], set[int]()
     start = StageStart()
@@ -114,7 +114,7 @@ def forecast(
             data.stage = start
             plan = plan_forecast.forecast(one, world, epochs, data)
             train = recipe_file.of_stage(recipe, index, start).train
-            extent, sizes, told = _forecast(data, plan, train, start, speed)
+            extent, sizes, told = _forecast(data, plan, train, start, here)
         found.append(
             StageForecast(
                 stage.name,
@@ -139,7 +139,7 @@ def forecast(
     peak = disk_space.forecast(largest, recipe.checkpoints, sorted(saved), 1 << 62).peak_count + len(found) - 1
     return RunForecast(
         found,
-        speed.name,
+        (here or gpus.USUAL).name,
         sum(stage.steps for stage in found),
         sum(stage.clips for stage in found),
         sum(stage.tokens for stage in found),
@@ -212,12 +212,14 @@ def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageSt
 
 
 def _forecast(
-    data: RecipeData, plan: PlanForecast, train: TrainConfig, start: StageStart, gpu: Gpu
+    data: RecipeData, plan: PlanForecast, train: TrainConfig, start: StageStart, here: Gpu | None
 ) -> tuple[_Extent, NetworkSizes, tuple[float, bool, int]]:
     """Return what a stage trains, with which network; the time of its steps, whether that is a measured one, and a GPU's memory.
 
-    The time is that of the plan's costs, if some were measured, else that of the passes.
+    The time is that of the plan's costs, if some were measured with this network on this GPU, or on a machine without (None);
+    else that of the passes.
     """
+    gpu, is_own = here or gpus.USUAL, origin.is_of(data.recipe, here)
     cards = recomputation.cards_for(data.recipe, plan.world, gpu)
     of_network = recomputation.estimate(data.recipe, data.table, cards)
     ranks = data.recipe.parallel.data_ranks(plan.world)
@@ -225,14 +227,15 @@ def _forecast(
     extent = _extent(data, spec, train, start)
     of_buckets = zip(data.table.buckets, extent.micro_batches.tolist(), extent.places.tolist(), strict=True)
     used = [(bucket, number, places / (number * bucket.column_size)) for bucket, number, places in of_buckets if number]
-    unit = cost.unit_seconds([bucket.name for bucket in data.table.buckets], data.measured_ms, spec)
+    measured_ms = data.measured_ms if is_own else {}
+    unit = cost.unit_seconds([bucket.name for bucket in data.table.buckets], measured_ms, spec)
     if unit is not None:
         seconds, updates = unit * extent.costs, 0.0
     else:
         seconds = sum(n * of_network.seconds(b.name, gpu, share) / b.sequence_degree for b, n, share in used)
         updates = extent.steps * of_network.update_seconds(gpu)
     seconds = seconds / ranks / max(1 - plan.imbalance, 1e-9) + updates
-    is_measured = all(bucket.name in data.measured_ms for bucket, *_ in used)
+    is_measured = all(bucket.name in measured_ms for bucket, *_ in used)
     return extent, cards.measured.sizes(data.recipe), (seconds, is_measured, of_network.memory.total)
 
 
