@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 from kinds_of_footage import write_kinds
 from PIL import Image
+from refused import refused
 from typer.testing import CliRunner
 
 from reelworks.commands.main import app
 from reelworks.core.errors import UserError
+from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.models import registry
 from reelworks.quickstart import quickstart
 from reelworks.quickstart.request import NewLoraRequest
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
+from reelworks.training.memory import measurements, recomputation
 from reelworks.training.memory.measurements import Measurements
 from reelworks.training.recipe import recipe_file
 
@@ -189,6 +192,33 @@ def test_a_setting_that_is_given_is_not_replaced_by_one_that_saves_memory() -> N
         )
 
 
+@pytest.mark.parametrize("way", [False, 0.5, True])
+def test_recomputation_that_is_given_is_what_memory_is_told_with(way: Recomputation) -> None:
+    """As `plan` tells it of the recipe, for the same card."""
+    given = f'buckets.gradient_checkpointing={{"1024px ×1" = {json.dumps(way)}}}'
+    result = made("pictures", resolution=("1024px",), overrides=(given,))
+    assert result.recomputation == {"1024px ×1": way}
+    cards = recomputation.Cards(recomputation.limit(result.recipe, 24 * 10**9))
+    planned = recomputation.settled(result.recipe, measurements.bucket_table(result.recipe), cards)
+    told = recomputation.estimate(planned, measurements.bucket_table(planned), cards)
+    assert result.estimate.memory == told.memory
+
+
+@pytest.mark.parametrize("base", ["int8", "nf4"])
+def test_no_setting_is_chosen_that_would_remove_one_that_is_given(base: str) -> None:
+    """Weights in CPU memory are not rounded: a GPU on which that base does not fit is too small."""
+    with refused("gpu-too-small", "--vram", says="base "):
+        quickstart.make(NewLoraRequest(model="flux-dev", vram_gb=6, overrides=(f"lora.base={base}",)))
+    assert quickstart.make(NewLoraRequest(model="flux-dev", vram_gb=6)).recipe.parallel.offload
+
+
+def test_a_batch_size_that_no_entry_takes_over_saves_nothing() -> None:
+    own = quickstart.make(NewLoraRequest(model="flux-dev", vram_gb=24, overrides=("bucket.0.batch_size=4",)))
+    assert "buckets.batch_size" not in own.settings
+    assert own.recipe.buckets.batch_size == 4
+    assert "buckets.batch_size" in quickstart.make(NewLoraRequest(model="flux-dev", vram_gb=24)).settings
+
+
 def test_memory_that_is_not_counted_or_not_there_never_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["new", "lora", "--model", "hunyuan", "--data", "clips", "--vram", "24", "--force", "-o", "h.toml"]
     told = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
@@ -205,7 +235,8 @@ def test_memory_that_is_not_counted_or_not_there_never_fits(monkeypatch: pytest.
     assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["fits"] is False
     # A network that cannot be measured is given what saves activations, and no promise.
     monkeypatch.setattr(Measurements, "sizes", _unmeasured(Measurements.sizes))
-    said = CliRunner().invoke(app, [*command, "--vram", "80"]).stdout
+    pictures = ["--model", "sdxl", "--data", "pictures", "--vram", "80"]
+    said = CliRunner().invoke(app, [*command, *pictures]).stdout
     assert "it fits" not in said
     assert "buckets.batch_size = 1" in said
 

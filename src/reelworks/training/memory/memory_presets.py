@@ -24,6 +24,11 @@ class MemoryPreset(NamedTuple):
     passing: bool = False  # whether it saves activations, rather than memory that is held during the whole run
     without: tuple[str, str] | None = None  # table and key of an incompatible setting, which is then removed
 
+    @property
+    def keys(self) -> list[str]:
+        """Recipe keys that it sets or removes."""
+        return [".".join(key) for key in ((self.table, self.key), self.without) if key is not None]
+
     def to_text(self) -> str:
         """Return the setting as `table.key = value`."""
         return f"{self.table}.{self.key} = {json.dumps(self.value)}"
@@ -68,9 +73,9 @@ def choose(recipe: Recipe, vram_bytes: int | None, given: Container[str] = ()) -
     """Add settings one by one until a recipe fits; none for an unknown GPU.
 
     Settings that save nothing in this recipe are skipped, so that each further one needs less memory, and so are those
-    of keys that are given. Where activations cannot be measured, all that save them are taken, and nothing fits for sure.
+    that would set or remove a key that is given. Where activations cannot be measured, all that save them are taken, and nothing fits for sure.
     """
-    tiers = [tier for tier in TIERS if f"{tier.table}.{tier.key}" not in given]
+    tiers = [tier for tier in TIERS if not any(key in given for key in tier.keys)]
     search, taken, waiting = Measurements(), dict[MemoryPreset, int](), tiers
 
     def planned(fits: bool | None, found: _Estimated) -> MemoryPlan:
@@ -108,12 +113,10 @@ class _Estimated(NamedTuple):
 
 def _estimated(recipe: Recipe, vram_bytes: int | None, search: Measurements) -> _Estimated:
     """Estimate a recipe as it will be trained on a GPU of so much memory, or of as little as possible."""
-    found: dict[str, Recomputation] = {}
-    if recipe.model.gradient_checkpointing == "auto" and vram_bytes is not None:
+    if vram_bytes is not None:
         cards = recomputation.Cards(recomputation.limit(recipe, vram_bytes), measured=search)
-        found = recomputation.least(recipe, bucket_table(recipe), cards)
-        recipe = recomputation.with_recomputation(recipe, found)
-    return _Estimated(search.estimate(recipe, bucket_table(recipe)), found)
+        recipe = recomputation.settled(recipe, bucket_table(recipe), cards)
+    return _Estimated(search.estimate(recipe, bucket_table(recipe)), recipe.buckets.gradient_checkpointing)
 
 
 def _saves(recipe: Recipe, tier: MemoryPreset, search: Measurements) -> bool:
@@ -121,7 +124,9 @@ def _saves(recipe: Recipe, tier: MemoryPreset, search: Measurements) -> bool:
     config = getattr(recipe, tier.table)
     if config is None or getattr(config, tier.key) == tier.value:
         return False
-    return tier.passing or search.held(_with(recipe, tier)) < search.held(recipe)
+    if tier.passing:  # entries may all say it themselves
+        return bucket_table(_with(recipe, tier)).buckets != bucket_table(recipe).buckets
+    return search.held(_with(recipe, tier)) < search.held(recipe)
 
 
 def _with(recipe: Recipe, tier: MemoryPreset) -> Recipe:
