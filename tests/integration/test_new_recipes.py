@@ -14,6 +14,7 @@ from refused import refused
 from typer.testing import CliRunner
 
 from reelworks.commands.main import app
+from reelworks.core import gpus
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.catalog.config import DatasetConfig
@@ -24,7 +25,10 @@ from reelworks.quickstart.survey import FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
 from reelworks.training.memory import measurements, recomputation
 from reelworks.training.memory.measurements import Measurements
+from reelworks.training.plan import plan_forecast
+from reelworks.training.preflight import stage_forecast
 from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.dataset import RecipeData
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +112,8 @@ def test_pictures_are_trained_at_several_sizes_where_the_model_was_released_for_
     # Showings at each size count, so that the training does not become longer.
     epoch = len(sizes) * 20
     assert result.recipe.train.max_epochs == round(2000 / epoch)
-    assert sum(result.micro_batches.values()) == -(-20 // result.recipe.buckets.batch_size) * len(sizes)
+    of_epoch = -(-20 // result.recipe.buckets.batch_size) * len(sizes)
+    assert result.steps == of_epoch * result.recipe.train.max_epochs
 
 
 def test_a_larger_size_is_proposed_only_if_it_needs_no_further_settings() -> None:
@@ -165,6 +170,25 @@ def test_counts_add_up_to_what_is_trained() -> None:
     assert "1,000 showings, 200 of each of 5 clips" in result.text
     assert result.steps == 200 * 2
     assert re.search(r"# the clips have \d+ frames at 16 fps\n", made("clips", "wan").text)
+
+
+@pytest.mark.parametrize("data", [True, False])
+@pytest.mark.parametrize("given", ["gradient_accumulation_steps=4", "micro_batches_per_step=3", "max_steps=7"])
+def test_steps_and_their_time_are_those_of_the_plan(given: str, data: bool) -> None:
+    """Some ten checkpoints are those of steps, of which each takes several micro-batches."""
+    wishes = {"data": "pictures"} if data else {}
+    made = quickstart.make(NewLoraRequest(model="sdxl", vram_gb=24, overrides=(f"train.{given}",), **wishes))
+    assert made.recipe.checkpoints.every_steps == max(made.steps // 10, 10)
+    if data:
+        opened = RecipeData.open(recomputation.with_recomputation(made.recipe, made.recomputation))
+        plan = plan_forecast.forecast(opened.recipe, 1, data=opened)
+        told = stage_forecast.of_gpu(opened, plan, gpus.GPUS[made.gpu])
+        assert (made.steps, made.seconds_per_step) == (told.steps, pytest.approx(told.seconds_per_step, rel=0.01))
+    else:
+        usual = quickstart.make(NewLoraRequest(model="sdxl", vram_gb=24))  # with five micro-batches in an epoch
+        assert made.steps == (7 if "max" in given else usual.steps // 5 * 2)
+        if "max" not in given:
+            assert made.steps * made.seconds_per_step == pytest.approx(usual.steps * usual.seconds_per_step, rel=0.01)
 
 
 def test_what_is_asked_for_is_written_and_counted() -> None:

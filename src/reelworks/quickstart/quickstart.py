@@ -12,6 +12,7 @@ import numpy as np
 
 from reelworks.core import device_memory, files, gpus, machine, requests, toml, units
 from reelworks.core.errors import UserError, first_few
+from reelworks.core.gpus import Gpu
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.scan import scan
@@ -29,6 +30,8 @@ from reelworks.quickstart.trained_sizes import TrainedSizes
 from reelworks.training.memory import measurements, memory_presets
 from reelworks.training.memory.memory import Estimate
 from reelworks.training.memory.memory_presets import MemoryPlan
+from reelworks.training.plan import plan_forecast
+from reelworks.training.preflight import stage_forecast
 from reelworks.training.recipe import recipe_file, toml_writer, validation
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
@@ -42,7 +45,8 @@ class QuickstartResult:
     Attributes:
         path: Its file.
         remarks: Sentences on the folders.
-        micro_batches: Those of an epoch, by bucket.
+        steps: Optimizer steps of the training on one GPU.
+        seconds_per_step: Mean seconds of a step.
         gpu: The GPU that times are estimated for.
         host_bytes: CPU memory of this machine.
     """
@@ -58,7 +62,8 @@ class QuickstartResult:
     found: FolderSurvey
     choice: MemoryPlan
     remarks: tuple[str, ...]
-    micro_batches: dict[str, int]
+    steps: int
+    seconds_per_step: float
     gpu: str
     host_bytes: int
 
@@ -71,18 +76,6 @@ class QuickstartResult:
     def fits_host(self) -> bool:
         """Whether this machine has the CPU memory that the settings need."""
         return self.choice.estimate.memory.host <= self.host_bytes
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps of the training."""
-        return _training_steps(self.recipe, self.micro_batches)
-
-    @property
-    def seconds_per_step(self) -> float:
-        """Mean seconds of a step."""
-        estimate, gpu = self.choice.estimate, gpus.GPUS[self.gpu]
-        seconds = sum(n * estimate.seconds(name, gpu) for name, n in self.micro_batches.items())
-        return seconds / max(sum(self.micro_batches.values()), 1) + estimate.update_seconds(gpu)
 
     @property
     def model(self) -> str:
@@ -150,7 +143,8 @@ def make(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
     """
     footage = _Footage.survey(request, on_progress)
     drafted = _choose(request, footage)
-    lines, planned = _with_length(request, drafted)
+    gpu = request.named_gpu or gpus.here() or gpus.USUAL
+    lines, length = _with_length(request, drafted, gpu)
     text = _with_overrides(lines, request, footage.found)
     remarks = [*footage.remarks, *drafted.sizes.remarks]
     if not registry.PRESETS[request.preset].release:
@@ -167,8 +161,8 @@ def make(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
         footage.found,
         drafted.choice,
         tuple(remarks),
-        planned.micro_batches,
-        (request.named_gpu or gpus.here() or gpus.USUAL).name,
+        *length,
+        gpu.name,
         machine.memory_bytes(),
     )
 
@@ -283,22 +277,26 @@ def _choose(request: NewLoraRequest, footage: _Footage) -> _Draft:
     return draft
 
 
-def _with_length(request: NewLoraRequest, draft: _Draft) -> tuple[list[Line], _Epoch]:
-    """Return the lines with the settings that save memory, and the length that follows from the first epoch."""
+def _with_length(request: NewLoraRequest, draft: _Draft, gpu: Gpu) -> tuple[list[Line], tuple[int, float]]:
+    """Return the lines with the settings that save memory, and the length that follows from the first epoch: steps and seconds."""
     lines = draft.lines
     for tier in draft.choice.tiers:
         lines = recipe_lines.with_setting(lines, Line(f"[{tier.table}]", tier.key, tier.value, tier.why))
     lora = draft.choice.recipe.lora
     if lora is not None and lora.base is None:  # codes do not go with all settings
         lines = [line for line in lines if (line.table, line.key) != ("[lora]", "base")]
-    planned = _Epoch.first_of(_read(lines, request.path, request.overrides), bool(request.data))
-    if planned.clips and request.steps is None:  # clips that no epoch trains are not counted
-        epochs = recipe_lines.epochs_line(planned.clips, planned.showings)
+    clips, showings = _first_epoch(_read(lines, request.path, request.overrides), bool(request.data))
+    if clips and request.steps is None:  # clips that no epoch trains are not counted
+        epochs = recipe_lines.epochs_line(clips, showings)
         lines = [epochs if line.key == "max_epochs" else line for line in lines]
     # Settings that save memory change the number of steps.
-    steps = _training_steps(_read(lines, request.path, request.overrides), planned.micro_batches)
-    interval = recipe_lines.save_interval(steps)
-    return [replace(line, value=interval) if line.key == "every_steps" else line for line in lines], planned
+    recipe = _read(lines, request.path, request.overrides)
+    if request.data:
+        length = stage_forecast.on_one_gpu(RecipeData.open(recipe), draft.choice.estimate, gpu)
+    else:
+        length = _placeholder_length(recipe, draft.choice.estimate, gpu)
+    interval = recipe_lines.save_interval(length[0])
+    return [replace(line, value=interval) if line.key == "every_steps" else line for line in lines], length
 
 
 def _read(lines: Sequence[Line], path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -314,11 +312,15 @@ def _with_overrides(lines: Sequence[Line], request: NewLoraRequest, found: Folde
     return toml_writer.write(title, toml_writer.lines_of(values, lines, "as given with --set"))
 
 
-def _training_steps(recipe: Recipe, micro_batches: Mapping[str, int]) -> int:
-    steps = sum(micro_batches.values()) * (recipe.train.max_epochs or 1)
-    if recipe.train.max_epochs is None:
-        return recipe.train.max_steps or steps
-    return min(steps, recipe.train.max_steps or steps)
+def _placeholder_length(recipe: Recipe, estimate: Estimate, gpu: Gpu) -> tuple[int, float]:
+    """Return the steps of as many square pictures as a placeholder stands for, and the seconds of a step."""
+    buckets = measurements.bucket_table(recipe).buckets
+    square = next((b for b in buckets if b.ratio == "1:1"), buckets[0])
+    passes = -(-survey.PLACEHOLDER.clips // square.batch_size)
+    of_epoch = -(-passes // plan_forecast.step_shape(recipe, 1)[0])
+    steps, most = of_epoch * (recipe.train.max_epochs or 1), recipe.train.max_steps
+    steps = steps if most is None else most if recipe.train.max_epochs is None else min(steps, most)
+    return steps, passes / of_epoch * estimate.seconds(square.name, gpu) + estimate.update_seconds(gpu)
 
 
 def _with_companions(
@@ -352,22 +354,9 @@ def _vram_bytes(request: NewLoraRequest) -> int | None:
     return device_memory.total_bytes(machine.default_device(0))
 
 
-class _Epoch(NamedTuple):
-    """The clips that an epoch trains, and its micro-batches by bucket."""
-
-    clips: int
-    showings: int  # more than there are clips if some are repeated
-    micro_batches: dict[str, int]
-
-    @classmethod
-    def first_of(cls, recipe: Recipe, scanned: bool) -> _Epoch:
-        """Plan the first epoch; without a scan, one of square pictures."""
-        if not scanned:
-            buckets, number = measurements.bucket_table(recipe).buckets, survey.PLACEHOLDER.clips
-            square = next((b for b in buckets if b.ratio == "1:1"), buckets[0])
-            return cls(number, number, {square.name: -(-number // square.batch_size)})
-        data = RecipeData.open(recipe)
-        entries = data.entries(0)
-        shown = np.bincount(entries.bucket, minlength=len(data.table.buckets))
-        batches = {b.name: -(-int(n) // b.batch_size) for b, n in zip(data.table.buckets, shown, strict=True) if n}
-        return cls(len(np.unique(entries.uid)), len(entries.uid), batches)
+def _first_epoch(recipe: Recipe, scanned: bool) -> tuple[int, int]:
+    """Return the clips of the first epoch and their showings, of which there are more if some are repeated."""
+    if not scanned:
+        return survey.PLACEHOLDER.clips, survey.PLACEHOLDER.clips
+    entries = RecipeData.open(recipe).entries(0)
+    return len(np.unique(entries.uid)), len(entries.uid)

@@ -102,7 +102,9 @@ def test_times_of_a_run_are_of_its_gpu_and_network_whatever_recipe_they_are_fitt
     assert origin.is_of(own, gpus.GPUS["H100 PCIe"])
     assert not any(origin.is_of(own, gpu) for gpu in (gpus.GPUS["H100"], gpus.GPUS["L4"], None))
     assert origin.lines(own) == []
-    other = recipe_file.load(recipe, (f"cost.measured={file}", f"buckets.tuned={file}", "model.depth=2", "train.compile=true"))
+    other = recipe_file.load(
+        recipe, (f"cost.measured={file}", f"buckets.tuned={file}", "model.depth=2", "train.compile=true")
+    )
     assert not origin.is_of(other, gpus.GPUS["H100 PCIe"])
     (line,) = origin.lines(other)
     assert "measured with model.depth = 1, which is 2 here, train.compile = false, which is true here;" in line

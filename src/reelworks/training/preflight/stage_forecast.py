@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from reelworks.core import gpus
 from reelworks.core.gpus import Gpu
+from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.data.checkpoint import disk_space
 from reelworks.data.loader.position import next_epoch
 from reelworks.data.schedule import cost
@@ -19,7 +20,7 @@ from reelworks.data.schedule.cursor import StageStart
 from reelworks.data.schedule.plan import PlanSpec
 from reelworks.training.loop.config import TrainConfig
 from reelworks.training.memory import recomputation
-from reelworks.training.memory.memory import NetworkSizes
+from reelworks.training.memory.memory import Estimate, NetworkSizes
 from reelworks.training.plan import plan_forecast
 from reelworks.training.plan.plan_comparison import (
     ChangedKey,
@@ -183,6 +184,26 @@ class _Extent:
     end: StageStart  # of the next stage
     is_exact: bool
 
+    def used(self, table: BucketTable) -> list[tuple[Bucket, int, float]]:
+        """Return the buckets that are trained, with their micro-batches and the share of these that is full."""
+        of_buckets = zip(table.buckets, self.micro_batches.tolist(), self.places.tolist(), strict=True)
+        return [
+            (bucket, number, places / (number * bucket.column_size)) for bucket, number, places in of_buckets if number
+        ]
+
+    def seconds(self, table: BucketTable, of_network: Estimate, gpu: Gpu) -> float:
+        """Return the estimated seconds of all its passes, one after the other."""
+        return sum(n * of_network.seconds(b.name, gpu, share) / b.sequence_degree for b, n, share in self.used(table))
+
+
+def on_one_gpu(data: RecipeData, of_network: Estimate, gpu: Gpu) -> tuple[int, float]:
+    """Return the steps of a recipe on one GPU, of the first stage if it has some, and the estimated seconds of a step."""
+    train = recipe_file.of_stage(data.recipe, 0, StageStart()).train if data.recipe.stage else data.recipe.train
+    extent = _extent(data, plan_forecast.plan_spec(data, 1), train, StageStart())
+    return extent.steps, extent.seconds(data.table, of_network, gpu) / max(extent.steps, 1) + of_network.update_seconds(
+        gpu
+    )
+
 
 def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageStart) -> _Extent:
     """Plan a stage epoch by epoch, as training will; the ends of `train` count from the start of the run."""
@@ -225,17 +246,15 @@ def _forecast(
     ranks = data.recipe.parallel.data_ranks(plan.world)
     spec = plan_forecast.plan_spec(data, ranks)
     extent = _extent(data, spec, train, start)
-    of_buckets = zip(data.table.buckets, extent.micro_batches.tolist(), extent.places.tolist(), strict=True)
-    used = [(bucket, number, places / (number * bucket.column_size)) for bucket, number, places in of_buckets if number]
     measured_ms = data.measured_ms if is_own else {}
     unit = cost.unit_seconds([bucket.name for bucket in data.table.buckets], measured_ms, spec)
     if unit is not None:
         seconds, updates = unit * extent.costs, 0.0
     else:
-        seconds = sum(n * of_network.seconds(b.name, gpu, share) / b.sequence_degree for b, n, share in used)
+        seconds = extent.seconds(data.table, of_network, gpu)
         updates = extent.steps * of_network.update_seconds(gpu)
     seconds = seconds / ranks / max(1 - plan.imbalance, 1e-9) + updates
-    is_measured = all(bucket.name in measured_ms for bucket, *_ in used)
+    is_measured = all(bucket.name in measured_ms for bucket, *_ in extent.used(data.table))
     return extent, cards.measured.sizes(data.recipe), (seconds, is_measured, of_network.memory.total)
 
 
