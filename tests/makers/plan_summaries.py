@@ -59,6 +59,7 @@ def summary(
         "exclude_list_unmatched": [],
         "mirrored_sides": [],
         "without_effect": [],
+        "other_measurements": [],
         "uneven_clips": 0,
         "shared_files": [],
         "graphs": PlannedGraphs(False, 0, 0, [], 0, 1, None),

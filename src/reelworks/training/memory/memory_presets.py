@@ -130,13 +130,8 @@ def _saves(recipe: Recipe, tier: MemoryPreset, search: Measurements) -> bool:
 
 
 def _with(recipe: Recipe, tier: MemoryPreset) -> Recipe:
-    if tier.without is not None:
-        recipe = _set(recipe, *tier.without, None)
-    return _set(recipe, tier.table, tier.key, tier.value)
-
-
-def _set(recipe: Recipe, table: str, key: str, value: Any) -> Recipe:
-    config = getattr(recipe, table)
-    if config is None:
-        return recipe
-    return recipe.model_copy(update={table: config.model_copy(update={key: value})})
+    removed = [] if tier.without is None else [(*tier.without, None)]
+    for table, key, value in (*removed, (tier.table, tier.key, tier.value)):
+        if (config := getattr(recipe, table)) is not None:
+            recipe = recipe.model_copy(update={table: config.model_copy(update={key: value})})
+    return recipe

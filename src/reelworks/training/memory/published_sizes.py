@@ -96,12 +96,12 @@ class PublishedSizes:
 
     def network(self, recipe: Recipe) -> NetworkSizes:
         """Return the sizes of the network of a recipe; those of a LoRA are in proportion to its rank."""
-        rank, usual = _rank(recipe), LoraConfig().rank
+        (base, rank), usual = _lora(recipe), LoraConfig().rank
         trained = self.trained_parameters * rank // usual
         return NetworkSizes(
             self.parameters,
             trained,
-            self.base_bytes[_base(recipe)],
+            self.base_bytes[base],
             self.optimizer_bytes * rank // usual,
             self.in_use_bytes + 4 * max(trained - self.trained_parameters, 0),  # at most
             self.runs_on_meta,
@@ -112,14 +112,15 @@ class PublishedSizes:
         return memory.of_rank(recipe, bucket, partial(self._whole_pass, recipe))
 
     def _whole_pass(self, recipe: Recipe, bucket: Bucket) -> Pass:
+        base, rank = _lora(recipe)
         clips, tokens = bucket.batch_size * recipe.clips_per_place, tokens_of(recipe, bucket)
-        ways = [each.of_tokens(clips, tokens, _base(recipe)) for each in self.passes[names_given(recipe)]]
+        ways = [each.of_tokens(clips, tokens, base) for each in self.passes[names_given(recipe)]]
         peak, flops = ways[(False, "selective", True).index(recomputed := memory.recomputation(recipe, bucket))]
         (_, once), _, (_, twice) = ways
         # What lies between products is computed again in both ways, and is about the same share of a pass as these.
         again = twice / once if recomputed else 1.0
         work = self.work[names_given(recipe)].of_tokens(clips, tokens)
-        more = 1 + max(_rank(recipe) - LoraConfig().rank, 0) / _NARROWEST
+        more = 1 + max(rank - LoraConfig().rank, 0) / _NARROWEST
         work = Work(work.products * flops / once, work.moved_bytes * again * more, work.launches * again)
         return Pass(round(peak * more), round(flops * more), work)
 
@@ -172,7 +173,7 @@ def _is_usual(recipe: Recipe) -> bool:
         and _shapes(recipe.autoencoder, recipe.text_encoder, recipe.sound) == _usual_shapes(model.name)
         and recipe.objective.name == registry.release_of(model.name).objective  # one makes a network with more channels
         and lora.model_copy(update={"base": None, "weights": None, "rank": LoraConfig().rank}) == LoraConfig()
-        and _base(recipe) in BASES
+        and _lora(recipe)[0] in BASES
         and recipe.precision == PrecisionConfig()
         and not train.compile  # passes that are fused hold and move less
         and train.optimizer == TrainConfig.model_fields["optimizer"].default
@@ -198,14 +199,10 @@ def _usual_shapes(name: str) -> tuple[Any, ...]:
     return _shapes(autoencoder, text, None if preset.sound is None else SoundConfig(name=preset.sound, weights="-"))
 
 
-def _base(recipe: Recipe) -> str:
+def _lora(recipe: Recipe) -> tuple[str, int]:
+    """Return how frozen weights are stored, and the rank."""
     assert recipe.lora is not None
-    return recipe.lora.base or "bfloat16"
-
-
-def _rank(recipe: Recipe) -> int:
-    assert recipe.lora is not None
-    return recipe.lora.rank
+    return recipe.lora.base or "bfloat16", recipe.lora.rank
 
 
 def names_given(recipe: Recipe) -> str:

@@ -233,7 +233,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | Non
     of_epochs = range(first.epoch, first.epoch + epochs)
     with ThreadPoolExecutor(1) as thread:  # numpy computes without Python's lock
         further = thread.submit(look_ahead, data, spec, world=ranks, epochs=of_epochs)
-        summary = plan_report.summarise(data, spec, first.plan, world=ranks, epoch=first.epoch)
+        summary = plan_report.summarise(data, spec, first.plan, world=ranks, epoch=first.epoch, given=recipe)
         ahead = further.result()
     train = recipe.train
     return PlanForecast(

@@ -22,7 +22,9 @@ from reelworks.training.plan.compiled_graphs import PlannedGraphs
 from reelworks.training.plan.data_advice import MirroredSides, SharedFiles
 from reelworks.training.plan.discarded import Losses
 from reelworks.training.plan.rejections import LeftOut, LeftOutClip
+from reelworks.training.recipe import origin
 from reelworks.training.recipe.dataset import ChosenBuckets, RecipeData
+from reelworks.training.recipe.recipe import Recipe
 
 _LINES_SHOWN = 20
 
@@ -126,8 +128,13 @@ class PlanSummary(PlanNumbers):
     losses: Losses = field(metadata=results.INLINED)
 
 
-def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, epoch: int = 0) -> PlanSummary:
-    """Summarise an epoch on `world` ranks: buckets, reasons with their first files, steps, imbalance, padding."""
+def summarise(
+    data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, epoch: int = 0, given: Recipe | None = None
+) -> PlanSummary:
+    """Summarise an epoch on `world` ranks: buckets, reasons with their first files, steps, imbalance, padding.
+
+    `given` is the recipe that names files of measurements, whose numbers that of `data` has.
+    """
     left_out = by_reason(*data.assignment(epoch))
     rows, uneven_clips = data.rows, 0
     if data.spec.data.frame_rate is None and rows.variable_fps.any():
@@ -139,7 +146,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         exclude_list_unmatched=data.exclude_list.unmatched(rows),
         mirrored_sides=data_advice.mirrored_sides(data.recipe.dataset, rows),
         without_effect=idle_keys.lines(data.recipe) + _unfinished_warmup(data.recipe.train, data.stage, plan),
-        other_measurements=data.other_measurements,
+        other_measurements=origin.lines(given or data.recipe),
         uneven_clips=uneven_clips,
         shared_files=data_advice.shared_files(data.recipe.dataset, rows),
         graphs=compiled_graphs.of_plan(data, plan),

@@ -29,7 +29,7 @@ from reelworks.data.media.sound import SoundSpec
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.cursor import RUN_START, StageStart
 from reelworks.models import components
-from reelworks.training.recipe import measured, origin, recipe_file
+from reelworks.training.recipe import measured, recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
 MEASURES = "data.measures"
@@ -88,19 +88,12 @@ class RecipeData(Dataset):
     recipe: Recipe  # with its bucket entries chosen
     chosen: Chosen | None  # how the bucket entries were chosen; None if the recipe has its own
     stage: StageStart  # where the stage began whose recipe it is
-    other_measurements: list[str]  # how what its files were measured with differs, a line for each
 
     def __init__(
-        self,
-        *args: Any,
-        recipe: Recipe,
-        chosen: Chosen | None = None,
-        stage: StageStart = RUN_START,
-        other_measurements: list[str] | None = None,
-        **others: Any,
+        self, *args: Any, recipe: Recipe, chosen: Chosen | None = None, stage: StageStart = RUN_START, **others: Any
     ) -> None:
         super().__init__(*args, **others)  # which checks the arguments of every dataset
-        self.recipe, self.chosen, self.stage, self.other_measurements = recipe, chosen, stage, other_measurements or []
+        self.recipe, self.chosen, self.stage = recipe, chosen, stage
 
     @classmethod
     @of_recipe()
@@ -117,8 +110,8 @@ class RecipeData(Dataset):
         if recipe.buckets.proposes:
             recipe, chosen = opened._choose_entries()
             opened = replace(opened, recipe=recipe, chosen=chosen)
-        given, recipe = recipe, measured.with_numbers(recipe)
-        return replace(opened, recipe=recipe, table=_table(recipe), other_measurements=origin.lines(given))
+        recipe = measured.with_numbers(recipe)
+        return replace(opened, recipe=recipe, table=_table(recipe))
 
     @classmethod
     @of_recipe()

@@ -1,4 +1,4 @@
-"""What a file of measured times and batch sizes is of, where it says so: a device, and a network as a recipe trains it."""
+"""Say what a file of measured times and batch sizes is of: a device, and a network as a recipe trains it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Origin:
-    """What was measured.
+    """The device and the network that were measured.
 
     Attributes:
         device: Name of the device, or "estimate".
