@@ -308,10 +308,9 @@ def left_out_lines(summary: PlanSummary, file: Path) -> list[str]:
 
 def _write_plan(started: StartedStage, position: DataPosition) -> None:
     run, data, spec, epoch = started.run, started.data, position.spec, position.epoch
+    ranks, given = run.world.data_size, started.stage.recipe
     plan = _whole_epoch(data, spec, position).plan
-    summary = plan_report.summarise(
-        data, spec, plan, world=run.world.data_size, epoch=epoch, given=started.stage.recipe
-    )
+    summary = plan_report.summarise(data, spec, plan, world=ranks, epoch=epoch, given=given)
     files.write_json(run.folder.plan_folder / "summary.json", summary)
     rejections.write(run.folder.plan_folder / "left-out.parquet", data, epoch, field="output")
     left_out = ", ".join(f"{group.clips} {reason}" for reason, group in summary.left_out.items())

@@ -73,7 +73,8 @@ def choose(recipe: Recipe, vram_bytes: int | None, given: Container[str] = ()) -
     """Add settings one by one until a recipe fits; none for an unknown GPU.
 
     Settings that save nothing in this recipe are skipped, so that each further one needs less memory, and so are those
-    that would set or remove a key that is given. Where activations cannot be measured, all that save them are taken, and nothing fits for sure.
+    that would set or remove a key that is given. Where activations cannot be measured, all that save them are taken, and
+    nothing fits for sure.
     """
     tiers = [tier for tier in TIERS if not any(key in given for key in tier.keys)]
     search, taken, waiting = Measurements(), dict[MemoryPreset, int](), tiers

@@ -187,9 +187,7 @@ class _Extent:
     def used(self, table: BucketTable) -> list[tuple[Bucket, int, float]]:
         """Return the buckets that are trained, with their micro-batches and the share of these that is full."""
         of_buckets = zip(table.buckets, self.micro_batches.tolist(), self.places.tolist(), strict=True)
-        return [
-            (bucket, number, places / (number * bucket.column_size)) for bucket, number, places in of_buckets if number
-        ]
+        return [(b, n, places / (n * b.column_size)) for b, n, places in of_buckets if n]
 
     def seconds(self, table: BucketTable, of_network: Estimate, gpu: Gpu) -> float:
         """Return the estimated seconds of all its passes, one after the other."""
@@ -200,9 +198,8 @@ def on_one_gpu(data: RecipeData, of_network: Estimate, gpu: Gpu) -> tuple[int, f
     """Return the steps of a recipe on one GPU, of the first stage if it has some, and the estimated seconds of a step."""
     train = recipe_file.of_stage(data.recipe, 0, StageStart()).train if data.recipe.stage else data.recipe.train
     extent = _extent(data, plan_forecast.plan_spec(data, 1), train, StageStart())
-    return extent.steps, extent.seconds(data.table, of_network, gpu) / max(extent.steps, 1) + of_network.update_seconds(
-        gpu
-    )
+    passes = extent.seconds(data.table, of_network, gpu) / max(extent.steps, 1)
+    return extent.steps, passes + of_network.update_seconds(gpu)
 
 
 def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageStart) -> _Extent:
