@@ -26,26 +26,26 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_479, 1_600),
-    "data": Part(("data",), 15_964, 12_400),
+    "core": Part(("core",), 2_477, 1_600),
+    "data": Part(("data",), 15_976, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_467, 8_600),
-    "training": Part(("training",), 12_597, 9_700),
+    "models": Part(("models",), 11_468, 8_600),
+    "training": Part(("training",), 12_669, 9_700),
     "inference": Part(("inference",), 2_782, 2_400),
     "commands": Part(("commands",), 1_627, 1_200),
-    "reports": Part(("reports",), 1_415, 1_250),
-    "quickstart": Part(("quickstart",), 858, 500),
+    "reports": Part(("reports",), 1_414, 1_250),
+    "quickstart": Part(("quickstart",), 849, 500),
     "demo and testing": Part(("demo", "testing"), 1_185, 1_100),
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_952, 1_450),
-    "doctor": Part(("annexes/doctor",), 204, 170),
+    "doctor": Part(("annexes/doctor",), 203, 170),
     "captions": Part(("annexes/captions",), 1_787, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),
-    "quality": Part(("annexes/quality",), 2_196, 1_950),
+    "quality": Part(("annexes/quality",), 2_204, 1_950),
     "learning": Part(("annexes/learning",), 897, 700),
-    "hub": Part(("annexes/hub",), 685, 580),
+    "hub": Part(("annexes/hub",), 683, 580),
     "imports": Part(("annexes/imports",), 7_027, 4_850),
-    "page": Part(("annexes/page",), 3_003, 2_700),
+    "page": Part(("annexes/page",), 3_001, 2_700),
 }
 
 

@@ -85,7 +85,14 @@ def test_a_pass_without_a_graph_recomputes_where_compiled_ones_keep_all() -> Non
             with compiled.running(work(buckets, 0, clips), torch.ones(clips, 3, dtype=torch.bool), asked):
                 blocks = recompute._blocks.get()
                 seen.append((compiled._on, None if blocks is None else blocks.next()))
-    assert seen == [(True, False), (True, "selective"), (True, None), (False, True), (False, "selective"), (False, None)]
+    assert seen == [
+        (True, False),
+        (True, "selective"),
+        (True, None),
+        (False, True),
+        (False, "selective"),
+        (False, None),
+    ]
 
 
 @pytest.mark.slow
