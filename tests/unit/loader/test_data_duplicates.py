@@ -16,6 +16,7 @@ from refused import refused
 
 from reelworks.data.buckets.assign import Assignment, Reason
 from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.loader import duplicates, held_out, left_out
 from reelworks.data.loader.loader import Loader
 from reelworks.data.schedule.cursor import Excluded
@@ -218,8 +219,30 @@ def test_a_lists_numbers_of_groups_say_nothing_about_other_datasets(folder: Path
     data = files.opened(two_lists(folder, "path,text,duplicate_group,duplicate_rank"))
     trained = [data.rows.label(int(i)) for i in data.rows_at(data.entries(0).ordinal)]
     assert sorted(trained) == [f"{name}/{clip}.png" for name in ("data", "other") for clip in "ace"]
-    key = held_out.keys(data.rows, "file", data.catalog.lists_with(duplicates.GROUP))
+    key = held_out.keys(data.rows, "file", duplicates.numbering_lists(data.catalog))
     assert sorted(Counter(key.tolist()).values()) == [2] * 6
+
+
+def test_a_run_of_one_list_with_groups_keeps_the_clips_that_it_holds_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on exactly where it stopped, if it began when the numbers of every list were keys as they are."""
+
+    def as_they_are(rows: CatalogRows, _own: object) -> tuple[Any, Any]:
+        row = np.flatnonzero(np.isfinite(rows.score(duplicates.GROUP)))
+        return row, rows.score(duplicates.GROUP)[row].view(np.uint64)
+
+    one = {"resolution": "48px", "num_frames": 1, "batch_size": 1}
+    made = recipe(folder, "keep", bucket=[one], validation={"split": 0.4})
+    held = files.opened(made).is_held_out.tolist()
+    monkeypatch.setattr(duplicates, "numbers", as_they_are)
+    loaders = [Loader(RecipeData.open(made), micro_batches_per_step=1)]
+    assert loaders[0].dataset.is_held_out.tolist() == held
+    monkeypatch.undo()
+    assert 0 < sum(held) < 5
+    assert_exact_resume(
+        lambda: loaders.pop() if loaders else Loader(RecipeData.open(made), micro_batches_per_step=1), steps=6
+    )
 
 
 @pytest.mark.parametrize("column", [duplicates.GROUP, duplicates.RANK])

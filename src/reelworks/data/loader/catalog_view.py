@@ -165,12 +165,12 @@ class CatalogView:
     @cached_property
     def duplicate_groups(self) -> duplicates.Groups | None:
         """Groups of near-duplicates of which an epoch uses one clip each; None if there are none."""
-        return duplicates.groups(self.rows, self.spec.datasets, self.catalog.lists_with(duplicates.GROUP))
+        return duplicates.groups(self.rows, self.spec.datasets, duplicates.numbering_lists(self.catalog))
 
     @cached_property
     def is_held_out(self) -> Mask:
         """True for rows that are held out, which takes all fingerprints to compute."""
-        own = self.catalog.lists_with(duplicates.GROUP)
+        own = duplicates.numbering_lists(self.catalog)
         return held_out.held_out(self.rows, self.spec.seed, self.spec.split, self.spec.group, own)
 
     @cached_property

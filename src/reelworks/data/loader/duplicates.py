@@ -25,6 +25,7 @@ from reelworks.core.hash_rng import Purpose, hash64, text_words
 from reelworks.data.buckets.assign import Assignment, Clips, Reason
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.store import Catalog
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -58,12 +59,22 @@ class Groups:
         return np.maximum.accumulate(np.where(begins, np.arange(len(self.row)), 0))
 
 
+def numbering_lists(catalog: Catalog) -> frozenset[str]:
+    """Return the datasets whose lists number their groups; none if there is one and no other dataset has groups.
+
+    The numbers of that one are its keys of `held_out` as they are, so that runs keep the clips that they hold out.
+    """
+    lists, rows = catalog.lists_with(GROUP), catalog.live()
+    others = np.isfinite(rows.score(GROUP)) & ~rows.of_datasets(lists) if len(lists) == 1 else np.ones(1)
+    return lists if others.any() else frozenset()
+
+
 def numbers(rows: CatalogRows, own: Collection[str]) -> tuple[I64, U64]:
     """Return the rows that are in a group, and a number for the group of each, which only those of a group share.
 
     Args:
-        own: Names of the datasets whose lists number their groups themselves. Each counts as it likes, so that their numbers
-            are told apart from one another's and from measured ones, which stay in their order.
+        own: The `numbering_lists`. Each counts as it likes, so that their numbers are told apart from one another's and from
+            measured ones, which stay in their order.
     """
     value = rows.score(GROUP)
     row = np.flatnonzero(np.isfinite(value))
