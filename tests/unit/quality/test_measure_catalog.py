@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import shutil
 from pathlib import Path
@@ -466,3 +467,26 @@ def test_clips_that_a_scan_finds_meanwhile_are_measured_next_time(
     assert np.isnan(column(tmp_path, "sharpness")["b.png"])
     assert measure(tmp_path, "sharpness").measured == 1
     assert not np.isnan(column(tmp_path, "sharpness")["b.png"])
+
+
+def test_a_catalog_from_before_there_were_measures(tmp_path: Path, decoded: list[str]) -> None:
+    write(tmp_path / "d" / "0.png", 0)
+    write(tmp_path / "e" / "x.png", 7)
+    listed = tmp_path / "d" / "list.csv"
+    listed.write_text("path,sharpness\n0.png,7\n", encoding="utf-8")
+    both = (Source("listed", tmp_path / "d", listed), Source("e", tmp_path / "e"))
+    scan(tmp_path, *both)
+    file = tmp_path / "catalog" / "catalog.json"
+    former = json.loads(file.read_text(encoding="utf-8"))
+    for part in former["parts"]:
+        for source in part["sources"]:
+            assert source.pop("scores") is not None
+    file.write_text(json.dumps(former), encoding="utf-8")
+    measure(tmp_path, "sharpness", "exposure")
+    sharp = column(tmp_path, "sharpness")
+    assert sharp["0.png"] == 7.0
+    assert 0 < sharp["x.png"] < 1
+    assert scan(tmp_path, *both).changed == 0
+    (tmp_path / "e" / "x.txt").write_text("a caption", encoding="utf-8")
+    assert scan(tmp_path, *both).changed == 1
+    assert column(tmp_path, "sharpness") == sharp

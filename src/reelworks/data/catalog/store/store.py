@@ -239,7 +239,11 @@ class Catalog:
 
     def list_scores(self, dataset: str) -> frozenset[str]:
         """Return the names of the scores that a dataset's list gave at its last scan; others of its scores were measured."""
-        return frozenset((self.source(dataset) or {}).get("scores", "").split())
+        source = self.source(dataset) or {"scores": ""}
+        if "scores" in source:
+            return frozenset(source["scores"].split())
+        inside = self.live().of_datasets([dataset])  # written before there were measures
+        return frozenset(name for name, score in self.live().scores.items() if not np.isnan(score[inside]).all())
 
     def lists_with(self, score: str) -> frozenset[str]:
         """Return the names of the datasets whose lists give a score."""
