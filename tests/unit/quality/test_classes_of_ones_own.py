@@ -12,7 +12,8 @@ from refused import refused
 
 from reelworks.annexes.quality import registry
 from reelworks.annexes.quality.measure import ClipPictures, ComparedClips, SampledClip, Still
-from reelworks.core import trust
+from reelworks.core import digests, trust
+from reelworks.data.catalog.store import kept_measures
 from reelworks.data.catalog.store.measured_columns import Column
 
 CODE = """
@@ -56,6 +57,20 @@ def test_equals_signs_and_colons_may_be_in_paths(
         registry.named(f"{file}:Net", "x")
     with refused("measure-weights-invalid", says="cannot be loaded"):
         registry.named(f"classes={weights}", "x")
+
+
+def test_values_of_other_pictures_have_another_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a network had from whole frames are not mixed with those from within borders."""
+    (tmp_path / "own.py").write_text(CODE, encoding="utf-8")
+    (tmp_path / "weights").mkdir()
+    entry = f"{tmp_path / 'own.py'}:Net={tmp_path / 'weights'}"
+    of_whole_frames = (1 << 48) + int(digests.digest_bytes(b"")[:12], 16)
+    now = registry.labels(registry.named(entry, "x"))
+    assert now != [kept_measures.label("net", of_whole_frames, "net")]
+    monkeypatch.setattr(registry, "_PICTURES", 9)
+    registry._digest.cache_clear()
+    assert registry.labels(registry.named(entry, "x")) != now
+    registry._digest.cache_clear()
 
 
 RIGHT: dict[str, Any] = {

@@ -31,6 +31,7 @@ _NETWORKS = {
     duplicates.Duplicates.name: "reelworks.annexes.quality.clip_measures:DuplicatesByNetwork",
 }
 WITH_WEIGHTS = "="
+_PICTURES = 2  # of how the pictures are made that networks see: 2 is within black borders
 
 
 class _Declaration(BaseModel):
@@ -209,9 +210,10 @@ def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
 
 @lru_cache
 def _digest(weights: Path) -> int:
-    """Return the digest of a folder, which is read once in a process."""
+    """Return the digest of a folder, which is read once in a process, and of how pictures are made."""
     files = sorted(path for path in weights.rglob("*") if path.is_file())
-    parts = [f"{path.relative_to(weights).as_posix()} {digests.of_file(path)}" for path in files]
+    parts = [f"pictures {_PICTURES}"]
+    parts += [f"{path.relative_to(weights).as_posix()} {digests.of_file(path)}" for path in files]
     return int(digests.digest_bytes("\n".join(parts).encode())[:12], 16)
 
 
