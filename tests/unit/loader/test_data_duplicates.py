@@ -249,8 +249,14 @@ def test_a_run_of_one_list_with_groups_keeps_the_clips_that_it_holds_out(
 def test_a_group_and_the_ranks_in_it_come_from_one_giver(folder: Path, column: str) -> None:
     made = two_lists(folder, f"path,text,{column},aes")
     dataset.scan_recipe(made)
-    with refused("duplicates-not-measured", "dataset.duplicates", says=f"gives {column} alone"):
+    with refused("duplicates-incomplete", "dataset.duplicates", says=f"gives {column} alone") as caught:
         RecipeData.open(made)
+    other = {duplicates.GROUP: duplicates.RANK, duplicates.RANK: duplicates.GROUP}[column]
+    assert f"add the column {other} to the list" in caught.value.remedy
+    for listed in folder.glob("*/meta.csv"):
+        listed.write_text(listed.read_text(encoding="utf-8").replace("aes", other), encoding="utf-8")
+    dataset.scan_recipe(made)
+    RecipeData.open(made)
 
 
 @pytest.mark.parametrize("how", ["best", "weight"])
@@ -327,6 +333,7 @@ def test_a_filter_by_ranks_over_a_catalog_is_refused_and_by_those_of_a_list_is_n
     with refused("filter-of-duplicates", "dataset.filter", says="duplicate_rank") as caught:
         RecipeData.open(made)
     assert 'duplicates = "best"' in caught.value.remedy
+    assert "`--set dataset.0.filter=none`" in caught.value.remedy
 
 
 @pytest.mark.parametrize("how", ["best", "weight"])

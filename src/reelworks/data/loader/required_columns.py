@@ -97,7 +97,7 @@ def require_scores(datasets: list[DatasetConfig], rows: CatalogRows, catalog: Ca
     rank near-duplicates: the best of a group may be in no dataset of the recipe, or not fit.
     """
     columns = MeasuredColumns(catalog)
-    for dataset in datasets:
+    for index, dataset in enumerate(datasets):
         if ranks := _in_filter(dataset) & {GROUP, RANK} - catalog.list_scores(dataset.dataset_name):
             raise UserError(
                 f"{max(ranks)} is measured over the whole catalog: if the best clip of a group is in no dataset of the recipe, "
@@ -105,7 +105,8 @@ def require_scores(datasets: list[DatasetConfig], rows: CatalogRows, catalog: Ca
                 code="filter-of-duplicates",
                 field="dataset.filter",
                 value=dataset.filter,
-                remedy='take it out of the filter, and set duplicates = "best", which trains the best of those that fit',
+                remedy=f"take it out of the filter (for a run that has begun: `--set dataset.{index}.filter=none`), and set "
+                'duplicates = "best", which trains the best of those that fit',
             )
         names = scores_of(dataset)
         if not names:
@@ -149,8 +150,14 @@ def require_duplicates(datasets: Sequence[DatasetConfig], rows: CatalogRows, cat
             continue
         of_list, clips, lacks = {GROUP, RANK} & catalog.list_scores(dataset.dataset_name), readable(rows, dataset), ""
         if len(of_list) == 1:  # ranks mean nothing in other groups than their own
-            lacks = f"the list of {dataset.dataset_name} gives {min(of_list)} alone; give it both columns or neither"
-        elif missing:
+            raise UserError(
+                f"the list of {dataset.dataset_name} gives {min(of_list)} alone, and what a list gives is not measured",
+                code="duplicates-incomplete",
+                field="dataset.duplicates",
+                value=dataset.duplicates,
+                remedy=f"add the column {min({GROUP, RANK} - of_list)} to the list, or rename {min(of_list)} in it, and scan again",
+            )
+        if missing:
             lacks = f"it has no columns {' and '.join(missing)}"
         elif RANK in columns.of_dataset(dataset.dataset_name) and len(clips) and columns.unmeasured(clips, RANK).all():
             lacks = "none of the dataset was measured yet"
