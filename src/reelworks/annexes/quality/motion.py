@@ -62,7 +62,7 @@ def changes(clip: SampledClip) -> Changes:
     # A held frame has the difference 0 to the one before, which says nothing about what is usual.
     x, before = clip.runs[is_new], np.flatnonzero(is_new[1:])  # the pair that each new frame but the first ends
     is_next, flashing = clip.is_next[before], flash[before]
-    difference = np.abs(np.diff(x, axis=0)).mean(axis=(1, 2), dtype=np.float64)
+    difference = (step if is_new.all() else np.abs(np.diff(x, axis=0))).mean(axis=(1, 2), dtype=np.float64)
     cut, cuts, last = np.zeros(len(still), dtype=np.bool_), 0, -_LONGEST - 1
     for t in np.flatnonzero((difference > _LEVELS) & is_next & ~flashing).tolist():
         near = [i for i in range(max(t - _NEAR, 0), min(t + _NEAR + 1, len(before))) if i != t and is_next[i]]
