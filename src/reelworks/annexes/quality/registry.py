@@ -212,9 +212,8 @@ def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
 def _digest(weights: Path) -> int:
     """Return the digest of a folder, which is read once in a process, and of how pictures are made."""
     files = sorted(path for path in weights.rglob("*") if path.is_file())
-    parts = [f"pictures {_PICTURES}"]
-    parts += [f"{path.relative_to(weights).as_posix()} {digests.of_file(path)}" for path in files]
-    return int(digests.digest_bytes("\n".join(parts).encode())[:12], 16)
+    parts = [f"{path.relative_to(weights).as_posix()} {digests.of_file(path)}" for path in files]
+    return int(digests.digest_bytes("\n".join([f"pictures {_PICTURES}", *parts]).encode())[:12], 16)
 
 
 def not_loaded(kind: type[Any], weights: Path, error: Exception, field: str) -> UserError:
