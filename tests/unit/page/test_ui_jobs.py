@@ -9,7 +9,9 @@ from refused import refused
 
 from reelworks.annexes.page import jobs, serve
 from reelworks.annexes.page.jobs import Jobs
+from reelworks.annexes.page.workspace import Workspace
 from reelworks.core import system
+from reelworks.data.run import lock
 from reelworks.data.run.process import Process
 
 
@@ -126,6 +128,13 @@ def test_a_folder_is_left_when_all_that_its_page_started_has_ended(tmp_path):
     serve.end_jobs([tmp_path])
     assert [job.state for job in queue.list()] == ["stopped", "stopped", "waiting"]
     assert not any(process.lives() for job in queue.list() if (process := job.process))
+
+
+def test_a_page_that_would_start_others_hinders_ending_them(tmp_path):
+    path = Workspace([tmp_path]).state_folder / "lock"
+    with lock.hold(path, doing="page", field="FOLDER", remedy="stop it"), refused("run-locked", "FOLDER"):
+        serve.end_jobs([tmp_path])
+    serve.end_jobs([tmp_path])
 
 
 def test_an_unknown_job_is_told(queue):

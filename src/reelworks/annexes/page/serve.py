@@ -69,8 +69,14 @@ def serve(
 
 
 def end_jobs(folders: list[Path]) -> None:
-    """Ask the commands that a page of these folders started to end, and wait for them; the page has ended."""
-    Jobs(Workspace(folders).state_folder / "jobs").end()
+    """Ask the commands that a page of these folders started to end, and wait for them.
+
+    Raises:
+        UserError: A page serves the first folder, and would start others.
+    """
+    state = Workspace(folders).state_folder
+    with lock.hold(state / "lock", doing="page", field="FOLDER", remedy="stop the page first; it would start others"):
+        Jobs(state / "jobs").end()
 
 
 def _token() -> str:
