@@ -2,6 +2,7 @@
 # Serve the page from a persistent folder, and train a recipe beside it; for containers and rented cards.
 #
 #   WORKSPACE        the persistent folder (/workspace); runs, models and caches lie in it
+#   XDG_STATE_HOME   the folder of the page's queue and token (.state in WORKSPACE; in the image, /workspace/.state)
 #   PORT             of the page (8384)
 #   REELWORKS_TOKEN  of the page; without it one is made, and kept in the folder
 #   RECIPE           a recipe in the folder to train; after an interruption, the next start resumes it
@@ -45,7 +46,9 @@ fi
 end() {
 	trap '' TERM INT
 	kill "$page" ${train:+"$train"} 2>/dev/null || true
-	wait "$page" || true # it would start what waits for the trainings that now end
+	for _ in {1..30}; do kill -0 "$page" 2>/dev/null || break; sleep 0.1; done
+	kill -KILL "$page" 2>/dev/null || true # a request that it still answers may take long
+	wait "$page" || true                   # it would start what waits for the trainings that now end
 	reelworks ui . --end-jobs || true
 	wait
 	exit "$code"

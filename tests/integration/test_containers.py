@@ -117,7 +117,10 @@ def test_what_is_copied_is_there_and_what_is_published_agrees() -> None:
         "reelworks"
     ]
     assert service["ports"] == [f"127.0.0.1:${{PORT:-8384}}:{instructions('EXPOSE')[0]}"]
-    assert service["volumes"][0].endswith(f":{instructions('VOLUME')[0]}")
+    (volume,) = instructions("VOLUME")
+    assert service["volumes"][0].endswith(f":{volume}")
+    # Where a shell of the container looks for the page's queue, too.
+    assert {f"WORKSPACE={volume}", f"XDG_STATE_HOME={volume}/.state"} <= set(instructions("ENV")[0].split())
 
 
 @pytest.mark.slow
@@ -175,6 +178,24 @@ def test_a_page_that_cannot_start_is_a_failure_and_ends_no_training(tmp_path: Pa
         process.wait(300)
     assert process.returncode == 2  # that of the page
     assert b'"step": 2' in read(RunFolder(tmp_path / "run").events_file)
+
+
+def stand_in(folder: Path, page: str, train: str = "true") -> Path:
+    """Write a program `reelworks` whose page and training are lines of bash; return its folder."""
+    lines = ("#!/usr/bin/env bash", 'case "$*" in', "*--end-jobs) echo asked ;;")
+    lines += (f"ui*) echo served; {page} ;;", f"train*) {train} ;;", "esac", "")
+    (folder / "reelworks").write_text("\n".join(lines), encoding="utf-8")
+    (folder / "reelworks").chmod(0o755)
+    return folder
+
+
+def test_a_page_that_takes_long_to_end_takes_no_time_of_its_trainings(tmp_path: Path) -> None:
+    log, programs = tmp_path / "log", stand_in(tmp_path, "trap '' TERM; exec sleep 120")
+    with started(tmp_path, 1, programs, REELWORKS_TOKEN=TOKEN) as process:
+        wait_for(lambda: b"served" in read(log), process, log)
+        asked_at = time.monotonic()
+    assert (process.returncode, time.monotonic() - asked_at < 60) == (0, True)
+    assert b"asked" in read(log)
 
 
 @pytest.mark.slow
