@@ -125,7 +125,9 @@ def test_a_folder_is_left_when_all_that_its_page_started_has_ended(tmp_path):
         made = [queue.add("demo", "footage", ["demo-data", str(tmp_path / name)], tmp_path) for name in "ab"]
         left = replace(made[0], id="000003", state="waiting", process=None, writer=None, started=None)
     jobs.write(queue.folder / "000003.json", left)
-    serve.end_jobs([tmp_path])
+    told = []
+    serve.end_jobs([tmp_path], told.append)
+    assert told == ["asked to end, and waited for: demo footage"] * 2
     assert [job.state for job in queue.list()] == ["stopped", "stopped", "waiting"]
     assert not any(process.lives() for job in queue.list() if (process := job.process))
 
@@ -133,8 +135,13 @@ def test_a_folder_is_left_when_all_that_its_page_started_has_ended(tmp_path):
 def test_a_page_that_would_start_others_hinders_ending_them(tmp_path):
     path = Workspace([tmp_path]).state_folder / "lock"
     with lock.hold(path, doing="page", field="FOLDER", remedy="stop it"), refused("run-locked", "FOLDER"):
-        serve.end_jobs([tmp_path])
-    serve.end_jobs([tmp_path])
+        serve.end_jobs([tmp_path], print)
+
+
+def test_where_nothing_runs_is_told_with_the_place_that_was_looked_at(tmp_path):
+    told = []
+    serve.end_jobs([tmp_path], told.append)
+    assert told == [f"nothing runs of the queue in {Workspace([tmp_path]).state_folder / 'jobs'}"]
 
 
 def test_an_unknown_job_is_told(queue):

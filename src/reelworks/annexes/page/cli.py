@@ -35,6 +35,6 @@ def ui(
     from reelworks.annexes.page import serve
 
     if end_jobs:
-        serve.end_jobs(folders or [Path()])
+        serve.end_jobs(folders or [Path()], show.line)
     else:
         serve.serve(folders or [Path()], port, opens=open, say=show.line, host=host)

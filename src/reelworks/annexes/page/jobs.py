@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -128,10 +128,14 @@ class Jobs:
             job.process.ask_to_end()
         return self.get(id)
 
-    def end(self) -> None:
+    def end(self, say: Callable[[str], None]) -> None:
         """Ask all commands that run to end, and wait until they have; no page may start others meanwhile."""
-        asked = [self.stop(job.id).id for job in self.list() if job.state == "running"]
-        while any(self.get(id).state == "running" for id in asked):
+        if not (asked := [job for job in self.list() if job.state == "running"]):
+            say(f"nothing runs of the queue in {self.folder}")
+        for job in asked:
+            say(f"asked to end, and waited for: {job.kind} {job.title}")
+            self.stop(job.id)
+        while any(self.get(job.id).state == "running" for job in asked):
             time.sleep(_POLL_SECONDS)
 
     def tail(self, id: str) -> str:

@@ -68,15 +68,15 @@ def serve(
             uvicorn.Server(config).run(sockets=[bound])
 
 
-def end_jobs(folders: list[Path]) -> None:
-    """Ask the commands that a page of these folders started to end, and wait for them.
+def end_jobs(folders: list[Path], say: Callable[[str], None]) -> None:
+    """Ask the commands that a page of these folders started to end, say which, and wait for them.
 
     Raises:
         UserError: A page serves the first folder, and would start others.
     """
     state = Workspace(folders).state_folder
     with lock.hold(state / "lock", doing="page", field="FOLDER", remedy="stop the page first; it would start others"):
-        Jobs(state / "jobs").end()
+        Jobs(state / "jobs").end(say)
 
 
 def _token() -> str:
