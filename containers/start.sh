@@ -56,7 +56,9 @@ end() {
 code=0
 trap end TERM INT
 wait "$page" || code=$?
-# A page that ended by itself ends no training of RECIPE, and leaves none of its own behind that nobody asks to save.
-[ -z "$train" ] || wait "$train" || true
-train=
+# A page that could not start (2) ends no training of RECIPE. One that failed later could not be reached: all is saved.
+if [ "$code" = 2 ] && [ -n "$train" ]; then
+	wait "$train" || true
+	train=
+fi
 end

@@ -198,6 +198,15 @@ def test_a_page_that_takes_long_to_end_takes_no_time_of_its_trainings(tmp_path: 
     assert b"asked" in read(log)
 
 
+def test_a_page_that_crashes_ends_the_container_when_its_trainings_have_saved(tmp_path: Path) -> None:
+    trains = "trap 'echo saved; exit 75' TERM; touch trains; while :; do sleep 0.1; done"
+    programs = stand_in(tmp_path, "until [ -e trains ]; do sleep 0.1; done; exit 137", trains)
+    with started(tmp_path, 1, programs, REELWORKS_TOKEN=TOKEN, RECIPE="mine.toml") as process:
+        process.wait(60)
+    assert process.returncode == 137
+    assert {b"saved", b"asked"} <= set(read(tmp_path / "log").splitlines())
+
+
 @pytest.mark.slow
 def test_each_line_of_the_image_can_be_typed(tmp_path: Path) -> None:
     """In a bare environment; packages of the system are looked up where there is apt."""
