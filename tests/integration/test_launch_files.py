@@ -56,10 +56,12 @@ exit "${code:-0}"
 """
 
 
+@pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("code", [0, 1, 75])
 def test_slurm_gives_each_rank_its_cores_and_its_place_and_queues_one_again_that_saved(
-    tmp_path: Path, code: int
+    tmp_path: Path, code: int, given: bool
 ) -> None:
+    """Slurm names the cores of a task only where they are asked for, and not where they come with the GPUs."""
     programs = {
         "srun": SRUN,
         "scontrol": '#!/usr/bin/env bash\necho node-0\necho "$1" >>asked\n',
@@ -72,13 +74,13 @@ def test_slurm_gives_each_rank_its_cores_and_its_place_and_queues_one_again_that
     asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\d+)$", script.read_text(encoding="utf-8"), re.MULTILINE))
     cores, tasks = asked["cpus-per-task"], int(asked["ntasks-per-node"])
     job = {"JOB_ID": "7", "JOB_NODELIST": "node-[0-1]", "NTASKS": str(tasks * int(asked["nodes"]))}
-    job |= {"NTASKS_PER_NODE": str(tasks), "CPUS_PER_TASK": cores}
+    job |= {"NTASKS_PER_NODE": str(tasks)} | ({"CPUS_PER_TASK": cores} if given else {})
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | {f"SLURM_{name}": value for name, value in job.items()}
     done = subprocess.run(["bash", str(script), "my recipe.toml"], env=environment, cwd=tmp_path, check=False)
     assert done.returncode == code
     ranks = (tmp_path / "ranks").read_text(encoding="utf-8").splitlines()
     world = job["NTASKS"]
-    assert ranks == [f"{rank} {rank % tasks} {world} {cores} 2" for rank in range(int(world))]
+    assert ranks == [f"{rank} {rank % tasks} {world} {cores if given else 1} 2" for rank in range(int(world))]
     assert ("requeue" in (tmp_path / "asked").read_text(encoding="utf-8")) == (code == 75)
 
 

@@ -73,6 +73,22 @@ def test_a_folder_for_temporary_files_that_is_set_and_missing_is_told(
     assert any(each.startswith("temporary files: ") and "cannot be written" in each for each in problems(tmp_path))
 
 
+def test_folders_that_may_not_be_looked_at_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    barred, exists = tmp_path / "barred", Path.exists
+
+    def asked(path: Path, **options: bool) -> bool:
+        if path.is_relative_to(barred):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return exists(path, **options)
+
+    monkeypatch.setattr(Path, "exists", asked)
+    monkeypatch.setenv("TMPDIR", str(barred / "temporary"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(barred / "cache"))
+    told = "\n".join(problems(tmp_path))
+    assert "cache: " in told
+    assert "temporary files: " in told
+
+
 def test_a_user_without_a_home_is_no_fault_of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places.leave_without_home(monkeypatch, tmp_path)
     found = examine.examine(tmp_path)

@@ -169,7 +169,7 @@ async def answer(scope, receive, send):
     await Response("the page")(scope, receive, send)
 
 
-@pytest.mark.parametrize("sign", "aZ9-_")
+@pytest.mark.parametrize("sign", "aZ9-_.~")
 def test_a_token_that_is_taken_opens_the_address_as_it_is(monkeypatch, sign):
     """Also that of providers, which the start of a container makes; a browser keeps it, and the page's scripts read it."""
     monkeypatch.setenv(serve.TOKEN_VARIABLE, token := f"sixteen-signs-and{sign}one-more")
@@ -179,7 +179,7 @@ def test_a_token_that_is_taken_opens_the_address_as_it_is(monkeypatch, sign):
 
 
 @pytest.mark.parametrize(
-    "sign", sorted({*string.printable, "é", "😀"} - {*string.ascii_letters, *string.digits, *"-_"})
+    "sign", sorted({*string.printable, "é", "😀"} - {*string.ascii_letters, *string.digits, *"-_.~"})
 )
 def test_a_token_that_an_address_would_change_is_refused(monkeypatch, sign):
     monkeypatch.setenv(serve.TOKEN_VARIABLE, f"sixteen-signs-and{sign}one-more")

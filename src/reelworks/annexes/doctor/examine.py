@@ -245,8 +245,8 @@ def _disk(found: Diagnosis, folder: Path) -> Iterator[tuple[str, object]]:
     # What is set and cannot be used is told, where `tempfile` looks for another folder by itself.
     given = next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")
     for name, place in (("cache", user_files.cache_folder()), ("temporary files", Path(given))):
-        there = next(each for each in (place, *place.parents) if each.exists() or name != "cache")
         try:
+            there = next(each for each in (place, *place.parents) if name != "cache" or each.exists())
             with tempfile.TemporaryFile(dir=there, buffering=0) as file:
                 file.write(bytes(1 << 16))
             yield name, f"{_named(place)}, {units.size(shutil.disk_usage(there).free)} free"

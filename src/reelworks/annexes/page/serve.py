@@ -23,7 +23,7 @@ from reelworks.data.run import lock
 
 ADDRESS = "127.0.0.1"
 TOKEN_VARIABLE = "REELWORKS_TOKEN"
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")  # which addresses, cookies and headers all take as it is
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,}")  # which addresses, cookies and headers all take as it is
 DEFAULT_PORT = 8384
 _PORTS_TRIED = 20
 
@@ -84,7 +84,7 @@ def _token() -> str:
     given = os.environ.get(TOKEN_VARIABLE, "")
     if given and not _TOKEN.fullmatch(given):
         raise UserError(
-            "it needs 16 signs or more, so that nobody guesses it, and those that addresses keep: A-Z, a-z, 0-9, - and _",
+            "it needs 16 signs or more, so that nobody guesses it, and those that addresses keep: A-Z, a-z, 0-9, and - . _ ~",
             code="token-unfit",
             field=TOKEN_VARIABLE,
             remedy="give that of `openssl rand -hex 24`, or none: then a new one is made and printed",

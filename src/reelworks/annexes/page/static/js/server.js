@@ -5,7 +5,7 @@ import { t } from "./texts.js";
 // The token comes in the address that the terminal prints, after "#", which browsers send to nobody.
 const KEY = "reelworks-token";
 export function takeToken() {
-  const found = /^#token=([\w-]+)$/.exec(location.hash);
+  const found = /^#token=([\w.~-]+)$/.exec(location.hash);
   if (found) {
     localStorage.setItem(KEY, found[1]);
     history.replaceState(null, "", "#/runs");
