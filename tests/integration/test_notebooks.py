@@ -45,22 +45,29 @@ with open("called", "a", encoding="utf-8") as called:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="what stands for the program is a script with its interpreter's path")
-def test_settings_reach_the_commands_as_they_are_written(tmp_path: Path) -> None:
-    """Colab's folder has a space; prompts have quotes, signs of shells, and signs beyond 16 bits."""
+@pytest.mark.parametrize("kind", ["str", "Path"])
+def test_settings_reach_the_commands_as_they_are_written(tmp_path: Path, kind: str) -> None:
+    """Colab's folder has a space, others lie in the home; prompts have quotes, signs of shells, and signs beyond 16 bits."""
     pytest.importorskip("IPython", reason="cells are run by IPython")
-    settings: dict[str, Any] = {"MODEL": "sdxl", "TRIGGER": "rw$mug", "PICTURES": "My Drive/mug's", "STEPS": 2}
+    settings: dict[str, Any] = {"MODEL": "sdxl", "TRIGGER": "rw$mug", "PICTURES": "~/My Drive/mug's", "STEPS": 2}
     settings["PROMPTS"] = ['Anna\'s "desk"; `ls` $HOME \\ {x}', "a mug \U0001f600"]
     cells = ["".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]]
     run = ["from pathlib import Path", *(f"{name} = {value!r}" for name, value in settings.items())]
-    run += [cell for cell in cells if "!reelworks new " in cell or "!reelworks train " in cell]
+    run += [f"PICTURES = {kind}(PICTURES)"]
+    run += [
+        cell for cell in cells if "if not PICTURES" in cell or "!reelworks new " in cell or "!reelworks train " in cell
+    ]
+    pictures = tmp_path / "My Drive" / "mug's"
+    pictures.mkdir(parents=True)
     program = tmp_path / "reelworks"
     program.write_text(RECORD.format(python=sys.executable), encoding="utf-8")
     program.chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "IPYTHONDIR": str(tmp_path)}
+    environment["HOME"] = str(tmp_path)
     ways: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True, "check": True, "capture_output": True}
     subprocess.run([sys.executable, "-c", RUN], input=json.dumps(run), **ways)
     new, train = map(json.loads, (tmp_path / "called").read_text(encoding="utf-8").splitlines())
-    values = [settings["PICTURES"], "sdxl", settings["TRIGGER"], "2"]
+    values = [str(pictures), "sdxl", settings["TRIGGER"], "2"]
     assert [new[new.index(f"--{name}") + 1] for name in ("data", "model", "trigger", "steps")] == values
     assert tomllib.loads(train[train.index("--set") + 1]) == {"samples": {"prompts": settings["PROMPTS"]}}
 
