@@ -130,11 +130,9 @@ class Jobs:
 
     def end(self, say: Callable[[str], None]) -> None:
         """Ask all commands that run to end, and wait until they have; no page may start others meanwhile."""
-        if not (asked := [job for job in self.list() if job.state == "running"]):
-            say(f"nothing runs of the queue in {self.folder}")
-        for job in asked:
-            say(f"asked to end, and waited for: {job.kind} {job.title}")
-            self.stop(job.id)
+        asked = [self.stop(job.id) for job in self.list() if job.state == "running"]
+        told = "\n".join(f"asked to end, and waited for: {job.kind} {job.title}" for job in asked)
+        say(told or f"nothing runs of the queue in {self.folder}")
         while any(self.get(job.id).state == "running" for job in asked):
             time.sleep(_POLL_SECONDS)
 
