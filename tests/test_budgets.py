@@ -41,7 +41,7 @@ PARTS = {
     "doctor": Part(("annexes/doctor",), 203, 170),
     "captions": Part(("annexes/captions",), 1_787, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),
-    "quality": Part(("annexes/quality",), 2_205, 1_950),
+    "quality": Part(("annexes/quality",), 2_201, 1_950),
     "learning": Part(("annexes/learning",), 897, 700),
     "hub": Part(("annexes/hub",), 683, 580),
     "imports": Part(("annexes/imports",), 7_027, 4_850),

@@ -17,9 +17,8 @@ from reelworks.annexes.quality.measure import MISSING, SampledClip
 from reelworks.data.catalog.store import measured_columns
 
 _STILL_MEAN, _STILL_MAX = 0.3, 4.0  # levels by which a frame that shows nothing new differs after coding
-_HELD_SECONDS = (
-    1 / 6
-)  # for which a frame is held at most that is drawn, filmed or shown at a lower rate than that of the file
+# For which a frame is held at most that is drawn, filmed or shown at a lower rate than that of the file.
+_HELD_SECONDS = 1 / 6
 _MOST_NOISE = 4.0  # squared levels by which pixels differ at the small size without motion
 _NEAR = 4  # pairs on either side that a cut stands out of
 _TIMES, _LEVELS = 1.6, 6.0  # by which it does
@@ -153,10 +152,8 @@ def _speed(step_PHW: Pixels, between_PHW: Pixels, frames_P: Pixels) -> float:
     """
     down = between_PHW[:, 2:, 1:-1] - between_PHW[:, :-2, 1:-1]
     across = between_PHW[:, 1:-1, 2:] - between_PHW[:, 1:-1, :-2]
-    slope, moved = (
-        (np.square(down) + np.square(across)) / 4,
-        np.square(step_PHW[:, 1:-1, 1:-1] / frames_P[:, None, None]),
-    )
+    slope = (np.square(down) + np.square(across)) / 4
+    moved = np.square(step_PHW[:, 1:-1, 1:-1] / frames_P[:, None, None])
     if not slope.size:
         return 0.0
     energy, mean, deviation = float(moved.mean()), float(slope.mean()), float(slope.std())

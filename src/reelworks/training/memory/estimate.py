@@ -76,7 +76,7 @@ def measured_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket, clips: int
 
 
 def _fuses(recipe: Recipe) -> bool:
-    """Whether passes without recomputation are all compiled into few kernels; others recompute if buckets choose it."""
+    """Whether a pass without recomputation is compiled into few kernels; a network that never recomputes is rehearsed uncompiled."""
     return recipe.train.compile_backend == "inductor" and recipe.model.gradient_checkpointing == "auto"
 
 
