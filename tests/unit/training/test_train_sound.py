@@ -4,8 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tiny_recipe
 import torch
+from examples import training_example
 from pydantic import ValidationError
+from test_train_objectives import CPU, micro_batch
 
 from reelworks.core import hash_rng
 from reelworks.core.shape import Geometry, Shape
@@ -15,6 +18,8 @@ from reelworks.models.objectives import timesteps
 from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.sound.config import SoundConfig
 from reelworks.testing import contract
+from reelworks.training.assembly import build
+from reelworks.training.recipe import recipe_file
 from reelworks.training.step import sound_inputs
 from reelworks.training.step.examples import Example, Predicted
 from reelworks.training.step.sound_inputs import SoundTarget
@@ -98,3 +103,32 @@ def test_the_loss_is_the_sum_over_what_is_generated(given, weighting):
         heard = (out.sound - (target.x0 - target.noise)).square().mean((1, 2, 3, 4)) * (given != "sound")
         torch.testing.assert_close(losses, picture + 0.25 * heard)
     assert sound_inputs.trained_times(i).tolist() == (i.sound.time if given == "picture" else i.time).tolist()
+
+
+MASKS = {"white": slice(None), "first frame": slice(1), "last frame": slice(3, None), "none": None}
+
+
+@pytest.mark.parametrize("ratios", [{}, {"image_head": 1.0}, {"random": 1.0}], ids=["", "head", "random"])
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_clip_counts_exactly_if_something_of_it_is_trained(follow, ratios):
+    """Of picture or sound: a mask of what is given leaves the other one trained."""
+    values = tiny_recipe.of_sounds(
+        "unused",
+        "unused",
+        sound={"modes": {"sound": 0.4, "video": 0.3}, "follow_frames": follow},
+        objective={"mask_ratios": ratios},
+    )
+    recipe = recipe_file.parse(values)
+    encoder, batch = build.encoder(recipe, CPU), micro_batch(range(24))
+    samples = encoder.sound.spec.samples(4)
+    batch = dataclasses.replace(batch, sound=torch.zeros(24, samples, encoder.sound.spec.channels, dtype=torch.int16))
+    for frames in MASKS.values():
+        shown = torch.zeros_like(batch.frames)
+        shown[:, frames or slice(0)] = 255
+        companions = {} if frames is None else {"loss_mask": shown}
+        example = training_example(dataclasses.replace(batch, companions=companions), encoder, recipe.objective, seed=1)
+        out = Predicted(*(torch.randn_like(x0).requires_grad_() for x0 in (example.x0, example.sound.x0)))
+        torch.autograd.backward(example.losses(out).sum())
+        trained = out.picture.grad.flatten(1).any(dim=1) | out.sound.grad.flatten(1).any(dim=1)
+        assert torch.equal(example.valid_mask, trained)
+        assert trained.any()

@@ -320,6 +320,20 @@ def test_a_step_without_a_clip_is_skipped(stepper):
     batch = micro_batch(s, 0, [1, 2], failed=(0, 1))
     result = run_step(s, [batch], flags=QUIET._replace(stop=True))
     assert (result.applied, result.clips, result.failed, result.flags.stop) == (False, 0, 2, True)
+    assert result.why_not == "no clip could be decoded"
+
+
+def test_a_step_whose_masks_show_what_is_given_is_skipped_for_that_reason(stepper):
+    """All of its clips were read."""
+    s = stepper()
+    config = s.recipe.objective.model_copy(update={"mask_ratios": {"image_head": 1.0}})
+    s = replace(s, examples=replace(s.examples, recipe=s.recipe.model_copy(update={"objective": config})))
+    batch = micro_batch(s, 0, [1, 2])
+    masks = torch.zeros_like(batch.frames)
+    masks[:, 0] = 255
+    result = run_step(s, [replace(batch, companions={"loss_mask": masks})])
+    assert (result.applied, result.clips, result.failed) == (False, 2, 0)
+    assert result.why_not == "the loss masks of its clips show nothing that is trained"
 
 
 class HostReads(TorchDispatchMode):

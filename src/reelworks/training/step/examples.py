@@ -236,7 +236,11 @@ def _example(
         **given(_conditions(encoded, encoders, x0, frame_mask, noise_seeds), n),
         sound=None if sound is None else sound.inputs,
     )
-    valid_mask, weight = _valid(batch, encoders, n, trained_frames, source_frames)
+    weight = _loss_weight(batch, encoders, n, source_frames)
+    # A mask may show given frames alone, also beside sound that is given: such a clip has no weight in the step.
+    counted_BT = frame_mask if trained_frames is not None else torch.ones_like(frame_mask)
+    counted_BT = counted_BT if weight is None else counted_BT & weight.any(dim=3).any(dim=2)
+    heard_BN = counted_BT[:, :0] if sound is None else sound.inputs.mask
     share = torch.ones(n, device=device) if trained_frames is None else trained_frames.float().mean(dim=1)
     if sound is not None:
         share = torch.where(share > 0, share, sound.inputs.mask.float().mean(dim=1))
@@ -248,7 +252,7 @@ def _example(
         trained_noise,
         added_noise,
         generated_share=share,
-        valid_mask=valid_mask,
+        valid_mask=to_device(batch.is_valid, device) & torch.cat([counted_BT, heard_BN], dim=1).any(dim=1),
         trained_frames=trained_frames,
         loss_weight=weight,
         sound=None if sound is None else sound.target,
@@ -288,19 +292,13 @@ def _conditions(
     return conditions | {"condition": shown}
 
 
-def _valid(
-    batch: MicroBatch, encoders: FrozenEncoders, n: int, trained_frames: Tensor | None, source_frames: int
-) -> tuple[Tensor, Tensor | None]:
-    """Return which of `n` clips count in the loss, and the weight of their latent elements if they have loss masks."""
-    valid_mask = to_device(batch.is_valid, encoders.device).expand(n)
+def _loss_weight(batch: MicroBatch, encoders: FrozenEncoders, n: int, source_frames: int) -> Tensor | None:
+    """Return the weight of each latent element of `n` clips, `[B, T, H, W]`; None without loss masks."""
     if "loss_mask" not in batch.companions:
-        return valid_mask, None
+        return None
     mask = to_device(batch.companions["loss_mask"], encoders.device)
     weight = conditioning.weights(mask, encoders.autoencoder.geometry).expand(n, -1, -1, -1)
-    weight = pad(weight, (0, 0, 0, 0, source_frames, 0))
-    # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
-    weight_BT = weight.amax(dim=(2, 3))
-    return valid_mask & (weight_BT if trained_frames is None else weight_BT * trained_frames).any(dim=1), weight
+    return pad(weight, (0, 0, 0, 0, source_frames, 0))
 
 
 class _Sound(NamedTuple):

@@ -102,6 +102,8 @@ class StepResult:
             return "named by train.skip_steps"
         if self.spike is not None:
             return f'{self.spike}; train.spikes = "skip"'
+        if self.finite and self.clips + self.repeats:
+            return "the loss masks of its clips show nothing that is trained"
         if self.finite:
             return "no clip could be decoded"
         return f"loss or gradient is not finite, {self.blame}"
