@@ -47,11 +47,10 @@ def test_a_checkpoint_has_the_loss_that_training_measured(tiny: Any, tmp_path: P
     assert {name: of.loss for name, of in by_bucket.items()} == told[4]["loss_by_bucket"]
     assert sum(of.clips for of in by_bucket.values()) == newest.validation.clips == newest.clips > 2
 
-    ten = held_out.spread(newest.source.recipe, 10)
-    np.testing.assert_allclose(ten, np.linspace(0, 1000, 12)[1:-1])
     together, apart = (measured(run.path, timesteps=10, batch_size=n) for n in (None, 3))
     found = [list(each.validation.loss_by_time.values()) for each in (together, apart)]
     np.testing.assert_allclose(*found, rtol=1e-5)
+    np.testing.assert_allclose(together.timesteps, np.linspace(0, 1000, 12)[1:-1])
     assert len(found[0]) == 10
     (file,) = write(together, None)
     assert json.loads(file.read_text(encoding="utf-8"))["loss_by_time"] == together.validation.loss_by_time

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import tiny_families
 import tiny_recipe
@@ -55,12 +56,17 @@ def test_each_clip_goes_to_the_expert_of_its_timestep(place):
 
 
 def test_timesteps_follow_from_the_expert(place):
-    """A recipe says the expert once; the resolved recipe holds its timesteps, and reads as itself."""
+    """A recipe says the expert once; the resolved recipe holds its timesteps, and reads as itself.
+
+    Validation is at timesteps that are trained, in equal distances from each other and twice as far as from the ends.
+    """
     ranges = {"high": [875.0, 1000.0], "low": [0.0, 875.0], "both": [0.0, 1000.0]}
     for name, wanted in ranges.items():
         recipe = recipe_of(place, model={"experts": name})
         assert recipe.objective.timestep_range == wanted
         assert recipe_file.parse(recipe.model_dump()) == recipe
+        ends = [wanted[0], *recipe.validation_timesteps, wanted[1]]
+        np.testing.assert_allclose(np.diff(ends) / (wanted[1] - wanted[0]), [0.1, 0.2, 0.2, 0.2, 0.2, 0.1])
 
 
 @pytest.mark.parametrize(
@@ -68,6 +74,7 @@ def test_timesteps_follow_from_the_expert(place):
     [
         ({}, r"model\.experts.*two networks|two networks.*model\.experts"),
         ({"model": {"experts": "high"}, "objective": {"timestep_range": [0, 875]}}, r"timestep_range"),
+        ({"model": {"experts": "high"}, "validation": {"timesteps": [900, 500]}}, r"validation\.timesteps.*875 to 1000"),
         ({"model": {"experts": "high", "weights": "x/transformer_2"}}, r"model\.weights"),
         ({"model": {"experts": "both", "weights": "x/transformer"}}, r"model\.weights"),
         ({"model": {"experts": "low", "weights": None}, "objective": {"name": "iddpm"}}, r"rectified"),

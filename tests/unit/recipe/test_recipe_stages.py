@@ -54,6 +54,18 @@ def test_a_stage_has_the_recipes_keys_but_for_its_own() -> None:
     assert not high.stage
 
 
+def test_a_stage_is_validated_at_timesteps_that_it_trains() -> None:
+    """Also as the run folder has it; named timesteps are those of all stages."""
+    noisy = {"name": "noisy", "steps": 10, "objective": {"timestep_range": [800.0, 1000.0]}}
+    recipe = recipe_file.parse(values(LOW, noisy))
+    for read in (recipe, written(recipe)):
+        times = [stage.validation_timesteps for stage in recipe_file.each_stage(read)]
+        assert times == [[100.0, 300.0, 500.0, 700.0, 900.0], [820.0, 860.0, 900.0, 940.0, 980.0]]
+    with refused("validation-timesteps-not-trained", "validation.timesteps", says="in stage noisy"):
+        recipe_file.parse(values(LOW, noisy, validation={"timesteps": [300.0, 900.0]}))
+    assert recipe_file.parse(values(LOW, noisy, validation={"timesteps": [900.0]})).validation_timesteps == [900.0]
+
+
 def test_entries_of_a_stage_take_the_place_of_an_open_sora_table_of_the_recipe() -> None:
     """Other stages keep the table, and other keys of `[buckets]` hold for all."""
     table = {"opensora": {"48px": {"1": [1.0, 8]}}, "probability": "opensora-1.2", "incomplete_batch": "pad"}

@@ -12,10 +12,16 @@ from typer.testing import CliRunner
 from reelworks.commands.main import app
 from reelworks.core import files
 from reelworks.data.distributed.mesh import World
+from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.training.loop.config import ValidationConfig
 from reelworks.training.observers.early_stop import EarlyStop
+from reelworks.training.recipe.recipe import Recipe
 
 ONE = World(0, 1, torch.device("cpu"))
+
+
+def recipe_of(**validation):
+    return Recipe.model_construct(validation=ValidationConfig(**validation), objective=ObjectiveConfig())
 
 
 @pytest.mark.parametrize(
@@ -48,20 +54,20 @@ def test_a_resume_counts_the_validations_up_to_its_step(tmp_path):
     file = tmp_path / "events.jsonl"
     for step, loss in [(0, 3.0), (10, 1.0), (20, None), (30, 1.5), (40, 0.5)]:
         files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, "loss": loss})
-    early = EarlyStop.resume(ValidationConfig(every_steps=10, patience=2), file, 30, ONE)
+    early = EarlyStop.resume(recipe_of(every_steps=10, patience=2), file, 30, ONE)
     assert (early.best, early.best_step, early.is_over) == (1.0, 10, True)
-    assert not EarlyStop.resume(ValidationConfig(every_steps=10, patience=3), file, 30, ONE).is_over
-    assert not EarlyStop.resume(ValidationConfig(every_steps=10, patience=2), file, 20, ONE).is_over
+    assert not EarlyStop.resume(recipe_of(every_steps=10, patience=3), file, 30, ONE).is_over
+    assert not EarlyStop.resume(recipe_of(every_steps=10, patience=2), file, 20, ONE).is_over
 
 
 def test_validations_where_starts_end_off_the_schedule_decide_nothing(tmp_path):
     """A run whose `max_steps` is raised again and again trains as far as one that was never stopped."""
-    file, config = tmp_path / "events.jsonl", ValidationConfig(every_steps=6, patience=2)
+    file, recipe = tmp_path / "events.jsonl", recipe_of(every_steps=6, patience=2)
     losses = {0: 3.0, 6: 2.0, 8: 1.7, 9: 2.0, 12: 1.9}
     for step, loss in losses.items():
         files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, "loss": loss})
-    early = EarlyStop.resume(config, file, 12, ONE)
-    never_stopped = EarlyStop(config)
+    early = EarlyStop.resume(recipe, file, 12, ONE)
+    never_stopped = EarlyStop(recipe.validation)
     for step in (0, 6, 12):
         never_stopped.add(step, losses[step])
     assert early == never_stopped
@@ -73,9 +79,9 @@ def test_a_resumed_stage_counts_none_of_the_stage_before(tmp_path):
     file = tmp_path / "events.jsonl"
     for step, loss in [(0, 3.0), (10, 0.5), (20, 2.0), (30, 1.9)]:
         files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, "loss": loss})
-    early = EarlyStop.resume(ValidationConfig(every_steps=10, patience=2), file, 30, ONE, first=10)
+    early = EarlyStop.resume(recipe_of(every_steps=10, patience=2), file, 30, ONE, first=10)
     assert (early.best, early.best_step, early.is_over) == (1.9, 30, False)
-    early = EarlyStop.resume(ValidationConfig(every_steps=10, patience=2), file, 10, ONE)
+    early = EarlyStop.resume(recipe_of(every_steps=10, patience=2), file, 10, ONE)
     assert (early.best, early.best_step) == (0.5, 10)
 
 
@@ -85,7 +91,7 @@ def test_losses_at_other_timesteps_are_no_measure(tmp_path):
     for step, loss, times in [(0, 1.9, ["100"]), (10, 1.8, ["100"]), (20, 2.5, ["900"]), (30, 2.4, ["900"])]:
         of = {"loss": loss, "loss_by_time": dict.fromkeys(times, loss)}
         files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, **of})
-    early = EarlyStop.resume(ValidationConfig(every_steps=10, patience=2, timesteps=[900.0]), file, 30, ONE)
+    early = EarlyStop.resume(recipe_of(every_steps=10, patience=2, timesteps=[900.0]), file, 30, ONE)
     assert (early.best, early.best_step, early.is_over) == (2.4, 30, False)
 
 

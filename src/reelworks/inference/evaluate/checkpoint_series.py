@@ -429,7 +429,7 @@ def _key(
         "metrics": [*names, *(digests.digest_bytes(path.read_bytes()) for path in code)],
         "networks": {name: _fingerprint(Path(path)) for name, path in weights.items()},
         "training": training.digest(),
-        "loss": [recipe.validation.timesteps, held_out.digest_of(data), recipe.seed],
+        "loss": [recipe.validation_timesteps, held_out.digest_of(data), recipe.seed],
     }
     return digests.digest_json(settings)[:8]
 

@@ -122,19 +122,12 @@ def _trained(run: RunFolder, data: RecipeData) -> int:
 
 def measuring(recipe: Recipe, request: EvalRequest) -> Recipe:
     """Return the recipe with the timesteps and the number of clips that are asked for."""
-    update: dict[str, Any] = {"timesteps": spread(recipe, request.timesteps)} if request.timesteps else {}
+    update: dict[str, Any] = {}
+    if count := request.timesteps:  # ten are those of Open-Sora 1.2's evaluation: 91, 182, ..., 909
+        update["timesteps"] = recipe.objective.timesteps(range(1, count + 1), parts=count + 1)
     if request.max_clips is not None or request.data_path is not None:
         update["max_clips"] = request.max_clips or sys.maxsize
     return recipe.model_copy(update={"validation": recipe.validation.model_copy(update=update)})
-
-
-def spread(recipe: Recipe, count: int) -> list[float]:
-    """Return timesteps in equal distances within the range that a recipe trains, its ends left out.
-
-    Ten of them in [0, 1000] are the timesteps of Open-Sora 1.2's evaluation: 91, 182, ..., 909.
-    """
-    first, last = recipe.objective.timestep_range
-    return [first + (last - first) * i / (count + 1) for i in range(1, count + 1)]
 
 
 @dataclass(frozen=True)
@@ -215,7 +208,7 @@ def evaluate(
             remedy="check that the files are there; `reelworks scan` says why they cannot be read",
         )
     left_out = {} if source.held_out else _left_out(data)
-    return Evaluation(source, recipe.validation.timesteps, len(clips), digest_of(data), result, left_out)
+    return Evaluation(source, recipe.validation_timesteps, len(clips), digest_of(data), result, left_out)
 
 
 def _left_out(data: RecipeData) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -129,6 +130,11 @@ class ObjectiveConfig(Config):
     crop_conditioning: Literal["file", "none"] = "file"
     target_guidance_scale: float | None = Field(default=None, gt=1)
     dpo_beta: float = Field(default=2000.0, gt=0)
+
+    def timesteps(self, places: Iterable[int], parts: int) -> list[float]:
+        """Return the timesteps at some of the ends of so many equal parts of the range that is trained."""
+        first, last = self.timestep_range
+        return [first + (last - first) * i / parts for i in places]
 
     @field_validator("timestep_shift")
     @classmethod

@@ -10,6 +10,7 @@ from typing import Self
 from reelworks.data.distributed.mesh import World
 from reelworks.data.run import events
 from reelworks.training.loop.config import ValidationConfig
+from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
 
 
@@ -31,16 +32,16 @@ class EarlyStop:
     without_progress: int = 0
 
     @classmethod
-    def resume(cls, config: ValidationConfig, events_file: Path, step: int, world: World, *, first: int = 0) -> Self:
+    def resume(cls, recipe: Recipe, events_file: Path, step: int, world: World, *, first: int = 0) -> Self:
         """Return the state after a step, by the validations of its stage, which began after the step `first`. Collective.
 
         Those at other timesteps than the present ones had other losses.
         """
-        early = cls(config)
-        if config.patience is not None:
+        early = cls(recipe.validation)
+        if early.config.patience is not None:
             past = events.timeline(events_file, "validation") if world.is_main else []
             first += first > 0  # that of the untrained weights counts
-            times = {f"{time:g}" for time in config.timesteps}
+            times = {f"{time:g}" for time in recipe.validation_timesteps}
             past = [event for event in past if {*event.get("loss_by_time", times)} == times]
             losses = world.broadcast({event["step"]: event["loss"] for event in past if first <= event["step"] <= step})
             assert isinstance(losses, dict)

@@ -62,7 +62,7 @@ class Validator:
     """Measure the loss of the weights that a network holds, on the same held-out clips each time.
 
     Attributes:
-        recipe: Its validation.timesteps are those to measure at.
+        recipe: Its `validation_timesteps` are those to measure at.
         times_at_once: Timesteps of a clip that run as one batch; None for as many as clips in a micro-batch of its bucket, or
             of one that another rank measures at the same time, if fewer, so that validation takes no more memory than
             training. Losses differ by rounding only.
@@ -84,7 +84,7 @@ class Validator:
         """Validate; returns None if there is no held-out clip, or none could be decoded."""
         if not len(self.held_out):
             return None
-        times, buckets = self.recipe.validation.timesteps, self.source.data.table.buckets
+        times, buckets = self.recipe.validation_timesteps, self.source.data.table.buckets
         # Of all clips, and then of each bucket's: sums of the loss at each timestep, and of clips.
         sums = torch.zeros(1 + len(buckets), len(times) + 1, dtype=torch.float64)
         budget_bytes = self.recipe.data.prefetch_budget_bytes
@@ -117,7 +117,7 @@ class Validator:
 
     def _losses(self, batch: MicroBatch, at_once: int) -> Tensor:
         """Return the loss of one clip at each timestep, float64 on the CPU."""
-        objective, times = self.recipe.objective.for_validation(), self.recipe.validation.timesteps
+        objective, times = self.recipe.objective.for_validation(), self.recipe.validation_timesteps
         example = validation_example(batch, self.encoder, objective, seed=self.recipe.seed, times=times)
         outputs = []
         for first in range(0, len(times), at_once):

@@ -159,6 +159,11 @@ class Recipe(Config):
         return any(dataset.rejected is not None for dataset in self.dataset)
 
     @property
+    def validation_timesteps(self) -> list[float]:
+        """Timesteps of the validation loss."""
+        return self.validation.timesteps or self.objective.timesteps((1, 3, 5, 7, 9), parts=10)
+
+    @property
     def clips_per_place(self) -> int:
         """Number of clips that the network sees for each clip of a micro-batch: 2 if it learns preferences."""
         return 2 if self.learns_preferences else 1
