@@ -57,7 +57,7 @@ VALUES: dict[str, Any] = {
     "encode.folder": "stored",
     "autoencoder.stride": 4,
     "text_encoder.max_length": 2,
-    "objective.timestep_range": [0.0, 500.0],
+    "objective.timestep_range": [100.0, 900.0],
     "objective.mask_ratios": {"image_head": 0.5},
     "objective.caption_dropout": 0.9,
     "objective.target_guidance_scale": 2.0,

@@ -10,13 +10,17 @@ import tiny_recipe
 import torch
 from examples import training_example, validation_example
 from refused import refused
+from test_train_objectives import CPU
+from test_train_objectives import micro_batch as objective_batch
 from test_train_prior import perturb
 from test_train_step import micro_batch, run_step, stepper, take
 
 from reelworks.models.adapters import inject
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.api import DenoiserInputs
+from reelworks.training.assembly import build
 from reelworks.training.recipe import recipe_file
+from reelworks.training.step import losses
 from reelworks.training.step.examples import Predicted
 from reelworks.training.step.nonfinite import NonFiniteSource
 from reelworks.training.step.state import TrainState
@@ -79,6 +83,33 @@ def test_the_loss_is_that_of_the_paper(preferring, monkeypatch, perturbation):
     assert result.loss == pytest.approx(float(wanted.mean()), rel=1e-4)
     assert result.clips == 2
     assert all(gradients[name].any() for name in gradients)
+
+
+@pytest.mark.parametrize("name", ["stdit3-tiny", "wan-tiny", "ltx-tiny", "opensora2-tiny"])
+def test_what_is_given_is_the_same_in_both_clips_of_a_pair(name):
+    """Of the preferred one, whether a network has given frames among its latents or beside them."""
+    recipe = recipe_file.parse(
+        tiny_recipe.of_family(
+            *(name, "unused", {"path": "a", "rejected": "worse"}),
+            bucket=[{"resolution": "32x32", "num_frames": 1}],
+            autoencoder={},
+            lora={},
+            objective={"mask_ratios": {"image_head": 1.0}},
+        )
+    )
+    batch, encoder = objective_batch(range(3)), build.encoder(recipe, CPU)
+    batch = replace(batch, companions={"rejected": 255 - batch.frames})
+    example = training_example(batch, encoder, recipe.objective, seed=1)
+    doubled = losses._pairs(example)
+    of_both = {field.name: getattr(doubled.inputs, field.name) for field in fields(doubled.inputs)}
+    given = {key: value for key, value in of_both.items() if isinstance(value, torch.Tensor) and key != "latent"}
+    assert not given["frame_mask"].all()
+    if doubled.trained_frames is not None:
+        given["frames"] = doubled.inputs.latent.movedim(2, 1)[~doubled.trained_frames]
+    for value in given.values():
+        assert torch.equal(*value.chunk(2))
+    made = doubled.inputs.latent[:, :, 1:]
+    assert not torch.isclose(*made.chunk(2)).any()
 
 
 def test_it_begins_at_log_2_and_learns_to_prefer(preferring):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from reelworks.data.loader.upload import to_device
 from reelworks.models.adapters import inject
 from reelworks.models.api import DenoiserInputs
-from reelworks.models.objectives import loss_terms, objectives
+from reelworks.models.objectives import loss_terms, objectives, rectified_flow
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.encoding import conditioning
 from reelworks.training.recipe.recipe import Recipe
@@ -129,6 +129,8 @@ def _pairs(example: Example) -> Example:
     encoded, objective = example.encoded, objectives.from_config(example.objective)
     assert encoded.rejected is not None
     rejected = conditioning.prepend_sources(encoded.rejected, encoded.conditions)
+    if example.trained_frames is not None:  # frames that are given are those of the preferred clip, as all conditions
+        rejected = torch.where(rectified_flow.per_frame(example.trained_frames), rejected, example.x0)
     parts = ("noise", "added_noise", "generated_share", "valid_mask", "trained_frames", "loss_weight")
     named = ((name, getattr(example, name)) for name in parts)
     doubled: dict[str, Any] = {name: torch.cat([value] * 2) for name, value in named if value is not None}
