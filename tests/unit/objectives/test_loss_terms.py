@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler
 from diffusers.training_utils import compute_loss_weighting_for_sd3, compute_snr
+from pydantic import ValidationError
 
-from reelworks.models.objectives import objectives
+from reelworks.core import hash_rng
+from reelworks.models.objectives import ddpm, objectives
 from reelworks.models.objectives.config import ObjectiveConfig
+from reelworks.training.step import noising
 
 STEPS = [0, 1, 20, 250, 500, 750, 950, 999]
 ERROR = torch.randn(len(STEPS), 4, 3, 5, 5, generator=torch.Generator().manual_seed(1))
@@ -25,6 +29,30 @@ def ratio(t_B: torch.Tensor, **settings: object) -> torch.Tensor:
     """The weight of each clip: its loss by that without weights."""
     plain = {key: value for key, value in settings.items() if key == "name"}
     return loss_of(ObjectiveConfig(**settings), t_B) / loss_of(ObjectiveConfig(**plain), t_B)
+
+
+@pytest.mark.parametrize("noise_key", ["none", "noise_offset", "multires_noise_iterations", "input_perturbation"])
+@pytest.mark.parametrize("prediction", ["velocity", "sample", "epsilon", "v-prediction"])
+def test_the_exact_answer_has_no_loss(prediction, noise_key):
+    """The clip, the noise that is trained on, or what leads from one to the other, at all timesteps and with any noise."""
+    strength = {} if noise_key == "none" else {noise_key: 6 if noise_key == "multires_noise_iterations" else 0.5}
+    flow = prediction in ("velocity", "sample")
+    values = {"prediction": prediction} if flow else {"name": prediction}
+    x0 = torch.randn(len(STEPS), 4, 3, 5, 5, generator=torch.Generator().manual_seed(3))
+    if flow and noise_key == "multires_noise_iterations":
+        with pytest.raises(ValidationError, match="no such part"):
+            ObjectiveConfig(**values | strength)
+        return
+    config = ObjectiveConfig(**values | strength)
+    noise, added = noising.of_clips(config, x0, hash_rng.hash64(1, "noise", np.arange(len(STEPS))))
+    t, objective = torch.tensor(STEPS).float(), objectives.from_config(config)
+    x_t = objective.noised(x0, added, t, None)
+    data, share = (factor.view(-1, 1, 1, 1, 1) for factor in ddpm.weights(t))
+    exact = {"velocity": x0 - noise, "sample": x0, "epsilon": noise, "v-prediction": data * noise - share * x0}[prediction]
+    torch.testing.assert_close(objective.losses(exact, x_t, x0, noise, t, None), torch.zeros(len(STEPS)))
+    off = objective.losses(exact + 0.1, x_t, x0, noise, t, None)
+    scale = (t / 1000).clamp(min=0.05) if prediction == "sample" else 1
+    torch.testing.assert_close(off, 0.01 / scale**2 * torch.ones(len(STEPS)))
 
 
 @pytest.mark.parametrize(("name", "shift"), [("epsilon", 0), ("v-prediction", 1)])

@@ -50,7 +50,7 @@ def test_the_target_is_guided_by_the_base_without_caption(stepper, monkeypatch, 
     v = example.x0 - example.noise
     if prediction == "sample":  # v = (x0 - x_t) / t, where t counts as 0.05 at least
         share = (example.inputs.time / 1000).clamp(min=0.05).view(-1, 1, 1, 1, 1)
-        output, u = ((each - example.inputs.latent) / share for each in (output, u))
+        output, u, v = ((each - example.inputs.latent) / share for each in (output, u, example.x0))
     target = torch.where(dropped.view(-1, 1, 1, 1, 1), v, u + SCALE * (v - u))
     wanted = (output - target).square().mean(dim=(1, 2, 3, 4))
     result, gradients = take(made, [batch], monkeypatch)

@@ -31,7 +31,7 @@ class _ByDistance(ABC):
     config: ObjectiveConfig
 
     @abstractmethod
-    def error(self, output: Tensor, x_t: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
+    def error(self, output: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
         """Return the difference between an output and what it is trained towards."""
 
     @abstractmethod
@@ -50,9 +50,9 @@ class _ByDistance(ABC):
         base: Tensor | None = None,
     ) -> Tensor:
         """Return the loss of each clip."""
-        error = self.error(output, x_t, x0, noise, t_B)
+        error = self.error(output, x0, noise, t_B)
         if base is not None:
-            error = error - self.error(base, x_t, x0, noise, t_B)
+            error = error - self.error(base, x0, noise, t_B)
         return self.of_error(error, t_B, frame_mask_BT, weight_BTHW)
 
     def of_error(
@@ -120,10 +120,11 @@ class RectifiedFlow(_ByDistance):
         """Blend latents with noise on straight lines; conditioning frames stay clean."""
         return rectified_flow.noised(x0, noise, t_B, frame_mask_BT)
 
-    def error(self, output: Tensor, x_t: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
+    def error(self, output: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
         """Return the difference between the velocity of an output and that of the clip."""
-        velocity = rectified_flow.velocity_from(output, x_t, t_B, self.config.prediction)
-        return velocity.float() - (x0.float() - noise.float())
+        if self.config.prediction == "sample":  # of velocities from one x_t, whatever noise that has
+            return rectified_flow.velocity_from(output.float(), x0.float(), t_B, "sample")
+        return output[:, : x0.shape[1]].float() - (x0.float() - noise.float())
 
     def weights(self, t_B: Tensor) -> Tensor | None:
         """Return the weights of timesteps in the loss of the velocity."""
@@ -172,7 +173,7 @@ class Ddpm(_ByDistance):
         """Return the noise or v of the clip."""
         return ddpm.target(self.prediction, x0, noise, t_B, self.config.zero_terminal_snr)
 
-    def error(self, output: Tensor, x_t: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
+    def error(self, output: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
         """Return the difference between an output and the noise or v of the clip."""
         return output.float() - self.target(x0.float(), noise.float(), t_B)
 

@@ -145,7 +145,7 @@ def _error(
     shown = replace(inputs, latent=torch.cat([inputs.latent[:, :, :sources], x_t], dim=2), time=t_B)
     output = Predicted.from_inputs(boundary, shown).picture[:, : x0.shape[1], sources:].float()
     if isinstance(objective, RectifiedFlow):
-        target, error = x0 - noise, objective.error(output, x_t, x0, noise, t_B)
+        target, error = x0 - noise, objective.error(output, x0, noise, t_B)
     else:
         target = objective.target(x0, noise, t_B) if isinstance(objective, Ddpm) else noise
         error = output - target
