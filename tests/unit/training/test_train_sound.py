@@ -14,7 +14,7 @@ from reelworks.core import hash_rng
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.media.sound import SoundSpec
 from reelworks.models.api import SoundInputs
-from reelworks.models.objectives import timesteps
+from reelworks.models.objectives import objectives, timesteps
 from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.sound.config import SoundConfig
 from reelworks.testing import contract
@@ -37,19 +37,46 @@ def test_modes_have_their_shares_and_the_rest_generates_both():
     assert both.sound.all()
 
 
+def of_picture():
+    return hash_rng.uniform(hash_rng.extend(WORDS, hash_rng.Purpose.TIMESTEP))
+
+
 def test_times_are_drawn_apart_or_shared():
-    assert sound_inputs.draw(SoundConfig(times="shared"), WORDS).uniform is None
+    assert np.array_equal(sound_inputs.draw(SoundConfig(times="shared"), WORDS).uniform, of_picture())
     uniform = sound_inputs.draw(SoundConfig(), WORDS).uniform
-    of_picture = hash_rng.uniform(hash_rng.extend(WORDS, hash_rng.Purpose.TIMESTEP))
-    assert abs(np.corrcoef(uniform, of_picture)[0, 1]) < 0.05
+    assert abs(np.corrcoef(uniform, of_picture())[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("own", [None, 3.0, 30.0])
+@pytest.mark.parametrize("ratio", [0.0, 12.0])
+@pytest.mark.parametrize("ends", [[0.0, 1000.0], [200.0, 500.0]])
+def test_sound_has_timesteps_that_are_trained_with_its_own_shift(own, ratio, ends):
+    """Drawn apart, drawn with the picture, or given as in validation; a picture may be trained at timestep 0 alone."""
+    config, both = ObjectiveConfig(timestep_range=ends), sound_inputs.both(5)
+    picture = objectives.RectifiedFlow(config).times(torch.from_numpy(of_picture()), ratio)[1]
+    given = torch.tensor(config.timesteps((1, 3, 5, 7, 9), 10))
+    for times in ("independent", "shared"):
+        drawn = sound_inputs.draw(SoundConfig(times=times), WORDS)
+        for found in (
+            sound_inputs.times(drawn, picture, ratio, own, config),
+            sound_inputs.times(both, given, ratio, own, config),
+        ):
+            assert found.isfinite().all()
+            assert ((found >= ends[0]) & (found <= ends[1])).all()
+    if own is None:
+        assert torch.equal(sound_inputs.times(drawn, picture, ratio, own, config), picture)
+        assert torch.equal(sound_inputs.times(both, given, ratio, own, config), given)
 
 
 def test_a_shared_timestep_is_moved_from_the_shift_of_the_picture_to_that_of_the_sound():
-    """As if it had been drawn with the sound's shift; without one it stays."""
-    t = torch.tensor([10.0, 500.0, 990.0])
-    moved = sound_inputs.with_own_shift(timesteps.shift(t, 12.0), 12.0, SoundConfig(timestep_shift=3.0))
+    """Whether it is drawn or given."""
+    t, config = torch.tensor([10.0, 500.0, 990.0]), ObjectiveConfig()
+    moved = sound_inputs.times(sound_inputs.both(3), timesteps.shift(t, 12.0), 12.0, 3.0, config)
     torch.testing.assert_close(moved, timesteps.shift(t, 3.0))
-    assert torch.equal(sound_inputs.with_own_shift(t, 12.0, SoundConfig()), t)
+    drawn = sound_inputs.draw(SoundConfig(times="shared"), WORDS)
+    unshifted, picture = objectives.RectifiedFlow(config).times(torch.from_numpy(of_picture()), 12.0)
+    moved = sound_inputs.times(drawn, picture, 12.0, 3.0, config)
+    torch.testing.assert_close(moved, timesteps.shift(unshifted, 3.0))
 
 
 @pytest.mark.parametrize(

@@ -322,13 +322,9 @@ def _sound(
     track, device, chosen, n = encoders.sound, encoders.device, drawn.sound, len(drawn.time)
     picture_B, sound_B = torch.from_numpy(chosen.picture), torch.from_numpy(chosen.sound)
     objective, none = objectives.from_config(config), drawn.time.new_zeros(())
-    time_B, geometry = drawn.time, encoders.autoencoder.geometry
+    geometry = encoders.autoencoder.geometry
     ratio = draws.shift_ratio(config, request.shape, geometry.latent(request.shape))
-    if chosen.uniform is None:
-        time_B = sound_inputs.with_own_shift(time_B, ratio, track.config)
-    else:
-        ratio = track.config.timestep_shift or ratio
-        time_B = objective.times(torch.from_numpy(chosen.uniform), ratio)[1].to(drawn.time.dtype)
+    time_B = sound_inputs.times(chosen, drawn.time, ratio, track.config.timestep_shift, config)
     mask_BN = np.ones((n, latent_BFN11.shape[2]), dtype=np.bool_)
     if track.config.follow_frames:
         mask_BN = drawn.frame_mask[:, sound_inputs.frame_of_sound(track.spec, geometry, request.shape)]

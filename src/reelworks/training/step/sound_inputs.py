@@ -20,6 +20,8 @@ from reelworks.core.shape import Geometry, Shape
 from reelworks.data.media.sound import SoundSpec
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.objectives import timesteps
+from reelworks.models.objectives.config import ObjectiveConfig
+from reelworks.models.objectives.objectives import RectifiedFlow
 from reelworks.models.sound.config import SoundConfig
 
 _MODE, _TIME, NOISE = 1, 2, 3
@@ -34,7 +36,8 @@ class SoundDraws:
     Attributes:
         picture: `[B]` True for a clip whose picture is generated.
         sound: `[B]` True for a clip whose sound is generated.
-        uniform: `[B]` draws of the sound's timesteps in [0, 1); None if they are those of the picture.
+        uniform: `[B]` draws of the sound's timesteps in [0, 1), the picture's if they are shared; None for timesteps that
+            are given.
     """
 
     picture: NDArray[np.bool_]
@@ -43,15 +46,14 @@ class SoundDraws:
 
 
 def draw(config: SoundConfig, words_B: U64) -> SoundDraws:
-    """Draw the modes of clips and, if they are independent, timesteps of their sound."""
+    """Draw the modes of clips and the timesteps of their sound."""
     shares = config.shares()
     place_B = hash_rng.uniform(hash_rng.extend(words_B, Purpose.SOUND, _MODE))
     ends = np.cumsum([share for _, share in shares])
     mode_B = np.minimum(np.searchsorted(ends, place_B, side="right"), len(shares) - 1)
     names = np.array([name for name, _ in shares])[mode_B]
-    uniform = None
-    if config.times == "independent":
-        uniform = hash_rng.uniform(hash_rng.extend(words_B, Purpose.SOUND, _TIME))
+    drawn = (Purpose.SOUND, _TIME) if config.times == "independent" else (Purpose.TIMESTEP,)
+    uniform = hash_rng.uniform(hash_rng.extend(words_B, *drawn))
     return SoundDraws(names != "sound", names != "video", uniform)
 
 
@@ -61,10 +63,14 @@ def both(clips: int) -> SoundDraws:
     return SoundDraws(every, every, None)
 
 
-def with_own_shift(time_B: Tensor, ratio: float, config: SoundConfig) -> Tensor:
-    """Return timesteps that are shifted by the ratio of the picture as the sound's own shift makes them."""
-    own = config.timestep_shift
-    return time_B if own is None else timesteps.shift(time_B, own / ratio)
+def times(chosen: SoundDraws, picture_B: Tensor, ratio: float, own: float | None, config: ObjectiveConfig) -> Tensor:
+    """Return the sound's timesteps, of those that are trained, for the picture's, which are shifted by `ratio`; `own` is its shift."""
+    if chosen.uniform is not None:
+        _, time_B = RectifiedFlow(config).times(torch.from_numpy(chosen.uniform), ratio if own is None else own)
+        return time_B.to(picture_B.dtype)
+    if own is None or ratio == 0:  # opensora_frame_quantization moves all timesteps to 0, from which nothing leads back
+        return picture_B
+    return timesteps.within(timesteps.shift(picture_B, own / ratio), *config.timestep_range)
 
 
 def noise_seeds(words_B: U64) -> U64:
