@@ -1,11 +1,13 @@
 """Each family meets captions, no captions and the guidance scale in the way that it was trained with."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import torch
 from refused import refused
 
 from reelworks.core.shape import Shape
+from reelworks.data.loader import decode_requests
 from reelworks.inference.generate import pipeline
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.pipeline import GenerateOptions
@@ -25,7 +27,7 @@ def encoder_for(name):
     )
 
 
-def met(name, prompt="a red kite", guidance_scale=4.0):
+def met(name, prompt="a red kite", guidance_scale=4.0, num_frames=1):
     """The inputs of a generation's first step."""
     seen = []
 
@@ -33,7 +35,7 @@ def met(name, prompt="a red kite", guidance_scale=4.0):
         seen.append(inputs)
         return torch.zeros_like(inputs.latent)
 
-    options = GenerateOptions(Shape(1, 8, 8), 24.0, 1, guidance_scale, seed=0)
+    options = GenerateOptions(Shape(num_frames, 8, 8), 24.0, 1, guidance_scale, seed=0)
     pipeline.generate(boundary, encoder_for(name), ObjectiveConfig(), [prompt], options)
     return seen[0]
 
@@ -43,6 +45,13 @@ def test_a_distilled_network_is_told_the_scale_and_others_are_not():
     assert met("flux-tiny").guidance.tolist() == [4.0, 4.0]
     for name in ("wan-tiny", "stdit3-tiny"):
         assert met(name).guidance.tolist() == [1.0, 1.0]
+
+
+def test_a_picture_is_told_the_rate_that_pictures_are_trained_with():
+    """120, as Open-Sora has it, whatever the rate of clips; a clip has its own."""
+    assert decode_requests.shown_fps(SimpleNamespace(rows=SimpleNamespace(is_image=[True])), 0) == 120.0
+    assert met("stdit3-tiny").fps.tolist() == [120.0, 120.0]
+    assert met("stdit3-tiny", num_frames=5).fps.tolist() == [24.0, 24.0]
 
 
 def test_the_empty_caption_is_encoded_unless_the_network_has_its_own():

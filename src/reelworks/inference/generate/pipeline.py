@@ -18,6 +18,7 @@ from torch import Tensor
 from reelworks.core import machine, units
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
+from reelworks.data.media import decode
 from reelworks.inference.generate import conditions, defaults
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.writers import Sound
@@ -40,7 +41,7 @@ class GenerateOptions:
     """Settings of a generation, without the prompt."""
 
     shape: Shape  # frames, height and width in pixels
-    fps: float  # frames per second, which some models take as an input
+    fps: float  # frames per second of a video, which some models take as an input
     num_inference_steps: int  # steps of the sampler
     guidance_scale: float  # scale of classifier-free or embedded guidance; 1 means none
     seed: int  # seed of the noise, the same for each prompt
@@ -277,6 +278,7 @@ class _Generation:
         self, z_B: Tensor, t_B: Tensor, mask_BN: Tensor | None, first: int = 0, sound: SoundInputs | None = None
     ) -> DenoiserInputs:
         n, options, device = len(z_B), self._options, self._device
+        fps = decode.IMAGE_FPS if options.shape.num_frames == 1 else options.fps  # as in training
         every = torch.ones(n, z_B.shape[2], dtype=torch.bool, device=device)
         return DenoiserInputs(
             latent=z_B,
@@ -286,7 +288,7 @@ class _Generation:
             pooled=self._text.pooled[first:],
             guidance=self._guidance[first:],
             frame_mask=every if mask_BN is None else mask_BN,
-            fps=torch.full((n,), options.fps, device=device),
+            fps=torch.full((n,), fps, device=device),
             height=torch.full((n,), float(options.shape.height), device=device),
             width=torch.full((n,), float(options.shape.width), device=device),
             drop_text=self._without_text[first:],
