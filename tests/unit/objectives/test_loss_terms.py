@@ -48,7 +48,9 @@ def test_the_exact_answer_has_no_loss(prediction, noise_key):
     t, objective = torch.tensor(STEPS).float(), objectives.from_config(config)
     x_t = objective.noised(x0, added, t, None)
     data, share = (factor.view(-1, 1, 1, 1, 1) for factor in ddpm.weights(t))
-    exact = {"velocity": x0 - noise, "sample": x0, "epsilon": noise, "v-prediction": data * noise - share * x0}[prediction]
+    exact = {"velocity": x0 - noise, "sample": x0, "epsilon": noise, "v-prediction": data * noise - share * x0}[
+        prediction
+    ]
     torch.testing.assert_close(objective.losses(exact, x_t, x0, noise, t, None), torch.zeros(len(STEPS)))
     off = objective.losses(exact + 0.1, x_t, x0, noise, t, None)
     scale = (t / 1000).clamp(min=0.05) if prediction == "sample" else 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import prepare_files as files
 import pytest
+import tiny_recipe
 from catalog_rows import BAD, PICTURE, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -219,6 +220,32 @@ def test_a_warm_up_that_training_does_not_finish_is_told(folder, train, share):
 def test_settings_of_adamw_where_muon_updates_everything_are_told(folder, optimizer, lora, told):
     """Where weights may lie outside of the blocks, AdamW updates them."""
     made = recipe(folder, lora=lora, train={"max_steps": 9, "optimizer": optimizer, "betas": [0.5, 0.9], "eps": 1e-6})
+    assert [line.partition(" has no effect ")[0] for line in idle_keys.lines(made)] == told
+
+
+VIDEOS = {"bucket": [{"resolution": "32x32", "num_frames": 17}]}
+GIVEN_SOUND = {"modes": {"video": 1.0}, "times": "shared", "loss_weight": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"objective": {"mask_ratios": {"image_head": 1.0}}}, ["objective.mask_ratios"]),
+        ({"objective": {"mask_ratios": {"image_head": 1.0}}} | VIDEOS, []),
+        ({"objective": {"mask_ratios": {"inpaint": 0.5}}, "model": {"name": "wan-2.1-vace-1.3b"}}, []),
+        (
+            {"lora": {}, "objective": {"target_guidance_scale": 3.0, "caption_dropout": 1.0}},
+            ["objective.target_guidance_scale"],
+        ),
+        ({"lora": {}, "objective": {"target_guidance_scale": 3.0}}, []),
+        ({"sound": GIVEN_SOUND}, ["sound.times"]),
+        ({"sound": GIVEN_SOUND, "validation": {"split": 0.0}}, ["sound.times", "sound.loss_weight"]),
+        ({"sound": GIVEN_SOUND | {"modes": {"video": 0.9}}, "validation": {"split": 0.0}}, []),
+    ],
+)
+def test_a_condition_that_no_clip_meets_is_told(values, told):
+    with_sound = {"model": {"name": "ltx-2-sound-tiny"}, "data": {"fps": 24.0}} | VIDEOS if "sound" in values else {}
+    made = recipe_file.parse(tiny_recipe.least(**with_sound | values))
     assert [line.partition(" has no effect ")[0] for line in idle_keys.lines(made)] == told
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reelworks.data.checkpoint import mixture
+from reelworks.data.loader import frame_masks
 from reelworks.models import components
 from reelworks.training.recipe.recipe import Recipe
 
@@ -39,6 +40,14 @@ def _trains_videos(recipe: Recipe) -> bool:
     return others or any(frames != 1 for entry in recipe.bucket for frames in entry.frames())
 
 
+def _draws_areas(recipe: Recipe) -> bool:
+    return bool(recipe.objective.mask_ratios.keys() & frame_masks.AREAS)
+
+
+def _makes_sound(recipe: Recipe) -> bool:
+    return recipe.sound is not None and recipe.sound.modes.get("video", 0) < 1
+
+
 def _is_measured(metric: str, recipe: Recipe) -> bool:
     """Whether a metric that ranks checkpoints needs no validation, or gets it; others are refused where nothing measures them."""
     validates = recipe.validation.split > 0 and recipe.validation.every_steps is not None
@@ -56,6 +65,7 @@ _BEST = (
     "since the run does not measure the metric that ranks",
     "set validation.split and every_steps, or samples.metrics",
 )
+_GIVEN = "where sound is given and never generated"
 _ENTRIES = "beside [[bucket]] entries, which say their sizes and batch sizes"
 RULES = (
     IdleRule(
@@ -88,6 +98,8 @@ RULES = (
     IdleRule("data", "shuffle_window", lambda t, r: t.locality is not None, "without locality", "set data.locality"),
     IdleRule("data", "frame_interval clip_start short_clips interlaced", lambda t, r: _trains_videos(r), "on pictures"),
     IdleRule("sound", "follow_frames", lambda t, r: bool(r.objective.mask_ratios), "without objective.mask_ratios"),
+    IdleRule("sound", "times", lambda t, r: _makes_sound(r), _GIVEN),
+    IdleRule("sound", "loss_weight", lambda t, r: _makes_sound(r) or r.validation.split > 0, _GIVEN),
     IdleRule("encode", "folder dtype variants", lambda t, r: t.store, *_STORE),
     IdleRule(
         "objective",
@@ -103,6 +115,8 @@ RULES = (
         "with this timestep_shift",
         'set objective.timestep_shift = "auto"',
     ),
+    IdleRule("objective", "mask_ratios", lambda t, r: _trains_videos(r) or _draws_areas(r), "on pictures"),
+    IdleRule("objective", "target_guidance_scale", lambda t, r: t.caption_dropout < 1, "without captions"),
     IdleRule(
         "objective",
         "crop_conditioning",

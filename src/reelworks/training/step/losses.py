@@ -78,8 +78,7 @@ class GuidedLoss(PlainLoss):
         assert scale is not None
         assert not isinstance(objective, objectives.Iddpm), "the recipe was checked"
         own, base = (
-            objective.error(each, example.x0, example.noise, i.time)
-            for each in (output.picture, uncaptioned.picture)
+            objective.error(each, example.x0, example.noise, i.time) for each in (output.picture, uncaptioned.picture)
         )
         share_B = torch.where(i.drop_text, 0.0, scale - 1)
         error = own + share_B.view(-1, 1, 1, 1, 1) * base
