@@ -82,6 +82,16 @@ def test_another_run_brings_its_weights_and_not_its_place(tiny, tmp_path, pretra
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("prediction", "told"), [("velocity", False), ("sample", True)])
+def test_a_run_that_predicts_something_else_is_told(tiny, pretrained, prediction, told):
+    """Its weights fit, and what they have learned to answer does not."""
+    other = tiny("other", train={"max_steps": 1}, objective={"prediction": prediction}, **BARE)
+    assert children.train(other, load=str(pretrained), weights_only=True) == [0]
+    says = 'was trained with objective.prediction = "velocity", and the recipe has "sample"'
+    assert (says in children.output(other)) == told
+
+
+@pytest.mark.slow
 def test_schedule_free_weights_that_are_loaded_alone_are_the_average(tiny, tmp_path):
     """What the run saved, validated and exported, and not the points that it trained on."""
     free = tiny("free", train={"max_steps": 3, "optimizer": "schedulefree", "learning_rate": 0.05}, **BARE)

@@ -275,6 +275,10 @@ class ObjectiveConfig(Config):
             )
         return self
 
+    def other_output(self, other: ObjectiveConfig) -> str | None:
+        """Return a key by which a network's output means something else than with another objective; None if it means the same."""
+        return next((key for key in ("name", "prediction") if getattr(self, key) != getattr(other, key)), None)
+
     def for_validation(self) -> Self:
         """Return the objective with squared errors without weights, and plain noise, so that runs with others can be compared."""
         plain = {"loss": "mse", "loss_weighting": "none", "target_guidance_scale": None}

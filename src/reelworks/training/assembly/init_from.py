@@ -63,6 +63,9 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
             trained = require_same_settings(run, step, recipe, None if weights_only else "add --weights-only")
             path = CheckpointFolder(run.checkpoints_folder).path(step)
             loaded = _Loaded(path, step, trained.train.ema_decay)
+            if (key := trained.objective.other_output(recipe.objective)) is not None:
+                had, new = getattr(trained.objective, key), getattr(recipe.objective, key)
+                logger.warning(f'{path} was trained with objective.{key} = "{had}", and the recipe has "{new}"')
         loaded = world.broadcast(loaded)  # type: ignore[assignment]
         if weights_only:
             tensors = {part: tensors[part] for part in ("model", "ema") if part == "model" or loaded.ema_decay is None}

@@ -216,16 +216,15 @@ def _require_successor(before: Recipe, after: Recipe, stage: StageConfig) -> Non
             value="reset",
             remedy='leave it out, or write optimizer = "reset" in the stage',
         )
-    for key in ("name", "prediction"):
+    if (key := before.objective.other_output(after.objective)) is not None:
         had, new = getattr(before.objective, key), getattr(after.objective, key)
-        if had != new:
-            raise UserError(
-                f"in stage {stage.name}: the network learns to predict something else than with {had}, of the stage before",
-                code="other-objective",
-                field=f"stage.objective.{key}",
-                value=new,
-                remedy="write it in [objective], for all stages, or train this stage in a run of its own",
-            )
+        raise UserError(
+            f"in stage {stage.name}: the network learns to predict something else than with {had}, of the stage before",
+            code="other-objective",
+            field=f"stage.objective.{key}",
+            value=new,
+            remedy="write it in [objective], for all stages, or train this stage in a run of its own",
+        )
 
 
 def _parse_one(values: dict[str, Any]) -> Recipe:
