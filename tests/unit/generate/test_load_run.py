@@ -31,6 +31,7 @@ from reelworks.inference.generate import defaults, load_run
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.training.assembly import build, init_from
+from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step import progress
 from reelworks.training.step.state import TrainState
@@ -101,6 +102,24 @@ def test_checkpoints_may_lie_elsewhere_and_a_run_be_called_anything(
     run.path.rename(tmp_path / "checkpoints" / "run")
     monkeypatch.chdir(tmp_path / "checkpoints")
     assert LoadedModel.load(Path("run")).step == 4
+
+
+def test_a_prompt_that_is_generated_has_the_trigger_word_as_those_of_previews(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = RECIPE | {"dataset": [{"path": "mug", "trigger": "rwmug"}]}
+    run.recipe_file.write_text(recipe_file.dump(recipe_file.parse(trained)), encoding="utf-8")
+    read: list[str] = []
+    texts = FrozenEncoders.texts
+    monkeypatch.setattr(
+        FrozenEncoders, "texts", lambda self, prompts, *rest: read.extend(prompts) or texts(self, prompts, *rest)
+    )
+    model = LoadedModel.load(run.path)
+    model.generate(["a [trigger]"], OPTIONS)
+    assert set(read) <= {"a rwmug", ""}
+    assert "a rwmug" in read
+    (told,) = model.unseen(["[name] 2 3 4 5 6 7"])
+    assert "'rwmug 2 3" in told
 
 
 def test_a_strength_is_refused_where_there_is_no_lora(run: RunFolder) -> None:

@@ -212,6 +212,13 @@ def test_a_preview_follows_the_stride_of_the_autoencoder_and_only_if_there_is_on
     assert mistake(tmp_path, *few, "samples.height=64").field == "samples.height"
 
 
+def test_clips_that_keep_the_bases_own_answers_teach_no_trigger_word() -> None:
+    kept = {"path": "others", "trigger": "", "prior_prediction": True}
+    values = tiny_recipe.least(dataset=[{"path": "mug", "trigger": "zxq"}, kept], lora={})
+    recipe = recipe_file.parse(values | {"samples": {"prompts": ["a photo of [name]"]}})
+    assert recipe.samples.prompts == ["a photo of zxq"]
+
+
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [

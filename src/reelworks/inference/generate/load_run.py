@@ -178,7 +178,7 @@ class LoadedModel:
         return [
             f"the model reads {encoder.max_length} tokens of a prompt, and cuts off the last "
             f"{'word' if unseen == 1 else f'{unseen} words'} of {prompt!r}"
-            for prompt in prompts
+            for prompt in self.recipe.with_trigger(prompts)
             if (unseen := encoder.unseen(prompt))
         ]
 
@@ -188,8 +188,9 @@ class LoadedModel:
         return build.with_other_network(self.recipe, self.denoiser, self.encoder.device)
 
     def generate(self, prompts: Sequence[str], options: GenerateOptions) -> PipelineOutput:
-        """Generate a clip for each prompt."""
+        """Generate a clip for each prompt, with the trigger word for [trigger] and [name] in it."""
         require(self.recipe, options)
+        prompts = self.recipe.with_trigger(prompts)
         is_alone = options.guidance_scale == 1 and self.encoder.conditioning.guidance == "second-network"
         boundary = DtypeBoundary(self.denoiser if is_alone else self.whole)
         return diffusers_pipeline.generate(self.recipe, boundary, self.encoder, prompts, options)

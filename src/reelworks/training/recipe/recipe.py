@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal, Self
 
@@ -12,6 +12,7 @@ from reelworks.core.config import Config, Place, Private
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig, BucketsField
 from reelworks.data.catalog.config import DatasetConfig
+from reelworks.data.catalog.query import captions
 from reelworks.data.catalog.sources import SOUNDS, SOURCES, source_of
 from reelworks.data.catalog.store import measured_columns
 from reelworks.data.checkpoint.config import CheckpointsConfig
@@ -157,6 +158,13 @@ class Recipe(Config):
     def learns_preferences(self) -> bool:
         """Whether each clip is trained with a rejected one."""
         return any(dataset.rejected is not None for dataset in self.dataset)
+
+    def with_trigger(self, prompts: Sequence[str]) -> list[str]:
+        """Return prompts with the trigger word as captions have it, if all clips that are learnt and have one have the same."""
+        words = {d.trigger for d in self.dataset if d.trigger is not None and not d.prior_prediction}
+        if len(words) != 1:
+            return [*prompts]
+        return [captions.with_marks_filled(prompt, *words) for prompt in prompts]
 
     @property
     def validation_timesteps(self) -> list[float]:

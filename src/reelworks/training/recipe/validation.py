@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.buckets import table, tuned
-from reelworks.data.catalog.query import captions
 from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.loader import clip_uses, frame_masks
 from reelworks.models import components, registry
@@ -320,12 +319,9 @@ def require_samples(recipe: Recipe) -> None:
 
 
 def with_trigger_in_prompts(recipe: Recipe) -> Recipe:
-    """Put the trigger word, if all datasets that have one have the same, into prompts of previews as into captions."""
-    words, samples = {dataset.trigger for dataset in recipe.dataset} - {None}, recipe.samples
-    if len(words) != 1:
-        return recipe
-    prompts = [captions.with_marks_filled(prompt, str(*words)) for prompt in samples.prompts]
-    return recipe.model_copy(update={"samples": samples.model_copy(update={"prompts": prompts})})
+    """Put the trigger word into prompts of previews as into captions."""
+    prompts = recipe.with_trigger(recipe.samples.prompts)
+    return recipe.model_copy(update={"samples": recipe.samples.model_copy(update={"prompts": prompts})})
 
 
 def with_sequence_group(recipe: Recipe) -> Recipe:
