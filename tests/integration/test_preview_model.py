@@ -14,10 +14,12 @@ from refused import refused
 from test_lora import lora, on_file, pictures
 
 from reelworks.core.shape import Shape
+from reelworks.data.catalog.config import DatasetConfig
 from reelworks.inference.generate import defaults, diffusers_pipeline
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import registry
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.config import ModelConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
@@ -123,7 +125,7 @@ def test_what_a_licence_restricts_is_told():
 
 
 def test_a_warning_names_ways_that_the_model_has():
-    """The model it was distilled from, if that is known; guided targets, unless it is trained with sound."""
+    """The model it was distilled from, if that is known; guided targets, unless it is trained with sound or preferences."""
 
     def warning(name, **changes):
         model = ModelConfig(name=name, weights="w")
@@ -137,6 +139,9 @@ def test_a_warning_names_ways_that_the_model_has():
     assert "samples.model" not in h3 + with_sound
     assert "target_guidance_scale" not in with_sound
     assert "Set lora.training_adapter to an adapter for this model (docs/" in with_sound
+    pairs = [DatasetConfig(path="better", rejected="worse")]
+    assert "target_guidance_scale" not in warning("minimax-h3", dataset=pairs)
+    assert "and leave lora.dora out" in warning("minimax-h3", lora=LoraConfig(dora=True))
 
 
 def test_a_distilled_model_is_warned_of_until_something_prevents_the_loss():

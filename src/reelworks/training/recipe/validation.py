@@ -202,11 +202,14 @@ def licence_note(recipe: Recipe) -> str | None:
 def distilled_warning(recipe: Recipe) -> str | None:
     """Return a warning if a LoRA would undo what was distilled into its base; None if something prevents that."""
     lora, name = recipe.lora, recipe.model.name
-    prevented = lora is None or lora.training_adapter is not None or recipe.objective.target_guidance_scale is not None
-    if prevented or not registry.release_of(name).distilled:
+    if lora is None or lora.training_adapter is not None or recipe.objective.target_guidance_scale is not None:
         return None
-    ways = ["set lora.training_adapter to an adapter for this model"]
-    if not conditioning(recipe.model).sound:
+    if not registry.release_of(name).distilled:
+        return None
+    ways = [
+        "set lora.training_adapter to an adapter for this model" + (" and leave lora.dora out" if lora.dora else "")
+    ]
+    if not conditioning(recipe.model).sound and not recipe.learns_preferences:
         ways.append("set objective.target_guidance_scale if guidance alone was distilled into it")
     if bases := _bases(name):
         ways.append(f'train on {" or ".join(bases)} and set samples.model = "{name}"')
