@@ -439,15 +439,15 @@ def with_timestep_range(recipe: Recipe) -> Recipe:
 def require_trained_timesteps(recipe: Recipe) -> None:
     """Refuse to validate at timesteps that are not trained, whose loss would choose checkpoints and the end of training."""
     first, last = recipe.objective.timestep_range
-    for time in recipe.validation_timesteps:
-        if not first <= time <= last:
-            raise UserError(
-                f"the recipe trains timesteps from {first:g} to {last:g}",
-                code="validation-timesteps-not-trained",
-                field="validation.timesteps",
-                value=time,
-                remedy="leave it out, for five of those, or give some of them",
-            )
+    wrong = [time for time in recipe.validation_timesteps if time <= 0 or not first <= time <= last]
+    if wrong:
+        raise UserError(
+            f"a timestep of validation is above 0, and one of those that are trained: from {first:g} to {last:g}",
+            code="validation-timesteps-invalid",
+            field="validation.timesteps",
+            value=wrong[0],
+            remedy="leave it out, for five of those, or give some of them",
+        )
 
 
 def require_base_target(recipe: Recipe) -> None:

@@ -106,11 +106,11 @@ class Example:
 
         With the output of a `base`, that is the target in place of the clip's own.
         """
-        i, objective = self.inputs, objectives.from_config(self.objective)
+        i, frames, objective = self.inputs, self.trained_frames, objectives.from_config(self.objective)
         base_picture, base_sound = base or (None, None)
+        time = i.time if frames is None else sound_inputs.loss_times(i.time, frames)
         losses_B = objective.losses(
-            *(output.picture, i.latent, self.x0, self.noise, self._times(), self.trained_frames, self.loss_weight),
-            base=base_picture,
+            output.picture, i.latent, self.x0, self.noise, time, frames, self.loss_weight, base=base_picture
         )
         if i.sound is None or self.sound is None or output.sound is None:
             return losses_B
@@ -119,11 +119,6 @@ class Example:
             output.sound, heard.latent, target.x0, target.noise, time, heard.mask, base=base_sound
         )
         return losses_B + target.loss_weight * of_sound_B
-
-    def _times(self) -> Tensor:
-        """Return the timesteps by which losses of pictures are weighted."""
-        time, frames = self.inputs.time, self.trained_frames
-        return time if self.sound is None or frames is None else sound_inputs.loss_times(time, frames)
 
     def uncaptioned(self) -> DenoiserInputs:
         """Return the inputs with the empty caption, which was embedded if anything asks for it."""
@@ -168,8 +163,7 @@ class ExampleBuilder:
         _, _, frames, height, width = encoded.latent.shape
         sound = None if encoders.sound is None else encoders.sound.config
         drawn = draws.draw(request, objective, words_B, latent=(frames, height, width), sound=sound)
-        seeds = hash_rng.extend(words_B, Purpose.NOISE), sound_inputs.noise_seeds(words_B)
-        return _example(encoded, encoders, objective, drawn, *seeds)
+        return _example(encoded, encoders, objective, drawn, words_B)
 
 
 def validation_example(
@@ -199,8 +193,7 @@ def fixed_example(
     frames = encoded.latent.shape[2]
     sound = None if encoder.encoders.sound is None else sound_inputs.both(n)
     fixed = RandomDraws(time, time, np.ones((n, frames), dtype=np.bool_), np.zeros(n, dtype=np.bool_), sound)
-    seeds = hash_rng.extend(words_B, Purpose.NOISE), sound_inputs.noise_seeds(words_B)
-    return _example(encoded, encoder.encoders, config, fixed, *seeds)
+    return _example(encoded, encoder.encoders, config, fixed, words_B)
 
 
 def _example(
@@ -208,21 +201,21 @@ def _example(
     encoders: FrozenEncoders,
     config: ObjectiveConfig,
     drawn: RandomDraws,
-    noise_seeds: U64,
-    sound_seeds: U64,
+    words_B: U64,
 ) -> Example:
     batch, device, n = encoded.batch, encoders.device, len(drawn.time)
-    sound = None
+    seeds = hash_rng.extend(words_B, Purpose.NOISE)
+    heard: SoundInputs | None = None
+    of_sound: SoundTarget | None = None
     if encoded.sound is not None:
-        sound = _sound(encoded.sound, batch.request, encoders, config, drawn, sound_seeds)
-        drawn = sound.drawn
+        drawn, heard, of_sound = _sound(encoded.sound, batch.request, encoders, config, drawn, words_B)
     x0 = conditioning.prepend_sources(encoded.latent, encoded.conditions).expand(n, -1, -1, -1, -1)
     # Sources that are frames are noised and generated with the clip, and have no weight where it has a loss mask.
     source_frames = x0.shape[2] - drawn.frame_mask.shape[1]
     frame_mask = pad(to_device(torch.from_numpy(drawn.frame_mask), device), (source_frames, 0), value=True)
     is_noised_whole = drawn.frame_mask.all() or encoders.conditioning.frames_beside_noise
     trained_frames = None if is_noised_whole else frame_mask
-    time, (trained_noise, added_noise) = to_device(drawn.time, device), noising.of_clips(config, x0, noise_seeds)
+    time, (trained_noise, added_noise) = to_device(drawn.time, device), noising.of_clips(config, x0, seeds)
     inputs = DenoiserInputs(
         latent=objectives.from_config(config).noised(x0, added_noise, time, trained_frames),
         time=time,
@@ -233,17 +226,17 @@ def _example(
         frame_mask=frame_mask,
         drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
         **_sizes(batch.request, config, n, device),
-        **given(_conditions(encoded, encoders, x0, frame_mask, noise_seeds), n),
-        sound=None if sound is None else sound.inputs,
+        **given(_conditions(encoded, encoders, x0, frame_mask, seeds), n),
+        sound=heard,
     )
     weight = _loss_weight(batch, encoders, n, source_frames)
     # A mask may show given frames alone, also beside sound that is given: such a clip has no weight in the step.
     counted_BT = frame_mask if trained_frames is not None else torch.ones_like(frame_mask)
     counted_BT = counted_BT if weight is None else counted_BT & weight.any(dim=3).any(dim=2)
-    heard_BN = counted_BT[:, :0] if sound is None else sound.inputs.mask
+    heard_BN = counted_BT[:, :0] if heard is None else heard.mask
     share = torch.ones(n, device=device) if trained_frames is None else trained_frames.float().mean(dim=1)
-    if sound is not None:
-        share = torch.where(share > 0, share, sound.inputs.mask.float().mean(dim=1))
+    if heard is not None:
+        share = torch.where(share > 0, share, heard.mask.float().mean(dim=1))
     return Example(
         encoded,
         config,
@@ -255,7 +248,7 @@ def _example(
         valid_mask=to_device(batch.is_valid, device) & torch.cat([counted_BT, heard_BN], dim=1).any(dim=1),
         trained_frames=trained_frames,
         loss_weight=weight,
-        sound=None if sound is None else sound.target,
+        sound=of_sound,
     )
 
 
@@ -301,22 +294,15 @@ def _loss_weight(batch: MicroBatch, encoders: FrozenEncoders, n: int, source_fra
     return pad(weight, (0, 0, 0, 0, source_frames, 0))
 
 
-class _Sound(NamedTuple):
-    """The part of an example that is about sound."""
-
-    drawn: RandomDraws  # with pictures that are given
-    inputs: SoundInputs
-    target: SoundTarget
-
-
 def _sound(
     latent_BFN11: Tensor,
     request: MicroBatchRequest,
     encoders: FrozenEncoders,
     config: ObjectiveConfig,
     drawn: RandomDraws,
-    seeds: U64,
-) -> _Sound:
+    words_B: U64,
+) -> tuple[RandomDraws, SoundInputs, SoundTarget]:
+    """Return the draws with pictures that are given, and what the network gets of the sound and is to say of it."""
     assert encoders.sound is not None
     assert drawn.sound is not None
     track, device, chosen, n = encoders.sound, encoders.device, drawn.sound, len(drawn.time)
@@ -331,8 +317,8 @@ def _sound(
     mask = to_device(torch.from_numpy(mask_BN & chosen.sound[:, None]), device)
     time = to_device(torch.where(sound_B, time_B, none), device)
     x0 = latent_BFN11.expand(n, -1, -1, -1, -1)
-    noise = draws.normal(tuple(x0.shape[1:]), seeds, device)
+    noise = draws.normal(tuple(x0.shape[1:]), hash_rng.extend(words_B, Purpose.SOUND, sound_inputs.NOISE), device)
     frame_mask = drawn.frame_mask & chosen.picture[:, None]
     drawn = replace(drawn, time=torch.where(picture_B, drawn.time, none), frame_mask=frame_mask)
     noised = SoundInputs(objective.noised(x0, noise, time, mask), time, mask)
-    return _Sound(drawn, noised, SoundTarget(x0, noise, track.config.loss_weight))
+    return drawn, noised, SoundTarget(x0, noise, track.config.loss_weight)

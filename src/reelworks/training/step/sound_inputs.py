@@ -73,11 +73,6 @@ def times(chosen: SoundDraws, picture_B: Tensor, ratio: float, own: float | None
     return timesteps.within(timesteps.shift(picture_B, own / ratio), *config.timestep_range)
 
 
-def noise_seeds(words_B: U64) -> U64:
-    """Return the seeds of the sound's noise."""
-    return hash_rng.extend(words_B, Purpose.SOUND, NOISE)
-
-
 def frame_of_sound(spec: SoundSpec, geometry: Geometry, shape: Shape) -> NDArray[np.int64]:
     """Return the latent frame of the picture that is seen at the beginning of each latent frame of sound, `[N]`."""
     seconds = np.arange(spec.latents(shape.num_frames)) / spec.latents_per_second
