@@ -278,7 +278,6 @@ class _Generation:
         self, z_B: Tensor, t_B: Tensor, mask_BN: Tensor | None, first: int = 0, sound: SoundInputs | None = None
     ) -> DenoiserInputs:
         n, options, device = len(z_B), self._options, self._device
-        fps = decode.IMAGE_FPS if options.shape.num_frames == 1 else options.fps  # as in training
         every = torch.ones(n, z_B.shape[2], dtype=torch.bool, device=device)
         return DenoiserInputs(
             latent=z_B,
@@ -288,7 +287,8 @@ class _Generation:
             pooled=self._text.pooled[first:],
             guidance=self._guidance[first:],
             frame_mask=every if mask_BN is None else mask_BN,
-            fps=torch.full((n,), fps, device=device),
+            # A picture has the rate of pictures in training.
+            fps=torch.full((n,), decode.IMAGE_FPS if options.shape.num_frames == 1 else options.fps, device=device),
             height=torch.full((n,), float(options.shape.height), device=device),
             width=torch.full((n,), float(options.shape.width), device=device),
             drop_text=self._without_text[first:],

@@ -66,8 +66,7 @@ def both(clips: int) -> SoundDraws:
 def times(chosen: SoundDraws, picture_B: Tensor, ratio: float, own: float | None, config: ObjectiveConfig) -> Tensor:
     """Return the sound's timesteps, of those that are trained, for the picture's, which are shifted by `ratio`; `own` is its shift."""
     if chosen.uniform is not None:
-        _, time_B = RectifiedFlow(config).times(torch.from_numpy(chosen.uniform), ratio if own is None else own)
-        return time_B.to(picture_B.dtype)
+        return RectifiedFlow(config).times(torch.from_numpy(chosen.uniform), own or ratio)[1]
     if own is None or ratio == 0:  # opensora_frame_quantization moves all timesteps to 0, from which nothing leads back
         return picture_B
     return timesteps.within(timesteps.shift(picture_B, own / ratio), *config.timestep_range)
