@@ -1,6 +1,7 @@
 """Which of picture and sound is generated is drawn for each clip, and the loss is the sum over what is."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from reelworks.models.sound.config import SoundConfig
 from reelworks.testing import contract
 from reelworks.training.assembly import build
 from reelworks.training.recipe import recipe_file
-from reelworks.training.step import sound_inputs
+from reelworks.training.step import kinds, sound_inputs
 from reelworks.training.step.examples import Example, Predicted
 from reelworks.training.step.sound_inputs import SoundTarget
 
@@ -29,8 +30,8 @@ WORDS = hash_rng.hash64(1, 0, np.arange(4000, dtype=np.uint64), 0)
 
 def test_modes_have_their_shares_and_the_rest_generates_both():
     drawn = sound_inputs.draw(SoundConfig(modes={"sound": 0.3, "video": 0.2}), WORDS)
-    kinds = [(drawn.picture & drawn.sound).mean(), (~drawn.picture).mean(), (~drawn.sound).mean()]
-    assert kinds == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
+    shares = [(drawn.picture & drawn.sound).mean(), (~drawn.picture).mean(), (~drawn.sound).mean()]
+    assert shares == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
     assert (drawn.picture | drawn.sound).all()
     both = sound_inputs.draw(SoundConfig(), WORDS)
     assert both.picture.all()
@@ -115,9 +116,13 @@ def test_the_loss_is_the_sum_over_what_is_generated(given, weighting):
     x0, noise = torch.randn_like(i.latent), torch.randn_like(i.latent)
     target = SoundTarget(torch.randn_like(i.sound.latent), torch.randn_like(i.sound.latent), loss_weight=0.25)
     config = ObjectiveConfig(loss_weighting=weighting)
+    encoded = SimpleNamespace(batch=SimpleNamespace(request=SimpleNamespace(target_is_base=())))
     example = Example(
-        None, config, i, x0, noise, noise, torch.ones(2), torch.ones(2).bool(), i.frame_mask, sound=target
+        encoded, config, i, x0, noise, noise, torch.ones(2), torch.ones(2).bool(), i.frame_mask, sound=target
     )
+    assert {kinds.KINDS[kind] for kind in kinds.of_clips(example).tolist()} == {
+        {"neither": "", "picture": "sound only", "sound": "picture only"}[given]
+    }
     out = Predicted(torch.randn_like(i.latent).requires_grad_(), torch.randn_like(i.sound.latent).requires_grad_())
     losses = example.losses(out)
     torch.autograd.backward(losses.sum())

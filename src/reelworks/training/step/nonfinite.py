@@ -65,6 +65,7 @@ class KeptBatch(NamedTuple):
     losses: Tensor
     valid_mask: Tensor
     times: Tensor
+    kinds: Tensor
 
 
 def first_bad(kept: list[KeptBatch]) -> KeptBatch:

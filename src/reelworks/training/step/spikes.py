@@ -5,7 +5,8 @@ absolute deviation, scaled so that it equals the standard deviation of a normal 
 median: the values of a calm run may hardly vary. Losses and gradient norms of small batches are skewed, since they depend
 on the timestep, and gradient norms of a LoRA grow from zero: a healthy run often has values far above most. So a spike must
 also lie above the limit that follows from the logarithms of the values, with half the threshold. Losses are compared within their bucket, and gradient norms with those
-of steps whose largest bucket is the same, since shapes differ in both. As long as a bucket has few values, they are
+of steps whose largest bucket is the same, since shapes differ in both; and only with those of clips of the same kind
+(`kinds.py`), gradient norms with those of steps that have the same kinds. As long as a bucket has few values, they are
 compared with those of all buckets.
 
 Spikes join the recent values, so that a level that stays is usual after half a window. All values are sums over ranks,
@@ -18,7 +19,7 @@ import json
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -32,6 +33,16 @@ MAX_CLIPS = 64  # clips of a spike that are recorded, those with the largest los
 _NORMAL = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
 _SMALLEST_SHARE = 0.1
 _LARGEST = 700.0  # whose exponential is still a number
+
+
+class Group(NamedTuple):
+    """Whose values are compared: the bucket, and the kind of the clips in words, of several of them for a gradient norm."""
+
+    bucket: str
+    kind: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, ("bucket " + self.bucket, self.kind)))
 
 
 class SpikeClip(NamedTuple):
@@ -48,13 +59,13 @@ class Spike:
 
     Attributes:
         what: The measure that is above its limit.
-        bucket: Bucket of the loss; largest bucket of the step for a gradient norm.
+        group: Bucket and kind of the loss; largest bucket of the step, and all its kinds, for a gradient norm.
         value, usual, limit: The value, the median of the recent ones, and the highest value that would be no spike.
-        clips: Clips of the step, of all ranks, by falling loss; at most `MAX_CLIPS`.
+        clips: Clips of the step, of all ranks, by falling loss, those of the group if it is the loss; at most `MAX_CLIPS`.
     """
 
     what: Literal["loss", "grad_norm"]
-    bucket: str
+    group: Group
     value: float
     usual: float
     limit: float
@@ -66,7 +77,7 @@ class Spike:
         return "loss" if self.what == "loss" else "gradient norm"
 
     def __str__(self) -> str:
-        above = f"its {self.name} {self.value:.4g} is far above the recent {self.usual:.4g} (bucket {self.bucket})"
+        above = f"its {self.name} {self.value:.4g} is far above the recent {self.usual:.4g} ({self.group})"
         if not self.clips:
             return above
         return f"{above}; largest losses: {first_few([f'{clip.path} ({clip.loss:.4g})' for clip in self.clips])}"
@@ -98,30 +109,31 @@ def _limit_of_skewed(recent: Iterable[float], threshold: float) -> float:
 
 @dataclass
 class SpikeDetector:
-    """Recent values by measure and bucket, which decide whether the next ones are spikes.
+    """Recent values by measure and group, which decide whether the next ones are spikes.
 
     Examples:
         >>> detector = SpikeDetector()
-        >>> calm = [detector.add({"480p": 0.5 + 0.01 * (i % 5)}, 1.0, "480p", threshold=8.0) for i in range(30)]
-        >>> any(calm), detector.add({"480p": 4.0}, 1.0, "480p", threshold=8.0).what
+        >>> group = Group("480p")
+        >>> calm = [detector.add({group: 0.5 + 0.01 * (i % 5)}, 1.0, group, threshold=8.0) for i in range(30)]
+        >>> any(calm), detector.add({group: 4.0}, 1.0, group, threshold=8.0).what
         (False, 'loss')
     """
 
-    recent: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
+    recent: dict[tuple[str, Group], deque[float]] = field(default_factory=dict)
 
-    def add(
-        self, loss_by_bucket: dict[str, float], grad_norm: float, largest_bucket: str, *, threshold: float
-    ) -> Spike | None:
+    def add(self, losses: Mapping[Group, float], grad_norm: float, of_norm: Group, *, threshold: float) -> Spike | None:
         """Add the values of a step, and return what was far above the usual, if anything was: the worst by its limit."""
-        values = {("loss", bucket): loss for bucket, loss in loss_by_bucket.items()}
-        values["grad_norm", largest_bucket] = grad_norm
+        values = {("loss", group): loss for group, loss in losses.items()}
+        values["grad_norm", of_norm] = grad_norm
         found = [spike for key, value in values.items() if (spike := self._add_value(key, value, threshold))]
         return max(found, key=lambda spike: spike.value / spike.limit, default=None)
 
-    def _add_value(self, key: tuple[str, str], value: float, threshold: float) -> Spike | None:
+    def _add_value(self, key: tuple[str, Group], value: float, threshold: float) -> Spike | None:
         if not math.isfinite(value):
             return None
-        own, of_all = (self.recent.setdefault(each, deque(maxlen=WINDOW)) for each in (key, (key[0], _ALL)))
+        own, of_all = (
+            self.recent.setdefault(each, deque(maxlen=WINDOW)) for each in (key, (key[0], key[1]._replace(bucket=_ALL)))
+        )
         recent = own if len(own) >= FEWEST else of_all
         spike = None
         if len(recent) >= FEWEST:
@@ -140,8 +152,12 @@ class SpikeDetector:
 
     def to_bytes(self) -> bytes:
         """Return the recent values as JSON; numbers are exact."""
-        return json.dumps([[*key, list(values)] for key, values in sorted(self.recent.items())]).encode()
+        return json.dumps(
+            [[what, *group, list(values)] for (what, group), values in sorted(self.recent.items())]
+        ).encode()
 
     def load(self, content: bytes) -> None:
         """Replace the recent values by those of `to_bytes`."""
-        self.recent = {(what, bucket): deque(values, maxlen=WINDOW) for what, bucket, values in json.loads(content)}
+        self.recent = {
+            (what, Group(*group)): deque(values, maxlen=WINDOW) for what, *group, values in json.loads(content)
+        }

@@ -12,6 +12,7 @@ from reelworks.core import machine
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import upload
 from reelworks.models.objectives.config import NUM_TIMESTEPS
+from reelworks.training.step.kinds import KINDS
 
 TIMESTEP_RANGES = 10  # of 100 timesteps each, in which losses are summed
 
@@ -37,6 +38,7 @@ class StepTotals:
         flags: Requests of any rank.
         loss, weight: Sums of the weighted losses, and of the weights, of all clips that count.
         loss_by_bucket: Mean loss by index of each bucket that had clips.
+        loss_by_kind: Mean loss by index of the bucket and of the kind in `KINDS` that had clips.
         loss_by_range: Mean loss by index of each range of timesteps that had clips.
     """
 
@@ -47,13 +49,15 @@ class StepTotals:
     loss: float
     weight: float
     loss_by_bucket: dict[int, float]
+    loss_by_kind: dict[tuple[int, int], float]
     loss_by_range: dict[int, float]
 
     @classmethod
     def of_sums(cls, sums: StepSums) -> StepTotals:
         """Return the totals of sums over all ranks that are on the host."""
         clips, repeats, failed, *flag_counts = sums.counts.tolist()
-        losses, weights = sums.by_bucket.tolist()
+        losses, weights = sums.by_kind.sum(dim=2).tolist()
+        by_kind = _means(*sums.by_kind.flatten(1).tolist())
         return cls(
             clips=int(clips),
             repeats=int(repeats),
@@ -62,6 +66,7 @@ class StepTotals:
             loss=sum(losses),
             weight=sum(weights),
             loss_by_bucket=_means(losses, weights),
+            loss_by_kind={divmod(i, len(KINDS)): loss for i, loss in by_kind.items()},
             loss_by_range=_means(*sums.by_range.tolist()),
         )
 
@@ -71,8 +76,8 @@ class StepSums:
     """Sums over the micro-batches of a step, in float64 on the device, first of one rank and then of all.
 
     `packed` has one after another: the numbers of clips that count (first uses, then repeats) and of failed ones; the
-    number of ranks that set each of `StepFlags`; weighted losses and then weights of the clips that count, by bucket;
-    the same by range of timesteps.
+    number of ranks that set each of `StepFlags`; weighted losses and then weights of the clips that count, by bucket and
+    kind; the same by range of timesteps.
     """
 
     packed: Tensor
@@ -80,7 +85,7 @@ class StepSums:
     @classmethod
     def begin(cls, buckets: int, device: torch.device) -> StepSums:
         """Return sums of 0."""
-        count = _COUNTS + 2 * (buckets + TIMESTEP_RANGES)
+        count = _COUNTS + 2 * (buckets * len(KINDS) + TIMESTEP_RANGES)
         return cls(torch.zeros(count, dtype=torch.float64, device=machine.exact_device(device)))
 
     @property
@@ -89,9 +94,9 @@ class StepSums:
         return self.packed[:_COUNTS]
 
     @property
-    def by_bucket(self) -> Tensor:
-        """`[2, buckets]` weighted losses, and weights."""
-        return self.packed[_COUNTS : -2 * TIMESTEP_RANGES].view(2, -1)
+    def by_kind(self) -> Tensor:
+        """`[2, buckets, kinds]` weighted losses, and weights."""
+        return self.packed[_COUNTS : -2 * TIMESTEP_RANGES].view(2, -1, len(KINDS))
 
     @property
     def by_range(self) -> Tensor:
@@ -101,16 +106,17 @@ class StepSums:
     @property
     def weight(self) -> Tensor:
         """Sum of the weights of all clips that count."""
-        return self.by_bucket[1].sum()
+        return self.by_kind[1].sum()
 
-    def add(self, bucket: int, losses_B: Tensor, weights_B: Tensor, time_B: Tensor) -> None:
-        """Add a micro-batch's weighted losses, its weights and its timesteps, without waiting for the device."""
+    def add(self, bucket: int, losses_B: Tensor, weights_B: Tensor, time_B: Tensor, kind_B: Tensor) -> None:
+        """Add a micro-batch's weighted losses, its weights, timesteps and kinds, without waiting for the device."""
         # 1000, and what rounding might put beyond it, belongs to the last range.
         range_B = (time_B * (TIMESTEP_RANGES / NUM_TIMESTEPS)).long().clamp_(0, TIMESTEP_RANGES - 1)
         # Moved first, then converted, for devices without float64.
         device = self.packed.device
         both = torch.stack([losses_B, weights_B]).to(device).double()
-        self.by_bucket[:, bucket].add_(both.sum(dim=1))
+        is_kind_KB = kind_B.to(device) == torch.arange(len(KINDS), device=device)[:, None]
+        self.by_kind[:, bucket].add_(torch.where(is_kind_KB, both[:, None], 0.0).sum(dim=2))
         self.by_range.index_add_(1, range_B.to(device), both)
 
     def over_ranks(self, world: World, clips: tuple[int, int, int], flags: StepFlags) -> StepSums:

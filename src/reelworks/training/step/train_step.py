@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -38,7 +38,7 @@ from reelworks.models.api import DenoiserInputs
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
 from reelworks.training.recipe.recipe import Recipe
-from reelworks.training.step import block_norms, nonfinite, progress, sound_inputs
+from reelworks.training.step import block_norms, kinds, nonfinite, progress, sound_inputs
 from reelworks.training.step.adapter_watch import AdapterWatch, IdleLayers
 from reelworks.training.step.compiled_blocks import CompiledBlocks
 from reelworks.training.step.examples import Example, ExampleBuilder
@@ -46,7 +46,7 @@ from reelworks.training.step.forward_times import ForwardTimes
 from reelworks.training.step.losses import Passes, PlainLoss, loss_of
 from reelworks.training.step.nonfinite import KeptBatch, NonFiniteCause
 from reelworks.training.step.progress import learning_rate
-from reelworks.training.step.spikes import Spike, SpikeClip
+from reelworks.training.step.spikes import Group, Spike, SpikeClip
 from reelworks.training.step.state import TrainState
 from reelworks.training.step.step_sums import StepFlags, StepSums
 
@@ -178,7 +178,7 @@ class TrainStep:
         weight = totals.weight
         finite = math.isfinite(totals.loss) and (weight == 0 or math.isfinite(grad_norm))
         learns = finite and weight > 0
-        spike = self._compare_with_recent(totals.loss_by_bucket, grad_norm, planned, own) if learns else None
+        spike = self._compare_with_recent(totals.loss_by_kind, grad_norm, planned, kept) if learns else None
         applied = learns and (spike is None or train.spikes != "skip")
         if applied:
             if train.max_grad_norm is not None:
@@ -230,10 +230,11 @@ class TrainStep:
                 # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them. Each rank of a
                 # sequence group has the gradient of its own tokens, so that the same sum holds for these.
                 torch.autograd.backward(weighted_B.sum() * (self.world.size / planned_weight))
-            times_B = sound_inputs.trained_times(example.inputs)
+            times_B, kind_B = sound_inputs.trained_times(example.inputs), kinds.of_clips(example)
             if self._counts(example.batch):
-                sums.add(request.bucket, weighted_B.detach(), weights_B, times_B)
-            kept.append(KeptBatch(example.batch, example.objective, losses_B.detach(), example.valid_mask, times_B))
+                sums.add(request.bucket, weighted_B.detach(), weights_B, times_B, kind_B)
+            parts = (losses_B.detach(), example.valid_mask, times_B, kind_B)
+            kept.append(KeptBatch(example.batch, example.objective, *parts))
         return sums, kept
 
     def _counts(self, batch: MicroBatch) -> bool:
@@ -254,7 +255,11 @@ class TrainStep:
         return norm * scale.to(norm.dtype).to(norm.device)
 
     def _compare_with_recent(
-        self, loss_by_bucket: dict[int, float], grad_norm: float, planned: list[tuple[int, int]], kept: list[KeptBatch]
+        self,
+        loss_by_kind: dict[tuple[int, int], float],
+        grad_norm: float,
+        planned: list[tuple[int, int]],
+        kept: list[KeptBatch],
     ) -> Spike | None:
         """Compare a step with recent ones, to which it belongs from now on; return what was far above the usual.
 
@@ -265,9 +270,24 @@ class TrainStep:
         if train.spikes == "off":
             return None
         largest, _ = max(planned, key=lambda each: buckets[each[0]].tokens * each[1])
-        losses = {buckets[i].name: loss for i, loss in loss_by_bucket.items()}
-        spike = self.state.spikes.add(losses, grad_norm, buckets[largest].name, threshold=train.spike_threshold)
-        return spike and spike.with_clips(self.world.gather(_clips(kept)))
+        objectives = kept[-1].objective, self.recipe.objective
+
+        def group(bucket: int, kind: Collection[int]) -> Group:
+            return Group(buckets[bucket].name, kinds.name(kind, *objectives))
+
+        losses = {group(bucket, [kind]): loss for (bucket, kind), loss in loss_by_kind.items()}
+        all_kinds = group(largest, {kind for _, kind in loss_by_kind})
+        spike = self.state.spikes.add(losses, grad_norm, all_kinds, threshold=train.spike_threshold)
+        if spike is None:
+            return None
+        clips = [
+            clip
+            for each in kept
+            if self._counts(each.batch)
+            for kind, clip in _clips(each)
+            if spike.what == "grad_norm" or spike.group == group(each.batch.request.bucket, [kind])
+        ]
+        return spike.with_clips(self.world.gather(clips))
 
     def set_rate(self, step: int) -> float:
         """Set the learning rate of the step that follows `step` done ones, and return what of it acts."""
@@ -324,12 +344,11 @@ def _count_clips(kept: list[KeptBatch]) -> tuple[int, int, int]:
     return first, sum(map(len, uses)) - first, sum(batch.failed for batch in batches)
 
 
-def _clips(kept: list[KeptBatch]) -> list[SpikeClip]:
-    """Return the clips of this rank that count, with their losses."""
-    clips = []
-    for each in kept:
-        work, losses, counts = each.batch.request, each.losses.tolist(), each.valid_mask.tolist()
-        clips += [
-            SpikeClip(int(work.uids[i]), str(work.requests[i].path), losses[i]) for i in range(len(losses)) if counts[i]
-        ]
-    return clips
+def _clips(kept: KeptBatch) -> list[tuple[int, SpikeClip]]:
+    """Return the clips of a micro-batch that count, each with its kind, and with its loss."""
+    work, facts = kept.batch.request, (kept.kinds.tolist(), kept.losses.tolist(), kept.valid_mask.tolist())
+    return [
+        (kind, SpikeClip(int(work.uids[i]), str(work.requests[i].path), loss))
+        for i, (kind, loss, counts) in enumerate(zip(*facts, strict=True))
+        if counts
+    ]
