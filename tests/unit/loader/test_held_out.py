@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reelworks.core import digests
+from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.scan.update import uids_of
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.loader import duplicates, held_out
+from reelworks.data.loader.data_spec import DataSpec
 from reelworks.data.loader.held_out import keys
+from reelworks.inference.evaluate.training_clips import TrainingClips
 from reelworks.training.recipe.dataset import RecipeData
 
 _SCORE = f"score:{duplicates.GROUP}"
@@ -107,9 +110,35 @@ def test_stages_that_share_some_clips_hold_out_the_same_ones(clips: list[dict[st
 def test_about_the_share_that_was_asked_for_is_held_out(split: float) -> None:
     count, copies = 5_000, 2
     clips = [{"fingerprint": f"1f-{i % count * 7919:032x}"} for i in range(copies * count)]
-    held = held_out.held_out(rows(*clips), 5, split, "file")
+    held = held_out.held_out(rows(*clips), DataSpec((), seed=5, split=split))
     assert abs(held.mean() - split) < 4 * (split * (1 - split) / count) ** 0.5
     assert np.array_equal(held[:count], held[count:])
+
+
+def test_clips_that_preserve_the_base_are_trained_and_not_measured(tmp_path: Path) -> None:
+    """They are held out, and then measured by nothing, only if they are copies of clips that are."""
+    for name, count in (("subject", 20), ("others", 30)):  # those have copies of all pictures of the subject
+        for i in range(count):
+            files.picture(tmp_path / name / f"{i}.png", grey=8 * i)
+    dataset = [{"path": str(tmp_path / name), "name": name} for name in ("subject", "others")]
+    recipe = files.recipe(tmp_path, dataset=dataset, validation={"split": 0.4})
+    preserved = [d.model_copy(update={"prior_prediction": d.name == "others"}) for d in recipe.dataset]
+    every: RecipeData = files.opened(recipe)
+    data: RecipeData = files.opened(recipe.model_copy(update={"dataset": preserved}))
+    of_others = data.rows.of_datasets(["others"])
+    own = of_others & (np.array([int(Path(path).stem) for path in data.rows.path.to_pylist()]) >= 20)
+    assert every.is_held_out[own].any()
+    assert np.array_equal(data.is_held_out, every.is_held_out & ~own)
+    (assignment, row), uid = data.assignment(0), data.rows.uid
+    told = {int(uid[r]): int(reason) for r, reason in zip(row, assignment.reason.tolist(), strict=True)}
+    assert told == {
+        int(u): int(Reason.HELD_OUT if out else Reason.NONE) for u, out in zip(uid, data.is_held_out, strict=True)
+    }
+    subject = set(uid[~of_others].tolist())
+    assert set(data.held_out().uid.tolist()) == subject & set(uid[data.is_held_out].tolist())
+    assert set(data.each_clip()[0].uid.tolist()) == subject
+    names = {clip.name for clip in TrainingClips.of_data(data).read()}
+    assert len(names) == sum(reason == Reason.NONE and u in subject for u, reason in told.items())
 
 
 def test_content_is_told_by_a_digest_alone() -> None:

@@ -195,7 +195,8 @@ class DatasetConfig(PublicConfig):
     prior_prediction: bool = Field(
         default=False,
         description="Train a LoRA on these clips to predict what the base model predicts without it, instead of the "
-        "clips themselves. This regularises: it keeps the model's knowledge of similar subjects from drifting.",
+        "clips themselves. This regularises: it keeps the model's knowledge of similar subjects from drifting. No clip of "
+        "them alone is held out for validation, and metrics do not compare generated clips with them.",
     )
     trigger: Told[str | None] = Field(
         default=None,

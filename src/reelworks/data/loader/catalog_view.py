@@ -171,7 +171,7 @@ class CatalogView:
     def is_held_out(self) -> Mask:
         """True for rows that are held out, which takes all fingerprints to compute."""
         own = duplicates.numbering_lists(self.catalog)
-        return held_out.held_out(self.rows, self.spec.seed, self.spec.split, self.spec.group, own)
+        return held_out.held_out(self.rows, self.spec, own)
 
     @cached_property
     def uses(self) -> ClipUses:

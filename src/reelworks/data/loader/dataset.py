@@ -19,7 +19,7 @@ from reelworks.data.buckets.assign import Assignment, Clips, Reason
 from reelworks.data.buckets.table import EMPTY, BucketTable
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.loader import clip_uses, data_spec, duplicates
+from reelworks.data.loader import clip_uses, data_spec, duplicates, held_out
 from reelworks.data.loader.catalog_view import CatalogView, companion_sources, datasets_of, rows_of
 from reelworks.data.loader.data_spec import SEED, DataSpec
 from reelworks.data.loader.plan_cache import PlanCache, Planned, Unplanned
@@ -252,19 +252,23 @@ class Dataset(CatalogView):
         result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=0)
         if self.duplicate_groups is not None:
             result = self._once(self.duplicate_groups, result, clips, row, epoch=0)
-        where = np.flatnonzero((result.reason == Reason.HELD_OUT) & (clips.copy == 0))
+        measured = (result.reason == Reason.HELD_OUT) & (clips.copy == 0)
+        where = np.flatnonzero(measured & ~held_out.preserving(self.rows, self.spec)[row])
         where = where[np.argsort(hash64(self.spec.seed, clips.uid[where]), kind="stable")]
         return self._entries(clips, row, result, where[: self.spec.max_held_out]).wide()
 
     def each_clip(self) -> tuple[Samples, Mask]:
-        """Return each clip that any epoch trains or validation uses once, whatever the draws; and which validation uses."""
+        """Return each clip that any epoch trains or validation uses once, whatever the draws; and which validation uses.
+
+        Clips that preserve what the base says are left out: their losses are not of the clips.
+        """
         clips, row = self.clips()
         every = replace(clips, held_out=np.ones_like(clips.held_out))  # those have no draws
         result = assign.assign(every, self.table, seed=self.spec.seed, epoch=0)
         if self.duplicate_groups is not None:
             result = self._once(self.duplicate_groups, result, clips, row, epoch=0)
         where = np.flatnonzero(np.isin(result.reason, (Reason.HELD_OUT, Reason.DUPLICATE_TURN)))
-        where = where[np.diff(row[where], prepend=-1) != 0]
+        where = where[(np.diff(row[where], prepend=-1) != 0) & ~held_out.preserving(self.rows, self.spec)[row[where]]]
         where = where[~clips.held_out[where] | np.isin(clips.uid[where], self.held_out().uid)]
         return self._entries(clips, row, result, where).wide(), clips.held_out[where]
 

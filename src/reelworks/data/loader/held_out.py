@@ -5,6 +5,9 @@ ranges of a file and all copies of it share; of near-duplicates, where they were
 that is held out as a whole, the least of its contents. A file whose content the scan did not read has the key of its name.
 Clips that several of these connect have one key: that of the first group of near-duplicates among them, whose number stays while
 clips come and go, or else of the least content.
+
+Clips of datasets with `prior_prediction` are not trained towards themselves, so that no loss of them tells what was learned:
+they are held out only where they share a key with others.
 """
 
 from __future__ import annotations
@@ -20,17 +23,26 @@ from reelworks.core.hash_rng import U64
 from reelworks.data.buckets import assign
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.loader import duplicates
+from reelworks.data.loader.data_spec import DataSpec
 
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 _NEAR_DUPLICATES, _CONTENT, _NAME = range(3)  # the first that a set has gives its key
 
 
-def held_out(
-    rows: CatalogRows, seed: int, split: float, by: Literal["file", "folder"], own: Collection[str] = ()
-) -> Mask:
-    """Return which rows are held out: a share `split` of files, or of folders; `own` is that of `duplicates.numbers`."""
-    return assign.held_out(seed, keys(rows, by, own), split) if split else np.zeros(len(rows), dtype=np.bool_)
+def held_out(rows: CatalogRows, spec: DataSpec, own: Collection[str] = ()) -> Mask:
+    """Return which rows are held out: a share of files, or of folders; `own` is that of `duplicates.numbers`."""
+    if not spec.split:
+        return np.zeros(len(rows), dtype=np.bool_)
+    key = keys(rows, spec.group, own)
+    held = assign.held_out(spec.seed, key, spec.split)
+    preserved = preserving(rows, spec)
+    return held & (~preserved | np.isin(key, key[~preserved])) if preserved.any() else held
+
+
+def preserving(rows: CatalogRows, spec: DataSpec) -> Mask:
+    """Return which rows have the base's prediction as target, and not the clip (`prior_prediction`)."""
+    return rows.of_datasets([dataset.dataset_name for dataset in spec.datasets if dataset.prior_prediction])
 
 
 def keys(rows: CatalogRows, by: Literal["file", "folder"], own: Collection[str] = ()) -> U64:

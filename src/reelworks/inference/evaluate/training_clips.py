@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reelworks.core import digests, log
 from reelworks.core.hash_rng import hash64
-from reelworks.data.loader import decode_requests
+from reelworks.data.loader import decode_requests, held_out
 from reelworks.data.media import decode_pool
 from reelworks.data.media.decode import MediaError
 from reelworks.data.schedule.plan import Samples
@@ -63,11 +63,16 @@ class TrainingClips:
 
     @classmethod
     def of_data(cls, data: RecipeData) -> TrainingClips:
-        """Return clips of the first epoch as training reads them, without augmentation, each in the first of its buckets."""
+        """Return clips of the first epoch as training reads them, without augmentation, each in the first of its buckets.
+
+        Clips that preserve what the base says are left out: the model does not learn them.
+        """
 
         @functools.cache
         def choose() -> Samples:
             entries = data.entries(0)
+            rows = np.searchsorted(data.rows.ordinal, entries.ordinal)
+            entries = entries.take(np.flatnonzero(~held_out.preserving(data.rows, data.spec)[rows]))
             _, first = np.unique(entries.uid, return_index=True)
             order = np.argsort(hash64(data.recipe.seed, entries.uid[first]), kind="stable")
             return entries.take(first[order[:MOST]])

@@ -85,7 +85,7 @@ def load_whole(path: Path, overrides: Sequence[str] = (), data_path: Path | None
 
 def on_footage(recipe: Recipe, data_path: Path) -> Recipe:
     """Return a recipe on one folder or list, with the options of its first dataset."""
-    dataset = recipe.dataset[0].model_copy(update={"path": str(data_path), "root": None})
+    dataset = recipe.dataset[0].model_copy(update={"path": str(data_path), "root": None, "prior_prediction": False})
     listed = [stage.model_copy(update={"dataset": None}) for stage in recipe.stage]
     return recipe.model_copy(update={"dataset": [dataset], "stage": listed})
 
