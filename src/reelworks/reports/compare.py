@@ -43,7 +43,8 @@ class RunResults:
         steps: Optimizer steps done.
         loss: Mean over the last 50 steps, as `grad_norm`.
         validation_loss: The last one.
-        best_validation_loss: The lowest one, at `best_validation_step`.
+        best_validation_loss: The lowest one of those measured on the same clips and settings as the last, at `best_validation_step`.
+        measured_on: Digest of the clips and settings of these losses, by which other runs may be compared; None if it is not known.
         spikes: Steps far above the usual.
         seconds_per_step: Their median.
         waited_share: Share of the steps' time in which training waited for clips, from 0 to 1.
@@ -59,6 +60,7 @@ class RunResults:
     validation_loss: float | None
     best_validation_loss: float | None
     best_validation_step: int | None
+    measured_on: str | None
     grad_norm: float | None
     spikes: int
     seconds_per_step: float | None
@@ -76,6 +78,7 @@ class RunResults:
             f"training loss, last {_LAST_STEPS} steps": units.loss(self.loss),
             "validation loss, last": units.loss(self.validation_loss),
             "validation loss, best": "–" if best_step is None else f"{best_loss} at step {units.count(best_step)}",
+            "validation, measured on": self.measured_on or "–",
             f"gradient norm, last {_LAST_STEPS} steps": units.loss(self.grad_norm),
             "spikes": units.count(self.spikes),
             "seconds a step": "–" if seconds is None else units.number(seconds),
@@ -144,7 +147,9 @@ def compare(folders: Sequence[RunFolder]) -> Comparison:
 
 def _results(run: RunData, name: str) -> RunResults:
     steps, validations = run.events_of("step"), run.events_of("validation")
-    measured = [event for event in validations if event.get("loss") is not None]
+    measured = [event for event in validations if event.get("loss") is not None and event.get("is_comparable", True)]
+    series = measured[-1].get("measured_on") if measured else None
+    measured = [event for event in measured if event.get("measured_on") == series]
     best = min(measured, key=lambda event: event["loss"], default=None)
     return RunResults(
         name=name,
@@ -156,6 +161,7 @@ def _results(run: RunData, name: str) -> RunResults:
         validation_loss=measured[-1]["loss"] if measured else None,
         best_validation_loss=None if best is None else best["loss"],
         best_validation_step=None if best is None else best["step"],
+        measured_on=series,
         grad_norm=_mean(steps, "grad_norm"),
         spikes=len(run.events_of("spike")),
         seconds_per_step=statistics.median(e["seconds"] for e in steps) if steps else None,

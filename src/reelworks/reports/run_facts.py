@@ -117,7 +117,7 @@ def failures(data: RunData) -> ReasonFact | None:
     entries = [LeftOutClip(e.get("path", ""), e.get("reason", "")) for e in data.events_of("failure")]
     if not entries:
         return None
-    remedy = "Counted under coverage; check the file."
+    remedy = "Counted under coverage, unless it is held out; check the file."
     listed = entries[:MAX_NAMES]
     return ReasonFact("failed", "failed while training", remedy, listed, len(entries), {}, {}, "events.jsonl")
 

@@ -61,7 +61,7 @@ def write_plain(
     manifest.write(
         folder,
         Manifest(
-            format=1,
+            format=2,
             step=step,
             save_id=save_id,
             created=1.0,

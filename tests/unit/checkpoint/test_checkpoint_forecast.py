@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Record:
     created: float = 0.0
     num_bytes: int = 10
     stage: str = ""
+    measured_on: dict[str, str] = field(default_factory=dict)
 
 
 def config(**keys: object) -> CheckpointsConfig:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint.config import CheckpointsConfig, KeepBest
-from reelworks.data.checkpoint.policy import Decision, PolicyTime, plan_retention
+from reelworks.data.checkpoint.policy import Decision, PolicyTime, plan_retention, rank_best
 
 LOSS = "validation/loss"
 NAN, INF = math.nan, math.inf
@@ -25,6 +25,7 @@ class Record:
     created: float = 0.0
     num_bytes: int = 100
     stage: str = ""
+    measured_on: dict[str, str] = field(default_factory=dict)
 
 
 def run(*losses: float | None, pinned: tuple[int, ...] = ()) -> list[Record]:
@@ -302,6 +303,20 @@ def test_config_refuses(values: dict[str, object], message: str) -> None:
 )
 def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert CheckpointsConfig(max_disk=text).max_disk_bytes == size
+
+
+def test_what_was_measured_on_something_else_is_not_compared() -> None:
+    """A lower loss on other clips neither counts as the best nor goes unless that too was followed by another."""
+    on = ["a", "a", "b", "b", "c", "c", "c"]
+    records = [
+        replace(one, measured_on={LOSS: digest}) for one, digest in zip(run(1, 2, 6, 5, 9, 7, 8), on, strict=True)
+    ]
+    policy = CheckpointsConfig(keep_last=1, keep_best=KeepBest(metric=LOSS))
+    decisions = {d.step: d for d in plan(records, policy)}
+    assert [step for step, d in decisions.items() if d.keep] == [400, 600, 700]
+    assert decisions[600].reasons == (f"the best by {LOSS} (7)",)
+    assert decisions[400].reasons == (f"the best of a former series by {LOSS} (5)",)
+    assert rank_best(records, policy.keep_best) == [600, 700, 500]
 
 
 def test_the_best_is_of_the_newest_stage_and_the_last_of_each_stage_stays() -> None:

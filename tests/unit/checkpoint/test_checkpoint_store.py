@@ -63,7 +63,10 @@ def test_listing_tells_the_broken_apart(store: CheckpointFolder) -> None:
 
 def test_metrics_arrive_late_and_belong_to_one_save(store: CheckpointFolder) -> None:
     write_plain(store, 100, {"loss": 3.0, "odd": math.inf}, save_id="first")
-    store.record_metrics(100, {"loss": 2.0, "fid": math.nan})
+    store.record_metrics(100, {"loss": 3.5, "fid": math.nan}, {"loss": "a"})
+    assert store.list()[0].measured_on["loss"] == "a"
+    store.record_metrics(100, {"loss": 2.0})
+    assert store.list()[0].measured_on["loss"] == ""
     metrics = store.list()[0].metrics
     assert metrics["loss"] == 2.0
     assert math.isnan(metrics["fid"])
@@ -233,7 +236,7 @@ def test_only_the_newest_few_bad_checkpoints_stay(store: CheckpointFolder) -> No
     ("change", "reason"),
     [
         ({"step": 101}, "is of step 101"),
-        ({"format": 2}, "has format 2, this version of Reelworks reads up to 1"),
+        ({"format": 3}, "has format 3, this version of Reelworks reads up to 2"),
         ({"format": None}, "has no format version"),
         ({"files": [{"path": "../x", "size": 0, "digest": "0" * 32}]}, "does not lie inside"),
         ({"files": [{"path": "x", "size": -1, "digest": "0" * 32}]}, "files.0.size"),

@@ -109,7 +109,7 @@ def test_a_named_step_never_falls_back(store: CheckpointFolder) -> None:
 
 def test_a_newer_format_is_neither_bad_nor_passed_over(store: CheckpointFolder) -> None:
     file = store.path(300) / "manifest.json"
-    file.write_text(file.read_text(encoding="utf-8").replace('"format": 1', '"format": 2'), encoding="utf-8")
+    file.write_text(file.read_text(encoding="utf-8").replace('"format": 2', '"format": 3'), encoding="utf-8")
     with refused("checkpoint-bad", "checkpoint"):
         newest_valid(store, full=False)
     assert store.steps() == [100, 200, 300]

@@ -391,7 +391,7 @@ def test_what_a_newer_version_saved_here_is_left_to_the_resume_which_says_so(tmp
     copy(run, place_at(tmp_path / "mirror"), 100)
     for step in (100, 200):
         file = run.checkpoints_folder / f"step-000000{step}" / "manifest.json"
-        file.write_text(file.read_text(encoding="utf-8").replace('"format": 1', '"format": 2'), encoding="utf-8")
+        file.write_text(file.read_text(encoding="utf-8").replace('"format": 2', '"format": 3'), encoding="utf-8")
     assert fetch(tmp_path / "mirror", run) == (None, [])
     assert steps(run) == [100, 200]
 

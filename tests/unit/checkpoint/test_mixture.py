@@ -75,6 +75,7 @@ class Record:
     created: float = 0.0
     num_bytes: int = 100
     stage: str = ""
+    measured_on: dict[str, str] = field(default_factory=dict)
 
 
 def test_the_best_by_a_mixture_stays_and_each_reason_has_the_parts() -> None:

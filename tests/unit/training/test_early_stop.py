@@ -12,16 +12,10 @@ from typer.testing import CliRunner
 from reelworks.commands.main import app
 from reelworks.core import files
 from reelworks.data.distributed.mesh import World
-from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.training.loop.config import ValidationConfig
 from reelworks.training.observers.early_stop import EarlyStop
-from reelworks.training.recipe.recipe import Recipe
 
 ONE = World(0, 1, torch.device("cpu"))
-
-
-def recipe_of(**validation):
-    return Recipe.model_construct(validation=ValidationConfig(**validation), objective=ObjectiveConfig())
 
 
 @pytest.mark.parametrize(
@@ -54,15 +48,15 @@ def test_a_resume_counts_the_validations_up_to_its_step(tmp_path):
     file = tmp_path / "events.jsonl"
     for step, loss in [(0, 3.0), (10, 1.0), (20, None), (30, 1.5), (40, 0.5)]:
         files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, "loss": loss})
-    early = EarlyStop.resume(recipe_of(every_steps=10, patience=2), file, 30, ONE)
+    early = EarlyStop.resume(ValidationConfig(every_steps=10, patience=2), file, 30, ONE)
     assert (early.best, early.best_step, early.is_over) == (1.0, 10, True)
-    assert not EarlyStop.resume(recipe_of(every_steps=10, patience=3), file, 30, ONE).is_over
-    assert not EarlyStop.resume(recipe_of(every_steps=10, patience=2), file, 20, ONE).is_over
+    assert not EarlyStop.resume(ValidationConfig(every_steps=10, patience=3), file, 30, ONE).is_over
+    assert not EarlyStop.resume(ValidationConfig(every_steps=10, patience=2), file, 20, ONE).is_over
 
 
 def test_validations_where_starts_end_off_the_schedule_decide_nothing(tmp_path):
     """A run whose `max_steps` is raised again and again trains as far as one that was never stopped."""
-    file, recipe = tmp_path / "events.jsonl", recipe_of(every_steps=6, patience=2)
+    file, recipe = tmp_path / "events.jsonl", ValidationConfig(every_steps=6, patience=2)
     losses = {0: 3.0, 6: 2.0, 8: 1.7, 9: 2.0, 12: 1.9}
     for step, loss in losses.items():
         files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, "loss": loss})
@@ -79,20 +73,38 @@ def test_a_resumed_stage_counts_none_of_the_stage_before(tmp_path):
     file = tmp_path / "events.jsonl"
     for step, loss in [(0, 3.0), (10, 0.5), (20, 2.0), (30, 1.9)]:
         files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, "loss": loss})
-    early = EarlyStop.resume(recipe_of(every_steps=10, patience=2), file, 30, ONE, first=10)
+    early = EarlyStop.resume(ValidationConfig(every_steps=10, patience=2), file, 30, ONE, first=10)
     assert (early.best, early.best_step, early.is_over) == (1.9, 30, False)
-    early = EarlyStop.resume(recipe_of(every_steps=10, patience=2), file, 10, ONE)
+    early = EarlyStop.resume(ValidationConfig(every_steps=10, patience=2), file, 10, ONE)
     assert (early.best, early.best_step) == (0.5, 10)
 
 
-def test_losses_at_other_timesteps_are_no_measure(tmp_path):
-    """Little noise has high losses: training that goes on at other timesteps would never, or always, be better."""
-    file = tmp_path / "events.jsonl"
-    for step, loss, times in [(0, 1.9, ["100"]), (10, 1.8, ["100"]), (20, 2.5, ["900"]), (30, 2.4, ["900"])]:
-        of = {"loss": loss, "loss_by_time": dict.fromkeys(times, loss)}
+def test_losses_of_other_clips_or_timesteps_are_no_measure(tmp_path):
+    """After footage was added, losses may be twice as high, and fall: training goes on, also if it is resumed."""
+    file, config, now = tmp_path / "events.jsonl", ValidationConfig(every_steps=5, patience=2), None
+    now = EarlyStop(config)
+    for step, loss, on in [
+        (0, 1.9, "a"),
+        (5, 1.0, "a"),
+        (10, 2.1, "b"),
+        (15, 2.09, "b"),
+        (20, 2.08, "b"),
+        (25, 2.2, "b"),
+    ]:
+        of = {"loss": loss, "measured_on": on, "unread": 0}
         files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, **of})
-    early = EarlyStop.resume(recipe_of(every_steps=10, patience=2, timesteps=[900.0]), file, 30, ONE)
-    assert (early.best, early.best_step, early.is_over) == (2.4, 30, False)
+        assert now.add(step, loss, on)
+        assert not now.is_over
+    assert EarlyStop.resume(config, file, 25, ONE) == now
+    assert (now.best, now.best_step, now.without_progress) == (2.08, 20, 1)
+
+
+def test_a_validation_that_lacks_clips_decides_nothing_unless_they_are_lost_for_good():
+    early = EarlyStop(ValidationConfig(every_steps=1, patience=2))
+    results = [(1.7, "all", 0), (1.4, "one", 7), (1.6, "all", 0), (1.5, "all", 0), (1.0, "two", 6), (2.0, "two", 6)]
+    compared = [early.add(step, loss, on, unread=unread) for step, (loss, on, unread) in enumerate(results)]
+    assert compared == [True, False, True, True, False, True]
+    assert (early.best, early.without_progress) == (2.0, 0)
 
 
 @pytest.mark.parametrize("values", [{"split": 0.0}, {"every_steps": None}])

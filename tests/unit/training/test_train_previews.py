@@ -42,6 +42,7 @@ from reelworks.training.observers import trackers, validations
 from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.observers.observer import Pause, TrainedStep, Training
 from reelworks.training.observers.run_logger import RunLogger
+from reelworks.training.observers.validation import Validation
 from reelworks.training.plan import plan_report
 from reelworks.training.preflight import check
 from reelworks.training.recipe import dataset, recipe_file
@@ -208,12 +209,13 @@ def test_metrics_of_previews_that_a_signal_left_no_time_for_reach_the_checkpoint
 def test_a_checkpoint_that_has_metrics_of_previews_alone_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where training ends at it, though the validation was not due there."""
     kept = {"samples/motion": 1.0}
-    result = SimpleNamespace(loss=0.5, loss_by_time={}, by_bucket={}, clips=1)
+    result = Validation(0.5, {}, 1, {}, "a")
     validator = SimpleNamespace(held_out=[0], run=lambda pool: result)
     monkeypatch.setattr(validations, "Validator", lambda *args, **kwargs: validator)
     checkpoints = SimpleNamespace(
         has_metrics=lambda step, names: any(name in names for name in kept),
         record_metrics=lambda step, metrics: kept.update(metrics),
+        measured_on={},
     )
     config = ValidationConfig(every_steps=4)
     recipe = SimpleNamespace(validation=config, has_training_adapter=False)
@@ -319,7 +321,7 @@ def test_the_step_to_use_is_told_once_when_only_copying_rises(
 
     def measured(reports: MetricReports, step: int) -> None:
         rising = {"likeness-pixels": min(step, 3) / 4, "closeness-pixels": 0.5 + max(step - 3, 0) / 4}
-        reports.log(step, [MetricResult(name, True, value) for name, value in rising.items()])
+        reports.log(step, [MetricResult(name, True, value) for name, value in rising.items()], "a")
 
     for steps in (range(1, 5), range(5, 9)):
         stage = {"name": "b", "step": 4} if stages > 1 and steps[0] > 4 else {"name": "a", "step": 0}

@@ -31,7 +31,7 @@ def test_eval_says_that_it_measures_without_the_training_adapter(adapter: str | 
     """Validation in training is with it, so that the two losses are not compared."""
     made = recipe(training_adapter=adapter)
     source = EvaluatedModel(made, None, 0, "initial")
-    said = Evaluation(source, [500.0], 2, "-", Validation(1.5, {"500": 1.5}, 2, {})).headline()
+    said = Evaluation(source, [500.0], 2, "-", Validation(1.5, {"500": 1.5}, 2, {}, "a")).headline()
     assert ("without lora.training_adapter" in said) == made.has_training_adapter == (adapter is not None)
 
 
@@ -39,7 +39,7 @@ def test_each_measurement_of_a_checkpoint_has_a_file_of_its_own(tmp_path: Path) 
     """By all that its loss depends on."""
     source, other = (EvaluatedModel(made, tmp_path, 20, "ema") for made in (recipe(), recipe()))
     seeded = other.recipe.model_copy(update={"seed": other.recipe.seed + 1})
-    loss = Validation(1.5, {"500": 1.5}, 2, {})
+    loss = Validation(1.5, {"500": 1.5}, 2, {}, "a")
     asked: list[tuple[EvaluatedModel, list[float], str]] = [
         (source, [500.0], "-"),
         (replace(source, recipe=seeded), [500.0], "-"),

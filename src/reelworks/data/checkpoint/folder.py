@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -45,11 +46,13 @@ class _Event(Config):
     save_id: str = ""
     bytes: int = 0
     metrics: manifest.Metrics = Field(default={})
+    measured_on: dict[str, str] = Field(default={})
     reason: str = ""
     reasons: list[str] = Field(default=[])
 
 
 CheckpointInfos = list[CheckpointInfo]
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _KEPT_BAD = 3  # each may be as large as a checkpoint
 
 
@@ -63,7 +66,7 @@ class CheckpointFolder:
 
     def __init__(self, root: str | Path, may_publish: Callable[[], None] = lambda: None) -> None:
         self.root, self._may_publish = Path(root), may_publish
-        self._late: dict[str, dict[str, float]] = {}
+        self._late: dict[str, tuple[dict[str, float], dict[str, str]]] = {}
         self._seen_bytes = 0
 
     def path(self, step: int) -> Path:
@@ -81,10 +84,7 @@ class CheckpointFolder:
     def info(self, step: int) -> CheckpointInfo:
         """Return the facts of one checkpoint; raises as `manifest.read` does."""
         saved = manifest.read(self.path(step))
-        pinned, metrics = self.is_pinned(step), self.metrics_of(saved)
-        return CheckpointInfo(
-            step, saved.created, saved.total_bytes, pinned, metrics, self.path(step), saved, stage=saved.stage
-        )
+        return CheckpointInfo(**vars(self.facts_of(saved)), path=self.path(step), manifest=saved)
 
     def scan(self) -> tuple[CheckpointInfos, dict[int, str]]:
         """Return the checkpoints with a valid manifest, and the steps of those without, with the reasons; ascending."""
@@ -97,8 +97,8 @@ class CheckpointFolder:
                     broken[step] = str(error)
         return good, broken
 
-    def metrics_of(self, saved: Manifest) -> dict[str, float]:
-        """Return a manifest's metrics and those recorded since, even if its checkpoint was deleted."""
+    def facts_of(self, saved: Manifest) -> CheckpointFacts:
+        """Return the facts of a manifest, with the metrics recorded since, even if its checkpoint was deleted."""
         # Only the history's new lines are read. Metrics are kept by save id, not by step: those of an earlier save of the
         # step do not apply to a new one.
         data = b""
@@ -109,8 +109,19 @@ class CheckpointFolder:
         self._seen_bytes += len(lines)
         for event in _events(files.parse_json_lines(lines.splitlines())):
             if event["event"] == "metrics":
-                self._late.setdefault(event.get("save_id", ""), {}).update(_floats(event.get("metrics", {})))
-        return {**_floats(saved.metrics), **self._late.get(saved.save_id, {})}
+                late, late_on = self._late.setdefault(event.get("save_id", ""), ({}, {}))
+                late.update(_floats(metrics := event.get("metrics", {})))
+                late_on.update(dict.fromkeys(metrics, "") | event.get("measured_on", {}))
+        late, late_on = self._late.get(saved.save_id, ({}, {}))
+        return CheckpointFacts(
+            saved.step,
+            saved.created,
+            saved.total_bytes,
+            self.is_pinned(saved.step),
+            _floats(saved.metrics) | late,
+            stage=saved.stage,
+            measured_on=saved.measured_on | late_on,
+        )
 
     def history(self) -> builtins.list[dict[str, Any]]:
         """Return all recorded events of this store, oldest first; damaged lines are skipped."""
@@ -120,10 +131,16 @@ class CheckpointFolder:
         """Append an event to the history."""
         files.append_json_line(self.root / names.HISTORY, {"time": time.time(), "event": event, "step": step, **fields})
 
-    def record_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add metrics that were measured after the save; a value that is not finite counts as missing."""
+    def record_metrics(
+        self, step: int, metrics: Mapping[str, float], measured_on: Mapping[str, str] = _NOTHING
+    ) -> None:
+        """Add metrics that were measured after the save; a value that is not finite counts as missing.
+
+        `measured_on` has digests of what they were measured on: only metrics with equal ones, or with none, are compared.
+        """
         save_id = manifest.read(self.path(step)).save_id
-        self.log("metrics", step, save_id=save_id, metrics=manifest.plain_metrics(metrics))
+        values = {"metrics": manifest.plain_metrics(metrics), "measured_on": dict(measured_on)}
+        self.log("metrics", step, save_id=save_id, **values)
 
     def is_pinned(self, step: int) -> bool:
         """Whether a checkpoint is pinned."""

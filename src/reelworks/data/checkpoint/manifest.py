@@ -16,7 +16,7 @@ from reelworks.core.config import Config
 from reelworks.core.errors import CommonError
 from reelworks.data.checkpoint import names
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FILE_NAME = "manifest.json"
 Metrics = dict[str, float | None]
 
@@ -55,6 +55,7 @@ class Manifest(Config):
     files: tuple[FileEntry, ...]  # all files except the manifest itself
     total_bytes: int = Field(ge=0)
     metrics: Metrics  # those known when it was saved; None stands for a value that was not finite
+    measured_on: dict[str, str] = Field(default={})  # of metrics, digests of what they were measured on
     versions: dict[str, str]
 
     @model_validator(mode="after")

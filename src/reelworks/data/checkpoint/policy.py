@@ -24,6 +24,9 @@ class CheckpointFacts:
     pinned: bool  # which protects it from deletion
     metrics: dict[str, float]  # those of the manifest and those recorded since; NaN for values that were not finite
     stage: str = field(default="", kw_only=True)  # name of the recipe's stage; empty without stages
+    measured_on: Mapping[str, str] = field(
+        default_factory=dict, kw_only=True
+    )  # of metrics, digests of what they are of
 
 
 @dataclass(frozen=True)
@@ -79,15 +82,27 @@ def as_event(decisions: Iterable[Decision]) -> dict[str, list[dict[str, Any]]]:
 def rank_best(checkpoints: Iterable[CheckpointFacts], best: KeepBest | None) -> list[int]:
     """Return the steps of all checkpoints that have the metric, best first; equal values newest first.
 
-    Only those of the newest one's stage are ranked: on other clips or sizes, the same metric is another one.
+    Only those of the newest one's stage are ranked, and of these the ones that were measured on the same as the last that
+    was: on other clips or sizes, the same metric is another one.
     """
-    checkpoints = list(checkpoints)
-    if best is None or not checkpoints:
+    return next(iter(rank_series(checkpoints, best)), [])
+
+
+def rank_series(checkpoints: Iterable[CheckpointFacts], best: KeepBest | None) -> list[list[int]]:
+    """Return the steps of all checkpoints that `rank_best` ranks, and those measured on something else, newest first."""
+    newest_first = sorted(checkpoints, key=lambda c: -c.step)
+    ranked: dict[tuple[str, ...], list[tuple[float, int]]] = {}
+    if best is None:
         return []
-    stage, sign = max(checkpoints, key=lambda c: c.step).stage, 1 if best.mode == "min" else -1
-    of_stage = [c for c in checkpoints if c.stage == stage]
-    scored = [(sign * value, -c.step) for c in of_stage if (value := score(c, best.metric)) is not None]
-    return [-step for _, step in sorted(scored)]
+    for c in newest_first:
+        if c.stage == newest_first[0].stage and (value := score(c, best.metric)) is not None:
+            ranked.setdefault(series(c, best.metric), []).append((value if best.mode == "min" else -value, -c.step))
+    return [[-step for _, step in sorted(values)] for values in ranked.values()]
+
+
+def series(checkpoint: CheckpointFacts, metric: str) -> tuple[str, ...]:
+    """Return a checkpoint's stage, and what the parts of a metric were measured on: only equal ones can be compared."""
+    return checkpoint.stage, *(checkpoint.measured_on.get(name, "") for name in mixture.terms(metric))
 
 
 def score(checkpoint: CheckpointFacts, metric: str) -> float | None:
@@ -108,8 +123,12 @@ class _Case:
     moment: PolicyTime
 
     @cached_property
+    def series(self) -> list[list[int]]:
+        return rank_series(self.newest_first, self.policy.keep_best)
+
+    @property
     def ranked(self) -> list[int]:
-        return rank_best(self.newest_first, self.policy.keep_best)
+        return next(iter(self.series), [])
 
     @cached_property
     def floor(self) -> set[int]:
@@ -128,6 +147,8 @@ def _reasons_to_keep(case: _Case, age_rank: int, c: CheckpointFacts) -> Reasons:
     if (best := policy.keep_best) and c.step in case.ranked[: best.n]:
         which = "the best" if c.step == case.ranked[0] else f"among the best {best.n}"
         reasons.append(f"{which} by {best.metric} ({scored(c, best.metric)})")
+    if best and any(c.step == former[0] for former in case.series[1:2]):
+        reasons.append(f"the best of a former series by {best.metric} ({scored(c, best.metric)})")
     if policy.keep_every and c.step % policy.keep_every == 0:
         reasons.append(f"a multiple of {policy.keep_every} steps")
     if policy.keep_within_seconds and case.moment.now - c.created < policy.keep_within_seconds:

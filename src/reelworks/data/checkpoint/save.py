@@ -59,6 +59,7 @@ class SaveDetails(TypedDict, total=False):
 
     extra: Mapping[str, bytes]  # small files by name, such as `cursor.json`; only those of rank 0 are written
     metrics: Mapping[str, float]  # those known by now
+    measured_on: Mapping[str, str]  # of metrics, digests of what they were measured on
     run_id: str  # the run's id in `run.json`
     stage_name: str  # of the recipe; empty without stages
 
@@ -119,6 +120,7 @@ class Saving:
     encoded: EncodedState
     extra: Mapping[str, bytes] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    measured_on: Mapping[str, str] = field(default_factory=dict)
     run_id: str = ""
     stage_name: str = ""
     began: float = field(default_factory=time.perf_counter)
@@ -184,7 +186,7 @@ class Saving:
             if fresh:
                 self.store.record_saved(info, time.perf_counter() - self.began)
             elif self.metrics:
-                self.store.record_metrics(self.step, self.metrics)
+                self.store.record_metrics(self.step, self.metrics, self.measured_on)
         return [(info, fresh)] * len(results)
 
     def _is_saved(self, entries: list[FileEntry]) -> bool:
@@ -211,6 +213,7 @@ class Saving:
             files=tuple(entries),
             total_bytes=sum(entry.size for entry in entries),
             metrics=manifest.plain_metrics(self.metrics),
+            measured_on=dict(self.measured_on),
             versions={
                 "reelworks": version.__version__,
                 "torch": str(torch.__version__),

@@ -132,9 +132,9 @@ def epochs(run: RunFolder) -> list[Epoch]:
             done = event["clips"], event.get("applied", True)
             step = RunStep(event["step"], event["plan_step"], *done, recipe, world_size)
             now.steps.setdefault(now.segment, []).append(step)
-        elif event["kind"] == "failure":
+        elif event["kind"] == "failure" and not event.get("held_out"):
             now.failures.setdefault(event["step"], []).append(event)
-        else:
+        elif event["kind"] == "epoch_end":
             now.ends[now.segment] = event
     if goes_back:
         doubtful |= valid.keys()

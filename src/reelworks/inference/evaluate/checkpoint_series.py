@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from reelworks.core import digests, files, machine, results, trust, units, user_files
+from reelworks.core import digests, files, machine, results, units, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.shape import Shape
@@ -35,7 +35,7 @@ from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import components
 from reelworks.training.coverage import stop_advice
 from reelworks.training.coverage.stop_advice import StopAdvice
-from reelworks.training.observers.validation import Validation
+from reelworks.training.observers.validation import Validation, digest_of
 from reelworks.training.recipe import preview_model, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
@@ -290,7 +290,10 @@ class _Series:
         device = machine.default_device()
         origin = "--metric" if typed else "samples.metrics"
         metrics = PreviewMetrics.named(names, weights, device, training, origin)
-        return cls(request, source, data, options, metrics, _key(source, data, options, names, weights, training))
+        alike = metrics.digest(data.recipe.samples, options)
+        loss = [recipe.validation_timesteps, digest_of(data, data.held_out()), recipe.seed]
+        key = digests.digest_json([_VERSION, source.weights, alike, loss])[:8]
+        return cls(request, source, data, options, metrics, key)
 
     @property
     def folder(self) -> Path:
@@ -309,7 +312,7 @@ class _Series:
         found = {info.step: known for info in infos if (known := self._known(info)) is not None}
         other = self._measured_otherwise(store, {info.step for info in infos})
         for one in found.values():
-            _record(store, one, other)
+            self._record(store, one, other)
         if found:
             logger.info("%d of %s are measured already", len(found), units.plural(len(infos), "checkpoint"))
         left = [info for info in infos if info.step not in found]
@@ -327,7 +330,7 @@ class _Series:
                             raise
                         skipped.append(SkippedCheckpoint(info.step, error.problem))
                         continue
-                    _record(store, one, other)
+                    self._record(store, one, other)
                     measured = ", ".join(f"{name} {value:.4g}" for name, value in one.values.items())
                     logger.info("step %d (%d of %d): %s", info.step, number, len(left), measured)
         return [found[step] for step in sorted(found)], skipped
@@ -379,6 +382,16 @@ class _Series:
         files.write_for("RUN", folder / _RESULT, files.to_json(results.as_json(one) | names, indent=2).encode())
         return one
 
+    def _record(self, store: CheckpointFolder, one: MeasuredCheckpoint, other: Set[str]) -> None:
+        """Add values to the metrics of a checkpoint, unless they are there, but those that others have of other settings."""
+        values = {name: value for name, value in _metrics(one).items() if name not in other}
+        try:
+            present = store.info(one.step).metrics
+            if any(present.get(name) != value for name, value in values.items()):
+                store.record_metrics(one.step, values, dict.fromkeys(values, self.key))
+        except BadCheckpoint:  # deleted meanwhile
+            logger.info("step %d was deleted meanwhile; its values are kept in the folder of evaluations", one.step)
+
     def _folder_of(self, step: int) -> Path:
         return self.folder / f"step-{step:09d}"
 
@@ -396,46 +409,3 @@ class _Series:
 
 def _metrics(one: MeasuredCheckpoint) -> dict[str, float]:
     return {f"{_METRIC}{name}": value for name, value in one.values.items()}
-
-
-def _record(store: CheckpointFolder, one: MeasuredCheckpoint, other: Set[str]) -> None:
-    """Add values to the metrics of a checkpoint, unless they are there, but those that others have of other settings."""
-    values = {name: value for name, value in _metrics(one).items() if name not in other}
-    try:
-        present = store.info(one.step).metrics
-        if any(present.get(name) != value for name, value in values.items()):
-            store.record_metrics(one.step, values)
-    except BadCheckpoint:  # deleted meanwhile
-        logger.info("step %d was deleted meanwhile; its values are kept in the folder of evaluations", one.step)
-
-
-def _key(
-    source: EvaluatedModel,
-    data: RecipeData,
-    options: GenerateOptions,
-    names: Sequence[str],
-    weights: Mapping[str, str],
-    training: TrainingClips,
-) -> str:
-    """Return the digest of all that the values depend on besides the checkpoint."""
-    recipe, samples = data.recipe, data.recipe.samples
-    code = [path for name in names if (path := trust.code_of(name)) is not None and path.is_file()]
-    settings = {
-        "version": _VERSION,
-        "weights": source.weights,
-        "samples": samples.model_dump(mode="json", exclude={"metrics", "metric_weights", "every_steps"}),
-        "shape": str(options.shape),
-        "sampler": [options.fps, options.num_inference_steps, options.guidance_scale, options.seed],
-        "metrics": [*names, *(digests.digest_bytes(path.read_bytes()) for path in code)],
-        "networks": {name: _fingerprint(Path(path)) for name, path in weights.items()},
-        "training": training.digest(),
-        "loss": [recipe.validation_timesteps, held_out.digest_of(data), recipe.seed],
-    }
-    return digests.digest_json(settings)[:8]
-
-
-def _fingerprint(path: Path) -> list[Any]:
-    """Return names, sizes and times of a network's files, so that other weights in its place are noticed."""
-    found = sorted(path.rglob("*")) if path.is_dir() else [path]
-    stats = [(str(file.relative_to(path.parent)), file.stat()) for file in found if file.is_file()]
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]

@@ -50,7 +50,7 @@ def evaluate(
     recorded = None
     if request.record is not None:
         assert not isinstance(measured, CheckpointSeries), "whose values are recorded anyway"
-        recorded = report.record(request.record, measured.values)
+        recorded = report.record(request.record, measured.values, measured.measured_on)
     return Evaluated(measured, written, recorded)
 
 

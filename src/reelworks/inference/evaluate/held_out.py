@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from reelworks.core import digests, results, units
-from reelworks.core.errors import UserError
+from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.scan.scan import ScanProgress
@@ -31,15 +30,11 @@ from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.models.attention import attention
 from reelworks.training.encoding import stored_batches
 from reelworks.training.loop import resume
-from reelworks.training.observers.validation import Validation, Validator
+from reelworks.training.observers.validation import Validation, Validator, digest_of
 from reelworks.training.precompute import encoding
 from reelworks.training.recipe import chosen_checkpoint, dataset, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
-
-# Keys of [data] by which frames are others, and keys of a dataset by which no loss changes.
-_READING = {"frame_interval", "fps", "clip_start", "short_clips", "crop", "resize", "hdr", "interlaced", "alpha_color"}
-_PLACES = {"path", "root", "trust_list", "repeats", "control", "source", "mask", "loss_mask", "rejected"}
 
 
 @dataclass(frozen=True)
@@ -155,6 +150,11 @@ class Evaluation:
         return self.clips - self.validation.clips
 
     @property
+    def measured_on(self) -> str:
+        """Digest of all that the loss depends on besides the checkpoint."""
+        return digests.digest_json([self.source.weights, self.validation.measured_on])[:16]
+
+    @property
     def values(self) -> dict[str, float]:
         """The loss by its name."""
         return {"loss": self.validation.loss}
@@ -166,7 +166,8 @@ class Evaluation:
         weights = names[source.weights]
         of = weights if source.run is None else f"{weights} of step {source.step}"
         clips = "held-out clips" if source.held_out else "clips"
-        lost = f"; {self.failed} could not be decoded" if self.failed else ""
+        named = first_few([clip.path for clip in losses.unread])
+        lost = f"; {self.failed} could not be decoded ({named})" if self.failed else ""
         lost += "".join(f"; {count} {reason}" for reason, count in self.left_out.items())
         # Not to be compared with the validation losses of such a run, which are of what is trained.
         without = " without lora.training_adapter" if source.recipe.has_training_adapter else ""
@@ -199,7 +200,7 @@ def evaluate(
             raise _nothing_held_out(source)
         with opened(source, data, world, request, on_clip) as (_, measure):
             result = measure()
-    if result is None:
+    if result is None or not result.clips:
         raise UserError(
             f"none of the {len(clips)} clips could be decoded",
             code="no-clip-to-evaluate",
@@ -208,7 +209,7 @@ def evaluate(
             remedy="check that the files are there; `reelworks scan` says why they cannot be read",
         )
     left_out = {} if source.held_out else _left_out(data)
-    return Evaluation(source, recipe.validation_timesteps, len(clips), digest_of(data), result, left_out)
+    return Evaluation(source, recipe.validation_timesteps, len(clips), digest_of(data, clips), result, left_out)
 
 
 def _left_out(data: RecipeData) -> dict[str, int]:
@@ -219,17 +220,6 @@ def _left_out(data: RecipeData) -> dict[str, int]:
     _, first = np.unique(row[uses], return_index=True)  # of each clip one use
     reasons, counts = np.unique(assignment.reason[uses[first]], return_counts=True)
     return {Reason(reason).label: int(count) for reason, count in zip(reasons, counts, strict=True)}
-
-
-def digest_of(data: RecipeData) -> str:
-    """Return the digest of the clips that a loss is measured on: what they are, and the settings by which they are read."""
-    clips, rows = data.held_out(), data.rows
-    row, shapes = rows.find(clips.uid), [str(bucket.shape) for bucket in data.table.buckets]
-    texts = [column.take(pa.array(row)).to_pylist() for column in (rows.fingerprint, rows.caption)]
-    read = [data.recipe.data.model_dump(mode="json", include=_READING)]
-    read += [dataset.model_dump(mode="json", exclude=_PLACES) for dataset in data.recipe.dataset]
-    companions = data.catalog.digest_of(data.companion_rows) if len(data.companion_rows) else None
-    return digests.digest_json([clips.uid.tolist(), clips.bucket.tolist(), shapes, *texts, read, companions])
 
 
 @contextmanager

@@ -6,18 +6,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from reelworks.core import trust
+from reelworks.core import digests, trust
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.inference.evaluate import registry
 from reelworks.inference.evaluate.clips import Frames, MeasuredClip, Unreadable
 from reelworks.inference.evaluate.metric import Array, ClipMetric, Metric, NearestMetric, SetMetric, Settings, Skip
 from reelworks.inference.evaluate.training_clips import TrainingClips
+from reelworks.inference.generate.pipeline import GenerateOptions
+from reelworks.training.loop.config import SamplesConfig
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,11 @@ class PreviewMetrics:
     """Metrics of clips that are generated from prompts, in training and of its checkpoints; none may need references.
 
     Attributes:
+        names: Their names as they were given.
         kinds: Classes of the metrics.
     """
 
+    names: tuple[str, ...]
     kinds: tuple[type[Any], ...]
     settings: Settings
 
@@ -56,7 +61,20 @@ class PreviewMetrics:
                     value=kind.name,
                     remedy="leave it out; `reelworks eval --generated FOLDER --reference FOLDER` measures it",
                 )
-        return cls(tuple(kinds), Settings(weights, device, training=training))
+        return cls(tuple(names), tuple(kinds), Settings(weights, device, training=training))
+
+    def digest(self, samples: SamplesConfig, options: GenerateOptions) -> str:
+        """Return the digest of all that values depend on besides the checkpoint: only those with equal ones are compared."""
+        code = [path for name in self.names if (path := trust.code_of(name)) is not None and path.is_file()]
+        settings = {
+            "samples": samples.model_dump(mode="json", exclude={"metrics", "metric_weights", "every_steps"}),
+            "shape": str(options.shape),
+            "sampler": [options.fps, options.num_inference_steps, options.guidance_scale, options.seed],
+            "metrics": [*self.names, *(digests.digest_bytes(path.read_bytes()) for path in code)],
+            "networks": {name: _fingerprint(Path(path)) for name, path in self.settings.weights.items()},
+            "training": None if self.settings.training is None else self.settings.training.digest(),
+        }
+        return digests.digest_json(settings)[:16]
 
     def values(self, generated: Sequence[Frames], prompts: Sequence[str]) -> list[MetricResult]:
         """Measure the previews of a step; a metric that fails costs its value and not the training."""
@@ -217,3 +235,10 @@ def measure(
         for run in runs:
             run.add_reference(reference)
     return [run.result() for run in runs], unreadable
+
+
+def _fingerprint(path: Path) -> list[Any]:
+    """Return names, sizes and times of a network's files, so that other weights in its place are noticed."""
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    stats = [(str(file.relative_to(path.parent)), file.stat()) for file in found if file.is_file()]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]

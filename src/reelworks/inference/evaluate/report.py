@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reelworks.core import machine
+from reelworks.core import digests, machine
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import locate
@@ -33,6 +33,12 @@ class Report:
 
     def file(self) -> None:
         """Return no file: the result belongs to no run."""
+
+    @property
+    def measured_on(self) -> str:
+        """Digest of the names of the clips, and of what they are compared with."""
+        names = self.generated and sorted(clips.files_of(self.generated, "--generated"))
+        return digests.digest_json([names, self.reference and str(self.reference.resolve())])[:16]
 
     @property
     def values(self) -> dict[str, float]:
@@ -89,9 +95,12 @@ def weights_of(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def record(target: Path, values: dict[str, float]) -> str:
-    """Add values to the metrics of a checkpoint as `eval/NAME`, where keep_best finds them; returns a sentence."""
+def record(target: Path, values: dict[str, float], measured_on: str) -> str:
+    """Add values to the metrics of a checkpoint as `eval/NAME`, where keep_best finds them; returns a sentence.
+
+    Only values of equal `measured_on`, a digest of all that they depend on besides the checkpoint, are compared.
+    """
     run, step = locate.locate(target)
     metrics = {name if name.startswith("vbench/") else f"eval/{name}": value for name, value in values.items()}
-    CheckpointFolder(run.checkpoints_folder).record_metrics(step, metrics)
+    CheckpointFolder(run.checkpoints_folder).record_metrics(step, metrics, dict.fromkeys(metrics, measured_on))
     return f"recorded for step {step}: {', '.join(metrics)}"

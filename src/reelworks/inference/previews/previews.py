@@ -100,6 +100,11 @@ class Previews(StepObserver):
         self._recipe, self._world, self._log = training.data.recipe, training.world, training.log
         self._metrics = metrics(training.data, training.world.device)
         self._reports = MetricReports(training)
+        self._measured_on = (
+            ""
+            if self._metrics is None or not self._world.is_main
+            else self._metrics.digest(self._recipe.samples, options)
+        )
 
     def begin(self, now: Pause) -> None:
         """Make the previews of the checkpoint that training goes on from, if it was stopped before they were written."""
@@ -140,8 +145,9 @@ class Previews(StepObserver):
         if self._metrics is None:
             return {}
         measured = self._metrics.values(generated.clips, self._recipe.samples.prompts) if self._world.is_main else []
-        self._reports.log(step, measured)
+        self._reports.log(step, measured, self._measured_on)
         values = {f"samples/{m.name}": m.value for m in measured if m.value is not None}
+        self._training.checkpoints.measured_on |= dict.fromkeys(values, self._measured_on)
         return self._world.broadcast(values)  # type: ignore[return-value]
 
     def _generate(self) -> PipelineOutput | None:
@@ -196,13 +202,13 @@ class MetricReports:
         self._training = training
         self._advised_step: int | None = None
 
-    def log(self, step: int, measured: Sequence[MetricResult]) -> None:
-        """Log the metrics of a step, those that were skipped with the reason."""
+    def log(self, step: int, measured: Sequence[MetricResult], measured_on: str) -> None:
+        """Log the metrics of a step, those that were skipped with the reason; only those of equal `measured_on` are compared."""
         if not measured:
             return
         values = {m.name: m.value for m in measured if m.value is not None}
         skipped = {m.name: m.skipped for m in measured if m.value is None}
-        self._training.log.event("metrics", step=step, values=values, skipped=skipped)
+        self._training.log.event("metrics", step=step, values=values, skipped=skipped, measured_on=measured_on)
         self._training.log.curves(step, {f"samples/{name}": value for name, value in values.items()})
         parts = [f"{name} {value:.4g}" for name, value in values.items()]
         logger.info(

@@ -136,15 +136,19 @@ def points_of(measured: Mapping[int, Mapping[str, float | None]]) -> list[Point]
 def of_events(events: Iterable[dict[str, Any]]) -> StopAdvice | None:
     """Return the advice for the metrics of previews and the validation losses in a run's events, starts among them.
 
-    Only those of the stage that trains now are compared: others have other clips, or other sizes of them.
+    Only those of the stage that trains now are compared, and of these the ones that were measured on the same as the last.
     """
-    measured: dict[int, dict[str, float | None]] = {}
+    series: dict[str, tuple[str, dict[int, dict[str, float | None]]]] = {}  # by kind, with what it is measured on
     before = 0  # last step of the stages that have ended
     for event in events:
         if event["kind"] == "start":
             before = event.get("stage", {}).get("step", 0)
-        elif event["kind"] == "metrics":
-            measured.setdefault(event["step"], {}).update(event.get("values", {}))
-        elif event["kind"] == "validation":
-            measured.setdefault(event["step"], {})["loss"] = event.get("loss")
-    return advise(points_of({step: values for step, values in measured.items() if step > before or not before}))
+        elif event.get("is_comparable", True):
+            measured_on = event.get("measured_on", "")
+            former, measured = series.get(event["kind"], (measured_on, {}))
+            measured = measured if former == measured_on else {}
+            measured[event["step"]] = event.get("values", {"loss": event.get("loss")})
+            series[event["kind"]] = measured_on, measured
+    losses, metrics = (series.get(kind, ("", {}))[1] for kind in ("validation", "metrics"))
+    steps = {step for step in losses.keys() | metrics.keys() if step > before or not before}
+    return advise(points_of({step: losses.get(step, {}) | metrics.get(step, {}) for step in steps}))

@@ -15,7 +15,7 @@ from reelworks.data.checkpoint import disk_space, load, mixture, names, retentio
 from reelworks.data.checkpoint.async_save import Background, held_bytes
 from reelworks.data.checkpoint.manifest import BadCheckpoint
 from reelworks.data.checkpoint.mirror.mirror import Mirror
-from reelworks.data.checkpoint.policy import as_event, score
+from reelworks.data.checkpoint.policy import CheckpointFacts, as_event, score, series
 from reelworks.data.checkpoint.save import DiskFull, Saved, SaveDetails, SaveFailed
 from reelworks.data.distributed import collectives
 from reelworks.data.loader.position import DataPosition
@@ -134,6 +134,7 @@ class CheckpointManager:
         self._needs_room = True  # the policy may be stricter than that of the last start, or the last save did not fit
         self._step_seconds = 0.0
         self.observers: Sequence[StepObserver] = ()  # those that keep files in checkpoints
+        self.measured_on: dict[str, str] = {}  # by metric, a digest of what it is measured on now
         self.exported: list[Path] = []  # files of the latest export of this start, on rank 0
 
     def epochs_in_use(self) -> set[tuple[int, int]]:
@@ -153,7 +154,10 @@ class CheckpointManager:
     def record_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Add metrics that were measured after the save to a checkpoint."""
         if self._world.is_main:
-            self._store.record_metrics(step, metrics)
+            self._store.record_metrics(step, metrics, self._measured_on(metrics))
+
+    def _measured_on(self, metrics: dict[str, float]) -> dict[str, str]:
+        return {name: digest for name, digest in self.measured_on.items() if name in metrics}
 
     def flags(self, *, stop: bool) -> StepFlags:
         """Return this rank's requests to all ranks at the end of the next step; the run folder must still be locked."""
@@ -209,7 +213,7 @@ class CheckpointManager:
         return self._config.at_best and self._is_best(metrics)
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
-        """Whether the metric is better than that of all checkpoints of the stage; equal on all ranks."""
+        """Whether the metric is better than that of all checkpoints that it is compared with; equal on all ranks."""
         best = self._config.keep_best
         value = None if best is None else mixture.value(metrics, best.metric)
         if best is None or value is None:
@@ -217,7 +221,8 @@ class CheckpointManager:
         beats_all = False
         if self._world.is_main:
             sign = 1 if best.mode == "min" else -1
-            infos = [info for info in self._store.list() if info.stage == self._data.stage.name]
+            now = CheckpointFacts(0, 0.0, 0, False, metrics, stage=self._data.stage.name, measured_on=self.measured_on)
+            infos = [each for each in self._store.list() if series(each, best.metric) == series(now, best.metric)]
             known = [other for info in infos if (other := score(info, best.metric)) is not None]
             beats_all = all(sign * value < sign * other for other in known)
         return bool(self._world.broadcast(beats_all))
@@ -278,7 +283,13 @@ class CheckpointManager:
             if taken := extra.keys() & kept:
                 raise ValueError(f"{type(observer).__name__} may not keep {taken}, which others keep in a checkpoint")
             extra |= kept
-        return {"extra": extra, "metrics": metrics, "run_id": self._run.id, "stage_name": self._data.stage.name}
+        return {
+            "extra": extra,
+            "metrics": metrics,
+            "measured_on": self._measured_on(metrics),
+            "run_id": self._run.id,
+            "stage_name": self._data.stage.name,
+        }
 
     def _end_request(self) -> None:
         if self._world.is_main and self._run.folder.save_file.is_file():

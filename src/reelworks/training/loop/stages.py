@@ -90,7 +90,7 @@ def find(recipe: Recipe, step: int | None, world: World) -> Stage:
     if stage.ends_run(step):
         return stage
     file, one = RunFolder(Path(recipe.output)).events_file, stage.recipe
-    early = EarlyStop.resume(one, file, cursor.global_step, world, first=cursor.stage.step)
+    early = EarlyStop.resume(one.validation, file, cursor.global_step, world, first=cursor.stage.step)
     if not early.is_over and not progress.is_done(one.train, cursor):
         return stage
     following = recipe.stage[index + 1]

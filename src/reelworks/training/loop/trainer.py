@@ -194,7 +194,7 @@ def _train_stage(
         start.rehearse(started, model, position)
         checkpointing.try_disk(this_run, recipe, model.state, position)
         events_file, first = this_run.folder.events_file, data.stage.step
-        early = EarlyStop.resume(recipe, events_file, position.global_step, world, first=first)
+        early = EarlyStop.resume(recipe.validation, events_file, position.global_step, world, first=first)
         done = early.is_over or progress.is_done(recipe.train, position)
         recipe_name = resume.prepare_folder(started, position, threads=threads, done=done)
 

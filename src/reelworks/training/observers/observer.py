@@ -123,7 +123,13 @@ class RunLog(Protocol):
 
 
 class CheckpointMetrics(Protocol):
-    """The metrics of a run's checkpoints."""
+    """The metrics of a run's checkpoints.
+
+    Attributes:
+        measured_on: By metric, a digest of what it is measured on now: only metrics with equal ones, or none, are compared.
+    """
+
+    measured_on: dict[str, str]
 
     def has_metrics(self, step: int, names: Collection[str]) -> bool:
         """Whether the checkpoint of a step has one of these; an observer asks for its own. Collective."""

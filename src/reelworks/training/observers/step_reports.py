@@ -39,7 +39,13 @@ class SpikeReports(StepObserver):
         if spike is None:
             return
         clips = [clip._asdict() for clip in spike.clips]
-        values = {**spike.group._asdict(), "value": spike.value, "usual": spike.usual, "limit": spike.limit}
+        values = {
+            "bucket": spike.group.bucket,
+            "clip_kind": spike.group.kind,
+            "value": spike.value,
+            "usual": spike.usual,
+            "limit": spike.limit,
+        }
         self._training.log.event("spike", step=number, what=spike.what, **values, skipped=skipped, clips=clips)
         if skipped or (self._last_message is not None and number < self._last_message + _MESSAGE_STEPS):
             return

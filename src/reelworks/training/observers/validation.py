@@ -8,13 +8,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
+from reelworks.core import digests
 from reelworks.data.distributed.mesh import World
+from reelworks.data.loader.dataset import Dataset
+from reelworks.data.loader.failures import FailedClip, failed_clips
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.loader.step_source import StepSource
 from reelworks.data.media.decode_pool import DecodePool
@@ -26,13 +31,17 @@ from reelworks.training.encoding.batch_encoder import BatchEncoder
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step.examples import Predicted, validation_example
 
+# Keys of [data] by which frames are others, and keys of a dataset by which no loss changes.
+_READING = {"frame_interval", "fps", "clip_start", "short_clips", "crop", "resize", "hdr", "interlaced", "alpha_color"}
+_PLACES = {"path", "root", "trust_list", "repeats", "control", "source", "mask", "loss_mask", "rejected"}
+
 
 @dataclass(frozen=True)
 class HeldOutLoss:
     """Loss of some held-out clips.
 
     Attributes:
-        loss: Mean over clips and timesteps; every clip has the same weight.
+        loss: Mean over clips and timesteps; every clip has the same weight. NaN if none could be decoded.
         loss_by_time: Mean over clips at each timestep.
         clips: Number of clips that could be decoded.
     """
@@ -45,16 +54,23 @@ class HeldOutLoss:
     def of_sums(cls, sums: Tensor, times: Sequence[float]) -> HeldOutLoss:
         """Return the means for the sums of the loss at each timestep, and last the number of clips."""
         clips = int(sums[-1])
-        means = (sums[:-1] / clips).tolist()
+        means = (sums[:-1] / sums[-1]).tolist()
         by_time = {f"{time:g}": mean for time, mean in zip(times, means, strict=True)}
         return cls(sum(means) / len(means), by_time, clips)
 
 
 @dataclass(frozen=True)
 class Validation(HeldOutLoss):
-    """Result of a validation, equal on all ranks: the loss of all clips, and that of each bucket's."""
+    """Result of a validation, equal on all ranks: the loss of all clips, and that of each bucket's.
+
+    Attributes:
+        measured_on: Digest of all that the loss depends on besides the weights: only losses with equal ones can be compared.
+        unread: Clips that could not be decoded.
+    """
 
     by_bucket: dict[str, HeldOutLoss]
+    measured_on: str
+    unread: tuple[FailedClip, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +97,7 @@ class Validator:
 
     @torch.no_grad()
     def run(self, pool: DecodePool) -> Validation | None:
-        """Validate; returns None if there is no held-out clip, or none could be decoded."""
+        """Validate; returns None if there is no held-out clip."""
         if not len(self.held_out):
             return None
         times, buckets = self.recipe.validation_timesteps, self.source.data.table.buckets
@@ -89,25 +105,42 @@ class Validator:
         sums = torch.zeros(1 + len(buckets), len(times) + 1, dtype=torch.float64)
         budget_bytes = self.recipe.data.prefetch_budget_bytes
         requests = shared_out(self.source, self.world, len(self.held_out), lambda i: self.held_out.take(np.array([i])))
+        unread: list[FailedClip] = []
         for i, batch in enumerate(self.encoder.read(requests, pool, budget_bytes)):
             # Groups of fewer ranks than a sequence group has measure the same clip, and one of them counts.
             self.sequence.use(batch.request.sequence_degree)
             losses = self._losses(batch, self._times_at_once(i))
-            if self.world.is_data_leader and bool(batch.is_valid.all()):
-                for row in (0, 1 + batch.request.bucket):
-                    sums[row, :-1] += losses
-                    sums[row, -1] += 1
+            if self.world.is_data_leader:
+                unread += failed_clips([batch])
+                if bool(batch.is_valid.all()):
+                    for row in (0, 1 + batch.request.bucket):
+                        sums[row, :-1] += losses
+                        sums[row, -1] += 1
             self.on_clip((i + 1) * self.world.data_size, len(self.held_out))
         sums = self.world.sum(sums)
-        if not sums[0, -1]:
-            return None
         by_bucket = {
             bucket.name: HeldOutLoss.of_sums(row, times)
             for bucket, row in zip(buckets, sums[1:], strict=True)
             if row[-1]
         }
-        whole = HeldOutLoss.of_sums(sums[0], times)
-        return Validation(whole.loss, whole.loss_by_time, whole.clips, by_bucket)
+        of_ranks: list[Any] = self.world.gather(unread)
+        lost = tuple(sorted((clip for part in of_ranks for clip in part), key=lambda clip: clip.uid))
+        measured_on = digests.digest_json([self.digest, [clip.uid for clip in lost]])[:16]
+        return Validation(
+            **vars(HeldOutLoss.of_sums(sums[0], times)), by_bucket=by_bucket, measured_on=measured_on, unread=lost
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of all that a loss depends on besides the weights, if all clips are read."""
+        recipe = self.recipe
+        of_recipe = [
+            recipe.validation_timesteps,
+            recipe.seed,
+            recipe.objective.for_validation().model_dump(mode="json"),
+        ]
+        sound = None if recipe.sound is None else recipe.sound.model_dump(mode="json")
+        return digests.digest_json([digest_of(self.source.data, self.held_out), *of_recipe, sound])
 
     def _times_at_once(self, i: int) -> int:
         """Return how many timesteps the i-th clips of all ranks run at once: ranks with shards pass at the same time."""
@@ -124,6 +157,20 @@ class Validator:
             part = example.inputs.each(operator.itemgetter(slice(first, first + at_once)))
             outputs.append(Predicted.from_inputs(self.boundary, part))
         return example.losses(Predicted.joined(outputs)).cpu().double()
+
+
+def digest_of(data: Dataset, clips: Samples) -> str:
+    """Return the digest of clips that a loss is measured on: what they are, and the settings by which they are read."""
+    rows, spec = data.rows, data.spec
+    row, shapes = rows.find(clips.uid), [str(bucket.shape) for bucket in data.table.buckets]
+    texts = [column.take(pa.array(row)).to_pylist() for column in (rows.fingerprint, rows.caption)]
+    names = {rows.dataset_name(int(each)) for each in row}
+    read = [spec.data.model_dump(mode="json", include=_READING)]
+    read += [d.model_dump(mode="json", exclude=_PLACES) for d in spec.datasets if d.dataset_name in names]
+    companions = [(kind, found.rows, found.row[row]) for kind, found in sorted(data.companions.items())]
+    beside = [[kind, data.catalog.digest_of(of.take(np.unique(at[at >= 0])))] for kind, of, at in companions]
+    shape_of = [shapes[bucket] for bucket in clips.bucket.tolist()]
+    return digests.digest_json([clips.uid.tolist(), shape_of, *texts, read, beside])
 
 
 def shared_out(

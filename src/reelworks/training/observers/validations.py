@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
-from reelworks.core import log
+from reelworks.core import log, units
 from reelworks.core.log import logger
 from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.observers.observer import Pause, StepObserver, Training
-from reelworks.training.observers.validation import Validator
+from reelworks.training.observers.validation import Validation, Validator
 from reelworks.training.step import progress
 
 _LOSS = "validation/loss"
@@ -58,22 +59,42 @@ class Validations(StepObserver):
         began = time.monotonic()
         with log.stage("validating"), self._training.model.state.averaged():
             result = self._validator.run(now.pool)
-        if result is None:
+        if result is None or not self._tell_unread(now.step, result):
             return {}
-        step, seconds = now.step, time.monotonic() - began
+        step, seconds, early = now.step, time.monotonic() - began, self._early
+        was_over, series = early.is_over, early.measured_on
+        is_comparable = early.add(step, result.loss, result.measured_on, unread=len(result.unread))
         by_bucket = {name: of_bucket.loss for name, of_bucket in result.by_bucket.items()}
         losses = {"loss": result.loss, "loss_by_time": result.loss_by_time, "loss_by_bucket": by_bucket}
         adapted = self._training.data.recipe.has_training_adapter
         with_adapter = {"with_training_adapter": True} if adapted else {}
-        self._training.log.event("validation", step=step, **losses, clips=result.clips, seconds=seconds, **with_adapter)
+        about = {"unread": len(result.unread), "measured_on": result.measured_on, "is_comparable": is_comparable}
+        of_clips = {"clips": result.clips, **about, "seconds": seconds}
+        self._training.log.event("validation", step=step, **losses, **of_clips, **with_adapter)
         curves = {f"validation_by_bucket/{name}": loss for name, loss in by_bucket.items()}
         self._training.log.curves(step, {"validation/loss": result.loss, **curves})
         note = ", with lora.training_adapter" if adapted else ""
         logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips{note}")
-        early, was_over = self._early, self._early.is_over
-        early.add(step, result.loss)
+        if not is_comparable:
+            logger.warning(f"step {step}  this loss is not compared: neither patience nor keep_best takes it")
+            return {}
+        if series not in ("", early.measured_on):
+            logger.info("validation is measured on other clips, timesteps or settings than before: a new series begins")
         if early.is_over and not was_over:
             best = {"best": early.best, "best_step": early.best_step}
             self._training.log.event("early_stop", step=step, patience=early.config.patience, **best)
             logger.info("training ends: %s", early)
+        self._training.checkpoints.measured_on[_LOSS] = result.measured_on
         return {_LOSS: result.loss}
+
+    def _tell_unread(self, step: int, result: Validation) -> bool:
+        """Tell the clips that could not be decoded; returns whether any could."""
+        for clip in result.unread:
+            self._training.log.event("failure", step=step, held_out=True, **asdict(clip))
+            logger.info("a held-out clip could not be decoded: %s: %s", clip.path, clip.reason)
+        if result.unread:
+            total = len(result.unread) + result.clips
+            logger.warning(
+                f"step {step}  validation could not read {len(result.unread)} of {units.plural(total, 'clip')}"
+            )
+        return bool(result.clips)

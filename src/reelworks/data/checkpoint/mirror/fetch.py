@@ -85,11 +85,7 @@ def facts(place: RemoteFilesystem, store: CheckpointFolder) -> list[CheckpointFa
     mirrored = []
     for step in place.steps():
         with suppress(BadCheckpoint):  # neither counts nor is deleted
-            remote = place.complete(step)
-            pinned, metrics = store.is_pinned(step), store.metrics_of(remote)
-            mirrored.append(
-                CheckpointFacts(step, remote.created, remote.total_bytes, pinned, metrics, stage=remote.stage)
-            )
+            mirrored.append(store.facts_of(place.complete(step)))
     return mirrored
 
 
