@@ -289,6 +289,10 @@ def test_a_run_that_was_moved_is_measured_on_its_own_catalog(trained: Any, tmp_p
     shutil.copytree(trained[0].path, tmp_path / "moved")
     source = held_out.EvaluatedModel.locate(EvalRequest(source=tmp_path / "moved", step=1))
     assert Path(source.recipe.catalog_folder) == tmp_path / "moved" / "catalog"
+    assert measured(RunFolder(tmp_path / "moved"), "1").checkpoints == [
+        replace(one, clips=[tmp_path / "moved" / clip.relative_to(trained[0].path) for clip in one.clips])
+        for one in measured(trained[0], "1").checkpoints
+    ]
 
 
 def test_a_metric_is_no_closeness_because_it_names_clips(trained: Any) -> None:

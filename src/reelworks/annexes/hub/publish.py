@@ -20,7 +20,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import listing
 from reelworks.data.checkpoint.folder import CheckpointFolder
-from reelworks.data.run import events, history
+from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.inference.generate import defaults, export_run
 from reelworks.models import registry
@@ -131,7 +131,7 @@ class _Source:
         for start in events.read(run.events_file, "start"):
             sources = start.get("sources")
             on_hub |= sources if isinstance(sources, dict) else {}
-        return cls(run, run.info().id, step, recipe_file.load(history.recipe_of(run, step)), on_hub)
+        return cls(run, run.info().id, step, recipe_file.of_run(run, step), on_hub)
 
     @property
     def checkpoint(self) -> Path:

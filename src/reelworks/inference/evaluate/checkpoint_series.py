@@ -22,7 +22,6 @@ from reelworks.data.checkpoint.manifest import BadCheckpoint
 from reelworks.data.checkpoint.verify import damage
 from reelworks.data.distributed import mesh
 from reelworks.data.distributed.mesh import World
-from reelworks.data.run import history
 from reelworks.data.run.folder import RunFolder
 from reelworks.inference.evaluate import held_out, likeness, report
 from reelworks.inference.evaluate.held_out import EvaluatedModel
@@ -184,7 +183,7 @@ def measure(request: EvalRequest, on_clip: Callable[[int, int], None] = lambda d
     store = CheckpointFolder(run.checkpoints_folder)
     infos = {info.step: info for info in store.list()}
     steps = chosen(request.checkpoints, sorted(infos))
-    recipe = recipe_file.load(history.recipe_of(run, steps[-1]), request.overrides)
+    recipe = recipe_file.of_run(run, steps[-1], request.overrides)
     recipe = held_out.measuring(_with_prompts(recipe, request), request)
     with mesh.join() as world:
         if world.size > 1:

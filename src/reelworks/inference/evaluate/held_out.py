@@ -22,7 +22,7 @@ from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import segment_record
 from reelworks.data.loader.step_source import StepSource
 from reelworks.data.media.decode_pool import DecodePool
-from reelworks.data.run import history, records
+from reelworks.data.run import records
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.run.records import RecordError
 from reelworks.inference.evaluate.request import EvalRequest
@@ -62,14 +62,14 @@ class EvaluatedModel:
         With `data_path`, all clips of that folder or list are measured in place of the recipe's held-out ones.
         """
         assert request.source is not None
-        run, step, file = None, 0, request.source
+        run, step = None, 0
         weights: Literal["ema", "model", "initial"] = "initial"
-        if not request.is_recipe:
+        if request.is_recipe:
+            recipe = recipe_file.load(request.source, request.overrides)
+        else:
             run, step = chosen_checkpoint.locate(request.source, step=request.step, best=request.best)
-            file, weights = history.recipe_of(run, step), "model" if request.raw_weights else "ema"
-        recipe = recipe_file.load(file, request.overrides)
-        if run is not None:  # which may have been moved
-            recipe = recipe.model_copy(update={"output": str(run.path)})
+            weights = "model" if request.raw_weights else "ema"
+            recipe = recipe_file.of_run(run, step, request.overrides)
         if request.data_path is not None:  # its catalog is not the run's
             update = {} if run is None else {"catalog": str(run.evaluations_folder / "catalog")}
             recipe = recipe_file.on_footage(recipe, request.data_path).model_copy(update=update)

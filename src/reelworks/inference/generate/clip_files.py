@@ -13,7 +13,6 @@ from reelworks.core.shape import Shape
 from reelworks.data.catalog import sources
 from reelworks.data.checkpoint import locate
 from reelworks.data.checkpoint.folder import CheckpointFolder
-from reelworks.data.run import history
 from reelworks.inference.generate import conditions, defaults, load_run, vbench_files, writers
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.load_run import LoadedModel
@@ -109,7 +108,7 @@ def generate(
     if request.num_frames is None:
         picture = request.prompt_file is None and writers.is_picture(request.output)  # refuses an unknown suffix
     run, step = locate.locate(request.source)
-    recipe = recipe_file.load(history.recipe_of(run, step))
+    recipe = recipe_file.of_run(run, step)
     recipe = preview_model.without(recipe) if request.trained_base else preview_model.recipe_of(recipe)
     usual = defaults.shape(run, recipe, picture=picture)
     shape = Shape(request.num_frames or usual.num_frames, request.height or usual.height, request.width or usual.width)

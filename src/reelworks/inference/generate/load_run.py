@@ -17,7 +17,6 @@ from reelworks.core.errors import UserError
 from reelworks.data.catalog.sources import source_of
 from reelworks.data.checkpoint import load, locate, read_lock, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
-from reelworks.data.run import history
 from reelworks.inference.generate import diffusers_pipeline
 from reelworks.inference.generate.diffusers_pipeline import PipelineOutput
 from reelworks.inference.generate.pipeline import GenerateOptions
@@ -107,7 +106,7 @@ class LoadedModel:
         path = CheckpointFolder(run.checkpoints_folder).path(step)
         # Locked until it is read: a running training may delete it meanwhile.
         with read_lock.reading(path):
-            recipe = recipe_file.load(history.recipe_of(run, step))
+            recipe = recipe_file.of_run(run, step)
             if lora_scale != 1.0 and (recipe.lora is None or not recipe.lora.kind.multiplied):
                 raise UserError(
                     "the run trains no LoRA"

@@ -14,7 +14,6 @@ from reelworks.core.log import logger
 from reelworks.data.checkpoint import load, locate, read_lock, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.distributed.mesh import World
-from reelworks.data.run import history
 from reelworks.data.run.folder import RunFolder
 from reelworks.models import identify
 from reelworks.models.adapters import files
@@ -136,7 +135,7 @@ def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: st
     Returns the recipe that it was trained with. `without` is a remedy that loads only the weights; None if that is done,
     whatever the optimizer.
     """
-    trained = recipe_file.load(history.recipe_of(run, step))
+    trained = recipe_file.of_run(run, step)
     if trained.lora is not None and recipe.lora is not None:
         # The rank comes before alpha, which defaults to it.
         for name, saved in trained.lora.adapter._asdict().items():

@@ -164,7 +164,7 @@ def _begin_stage(started: StartedStage, model: TrainedModel, cursor: Cursor, ali
     position, changes = resume.start_again(data, started.spec, run.folder, cursor, aliases, stage.start)
     model.state.spikes = SpikeDetector()
     if stage.config.optimizer == "reset":
-        before = recipe_file.load(history.recipe_of(run.folder, cursor.global_step))
+        before = recipe_file.of_run(run.folder, cursor.global_step)
         if before.train.ema_decay is None:
             model.state.take_average()
         model.state.optimizer.begin()
