@@ -63,6 +63,18 @@ def test_what_is_left_of_losses_is_a_clips_own_factor() -> None:
     assert len(told) <= 128
 
 
+def test_a_loss_is_a_multiple_of_that_of_the_peers_however_it_falls() -> None:
+    """The usual loss of the account lags: beside it, all losses of a falling course would be low."""
+    rows, (shows, own) = laid_out(), shown()
+    rows.add(shows)
+    stored = rows.to_losses()
+    level, at = learning.words_of(stored).level, np.argsort(stored.key)[np.searchsorted(np.sort(stored.key), UIDS)]
+    assert abs(np.median(stored.recent)) > 0.03
+    for bucket in (0, 1):
+        mine = np.arange(CLIPS) % 2 == bucket
+        np.testing.assert_allclose(level[at][mine], own[mine] - np.median(own[mine]), atol=0.15)
+
+
 def test_a_trend_is_that_of_the_losses_whenever_a_clip_came() -> None:
     """Also of few clips with a batch of one, whose first steps see few timesteps, and of clips that came when losses had fallen."""
     chance, late = np.random.default_rng(0), CLIPS // 2

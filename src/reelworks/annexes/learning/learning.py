@@ -91,6 +91,8 @@ class ClipWords:
         share: Its deviation from the median of its peers, as a share of the one from which on a word is said.
         trend: Logarithm of the ratio of its loss now to that when it was first trained.
         rank: Share of its peers with a lower loss.
+        level: Logarithm of the ratio of its loss lately to the median of its peers: the usual loss of the account follows a
+            falling loss late.
     """
 
     word: NDArray[np.int8]
@@ -98,18 +100,21 @@ class ClipWords:
     share: F64
     trend: F64
     rank: F64
+    level: F64
 
 
 def words_of(table: ClipLosses) -> ClipWords:
     """Return the words for the clips of a table; a pure function of it."""
     peers, known = _peers(table), table.shown >= FEWEST_SHOWN
     outlier, fall, rank = (np.zeros(len(table)) for _ in range(3))
+    level = table.recent.astype(np.float64)
     often = np.zeros(len(table), np.bool_)
     drop = (table.recent - table.first).astype(np.float64)
     for group in np.unique(peers[known]).tolist():
         where = np.flatnonzero(known & (peers == group))
         others = np.flatnonzero(known) if group < 0 else where
         among = table.recent[others]
+        level[peers == group] -= np.median(among)
         outlier[where] = deviations(table.recent[where], among, LEAST_SPREAD)
         rank[where] = np.searchsorted(np.sort(among), table.recent[where], side="left") / max(len(among) - 1, 1)
         fall[where] = deviations(drop[where], drop[others], LEAST_SPREAD)
@@ -129,7 +134,7 @@ def words_of(table: ClipLosses) -> ClipWords:
         word[share > 1] = fault
     word[~known] = Word.TOO_EARLY
     trend = drop + table.about.usual_change(table.settled)
-    return ClipWords(word, shares.argmax(axis=0).astype(np.int8), shares.max(axis=0), trend, rank)
+    return ClipWords(word, shares.argmax(axis=0).astype(np.int8), shares.max(axis=0), trend, rank, level)
 
 
 def limit(clips: int) -> float:
@@ -207,7 +212,7 @@ class ClipLearning:
             its loss without its caption far more than that of others, by which no word is said.
         unusual_share: How far that lies from the median of its peers, as a share of the distance at which a word is said.
         shown: Times that it was trained with its caption.
-        loss: Its loss lately, as a multiple of the usual one of its bucket at the same timesteps.
+        loss: Its loss lately, as a multiple of that of its peers at the same timesteps.
         trend: Its loss lately, as a multiple of that when it was first trained.
         rank: Share of its peers, the clips of its bucket, that have a lower loss.
         gain: Share of the loss without its caption that its caption takes away; below 0 if the loss is higher with it. None
@@ -322,7 +327,7 @@ class Learning:
         is_fault = self.found.word <= Word.MEMORISED
         keys = {
             "worst": (-self.found.share, ~is_fault),
-            "loss": (-table.recent,),
+            "loss": (-self.found.level,),
             "trend": (-self.found.trend,),
             "gain": (gain,),
         }
@@ -371,7 +376,7 @@ class Learning:
                 float(found.share[i]),
                 table.about.buckets[int(table.bucket[i])],
                 int(table.shown[i]),
-                float(np.exp(table.recent[i])),
+                float(np.exp(found.level[i])),
                 float(np.exp(found.trend[i])),
                 float(found.rank[i]),
                 float(1 - np.exp(-table.gain[i])) if table.measured[i] > 0 else None,
