@@ -63,6 +63,15 @@ def test_with_noise_of_a_third_of_a_rise_it_is_rarely_wrong(case: dict[str, Any]
         assert np.mean(near) > 0.9
 
 
+def test_a_model_that_still_learns_or_does_not_copy_is_no_reason_to_stop() -> None:
+    """Likeness of a barely trained model is flat: its closeness drifts far from copies, or its held-out loss falls."""
+    drift = [Point(i, 0.8, 0.598 + 0.002 * i, 1.0) for i in range(8)]
+    assert advise(drift) is None
+    copying = [Point(i, 0.8, 0.598 + 0.02 * i, 1.0) for i in range(8)]
+    assert advise(copying) is not None
+    assert advise([Point(p.step, p.likeness, p.closeness, 1.954 - 0.02 * p.step) for p in copying]) is None
+
+
 @given(st.lists(st.integers(-3, 3), min_size=4, max_size=12))
 def test_a_rise_is_that_of_kendalls_test(values: list[int]) -> None:
     """Where no values are equal, the statistic is that of scipy, at the normal quantile; equal ones make it stricter."""

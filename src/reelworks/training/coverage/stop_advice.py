@@ -16,6 +16,7 @@ LEAST_AFTER = 3  # measurements after the step, in which likeness did not rise
 _KINDS = ("dinov2", "clip", "pixels")  # of likeness and closeness, the most telling first
 _SIGNIFICANT = 1.645  # normal quantile of 95 %
 _SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)  # median of the absolute second difference of noise of deviation 1
+_AS_NEAR = 2 / 3  # closeness of clips that lie as near to a training clip as these to each other
 _NOISES = 2.0  # deviations by which a later value may be higher
 
 
@@ -57,7 +58,8 @@ def advise(points: Iterable[Point]) -> StopAdvice | None:
 
     Likeness rises no more from the first step that no later one exceeds by more than two standard deviations of its noise, and
     after which it has no rising trend, over 3 measurements at least. From that step on, closeness or the loss must rise
-    significantly.
+    significantly, closeness up to where clips lie nearer to a training clip than these to each other. Where the loss falls
+    significantly, the model still learns.
 
     Examples:
         >>> rising = [0.2, 0.5, 0.8, 0.8, 0.8, 0.8]
@@ -72,12 +74,14 @@ def advise(points: Iterable[Point]) -> StopAdvice | None:
     if first is None:
         return None
     since = known[first:]
-    others = {"closeness": [p.closeness for p in since], "the held-out loss": [p.loss for p in since]}
-    rose = []
-    for name, measured in others.items():
-        values = [value for value in measured if value is not None]
-        if rises(values):
-            rose.append(f"{name} rose from {values[0]:.4g} to {values[-1]:.4g}")
+    closeness, loss = (
+        [value for p in since if (value := getattr(p, name)) is not None] for name in ("closeness", "loss")
+    )
+    if rises([-value for value in loss]):
+        return None
+    copies = rises(closeness) and closeness[-1] >= _AS_NEAR
+    others = {"closeness": closeness if copies else [], "the held-out loss": loss if rises(loss) else []}
+    rose = [f"{name} rose from {values[0]:.4g} to {values[-1]:.4g}" for name, values in others.items() if values]
     if not rose:
         return None
     later = max(likeness[first + 1 :])
