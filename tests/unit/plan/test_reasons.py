@@ -184,6 +184,23 @@ def test_limits_of_proposed_buckets_beside_own_ones_are_told(folder, buckets, sa
 
 
 @pytest.mark.parametrize(
+    ("patience", "saves", "is_told"),
+    [
+        (3, {"every_steps": 70}, True),
+        (3, {"every_steps": 80}, True),
+        (3, {"every_steps": 20}, False),
+        (3, {"every_steps": 70, "at_best": True}, False),
+        (None, {"every_steps": 70}, False),
+    ],
+)
+def test_a_best_validation_that_need_not_be_saved_is_told(patience, saves, is_told) -> None:
+    best = {"keep_best": {"metric": "validation/loss"}, **saves}
+    validation = {"split": 0.2, "every_steps": 40} | ({} if patience is None else {"patience": patience})
+    made = recipe_file.parse(tiny_recipe.least(checkpoints=best, validation=validation))
+    assert bool(plan_report._unsaved_best(made)) == is_told
+
+
+@pytest.mark.parametrize(
     ("train", "share"),
     [
         ({"max_steps": 100, "warmup_steps": 1000}, 0.1),

@@ -53,7 +53,7 @@ class EvalRequest:
         None, "Most clips to measure on; default: validation.max_clips, or all of --data-path.", least=1, metavar="N"
     )
     batch_size: int | None = arg(
-        None, "Timesteps of a clip that run as one batch; default: all of them.", least=1, metavar="N"
+        None, "Timesteps of a clip that run as one batch; default: the batch size of its bucket.", least=1, metavar="N"
     )
     data_path: Path | None = arg(None, "Measure on all clips of this folder or list in place of held-out ones.")
     generated: Path | None = arg(

@@ -145,7 +145,11 @@ def summarise(
         reasons=rejections.named(data, left_out),
         exclude_list_unmatched=data.exclude_list.unmatched(rows),
         mirrored_sides=data_advice.mirrored_sides(data.recipe.dataset, rows),
-        without_effect=idle_keys.lines(data.recipe) + _unfinished_warmup(data.recipe.train, data.stage, plan),
+        without_effect=[
+            *idle_keys.lines(data.recipe),
+            *_unfinished_warmup(data.recipe.train, data.stage, plan),
+            *_unsaved_best(data.recipe),
+        ],
         other_measurements=origin.lines(given or data.recipe),
         uneven_clips=uneven_clips,
         shared_files=data_advice.shared_files(data.recipe.dataset, rows),
@@ -164,6 +168,20 @@ def _unfinished_warmup(train: TrainConfig, stage: StageStart, plan: EpochPlan) -
     return [
         f"train.warmup_steps = {train.warmup_steps} outlasts the {units.plural(int(steps), 'step')} of training: the rate reaches "
         f"{steps / train.warmup_steps:.0%} of train.learning_rate, and no schedule follows; lower it"
+    ]
+
+
+def _unsaved_best(recipe: Recipe) -> list[str]:
+    """Return a line if the best of the validations that may end training need not be saved, so that nothing keeps it."""
+    saves, every = recipe.checkpoints, recipe.validation.every_steps
+    by_loss = saves.keep_best is not None and saves.keep_best.metric == "validation/loss"
+    if not by_loss or recipe.validation.patience is None or every is None or saves.at_best:
+        return []
+    if saves.every_steps is not None and every % saves.every_steps == 0:
+        return []
+    return [
+        "checkpoints.keep_best keeps the best of the steps that are saved, and not each that is validated is; "
+        "set checkpoints.at_best = true, so that the best is kept when validation.patience ends training"
     ]
 
 
