@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reelworks.training.step import spikes
-from reelworks.training.step.spikes import Group, Spike, SpikeClip, SpikeDetector
+from reelworks.training.step.spikes import Spike, SpikeClip, SpikeDetector, SpikeGroup
 
 
 def values(count: int, level: float, seed: int = 0) -> list[float]:
@@ -14,8 +14,8 @@ def values(count: int, level: float, seed: int = 0) -> list[float]:
 
 
 def add(detector: SpikeDetector, losses: dict[str, float], norm: float, largest: str, kind: str = "") -> Spike | None:
-    groups = {Group(bucket, kind): loss for bucket, loss in losses.items()}
-    return detector.add(groups, norm, Group(largest, kind), threshold=8)
+    groups = {SpikeGroup(bucket, kind): loss for bucket, loss in losses.items()}
+    return detector.add(groups, norm, SpikeGroup(largest, kind), threshold=8)
 
 
 def test_only_values_far_above_those_of_their_bucket_are_spikes():

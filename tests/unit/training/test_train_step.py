@@ -31,7 +31,7 @@ from reelworks.training.recipe import recipe_file
 from reelworks.training.step.examples import ExampleBuilder, Predicted
 from reelworks.training.step.nonfinite import NonFiniteCause, NonFiniteSource, not_finite
 from reelworks.training.step.optimizers import ShardedOptimizer
-from reelworks.training.step.spikes import Group
+from reelworks.training.step.spikes import SpikeGroup
 from reelworks.training.step.state import TrainState
 from reelworks.training.step.step_sums import StepFlags
 from reelworks.training.step.train_step import StepResult, TrainStep
@@ -480,7 +480,7 @@ def test_a_spike_is_reported_with_its_clips_and_skipped_if_asked_for(stepper, po
     s = stepper(spikes=policy)
     bucket = s.table.buckets[0].name
     for _ in range(30):
-        s.state.spikes.add({Group(bucket): 1e-6}, 1e6, Group(bucket), threshold=8)
+        s.state.spikes.add({SpikeGroup(bucket): 1e-6}, 1e6, SpikeGroup(bucket), threshold=8)
     former = [parameter.detach().clone() for parameter in s.state.module.parameters()]
     batch = micro_batch(s, 0, [1, 2])
     result = run_step(s, [batch])

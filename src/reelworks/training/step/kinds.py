@@ -1,4 +1,4 @@
-"""What a clip is trained towards, by which its loss has another size: losses of one kind alone are compared."""
+"""Tell clips apart by what they are trained towards: losses of two kinds differ in size, and are not compared."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _SMALLEST_SHARE = 0.1
 _LARGEST = 700.0  # whose exponential is still a number
 
 
-class Group(NamedTuple):
+class SpikeGroup(NamedTuple):
     """Whose values are compared: the bucket, and the kind of the clips in words, of several of them for a gradient norm."""
 
     bucket: str
@@ -65,7 +65,7 @@ class Spike:
     """
 
     what: Literal["loss", "grad_norm"]
-    group: Group
+    group: SpikeGroup
     value: float
     usual: float
     limit: float
@@ -113,22 +113,24 @@ class SpikeDetector:
 
     Examples:
         >>> detector = SpikeDetector()
-        >>> group = Group("480p")
+        >>> group = SpikeGroup("480p")
         >>> calm = [detector.add({group: 0.5 + 0.01 * (i % 5)}, 1.0, group, threshold=8.0) for i in range(30)]
         >>> any(calm), detector.add({group: 4.0}, 1.0, group, threshold=8.0).what
         (False, 'loss')
     """
 
-    recent: dict[tuple[str, Group], deque[float]] = field(default_factory=dict)
+    recent: dict[tuple[str, SpikeGroup], deque[float]] = field(default_factory=dict)
 
-    def add(self, losses: Mapping[Group, float], grad_norm: float, of_norm: Group, *, threshold: float) -> Spike | None:
+    def add(
+        self, losses: Mapping[SpikeGroup, float], grad_norm: float, of_norm: SpikeGroup, *, threshold: float
+    ) -> Spike | None:
         """Add the values of a step, and return what was far above the usual, if anything was: the worst by its limit."""
         values = {("loss", group): loss for group, loss in losses.items()}
         values["grad_norm", of_norm] = grad_norm
         found = [spike for key, value in values.items() if (spike := self._add_value(key, value, threshold))]
         return max(found, key=lambda spike: spike.value / spike.limit, default=None)
 
-    def _add_value(self, key: tuple[str, Group], value: float, threshold: float) -> Spike | None:
+    def _add_value(self, key: tuple[str, SpikeGroup], value: float, threshold: float) -> Spike | None:
         if not math.isfinite(value):
             return None
         own, of_all = (
@@ -159,5 +161,5 @@ class SpikeDetector:
     def load(self, content: bytes) -> None:
         """Replace the recent values by those of `to_bytes`."""
         self.recent = {
-            (what, Group(*group)): deque(values, maxlen=WINDOW) for what, *group, values in json.loads(content)
+            (what, SpikeGroup(*group)): deque(values, maxlen=WINDOW) for what, *group, values in json.loads(content)
         }

@@ -46,7 +46,7 @@ from reelworks.training.step.forward_times import ForwardTimes
 from reelworks.training.step.losses import Passes, PlainLoss, loss_of
 from reelworks.training.step.nonfinite import KeptBatch, NonFiniteCause
 from reelworks.training.step.progress import learning_rate
-from reelworks.training.step.spikes import Group, Spike, SpikeClip
+from reelworks.training.step.spikes import Spike, SpikeClip, SpikeGroup
 from reelworks.training.step.state import TrainState
 from reelworks.training.step.step_sums import StepFlags, StepSums
 
@@ -272,8 +272,8 @@ class TrainStep:
         largest, _ = max(planned, key=lambda each: buckets[each[0]].tokens * each[1])
         objectives = kept[-1].objective, self.recipe.objective
 
-        def group(bucket: int, kind: Collection[int]) -> Group:
-            return Group(buckets[bucket].name, kinds.name(kind, *objectives))
+        def group(bucket: int, kind: Collection[int]) -> SpikeGroup:
+            return SpikeGroup(buckets[bucket].name, kinds.name(kind, *objectives))
 
         losses = {group(bucket, [kind]): loss for (bucket, kind), loss in loss_by_kind.items()}
         all_kinds = group(largest, {kind for _, kind in loss_by_kind})
