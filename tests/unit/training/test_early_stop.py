@@ -56,12 +56,12 @@ def test_a_resume_counts_the_validations_up_to_its_step(tmp_path):
 
 def test_validations_where_starts_end_off_the_schedule_decide_nothing(tmp_path):
     """A run whose `max_steps` is raised again and again trains as far as one that was never stopped."""
-    file, recipe = tmp_path / "events.jsonl", ValidationConfig(every_steps=6, patience=2)
+    file, config = tmp_path / "events.jsonl", ValidationConfig(every_steps=6, patience=2)
     losses = {0: 3.0, 6: 2.0, 8: 1.7, 9: 2.0, 12: 1.9}
     for step, loss in losses.items():
         files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, "loss": loss})
-    early = EarlyStop.resume(recipe, file, 12, ONE)
-    never_stopped = EarlyStop(recipe.validation)
+    early = EarlyStop.resume(config, file, 12, ONE)
+    never_stopped = EarlyStop(config)
     for step in (0, 6, 12):
         never_stopped.add(step, losses[step])
     assert early == never_stopped
