@@ -200,6 +200,14 @@ def test_a_best_validation_that_need_not_be_saved_is_told(patience, saves, is_to
     assert bool(plan_report._unsaved_best(made)) == is_told
 
 
+@pytest.mark.parametrize(("timesteps", "told"), [(None, False), ([820.0, 1000.0], False), ([300.0, 900.0], True)])
+def test_validation_at_timesteps_that_are_not_trained_is_told(folder, timesteps, told):
+    validation = {} if timesteps is None else {"timesteps": timesteps}
+    made = recipe(folder, validation=validation, objective={"timestep_range": [800.0, 1000.0]})
+    lines = plan_report._untrained_timesteps(made)
+    assert [line.partition(" are not")[0] for line in lines] == ["validation.timesteps 300"] * told
+
+
 @pytest.mark.parametrize(
     ("train", "share"),
     [

@@ -61,9 +61,10 @@ def test_a_stage_is_validated_at_timesteps_that_it_trains() -> None:
     for read in (recipe, written(recipe)):
         times = [stage.validation_timesteps for stage in recipe_file.each_stage(read)]
         assert times == [[100.0, 300.0, 500.0, 700.0, 900.0], [820.0, 860.0, 900.0, 940.0, 980.0]]
-    with refused("validation-timesteps-invalid", "validation.timesteps", says="in stage noisy"):
-        recipe_file.parse(values(LOW, noisy, validation={"timesteps": [300.0, 900.0]}))
-    assert recipe_file.parse(values(LOW, noisy, validation={"timesteps": [900.0]})).validation_timesteps == [900.0]
+    named = recipe_file.parse(values(LOW, noisy, validation={"timesteps": [300.0, 900.0]}))
+    assert [stage.validation_timesteps for stage in recipe_file.each_stage(named)] == [[300.0, 900.0]] * 2
+    with refused("validation-timesteps-invalid", "validation.timesteps", says="0, 1000"):
+        recipe_file.parse(values(LOW, noisy, validation={"timesteps": [0.0, 900.0]}))
 
 
 def test_entries_of_a_stage_take_the_place_of_an_open_sora_table_of_the_recipe() -> None:

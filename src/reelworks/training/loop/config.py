@@ -273,7 +273,6 @@ class ValidationConfig(Config):
     every_steps: int | None = Field(default=500, ge=1, description="steps between two validations")
     timesteps: list[float] | None = Field(
         default=None,
-        min_length=1,
         description="timesteps in (0, 1000], of those that are trained; default: five of them in equal distances, 100 to 900 of all",
     )
     max_clips: int = Field(default=64, ge=1, description="held-out clips that are evaluated, the same ones each time")
@@ -304,6 +303,19 @@ class ValidationConfig(Config):
                 remedy=f"leave it out, or set validation.{lacking}",
             )
         return self
+
+    @field_validator("timesteps")
+    @classmethod
+    def _check_timesteps(cls, value: list[float] | None) -> list[float] | None:
+        if value is not None and (not value or (wrong := [t for t in value if not 0 < t <= 1000])):
+            raise UserError(
+                "a timestep must lie in (0, 1000], 1000 being pure noise" if value else "no timestep to validate at",
+                code="validation-timesteps-invalid",
+                field="validation.timesteps",
+                value=wrong[0] if value else value,
+                remedy="leave it out, or give timesteps such as [100.0, 500.0, 900.0]",
+            )
+        return value
 
 
 class SamplesConfig(Config):

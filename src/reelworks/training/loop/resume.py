@@ -89,7 +89,6 @@ def restore(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
 # By the beginning of keys: those that give losses another size, and what others mean for what was measured before.
 _OF_THE_LOSS = ("objective.", "autoencoder.", "sound.", "train.loss_reduction")
 _EFFECTS: dict[str | tuple[str, ...], str] = {
-    "validation.timesteps": "losses at the former ones are not compared by validation.patience and keep_best",
     ("seed", "validation.split", "validation.group"): (
         "other clips are held out now, some of which may have been trained: the losses of validation cannot be compared"
     ),

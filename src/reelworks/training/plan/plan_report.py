@@ -149,6 +149,7 @@ def summarise(
             *idle_keys.lines(data.recipe),
             *_unfinished_warmup(data.recipe.train, data.stage, plan),
             *_unsaved_best(data.recipe),
+            *_untrained_timesteps(data.recipe),
         ],
         other_measurements=origin.lines(given or data.recipe),
         uneven_clips=uneven_clips,
@@ -182,6 +183,18 @@ def _unsaved_best(recipe: Recipe) -> list[str]:
     return [
         "checkpoints.keep_best keeps the best of the steps that are saved, and not each that is validated is; "
         "set checkpoints.at_best = true, so that the best is kept when validation.patience ends training"
+    ]
+
+
+def _untrained_timesteps(recipe: Recipe) -> list[str]:
+    """Return a line if validation measures at timesteps that are not trained, as the same ones in all stages may be."""
+    first, last = recipe.objective.timestep_range
+    untrained = [f"{time:g}" for time in recipe.validation.timesteps or () if not first <= time <= last]
+    if not untrained:
+        return []
+    return [
+        f"validation.timesteps {', '.join(untrained)} are not trained (objective.timestep_range is {first:g} to {last:g}): "
+        "their loss says little, and counts in what is best; leave them out, or all for five of those that are trained"
     ]
 
 

@@ -436,20 +436,6 @@ def with_timestep_range(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"objective": objective.model_copy(update={"timestep_range": timesteps})})
 
 
-def require_trained_timesteps(recipe: Recipe) -> None:
-    """Refuse to validate at timesteps that are not trained, whose loss would choose checkpoints and the end of training."""
-    first, last = recipe.objective.timestep_range
-    wrong = [time for time in recipe.validation_timesteps if time <= 0 or not first <= time <= last]
-    if wrong:
-        raise UserError(
-            f"a timestep of validation is above 0, and one of those that are trained: from {first:g} to {last:g}",
-            code="validation-timesteps-invalid",
-            field="validation.timesteps",
-            value=wrong[0],
-            remedy="leave it out, for five of those, or give some of them",
-        )
-
-
 def require_base_target(recipe: Recipe) -> None:
     """Refuse `prior_prediction` without a LoRA, and for all datasets, so that nothing would be learned."""
     targets_base = [d.prior_prediction for d in recipe.dataset]
@@ -551,7 +537,6 @@ RULES: tuple[Rule, ...] = (
     with_sequence_group,
     require_shared_tokens,
     with_timestep_range,
-    require_trained_timesteps,
     require_entries,
     require_guided_channels,
     preview_model.require_fit,
