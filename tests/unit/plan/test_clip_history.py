@@ -529,6 +529,38 @@ def test_a_clip_of_another_catalog_keeps_its_name(told, tmp_path):
     assert took.items() <= {path: one["step"] for path, one in clips.items()}.items()
 
 
+def test_a_run_may_have_more_copies_of_catalogs_than_fit_into_a_byte(told):
+    """Each start whose catalog was made anew adds one."""
+    told.epoch(0)
+    (named,) = clip_history.cover(told.run).named
+    clips = clip_history._Clips.number([named] * 300, [])
+    assert (len(clips), set(clips.catalog)) == (7, {299})
+
+
+def test_the_account_sorts_its_clips_once_however_many_parts_the_catalog_has(told, monkeypatch):
+    for number in range(4):
+        made.picture(told.folder / "data" / f"late-{number}.png", grey=20 + number)
+        told.start()
+    told.epoch(0)
+    assert told.data.catalog.version == 5
+    searches, among = [], clip_history._among
+    monkeypatch.setattr(clip_history, "_among", lambda *keys: (searches.append(1), among(*keys))[1])
+    assert clip_history.cover(told.run).epochs[0].counts == {"not_yet": 11}
+    assert len(searches) == 1
+
+
+def test_failures_are_marked_without_a_look_at_all_clips_for_each(told, monkeypatch):
+    told.epoch(0)
+    for plan_step in range(told.plan.num_steps):
+        told.step(plan_step, failed=told.size(plan_step))
+    looks = []
+    first_uses = records.Record.is_first_use.fget
+    monkeypatch.setattr(records.Record, "is_first_use", property(lambda self: (looks.append(1), first_uses(self))[1]))
+    (epoch,) = clip_history.cover(told.run).epochs
+    assert epoch.counts == {"failed": 7}
+    assert len(looks) == 1
+
+
 def test_an_alias_names_the_clip_that_it_was(told, tmp_path):
     """A dataset was renamed: its clips have one line each, and are found by both names."""
     told.epoch(0)

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from reelworks.core import results
+from reelworks.core import blocks, results
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.loader import segment_record
 from reelworks.data.run import history, records
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.run.history import Epoch
-from reelworks.data.run.records import Outcome, Record, RecordedFailure, RecordError
+from reelworks.data.run.records import Outcome, Record, RecordError
 from reelworks.data.schedule.cursor import Aliases
 from reelworks.training.coverage.coverage import LABELS, Coverage, EpochCoverage, Lost, NamedCatalog, Notes, State
 
@@ -126,7 +126,7 @@ class _Clips:
 
     key: U64
     copy: I64
-    catalog: NDArray[np.int8]
+    catalog: NDArray[np.int32]
     ordinal: I64
     _clip_of: list[I64]
     _first: I64
@@ -138,23 +138,19 @@ class _Clips:
     def number(cls, named: list[NamedCatalog], segments: list[_Segment]) -> _Clips:
         """Number the clips of catalogs; rows with the same key are one clip."""
         key = np.zeros(0, np.uint64)
-        catalog, ordinal = np.zeros(0, np.int8), np.zeros(0, np.int64)
+        catalog, ordinal = np.zeros(0, np.int32), np.zeros(0, np.int64)
         clip_of = []
         for i, catalog_i in enumerate(named):
-            mine = np.zeros(len(catalog_i.uids), dtype=np.int64)
-            row = 0
-            for part in catalog_i.catalog.parts:
-                rows = np.arange(row, row + part.rows)
-                keys = catalog_i.aliases.keys(rows, catalog_i.uids[rows])
-                known = _among(key, keys)
-                new = np.flatnonzero(known < 0)
-                known[new] = np.arange(len(key), len(key) + len(new))
-                mine[rows] = known
-                key = np.concatenate([key, keys[new]])
-                catalog = np.concatenate([catalog, np.zeros(len(new), np.int8)])
-                ordinal = np.concatenate([ordinal, np.zeros(len(new), np.int64)])
-                catalog[known], ordinal[known] = i, rows
-                row += part.rows
+            rows = np.arange(len(catalog_i.uids))
+            keys = catalog_i.aliases.keys(rows, catalog_i.uids)
+            mine = _among(key, keys)
+            new = np.flatnonzero(mine < 0)
+            _, first, same = np.unique(keys[new], return_index=True, return_inverse=True)
+            is_first = blocks.mask(first, len(new))
+            mine[new] = len(key) + (np.cumsum(is_first) - 1)[first[same]]
+            key = np.concatenate([key, keys[new[is_first]]])
+            catalog, ordinal = (np.resize(column, len(key)) for column in (catalog, ordinal))
+            catalog[mine], ordinal[mine] = i, rows  # of several rows of a clip, the last
             clip_of.append(mine)
         copies = np.ones(len(key), dtype=np.int64)
         for s in segments:
@@ -201,7 +197,7 @@ class _Account:
         self.problems: list[str] = []
         self.planned = 0
         # Catalog and row of each clip in the latest segment so far.
-        self.catalog = np.zeros(len(clips), dtype=np.int8)
+        self.catalog = np.zeros(len(clips), dtype=np.int32)
         self.ordinal = np.zeros(len(clips), dtype=np.int64)
 
     def build(self, segments: dict[int, _Segment | Lost]) -> EpochCoverage:
@@ -257,12 +253,13 @@ class _Account:
         """Add a segment: clips that left, clips that it leaves out and why, and clips that its steps consumed."""
         record, open_ = segment.record, self.step == 0
         first = record.is_first_use
-        at = self.clips.find(segment.catalog, record.ordinal[first], record.copy[first])
+        uses = record.ordinal[first], record.copy[first]
+        at = self.clips.find(segment.catalog, *uses)
         others = self.clips.find(segment.catalog, record.other_ordinal, record.other_copy)
         alive = np.zeros(len(self.clips), dtype=np.bool_)
         alive[at] = alive[others] = True
         self._leave(np.flatnonzero(open_ & ~alive & (self.state != State.ABSENT)), segment, alive)
-        for clips, ordinal in ((at, record.ordinal[first]), (others, record.other_ordinal)):
+        for clips, ordinal in ((at, uses[0]), (others, record.other_ordinal)):
             self.catalog[clips], self.ordinal[clips] = segment.catalog, ordinal
         codes = np.array([_STATES.get(label, State.NOT_AVAILABLE) for label in record.labels], dtype=np.int8)
         free = open_[others]
@@ -278,7 +275,7 @@ class _Account:
         if again := len(at) - int(alive.sum()):
             self._problem(number, f"{again} clips are planned twice")
         self.state[at] = np.where(open_[at], State.NOT_YET, self.state[at])
-        self._take(number, segment, at, record.step_of_place()[first])
+        self._take(number, segment, at, uses, record.step_of_place()[first])
 
     def _note(self, segment: _Segment, others: I64, reason: NDArray[np.int8]) -> None:
         """Keep what a record notes about the reasons of clips, as long as they are not consumed."""
@@ -297,35 +294,31 @@ class _Account:
         same_clip = _among(self.clips.key[alive], self.clips.key[gone]) >= 0
         self.state[gone] = np.where(same_clip, State.FEWER_REPEATS, State.REMOVED)
         left, datasets = gone[~same_clip], segment.record.about.datasets
-        for i, named in enumerate(self.named):
+        for i in np.unique(self.catalog[left]):
             mine = left[self.catalog[left] == i]
-            other = [name not in datasets for name in named.datasets(self.ordinal[mine])]
+            other = [name not in datasets for name in self.named[i].datasets(self.ordinal[mine])]
             self.state[mine[np.array(other, dtype=np.bool_)]] = State.DATASET_REMOVED
 
-    def _take(self, number: int, segment: _Segment, at: I64, plan_step: I64) -> None:
+    def _take(self, number: int, segment: _Segment, at: I64, uses: tuple[I64, I64], plan_step: I64) -> None:
         about, outcome = segment.record.about, segment.outcome
         done = plan_step < outcome.steps
         skipped = np.isin(plan_step[done], np.array(outcome.skipped, dtype=np.int64))
         self.state[at[done]] = np.where(skipped, State.SKIPPED, State.TRAINED)
         self.step[at[done]] = about.first_step + plan_step[done] + 1
+        uids = self.named[segment.catalog].uids
         for failure in outcome.failures:
-            self._fail(number, segment, at, plan_step, failure)
+            # The clip is searched among the few of its step, by uid and copy.
+            where = slice(*np.searchsorted(plan_step, [failure.plan_step, failure.plan_step + 1]))
+            ordinal, copy = (column[where] for column in uses)
+            matches = np.flatnonzero((uids[ordinal] == failure.uid) & (copy == failure.copy_index))
+            if len(matches) == 1:
+                place = int(at[where][matches[0]])
+                self.state[place], self.failures[place] = State.FAILED, failure.reason
+            else:
+                what = f"clip {failure.uid} failed in plan step {failure.plan_step}, which does not contain it"
+                self._problem(number, what)
         self.planned += int(done.sum())
         self._compare_steps(number, segment, plan_step[done])
-
-    def _fail(self, number: int, segment: _Segment, at: I64, plan_step: I64, failure: RecordedFailure) -> None:
-        """Mark the clip of a failure, which is searched among the few clips of its step by uid and repeat."""
-        record, first = segment.record, segment.record.is_first_use
-        where = slice(*np.searchsorted(plan_step, [failure.plan_step, failure.plan_step + 1]))
-        uid = self.named[segment.catalog].uids[record.ordinal[first][where]]
-        matches = np.flatnonzero((uid == failure.uid) & (record.copy[first][where] == failure.copy_index))
-        if len(matches) != 1:
-            what = f"clip {failure.uid} failed in plan step {failure.plan_step}, which does not contain it"
-            self._problem(number, what)
-            return
-        place = int(at[where][matches[0]])
-        self.state[place] = State.FAILED
-        self.failures[place] = failure.reason
 
     def _compare_steps(self, number: int, segment: _Segment, plan_step: I64) -> None:
         about, outcome = segment.record.about, segment.outcome

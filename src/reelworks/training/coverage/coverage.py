@@ -247,7 +247,7 @@ class Coverage:
     copy: I64
     epochs: list[EpochCoverage]
     named: list[NamedCatalog]
-    catalog: NDArray[np.int8]
+    catalog: NDArray[np.int32]
     ordinal: I64
 
     @property
