@@ -17,6 +17,7 @@ from reelworks.training.plan import plan_report
 from reelworks.training.plan.plan_report import PlanSummary
 
 Event = dict[str, Any]
+_MOST_STEPS = 20_000  # that are kept for plots, up to twice as many
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,10 @@ class RunData:
     summary: PlanSummary | None  # of `plan/summary.json`; None if it is missing or damaged
     recipe: str  # the resolved recipe as text
     environment: dict[str, Any]  # content of `environment.json`
-    all_events: list[Event]  # all events as written, also those that a resume discarded
-    events: list[Event]  # events that no resume discarded, see `data.run.events.timeline`
+    # all events as written, also those that a resume discarded; of steps in a row only the last
+    all_events: list[Event]
+    # events that no resume discarded, see `data.run.events.timeline`; of very many steps, evenly spaced ones
+    events: list[Event]
     # on_disk, pinned: steps of the committed and of the pinned checkpoints
     on_disk: frozenset[int]
     pinned: frozenset[int]
@@ -57,10 +60,24 @@ class RunData:
 
 def load(run: RunFolder) -> RunData:
     """Read everything that a report shows; the folder must hold a run."""
-    every, valid = list(events.read(run.events_file)), events.timeline(run.events_file)
-    steps, left = (sum(event["kind"] == "step" for event in found) for found in (every, valid))
-    total = speed.total(speed.of_step(event) for event in valid if event["kind"] == "step")
-    return of_events(run, every, valid, clip_history.cover(run).epochs, total, steps - left)
+    every: list[Event] = []
+    written = 0
+    for event in events.read(run.events_file):
+        if event["kind"] == "step":
+            written += 1
+            if every and every[-1]["kind"] == "step":
+                every.pop()
+        every.append(event)
+    apart, left, total = max(1, written // _MOST_STEPS), 0, Speed(0, 0.0, 0.0)
+    valid, last = list[Event](), list[Event]()
+    for event in events.stream(run.events_file):
+        if event["kind"] == "step":
+            left, total, last = left + 1, speed.total([total, speed.of_step(event)]), [event]
+            if left % apart:
+                continue
+            last = []
+        valid.append(event)
+    return of_events(run, every, valid + last, clip_history.cover(run).epochs, total, written - left)
 
 
 def of_events(

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from reelworks.data.run import events
+from reelworks.core import files
+from reelworks.data.run import events, history
 from reelworks.data.run.events import EventLog
+from reelworks.data.run.folder import RunFolder
 from reelworks.training.loop.training_loop import EndReason
 
 
@@ -74,3 +78,86 @@ def test_lines_of_other_programs_are_passed_over(log: EventLog) -> None:
     _train(log, range(1, 3), None)
     assert len(events.timeline(log.path, "step")) == 2
     assert len(events.timeline(log.path)) == 3
+
+
+def _random_history(log: EventLog, seed: int) -> None:
+    """Starts that go back anywhere, with events of several kinds, of the next step or one before it, between."""
+    draw = random.Random(seed)
+    step = 0
+    for _ in range(draw.randrange(1, 9)):
+        resumed = draw.choice([None, draw.randrange(step + 1)])
+        step = resumed or 0
+        log.write("start", step=step, resumed_from=resumed, recipe="a.toml", world_size=1)
+        for _ in range(draw.randrange(6)):
+            kind = draw.choice(["step", "validation", "failure", "stop"])
+            step += kind == "step"
+            log.write(kind, **({} if kind == "stop" else {"step": max(step - (kind == "validation"), 0)}))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_holds_is_what_each_later_start_leaves(log: EventLog, seed: int) -> None:
+    _random_history(log, seed)
+    expected: list[events.Event] = []
+    for event in files.read_json_lines(log.path):
+        if event["kind"] == "start":
+            last = -1 if event["resumed_from"] is None else event["resumed_from"]
+            expected = [e for e in expected if e["kind"] == "start" or e.get("step", 0) <= last]
+        expected.append(event)
+    assert events.timeline(log.path) == expected
+    for kinds in (("step",), ("start", "validation"), ("failure",)):
+        assert events.timeline(log.path, *kinds) == [e for e in expected if e["kind"] in kinds]
+        with events.kept(log.path):
+            assert events.timeline(log.path, *kinds) == [e for e in expected if e["kind"] in kinds]
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The lines that are parsed."""
+    lines: list[bytes] = []
+    loads: Callable[[bytes], object] = files.json.loads
+    monkeypatch.setattr(files.json, "loads", lambda line: (lines.append(line), loads(line))[1])
+    return lines
+
+
+def test_a_start_parses_no_step_and_each_other_event_once(log: EventLog, parsed: list[bytes], tmp_path: Path) -> None:
+    """Whatever is asked, and what it told meanwhile is seen."""
+    for number in range(30):
+        _train(log, range(number * 9 + 1, number * 9 + 10), number * 9 or None)
+        log.write("checkpoint", step=number * 9 + 9)
+    with events.kept(log.path):
+        for _ in range(9):
+            assert len(events.timeline(log.path, "start")) == 30
+            assert events.timeline(log.path, "checkpoint")[-1]["step"] == 270
+        assert len(parsed) == 60
+        log.write("start", resumed_from=260)
+        assert events.timeline(log.path, "checkpoint")[-1]["step"] == 252
+        assert len(parsed) == 61
+
+
+def test_a_line_that_is_being_written_is_read_once_it_is_whole(log: EventLog) -> None:
+    log.write("stop", reason="signal")
+    whole = log.path.read_bytes()
+    log.path.write_bytes(whole[:-9])
+    with events.kept(log.path):
+        assert list(events.read(log.path, "stop")) == []
+        with log.path.open("ab") as file:
+            file.write(whole[-9:-1])
+        assert len(list(events.read(log.path, "stop"))) == 1
+        with log.path.open("ab") as file:
+            file.write(whole[-1:])
+        assert len(list(events.read(log.path, "stop"))) == 1
+
+
+def test_the_steps_of_one_epoch_are_read_without_those_of_others(log: EventLog, parsed: list[bytes]) -> None:
+    for number in range(20):
+        where = {"data_restarts": 0, "epoch": number, "segment": 0, "planned": 9, "plan": f"plan {number}"}
+        log.write("start", step=number * 9, resumed_from=number * 9 or None, recipe="a.toml", world_size=1)
+        log.write("epoch", step=number * 9, **where)
+        for plan_step in range(9):
+            log.write("step", step=number * 9 + plan_step + 1, epoch=number, plan_step=plan_step, clips=1)
+    run = RunFolder(log.path.parent)
+    (told,) = history.epochs(run, (0, 7))
+    assert told == history.epochs(run)[7]
+    del parsed[:]
+    history.epochs(run, (0, 7))
+    assert len(parsed) == 20 + 20 + 20 + 9  # starts, twice, and the epochs

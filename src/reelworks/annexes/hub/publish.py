@@ -148,7 +148,7 @@ class _Source:
 
     def trained(self) -> Trained:
         """Sum up the steps that no resume discarded."""
-        steps = [e for e in events.timeline(self.run.events_file, "step") if e["step"] <= self.step]
+        steps = (e for e in events.stream(self.run.events_file, "step") if e["step"] <= self.step)
         start: dict[str, Any] = next(reversed(events.timeline(self.run.events_file, "start")), {})
         shown = speed.total(map(speed.of_step, steps))
         saved = CheckpointFolder(self.run.checkpoints_folder).info(self.step)

@@ -116,12 +116,10 @@ class EventIndex:
     def valid_steps(self) -> NDArray[np.int64]:
         """Return the places of steps that no resume made void, as `data.run.events.timeline` tells them."""
         step = np.array(self._step, dtype=np.int64)
-        valid = np.ones(len(step), dtype=np.bool_)
-        for event, before in zip(self.others, self._before, strict=True):
-            if event.get("kind") == "start":
-                resumed = event.get("resumed_from")
-                valid[:before] &= step[:before] <= (-1 if resumed is None else resumed)
-        return np.flatnonzero(valid)
+        starts = [(i, e) for i, e in zip(self._before, self.others, strict=True) if e["kind"] == "start"]
+        befores, begun = [before for before, _ in starts], [event for _, event in starts]
+        last_steps = np.array(events.last_steps(begun))
+        return np.flatnonzero(step <= last_steps[np.searchsorted(befores, np.arange(len(step)), side="right")])
 
     def speed(self) -> Speed:
         """Return the speed of all steps that no resume made void."""
@@ -132,14 +130,8 @@ class EventIndex:
 
     def valid_others(self) -> list[Event]:
         """Return the other events that no resume made void."""
-        valid: list[Event] = []
-        for event in self.others:
-            if event.get("kind") == "start":
-                resumed = event.get("resumed_from")
-                last = -1 if resumed is None else resumed
-                valid = [e for e in valid if e.get("kind") == "start" or e.get("step", 0) <= last]
-            valid.append(event)
-        return valid
+        others = list(self.others)
+        return list(events.valid(others, (event for event in others if event["kind"] == "start")))
 
     def sessions(self) -> list[Event]:
         """Return all other events in order, with the last step before each start and the last one of all."""

@@ -45,14 +45,23 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
 
 from __future__ import annotations
 
+import itertools
+import math
+import os
+import re
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from reelworks.core import files
 
+Event = dict[str, Any]
 SCHEMA_VERSION = 1
+_BEGIN = re.compile(rb'\{"v": \d+, "time": [^,"]+, "kind": "(\w+)"')  # of a line that `EventLog` writes
+_MANY = {"step", "failure"}  # kinds that a run tells of each step
 
 
 class EventLog:
@@ -70,11 +79,81 @@ class EventLog:
         self._is_whole = True
 
 
-def read(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
-    """Yield the events of some kinds, or of all kinds by default, oldest first."""
-    for event in files.read_json_lines(path):
-        if is_event(event) and (not kinds or event["kind"] in kinds):
-            yield event
+class _Kept:
+    """The events of a file that are few, read further at each look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._file: tuple[int, int] | None = None
+        self._read_bytes = 0
+        self._events: list[Event] = []
+
+    def events(self) -> list[Event]:
+        """Return the events but `_MANY`, oldest first, after reading what was added since the last call."""
+        if not self.path.exists():
+            return []
+        with self._lock, self.path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            if (about.st_dev, about.st_ino) != self._file:  # links of it are cut before it is written
+                self._file, self._read_bytes, self._events = (about.st_dev, about.st_ino), 0, []
+            file.seek(self._read_bytes)
+            self._events += _few(self._whole(file))
+            # A line without its end may be in the middle of being written.
+            file.seek(self._read_bytes)
+            return [*self._events, *_few(file)]
+
+    def _whole(self, file: BinaryIO) -> Iterator[bytes]:
+        for line in file:
+            if line.endswith(b"\n"):
+                self._read_bytes += len(line)
+                yield line
+
+
+def _few(lines: Iterable[bytes]) -> Iterator[Event]:
+    parsed = files.parse_json_lines(line for line in lines if _kind_of(line) not in _MANY)
+    return (event for event in parsed if is_event(event) and event["kind"] not in _MANY)
+
+
+_kept: dict[Path, _Kept] = {}
+
+
+@contextmanager
+def kept(path: Path) -> Iterator[None]:
+    """Keep the few events of a file in memory meanwhile, so that `read` and `timeline` read each line of it once for all of them.
+
+    The file must only grow, as that of a run whose lock this process holds.
+    """
+    _kept[path] = _Kept(path)
+    try:
+        yield
+    finally:
+        del _kept[path]
+
+
+def read(path: Path, *kinds: str, of_epoch: tuple[int, int] | None = None) -> Iterator[Event]:
+    """Yield the events of some kinds, or of all kinds by default, oldest first; only lines of these are parsed.
+
+    Steps and failures may be asked for of one epoch alone, by its data restarts and number, together with `epoch`.
+    """
+    if kinds and path in _kept and not _MANY & {*kinds}:
+        yield from (event for event in _kept[path].events() if event["kind"] in kinds)
+    elif path.exists():
+        passed = {None, *kinds}
+        with path.open("rb") as file:
+            lines = (line for line in file if not kinds or _kind_of(line) in passed)
+            for event in files.parse_json_lines(lines):
+                if is_event(event) and (not kinds or event["kind"] in kinds):
+                    yield event
+                    if of_epoch is not None and event["kind"] == "epoch":
+                        is_asked = (event["data_restarts"], event["epoch"]) == of_epoch
+                        passed = {None, *kinds} - (set() if is_asked else _MANY)
+
+
+def _kind_of(line: bytes) -> str | None:
+    """Return the kind of the event in a line that `EventLog` wrote, None in another line."""
+    found = _BEGIN.match(line)
+    return None if found is None else found[1].decode()
 
 
 def is_event(value: dict[str, Any]) -> bool:
@@ -89,18 +168,37 @@ def is_event(value: dict[str, Any]) -> bool:
     )
 
 
-def timeline(path: Path, *kinds: str) -> list[dict[str, Any]]:
+def timeline(path: Path, *kinds: str) -> list[Event]:
     """Return the events that are still valid: a start from step s voids earlier events of later steps.
 
     A run that was killed at step 130 and resumed from its checkpoint of step 100 repeats steps 101 to 130; their
     first events are dropped. A run that was killed before its first checkpoint begins again at step 0. All start
     events are kept.
     """
-    valid: list[dict[str, Any]] = []
-    for event in read(path):
-        if event.get("kind") == "start":
-            resumed = event.get("resumed_from")
-            last_step = -1 if resumed is None else resumed
-            valid = [e for e in valid if e.get("kind") == "start" or e.get("step", 0) <= last_step]
-        valid.append(event)
-    return [e for e in valid if not kinds or e.get("kind") in kinds]
+    return list(stream(path, *kinds))
+
+
+def stream(path: Path, *kinds: str, of_epoch: tuple[int, int] | None = None) -> Iterator[Event]:
+    """Yield the events of `timeline` one by one; `of_epoch` as in `read`."""
+    wanted = {*kinds, "start"} if kinds else ()
+    return valid(read(path, *wanted, of_epoch=of_epoch), read(path, "start"), *kinds)
+
+
+def last_steps(starts: Iterable[Event]) -> list[float]:
+    """Return the last step that is valid of those before the first start, and of those after each."""
+    resumed = [-1 if (step := start.get("resumed_from")) is None else step for start in starts]
+    return [math.inf, *itertools.accumulate(reversed(resumed), min)][::-1]
+
+
+def valid(events: Iterable[Event], starts: Iterable[Event], *kinds: str) -> Iterator[Event]:
+    """Yield those of some events that are still valid after all the starts, which are among them."""
+    last, begun = last_steps(starts), 0
+    for event in events:
+        if event["kind"] == "start":
+            begun += 1
+            if begun == len(last):  # a start that came meanwhile
+                return
+        elif event.get("step", 0) > last[begun]:
+            continue
+        if not kinds or event["kind"] in kinds:
+            yield event

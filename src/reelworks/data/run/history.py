@@ -18,7 +18,7 @@ from reelworks.data.run.records import Outcome, RecordedFailure, RecordError
 Event = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RunStep:
     """A valid optimizer step.
 
@@ -99,8 +99,8 @@ class Epoch:
         return Outcome(steps=num_steps, skipped=[s.plan_step for s in steps if not s.applied], failures=failures)
 
 
-def epochs(run: RunFolder) -> list[Epoch]:
-    """Return the valid epochs, oldest first.
+def epochs(run: RunFolder, only: tuple[int, int] | None = None) -> list[Epoch]:
+    """Return the valid epochs, oldest first, or one by its data restarts and number: of others no step is read.
 
     The files below `coverage/` list the same failures, but also those of steps that a resume repeated, so the events
     decide which failures are valid.
@@ -109,7 +109,8 @@ def epochs(run: RunFolder) -> list[Epoch]:
     now: Epoch | None = None
     recipe, stage, world_size, goes_back = "", "", 1, False
     doubtful: set[tuple[int, int]] = set()  # by a start that may have gone back, and was killed before it told where to
-    for event in events.timeline(run.events_file, "start", "epoch", "step", "failure", "epoch_end"):
+    kinds = ("start", "epoch", "step", "failure", "epoch_end")
+    for event in events.stream(run.events_file, *kinds, of_epoch=only):
         if event["kind"] == "start":
             world_size = event["world_size"] // event.get("sequence_degree", 1)
             if goes_back:
@@ -138,7 +139,8 @@ def epochs(run: RunFolder) -> list[Epoch]:
             now.ends[now.segment] = event
     if goes_back:
         doubtful |= valid.keys()
-    return [valid[key] for key in sorted(valid) if key not in doubtful or _is_left(run, valid[key])]
+    asked = [key for key in sorted(valid) if only in (key, None)]
+    return [valid[key] for key in asked if key not in doubtful or _is_left(run, valid[key])]
 
 
 def _is_left(run: RunFolder, epoch: Epoch) -> bool:
@@ -175,14 +177,13 @@ def recipe_of(run: RunFolder, step: int) -> Path:
 
 def recipes_of(run: RunFolder, steps: Iterable[int]) -> dict[int, Path]:
     """Return the same for several steps, by step."""
-    found = dict.fromkeys(steps, run.recipe_file)
-    recipe = ""
-    for event in events.timeline(run.events_file, "start", "step"):
-        if event["kind"] == "start":
-            recipe = event["recipe"]
-        elif recipe and event["step"] in found:
-            found[event["step"]] = run.recipes_folder / recipe
-    return found
+    starts = [
+        (event.get("resumed_from") or 0, run.recipes_folder / event["recipe"])
+        for event in reversed(events.timeline(run.events_file, "start"))
+    ]
+    # The last start from before a step trained it: what earlier ones had of it is void by that one.
+    latest = starts[0][1] if starts else run.recipe_file
+    return {step: next((recipe for resumed, recipe in starts if resumed < step), latest) for step in steps}
 
 
 def finished_generations(run: RunFolder) -> set[int]:

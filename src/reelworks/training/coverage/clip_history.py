@@ -37,8 +37,7 @@ def cover(run: RunFolder) -> Coverage:
 
 def totals(run: RunFolder, data_restarts: int, epoch: int) -> dict[str, Any]:
     """Return the totals of one epoch, to store when its records are removed."""
-    begun = [e for e in history.epochs(run) if (e.data_restarts, e.epoch) == (data_restarts, epoch)]
-    for coverage in _cover(run, begun).epochs:
+    for coverage in _cover(run, history.epochs(run, (data_restarts, epoch))).epochs:
         return {k: v for k, v in results.as_json(coverage).items() if k != "pruned"}
     return {"planned": 0, "counts": {}, "done": False}
 

@@ -59,5 +59,7 @@ def of_step(step: Mapping[str, Any]) -> Speed:
 
 def total(speeds: Iterable[Speed]) -> Speed:
     """Return the speed of several steps together."""
-    clips, seconds, waited = zip(*speeds, strict=True) if (speeds := list(speeds)) else ((), (), ())
-    return Speed(sum(clips), float(sum(seconds)), float(sum(waited)))
+    clips, seconds, waited = 0, 0.0, 0.0
+    for each in speeds:
+        clips, seconds, waited = clips + each.clips, seconds + each.seconds, waited + each.waited_seconds
+    return Speed(clips, seconds, waited)

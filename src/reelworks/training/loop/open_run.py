@@ -11,7 +11,7 @@ from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.mirror import fetch
 from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.data.distributed.mesh import World
-from reelworks.data.run import lock
+from reelworks.data.run import events, lock
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.plan import PlanSpec
 from reelworks.training.loop.request import TrainRequest
@@ -73,7 +73,7 @@ def lock_folder(recipe: Recipe, resume: str, world: World) -> Iterator[FolderLoc
         yield FolderLock(lambda: None, None)
         return
     folder, config = RunFolder(Path(recipe.output)), recipe.checkpoints.mirror
-    with lock.hold(folder.lock_file) as handle:
+    with lock.hold(folder.lock_file) as handle, events.kept(folder.events_file):
         remote = None if config is None else RemoteFilesystem.open(config)
         if remote is not None:
             fetch.bring_back(remote, folder, resume, recipe.checkpoints.keep_best)

@@ -65,9 +65,8 @@ class RecordKeeper:
 
     def _outcome(self, key: Key, num_steps: int) -> Outcome:
         """Return the outcome of a segment's first steps, from the events."""
-        for epoch in history.epochs(self.run):
-            if (epoch.data_restarts, epoch.epoch) == key[:2]:
-                return epoch.outcome(key[2], num_steps)
+        for epoch in history.epochs(self.run, key[:2]):
+            return epoch.outcome(key[2], num_steps)
         return Outcome(steps=num_steps)
 
     def _prune(self, in_use: set[tuple[int, int]]) -> None:

@@ -265,7 +265,7 @@ def milliseconds(run: RunFolder, field: str, among: Container[str] | None = None
     run.info()
     found: dict[tuple[str, int], list[float]] = defaultdict(list)
     ranks = since_start = 0
-    for event in events.timeline(run.events_file, "start", "step"):
+    for event in events.stream(run.events_file, "start", "step"):
         if event["kind"] == "start":
             ranks, since_start = event["world_size"] // event.get("sequence_degree", 1), 0
             continue
