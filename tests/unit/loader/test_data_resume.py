@@ -526,6 +526,26 @@ def test_a_clip_that_an_epoch_did_not_have_is_known_from_one_before(training: Tr
     assert [name for name, a, b in zip(now.path.to_pylist(), first, keys, strict=True) if a != b] == ["03.png"] * lost
 
 
+def test_of_earlier_epochs_a_record_is_read_only_for_clips_that_are_gone(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each epoch sees a clip more, and the second one less."""
+    for number in range(3):
+        picture(training, f"late-{number}.png", grey=20 + number)
+        if number == 1:
+            remove(training, "03.png")
+        training.resume(training.save())
+        training.steps(10_000)
+        training.position, _ = position.next_epoch(training.data, training.spec(), training.position)
+        segment_record.begin(training.run, training.data, training.position, "recipe.toml")
+    picture(training, "last.png", grey=40)
+    asked: list[records.Key] = []
+    read = records.read
+    monkeypatch.setattr(records, "read", lambda run, key, plan=None: (asked.append(key), read(run, key, plan))[1])
+    assert "1 clips added, 0 removed" in training.resume(training.save())[0]
+    assert set(asked) == {(0, 3, 0), (0, 1, 0)}
+
+
 def test_a_renamed_clip_is_the_same_one_in_the_next_epochs_too(training: Training) -> None:
     """It is known by the name under which it was first seen, although the epochs' plans have the new one."""
     training.step()

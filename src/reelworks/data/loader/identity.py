@@ -8,7 +8,7 @@ the same. Such clips are recognised by content and path together; otherwise the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -27,6 +27,7 @@ from reelworks.data.schedule.cursor import Aliases, Excluded
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
+Once = Callable[[Callable[[], Any]], Any]
 _TEXTS = ("fingerprint", "root", "path", "dataset", "caption")
 _RANGE = ("cut", "first_frame", "num_frames")
 
@@ -95,7 +96,12 @@ class Identity:
 
 
 def identify(
-    rows: CatalogRows, catalog: Catalog, former: Sequence[Segment], how: RenamedClips, older: Iterable[Segment] = ()
+    rows: CatalogRows,
+    catalog: Catalog,
+    former: Sequence[Segment],
+    how: RenamedClips,
+    older: Iterable[Segment] = (),
+    once: Once = lambda work: work(),
 ) -> Identity:
     """Relate the live rows of the recipe's datasets to the clips that a run knows.
 
@@ -104,6 +110,7 @@ def identify(
         how: Whether the same file under another name is the same clip or a new one.
         older: Other segments that the run recorded, latest first. What none of the epoch's segments had is compared with these:
             it is added to the epoch, but it is no new clip of the run, and no other clip may get its key.
+        once: Calls a function on one rank, which alone reads `older`, and returns its result on all of them.
     """
     latest = former[0]
     grown = latest.catalog.is_prefix_of(catalog)
@@ -123,8 +130,9 @@ def identify(
         new = new[~known]
     added = len(new)
     # Most rows of an older segment are live still; to search millions of keys for them would take seconds each time.
-    left = (segment.without(rows.ordinal, catalog) for segment in (older if added else ()))
-    away = _Gone.collect(left, np.concatenate([np.delete(key, new), gone.key]))
+    left = (segment.without(rows.ordinal, catalog) for segment in older)
+    known = np.concatenate([np.delete(key, new), gone.key])
+    away = once(lambda: _Gone.collect(left, known)) if added else _Gone.collect((), known)
     if len(away.key):
         matched, _, _ = _match(_Texts.from_rows(rows.take(new)), away, how)
         known = matched >= 0
@@ -228,7 +236,7 @@ class _Gone:
                 columns = segment.catalog.columns("uid", *_TEXTS, *_RANGE)
                 tables.append(columns.take(pa.array(segment.ordinal[mine])))
             latest.append(np.full(len(mine), i == 0))
-            held = np.union1d(held, key)
+            held = np.union1d(held, key[mine]) if len(mine) else held
         if not tables:
             return cls(np.zeros(0, np.uint64), np.zeros(0, np.bool_), None)  # type: ignore[arg-type]
         table = pa.concat_tables(tables).unify_dictionaries()

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reelworks.core import units
+from reelworks.core import blocks, units
 from reelworks.core.errors import UserError
+from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import clip_uses, duplicates, held_out, position, segment_record
 from reelworks.data.loader.dataset import Dataset
-from reelworks.data.loader.identity import Identity, Segment, carry_over, former_places, identify
+from reelworks.data.loader.identity import Identity, Once, Segment, carry_over, former_places, identify
 from reelworks.data.loader.position import Counts, DataPosition
 from reelworks.data.run import records
 from reelworks.data.run.folder import RunFolder
@@ -30,12 +31,19 @@ class Resumed(NamedTuple):
 
 
 def resume(
-    data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, excluded: Excluded, aliases: Aliases
+    data: Dataset,
+    spec: PlanSpec,
+    run: RunFolder,
+    cursor: Cursor,
+    excluded: Excluded,
+    aliases: Aliases,
+    once: Once = lambda work: work(),
 ) -> Resumed:
     """Return a checkpoint's position, even if the data changed since.
 
     If catalog and spec are unchanged, the plan is computed again and must be equal. Otherwise the live clips that
-    are not consumed yet are planned as a new segment of the epoch.
+    are not consumed yet are planned as a new segment of the epoch. What many ranks would read alike of earlier epochs is
+    read by `once`, which returns the result of a function that one of them calls.
 
     Raises:
         UserError: The record of the clips that were consumed is lost.
@@ -49,7 +57,7 @@ def resume(
             # And not by the record, which another rank may have written meanwhile.
             return first._replace(position=replace(first.position, aliases=aliases))
         try:
-            record, former, identity = _identify(data, run, cursor, aliases)
+            record, former, identity = _identify(data, run, cursor, aliases, once)
         except UserError:
             if first is not None:  # a record is written when the first step is requested
                 return first
@@ -145,7 +153,13 @@ def _begun(data: Dataset, spec: PlanSpec, cursor: Cursor, epoch: int) -> Resumed
 
 
 def start_again(
-    data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases, stage: StageStart
+    data: Dataset,
+    spec: PlanSpec,
+    run: RunFolder,
+    cursor: Cursor,
+    aliases: Aliases,
+    stage: StageStart,
+    once: Once = lambda work: work(),
 ) -> Resumed:
     """Return the first position of a stage, which a restart of the data begins again; the step count continues.
 
@@ -155,7 +169,7 @@ def start_again(
     changes: list[str] = []
     if cursor.catalog != data.digest:
         try:
-            _, former, identity = _identify(data, run, cursor, aliases)
+            _, former, identity = _identify(data, run, cursor, aliases, once)
         except UserError:  # a restart does not need the clips that were trained before
             aliases = Aliases()
         else:
@@ -166,7 +180,9 @@ def start_again(
     return Resumed(begun.with_epochs_begun(), changes)
 
 
-def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Segment, Identity]:
+def _identify(
+    data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases, once: Once
+) -> tuple[Record, Segment, Identity]:
     """Recognise the clips that the epoch had, by the records of its segments; returns its latest one, too."""
     key = cursor.data_restarts, cursor.epoch, cursor.segment
     try:
@@ -186,28 +202,49 @@ def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -
             segments.append(_segment(run, records.read(run, (*key[:2], number))))
         except RecordError:
             continue  # the cursor has its consumed clips; only clips that are gone since then are not recognised
-    identity = identify(data.rows, data.catalog, segments, data.spec.data.renamed_clips, _older(run, key))
+    identity = identify(data.rows, data.catalog, segments, data.spec.data.renamed_clips, _older(run, key, data), once)
     return record, segments[0], identity
 
 
-def _older(run: RunFolder, key: Key) -> Iterator[Segment]:
-    """Yield what the run saw besides an epoch up to a segment, latest first, as far as it is recorded; equal ones once.
+def _older(run: RunFolder, key: Key, data: Dataset) -> Iterator[Segment]:
+    """Yield what the run saw besides an epoch up to a segment, latest first, as far as it is recorded.
+
+    A record is read only if it may tell a clip that has no live row now, and that none of the yielded ones had.
 
     That is earlier epochs, and what was begun after the checkpoint: of an epoch that a restart of the data leaves, the
     account goes on to tell the clips of its last segment, of which no step may be left.
     """
-    seen = set()
+    seen: set[tuple[str, str | None]] = set()
+    read: dict[tuple[str | None, ...], Catalog] = {}
     for each in [k for k in reversed(records.keys(run)) if k[:2] != key[:2] or k[2] > key[2]]:
-        with suppress(RecordError):  # only clips that are gone since then are not recognised
+        with suppress(RecordError, UserError):  # only clips that are gone since then are not recognised
             about = records.read_about(run, each)
             clips = about.catalog_digest, about.files.get(records.ALIASES)
-            if clips not in seen:
-                yield _segment(run, records.read(run, each))
-                seen.add(clips)
+            catalog = Catalog.open(run.coverage_folder / about.catalog, about.catalog_version)
+            of = clips[1], *about.datasets  # by which rows have the same keys, and are the run's
+            if clips in seen or _are_live(catalog, data) or (of in read and _kept_all(catalog, read[of])):
+                continue
+            yield _segment(run, records.read(run, each))
+            seen.add(clips)
+            read[of] = catalog
+
+
+def _are_live(catalog: Catalog, data: Dataset) -> bool:
+    """Return whether all rows that were live in a catalog are live rows of the data, by their numbers."""
+    if not catalog.is_prefix_of(data.catalog):
+        return False
+    rows, retired = (sum(getattr(part, name) for part in catalog.parts) for name in ("rows", "retired"))
+    return int(np.searchsorted(data.rows.ordinal, rows)) == rows - retired
+
+
+def _kept_all(catalog: Catalog, later: Catalog) -> bool:
+    """Return whether a catalog grew to a later one without losing a row."""
+    return catalog.is_prefix_of(later) and not any(part.retired for part in later.parts[catalog.version :])
 
 
 def _segment(run: RunFolder, record: Record, aliases: Aliases | None = None) -> Segment:
-    held = np.union1d(record.ordinal, record.other_ordinal)
+    total = 1 + max(int(record.ordinal.max(initial=-1)), int(record.other_ordinal.max(initial=-1)))
+    held = np.flatnonzero(blocks.mask(record.ordinal, total) | blocks.mask(record.other_ordinal, total))
     catalog = segment_record.recorded_catalog(run, record.about)
     return Segment(catalog, held, aliases or Aliases(record.alias_ordinal, record.alias_key))
 

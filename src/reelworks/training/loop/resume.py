@@ -18,6 +18,7 @@ from reelworks.data.buckets.assign import Reason
 from reelworks.data.checkpoint import load, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.data.checkpoint.mirror import fetch
+from reelworks.data.distributed import collectives
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import resume
 from reelworks.data.loader.position import DataPosition, next_epoch
@@ -125,10 +126,12 @@ def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
             changes.append(f"--restart-data has no effect: {reason}")
             restart_data = False
     if restart_data:
-        position, data_changes = resume.start_again(data, spec, run.folder, cursor, aliases, cursor.stage)
+        position, data_changes = resume.start_again(
+            data, spec, run.folder, cursor, aliases, cursor.stage, collectives.on_first
+        )
         logger.info("resumed the weights of step %d; the data restart at epoch 0", step)
     else:
-        position, data_changes = resume.resume(data, spec, run.folder, cursor, excluded, aliases)
+        position, data_changes = resume.resume(data, spec, run.folder, cursor, excluded, aliases, collectives.on_first)
         logger.info("resumed from step %d, epoch %d, plan step %d", step, position.epoch, position.plan_step)
     if data_changes and data.recipe.train.falls_over_epochs:
         changes.extend(_moved_end(data, spec, position))
@@ -160,7 +163,9 @@ def _begin_stage(started: StartedStage, model: TrainedModel, cursor: Cursor, ali
     """Return the first position of a stage, and begin anew what its entry in the recipe says."""
     stage, run, data = started.stage, started.run, started.data
     assert stage.config is not None
-    position, changes = resume.start_again(data, started.spec, run.folder, cursor, aliases, stage.start)
+    position, changes = resume.start_again(
+        data, started.spec, run.folder, cursor, aliases, stage.start, collectives.on_first
+    )
     model.state.spikes = SpikeDetector()
     if stage.config.optimizer == "reset":
         before = recipe_file.of_run(run.folder, cursor.global_step)
